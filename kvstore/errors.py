@@ -1,0 +1,39 @@
+"""The errors of the public surface. A miss and a full tier are return values, never errors."""
+
+from __future__ import annotations
+
+
+class KVStoreError(Exception):
+    """Base of every error kvstore raises on purpose."""
+
+
+class InvalidRequest(KVStoreError):
+    """The call itself is wrong; repeating it cannot help. Nothing was changed."""
+
+
+class Unavailable(KVStoreError):
+    """The daemon cannot answer now. Nothing is lost; try again after `retry_after_s`."""
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class SessionEnded(Unavailable):
+    """The daemon no longer knows this session (restart, or a member died). Open a new one."""
+
+
+class CorruptBlock(KVStoreError):
+    """Bytes did not match their checksum. The block was dropped; recompute it."""
+
+
+class Incompatible(KVStoreError):
+    """The two sides speak different versions of a format or of the RPC."""
+
+
+class Unauthorized(KVStoreError):
+    """The caller may not do this."""
+
+
+class ConfigError(KVStoreError):
+    """A setting is unknown, malformed or impossible on this machine."""
