@@ -1,0 +1,146 @@
+"""What is stored where: one entry per block, its parts under it.
+
+Only the planner writes here. Everybody else reads, on the daemon's one event loop, so there is no
+lock. Nothing here knows a policy, a deadline or a byte of payload.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from kvstore.block import BlockKey, Namespace, NamespaceId, Part, Slot
+
+Extent = Any  # a place of the file tier; opaque here
+
+
+class HeldSlot:
+    """An arena slot and who keeps it from reuse: the index, and every lease or move on it."""
+
+    __slots__ = ("indexed", "pins", "slot")
+
+    def __init__(self, slot: Slot) -> None:
+        self.slot = slot
+        self.pins = 0
+        self.indexed = False
+
+
+class StoredFrame:
+    """A run in the file tier. It leaves as a whole; pins are reads and writes under way."""
+
+    __slots__ = ("blocks", "codec_id", "extent", "part", "pins", "stored_nbytes")
+
+    def __init__(
+        self, extent: Extent, part: Part, codec_id: int, stored_nbytes: tuple[int, ...]
+    ) -> None:
+        self.extent = extent
+        self.part = part
+        self.codec_id = codec_id
+        self.stored_nbytes = stored_nbytes
+        self.blocks: dict[int, StoredBlock] = {}  # position in the frame -> block that is live
+        self.pins = 0
+
+
+class StoredPart:
+    """One record: its checksum and where its bytes are. `loading` is a slot a read is filling."""
+
+    __slots__ = ("checksum", "dirty", "frame", "loading", "nbytes", "position", "resident")
+
+    def __init__(self, nbytes: int, checksum: int) -> None:
+        self.nbytes = nbytes
+        self.checksum = checksum
+        self.resident: HeldSlot | None = None
+        self.loading: HeldSlot | None = None
+        self.frame: StoredFrame | None = None
+        self.position = 0
+        self.dirty = 0  # sequence of its commit while the file tier has not answered for it
+
+
+class StoredBlock:
+    """A block. Bit g of `complete` says that every shard of group g is stored somewhere; of
+    `resident_groups`, that every shard is in the arena."""
+
+    __slots__ = (
+        "block_index",
+        "complete",
+        "framed_parts",
+        "key",
+        "namespace_id",
+        "parent",
+        "parts",
+        "resident_groups",
+        "resident_parts",
+    )
+
+    def __init__(
+        self, key: BlockKey, namespace_id: NamespaceId, block_index: int, parent: BlockKey | None
+    ) -> None:
+        self.key = key
+        self.namespace_id = namespace_id
+        self.block_index = block_index
+        self.parent = parent
+        self.parts: dict[Part, StoredPart] = {}
+        self.resident_parts = 0
+        self.framed_parts = 0
+        self.complete = 0
+        self.resident_groups = 0
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in self.parts.values())
+
+    def refresh(self, namespace: Namespace) -> None:
+        """Recompute the group masks after a part came or went."""
+        stored = [0] * len(namespace.groups)
+        resident = [0] * len(namespace.groups)
+        for (group, _), part in self.parts.items():
+            if group < len(stored):
+                stored[group] += 1
+                resident[group] += part.resident is not None
+        self.complete = self.resident_groups = 0
+        for group, spec in enumerate(namespace.groups):
+            self.complete |= (stored[group] >= spec.shards) << group
+            self.resident_groups |= (resident[group] >= spec.shards) << group
+
+
+class Index:
+    """Blocks by key. A key is unique over namespaces: its chain starts from the namespace id."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[BlockKey, StoredBlock] = {}
+        self.namespaces: dict[NamespaceId, Namespace] = {}
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def __iter__(self) -> Iterator[StoredBlock]:
+        return iter(self._blocks.values())
+
+    def get(self, namespace_id: NamespaceId, key: BlockKey) -> StoredBlock | None:
+        """Return the block, if this namespace has it."""
+        block = self._blocks.get(key)
+        return block if block is not None and block.namespace_id == namespace_id else None
+
+    def by_key(self, key: BlockKey) -> StoredBlock | None:
+        return self._blocks.get(key)
+
+    def add(self, block: StoredBlock) -> None:
+        self._blocks[block.key] = block
+
+    def remove(self, block: StoredBlock) -> None:
+        del self._blocks[block.key]
+
+    def register(self, namespace: Namespace) -> NamespaceId:
+        """Learn what a namespace id stands for; blocks recovered before are completed now."""
+        namespace_id = namespace.id
+        if namespace_id not in self.namespaces:
+            self.namespaces[namespace_id] = namespace
+            for block in self._blocks.values():
+                if block.namespace_id == namespace_id:
+                    block.refresh(namespace)
+        return namespace_id
+
+    def refresh(self, block: StoredBlock) -> None:
+        namespace = self.namespaces.get(block.namespace_id)
+        if namespace is not None:
+            block.refresh(namespace)

@@ -1,0 +1,23 @@
+"""Decide first, in pure code; the mover carries the moves out.
+
+`planner.py` is the file to read; `match.py` says how long a hit is, `leases.py` who holds what.
+"""
+
+from kvstore.planner.leases import DAEMON_SESSION, Leases, MemberId, Reservation, SessionId
+from kvstore.planner.match import longest_hit, needed_spans
+from kvstore.planner.moves import Read, Space, Write
+from kvstore.planner.planner import Planner
+
+__all__ = [
+    "DAEMON_SESSION",
+    "Leases",
+    "MemberId",
+    "Planner",
+    "Read",
+    "Reservation",
+    "SessionId",
+    "Space",
+    "Write",
+    "longest_hit",
+    "needed_spans",
+]

@@ -1,0 +1,59 @@
+"""What was committed and is not durable yet, in the order it came."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from itertools import islice
+
+from kvstore.block import BlockKey, Part
+from kvstore.index import StoredBlock, StoredPart
+
+
+class DirtyRecords:
+    """A queue of records to write, and which of those taken from it are still unanswered."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self.nbytes = 0
+        self.last = 0  # sequence of the newest commit
+        self._now = now
+        self._queue: OrderedDict[tuple[BlockKey, Part], StoredPart] = OrderedDict()
+        self._since: OrderedDict[int, float] = OrderedDict()  # sequence -> when it was committed
+
+    @property
+    def oldest_s(self) -> float:
+        """Age of the oldest record the file tier has not answered for; 0 when there is none."""
+        return self._now() - next(iter(self._since.values())) if self._since else 0.0
+
+    def settled(self, sequence: int) -> bool:
+        """Tell whether the file tier has answered for every commit up to `sequence`."""
+        return not self._since or next(iter(self._since)) > sequence
+
+    def add(self, block: StoredBlock, part: Part, record: StoredPart) -> None:
+        self.last += 1
+        record.dirty = self.last
+        self.nbytes += record.nbytes
+        self._queue[block.key, part] = record
+        self._since[record.dirty] = self._now()
+
+    def take(self, nbytes_max: int, records_max: int) -> Iterator[tuple[BlockKey, Part]]:
+        """Take the oldest off the queue; they stay unanswered until `clean`."""
+        nbytes = 0
+        for (key, part), record in list(islice(self._queue.items(), records_max)):
+            if nbytes >= nbytes_max:
+                return
+            del self._queue[key, part]
+            nbytes += record.nbytes
+            yield key, part
+
+    def clean(self, record: StoredPart) -> None:
+        """The file tier has answered for a record, or nobody needs it any more."""
+        if record.dirty:
+            del self._since[record.dirty]
+            record.dirty = 0
+            self.nbytes -= record.nbytes
+
+    def drop(self, key: BlockKey, part: Part, record: StoredPart) -> None:
+        """Forget a record whether or not it was taken."""
+        self._queue.pop((key, part), None)
+        self.clean(record)

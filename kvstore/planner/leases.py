@@ -1,0 +1,242 @@
+"""Sessions, leases and limbo: who may touch which slot, until when, and what happens if they die.
+
+A lease is a pin with a deadline. A client that was stopped past its deadline may still have a copy
+under way, so the slots of an expired lease are not reused: they are in *limbo* until the holder
+releases the lease (and is told it was no longer held) or all processes of its session are gone.
+Limbo is bounded: a session with too much of it gets no new leases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NewType
+
+from kvstore.block import BlockKey, NamespaceId, Span, padded
+from kvstore.errors import SessionEnded, Unavailable
+from kvstore.index import HeldSlot
+
+SessionId = NewType("SessionId", int)
+MemberId = NewType("MemberId", int)
+
+DAEMON_SESSION = SessionId(0)
+
+
+@dataclass(slots=True)
+class Lease:
+    """Slots pinned for a session. `write` is set for a reservation and says where it will go."""
+
+    id: int
+    session: SessionId
+    deadline: float
+    held: Sequence[HeldSlot | None]
+    readers: int = 1
+    expired: bool = False
+    write: Reservation | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return sum(padded(held.slot.nbytes) for held in self.held if held is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """What a commit needs to know of its reserve."""
+
+    namespace_id: NamespaceId
+    keys: Sequence[BlockKey]
+    first_block: int
+    parent: BlockKey | None
+    spans: tuple[Span, ...]
+    refused: int
+
+
+@dataclass(slots=True)
+class Session:
+    """One engine instance: its members are processes, alive while their arena socket is open."""
+
+    id: SessionId
+    token: str
+    client: str
+    members: set[MemberId] = field(default_factory=set)
+    ended: bool = False
+    leases: dict[int, Lease] = field(default_factory=dict)
+    limbo_bytes: int = 0
+
+
+class Leases:
+    """Every session and lease. `unpin` is called for each slot that nobody holds any more."""
+
+    def __init__(
+        self,
+        *,
+        lease_s: float,
+        limbo_bytes_max: int,
+        sessions_max: int,
+        now: Callable[[], float],
+        unpin: Callable[[HeldSlot], None],
+    ) -> None:
+        self._lease_s = lease_s
+        self._limbo_bytes_max = limbo_bytes_max
+        self._sessions_max = sessions_max
+        self._now = now
+        self._unpin = unpin
+        self._sessions: dict[SessionId, Session] = {
+            DAEMON_SESSION: Session(DAEMON_SESSION, "", "daemon")
+        }
+        self._by_token: dict[str, SessionId] = {}
+        self._next_id = 1
+        self.leased_bytes = 0
+
+    @property
+    def limbo_bytes(self) -> int:
+        return sum(session.limbo_bytes for session in self._sessions.values())
+
+    @property
+    def count(self) -> int:
+        return sum(len(session.leases) for session in self._sessions.values())
+
+    def sessions(self) -> list[Session]:
+        return [session for session in self._sessions.values() if session.id != DAEMON_SESSION]
+
+    def open(self, token: str, client: str) -> SessionId:
+        """Return the live session of `token`, a new one if there is none."""
+        known = self._by_token.get(token)
+        if known is not None:
+            return known
+        if len(self._sessions) > self._sessions_max:
+            self._drop_idle_session()
+        session = SessionId(self._take_id())
+        self._sessions[session] = Session(session, token, client)
+        self._by_token[token] = session
+        return session
+
+    def join(self, session_id: SessionId, token: str) -> MemberId:
+        """Add a process to a session. Raises SessionEnded if there is no such session."""
+        session = self._live(session_id)
+        if session.token != token:
+            raise SessionEnded(f"session {session_id} is not this token's")
+        member = MemberId(self._take_id())
+        session.members.add(member)
+        return member
+
+    def leave(self, session_id: SessionId, member: MemberId) -> None:
+        """Note that a process is gone. It ends its session; the last one to go empties limbo."""
+        session = self._sessions.get(session_id)
+        if session is None or member not in session.members:
+            return
+        session.members.discard(member)
+        self._end(session)
+        if not session.members:
+            for lease in list(session.leases.values()):
+                self._drop(session, lease)
+            del self._sessions[session_id]
+
+    def grant(
+        self,
+        session_id: SessionId,
+        held: Sequence[HeldSlot | None],
+        *,
+        readers: int = 1,
+        write: Reservation | None = None,
+    ) -> Lease:
+        """Pin slots for a session. Raises SessionEnded, or Unavailable over the limbo bound."""
+        session = self.check(session_id)
+        lease = Lease(
+            id=self._take_id(),
+            session=session_id,
+            deadline=self._now() + self._lease_s,
+            held=held,
+            readers=readers,
+            write=write,
+        )
+        for slot in held:
+            if slot is not None:
+                slot.pins += 1
+        session.leases[lease.id] = lease
+        self.leased_bytes += lease.nbytes
+        return lease
+
+    def check(self, session_id: SessionId) -> Session:
+        """Return a session that may hold leases. Raises SessionEnded or Unavailable."""
+        session = self._live(session_id)
+        if session_id != DAEMON_SESSION and not session.members:
+            raise SessionEnded(f"session {session_id} has not joined the arena")
+        if session.limbo_bytes > self._limbo_bytes_max:
+            raise Unavailable(
+                f"session {session_id} has {session.limbo_bytes} bytes in limbo: its leases expire "
+                "before it releases them"
+            )
+        return session
+
+    def reservation(self, session_id: SessionId, lease_id: int) -> Lease | None:
+        """Return a reservation that may still be committed, or None."""
+        session = self._sessions.get(session_id)
+        lease = session.leases.get(lease_id) if session else None
+        if session is None or session.ended or lease is None or lease.write is None:
+            return None
+        return None if lease.expired or self._now() > lease.deadline else lease
+
+    def release(self, session_id: SessionId, lease_id: int) -> bool:
+        """End one reader's hold. Returns whether the slots were safe until now."""
+        session = self._sessions.get(session_id)
+        lease = session.leases.get(lease_id) if session else None
+        if session is None or lease is None:
+            return False
+        held = not (lease.expired or session.ended) and self._now() <= lease.deadline
+        lease.readers -= 1
+        if lease.readers <= 0:
+            self._drop(session, lease)
+        return held
+
+    def expire(self) -> int:
+        """Move leases past their deadline to limbo. Returns how many."""
+        now, count = self._now(), 0
+        for session in self._sessions.values():
+            for lease in session.leases.values():
+                if not lease.expired and now > lease.deadline:
+                    self._to_limbo(session, lease)
+                    count += 1
+        return count
+
+    def _live(self, session_id: SessionId) -> Session:
+        session = self._sessions.get(session_id)
+        if session is None or session.ended:
+            raise SessionEnded(f"session {session_id} has ended: open a new one")
+        return session
+
+    def _end(self, session: Session) -> None:
+        if session.ended:
+            return
+        session.ended = True
+        self._by_token.pop(session.token, None)
+        for lease in session.leases.values():
+            if not lease.expired:
+                self._to_limbo(session, lease)
+
+    def _to_limbo(self, session: Session, lease: Lease) -> None:
+        lease.expired = True
+        session.limbo_bytes += lease.nbytes
+
+    def _drop(self, session: Session, lease: Lease) -> None:
+        del session.leases[lease.id]
+        self.leased_bytes -= lease.nbytes
+        if lease.expired:
+            session.limbo_bytes -= lease.nbytes
+        for held in lease.held:
+            if held is not None:
+                held.pins -= 1
+                self._unpin(held)
+
+    def _drop_idle_session(self) -> None:
+        """Make room for a session: one without a process holds nothing, so nothing is lost."""
+        idle: Iterable[Session] = (s for s in self.sessions() if not s.members)
+        session = next(iter(idle), None)
+        if session is None:
+            raise Unavailable(f"{self._sessions_max} sessions are open", retry_after_s=5.0)
+        del self._sessions[session.id]
+        self._by_token.pop(session.token, None)
+
+    def _take_id(self) -> int:
+        self._next_id += 1
+        return self._next_id

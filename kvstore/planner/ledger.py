@@ -1,0 +1,188 @@
+"""Keeps index, policies and the space of both tiers true to each other.
+
+Four steps change where a record is: `make_resident` and `make_absent` in the arena, `attach` and
+`detach` in the file tier. Evicting and forgetting are made of them; the planner decides which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from kvstore.block import BlockKey
+from kvstore.index import HeldSlot, Index, StoredBlock, StoredFrame, StoredPart
+from kvstore.planner.dirty import DirtyRecords
+from kvstore.planner.moves import Space
+from kvstore.policy import Policy
+
+# Blocks looked at for one slot before giving up: pinned and dirty ones are passed over, and a long
+# queue of them must not turn one reserve into a walk over the whole index.
+VICTIMS_MAX = 1024
+
+
+@dataclass(slots=True)
+class Counts:
+    """What left the tiers, ever; `lost` went from the arena without a copy in the file tier."""
+
+    evicted_dram: int = 0
+    evicted_file: int = 0
+    lost: int = 0
+
+
+class Ledger:
+    """The books of one node."""
+
+    def __init__(
+        self,
+        dram: Space,
+        file: Space | None,
+        policy: Callable[[], Policy],
+        now: Callable[[], float],
+    ) -> None:
+        self.index = Index()
+        self.dirty = DirtyRecords(now)
+        self.counts = Counts()
+        self.resident_blocks = 0
+        self.framed_blocks = 0
+        self.has_file = file is not None
+        self._dram = dram
+        self._file = file
+        self._dram_policy = policy()
+        self._file_policy = policy()
+
+    def touch(self, prefix: Sequence[BlockKey]) -> None:
+        """Note that a prefix was used."""
+        self._dram_policy.touch(prefix)
+        self._file_policy.touch(prefix)
+
+    # ---- slots -------------------------------------------------------------------------------
+
+    def find_slot(self, nbytes: int) -> HeldSlot | None:
+        """Return an unpinned slot, evicting for it, or None."""
+        slot = self._dram.allocate(nbytes)
+        if slot is None:
+            for key in islice(self._dram_policy.victims(), VICTIMS_MAX):
+                if self._evict_dram(key):
+                    slot = self._dram.allocate(nbytes)
+                    if slot is not None:
+                        break
+        return HeldSlot(slot) if slot is not None else None
+
+    def unpin(self, held: HeldSlot) -> None:
+        """Free a slot that neither the index nor anybody else holds any more."""
+        if held.pins == 0 and not held.indexed:
+            self._dram.free(held.slot)
+
+    def drop_pins(self, held: Sequence[HeldSlot]) -> None:
+        for slot in held:
+            slot.pins -= 1
+            self.unpin(slot)
+
+    def _evict_dram(self, key: BlockKey) -> bool:
+        """Drop the arena's copies of all parts of a block, unless somebody needs one of them."""
+        block = self.index.by_key(key)
+        assert block is not None
+        records = block.parts.values()
+        if any(r.dirty or (r.resident is not None and r.resident.pins) for r in records):
+            return False
+        for part, record in list(block.parts.items()):
+            self.make_absent(block, record)
+            if record.frame is None:
+                del block.parts[part]
+                self.counts.lost += 1
+        self.counts.evicted_dram += 1
+        self._settle(block)
+        return True
+
+    # ---- frames ------------------------------------------------------------------------------
+
+    def evict_file(self, nbytes: int) -> int:
+        """Drop whole frames, tails of prefixes first, until `nbytes` are on their way back.
+
+        Returns the bytes that will come back, which may be fewer.
+        """
+        freed = 0
+        for key in islice(self._file_policy.victims(), VICTIMS_MAX):
+            if freed >= nbytes:
+                break
+            block = self.index.by_key(key)
+            assert block is not None
+            frames = {record.frame for record in block.parts.values() if record.frame is not None}
+            if not any(frame.pins for frame in frames):
+                freed += sum(self._drop_frame(frame) for frame in frames)
+        return freed
+
+    def free_if_dead(self, frame: StoredFrame) -> None:
+        if not frame.blocks and not frame.pins:
+            assert self._file is not None
+            self._file.free(frame.extent)
+
+    def _drop_frame(self, frame: StoredFrame) -> int:
+        for block in list(frame.blocks.values()):
+            record = block.parts[frame.part]
+            self.detach(block, record)
+            if record.resident is None:
+                del block.parts[frame.part]
+            self.counts.evicted_file += not block.framed_parts
+            self._settle(block)
+        return int(frame.extent.nbytes)
+
+    # ---- blocks ------------------------------------------------------------------------------
+
+    def forget(self, block: StoredBlock) -> None:
+        """Drop a block from every tier. Slots that are leased stay as they are until released."""
+        for part, record in list(block.parts.items()):
+            self.dirty.drop(block.key, part, record)
+            self.make_absent(block, record)
+            self.detach(block, record)
+            del block.parts[part]
+        self._settle(block)
+
+    def _settle(self, block: StoredBlock) -> None:
+        if block.parts:
+            self.index.refresh(block)
+        else:
+            self.index.remove(block)
+
+    # ---- the four steps ----------------------------------------------------------------------
+
+    def make_resident(self, block: StoredBlock, record: StoredPart, held: HeldSlot) -> None:
+        held.indexed = True
+        record.resident = held
+        block.resident_parts += 1
+        if block.resident_parts == 1:
+            self._dram_policy.insert(block.key, block.parent)
+            self.resident_blocks += 1
+
+    def make_absent(self, block: StoredBlock, record: StoredPart) -> None:
+        held, record.resident = record.resident, None
+        if held is None:
+            return
+        held.indexed = False
+        self.unpin(held)
+        block.resident_parts -= 1
+        if not block.resident_parts:
+            self._dram_policy.remove(block.key)
+            self.resident_blocks -= 1
+
+    def attach(
+        self, frame: StoredFrame, position: int, block: StoredBlock, record: StoredPart
+    ) -> None:
+        record.frame, record.position = frame, position
+        frame.blocks[position] = block
+        block.framed_parts += 1
+        if block.framed_parts == 1:
+            self._file_policy.insert(block.key, block.parent)
+            self.framed_blocks += 1
+
+    def detach(self, block: StoredBlock, record: StoredPart) -> None:
+        frame, record.frame = record.frame, None
+        if frame is None:
+            return
+        del frame.blocks[record.position]
+        self.free_if_dead(frame)
+        block.framed_parts -= 1
+        if not block.framed_parts:
+            self._file_policy.remove(block.key)
+            self.framed_blocks -= 1

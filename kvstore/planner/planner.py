@@ -1,0 +1,344 @@
+"""The only writer of the index: every decision, none of the I/O.
+
+The store asks, the planner answers at once and returns Moves; the mover carries them out and
+reports back (`written`, `write_failed`, `read_done`). All methods run on one thread.
+
+A record is always in one of these places, and every method below is a step between them:
+
+    nowhere --place--> slot --commit--> arena, dirty --take_writes, written--> arena + frame
+    arena + frame --place, which evicts--> frame --plan_reads, read_done--> arena + frame
+    arena + frame --evict_file--> arena
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from kvstore.block import BlockKey, Match, Namespace, NamespaceId, Part, Span
+from kvstore.errors import InvalidRequest
+from kvstore.index import Extent, HeldSlot, Index, StoredBlock, StoredFrame, StoredPart
+from kvstore.planner.dirty import DirtyRecords
+from kvstore.planner.leases import Reservation
+from kvstore.planner.ledger import Counts, Ledger
+from kvstore.planner.match import longest_hit
+from kvstore.planner.moves import Read, Space, Write
+from kvstore.policy import Policy, TailFirstLru
+
+RUN_BLOCKS_MAX = 16
+RUN_NBYTES_MAX = 16 << 20
+WRITE_BATCH_RECORDS_MAX = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """What `place` found: unpinned slots over the spans, and how many records had no room."""
+
+    held: tuple[HeldSlot | None, ...]
+    refused: int
+
+
+@dataclass(slots=True)
+class Deletion:
+    """What a delete touched: how many blocks, and of which namespaces."""
+
+    deleted: int = 0
+    namespaces: set[NamespaceId] = field(default_factory=set)
+
+
+class Planner:
+    """Plans over one arena (`dram`) and at most one file tier (`file`)."""
+
+    def __init__(
+        self,
+        dram: Space,
+        file: Space | None,
+        *,
+        now: Callable[[], float],
+        policy: Callable[[], Policy] = TailFirstLru,
+    ) -> None:
+        self._ledger = Ledger(dram, file, policy, now)
+
+    @property
+    def index(self) -> Index:
+        return self._ledger.index
+
+    @property
+    def dirty(self) -> DirtyRecords:
+        """What is not durable yet, to look at."""
+        return self._ledger.dirty
+
+    @property
+    def counts(self) -> Counts:
+        return self._ledger.counts
+
+    @property
+    def resident_blocks(self) -> int:
+        return self._ledger.resident_blocks
+
+    @property
+    def framed_blocks(self) -> int:
+        return self._ledger.framed_blocks
+
+    # ---- match -------------------------------------------------------------------------------
+
+    def namespace(self, namespace_id: NamespaceId) -> Namespace:
+        """Return a registered namespace. Raises InvalidRequest."""
+        namespace = self.index.namespaces.get(namespace_id)
+        if namespace is None:
+            raise InvalidRequest(
+                f"unknown namespace {namespace_id[:4].hex()}: register it before using it"
+            )
+        return namespace
+
+    def match(
+        self, namespace_id: NamespaceId, keys: Sequence[BlockKey], skip_blocks: int = 0
+    ) -> Match:
+        """Return how long the prefix would hit now. Changes nothing."""
+        namespace = self.namespace(namespace_id)
+        blocks = [self.index.get(namespace_id, key) for key in keys]
+        complete = [block.complete if block else 0 for block in blocks]
+        resident = [block.resident_groups if block else 0 for block in blocks]
+        return Match(
+            longest_hit(namespace, complete, skip_blocks),
+            longest_hit(namespace, resident, skip_blocks),
+        )
+
+    def find(
+        self, namespace_id: NamespaceId, keys: Sequence[BlockKey], spans: Sequence[Span]
+    ) -> list[StoredPart | None]:
+        """Return the records of `spans` in their order, None where one is not stored."""
+        found: list[StoredPart | None] = []
+        for part, begin, end in spans:
+            for key in keys[begin:end]:
+                block = self.index.get(namespace_id, key)
+                found.append(block.parts.get(part) if block else None)
+        return found
+
+    def touch(self, prefix: Sequence[BlockKey]) -> None:
+        """Note that a prefix was used."""
+        self._ledger.touch(prefix)
+
+    # ---- put ---------------------------------------------------------------------------------
+
+    def place(
+        self, namespace_id: NamespaceId, keys: Sequence[BlockKey], spans: Sequence[Span]
+    ) -> Placement:
+        """Find slots for records, evicting for them; None where one is stored already.
+
+        Blocks are served from the first on: where room ends, every later one is refused, because
+        the start of a prefix is worth more than its end.
+        """
+        namespace = self.namespace(namespace_id)
+        starts, total = [], 0
+        for span in spans:
+            starts.append(total)
+            total += span.end - span.begin
+        held: list[HeldSlot | None] = [None] * total
+        refused = 0
+        for i in range(len(keys)):
+            block = self.index.get(namespace_id, keys[i])
+            for span, start in zip(spans, starts, strict=True):
+                if not span.begin <= i < span.end or (block and span.part in block.parts):
+                    continue
+                nbytes = namespace.record_nbytes(span.part)
+                slot = None if refused else self._ledger.find_slot(nbytes)
+                held[start + i - span.begin] = slot
+                refused += slot is None
+        return Placement(tuple(held), refused)
+
+    def commit(
+        self,
+        reservation: Reservation,
+        held: Sequence[HeldSlot | None],
+        checksums: Sequence[int],
+    ) -> tuple[int, int]:
+        """Publish what was written into reserved slots.
+
+        Returns how many records are new, and how many another writer had published meanwhile.
+        """
+        new = existing = 0
+        touched: dict[BlockKey, StoredBlock] = {}
+        items = zip(held, checksums, strict=True)
+        for part, begin, end in reservation.spans:
+            for i in range(begin, end):
+                slot, value = next(items)
+                if slot is None:
+                    continue
+                block = self._block_of(reservation, i)
+                if part in block.parts:
+                    existing += 1
+                    continue
+                record = block.parts[part] = StoredPart(slot.slot.nbytes, value)
+                self._ledger.make_resident(block, record, slot)
+                if self._ledger.has_file:
+                    self.dirty.add(block, part, record)
+                touched[block.key] = block
+                new += 1
+        for block in touched.values():
+            self.index.refresh(block)
+        return new, existing
+
+    def _block_of(self, reservation: Reservation, i: int) -> StoredBlock:
+        key = reservation.keys[i]
+        block = self.index.get(reservation.namespace_id, key)
+        if block is None:
+            parent = reservation.keys[i - 1] if i else reservation.parent
+            block = StoredBlock(key, reservation.namespace_id, reservation.first_block + i, parent)
+            self.index.add(block)
+        return block
+
+    # ---- write behind ------------------------------------------------------------------------
+
+    def take_writes(self, nbytes_max: int) -> list[Write]:
+        """Take dirty records, oldest first, as runs of consecutive blocks; slots get pinned."""
+        runs: dict[tuple[NamespaceId, Part], list[list[tuple[StoredBlock, StoredPart]]]] = {}
+        for key, part in self.dirty.take(nbytes_max, WRITE_BATCH_RECORDS_MAX):
+            block = self.index.by_key(key)
+            assert block is not None  # forgetting a block takes it off the queue
+            record = block.parts[part]
+            open_runs = runs.setdefault((block.namespace_id, part), [])
+            if open_runs and _extends(open_runs[-1], block):
+                open_runs[-1].append((block, record))
+            else:
+                open_runs.append([(block, record)])
+        return [
+            _pinned_write(namespace_id, part, run)
+            for (namespace_id, part), open_runs in runs.items()
+            for run in open_runs
+        ]
+
+    def written(
+        self, write: Write, extent: Extent, codec_id: int, stored_nbytes: tuple[int, ...]
+    ) -> None:
+        """Note that a run is durable in a frame."""
+        frame = StoredFrame(extent, write.part, codec_id, stored_nbytes)
+        for position, (block, record) in enumerate(zip(write.blocks, write.stored, strict=True)):
+            if block.parts.get(write.part) is record:
+                self.dirty.clean(record)
+                self._ledger.attach(frame, position, block, record)
+        self._ledger.drop_pins(write.held)
+        self._ledger.free_if_dead(frame)
+
+    def write_failed(self, write: Write) -> None:
+        """Note that a run could not be written: it stays in the arena and may be evicted."""
+        for record in write.stored:
+            self.dirty.clean(record)
+        self._ledger.drop_pins(write.held)
+
+    def evict_file(self, nbytes: int) -> int:
+        """Make room for a frame; returns the bytes that are on their way back, maybe fewer."""
+        return self._ledger.evict_file(nbytes)
+
+    # ---- promotion ---------------------------------------------------------------------------
+
+    def plan_reads(
+        self, namespace_id: NamespaceId, keys: Sequence[BlockKey], spans: Sequence[Span]
+    ) -> list[Read]:
+        """Plan to bring up what `spans` names and the arena lacks, as far as there is room."""
+        by_frame: dict[StoredFrame, list[tuple[int, StoredBlock, StoredPart, HeldSlot]]] = {}
+        for part, begin, end in spans:
+            for key in keys[begin:end]:
+                block = self.index.get(namespace_id, key)
+                record = block.parts.get(part) if block else None
+                if block is None or record is None or record.frame is None:
+                    continue
+                if record.resident is not None or record.loading is not None:
+                    continue
+                slot = self._ledger.find_slot(record.nbytes)
+                if slot is None:
+                    break
+                slot.pins += 1
+                record.loading = slot
+                items = by_frame.setdefault(record.frame, [])
+                items.append((record.position, block, record, slot))
+        return [_pinned_read(frame, items) for frame, items in by_frame.items()]
+
+    def read_done(self, read: Read, bad: Sequence[int], *, corrupt: bool) -> None:
+        """Note which blocks came up; positions in `bad` did not, and are forgotten if `corrupt`."""
+        items = zip(read.positions, read.blocks, read.stored, read.held, strict=True)
+        for position, block, record, slot in items:
+            record.loading = None
+            if block.parts.get(read.frame.part) is not record:
+                continue  # deleted meanwhile
+            if position not in bad:
+                self._ledger.make_resident(block, record, slot)
+                self.index.refresh(block)
+            elif corrupt:
+                self._ledger.forget(block)
+        self._ledger.drop_pins(read.held)
+        read.frame.pins -= 1
+        self._ledger.free_if_dead(read.frame)
+
+    def recover(
+        self,
+        namespace_id: NamespaceId,
+        frame: StoredFrame,
+        blocks: Sequence[tuple[int, BlockKey, int, int]],
+        *,
+        first_block: int,
+        parent: BlockKey | None,
+    ) -> None:
+        """Index a frame found on disk. blocks: (position, key, raw bytes, checksum) that are live.
+
+        Called in the order the frames were written, so that recency survives a restart.
+        """
+        key_at = {position: key for position, key, _, _ in blocks}
+        for position, key, nbytes, value in blocks:
+            block = self.index.get(namespace_id, key)
+            if block is None:
+                above = key_at.get(position - 1) if position else parent
+                block = StoredBlock(key, namespace_id, first_block + position, above)
+                self.index.add(block)
+            record = block.parts[frame.part] = StoredPart(nbytes, value)
+            self._ledger.attach(frame, position, block, record)
+            self.index.refresh(block)
+
+    # ---- leaving -----------------------------------------------------------------------------
+
+    def delete(self, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> Deletion:
+        """Forget blocks now. What may be on disk is the mover's to bury."""
+        blocks = (self.index.get(namespace_id, key) for key in keys)
+        return self._forget([block for block in blocks if block is not None])
+
+    def clear(self, namespace_id: NamespaceId | None) -> Deletion:
+        """Forget every block of a namespace, or of all."""
+        return self._forget([b for b in self.index if namespace_id in (None, b.namespace_id)])
+
+    def unpin(self, held: HeldSlot) -> None:
+        """Free a slot that neither the index nor anybody else holds any more."""
+        self._ledger.unpin(held)
+
+    def _forget(self, blocks: Sequence[StoredBlock]) -> Deletion:
+        deletion = Deletion()
+        for block in dict.fromkeys(blocks):
+            self._ledger.forget(block)
+            deletion.deleted += 1
+            deletion.namespaces.add(block.namespace_id)
+        return deletion
+
+
+def _extends(run: list[tuple[StoredBlock, StoredPart]], block: StoredBlock) -> bool:
+    nbytes = sum(record.nbytes for _, record in run)
+    return run[-1][0].key == block.parent and len(run) < RUN_BLOCKS_MAX and nbytes < RUN_NBYTES_MAX
+
+
+def _pinned_write(
+    namespace_id: NamespaceId, part: Part, run: list[tuple[StoredBlock, StoredPart]]
+) -> Write:
+    held = []
+    for _, record in run:
+        assert record.resident is not None  # a dirty record is never evicted
+        record.resident.pins += 1
+        held.append(record.resident)
+    blocks, records = zip(*run, strict=True)
+    return Write(namespace_id, part, blocks, records, held)
+
+
+def _pinned_read(
+    frame: StoredFrame, items: list[tuple[int, StoredBlock, StoredPart, HeldSlot]]
+) -> Read:
+    items.sort(key=lambda item: item[0])
+    frame.pins += 1
+    positions, blocks, records, slots = zip(*items, strict=True)
+    return Read(frame, frame.extent, positions, blocks, records, slots)

@@ -1,0 +1,5 @@
+"""The dram tier: slots in shared memory that clients read and write in place."""
+
+from kvstore.tier.dram.arena import Arena, ExtentHandle
+
+__all__ = ["Arena", "ExtentHandle"]

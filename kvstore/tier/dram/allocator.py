@@ -1,0 +1,70 @@
+"""Cut one extent into slots of any page-aligned size: best fit, coalescing.
+
+Several record sizes live side by side (namespaces come and go), so fixed size classes would strand
+memory in the class of yesterday's model. Free runs of pages are merged with their neighbours on
+every free and found by size; with the few distinct sizes of a KV cache, best fit leaves few gaps.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+
+from kvstore.block import padded
+
+
+class ExtentAllocator:
+    """Free space of one extent of `capacity` bytes. Sizes are rounded up to 4 KiB pages."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.used = 0
+        self._start_of: dict[int, int] = {}  # end of a free run -> its start
+        self._end_of: dict[int, int] = {}  # start of a free run -> its end
+        self._runs: dict[int, set[int]] = {}  # size of free runs -> their starts
+        self._sizes: list[int] = []  # keys of _runs, sorted
+        self._add(0, capacity)
+
+    def allocate(self, nbytes: int) -> int | None:
+        """Return the offset of a free run of `nbytes`, or None."""
+        size = padded(nbytes)
+        at = bisect_left(self._sizes, size)
+        if at == len(self._sizes):
+            return None
+        start = next(iter(self._runs[self._sizes[at]]))
+        end = self._end_of[start]
+        self._remove(start, end)
+        if start + size < end:
+            self._add(start + size, end)
+        self.used += size
+        return start
+
+    def free(self, offset: int, nbytes: int) -> None:
+        """Give back what `allocate(nbytes)` returned."""
+        size = padded(nbytes)
+        start, end = offset, offset + size
+        self.used -= size
+        if start in self._start_of:
+            start = self._start_of[start]
+            self._remove(start, offset)
+        if end in self._end_of:
+            neighbour = end
+            end = self._end_of[neighbour]
+            self._remove(neighbour, end)
+        self._add(start, end)
+
+    def _add(self, start: int, end: int) -> None:
+        self._start_of[end], self._end_of[start] = start, end
+        size = end - start
+        if size not in self._runs:
+            self._runs[size] = set()
+            insort(self._sizes, size)
+        self._runs[size].add(start)
+
+    def _remove(self, start: int, end: int) -> None:
+        del self._start_of[end], self._end_of[start]
+        size = end - start
+        starts = self._runs[size]
+        starts.discard(start)
+        if not starts:
+            del self._runs[size]
+            del self._sizes[bisect_left(self._sizes, size)]

@@ -1,0 +1,182 @@
+"""The arena: memfd extents that the daemon and its clients map at the same time.
+
+A memfd, because a file in /dev/shm would outlive a crash, and because it is not subject to the
+64 MiB that containers give /dev/shm: running out there kills the engine with SIGBUS. An extent's
+pages are reserved (fallocate) before anybody may touch it and it is sealed against shrinking, so
+that no mapping of it can fault. Reserving a gigabyte takes a fraction of a second, so the first
+extent exists when the daemon starts and a background task makes the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import mmap
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvstore.block import Slot, padded
+from kvstore.errors import ConfigError
+from kvstore.tier.dram.allocator import ExtentAllocator
+
+logger = logging.getLogger(__name__)
+
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+
+@dataclass(frozen=True, slots=True)
+class ExtentHandle:
+    """What a client needs to map an extent: its id, its memfd (owned by the arena) and its size."""
+
+    id: int
+    fd: int
+    nbytes: int
+
+
+class Arena:
+    """The dram tier. Slots are places; whoever maps the arena may read and write all of it."""
+
+    def __init__(self, capacity_bytes: int, extent_bytes: int) -> None:
+        self.capacity_bytes = capacity_bytes // mmap.PAGESIZE * mmap.PAGESIZE
+        self._extent_bytes = padded(min(extent_bytes, self.capacity_bytes))
+        self._handles: list[ExtentHandle] = []
+        self._maps: list[mmap.mmap] = []
+        self._views: list[memoryview] = []
+        self._free: list[ExtentAllocator] = []
+        self._callbacks: list[Callable[[ExtentHandle], None]] = []
+        self._grow_task: asyncio.Task[None] | None = None
+
+    @property
+    def used_bytes(self) -> int:
+        return sum(extent.used for extent in self._free)
+
+    @property
+    def record_nbytes_max(self) -> int:
+        """The largest record that fits at all."""
+        return self._extent_bytes
+
+    async def start(self) -> None:
+        """Make the first extent, and the others in the background."""
+        await self._add_extent(min(self._extent_bytes, self.capacity_bytes))
+        self._grow_task = asyncio.create_task(self._grow())
+
+    async def close(self) -> None:
+        """Unmap. Views handed out must be gone, or their extent stays mapped until they are."""
+        if self._grow_task is not None:
+            self._grow_task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._grow_task
+        for handle in self._handles:
+            os.close(handle.fd)
+        self._handles.clear()
+        for view in self._views:
+            view.release()
+        for extent in self._maps:
+            with contextlib.suppress(BufferError):
+                extent.close()
+
+    def extents(self) -> list[ExtentHandle]:
+        return list(self._handles)
+
+    def on_extent(self, callback: Callable[[ExtentHandle], None]) -> Callable[[], None]:
+        """Call `callback` for every extent made from now on; returns how to stop that."""
+        self._callbacks.append(callback)
+        return lambda: self._callbacks.remove(callback)
+
+    @property
+    def growing(self) -> bool:
+        return self._grow_task is not None and not self._grow_task.done()
+
+    def allocate(self, nbytes: int) -> Slot | None:
+        """Take a slot of `nbytes` (a multiple of pages is set aside), or return None."""
+        for index, extent in enumerate(self._free):
+            offset = extent.allocate(nbytes)
+            if offset is not None:
+                return Slot(index, offset, nbytes)
+        return None
+
+    def free(self, place: Slot) -> None:
+        self._free[place.extent].free(place.offset, place.nbytes)
+
+    def view(self, slot: Slot) -> memoryview:
+        """Return the slot's bytes, writable, valid until the slot is freed."""
+        return self._views[slot.extent][slot.offset : slot.offset + slot.nbytes]
+
+    def padded_view(self, slot: Slot) -> memoryview:
+        """Return the slot's whole pages: aligned, a multiple of 4 KiB, as O_DIRECT wants them."""
+        end = slot.offset + padded(slot.nbytes)
+        return self._views[slot.extent][slot.offset : end]
+
+    async def write(self, place: Slot, buffers: Sequence[memoryview]) -> None:
+        """Copy `buffers`, back to back, into the slot."""
+        await asyncio.to_thread(self._copy_in, place, buffers)
+
+    async def read(self, place: Slot, targets: Sequence[memoryview]) -> None:
+        """Copy the slot, cut at the sizes of `targets`, out of the arena."""
+        await asyncio.to_thread(self._copy_out, place, targets)
+
+    def _copy_in(self, place: Slot, buffers: Sequence[memoryview]) -> None:
+        view, at = self.view(place), 0
+        for source in buffers:
+            copy_bytes(source, view[at : at + len(source)])
+            at += len(source)
+
+    def _copy_out(self, place: Slot, targets: Sequence[memoryview]) -> None:
+        view, at = self.view(place), 0
+        for target in targets:
+            copy_bytes(view[at : at + len(target)], target)
+            at += len(target)
+
+    async def _grow(self) -> None:
+        made = sum(handle.nbytes for handle in self._handles)
+        while made < self.capacity_bytes:
+            nbytes = min(self._extent_bytes, self.capacity_bytes - made)
+            try:
+                await self._add_extent(nbytes)
+            except ConfigError as error:
+                # Less cache is better than no daemon: stay with what could be reserved.
+                logger.warning("arena=short capacity_bytes=%d reason=%r", made, str(error))
+                self.capacity_bytes = made
+                return
+            made += nbytes
+        logger.info("arena=complete extents=%d capacity_bytes=%d", len(self._handles), made)
+
+    async def _add_extent(self, nbytes: int) -> None:
+        fd = await asyncio.to_thread(_make_extent, nbytes)
+        try:
+            mapped = mmap.mmap(fd, nbytes, flags=mmap.MAP_SHARED)
+        except OSError as error:
+            os.close(fd)
+            raise ConfigError(f"cannot map {nbytes} bytes of arena: {error}") from error
+        handle = ExtentHandle(len(self._handles), fd, nbytes)
+        self._handles.append(handle)
+        self._maps.append(mapped)
+        self._views.append(memoryview(mapped))
+        self._free.append(ExtentAllocator(nbytes))
+        for callback in list(self._callbacks):
+            callback(handle)
+
+
+def copy_bytes(source: memoryview, target: memoryview) -> None:
+    """Copy equal-sized buffers; numpy lets other threads run meanwhile, a slice assignment not."""
+    np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(source, np.uint8))
+
+
+def _make_extent(nbytes: int) -> int:
+    fd = os.memfd_create("kvstore-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(fd, nbytes)
+        os.posix_fallocate(fd, 0, nbytes)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+    except OSError as error:
+        os.close(fd)
+        raise ConfigError(
+            f"cannot reserve {nbytes} bytes of shared memory ({error.strerror}): "
+            "lower dram.capacity, or raise the container's memory limit"
+        ) from error
+    return fd

@@ -1,0 +1,259 @@
+"""Whatever order puts, evictions, promotions, failures and deletes come in, the books balance."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from kvstore.block import BlockKey, Group, Namespace, Part, Span
+from kvstore.index import HeldSlot
+from kvstore.keys import KeyChain, root_key
+from kvstore.planner import Planner, Read, Reservation, Write, needed_spans
+from kvstore.tier.dram.allocator import ExtentAllocator
+
+RECORD = 4096
+SPEC = Namespace(2, (Group("full", RECORD), Group("window", RECORD, 5, shards=2)), ())
+PARTS = [Part(0, 0), Part(1, 0), Part(1, 1)]
+CHAINS = [KeyChain(root_key(SPEC.id), 2).update([chain] * 24) for chain in range(3)]
+
+
+@dataclass(frozen=True)
+class Place:
+    offset: int
+    nbytes: int
+
+
+class CountingSpace:
+    """Space of a tier that insists on getting back exactly what it gave."""
+
+    def __init__(self, capacity: int) -> None:
+        self._allocator = ExtentAllocator(capacity)
+        self.live: set[Place] = set()
+
+    def allocate(self, nbytes: int) -> Place | None:
+        offset = self._allocator.allocate(nbytes)
+        if offset is None:
+            return None
+        place = Place(offset, nbytes)
+        self.live.add(place)
+        return place
+
+    def free(self, place: Place) -> None:
+        self.live.remove(place)
+        self._allocator.free(place.offset, place.nbytes)
+
+
+class PlannerMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.dram = CountingSpace(24 * RECORD)
+        self.file = CountingSpace(40 * RECORD)
+        self.clock = 0.0
+        self.planner = Planner(self.dram, self.file, now=lambda: self.clock)
+        self.planner.index.register(SPEC)
+        self.writes: list[Write] = []
+        self.reads: list[Read] = []
+        self.leased: list[HeldSlot] = []
+        self.deleted: set[BlockKey] = set()
+
+    @rule(
+        chain=st.sampled_from(CHAINS),
+        begin=st.integers(0, 10),
+        count=st.integers(1, 12),
+        parts=st.sets(st.sampled_from(PARTS), min_size=1),
+    )
+    def put(self, chain: list[BlockKey], begin: int, count: int, parts: set[Part]) -> None:
+        keys = chain[begin : begin + count]
+        spans = tuple(Span(part, 0, len(keys)) for part in sorted(parts))
+        placement = self.planner.place(SPEC.id, keys, spans)
+        parent = chain[begin - 1] if begin else None
+        reservation = Reservation(SPEC.id, keys, begin, parent, spans, placement.refused)
+        for held in placement.held:
+            if held is not None:
+                held.pins += 1
+        self.planner.commit(reservation, placement.held, [1] * len(placement.held))
+        for held in placement.held:
+            if held is not None:
+                held.pins -= 1
+                self.planner.unpin(held)
+        self.deleted -= {block.key for block in self.planner.index}
+
+    @rule(nbytes=st.integers(1, 20 * RECORD))
+    def take_writes(self, nbytes: int) -> None:
+        self.writes += self.planner.take_writes(nbytes)
+
+    @precondition(lambda self: self.writes)
+    @rule(ok=st.booleans())
+    def finish_write(self, ok: bool) -> None:
+        write = self.writes.pop(0)
+        for block, following in zip(write.blocks, write.blocks[1:], strict=False):
+            assert following.parent == block.key
+        extent = self.file.allocate(write.nbytes)
+        if extent is None:
+            self.planner.evict_file(write.nbytes)
+            extent = self.file.allocate(write.nbytes)
+        if extent is None or not ok:
+            if extent is not None:
+                self.file.free(extent)
+            self.planner.write_failed(write)
+        else:
+            self.planner.written(write, extent, 0, (RECORD,) * len(write.blocks))
+
+    @rule(chain=st.sampled_from(CHAINS))
+    def start_reads(self, chain: list[BlockKey]) -> None:
+        hit = self.planner.match(SPEC.id, chain).hit_blocks
+        self.reads += self.planner.plan_reads(SPEC.id, chain, needed_spans(SPEC, hit))
+
+    @precondition(lambda self: self.reads)
+    @rule(bad=st.sets(st.integers(0, 15), max_size=2), corrupt=st.booleans())
+    def finish_read(self, bad: set[int], corrupt: bool) -> None:
+        self.planner.read_done(self.reads.pop(0), sorted(bad), corrupt=corrupt)
+
+    @rule(chain=st.sampled_from(CHAINS))
+    def lease(self, chain: list[BlockKey]) -> None:
+        hit = self.planner.match(SPEC.id, chain).resident_blocks
+        for record in self.planner.find(SPEC.id, chain, needed_spans(SPEC, hit)):
+            assert record is not None
+            assert record.resident is not None
+            record.resident.pins += 1
+            self.leased.append(record.resident)
+        self.planner.touch(chain[:hit])
+
+    @precondition(lambda self: self.leased)
+    @rule()
+    def release(self) -> None:
+        for held in self.leased:
+            held.pins -= 1
+            self.planner.unpin(held)
+        self.leased.clear()
+
+    @rule(chain=st.sampled_from(CHAINS), begin=st.integers(0, 11))
+    def delete(self, chain: list[BlockKey], begin: int) -> None:
+        self.planner.delete(SPEC.id, chain[begin:])
+        self.deleted |= set(chain[begin:])
+
+    @rule(nbytes=st.integers(1, 10 * RECORD))
+    def evict_file(self, nbytes: int) -> None:
+        self.planner.evict_file(nbytes)
+
+    @invariant()
+    def every_place_belongs_to_somebody(self) -> None:
+        records = [r for block in self.planner.index for r in block.parts.values()]
+        slots = {r.resident.slot for r in records if r.resident}
+        slots |= {held.slot for held in self.leased}
+        slots |= {held.slot for write in self.writes for held in write.held}
+        slots |= {held.slot for read in self.reads for held in read.held}
+        assert self.dram.live == slots
+        extents = {r.frame.extent for r in records if r.frame}
+        extents |= {read.extent for read in self.reads}
+        assert self.file.live == extents
+
+    @invariant()
+    def counts_and_masks_are_true(self) -> None:
+        blocks = list(self.planner.index)
+        assert all(block.parts for block in blocks)
+        for block in blocks:
+            groups = [{p.shard for p in block.parts if p.group == g} for g in (0, 1)]
+            assert block.complete == (len(groups[0]) == 1) | (len(groups[1]) == 2) << 1
+            assert block.resident_parts == sum(r.resident is not None for r in block.parts.values())
+            assert block.framed_parts == sum(r.frame is not None for r in block.parts.values())
+            assert all(r.resident or r.frame for r in block.parts.values())
+        dirty = [r for b in blocks for r in b.parts.values() if r.dirty]
+        assert self.planner.dirty.nbytes == RECORD * len(dirty)
+        assert self.planner.resident_blocks == sum(b.resident_parts > 0 for b in blocks)
+        assert self.planner.framed_blocks == sum(b.framed_parts > 0 for b in blocks)
+        newest = max((r.dirty for r in dirty), default=0)
+        assert self.planner.dirty.settled(self.planner.dirty.last) == (newest == 0)
+
+    @invariant()
+    def deleted_blocks_stay_away(self) -> None:
+        assert not self.deleted & {block.key for block in self.planner.index}
+
+
+TestPlanner = PlannerMachine.TestCase
+TestPlanner.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+
+
+class Node:
+    """A planner over spaces of a few records, with the mover's part done at once."""
+
+    def __init__(self, dram_records: int, file_records: int = 100) -> None:
+        self.file = CountingSpace(file_records * RECORD)
+        dram = CountingSpace(dram_records * RECORD)
+        self.planner = Planner(dram, self.file, now=lambda: 0.0)
+        self.planner.index.register(SPEC)
+
+    def put(self, keys: list[BlockKey], part: Part = PARTS[0]) -> int:
+        spans = (Span(part, 0, len(keys)),)
+        placement = self.planner.place(SPEC.id, keys, spans)
+        reservation = Reservation(SPEC.id, keys, 0, None, spans, placement.refused)
+        self.planner.commit(reservation, placement.held, [7] * len(keys))
+        return placement.refused
+
+    def write_all(self) -> list[Write]:
+        writes = self.planner.take_writes(1 << 40)
+        for write in writes:
+            extent = self.file.allocate(write.nbytes)
+            self.planner.written(write, extent, 0, (RECORD,) * len(write.blocks))
+        return writes
+
+
+def chain_of(blocks: int) -> list[BlockKey]:
+    return KeyChain(root_key(SPEC.id), 2).update([9] * 2 * blocks)
+
+
+def test_a_dirty_record_is_never_evicted() -> None:
+    node = Node(dram_records=4)
+    assert node.put(CHAINS[0][:4]) == 0
+    assert node.put(CHAINS[1][:4]) == 4
+    node.write_all()
+    assert node.put(CHAINS[1][:4]) == 0
+
+
+def test_room_is_given_to_the_start_of_a_prefix() -> None:
+    node = Node(dram_records=5)
+    spans = tuple(Span(part, 0, 4) for part in PARTS)
+    placement = node.planner.place(SPEC.id, CHAINS[0][:4], spans)
+    by_block = [[placement.held[part * 4 + i] is not None for part in range(3)] for i in range(4)]
+    assert by_block == [[True] * 3, [True, True, False], [False] * 3, [False] * 3]
+    assert placement.refused == 7
+
+
+def test_runs_are_consecutive_blocks_of_one_prefix_and_bounded() -> None:
+    node = Node(dram_records=100)
+    node.put(chain_of(40))
+    node.put(CHAINS[0][:3])
+    assert [len(write.blocks) for write in node.write_all()] == [16, 16, 8, 3]
+
+
+def test_the_tail_leaves_the_file_tier_first_and_a_run_leaves_whole() -> None:
+    node = Node(dram_records=100)
+    node.put(chain_of(32))
+    node.write_all()
+    node.planner.touch(chain_of(32))
+    assert node.planner.evict_file(1) == 16 * RECORD
+    assert [block.framed_parts for block in node.planner.index] == [1] * 16 + [0] * 16
+
+
+def test_a_block_stored_twice_is_kept_once() -> None:
+    node = Node(dram_records=8)
+    spans = (Span(Part(0, 0), 0, 2),)
+    first = node.planner.place(SPEC.id, CHAINS[0][:2], spans)
+    second = node.planner.place(SPEC.id, CHAINS[0][:2], spans)
+    reservation = Reservation(SPEC.id, CHAINS[0][:2], 0, None, spans, 0)
+    assert node.planner.commit(reservation, first.held, [1, 1])[1] == 0
+    assert node.planner.commit(reservation, second.held, [1, 1])[1] == 2
+
+
+def test_without_a_file_tier_eviction_loses_and_says_so() -> None:
+    planner = Planner(CountingSpace(2 * RECORD), None, now=lambda: 0.0)
+    planner.index.register(SPEC)
+    for chain in CHAINS[:2]:
+        spans = (Span(Part(0, 0), 0, 2),)
+        placement = planner.place(SPEC.id, chain[:2], spans)
+        planner.commit(Reservation(SPEC.id, chain[:2], 0, None, spans, 0), placement.held, [1, 1])
+    assert planner.counts.lost == 2
+    assert planner.match(SPEC.id, CHAINS[0]).hit_blocks == 0
