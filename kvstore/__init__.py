@@ -1,0 +1,74 @@
+"""kvstore: a tiered, shared KV cache for LLM serving.
+
+    from kvstore import Client, Namespace, Group, KeyChain, root_key
+
+The clients are imported on first use: they need gRPC, the rest does not.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kvstore.block import (
+    BlockKey,
+    Committed,
+    Grant,
+    Group,
+    Match,
+    Namespace,
+    NamespaceId,
+    Part,
+    Slot,
+    Span,
+)
+from kvstore.checksum import checksum
+from kvstore.errors import (
+    ConfigError,
+    CorruptBlock,
+    Incompatible,
+    InvalidRequest,
+    KVStoreError,
+    SessionEnded,
+    Unauthorized,
+    Unavailable,
+)
+from kvstore.keys import KeyChain, root_key
+
+if TYPE_CHECKING:
+    from kvstore.client import AsyncClient, Client
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AsyncClient",
+    "BlockKey",
+    "Client",
+    "Committed",
+    "ConfigError",
+    "CorruptBlock",
+    "Grant",
+    "Group",
+    "Incompatible",
+    "InvalidRequest",
+    "KVStoreError",
+    "KeyChain",
+    "Match",
+    "Namespace",
+    "NamespaceId",
+    "Part",
+    "SessionEnded",
+    "Slot",
+    "Span",
+    "Unauthorized",
+    "Unavailable",
+    "checksum",
+    "root_key",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("AsyncClient", "Client"):
+        from kvstore import client
+
+        return getattr(client, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,5 @@
+"""The command `kvstore`: run a daemon, look into one, measure one."""
+
+from kvstore.cli.main import main
+
+__all__ = ["main"]

@@ -1,0 +1,5 @@
+"""`python -m kvstore.cli` is `kvstore`."""
+
+from kvstore.cli.main import main
+
+main(prog_name="kvstore")

@@ -1,0 +1,70 @@
+"""`kvstore flush`, `delete` and `clear`: change what a daemon holds."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from kvstore.block import BlockKey, NamespaceId
+from kvstore.cli.target import Hash, connect, daemon_options
+
+
+@click.command()
+@daemon_options
+@click.option("--wait", "wait_s", type=click.FloatRange(0, 3600), default=30.0, show_default=True)
+@click.pass_context
+def flush(ctx: click.Context, target: str, as_json: bool, wait_s: float) -> None:
+    """Wait until everything committed so far is durable; exit code 1 if it is not.
+
+    \b
+    Example:
+      kvstore flush --wait 60 && systemctl restart kvstore
+    """
+    with connect(target) as client:
+        durable = client.flush(wait_s)
+    _say(as_json, {"durable": durable}, "durable" if durable else _NOT_DURABLE)
+    ctx.exit(0 if durable else 1)
+
+
+_NOT_DURABLE = "not durable: no file tier, failing writes, or too little time; see `kvstore stats`"
+
+
+@click.command()
+@daemon_options
+@click.option("--namespace", type=Hash(), required=True, help="As `kvstore scan` prints it.")
+@click.argument("keys", nargs=-1, required=True, type=Hash())
+def delete(target: str, as_json: bool, namespace: bytes, keys: tuple[bytes, ...]) -> None:
+    """Delete blocks by KEY, for good: not even a crash brings them back.
+
+    \b
+    Example:
+      kvstore delete --namespace 5e88... 0a1b... 2c3d...
+    """
+    with connect(target) as client:
+        deleted = client.delete(NamespaceId(namespace), [BlockKey(key) for key in keys])
+    _say(as_json, {"deleted": deleted}, f"deleted {deleted} of {len(keys)} blocks")
+
+
+@click.command()
+@daemon_options
+@click.option("--namespace", type=Hash(), help="Clear this namespace.")
+@click.option("--all", "everything", is_flag=True, help="Clear every namespace.")
+def clear(target: str, as_json: bool, namespace: bytes | None, everything: bool) -> None:
+    """Delete every block of a namespace, or of all, for good.
+
+    \b
+    Examples:
+      kvstore clear --namespace 5e88...
+      kvstore clear --all
+    """
+    if everything == (namespace is not None):
+        raise click.UsageError("say either --namespace HEX or --all")
+    only = NamespaceId(namespace) if namespace is not None else None
+    with connect(target) as client:
+        deleted = client.clear(only)
+    _say(as_json, {"deleted": deleted}, f"deleted {deleted} blocks")
+
+
+def _say(as_json: bool, values: dict[str, object], text: str) -> None:
+    click.echo(json.dumps(values) if as_json else text)

@@ -1,0 +1,90 @@
+"""`kvstore stats` and `kvstore scan`: look into a daemon."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from kvstore.block import NamespaceId
+from kvstore.cli.target import Hash, connect, daemon_options
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+@click.command()
+@daemon_options
+def stats(target: str, as_json: bool) -> None:
+    """Print what a daemon holds and owes.
+
+    \b
+    Examples:
+      kvstore stats
+      kvstore stats --target 127.0.0.1:7700 --json | jq .dram.used_bytes
+    """
+    with connect(target) as client:
+        found = client.stats()
+    if as_json:
+        click.echo(json.dumps(found))
+        return
+    for name, value in _flat(found, ""):
+        click.echo(f"{name:<28} {_readable(name, value)}")
+
+
+@click.command()
+@daemon_options
+@click.option("--namespace", type=Hash(), help="Only this namespace.")
+@click.option("--limit", type=click.IntRange(1), default=100, show_default=True)
+def scan(target: str, as_json: bool, namespace: bytes | None, limit: int) -> None:
+    """List stored blocks in key order.
+
+    \b
+    Columns: key, namespace, index in its prefix, bytes, and where it is:
+    D in DRAM, F durable in the file tier.
+    \b
+    Examples:
+      kvstore scan --limit 10
+      kvstore scan --json | jq -r .key
+    """
+    only = NamespaceId(namespace) if namespace is not None else None
+    with connect(target) as client:
+        items = client.scan(only, limit=limit)
+    for item in items:
+        if as_json:
+            click.echo(
+                json.dumps(
+                    {
+                        "key": item.key.hex(),
+                        "namespace": item.namespace_id.hex(),
+                        "block": item.block,
+                        "nbytes": item.nbytes,
+                        "resident": item.resident,
+                        "durable": item.durable,
+                    }
+                )
+            )
+            continue
+        where = ("D" if item.resident else "-") + ("F" if item.durable else "-")
+        click.echo(
+            f"{item.key.hex()} {item.namespace_id.hex()} {item.block:>6} {item.nbytes:>10} {where}"
+        )
+
+
+def _flat(values: dict[str, Any], prefix: str) -> list[tuple[str, Any]]:
+    rows: list[tuple[str, Any]] = []
+    for name, value in values.items():
+        if isinstance(value, dict):
+            rows += _flat(value, f"{prefix}{name}.")
+        else:
+            rows.append((prefix + name, value))
+    return rows
+
+
+def _readable(name: str, value: Any) -> str:
+    if name.endswith("_bytes") and isinstance(value, int):
+        size, unit = float(value), 0
+        while size >= 1024 and unit < len(_UNITS) - 1:
+            size, unit = size / 1024, unit + 1
+        return f"{size:.4g} {_UNITS[unit]}"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

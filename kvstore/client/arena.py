@@ -1,0 +1,168 @@
+"""The client's end of the arena: extents mapped as they arrive, and the link that says we live."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import logging
+import mmap
+import os
+import queue
+import socket
+import threading
+from collections.abc import Callable
+
+from kvstore import errors
+from kvstore.block import Slot
+from kvstore.errors import Incompatible, InvalidRequest, KVStoreError, Unavailable
+from kvstore.transport.arena_wire import Extent, Hello, Refused, Welcome, receive, send
+
+logger = logging.getLogger(__name__)
+
+POPULATE_STEP_NBYTES = 32 << 20
+_MADV_POPULATE_WRITE = 23  # Linux 5.14; older kernels refuse it, and pages fault in on first use
+
+
+class ClientArena:
+    """The mapped extents of one daemon. Views stay valid as long as anybody keeps them."""
+
+    def __init__(self, connection: socket.socket, on_lost: Callable[[], None]) -> None:
+        self._connection = connection
+        self._on_lost = on_lost
+        self._views: dict[int, memoryview] = {}
+        self._populator = _Populator()
+        self._listening: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def join(
+        cls, path: str, hello: Hello, timeout_s: float, on_lost: Callable[[], None]
+    ) -> ClientArena:
+        """Join the session and map the extents there are. `on_lost` is called if the link ends.
+
+        Raises what the daemon refused with, Incompatible, or Unavailable.
+        """
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        connection.setblocking(False)
+        arena = cls(connection, on_lost)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await asyncio.get_running_loop().sock_connect(connection, path)
+                await send(connection, hello)
+                await arena._welcome()
+        except (OSError, TimeoutError) as error:
+            await arena.close()
+            raise Unavailable(f"cannot map the arena at {path}: {error!r}") from error
+        except BaseException:
+            await arena.close()
+            raise
+        arena._listening = asyncio.create_task(arena._listen())
+        return arena
+
+    def view(self, slot: Slot) -> memoryview:
+        """Return the slot's bytes, writable. Raises Unavailable if its extent is not mapped."""
+        extent = self._views.get(slot.extent)
+        if extent is None:
+            raise Unavailable(f"extent {slot.extent} is not mapped, or of a daemon that is gone")
+        end = slot.offset + slot.nbytes
+        if not 0 <= slot.offset <= end <= len(extent):
+            raise InvalidRequest(f"slot {slot.offset}:{end} is outside of its extent")
+        return extent[slot.offset : end]
+
+    def extents(self) -> dict[int, memoryview]:
+        """Return the extents mapped now, by id."""
+        return dict(self._views)
+
+    async def close(self) -> None:
+        """End the link, which ends the session; mappings live on while views of them do."""
+        if self._listening is not None:
+            # First the reader, then the descriptor: its number may be somebody else's at once.
+            self._listening.cancel()
+            await asyncio.gather(self._listening, return_exceptions=True)
+        self._populator.stop()
+        self._views.clear()
+        self._connection.close()
+
+    async def _welcome(self) -> None:
+        packet, fd = await receive(self._connection)
+        if isinstance(packet, Refused):
+            kind = getattr(errors, packet.error, Unavailable)
+            raise (
+                kind(packet.message)
+                if issubclass(kind, KVStoreError)
+                else Unavailable(packet.message)
+            )
+        if not isinstance(packet, Welcome) or fd is not None:
+            raise Unavailable("the daemon closed the arena socket")
+        for _ in range(packet.extents):
+            await self._receive_extent()
+
+    async def _receive_extent(self) -> None:
+        packet, fd = await receive(self._connection)
+        try:
+            if packet is None:
+                raise ConnectionResetError("the daemon closed the arena socket")
+            if not isinstance(packet, Extent) or fd is None:
+                raise Incompatible("the daemon sent something else than an extent")
+            mapped = mmap.mmap(fd, packet.nbytes, flags=mmap.MAP_SHARED)
+        finally:
+            if fd is not None:
+                os.close(fd)
+        self._views[packet.id] = memoryview(mapped)
+        self._populator.add(mapped)
+
+    async def _listen(self) -> None:
+        """Map new extents until the link ends."""
+        try:
+            while True:
+                await self._receive_extent()
+        except (OSError, ValueError, KVStoreError) as error:
+            logger.info("arena_link=lost reason=%r", str(error))
+            self._on_lost()
+
+
+class _Populator:
+    """Fills page tables ahead of use, in a thread and in steps.
+
+    The first touch of a page by a copy is ten times slower than the copy.
+    """
+
+    def __init__(self) -> None:
+        self._mappings: queue.SimpleQueue[mmap.mmap | None] = queue.SimpleQueue()
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def add(self, mapped: mmap.mmap) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="kvstore-populate", daemon=True)
+            self._thread.start()
+        self._mappings.put(mapped)
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._mappings.put(None)
+
+    def _run(self) -> None:
+        # mmap.madvise keeps the interpreter lock; a call through ctypes lets it go.
+        libc = ctypes.CDLL(None, use_errno=True)
+        while (mapped := self._mappings.get()) is not None:
+            with contextlib.closing(_Pinned(mapped)) as pinned:
+                for offset in range(0, len(mapped), POPULATE_STEP_NBYTES):
+                    if self._stopped.is_set():
+                        return
+                    step = min(POPULATE_STEP_NBYTES, len(mapped) - offset)
+                    address = ctypes.c_void_p(pinned.address + offset)
+                    if libc.madvise(address, ctypes.c_size_t(step), _MADV_POPULATE_WRITE):
+                        logger.debug("populate=refused errno=%d", ctypes.get_errno())
+                        return
+
+
+class _Pinned:
+    """Keeps a mapping from being unmapped while its address is in use."""
+
+    def __init__(self, mapped: mmap.mmap) -> None:
+        self._anchor: ctypes.c_char | None = ctypes.c_char.from_buffer(mapped)
+        self.address = ctypes.addressof(self._anchor)
+
+    def close(self) -> None:
+        self._anchor = None

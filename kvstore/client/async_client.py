@@ -1,0 +1,333 @@
+"""The asyncio client: every method of the daemon, reconnecting in the background.
+
+Local clients (unix socket, same user) map the arena and touch bytes in place; all others stream
+them. While the daemon is away every call raises Unavailable at once: see `breaker.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from kvstore.block import (
+    BlockKey,
+    Buffer,
+    Committed,
+    Grant,
+    Match,
+    Namespace,
+    NamespaceId,
+    Part,
+    Slot,
+    Span,
+    check_keys,
+)
+from kvstore.client.bulk import Bulk
+from kvstore.client.caller import Call, Caller
+from kvstore.errors import InvalidRequest, SessionEnded, Unavailable
+from kvstore.rpc.v1 import kvstore_pb2 as pb
+from kvstore.transport.messages import committed_of, grant_of, spans_to_messages
+
+if TYPE_CHECKING:
+    from kvstore.rpc.v1.kvstore_pb2_grpc import KVStoreAsyncStub
+
+DURABLE_WAIT_S = 30.0
+SCAN_PAGE_ITEMS = 1000
+
+
+class AsyncClient:
+    """One engine process's client. Lives on one event loop.
+
+    target: "unix:/run/kvstore/kvstore.sock" or "127.0.0.1:7700".
+    token: shared by all processes of one engine, 16 to 128 characters; one is made up if None.
+    name: for the daemon's log. timeout_s: deadline of a call, beyond the time it was told to wait.
+    arena: map the daemon's memory; default: whenever the target is a unix socket.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        *,
+        token: str | None = None,
+        name: str = "",
+        timeout_s: float = 5.0,
+        connect_timeout_s: float = 2.0,
+        arena: bool | None = None,
+    ) -> None:
+        self.target = target
+        wants_arena = target.startswith("unix:") if arena is None else arena
+        self._caller = Caller(
+            target,
+            token=(token or secrets.token_hex(16)) if wants_arena else "",
+            name=name,
+            timeout_s=timeout_s,
+            connect_timeout_s=connect_timeout_s,
+        )
+        self._bulk = Bulk(self, self._caller)
+
+    # ---- connection --------------------------------------------------------------------------
+
+    @property
+    def available(self) -> bool:
+        """False while calls raise Unavailable without being tried."""
+        return self._caller.available
+
+    @property
+    def local(self) -> bool:
+        """Whether the arena is mapped."""
+        return self._caller.arena is not None
+
+    @property
+    def instance(self) -> str:
+        """Name of the daemon's present life: another one after a restart, "" when not connected."""
+        return self._caller.instance
+
+    @property
+    def corrupt_blocks(self) -> int:
+        """Blocks that `get` dropped because their bytes did not match their checksum."""
+        return self._bulk.corrupt_blocks
+
+    async def connect(self) -> None:
+        """Connect now. Calls do it on demand. Raises Unavailable or Incompatible."""
+        await self._caller.connected()
+
+    async def close(self) -> None:
+        """End the session and give everything back. Views already taken stay valid."""
+        await self._caller.close()
+        self._bulk.close()
+
+    # ---- control -----------------------------------------------------------------------------
+
+    async def register(self, namespace: Namespace) -> NamespaceId:
+        """Tell the daemon a namespace; remembered, and told again after a reconnect."""
+        request = pb.RegisterNamespaceRequest(spec_json=namespace.to_json())
+        await self._caller.call(lambda stub, _, t: stub.RegisterNamespace(request, timeout=t))
+        self._caller.namespaces[namespace.id] = namespace
+        return namespace.id
+
+    def namespace(self, namespace_id: NamespaceId) -> Namespace:
+        """Return a namespace registered by this client. Raises InvalidRequest."""
+        namespace = self._caller.namespaces.get(namespace_id)
+        if namespace is None:
+            raise InvalidRequest(
+                f"unknown namespace {bytes(namespace_id)[:4].hex()}: register it first"
+            )
+        return namespace
+
+    async def match(
+        self,
+        namespace_id: NamespaceId,
+        keys: Sequence[BlockKey],
+        *,
+        skip_blocks: int = 0,
+        timeout_s: float | None = None,
+    ) -> Match:
+        """Return how long the prefix would hit now. Pins nothing."""
+        request = pb.MatchRequest(
+            namespace_id=namespace_id, keys=self._caller.joined(keys), skip_blocks=skip_blocks
+        )
+        reply = await self._caller.call(
+            lambda stub, _, t: stub.Match(request, timeout=t), timeout_s=timeout_s
+        )
+        return Match(reply.hit_blocks, reply.resident_blocks)
+
+    async def acquire(
+        self,
+        namespace_id: NamespaceId,
+        keys: Sequence[BlockKey],
+        *,
+        skip_blocks: int = 0,
+        readers: int = 1,
+        wait_s: float = 0.0,
+        spans: Sequence[Span] | None = None,
+    ) -> Grant:
+        """Lease the longest stored prefix, or exactly the parts `spans` names.
+
+        Read through `view`, verify with `checksum`, then `release`; bytes that were read count only
+        if it answers True. `readers` releases end the lease.
+        """
+        self._caller.check_may_lease()
+        namespace, joined = self.namespace(namespace_id), self._caller.joined(keys)
+        messages = spans_to_messages(spans or ())
+
+        def call(
+            stub: KVStoreAsyncStub, session: int, timeout_s: float
+        ) -> Awaitable[pb.GrantReply]:
+            request = pb.AcquireRequest(
+                session=session,
+                namespace_id=namespace_id,
+                keys=joined,
+                skip_blocks=skip_blocks,
+                readers=readers,
+                wait_s=wait_s,
+                spans=messages,
+            )
+            return stub.Acquire(request, timeout=timeout_s)
+
+        return grant_of(await self._caller.call(call, wait_s=wait_s, repeat=True), namespace)
+
+    async def release(self, *lease_ids: int) -> list[bool]:
+        """End leases, or abandon reservations. True: the slots were the caller's until now."""
+
+        def call(
+            stub: KVStoreAsyncStub, session: int, timeout_s: float
+        ) -> Awaitable[pb.ReleaseReply]:
+            request = pb.ReleaseRequest(session=session, leases=lease_ids)
+            return stub.Release(request, timeout=timeout_s)
+
+        try:
+            return list((await self._caller.call(call)).held)
+        except SessionEnded:
+            return [False] * len(lease_ids)
+
+    async def reserve(
+        self,
+        namespace_id: NamespaceId,
+        keys: Sequence[BlockKey],
+        *,
+        first_block: int,
+        parent: BlockKey | None,
+        spans: Sequence[Span],
+        wait_s: float = 0.0,
+    ) -> Grant:
+        """Lease slots for the records of `spans` that are not stored yet; then `commit`."""
+        self._caller.check_may_lease()
+        namespace, joined = self.namespace(namespace_id), self._caller.joined(keys)
+        check_keys([parent] if parent else [])
+        messages = spans_to_messages(spans)
+
+        def call(
+            stub: KVStoreAsyncStub, session: int, timeout_s: float
+        ) -> Awaitable[pb.GrantReply]:
+            request = pb.ReserveRequest(
+                session=session,
+                namespace_id=namespace_id,
+                keys=joined,
+                first_block=first_block,
+                parent=parent or b"",
+                spans=messages,
+                wait_s=wait_s,
+            )
+            return stub.Reserve(request, timeout=timeout_s)
+
+        return grant_of(await self._caller.call(call, wait_s=wait_s, repeat=True), namespace)
+
+    async def commit(
+        self, lease_id: int, checksums: Sequence[int], *, durable: bool = False
+    ) -> Committed:
+        """Publish a reservation. checksums: one per slot, any number where the slot was None."""
+
+        def call(
+            stub: KVStoreAsyncStub, session: int, timeout_s: float
+        ) -> Awaitable[pb.CommitReply]:
+            request = pb.CommitRequest(
+                session=session, lease=lease_id, checksums=checksums, durable=durable
+            )
+            return stub.Commit(request, timeout=timeout_s)
+
+        return committed_of(
+            await self._caller.call(call, wait_s=DURABLE_WAIT_S if durable else 0.0)
+        )
+
+    def view(self, slot: Slot) -> memoryview:
+        """Return a slot's bytes, writable, without a copy. Raises Unavailable if not mapped."""
+        if self._caller.arena is None:
+            raise Unavailable("the arena is not mapped")
+        return self._caller.arena.view(slot)
+
+    def extents(self) -> dict[int, memoryview]:
+        """Return the arena extents mapped now, by id: what a GPU client registers."""
+        return self._caller.arena.extents() if self._caller.arena else {}
+
+    # ---- bulk --------------------------------------------------------------------------------
+
+    async def put(
+        self,
+        namespace_id: NamespaceId,
+        keys: Sequence[BlockKey],
+        records: Sequence[Buffer],
+        *,
+        group: int = 0,
+        shard: int = 0,
+        first_block: int = 0,
+        parent: BlockKey | None = None,
+        durable: bool = False,
+        wait_s: float = 2.0,
+    ) -> Committed:
+        """Store one part of consecutive blocks: copy, checksum, publish; durable if asked.
+
+        A full store is not an error: see `refused` of the answer.
+        """
+        return await self._bulk.put(
+            namespace_id,
+            keys,
+            records,
+            part=Part(group, shard),
+            first_block=first_block,
+            parent=parent,
+            durable=durable,
+            wait_s=wait_s,
+        )
+
+    async def get(
+        self,
+        namespace_id: NamespaceId,
+        keys: Sequence[BlockKey],
+        *,
+        group: int = 0,
+        shard: int = 0,
+        wait_s: float = 2.0,
+    ) -> list[bytes | None]:
+        """Return one part of each block, None for a miss. Every byte returned was verified."""
+        return await self._bulk.get(namespace_id, keys, part=Part(group, shard), wait_s=wait_s)
+
+    # ---- administration ----------------------------------------------------------------------
+
+    async def delete(self, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> int:
+        """Delete blocks for good; return how many there were."""
+        request = pb.DeleteRequest(namespace_id=namespace_id, keys=self._caller.joined(keys))
+        return (await self._caller.call(lambda stub, _, t: stub.Delete(request, timeout=t))).deleted
+
+    async def clear(self, namespace_id: NamespaceId | None = None) -> int:
+        """Delete every block of a namespace, or of all; return how many there were."""
+        request = pb.ClearRequest(namespace_id=namespace_id or b"")
+        return (await self._caller.call(lambda stub, _, t: stub.Clear(request, timeout=t))).deleted
+
+    async def flush(self, wait_s: float = 30.0) -> bool:
+        """Wait until everything committed is durable. False if `wait_s` was not enough."""
+        request = pb.FlushRequest(wait_s=wait_s)
+        reply = await self._caller.call(
+            lambda stub, _, t: stub.Flush(request, timeout=t), wait_s=wait_s
+        )
+        return reply.durable
+
+    async def stats(self) -> dict[str, Any]:
+        """Return what the daemon holds and owes."""
+        reply = await self._caller.call(lambda stub, _, t: stub.Stats(pb.StatsRequest(), timeout=t))
+        stats: dict[str, Any] = json.loads(reply.json)
+        return stats
+
+    async def scan(
+        self, namespace_id: NamespaceId | None = None, *, limit: int | None = None
+    ) -> AsyncIterator[pb.ScanItem]:
+        """Iterate over the stored blocks in key order, page by page, not as one snapshot."""
+        after, left = b"", limit
+        while left is None or left > 0:
+            request = pb.ScanRequest(
+                namespace_id=namespace_id or b"",
+                after=after,
+                limit=SCAN_PAGE_ITEMS if left is None else min(left, SCAN_PAGE_ITEMS),
+            )
+            reply = await self._caller.call(_scan_call(request))
+            for item in reply.items:
+                yield item
+            after = reply.next
+            left = None if left is None else left - len(reply.items)
+            if not after:
+                return
+
+
+def _scan_call(request: pb.ScanRequest) -> Call[pb.ScanReply]:
+    return lambda stub, _, timeout_s: stub.Scan(request, timeout=timeout_s)

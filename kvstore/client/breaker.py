@@ -1,0 +1,71 @@
+"""Decides when calls are refused at once instead of waiting for a daemon that does not answer.
+
+    closed --trip, or FAILURES_MAX failures in a row--> open --backoff over--> half open
+    half open --probe failed, backoff doubled--> open;  half open --probe succeeded--> closed
+
+Calls pass only when it is closed: the probe is a background task's, so no request ever pays for
+finding out that the daemon is still dead. Pure: the clock is injected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+
+FAILURES_MAX = 3
+BACKOFF_MIN_S = 0.1
+BACKOFF_MAX_S = 2.0
+
+
+class State(Enum):
+    CLOSED = "closed"
+    OPEN = "open"
+    HALF_OPEN = "half_open"
+
+
+class Breaker:
+    """One daemon's circuit breaker."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._failures = 0
+        self._backoff_s = BACKOFF_MIN_S
+        self._retry_at: float | None = None  # None: closed
+
+    @property
+    def state(self) -> State:
+        if self._retry_at is None:
+            return State.CLOSED
+        return State.HALF_OPEN if self._now() >= self._retry_at else State.OPEN
+
+    @property
+    def closed(self) -> bool:
+        """Whether calls may pass."""
+        return self._retry_at is None
+
+    @property
+    def retry_after_s(self) -> float:
+        """Seconds until the next probe may start; 0 when it may now."""
+        return 0.0 if self._retry_at is None else max(0.0, self._retry_at - self._now())
+
+    def success(self) -> None:
+        """Note that the daemon answered."""
+        self._failures = 0
+        self._backoff_s = BACKOFF_MIN_S
+        self._retry_at = None
+
+    def failure(self) -> None:
+        """Note a call that timed out: one may be a slow daemon, several in a row are a dead one."""
+        self._failures += 1
+        if self._failures >= FAILURES_MAX:
+            self.trip()
+
+    def trip(self) -> None:
+        """Open at once: the daemon is known to be gone. No effect when open already."""
+        if self._retry_at is None:
+            self._retry_at = self._now() + self._backoff_s
+
+    def probe_failed(self) -> None:
+        """Stay open, and wait twice as long before the next probe."""
+        self._backoff_s = min(BACKOFF_MAX_S, 2 * self._backoff_s)
+        self._retry_at = self._now() + self._backoff_s

@@ -1,0 +1,239 @@
+"""Carries out calls: with a deadline each, through the breaker, over one connection.
+
+After the daemon has been away, the connection is renewed in the background.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+import grpc
+import grpc.aio
+
+from kvstore.block import BlockKey, Namespace, NamespaceId, check_keys
+from kvstore.client.arena import ClientArena
+from kvstore.client.breaker import Breaker
+from kvstore.client.connection import Connection
+from kvstore.errors import InvalidRequest, KVStoreError, SessionEnded, Unavailable
+from kvstore.rpc.status import error_of, is_answer
+from kvstore.rpc.v1 import kvstore_pb2 as pb
+
+if TYPE_CHECKING:  # the stub's asyncio type exists for type checkers only
+    from kvstore.rpc.v1.kvstore_pb2_grpc import KVStoreAsyncStub
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Call = Callable[["KVStoreAsyncStub", int, float], Awaitable[T]]  # (stub, session, timeout_s)
+
+# The link is how the daemon knows that nobody touches an ended session's slots any more: it stays
+# open until copies that were under way must be over.
+RETIRED_LINK_S = 60.0
+RETIRED_MAX = 8
+
+
+class Caller:
+    """The connection of one client, whichever daemon it leads to at the moment."""
+
+    def __init__(
+        self, target: str, *, token: str, name: str, timeout_s: float, connect_timeout_s: float
+    ) -> None:
+        self.namespaces: dict[NamespaceId, Namespace] = {}
+        self._target = target
+        self._token = token
+        self._name = name
+        self._timeout_s = timeout_s
+        self._connect_timeout_s = connect_timeout_s
+        self._breaker = Breaker(time.monotonic)
+        self._connection: Connection | None = None
+        self._connecting = asyncio.Lock()
+        self._recovering: asyncio.Task[None] | None = None
+        self._retired: dict[asyncio.Task[None], Connection] = {}
+        self._closed = False
+
+    @property
+    def available(self) -> bool:
+        return self._breaker.closed and not self._closed
+
+    @property
+    def arena(self) -> ClientArena | None:
+        return self._connection.arena if self._connection else None
+
+    @property
+    def instance(self) -> str:
+        return self._connection.instance if self._connection else ""
+
+    async def call(
+        self,
+        call: Call[T],
+        *,
+        wait_s: float = 0.0,
+        timeout_s: float | None = None,
+        repeat: bool = False,
+    ) -> T:
+        """Carry out one call within `timeout_s` + `wait_s`.
+
+        `repeat`: once more, in a new session, if the daemon answers that the session has ended.
+        """
+        deadline_s = (self._timeout_s if timeout_s is None else timeout_s) + wait_s
+        for last in (not repeat, True):
+            connection = await self.connected()
+            try:
+                reply = await call(connection.stub, connection.session, deadline_s)
+            except grpc.aio.AioRpcError as error:
+                failure = error_of(error, self._target)
+                self._judge(connection, error, failure)
+                if last or not isinstance(failure, SessionEnded):
+                    raise failure from error
+            except asyncio.CancelledError:
+                # Closing a channel cancels its calls; that must not look as if the task were.
+                task = asyncio.current_task()
+                if self._closed and task is not None and not task.cancelling():
+                    raise Unavailable("this client was closed during the call") from None
+                raise
+            else:
+                self._breaker.success()
+                return reply
+            if last:
+                break
+        raise AssertionError("the last round returns or raises")
+
+    async def connected(self) -> Connection:
+        """Return the connection, making it if there is none yet. Raises Unavailable at once while
+        the breaker is open."""
+        if self._closed:
+            raise InvalidRequest("this client is closed")
+        if not self._breaker.closed:
+            raise Unavailable(
+                f"no kvstore daemon answers at {self._target}",
+                retry_after_s=self._breaker.retry_after_s,
+            )
+        if self._connection is not None:
+            return self._connection
+        async with self._connecting:
+            if self._connection is not None:
+                return self._connection
+            try:
+                return await self._open()
+            except KVStoreError:
+                self._breaker.trip()
+                self._recover()
+                raise
+
+    def check_may_lease(self) -> None:
+        """Raise InvalidRequest for a client that could not touch what it leases."""
+        if not self._token:
+            raise InvalidRequest(
+                f"leases need the daemon's arena, which {self._target} does not give: connect to "
+                "its unix socket, or use put and get"
+            )
+
+    def joined(self, keys: Sequence[BlockKey]) -> bytes:
+        """Return keys back to back. Raises InvalidRequest before anything is sent."""
+        check_keys(keys)
+        keys_max = self._connection.batch_keys_max if self._connection else 0
+        if keys_max and len(keys) > keys_max:
+            raise InvalidRequest(
+                f"{len(keys)} keys in one batch; the limit is {keys_max}: split it"
+            )
+        return b"".join(keys)
+
+    async def close(self) -> None:
+        self._closed = True
+        tasks = [task for task in (self._recovering, *self._retired) if task is not None]
+        connections = [*self._retired.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._connection is not None:
+            connections.append(self._connection)
+            self._connection = None
+        for connection in connections:
+            await connection.close()
+
+    def _judge(
+        self, connection: Connection, error: grpc.aio.AioRpcError, failure: KVStoreError
+    ) -> None:
+        """Learn from a failed call whether the daemon, or the session, is gone."""
+        if is_answer(error):
+            self._breaker.success()
+            if isinstance(failure, SessionEnded):
+                self._retire(connection)
+        elif error.code() == grpc.StatusCode.UNAVAILABLE:
+            self._lost(connection)
+        elif error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
+            self._breaker.failure()
+            if not self._breaker.closed:
+                self._lost(connection)
+
+    async def _open(self) -> Connection:
+        """Connect, and tell a daemon that may be new what the old one knew."""
+        connection = await Connection.open(
+            self._target,
+            token=self._token,
+            name=self._name,
+            timeout_s=self._connect_timeout_s,
+            on_lost=self._lost,
+        )
+        try:
+            for namespace in self.namespaces.values():
+                request = pb.RegisterNamespaceRequest(spec_json=namespace.to_json())
+                await connection.stub.RegisterNamespace(request, timeout=self._connect_timeout_s)
+        except grpc.aio.AioRpcError as error:
+            await connection.close()
+            raise error_of(error, self._target) from error
+        except BaseException:
+            await connection.close()
+            raise
+        self._connection = connection
+        self._breaker.success()
+        logger.info("client=connected target=%s instance=%s", self._target, connection.instance)
+        return connection
+
+    def _lost(self, connection: Connection) -> None:
+        """The daemon is gone: refuse calls from now on and look for it in the background."""
+        if self._connection is not connection or self._closed:
+            return
+        logger.warning("client=disconnected target=%s", self._target)
+        self._retire(connection)
+        self._breaker.trip()
+        self._recover()
+
+    def _retire(self, connection: Connection) -> None:
+        """Use a connection no more, but keep its link for copies that are under way."""
+        if self._connection is not connection:
+            return
+        self._connection = None
+        if len(self._retired) >= RETIRED_MAX:
+            next(iter(self._retired)).cancel()
+        task = asyncio.create_task(_close_later(connection))
+        self._retired[task] = connection
+        task.add_done_callback(lambda done: self._retired.pop(done, None))
+
+    def _recover(self) -> None:
+        if self._recovering is None or self._recovering.done():
+            self._recovering = asyncio.create_task(self._probe())
+
+    async def _probe(self) -> None:
+        """Try to connect until it works, with growing pauses."""
+        while not self._breaker.closed:
+            await asyncio.sleep(self._breaker.retry_after_s)
+            async with self._connecting:
+                try:
+                    await self._open()
+                except KVStoreError as error:
+                    logger.debug("client=probe_failed reason=%r", str(error))
+                    self._breaker.probe_failed()
+
+
+async def _close_later(connection: Connection) -> None:
+    """Let running calls end, then hold the link for a while."""
+    try:
+        await connection.channel.close(RETIRED_LINK_S)
+        await asyncio.sleep(RETIRED_LINK_S)
+    finally:
+        await connection.close()

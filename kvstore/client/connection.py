@@ -1,0 +1,106 @@
+"""One channel, session and arena of one life of a daemon. A reconnect makes a new one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import Final
+
+import grpc
+import grpc.aio
+
+from kvstore.client.arena import ClientArena
+from kvstore.errors import SessionEnded, Unavailable
+from kvstore.rpc import RPC_VERSION
+from kvstore.rpc.status import error_of
+from kvstore.rpc.v1 import kvstore_pb2 as pb
+from kvstore.rpc.v1 import kvstore_pb2_grpc as rpc
+from kvstore.transport.arena_wire import Hello
+from kvstore.transport.messages import MESSAGE_NBYTES_MAX
+
+logger = logging.getLogger(__name__)
+
+_OPTIONS: Final = (
+    ("grpc.enable_http_proxy", 0),
+    # A channel of its own each time: shared ones would wait out the backoff of the dead daemon.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.max_receive_message_length", MESSAGE_NBYTES_MAX),
+    ("grpc.max_send_message_length", MESSAGE_NBYTES_MAX),
+)
+
+
+class Connection:
+    """What a client has while a daemon lives. `session` is 0 and `arena` None without a token."""
+
+    def __init__(self, target: str) -> None:
+        self.channel = grpc.aio.insecure_channel(target, options=_OPTIONS)
+        self.stub: rpc.KVStoreAsyncStub = rpc.KVStoreStub(self.channel)
+        self.session = 0
+        self.instance = ""
+        self.batch_keys_max = 0
+        self.arena: ClientArena | None = None
+
+    @classmethod
+    async def open(
+        cls,
+        target: str,
+        *,
+        token: str,
+        name: str,
+        timeout_s: float,
+        on_lost: Callable[[Connection], None],
+    ) -> Connection:
+        """Connect, open the session of `token` and map the arena; without one, only connect.
+
+        Raises Unavailable, Incompatible or InvalidRequest.
+        """
+        connection = cls(target)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await connection._open(target, token, name, timeout_s, on_lost)
+        except TimeoutError as error:
+            await connection.close()
+            raise Unavailable(f"no kvstore daemon answers at {target} in {timeout_s} s") from error
+        except grpc.aio.AioRpcError as error:
+            await connection.close()
+            raise error_of(error, target) from error
+        except BaseException:
+            await connection.close()
+            raise
+        return connection
+
+    async def _open(
+        self,
+        target: str,
+        token: str,
+        name: str,
+        timeout_s: float,
+        on_lost: Callable[[Connection], None],
+    ) -> None:
+        request = pb.OpenSessionRequest(rpc_version=RPC_VERSION, token=token, client=name)
+        # The session may end between the two steps, when another member of it dies: once more.
+        for last in (False, True):
+            reply = await self.stub.OpenSession(request, timeout=timeout_s)
+            self.session = reply.session
+            self.instance = reply.instance
+            self.batch_keys_max = reply.batch_keys_max
+            if not token:
+                return
+            hello = Hello(RPC_VERSION, reply.session, token)
+            try:
+                self.arena = await ClientArena.join(
+                    reply.arena_socket, hello, timeout_s, lambda: on_lost(self)
+                )
+                return
+            except SessionEnded:
+                if last:
+                    raise
+
+    async def close(self) -> None:
+        """Close the channel and end the session."""
+        with contextlib.suppress(grpc.aio.BaseError):
+            await self.channel.close()
+        if self.arena is not None:
+            await self.arena.close()

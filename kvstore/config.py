@@ -1,0 +1,350 @@
+"""Settings: built once from one TOML file and explicit overrides, frozen, checked, printable.
+
+Each setting is declared once, with its default, unit and trade-off; `--print-config` prints the
+same words as comments. A field `x_bytes` is written `x = "4GiB"` in TOML. Unknown keys are errors,
+so a typing mistake never silently means "the default".
+"""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+import json
+import os
+import re
+import textwrap
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import Field, dataclass, field, fields
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from kvstore.errors import ConfigError
+
+SIZE_UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+SOCKET_PATH_NBYTES_MAX = 107 - len(".arena")
+MIB = 1 << 20
+GIB = 1 << 30
+
+
+def default_socket(environ: Mapping[str, str] | None = None) -> str:
+    """Return where a daemon listens, and a client looks, unless told otherwise.
+
+    /run/kvstore if this user may write there, else $XDG_RUNTIME_DIR/kvstore, else
+    ~/.local/state/kvstore. The only place that reads the environment for a default.
+    """
+    environ = os.environ if environ is None else environ
+    run = Path("/run/kvstore")
+    if os.access(run if run.is_dir() else run.parent, os.W_OK):
+        return str(run / "kvstore.sock")
+    runtime_dir = environ.get("XDG_RUNTIME_DIR")
+    base = Path(runtime_dir) if runtime_dir else Path.home() / ".local/state"
+    return str(base / "kvstore/kvstore.sock")
+
+
+def _setting(doc: str, default: Any = None, factory: Any = None) -> Any:
+    """Declare a setting: its default, and the words --print-config prints above it."""
+    metadata = {"doc": doc}
+    if factory is not None:
+        return field(default_factory=factory, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings:
+    """Where the daemon is reached."""
+
+    socket: str = _setting(
+        "Path of the unix socket. The arena is handed out at <socket>.arena. Created with mode "
+        "0600 in a directory of mode 0700; at most 101 bytes.",
+        factory=default_socket,
+    )
+    listen: str = _setting(
+        'TCP address for clients without shared memory; port 0 takes a free one, "" is off. '
+        "Loopback only: there is no TLS.",
+        "127.0.0.1:7700",
+    )
+    metrics_listen: str = _setting(
+        'HTTP address of /metrics for Prometheus; port 0 takes a free one, "" is off. '
+        "Loopback only.",
+        "127.0.0.1:7701",
+    )
+    drain_s: float = _setting(
+        "Seconds that running calls, and then the last flush, may each take after SIGTERM. Longer "
+        "keeps more blocks; shorter restarts sooner.",
+        10.0,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DramSettings:
+    """The arena: shared memory that clients of this host map."""
+
+    capacity_bytes: int = _setting(
+        "Size of the arena. It is committed memory: what the engines and the page cache need must "
+        "be left over.",
+        4 * GIB,
+    )
+    extent_bytes: int = _setting(
+        "The arena grows in extents of this size, each one memfd; more than `capacity` means one "
+        "extent. Larger: fewer mappings. Smaller: the first slots are ready sooner.",
+        GIB,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileSettings:
+    """The file tier: what survives restarts."""
+
+    path: str = _setting('Directory of the file tier; "" runs without one, in DRAM alone.', "")
+    capacity_bytes: int = _setting(
+        "Cap on the physical bytes of that directory, headers and padding included.", 64 * GIB
+    )
+    segment_bytes: int = _setting(
+        "Size of one append-only file. Larger: fewer files. Smaller: a restart scans a shorter "
+        "tail, and whole files die sooner where holes cannot be punched.",
+        256 * MIB,
+    )
+    codec: str = _setting(
+        "Lossless codec of what is written: raw, lz4 or zstd. Compression trades one core for "
+        "bytes; real KV in BF16 shrinks by about a quarter at best.",
+        "raw",
+    )
+    direct: bool = _setting(
+        "Use O_DIRECT where the file system has it. Off leaves copies in the page cache: faster "
+        "rereads, less memory for the arena.",
+        True,
+    )
+    threads: int = _setting(
+        "Threads that block in file I/O; also the depth of the device's queue.", 4
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitSettings:
+    """Bounds on what clients may hold, ask and wait for."""
+
+    batch_keys_max: int = _setting("Keys in one call. Bounds the work between two awaits.", 8192)
+    sessions_max: int = _setting("Sessions open at once; one engine has one.", 1024)
+    lease_s: float = _setting(
+        "Seconds until a lease expires. Shorter frees slots of stuck readers sooner; longer "
+        "tolerates longer queues in the engine.",
+        30.0,
+    )
+    wait_max_s: float = _setting(
+        "Longest time a call may wait for room or for bytes from a slower tier, in seconds.", 30.0
+    )
+    leased_fraction: float = _setting(
+        "Part of the arena that may be leased at once; beyond it, calls are answered with shorter "
+        "hits. The rest is what eviction can work with.",
+        0.5,
+    )
+    limbo_fraction: float = _setting(
+        "Part of the arena that expired leases of living clients may keep from reuse.", 0.25
+    )
+    group_commit_bytes: int = _setting(
+        "Written bytes that one fdatasync covers at most. Larger: fewer syncs. Smaller: durable "
+        "commits answer sooner.",
+        32 * MIB,
+    )
+    write_behind_bytes_max: int = _setting(
+        "Committed bytes not yet in the file tier; a put beyond it waits, then is refused. Bounds "
+        "what a crash loses.",
+        GIB,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Everything one daemon is told. Equal settings, equal daemon."""
+
+    server: ServerSettings = field(default_factory=ServerSettings)
+    dram: DramSettings = field(default_factory=DramSettings)
+    file: FileSettings = field(default_factory=FileSettings)
+    limits: LimitSettings = field(default_factory=LimitSettings)
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    def to_toml(self) -> str:
+        """Return TOML that loads back to equal settings, each with its documentation."""
+        lines: list[str] = []
+        for section in fields(self):
+            values = getattr(self, section.name)
+            lines += [f"[{section.name}]  # {type(values).__doc__}"]
+            for item in fields(values):
+                lines += textwrap.wrap(
+                    item.metadata["doc"], 100, initial_indent="# ", subsequent_indent="# "
+                )
+                lines.append(f"{_toml_key(item)} = {_toml_value(item, getattr(values, item.name))}")
+            lines.append("")
+        return "\n".join(lines)
+
+
+def load_settings(path: Path | None = None, overrides: Iterable[str] = ()) -> Settings:
+    """Build settings from a TOML file (or none) and overrides such as "dram.capacity=8GiB".
+
+    Raises ConfigError that names the key, the file or override it stands in, and the nearest valid
+    key.
+    """
+    sections: dict[str, dict[str, Any]] = {}
+    if path is not None:
+        for name, table in _read_toml(path).items():
+            _merge(sections, name, table, where=str(path))
+    for override in overrides:
+        name, table = _split_override(override)
+        _merge(sections, name, table, where=f"--set {override}")
+    types = get_type_hints(Settings)
+    return Settings(**{name: types[name](**values) for name, values in sections.items()})
+
+
+def parse_size(text: str) -> int:
+    """Return bytes for "4096", "512MiB" or "1.5GiB". Raises ConfigError."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
+    if found is None or found[2] not in SIZE_UNITS:
+        raise ConfigError(f"{text!r} is not a size: write 4096, 512MiB, 1.5GiB or 2TiB")
+    return int(Fraction(found[1]) * SIZE_UNITS[found[2]])
+
+
+def parse_listen(key: str, text: str) -> tuple[str, int] | None:
+    """Return (host, port) of "127.0.0.1:7700" or "[::1]:7700"; None for "".
+
+    Raises ConfigError if malformed or not loopback.
+    """
+    if not text:
+        return None
+    host, _, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise ConfigError(f"{key}={text!r} is not an address: write 127.0.0.1:7700")
+    if not _is_loopback(host):
+        raise ConfigError(
+            f"{key}={text!r} is not a loopback address, and there is no TLS: anyone on the network "
+            "could read every prompt's KV. Use 127.0.0.1, and an SSH tunnel between hosts"
+        )
+    return ("127.0.0.1" if host == "localhost" else host), int(port)
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not TOML: {error}") from error
+
+
+def _split_override(override: str) -> tuple[str, dict[str, Any]]:
+    dotted, equals, value = override.partition("=")
+    section, dot, key = dotted.strip().partition(".")
+    if not equals or not dot:
+        raise ConfigError(f"--set {override}: write section.key=value, e.g. dram.capacity=8GiB")
+    return section, {key: value.strip()}
+
+
+def _merge(sections: dict[str, dict[str, Any]], name: str, table: Any, *, where: str) -> None:
+    types = get_type_hints(Settings)
+    if name not in types:
+        raise ConfigError(f"{where}: unknown section [{name}]{_nearest(name, list(types))}")
+    if not isinstance(table, dict):
+        raise ConfigError(f"{where}: {name} is a section: write [{name}]")
+    items = {_toml_key(item): item for item in fields(types[name])}
+    for key, value in table.items():
+        if key not in items:
+            names = [f"{name}.{valid}" for valid in items]
+            raise ConfigError(
+                f"{where}: unknown key {name}.{key}{_nearest(f'{name}.{key}', names)}"
+            )
+        try:
+            parsed = _parse(items[key], get_type_hints(types[name])[items[key].name], value)
+        except (ConfigError, ValueError) as error:
+            raise ConfigError(f"{where}: {name}.{key}: {error}") from error
+        sections.setdefault(name, {})[items[key].name] = parsed
+
+
+def _nearest(wrong: str, valid: Sequence[str]) -> str:
+    near = difflib.get_close_matches(wrong, valid, n=1, cutoff=0.0)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def _parse(item: Field[Any], kind: type, value: Any) -> Any:
+    """Return `value`, from TOML or from an override's text, as the type the field declares."""
+    if _is_size(item) and isinstance(value, str):
+        return parse_size(value)
+    if kind is bool and value in ("true", "false", True, False):
+        return value in ("true", True)
+    if kind in (int, float) and isinstance(value, str):
+        return kind(value)
+    if kind is float and type(value) in (int, float):
+        return float(value)
+    if kind in (int, str) and type(value) is kind:
+        return value
+    raise ConfigError(f"{value!r} is not a {kind.__name__}")
+
+
+def _is_size(item: Field[Any]) -> bool:
+    return "_bytes" in item.name
+
+
+def _toml_key(item: Field[Any]) -> str:
+    return item.name.replace("_bytes", "")
+
+
+def _toml_value(item: Field[Any], value: Any) -> str:
+    if _is_size(item):
+        return f'"{_size_text(value)}"'
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return str(value).lower() if isinstance(value, bool) else repr(value)
+
+
+def _size_text(nbytes: int) -> str:
+    for unit in ("TiB", "GiB", "MiB", "KiB"):
+        if nbytes and nbytes % SIZE_UNITS[unit] == 0:
+            return f"{nbytes // SIZE_UNITS[unit]}{unit}"
+    return str(nbytes)
+
+
+def _check(settings: Settings) -> None:
+    """Raise ConfigError on values that cannot work on any machine."""
+    server, dram, file, limits = settings.server, settings.dram, settings.file, settings.limits
+    socket_nbytes = len(os.fsencode(server.socket))
+    if not 0 < socket_nbytes <= SOCKET_PATH_NBYTES_MAX:
+        raise ConfigError(
+            f"server.socket has {socket_nbytes} bytes; unix sockets allow {SOCKET_PATH_NBYTES_MAX} "
+            "here: choose a shorter path"
+        )
+    parse_listen("server.listen", server.listen)
+    parse_listen("server.metrics_listen", server.metrics_listen)
+    bounds: list[tuple[str, float, float, float]] = [
+        ("server.drain_s", server.drain_s, 0, 3600),
+        ("dram.capacity", dram.capacity_bytes, MIB, 1 << 50),
+        ("dram.extent", dram.extent_bytes, MIB, 1 << 50),
+        ("file.capacity", file.capacity_bytes, MIB, 1 << 60),
+        ("file.segment", file.segment_bytes, MIB, 1 << 40),
+        ("file.threads", file.threads, 1, 256),
+        ("limits.batch_keys_max", limits.batch_keys_max, 1, 1 << 16),
+        ("limits.sessions_max", limits.sessions_max, 1, 1 << 20),
+        ("limits.lease_s", limits.lease_s, 0.01, 86400),
+        ("limits.wait_max_s", limits.wait_max_s, 0, 3600),
+        ("limits.leased_fraction", limits.leased_fraction, 0.01, 1),
+        ("limits.limbo_fraction", limits.limbo_fraction, 0, 1),
+        ("limits.group_commit", limits.group_commit_bytes, 4096, 1 << 40),
+        ("limits.write_behind_max", limits.write_behind_bytes_max, MIB, 1 << 50),
+    ]
+    for key, value, low, high in bounds:
+        if not low <= value <= high:
+            raise ConfigError(f"{key}={value} is not in {low}..{high}")
+    for key, nbytes in (("capacity", dram.capacity_bytes), ("extent", dram.extent_bytes)):
+        if nbytes % 4096:
+            raise ConfigError(f"dram.{key}={nbytes} is not a multiple of 4096")

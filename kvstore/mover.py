@@ -1,0 +1,371 @@
+"""Carries the planner's moves out: arena to file in the background, file to arena on demand.
+
+Written behind at once: one task takes what was committed, writes it in parallel, covers the whole
+batch by one fdatasync (group commit) and only then tells the planner that it is durable. Reads go
+straight into arena slots. Every record is verified on its way, in both directions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import mmap
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from kvstore.block import PAGE_NBYTES, BlockKey, NamespaceId, padded
+from kvstore.checksum import checksum
+from kvstore.codec import Codec, codec_by_id, encode_run
+from kvstore.errors import CorruptBlock, Incompatible, KVStoreError, Unavailable
+from kvstore.frame import KILLED_MAX, FrameHeader, FrameKind, RunBlock
+from kvstore.index import StoredFrame, StoredPart
+from kvstore.obs import Metrics
+from kvstore.planner import Planner, Read, Write
+from kvstore.tier.dram import Arena
+from kvstore.tier.dram.arena import copy_bytes
+from kvstore.tier.file import FileExtent, FileTier
+
+logger = logging.getLogger(__name__)
+
+READS_MAX = 8  # frames on their way up at once; beyond that they queue in prefix order
+EVICT_ROUNDS_MAX = 8
+
+
+class Mover:
+    """Moves between one arena and at most one file tier. Lives on the store's event loop."""
+
+    def __init__(
+        self,
+        planner: Planner,
+        arena: Arena,
+        file: FileTier | None,
+        *,
+        codec: Codec,
+        metrics: Metrics,
+        group_commit_bytes: int,
+        threads: int = 2,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._planner = planner
+        self._arena = arena
+        self._file = file
+        self._codec = codec
+        self._metrics = metrics
+        self._group_commit_bytes = group_commit_bytes
+        self._now = now
+        self._sequence = 1
+        self._workers = ThreadPoolExecutor(threads, thread_name_prefix="kvstore-codec")
+        self._reads: dict[StoredPart, asyncio.Task[None]] = {}
+        self._read_places = asyncio.Semaphore(READS_MAX)
+        self._wake = asyncio.Event()
+        self._progress: asyncio.Future[None] | None = None
+        self._writer: asyncio.Task[None] | None = None
+        self._failing = False
+        self._failures = 0
+        self.recovered_s = 0.0
+
+    async def start(self) -> None:
+        """Open the file tier, index what it holds and begin to write behind."""
+        if self._file is None:
+            return
+        recovered = await self._file.open()
+        for record in recovered.frames:
+            header = record.header
+            stored_nbytes = tuple(block.stored_nbytes for block in header.blocks)
+            self._planner.recover(
+                header.namespace_id,
+                StoredFrame(record.location, header.part, header.codec_id, stored_nbytes),
+                [
+                    (at, block.key, block.raw_nbytes, block.raw_checksum)
+                    for at, block in enumerate(header.blocks)
+                    if at in record.live
+                ],
+                first_block=header.first_block,
+                parent=header.parent,
+            )
+        self._sequence = recovered.next_sequence
+        self.recovered_s = recovered.scan_s
+        self._writer = asyncio.create_task(self._write_behind())
+
+    async def close(self, drain_s: float) -> None:
+        """Write what is dirty, for at most `drain_s`, and close the file tier."""
+        if self._file is not None:
+            if not await self.flush(self._now() + drain_s):
+                logger.warning("drain=incomplete dirty_bytes=%d", self._planner.dirty.nbytes)
+            if self._writer is not None:
+                self._writer.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await self._writer
+            if self._reads:
+                await asyncio.wait(set(self._reads.values()), timeout=drain_s)
+            await self._file.close()
+        self._workers.shutdown(wait=False, cancel_futures=True)
+
+    def stats(self) -> dict[str, Any]:
+        if self._file is None:
+            return {"capacity_bytes": 0, "physical_bytes": 0}
+        return {
+            "capacity_bytes": self._file.capacity_bytes,
+            "physical_bytes": self._file.physical_nbytes,
+            "failed_writes": self._failures,
+            "state": "failing" if self._failing else "ok",
+            "recovery_s": self.recovered_s,
+        }
+
+    # ---- down: arena to file -------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """There is something to write."""
+        self._wake.set()
+
+    def progress(self) -> asyncio.Future[None]:
+        """Return a future that is done when the current batch is written, or has failed."""
+        if self._progress is None:
+            self._progress = asyncio.get_running_loop().create_future()
+        return asyncio.shield(self._progress)
+
+    async def settle(self, sequence: int, deadline: float) -> bool:
+        """Wait until the file tier has answered for every commit up to `sequence`."""
+        self.wake()
+        while not self._planner.dirty.settled(sequence):
+            timeout_s = deadline - self._now()
+            if timeout_s <= 0:
+                return False
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.progress(), timeout_s)
+        return True
+
+    async def flush(self, deadline: float) -> bool:
+        """Wait until everything committed so far is durable. False if it is not."""
+        if self._file is None:
+            return False
+        failures = self._failures
+        settled = await self.settle(self._planner.dirty.last, deadline)
+        return settled and failures == self._failures
+
+    async def bury(self, namespace_id: NamespaceId, keys: Sequence[BlockKey] | None) -> None:
+        """Write tombstones for keys, or (None) for a whole namespace, and make them durable.
+
+        Raises Unavailable if the file tier cannot take them: then the blocks may come back after a
+        restart, and the caller must be told so.
+        """
+        if self._file is None:
+            return
+        batches: list[tuple[BlockKey, ...]] = [()]
+        kind = FrameKind.TOMBSTONE_NAMESPACE
+        if keys is not None:
+            kind = FrameKind.TOMBSTONE_KEYS
+            batches = [tuple(keys[i : i + KILLED_MAX]) for i in range(0, len(keys), KILLED_MAX)]
+        for killed in batches:
+            header = FrameHeader(
+                kind=kind,
+                sequence=self._take_sequence(),
+                namespace_id=namespace_id,
+                killed=killed,
+            )
+            await self._file.write_tombstone(header)
+        await self._file.sync()
+
+    async def _write_behind(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while writes := self._planner.take_writes(self._group_commit_bytes):
+                await self._write_batch(writes)
+                progress, self._progress = self._progress, None
+                if progress is not None:
+                    progress.set_result(None)
+
+    async def _write_batch(self, writes: Sequence[Write]) -> None:
+        """Write runs, sync once, and settle each with the planner, whatever happens."""
+        assert self._file is not None
+        results = await asyncio.gather(*map(self._write_run, writes), return_exceptions=True)
+        synced: KVStoreError | None = None
+        try:
+            await self._file.sync()
+        except KVStoreError as error:
+            synced = error
+        for write, result in zip(writes, results, strict=True):
+            if isinstance(result, BaseException):
+                self._fail(write, result)
+            elif synced is not None:
+                self._file.free(result[0])
+                self._fail(write, synced)
+            else:
+                extent, header = result
+                stored_nbytes = tuple(block.stored_nbytes for block in header.blocks)
+                self._planner.written(write, extent, header.codec_id, stored_nbytes)
+                self._metrics.bytes.labels("file", "write").inc(header.nbytes)
+        failed = synced is not None or any(isinstance(r, BaseException) for r in results)
+        self._note_health(failed=failed)
+
+    def _fail(self, write: Write, error: BaseException) -> None:
+        if not isinstance(error, KVStoreError):
+            # A bug. The record stays in the arena; the writer lives on for the others.
+            logger.error("write_behind=bug", exc_info=error)
+        self._planner.write_failed(write)
+        self._failures += 1
+        self._metrics.write_behind_errors.inc()
+        if isinstance(error, CorruptBlock):
+            self._metrics.corrupt_blocks.labels("write_behind").inc()
+            self._planner.delete(write.namespace_id, [block.key for block in write.blocks])
+
+    def _note_health(self, *, failed: bool) -> None:
+        if failed != self._failing:
+            self._failing = failed
+            log = logger.warning if self._failing else logger.info
+            log("file_tier=%s failed_writes=%d", "failing" if failed else "ok", self._failures)
+
+    async def _write_run(self, write: Write) -> tuple[FileExtent, FrameHeader]:
+        """Write one frame. Returns where it is; it is durable after the next sync."""
+        assert self._file is not None
+        loop = asyncio.get_running_loop()
+        header, payload = await loop.run_in_executor(
+            self._workers, self._encode, write, self._take_sequence()
+        )
+        extent = await self._room_for(header.nbytes)
+        try:
+            await self._file.write(extent, [self._file.encode(extent, header), *payload])
+        except BaseException:
+            self._file.free(extent)
+            raise
+        return extent, header
+
+    def _encode(self, write: Write, sequence: int) -> tuple[FrameHeader, list[memoryview]]:
+        """Verify and encode a run. Returns its header and page-aligned payload buffers."""
+        raws = [self._arena.view(held.slot) for held in write.held]
+        for raw, record in zip(raws, write.stored, strict=True):
+            if checksum(raw) != record.checksum:
+                raise CorruptBlock("a record in the arena does not match its checksum")
+        codec, stored = encode_run(self._codec, raws)
+        checksums = [record.checksum for record in write.stored]
+        if codec.id == 0:
+            payload = [self._arena.padded_view(held.slot) for held in write.held]
+            stored_checksums = checksums
+        else:
+            payload = [_aligned(buffer) for buffer in stored]
+            stored_checksums = [checksum(buffer) for buffer in stored]
+        header = FrameHeader(
+            kind=FrameKind.RUN,
+            sequence=sequence,
+            namespace_id=write.namespace_id,
+            part=write.part,
+            first_block=write.blocks[0].block_index,
+            parent=write.blocks[0].parent,
+            codec_id=codec.id,
+            blocks=tuple(
+                RunBlock(block.key, len(raw), len(buffer), raw_sum, stored_sum)
+                for block, raw, buffer, raw_sum, stored_sum in zip(
+                    write.blocks, raws, stored, checksums, stored_checksums, strict=True
+                )
+            ),
+        )
+        return header, payload
+
+    async def _room_for(self, nbytes: int) -> FileExtent:
+        """Find room in the file tier, evicting for it. Raises Unavailable if there is none."""
+        assert self._file is not None
+        for _ in range(EVICT_ROUNDS_MAX):
+            extent = self._file.allocate(nbytes)
+            if extent is not None:
+                return extent
+            evicted = 0
+            if self._file.freeing_nbytes < nbytes:
+                evicted = self._planner.evict_file(nbytes)
+            if not evicted and not self._file.freeing_nbytes:
+                break
+            await self._file.settle()
+        raise Unavailable("the file tier is full and nothing in it may leave now")
+
+    def _take_sequence(self) -> int:
+        self._sequence += 1
+        return self._sequence - 1
+
+    # ---- up: file to arena ---------------------------------------------------------------------
+
+    def start_read(self, read: Read) -> None:
+        """Carry a read out in the background; `reads_of` finds it again."""
+        task = asyncio.get_running_loop().create_task(self._read(read))
+        for record in read.stored:
+            self._reads[record] = task
+
+    def reads_of(self, records: Sequence[StoredPart]) -> set[asyncio.Task[None]]:
+        """Return the tasks that are bringing any of `records` up."""
+        return {self._reads[record] for record in records if record in self._reads}
+
+    async def _read(self, read: Read) -> None:
+        bad: Sequence[int] = read.positions
+        corrupt = False
+        try:
+            async with self._read_places:
+                bad, corrupt = await self._fetch(read), True
+        except CorruptBlock:
+            corrupt = True  # the file is gone or too short
+        except Unavailable as error:
+            logger.warning("read=failed blocks=%d reason=%r", len(read.blocks), str(error))
+        finally:
+            for record in read.stored:
+                del self._reads[record]
+            self._planner.read_done(read, bad, corrupt=corrupt)
+        self._metrics.promotions.inc(len(read.blocks) - len(bad))
+        if bad and corrupt:
+            self._metrics.corrupt_blocks.labels("promote").inc(len(bad))
+            logger.warning("blocks=corrupt count=%d key=%s", len(bad), read.blocks[0].key[:4].hex())
+
+    async def _fetch(self, read: Read) -> list[int]:
+        """Bring the bytes up. Returns the positions that do not match their checksums."""
+        assert self._file is not None
+        loop = asyncio.get_running_loop()
+        sizes = [padded(nbytes) for nbytes in read.frame.stored_nbytes]
+        first, last = read.positions[0], read.positions[-1]
+        begin = PAGE_NBYTES + sum(sizes[:first])
+        self._metrics.bytes.labels("file", "read").inc(sum(sizes[first : last + 1]))
+        if read.frame.codec_id == 0:
+            slots = dict(zip(read.positions, read.held, strict=True))
+            targets = [
+                self._arena.padded_view(slots[at].slot) if at in slots else _pages(sizes[at])
+                for at in range(first, last + 1)
+            ]
+            await self._file.read(read.extent, begin, targets)
+            return await loop.run_in_executor(self._workers, self._verify, read)
+        buffer = _pages(sum(sizes[first : last + 1]))
+        await self._file.read(read.extent, begin, [buffer])
+        return await loop.run_in_executor(self._workers, self._decode, read, buffer, sizes)
+
+    def _verify(self, read: Read) -> list[int]:
+        return [
+            position
+            for position, record, held in zip(read.positions, read.stored, read.held, strict=True)
+            if checksum(self._arena.view(held.slot)) != record.checksum
+        ]
+
+    def _decode(self, read: Read, buffer: memoryview, sizes: Sequence[int]) -> list[int]:
+        first = read.positions[0]
+        bad = []
+        for position, record, held in zip(read.positions, read.stored, read.held, strict=True):
+            at = sum(sizes[first:position])
+            stored = buffer[at : at + read.frame.stored_nbytes[position]]
+            target = self._arena.view(held.slot)
+            try:
+                codec_by_id(read.frame.codec_id).decode(stored, target)
+            except (CorruptBlock, Incompatible):
+                bad.append(position)
+                continue
+            if checksum(target) != record.checksum:
+                bad.append(position)
+        return bad
+
+
+def _pages(nbytes: int) -> memoryview:
+    """Return page-aligned memory, as O_DIRECT wants it; it lives as long as the view."""
+    return memoryview(mmap.mmap(-1, padded(nbytes)))
+
+
+def _aligned(data: Any) -> memoryview:
+    """Return a page-aligned, padded copy of `data`."""
+    pages = _pages(len(data))
+    copy_bytes(memoryview(data), pages[: len(data)])
+    return pages

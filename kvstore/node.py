@@ -1,0 +1,104 @@
+"""Settings -> one running daemon. The only place where parts are put together."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import time
+from pathlib import Path
+
+import kvstore
+from kvstore.codec import codec_by_name
+from kvstore.config import FileSettings, Settings
+from kvstore.mover import Mover
+from kvstore.obs import Metrics
+from kvstore.planner import Planner
+from kvstore.server import Server
+from kvstore.store import Store
+from kvstore.tier.dram import Arena
+from kvstore.tier.file import FileTier
+
+logger = logging.getLogger(__name__)
+
+
+class Node:
+    """One daemon: `start`, serve, `stop`. Must be made on the event loop that runs it."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.metrics = Metrics()
+        self.store = wire_store(settings, self.metrics)
+        self.server = Server(self.store, settings, self.metrics, kvstore.__version__)
+
+    async def start(self) -> None:
+        """Recover what is stored, then serve. Raises ConfigError; nothing stays behind then."""
+        began = time.perf_counter()
+        try:
+            await self.store.start()
+            await self.server.start()
+        except BaseException:
+            await self.server.close()
+            await self.store.close(0.0)
+            raise
+        server = self.settings.server
+        logger.info(
+            "node=serving pid=%d socket=%s port=%d metrics_port=%d blocks=%d start_s=%.3f",
+            os.getpid(),
+            server.socket,
+            self.server.port,
+            self.server.metrics_port,
+            self.store.stats()["blocks"],
+            time.perf_counter() - began,
+        )
+
+    async def stop(self) -> None:
+        """Drain, flush, close. Takes at most about twice `server.drain_s`."""
+        drain_s = self.settings.server.drain_s
+        logger.info("node=draining drain_s=%g", drain_s)
+        if not await self.server.drain(drain_s):
+            logger.warning("node=draining calls=cut_off")
+        await self.server.close()
+        await self.store.close(drain_s)
+        logger.info("node=stopped")
+
+
+def wire_store(settings: Settings, metrics: Metrics) -> Store:
+    """Put the tiers, planner and mover of one node together."""
+    arena = Arena(settings.dram.capacity_bytes, settings.dram.extent_bytes)
+    file = _file_tier(settings.file) if settings.file.path else None
+    planner = Planner(arena, file, now=time.monotonic)
+    mover = Mover(
+        planner,
+        arena,
+        file,
+        codec=codec_by_name(settings.file.codec),
+        metrics=metrics,
+        group_commit_bytes=settings.limits.group_commit_bytes,
+    )
+    return Store(arena=arena, mover=mover, planner=planner, limits=settings.limits, metrics=metrics)
+
+
+def _file_tier(settings: FileSettings) -> FileTier:
+    return FileTier(
+        Path(settings.path),
+        capacity_bytes=settings.capacity_bytes,
+        segment_nbytes=settings.segment_bytes,
+        direct=settings.direct,
+        threads=settings.threads,
+    )
+
+
+async def serve(settings: Settings) -> None:
+    """Run a daemon until SIGTERM or SIGINT; a second signal stops it at once."""
+    loop = asyncio.get_running_loop()
+    told = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, told.set)
+    node = Node(settings)
+    await node.start()
+    await told.wait()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.remove_signal_handler(number)
+    await node.stop()

@@ -1,0 +1,143 @@
+"""Binds the daemon's addresses, serves, and takes everything down again in order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from pathlib import Path
+from typing import Final
+from wsgiref.simple_server import WSGIServer
+
+import grpc.aio
+import prometheus_client
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from kvstore.config import Settings, parse_listen
+from kvstore.errors import ConfigError
+from kvstore.obs import Metrics
+from kvstore.rpc.v1 import kvstore_pb2_grpc as rpc
+from kvstore.server.boundary import Boundary
+from kvstore.server.service import Service
+from kvstore.server.sockets import (
+    arena_socket_path,
+    listen_seqpacket,
+    owned_socket_path,
+    private_umask,
+)
+from kvstore.store import Store
+from kvstore.transport.arena_host import ArenaHost
+from kvstore.transport.messages import MESSAGE_NBYTES_MAX, Epoch
+
+logger = logging.getLogger(__name__)
+
+RPCS_MAX = 1024
+SERVICE_NAME = "kvstore.rpc.v1.KVStore"
+STOP_GRACE_S = 0.5
+_OPTIONS: Final = (
+    # Without it two daemons would share a port, and the kernel would deal out the clients.
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_receive_message_length", MESSAGE_NBYTES_MAX),
+    ("grpc.max_send_message_length", MESSAGE_NBYTES_MAX),
+)
+
+
+class Server:
+    """Serves one store. `start` binds everything or nothing; `drain`, then `close`."""
+
+    def __init__(self, store: Store, settings: Settings, metrics: Metrics, version: str) -> None:
+        self._settings = settings.server
+        self._socket = Path(self._settings.socket)
+        self._metrics = metrics
+        self._epoch = Epoch.new()
+        self._store = store
+        self._boundary = Boundary(metrics)
+        self._health = health.aio.HealthServicer()
+        self._service = Service(
+            store,
+            settings.limits,
+            self._epoch,
+            arena_socket=str(arena_socket_path(self._socket)),
+            version=version,
+        )
+        self._open = contextlib.AsyncExitStack()
+        self.port = 0
+        self.metrics_port = 0
+
+    async def start(self) -> None:
+        """Bind and serve. Raises ConfigError that names the address that cannot be had."""
+        async with contextlib.AsyncExitStack() as stack:
+            stack.enter_context(owned_socket_path(self._socket))
+            self._start_metrics(stack)
+            server = grpc.aio.server(
+                interceptors=[self._boundary],
+                options=_OPTIONS,
+                maximum_concurrent_rpcs=RPCS_MAX,
+            )
+            rpc.add_KVStoreServicer_to_server(self._service, server)
+            health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+            self._bind(server)
+            listener = listen_seqpacket(arena_socket_path(self._socket))
+            arena = ArenaHost(listener, self._store, self._store.arena, self._epoch)
+            arena.start()
+            stack.push_async_callback(arena.close)
+            await server.start()
+            stack.push_async_callback(server.stop, STOP_GRACE_S)
+            await self._report(health_pb2.HealthCheckResponse.SERVING)
+            self._open = stack.pop_all()
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Say NOT_SERVING, refuse new calls, wait for running ones. False: some did not end."""
+        await self._report(health_pb2.HealthCheckResponse.NOT_SERVING)
+        return await self._boundary.drain(timeout_s)
+
+    async def close(self) -> None:
+        """Stop serving and remove the sockets."""
+        await self._open.aclose()
+
+    def _bind(self, server: grpc.aio.Server) -> None:
+        with private_umask():
+            _bind_one(server, f"unix:{self._socket}", f"server.socket={self._socket}")
+        address = parse_listen("server.listen", self._settings.listen)
+        if address is not None:
+            host, port = address
+            host = f"[{host}]" if ":" in host else host
+            name = f"server.listen={self._settings.listen}"
+            self.port = _bind_one(server, f"{host}:{port}", name)
+
+    def _start_metrics(self, stack: contextlib.AsyncExitStack) -> None:
+        address = parse_listen("server.metrics_listen", self._settings.metrics_listen)
+        if address is None:
+            return
+        host, port = address
+        try:
+            http, thread = prometheus_client.start_http_server(
+                port, host, registry=self._metrics.registry
+            )
+        except OSError as error:
+            raise ConfigError(
+                f"server.metrics_listen={self._settings.metrics_listen} cannot be had "
+                f'({error.strerror}): choose another port, or "" for none'
+            ) from error
+        self.metrics_port = int(http.server_port)
+        stack.push_async_callback(_stop_metrics, http, thread)
+
+    async def _report(self, status: health_pb2.HealthCheckResponse.ServingStatus.ValueType) -> None:
+        for name in ("", SERVICE_NAME):
+            await self._health.set(name, status)
+
+
+def _bind_one(server: grpc.aio.Server, address: str, name: str) -> int:
+    try:
+        return server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"{name} cannot be had: another process uses it, or it does not exist here"
+        ) from error
+
+
+async def _stop_metrics(http: WSGIServer, thread: threading.Thread) -> None:
+    await asyncio.to_thread(http.shutdown)
+    http.server_close()
+    await asyncio.to_thread(thread.join, STOP_GRACE_S)

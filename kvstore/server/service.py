@@ -1,0 +1,234 @@
+"""The RPC methods: check what came in, ask the store, answer. No decisions here."""
+# ruff: noqa: N802  the methods carry the names the .proto gives them
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import AsyncIterator, Sequence
+
+from kvstore.block import (
+    KEY_NBYTES,
+    BlockKey,
+    Grant,
+    Namespace,
+    NamespaceId,
+    split_keys,
+)
+from kvstore.config import LimitSettings
+from kvstore.errors import InvalidRequest
+from kvstore.planner import SessionId
+from kvstore.rpc.v1 import kvstore_pb2 as pb
+from kvstore.rpc.v1 import kvstore_pb2_grpc as rpc
+from kvstore.server.boundary import Context
+from kvstore.server.streams import Streams
+from kvstore.store import Store
+from kvstore.transport.arena_host import check_version
+from kvstore.transport.messages import (
+    Epoch,
+    committed_to_message,
+    grant_to_message,
+    parent_of,
+    spans_of,
+)
+
+TOKEN_CHARS = range(16, 129)
+CLIENT_CHARS_MAX = 256
+SCAN_ITEMS_MAX = 10_000
+READERS_MAX = 1 << 16
+
+
+class Service(rpc.KVStoreServicer):
+    """kvstore.rpc.v1.KVStore over one store."""
+
+    def __init__(
+        self,
+        store: Store,
+        limits: LimitSettings,
+        epoch: Epoch,
+        *,
+        arena_socket: str,
+        version: str,
+    ) -> None:
+        self._store = store
+        self._limits = limits
+        self._epoch = epoch
+        self._arena_socket = arena_socket
+        self._version = version
+        self._namespaces: dict[NamespaceId, Namespace] = {}
+        self._streams = Streams(store)
+
+    async def OpenSession(
+        self, request: pb.OpenSessionRequest, context: Context
+    ) -> pb.OpenSessionReply:
+        check_version(request.rpc_version)
+        session = 0
+        if request.token:
+            if len(request.token) not in TOKEN_CHARS or len(request.client) > CLIENT_CHARS_MAX:
+                raise InvalidRequest("a token has 16 to 128 characters, a client name up to 256")
+            session = self._store.open_session(request.token, request.client)
+        return pb.OpenSessionReply(
+            session=self._epoch.id_out(session),
+            instance=self._epoch.name,
+            arena_socket=self._arena_socket,
+            batch_keys_max=self._limits.batch_keys_max,
+            server_version=self._version,
+        )
+
+    async def RegisterNamespace(
+        self, request: pb.RegisterNamespaceRequest, context: Context
+    ) -> pb.RegisterNamespaceReply:
+        namespace = Namespace.from_json(request.spec_json)
+        namespace_id = self._store.register(namespace)
+        self._namespaces[namespace_id] = namespace
+        return pb.RegisterNamespaceReply(namespace_id=namespace_id)
+
+    async def Match(self, request: pb.MatchRequest, context: Context) -> pb.MatchReply:
+        match = self._store.match(
+            self._known(request.namespace_id), self._keys(request.keys), request.skip_blocks
+        )
+        return pb.MatchReply(hit_blocks=match.hit_blocks, resident_blocks=match.resident_blocks)
+
+    async def Acquire(self, request: pb.AcquireRequest, context: Context) -> pb.GrantReply:
+        if request.readers > READERS_MAX:
+            raise InvalidRequest(f"{request.readers} readers; the limit is {READERS_MAX}")
+        session = self._session(request.session)
+        grant = await self._store.acquire(
+            session,
+            self._known(request.namespace_id),
+            self._keys(request.keys),
+            skip_blocks=request.skip_blocks,
+            readers=request.readers or 1,
+            wait_s=self._wait(request.wait_s),
+            spans=spans_of(request.spans) or None,
+        )
+        return self._granted(grant, session, context)
+
+    async def Reserve(self, request: pb.ReserveRequest, context: Context) -> pb.GrantReply:
+        session = self._session(request.session)
+        grant = await self._store.reserve(
+            session,
+            self._known(request.namespace_id),
+            self._keys(request.keys),
+            first_block=request.first_block,
+            parent=parent_of(request.parent),
+            spans=spans_of(request.spans),
+            wait_s=self._wait(request.wait_s),
+        )
+        return self._granted(grant, session, context)
+
+    async def Commit(self, request: pb.CommitRequest, context: Context) -> pb.CommitReply:
+        done = await self._store.commit(
+            self._session(request.session),
+            self._epoch.id_in(request.lease),
+            list(request.checksums),
+            durable=request.durable,
+        )
+        return committed_to_message(done)
+
+    async def Release(self, request: pb.ReleaseRequest, context: Context) -> pb.ReleaseReply:
+        if len(request.leases) > self._limits.batch_keys_max:
+            raise InvalidRequest(f"{len(request.leases)} leases in one call: split it")
+        held = self._store.release(
+            self._session(request.session),
+            [self._epoch.id_in(lease) for lease in request.leases],
+        )
+        return pb.ReleaseReply(held=held)
+
+    async def Put(
+        self, request_iterator: AsyncIterator[pb.PutRequest], context: Context
+    ) -> pb.CommitReply:
+        first = await anext(aiter(request_iterator), None)
+        if first is None or first.WhichOneof("message") != "header":
+            raise InvalidRequest("a Put starts with its header")
+        header = first.header
+        namespace_id = self._known(header.namespace_id)
+        done = await self._streams.put(
+            header,
+            request_iterator,
+            namespace=self._namespaces[namespace_id],
+            keys=self._keys(header.keys),
+            wait_s=self._wait(header.wait_s),
+        )
+        return committed_to_message(done)
+
+    async def Get(self, request: pb.GetRequest, context: Context) -> AsyncIterator[pb.GetReply]:
+        namespace_id = self._known(request.namespace_id)
+        async for reply in self._streams.get(
+            request,
+            namespace=self._namespaces[namespace_id],
+            keys=self._keys(request.keys),
+            wait_s=self._wait(request.wait_s),
+        ):
+            yield reply
+
+    async def Delete(self, request: pb.DeleteRequest, context: Context) -> pb.DeleteReply:
+        deleted = await self._store.delete(
+            _namespace_id(request.namespace_id), self._keys(request.keys)
+        )
+        return pb.DeleteReply(deleted=deleted)
+
+    async def Clear(self, request: pb.ClearRequest, context: Context) -> pb.DeleteReply:
+        only = _namespace_id(request.namespace_id) if request.namespace_id else None
+        return pb.DeleteReply(deleted=await self._store.clear(only))
+
+    async def Flush(self, request: pb.FlushRequest, context: Context) -> pb.FlushReply:
+        return pb.FlushReply(durable=await self._store.flush(self._wait(request.wait_s)))
+
+    async def Stats(self, request: pb.StatsRequest, context: Context) -> pb.StatsReply:
+        about = {"version": self._version, "instance": self._epoch.name}
+        return pb.StatsReply(json=json.dumps(about | self._store.stats()))
+
+    async def Scan(self, request: pb.ScanRequest, context: Context) -> pb.ScanReply:
+        limit = min(request.limit or SCAN_ITEMS_MAX, SCAN_ITEMS_MAX)
+        only = _namespace_id(request.namespace_id) if request.namespace_id else None
+        items = self._store.scan(only, parent_of(request.after), limit)
+        return pb.ScanReply(
+            items=[
+                pb.ScanItem(
+                    key=item.key,
+                    namespace_id=item.namespace_id,
+                    block=item.block_index,
+                    nbytes=item.nbytes,
+                    resident=item.resident,
+                    durable=item.durable,
+                )
+                for item in items
+            ],
+            next=items[-1].key if len(items) == limit else b"",
+        )
+
+    def _granted(self, grant: Grant, session: SessionId, context: Context) -> pb.GrantReply:
+        """Answer with a grant; take it back if the client is gone before the answer is sent."""
+
+        def take_back(done: Context) -> None:
+            if done.cancelled():
+                self._store.release(session, [grant.lease_id])
+
+        if grant.lease_id:
+            # The stubs declare the callback's type as a class, which no function can be.
+            context.add_done_callback(take_back)  # type: ignore[arg-type]
+        return grant_to_message(grant, self._epoch)
+
+    def _session(self, wire: int) -> SessionId:
+        return SessionId(self._epoch.id_in(wire))
+
+    def _known(self, namespace_id: bytes) -> NamespaceId:
+        known = _namespace_id(namespace_id)
+        if known not in self._namespaces:
+            raise InvalidRequest(f"unknown namespace {known[:4].hex()}: register it first")
+        return known
+
+    def _keys(self, keys: bytes) -> Sequence[BlockKey]:
+        return split_keys(keys, keys_max=self._limits.batch_keys_max)
+
+    def _wait(self, wait_s: float) -> float:
+        if not (math.isfinite(wait_s) and wait_s >= 0):
+            raise InvalidRequest(f"wait_s={wait_s} is not a time to wait")
+        return min(wait_s, self._limits.wait_max_s)
+
+
+def _namespace_id(value: bytes) -> NamespaceId:
+    if len(value) != KEY_NBYTES:
+        raise InvalidRequest(f"a namespace id has {KEY_NBYTES} bytes, not {len(value)}")
+    return NamespaceId(value)

@@ -1,0 +1,86 @@
+"""Take a unix socket path for this daemon alone, whatever a dead one left there."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from kvstore.errors import ConfigError
+
+PROBE_TIMEOUT_S = 1.0
+
+
+@contextlib.contextmanager
+def owned_socket_path(path: Path) -> Iterator[None]:
+    """Own `path` for the time of the context: a lock beside it, no socket at it.
+
+    The lock decides between two daemons that start at once; the probe finds servers that do not
+    know the lock. Raises ConfigError if somebody else is there, or the directory is not usable.
+    """
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise ConfigError(
+            f"server.socket={path}: its directory is not usable: {error.strerror}"
+        ) from error
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConfigError(f"server.socket={path} is used by another kvstore daemon") from error
+        for each in (path, arena_socket_path(path)):
+            _remove_dead(each)
+        yield
+        for each in (path, arena_socket_path(path)):
+            each.unlink(missing_ok=True)
+    finally:
+        os.close(lock)
+
+
+def arena_socket_path(path: Path) -> Path:
+    return path.with_name(f"{path.name}.arena")
+
+
+def listen_seqpacket(path: Path) -> socket.socket:
+    """Return a listening SOCK_SEQPACKET socket at `path`, mode 0600."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        with private_umask():
+            listener.bind(str(path))
+        listener.listen(64)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"cannot listen on {path}: {error.strerror}") from error
+    return listener
+
+
+@contextlib.contextmanager
+def private_umask() -> Iterator[None]:
+    """Create what is created inside with mode 0600, so that it is never open to others."""
+    before = os.umask(0o177)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def _remove_dead(path: Path) -> None:
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise ConfigError(f"{path} exists and is not a socket: remove it or choose another path")
+    for kind in (socket.SOCK_STREAM, socket.SOCK_SEQPACKET):
+        with socket.socket(socket.AF_UNIX, kind) as probe:
+            probe.settimeout(PROBE_TIMEOUT_S)
+            with contextlib.suppress(ConnectionRefusedError, OSError):
+                probe.connect(str(path))
+                raise ConfigError(f"{path} is used by another process: choose another path")
+    path.unlink()

@@ -1,0 +1,497 @@
+"""One node's store: the file to read first.
+
+A put is `reserve` -> the client writes into the slots -> `commit`; a get is `acquire` -> the client
+reads the slots -> `release`. The planner decides, the mover moves bytes, the leases know who may
+touch which slot. Everything runs on one event loop, so nothing here needs a lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import heapq
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from kvstore.block import (
+    BlockKey,
+    Committed,
+    Grant,
+    Match,
+    Namespace,
+    NamespaceId,
+    Slot,
+    Span,
+    check_keys,
+    padded,
+)
+from kvstore.config import LimitSettings
+from kvstore.errors import InvalidRequest
+from kvstore.index import HeldSlot, StoredPart
+from kvstore.mover import Mover
+from kvstore.obs import Metrics
+from kvstore.planner import Leases, MemberId, Planner, Reservation, SessionId, needed_spans
+from kvstore.tier.dram import Arena
+
+logger = logging.getLogger(__name__)
+
+HOUSEKEEPING_S = 0.5
+PROMOTE_ROUNDS_MAX = 3
+SPANS_MAX = 4096
+
+
+class Member(NamedTuple):
+    """One process of a session, alive while its arena socket is open."""
+
+    session: SessionId
+    id: MemberId
+
+
+@dataclass(frozen=True, slots=True)
+class ScanItem:
+    """A stored block as `scan` shows it. nbytes: of all its parts, uncompressed."""
+
+    key: BlockKey
+    namespace_id: NamespaceId
+    block_index: int
+    nbytes: int
+    resident: bool
+    durable: bool
+
+
+class Store:
+    """The tiers of one node behind one interface. Times are seconds of `now`."""
+
+    def __init__(
+        self,
+        *,
+        arena: Arena,
+        mover: Mover,
+        planner: Planner,
+        limits: LimitSettings,
+        metrics: Metrics,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.arena = arena
+        self._mover = mover
+        self._planner = planner
+        self._limits = limits
+        self._metrics = metrics
+        self._now = now
+        self._room = asyncio.Event()
+        self._leases = Leases(
+            lease_s=limits.lease_s,
+            limbo_bytes_max=int(arena.capacity_bytes * limits.limbo_fraction),
+            sessions_max=limits.sessions_max,
+            now=now,
+            unpin=self._unpin,
+        )
+        self._housekeeping: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Open the tiers and index what they hold."""
+        await self.arena.start()
+        await self._mover.start()
+        self._housekeeping = asyncio.create_task(self._keep_house())
+
+    async def close(self, drain_s: float = 10.0) -> None:
+        """Flush for at most `drain_s` and close the tiers."""
+        if self._housekeeping is not None:
+            self._housekeeping.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._housekeeping
+        await self._mover.close(drain_s)
+        await self.arena.close()
+
+    # ---- sessions ----------------------------------------------------------------------------
+
+    def register(self, namespace: Namespace) -> NamespaceId:
+        """Learn a namespace. Raises InvalidRequest if its records cannot fit into the arena."""
+        largest = max(group.record_nbytes for group in namespace.groups)
+        if largest > self.arena.record_nbytes_max:
+            raise InvalidRequest(
+                f"records of {largest} bytes do not fit: the daemon's dram.extent is "
+                f"{self.arena.record_nbytes_max} bytes"
+            )
+        return self._planner.index.register(namespace)
+
+    def open_session(self, token: str, client: str) -> SessionId:
+        """Return the session of `token`, a new one if none is alive."""
+        return self._leases.open(token, client)
+
+    def join(self, session: SessionId, token: str) -> Member:
+        """Add a process to a session; `leave` when its socket closes. Raises SessionEnded."""
+        return Member(session, self._leases.join(session, token))
+
+    def leave(self, member: Member) -> None:
+        """Note that a process is gone: its session ends."""
+        self._leases.leave(member.session, member.id)
+        self._room.set()
+        logger.info("session=%d state=ended", member.session)
+
+    # ---- get ---------------------------------------------------------------------------------
+
+    def match(
+        self, namespace_id: NamespaceId, keys: Sequence[BlockKey], skip_blocks: int = 0
+    ) -> Match:
+        """Return how long the prefix would hit now. Pins nothing."""
+        _check_skip(keys, skip_blocks)
+        return self._planner.match(namespace_id, keys, skip_blocks)
+
+    async def acquire(
+        self,
+        session: SessionId,
+        namespace_id: NamespaceId,
+        keys: Sequence[BlockKey],
+        *,
+        skip_blocks: int = 0,
+        readers: int = 1,
+        wait_s: float = 0.0,
+        spans: tuple[Span, ...] | None = None,
+    ) -> Grant:
+        """Bring the longest stored prefix up and lease it; with `spans`, exactly those parts.
+
+        Bytes in slower tiers have `wait_s` to come up; past it the answer is a shorter prefix. Over
+        the bound on leased bytes the answer is an estimate without slots (`leased` is false).
+        """
+        self._leases.check(session)
+        _check_skip(keys, skip_blocks)
+        deadline = self._now() + min(wait_s, self._limits.wait_max_s)
+        self._metrics.lookups.inc(len(keys) - skip_blocks)
+        if spans is not None:
+            self._check_spans(namespace_id, keys, spans)
+            await self._promote(namespace_id, keys, spans, deadline)
+            return self._grant(session, namespace_id, keys, spans, readers, hit_blocks=0)
+        namespace = self._planner.namespace(namespace_id)
+        before = self._planner.match(namespace_id, keys, skip_blocks)
+        hit = skip_blocks
+        for _ in range(PROMOTE_ROUNDS_MAX):  # a block lost on its way up leaves a shorter prefix
+            stored = self._planner.match(namespace_id, keys, skip_blocks).hit_blocks
+            wanted = self._affordable(namespace, namespace_id, keys, stored, skip_blocks)
+            if wanted is None:
+                return Grant(0, 0.0, (), (), hit_blocks=stored, leased=False)
+            spans = needed_spans(namespace, wanted, skip_blocks)
+            await self._promote(namespace_id, keys, spans, deadline)
+            hit = self._planner.match(namespace_id, keys[:wanted], skip_blocks).resident_blocks
+            if hit == wanted or self._now() >= deadline:
+                break
+        promoted = max(0, hit - max(skip_blocks, before.resident_blocks))
+        self._metrics.hits.labels("file").inc(promoted)
+        self._metrics.hits.labels("dram").inc(hit - skip_blocks - promoted)
+        spans = needed_spans(namespace, hit, skip_blocks)
+        return self._grant(session, namespace_id, keys, spans, readers, hit_blocks=hit)
+
+    def release(self, session: SessionId, lease_ids: Sequence[int]) -> list[bool]:
+        """End leases, or abandon reservations. True: the slots were the caller's until now."""
+        held = [self._leases.release(session, lease_id) for lease_id in lease_ids]
+        self._room.set()
+        return held
+
+    def view(self, slot: Slot) -> memoryview:
+        """Return a slot's bytes, for whoever holds a lease on it."""
+        return self.arena.view(slot)
+
+    def _grant(
+        self,
+        session: SessionId,
+        namespace_id: NamespaceId,
+        keys: Sequence[BlockKey],
+        spans: tuple[Span, ...],
+        readers: int,
+        *,
+        hit_blocks: int,
+    ) -> Grant:
+        records = self._planner.find(namespace_id, keys, spans)
+        held = [record.resident if record else None for record in records]
+        lease = self._leases.grant(session, held, readers=max(1, readers))
+        self._planner.touch(keys[:hit_blocks] if hit_blocks else keys)
+        return Grant(
+            lease_id=lease.id,
+            deadline_s=self._limits.lease_s,
+            spans=spans,
+            slots=tuple(slot.slot if slot else None for slot in held),
+            checksums=tuple(record.checksum if record else 0 for record in records),
+            hit_blocks=hit_blocks,
+        )
+
+    def _affordable(
+        self,
+        namespace: Namespace,
+        namespace_id: NamespaceId,
+        keys: Sequence[BlockKey],
+        hit: int,
+        skip_blocks: int,
+    ) -> int | None:
+        """Return the hit that may be leased now; None if only other leases stand in its way."""
+        bound = int(self.arena.capacity_bytes * self._limits.leased_fraction)
+        needed = _span_nbytes(namespace, needed_spans(namespace, hit, skip_blocks))
+        if needed > bound:
+            shorter = skip_blocks + int((hit - skip_blocks) * bound / needed)
+            hit = self._planner.match(namespace_id, keys[:shorter], skip_blocks).hit_blocks
+            needed = _span_nbytes(namespace, needed_spans(namespace, hit, skip_blocks))
+        return hit if self._leases.leased_bytes + needed <= bound or hit == skip_blocks else None
+
+    async def _promote(
+        self,
+        namespace_id: NamespaceId,
+        keys: Sequence[BlockKey],
+        spans: Sequence[Span],
+        deadline: float,
+    ) -> None:
+        """Bring `spans` into the arena, as far as that goes until the deadline."""
+        for _ in range(PROMOTE_ROUNDS_MAX):
+            records = [r for r in self._planner.find(namespace_id, keys, spans) if r is not None]
+            missing = [record for record in records if record.resident is None]
+            if not missing:
+                return
+            # What is up already must not make room for what comes up.
+            kept = [record.resident for record in records if record.resident is not None]
+            _pin(kept)
+            try:
+                for read in self._planner.plan_reads(namespace_id, keys, spans):
+                    self._mover.start_read(read)
+                pending = self._mover.reads_of(missing)
+                timeout_s = deadline - self._now()
+                if not pending or timeout_s <= 0:
+                    return
+                await asyncio.wait(pending, timeout=timeout_s)
+            finally:
+                for held in kept:
+                    held.pins -= 1
+                    self._planner.unpin(held)
+
+    # ---- put ---------------------------------------------------------------------------------
+
+    async def reserve(
+        self,
+        session: SessionId,
+        namespace_id: NamespaceId,
+        keys: Sequence[BlockKey],
+        *,
+        first_block: int,
+        parent: BlockKey | None,
+        spans: tuple[Span, ...],
+        wait_s: float = 0.0,
+    ) -> Grant:
+        """Lease empty slots for the records of `spans` that are not stored yet.
+
+        keys are consecutive blocks of one prefix, the first of them block `first_block`, after
+        `parent`. Without room it waits up to `wait_s`; what then has no slot is `refused`.
+        """
+        self._leases.check(session)
+        self._check_spans(namespace_id, keys, spans)
+        deadline = self._now() + min(wait_s, self._limits.wait_max_s)
+        while True:
+            behind = self._planner.dirty.nbytes > self._limits.write_behind_bytes_max
+            placement = self._planner.place(namespace_id, keys, spans)
+            short = placement.refused > 0 or behind
+            if not short or self._now() >= deadline:
+                break
+            self._free(placement.held)
+            await self._wait_for_room(deadline)
+            self._leases.check(session)
+        held, refused = placement.held, placement.refused
+        if behind:
+            self._free(held)
+            refused += sum(slot is not None for slot in held)
+            held = tuple(None for _ in held)
+        if refused:
+            self._metrics.refusals.labels("write_behind" if behind else "no_room").inc(refused)
+        write = Reservation(namespace_id, tuple(keys), first_block, parent, spans, refused)
+        lease = self._leases.grant(session, held, write=write)
+        return Grant(
+            lease_id=lease.id,
+            deadline_s=self._limits.lease_s,
+            spans=spans,
+            slots=tuple(slot.slot if slot else None for slot in held),
+            refused=refused,
+        )
+
+    async def commit(
+        self,
+        session: SessionId,
+        lease_id: int,
+        checksums: Sequence[int],
+        *,
+        durable: bool = False,
+        wait_s: float = 30.0,
+    ) -> Committed:
+        """Publish what was written into a reservation; `durable` waits for an fdatasync."""
+        lease = self._leases.reservation(session, lease_id)
+        if lease is None or lease.write is None:
+            raise InvalidRequest(
+                f"no reservation {lease_id} to commit: never reserved, committed before, or expired"
+            )
+        if len(checksums) != len(lease.held):
+            raise InvalidRequest(f"{len(checksums)} checksums for {len(lease.held)} slots")
+        write = lease.write
+        new, existing = self._planner.commit(write, lease.held, checksums)
+        unwritten = sum(slot is None for slot in lease.held) - write.refused
+        self._leases.release(session, lease_id)
+        self._mover.wake()
+        safe = False
+        if durable:
+            records = self._planner.find(write.namespace_id, write.keys, write.spans)
+            safe = await self._durable([r for r in records if r is not None], wait_s)
+        return Committed(new, existing + unwritten, write.refused, safe)
+
+    async def flush(self, wait_s: float) -> bool:
+        """Wait until everything committed so far is durable. False: the time ran out, writes
+        failed, or there is no file tier."""
+        return await self._mover.flush(self._now() + min(wait_s, self._limits.wait_max_s))
+
+    async def _durable(self, records: Sequence[StoredPart], wait_s: float) -> bool:
+        deadline = self._now() + min(wait_s, self._limits.wait_max_s)
+        last = max((record.dirty for record in records), default=0)
+        await self._mover.settle(last, deadline)
+        return all(record.frame is not None for record in records)
+
+    async def _wait_for_room(self, deadline: float) -> None:
+        self._room.clear()
+        waits: list[asyncio.Future[Any]] = [
+            asyncio.ensure_future(self._room.wait()),
+            self._mover.progress(),
+        ]
+        _, pending = await asyncio.wait(
+            waits,
+            timeout=max(0.0, min(deadline - self._now(), HOUSEKEEPING_S)),
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        for wait in pending:
+            wait.cancel()
+
+    # ---- delete, look around -------------------------------------------------------------------
+
+    async def delete(self, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> int:
+        """Delete blocks for good: when this returns, not even a power cut brings them back."""
+        self._planner.namespace(namespace_id)
+        check_keys(keys)
+        deletion = self._planner.delete(namespace_id, keys)
+        # Keys the index does not know are buried too: an evicted frame may still be on disk.
+        await self._mover.bury(namespace_id, keys)
+        self._room.set()
+        return deletion.deleted
+
+    async def clear(self, namespace_id: NamespaceId | None) -> int:
+        """Delete every block of a namespace, or of all, for good."""
+        deletion = self._planner.clear(namespace_id)
+        namespaces = {namespace_id} if namespace_id is not None else set()
+        if namespace_id is None:
+            namespaces = deletion.namespaces | set(self._planner.index.namespaces)
+        for each in namespaces:
+            await self._mover.bury(each, None)
+        self._room.set()
+        return deletion.deleted
+
+    def scan(
+        self, namespace_id: NamespaceId | None, after: BlockKey | None, limit: int
+    ) -> list[ScanItem]:
+        """Return up to `limit` blocks in key order, those behind `after`."""
+        blocks = (
+            block
+            for block in self._planner.index
+            if namespace_id in (None, block.namespace_id) and (after is None or block.key > after)
+        )
+        return [
+            ScanItem(
+                key=block.key,
+                namespace_id=block.namespace_id,
+                block_index=block.block_index,
+                nbytes=block.nbytes,
+                resident=block.resident_parts == len(block.parts),
+                durable=block.framed_parts == len(block.parts),
+            )
+            for block in heapq.nsmallest(limit, blocks, key=lambda block: block.key)
+        ]
+
+    def stats(self) -> dict[str, Any]:
+        """Return what the node holds and owes, as plain numbers. Bytes, seconds, counts."""
+        planner, leases = self._planner, self._leases
+        return {
+            "blocks": len(planner.index),
+            "namespaces": len(planner.index.namespaces),
+            "sessions": len(leases.sessions()),
+            "leases": leases.count,
+            "dram": {
+                "blocks": planner.resident_blocks,
+                "capacity_bytes": self.arena.capacity_bytes,
+                "used_bytes": self.arena.used_bytes,
+                "leased_bytes": leases.leased_bytes - leases.limbo_bytes,
+                "limbo_bytes": leases.limbo_bytes,
+                "evicted_blocks": planner.counts.evicted_dram,
+                "lost_records": planner.counts.lost,
+            },
+            "file": {
+                "blocks": planner.framed_blocks,
+                "evicted_blocks": planner.counts.evicted_file,
+                **self._mover.stats(),
+            },
+            "dirty_bytes": planner.dirty.nbytes,
+            "durable_lag_s": planner.dirty.oldest_s,
+        }
+
+    # ---- inside --------------------------------------------------------------------------------
+
+    def _check_spans(
+        self, namespace_id: NamespaceId, keys: Sequence[BlockKey], spans: Sequence[Span]
+    ) -> None:
+        namespace = self._planner.namespace(namespace_id)
+        if len(spans) > SPANS_MAX or len({span.part for span in spans}) != len(spans):
+            raise InvalidRequest("spans name a part twice, or there are too many of them")
+        for part, begin, end in spans:
+            namespace.record_nbytes(part)
+            if not 0 <= begin <= end <= len(keys):
+                raise InvalidRequest(f"span {begin}:{end} of {len(keys)} keys")
+
+    def _unpin(self, held: HeldSlot) -> None:
+        self._planner.unpin(held)
+
+    def _free(self, held: Sequence[HeldSlot | None]) -> None:
+        for slot in held:
+            if slot is not None:
+                self._planner.unpin(slot)
+
+    async def _keep_house(self) -> None:
+        while True:
+            await asyncio.sleep(HOUSEKEEPING_S)
+            expired = self._leases.expire()
+            if expired:
+                logger.warning(
+                    "leases_expired=%d limbo_bytes=%d", expired, self._leases.limbo_bytes
+                )
+            self._publish()
+
+    def _publish(self) -> None:
+        """Set the gauges; counters are kept where things happen."""
+        stats, metrics = self.stats(), self._metrics
+        for state in ("used", "capacity", "leased", "limbo"):
+            metrics.dram_bytes.labels(state).set(stats["dram"][f"{state}_bytes"])
+        for state in ("physical", "capacity"):
+            metrics.file_bytes.labels(state).set(stats["file"].get(f"{state}_bytes", 0))
+        for tier in ("dram", "file"):
+            metrics.blocks.labels(tier).set(stats[tier]["blocks"])
+            evicted = stats[tier]["evicted_blocks"]
+            counter = metrics.evictions.labels(tier)
+            counter.inc(evicted - counter._value.get())
+        metrics.dirty_bytes.set(stats["dirty_bytes"])
+        metrics.durable_lag_seconds.set(stats["durable_lag_s"])
+        metrics.sessions.set(stats["sessions"])
+        metrics.leases.set(stats["leases"])
+
+
+def _pin(slots: Sequence[HeldSlot]) -> None:
+    for held in slots:
+        held.pins += 1
+
+
+def _check_skip(keys: Sequence[BlockKey], skip_blocks: int) -> None:
+    check_keys(keys)
+    if not 0 <= skip_blocks <= len(keys):
+        raise InvalidRequest(f"skip_blocks={skip_blocks} of {len(keys)} keys")
+
+
+def _span_nbytes(namespace: Namespace, spans: Sequence[Span]) -> int:
+    return sum((end - begin) * padded(namespace.record_nbytes(part)) for part, begin, end in spans)

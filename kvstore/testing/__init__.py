@@ -1,0 +1,1 @@
+"""What tests of kvstore, and of what is built on it, share."""

@@ -1,0 +1,133 @@
+"""A real `kvstore serve` process for tests: started, stopped, killed, started again."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import kvstore
+
+START_TIMEOUT_S = 20.0
+STOP_TIMEOUT_S = 20.0
+POLL_S = 0.01
+_SERVING = re.compile(r"node=serving .*? port=(\d+) metrics_port=(\d+)")
+
+
+class Daemon:
+    """One daemon on free ports and a unix socket in a short temporary directory.
+
+    overrides: as `kvstore serve --set` takes them. file: give it a file tier in that directory.
+    A context manager; at its end the process and the directory are gone.
+    """
+
+    def __init__(self, *overrides: str, file: bool = True) -> None:
+        # Not pytest's tmp_path: a unix socket's path has at most 107 bytes.
+        self.directory = Path(tempfile.mkdtemp(prefix="kv-"))
+        self.socket = self.directory / "run/k.sock"
+        self.log = self.directory / "log"
+        self.port = 0
+        self.metrics_port = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        settings = [
+            f"server.socket={self.socket}",
+            "server.listen=127.0.0.1:0",
+            "server.metrics_listen=127.0.0.1:0",
+            "dram.capacity=64MiB",
+            "dram.extent=32MiB",
+            "file.capacity=1GiB",
+            "file.segment=16MiB",
+        ]
+        if file:
+            settings.append(f"file.path={self.directory / 'file'}")
+        self._arguments = [f"--set={each}" for each in (*settings, *overrides)]
+
+    @property
+    def target(self) -> str:
+        """Address for clients that map the arena."""
+        return f"unix:{self.socket}"
+
+    @property
+    def address(self) -> str:
+        """Address for clients that stream."""
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def start(
+        self, *overrides: str, preexec: Callable[[], None] | None = None, wait: bool = True
+    ) -> Self:
+        """Start the process and wait until it serves. Raises RuntimeError with its log if not."""
+        arguments = [*self._arguments, *(f"--set={each}" for each in overrides)]
+        root = str(Path(kvstore.__file__).parents[1])
+        self.log.unlink(missing_ok=True)
+        with self.log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "kvstore.cli", "serve", *arguments],
+                stderr=log,
+                env={**os.environ, "PYTHONPATH": root},
+                preexec_fn=preexec,
+            )
+        if wait:
+            self._await_serving()
+        return self
+
+    def kill(self) -> None:
+        """SIGKILL: what a crash looks like."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> int:
+        """SIGTERM: drain. Returns the exit code."""
+        return self._end(signal.SIGTERM)
+
+    def wait(self) -> int:
+        """Wait for a daemon that is expected to end by itself. Returns the exit code."""
+        assert self._process is not None
+        return self._process.wait(STOP_TIMEOUT_S)
+
+    def output(self) -> str:
+        """Return what the daemon logged since its last start."""
+        return self.log.read_text()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self.kill()
+        shutil.rmtree(self.directory)
+
+    def _end(self, number: signal.Signals) -> int:
+        assert self._process is not None
+        self._process.send_signal(number)
+        return self._process.wait(STOP_TIMEOUT_S)
+
+    def _await_serving(self) -> None:
+        assert self._process is not None
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline:
+            found = _SERVING.search(self.output())
+            if found:
+                self.port, self.metrics_port = int(found[1]), int(found[2])
+                return
+            if self._process.poll() is not None:
+                break
+            time.sleep(POLL_S)
+        raise RuntimeError(f"the daemon did not start:\n{self.output()}")

@@ -1,0 +1,40 @@
+"""The file tier: frames in append-only segments, on NVMe or any POSIX directory.
+
+What is promised:
+
+- `sync` covers every write that returned before it was called with a completed fdatasync, new
+  files' directory included. A frame so covered is found again by the next `open`, after kill -9 and
+  after power loss, unless it was freed or killed by a durable tombstone.
+- The physical bytes of the segments (`st_blocks`) stay under the cap. The last part of the cap is
+  kept for tombstones; only when that is used up as well does a tombstone exceed the cap, because a
+  delete must always be possible.
+- Space is won back by punching holes where the file system can, and by unlinking dead segments.
+- One process at a time: the directory is locked.
+
+How it recovers: of a sealed segment the footer is read, never the payload; who reads a frame later
+verifies it. A segment without a valid footer (the tail of a process that was killed, or a rotten
+footer) is scanned, and there every payload is verified, so that a torn frame cannot supersede an
+older durable one; then it is sealed. New frames always go to a fresh segment. A key in several
+frames is live in the one of the highest sequence, unless a later tombstone killed it.
+
+A directory written by another format version is refused (Incompatible), not skipped: a skipped
+segment may hold the tombstone of a block that this release would then serve again.
+"""
+
+from kvstore.tier.file.disk import Disk, RealDisk, Sizes
+from kvstore.tier.file.failure import DiskFailed, DiskFull
+from kvstore.tier.file.recovery import FrameRecord, Recovered
+from kvstore.tier.file.space import FileExtent
+from kvstore.tier.file.tier import FileTier
+
+__all__ = [
+    "Disk",
+    "DiskFailed",
+    "DiskFull",
+    "FileExtent",
+    "FileTier",
+    "FrameRecord",
+    "RealDisk",
+    "Recovered",
+    "Sizes",
+]

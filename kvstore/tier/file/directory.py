@@ -1,0 +1,109 @@
+"""Take a directory into use: make it, lock it, learn what its file system can."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from pathlib import Path
+from typing import NamedTuple
+
+from kvstore.block import PAGE_NBYTES
+from kvstore.errors import ConfigError
+from kvstore.tier.file.disk import Disk
+from kvstore.tier.file.failure import NO_SPACE
+from kvstore.tier.file.pages import aligned_buffer
+
+LOCK_NAME = "LOCK"
+PROBE_NAME = "PROBE"
+_READ_ONLY = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
+_log = logging.getLogger(__name__)
+
+
+class Directory(NamedTuple):
+    """What is held and what was found out."""
+
+    lock_fd: int
+    direct: bool
+    punches: bool
+
+
+def take_directory(disk: Disk, path: Path, *, direct: bool) -> Directory:
+    """Make, lock and probe `path`. Raises ConfigError that says what to do."""
+    try:
+        disk.make_directory(path)
+        lock_fd = disk.lock(path / LOCK_NAME)
+    except BlockingIOError as error:
+        raise ConfigError(
+            f"{path} is used by another kvstore daemon: stop it, or give this one its own path"
+        ) from error
+    except (NotADirectoryError, FileExistsError) as error:
+        raise ConfigError(f"{path} is not a directory: name one, or a path that is free") from error
+    except OSError as error:
+        raise _refusal(path, error) from error
+    try:
+        can_direct, punches = _probe(disk, path, direct=direct)
+    except OSError as error:
+        disk.close(lock_fd)
+        raise _refusal(path, error) from error
+    if direct and not can_direct:
+        _log.warning("no O_DIRECT, reads and writes go through the page cache path=%s", path)
+    if not punches:
+        _log.warning("no hole punching, space comes back segment by segment path=%s", path)
+    return Directory(lock_fd, can_direct, punches)
+
+
+def _refusal(path: Path, error: OSError) -> ConfigError:
+    if error.errno in _READ_ONLY:
+        return ConfigError(
+            f"{path} cannot be written ({error.strerror}): make it writable for this user, or "
+            "name another path"
+        )
+    return ConfigError(f"{path} cannot be used ({error.strerror}): check the disk, or move it")
+
+
+def _probe(disk: Disk, path: Path, *, direct: bool) -> tuple[bool, bool]:
+    """Return whether O_DIRECT and hole punching work, by trying them on a scratch file."""
+    probe = path / PROBE_NAME
+    try:
+        disk.unlink(probe)
+    except FileNotFoundError:
+        pass  # the usual case: no earlier probe was interrupted
+    fd = disk.open(probe, write=True, create=True)
+    disk.close(fd)
+    try:
+        return direct and _can_direct(disk, probe), _can_punch(disk, probe)
+    finally:
+        disk.unlink(probe)
+
+
+def _can_direct(disk: Disk, probe: Path) -> bool:
+    try:
+        fd = disk.open(probe, write=True, direct=True)
+    except OSError as error:
+        if error.errno == errno.EINVAL:
+            return False
+        raise
+    try:
+        page = aligned_buffer(PAGE_NBYTES)
+        return disk.pwritev(fd, [page], 0) == disk.preadv(fd, [page], 0) == PAGE_NBYTES
+    except OSError as error:
+        if error.errno in NO_SPACE:
+            return True  # it opened; a full disk must not keep the tier from freeing space
+        if error.errno == errno.EINVAL:
+            return False
+        raise
+    finally:
+        disk.close(fd)
+
+
+def _can_punch(disk: Disk, probe: Path) -> bool:
+    fd = disk.open(probe, write=True)
+    try:
+        disk.punch(fd, 0, PAGE_NBYTES)
+    except OSError as error:
+        if error.errno in (errno.EOPNOTSUPP, errno.ENOSYS):
+            return False
+        raise
+    finally:
+        disk.close(fd)
+    return True

@@ -1,0 +1,31 @@
+"""What a disk does wrong, as outcomes the mover can tell apart."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from kvstore.errors import Unavailable
+
+NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+class DiskFull(Unavailable):
+    """The file system has no room, whatever the cap says. Free frames, or write later."""
+
+
+class DiskFailed(Unavailable):
+    """The device or file system refused: an I/O error. The bytes asked for are not to be had."""
+
+
+@contextmanager
+def disk_errors(doing: str) -> Iterator[None]:
+    """Translate OSError of the block into DiskFull or DiskFailed, with what was being done."""
+    try:
+        yield
+    except OSError as error:
+        reason = f"{doing}: {error.strerror or error}"
+        if error.errno in NO_SPACE:
+            raise DiskFull(reason) from error
+        raise DiskFailed(reason) from error

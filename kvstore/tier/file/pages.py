@@ -1,0 +1,41 @@
+"""Memory that O_DIRECT accepts: page-aligned, from anonymous mappings."""
+
+from __future__ import annotations
+
+import mmap
+
+from kvstore.block import PAGE_NBYTES, padded
+
+_POOL_GROWTH_PAGES = 64
+
+
+def aligned_buffer(nbytes: int) -> memoryview:
+    """Return zeroed memory of `nbytes`, rounded up to whole pages."""
+    return memoryview(mmap.mmap(-1, max(padded(nbytes), PAGE_NBYTES)))
+
+
+def aligned_copy(data: bytes) -> memoryview:
+    """Return `data`, filled up with zeros to whole pages, in aligned memory."""
+    buffer = aligned_buffer(len(data))
+    buffer[: len(data)] = data
+    return buffer
+
+
+class PagePool:
+    """Reuse header pages. It holds as many as were ever lent at once: one per write under way."""
+
+    def __init__(self) -> None:
+        self._free: list[memoryview] = []
+
+    def take(self) -> memoryview:
+        """Lend one page; its content is whatever it last held."""
+        if not self._free:
+            chunk = aligned_buffer(_POOL_GROWTH_PAGES * PAGE_NBYTES)
+            self._free = [
+                chunk[start : start + PAGE_NBYTES] for start in range(0, len(chunk), PAGE_NBYTES)
+            ]
+        return self._free.pop()
+
+    def give(self, page: memoryview) -> None:
+        """Take a page back."""
+        self._free.append(page)

@@ -1,0 +1,32 @@
+"""Wait for a thread without ever leaving it behind with the caller's buffers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+async def run_blocking(executor: ThreadPoolExecutor, work: Callable[[], T]) -> T:
+    """Run `work` in a thread. Cancelled, return only when the thread is done with it.
+
+    A thread cannot be stopped: if the caller went on, it would give a slot to somebody else while
+    the read still lands in it. Work that has not begun is taken back at once.
+    """
+    job = executor.submit(work)
+    future = asyncio.wrap_future(job)
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        job.cancel()
+        while not future.done():
+            try:
+                await asyncio.wait([future])
+            except asyncio.CancelledError:
+                continue  # raised once, below
+        if not future.cancelled():
+            future.exception()  # nobody else will look at it
+        raise

@@ -1,0 +1,396 @@
+"""The file tier: bookkeeping on the event loop, blocking I/O in the tier's own threads.
+
+Start here. `space.py` decides what goes where and counts, `segment_file.py` does the I/O of one
+file, `recovery.py` reads files back, `directory.py` takes a directory into use. What is done behind
+the callers' back (footers, holes, unlinks) is in `upkeep.py` and runs in one task, `_maintain`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+from kvstore.block import PAGE_NBYTES, padded
+from kvstore.errors import InvalidRequest, Unavailable
+from kvstore.frame import FrameHeader, encode_header, pack_header
+from kvstore.tier.file.directory import Directory, take_directory
+from kvstore.tier.file.disk import Disk, RealDisk
+from kvstore.tier.file.failure import DiskFailed
+from kvstore.tier.file.pages import PagePool
+from kvstore.tier.file.recovery import LoadedSegment, Recovered, live_records, load_segment
+from kvstore.tier.file.segment_file import SegmentFiles, parse_segment_name
+from kvstore.tier.file.space import (
+    FileExtent,
+    Phase,
+    PlacedFrame,
+    Segment,
+    Space,
+    State,
+)
+from kvstore.tier.file.threads import run_blocking
+from kvstore.tier.file.upkeep import Upkeep
+
+SEGMENT_NBYTES = 256 << 20
+CLOSE_TIMEOUT_S = 10.0
+_log = logging.getLogger(__name__)
+
+
+class FileTier:
+    """Frames in the segments of one directory. Implements `Tier[FileExtent]`.
+
+    capacity_bytes: cap of the segments' physical bytes. segment_nbytes: a segment is sealed when
+    its next frame would end beyond this. direct: use O_DIRECT where the file system has it; buffers
+    are then page-aligned. threads: I/O in flight at most.
+
+    No call has a deadline of its own: a disk may hang for as long as it likes. Do not cancel a call
+    to enforce one. A cancelled call returns only when no thread touches its buffers any more.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        capacity_bytes: int,
+        segment_nbytes: int = SEGMENT_NBYTES,
+        direct: bool = True,
+        threads: int = 4,
+        disk: Disk | None = None,
+    ) -> None:
+        self._path = path
+        self._disk: Disk = disk if disk is not None else RealDisk()
+        self._files = SegmentFiles(self._disk, path, direct=direct)
+        self._space = Space(capacity_bytes, segment_nbytes)
+        self._pages = PagePool()
+        self._executor = ThreadPoolExecutor(threads, thread_name_prefix="kvstore-file")
+        self._run = partial(run_blocking, self._executor)
+        self._upkeep = Upkeep(self._space, self._files, self._run)
+        self._directory: Directory | None = None
+        self._is_open = False
+        self._calls = 0
+        self._quiet = asyncio.Event()
+        self._quiet.set()
+        self._created = 0
+        self._created_synced = 0
+        self._maintenance: asyncio.Task[None] | None = None
+
+    @property
+    def capacity_bytes(self) -> int:
+        """The cap."""
+        return self._space.capacity_bytes
+
+    @property
+    def physical_nbytes(self) -> int:
+        """Bytes all segments really take, plus what is set aside and not yet written."""
+        return self._space.physical_nbytes
+
+    @property
+    def available_nbytes(self) -> int:
+        """What frames may still take now; negative when the cap is exceeded, as after a cut."""
+        return self._space.available_nbytes
+
+    @property
+    def freeing_nbytes(self) -> int:
+        """Freed bytes whose holes are not yet punched: they become available without more frees."""
+        return self._space.freeing_nbytes
+
+    @property
+    def max_frame_nbytes(self) -> int:
+        """The largest frame `allocate` can ever find room for."""
+        return self._space.frame_nbytes_max
+
+    async def open(self) -> Recovered:
+        """Lock the directory and recover. Call it once.
+
+        Raises ConfigError (locked, read-only, not a directory), Incompatible (another format
+        version), DiskFailed.
+        """
+        started = time.monotonic()
+        self._is_open = True
+        try:
+            take = partial(take_directory, self._disk, self._path, direct=self._files.direct)
+            self._directory = await self._run(take)
+            self._files.direct = self._directory.direct
+            self._upkeep.punches = self._directory.punches
+            recovered = await self._recover(started)
+        except BaseException:
+            self._is_open = False
+            await self._release()
+            raise
+        self._start_maintenance()
+        return recovered
+
+    def allocate(self, nbytes: int) -> FileExtent | None:
+        """Set `nbytes` (FrameHeader.nbytes or more) aside. None: no room under the cap now.
+
+        A frame may turn out smaller than its extent; the rest stays a hole and costs nothing.
+        Raises InvalidRequest beyond `max_frame_nbytes`.
+        """
+        if not self._is_open:
+            return None
+        extent = self._space.allocate(nbytes)
+        self._start_maintenance()  # it may have filled a segment
+        return extent
+
+    def encode(self, extent: FileExtent, header: FrameHeader) -> memoryview:
+        """Return the aligned header page of the frame at `extent`: the first buffer to write.
+
+        The page is the tier's; it is valid until the write has succeeded or the extent is freed.
+        """
+        if header.is_tombstone:
+            raise InvalidRequest("tombstones go through write_tombstone")
+        return self._encode(extent, header)
+
+    async def write(self, extent: FileExtent, buffers: Sequence[memoryview]) -> None:
+        """Write a frame: the page `encode` returned, then each block's padded stored bytes.
+
+        Not durable before `sync`. Raises DiskFull or DiskFailed; the extent can then be written
+        again or freed.
+        """
+        with self._call():
+            segment, frame = self._space.find(extent)
+            _check_frame(frame, buffers)
+            frame.state = State.WRITING
+            try:
+                fd = await self._created_file(segment)
+                await self._run(partial(self._files.write, fd, buffers, extent.offset))
+                measured = await self._run(partial(self._files.measure, segment.tag))
+            except BaseException:
+                frame.state = State.FAILED
+                raise
+            self._return_page(frame)
+            self._space.written(extent, measured)
+            self._start_maintenance()
+
+    async def read(self, extent: FileExtent, offset: int, targets: Sequence[memoryview]) -> None:
+        """Fill `targets` (whole pages) from `offset` of the frame. Bytes are not verified.
+
+        Raises DiskFailed, or CorruptBlock if the file is gone or too short.
+        """
+        segment, frame = self._space.find(extent)
+        nbytes = sum(target.nbytes for target in targets)
+        if frame.state is not State.WRITTEN:
+            raise InvalidRequest(f"{extent} is not written")
+        if offset < 0 or offset % PAGE_NBYTES or offset + nbytes > extent.nbytes:
+            raise InvalidRequest(f"bytes {offset}..{offset + nbytes} of {extent}")
+        _check_pages(targets)
+        with self._call():
+            await self._run(partial(self._files.read, segment.tag, targets, extent.offset + offset))
+
+    async def write_tombstone(self, header: FrameHeader) -> None:
+        """Write a tombstone, with its own room. A delete is durable after the next `sync`.
+
+        The tier keeps it for as long as a frame it kills may exist. Raises DiskFull or DiskFailed.
+        """
+        if not header.is_tombstone:
+            raise InvalidRequest("a run is no tombstone")
+        self._check_open()
+        extent = self._space.allocate(header.nbytes, is_tombstone=True)
+        assert extent is not None  # tombstones are not refused
+        try:
+            await self.write(extent, [self._encode(extent, header)])
+        except BaseException:
+            self.free(extent)
+            raise
+
+    async def sync(self) -> None:
+        """Make every write that has returned durable. Raises DiskFailed: then none of them may be.
+
+        After a failure the segment takes no more frames and gets no footer, so that the next start
+        verifies what is in it.
+        """
+        created = self._created
+        dirty = [s for s in self._space.unclosed.values() if s.writes_synced < s.writes]
+        jobs = [self._sync_segment(segment) for segment in dirty]
+        if self._created_synced < created:
+            jobs.append(self._sync_directory(created))
+        with self._call():
+            outcomes = await asyncio.gather(*jobs, return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+
+    def free(self, extent: FileExtent) -> None:
+        """Give a frame up. Its bytes are won back in the background: see `freeing_nbytes`."""
+        _, frame = self._space.find(extent)
+        self._space.free(extent)
+        self._return_page(frame)
+        self._start_maintenance()
+
+    async def settle(self) -> None:
+        """Wait until footers, holes and unlinks that are due now are done."""
+        while self._maintenance is not None and not self._maintenance.done():
+            await asyncio.wait([self._maintenance])
+
+    async def close(self, *, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
+        """Seal the tail and unlock. Waits for calls under way, at most `timeout_s` in all.
+
+        What was set aside and not written is forgotten. After a timeout the directory stays locked
+        until the process ends, because a thread may still write to it.
+        """
+        if not self._is_open:
+            return
+        self._is_open = False
+        closing = asyncio.ensure_future(self._close())
+        done, _ = await asyncio.wait([closing], timeout=timeout_s)
+        if not done:
+            closing.cancel()
+            _log.error("closed with I/O still under way path=%s", self._path)
+            self._executor.shutdown(wait=False, cancel_futures=True)
+            return
+        await closing
+        await self._release()
+
+    # What follows is private: recovery, upkeep, threads.
+
+    async def _recover(self, started: float) -> Recovered:
+        names = await self._run(partial(self._disk.names, self._path))
+        tags = sorted(tag for tag in map(parse_segment_name, names) if tag is not None)
+        loads = [self._run(partial(load_segment, self._files, tag)) for tag in tags]
+        segments = await asyncio.gather(*loads)
+        for loaded in segments:
+            self._space.add(_adopted(loaded), loaded.sizes)
+        for loaded in segments:
+            for gap in loaded.gaps:
+                self._space.add_hole(self._space.segments[loaded.tag.number], gap)
+        records, dead = await self._run(partial(live_records, segments))
+        for extent in dead:
+            self._space.free(extent)
+        recovered = Recovered(
+            frames=records,
+            next_sequence=max((loaded.sequence_max for loaded in segments), default=0) + 1,
+            dropped_frames=sum(loaded.dropped for loaded in segments),
+            scan_s=time.monotonic() - started,
+        )
+        _log.info(
+            "file tier open path=%s segments=%d unsealed=%d frames=%d dropped=%d nbytes=%d s=%.3f",
+            self._path,
+            len(segments),
+            sum(not loaded.sealed for loaded in segments),
+            len(records),
+            recovered.dropped_frames,
+            self.physical_nbytes,
+            recovered.scan_s,
+        )
+        return recovered
+
+    def _encode(self, extent: FileExtent, header: FrameHeader) -> memoryview:
+        segment, frame = self._space.find(extent)
+        if header.nbytes > extent.nbytes:
+            raise InvalidRequest(f"a frame of {header.nbytes} bytes for {extent}")
+        if frame.state not in (State.SET_ASIDE, State.FAILED):
+            raise InvalidRequest(f"{extent} is already written")
+        page = frame.page if frame.page is not None else self._pages.take()
+        page[:] = encode_header(header, segment.tag, extent.offset)
+        self._space.encoded(extent, header, page)
+        return page
+
+    def _return_page(self, frame: PlacedFrame) -> None:
+        if frame.page is not None:
+            self._pages.give(frame.page)
+            frame.page = None
+
+    async def _created_file(self, segment: Segment) -> int:
+        async with segment.busy:
+            if segment.fd is None:
+                segment.fd = await self._run(partial(self._files.create, segment.tag))
+                self._created += 1
+            return segment.fd
+
+    async def _sync_segment(self, segment: Segment) -> None:
+        async with segment.busy:
+            writes, fd = segment.writes, segment.fd
+            if fd is None or segment.writes_synced >= writes:
+                return  # sealed meanwhile, which syncs as well
+            try:
+                await self._run(partial(self._files.sync, fd))
+            except DiskFailed:
+                # The kernel may have dropped the dirty pages: a second fdatasync would lie.
+                segment.suspect = True
+                self._space.retire(segment)
+                raise
+            segment.writes_synced = max(segment.writes_synced, writes)
+
+    async def _sync_directory(self, created: int) -> None:
+        await self._run(self._files.sync_directory)
+        self._created_synced = max(self._created_synced, created)
+
+    def _start_maintenance(self) -> None:
+        running = self._maintenance is not None and not self._maintenance.done()
+        if not running and self._upkeep.next() is not None:
+            self._maintenance = asyncio.get_running_loop().create_task(self._maintain())
+
+    async def _maintain(self) -> None:
+        while (work := self._upkeep.next()) is not None:
+            await work()
+
+    async def _close(self) -> None:
+        await self._quiet.wait()
+        self._space.abandon()
+        self._start_maintenance()
+        await self.settle()
+        if self._created_synced < self._created:
+            await self._sync_directory(self._created)
+
+    async def _release(self) -> None:
+        if self._directory is not None:
+            await self._run(partial(self._disk.close, self._directory.lock_fd))
+        self._executor.shutdown(wait=False)
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise Unavailable("the file tier is not open")
+
+    @contextmanager
+    def _call(self) -> Iterator[None]:
+        """Keep `close` waiting while a call is under way."""
+        self._check_open()
+        self._calls += 1
+        self._quiet.clear()
+        try:
+            yield
+        finally:
+            self._calls -= 1
+            if not self._calls:
+                self._quiet.set()
+
+
+def _check_frame(frame: PlacedFrame, buffers: Sequence[memoryview]) -> None:
+    if frame.page is None or frame.state not in (State.SET_ASIDE, State.FAILED):
+        raise InvalidRequest("encode the header first; a frame is written once")
+    if not buffers or buffers[0] is not frame.page:
+        raise InvalidRequest("the first buffer is the page that `encode` returned")
+    if sum(buffer.nbytes for buffer in buffers) != frame.frame_nbytes:
+        raise InvalidRequest(f"the buffers do not hold the {frame.frame_nbytes} bytes of the frame")
+    _check_pages(buffers)
+
+
+def _check_pages(buffers: Sequence[memoryview]) -> None:
+    if any(buffer.nbytes % PAGE_NBYTES or not buffer.c_contiguous for buffer in buffers):
+        raise InvalidRequest("a buffer is not whole pages")
+
+
+def _adopted(loaded: LoadedSegment) -> Segment:
+    """Return the bookkeeping of a segment found on disk. Unsealed ones will get their footer."""
+    segment = Segment(
+        loaded.tag,
+        phase=Phase.CLOSED if loaded.sealed else Phase.FULL,
+        end=padded(loaded.sizes.nbytes),
+        placed=len(loaded.frames),
+        run_sequence_min=loaded.run_sequence_min,
+    )
+    for offset, header in loaded.frames:
+        frame = PlacedFrame(header.nbytes, header.is_tombstone, State.WRITTEN)
+        if not loaded.sealed:
+            frame.packed = pack_header(encode_header(header, loaded.tag, offset))
+        if header.is_tombstone:
+            segment.tombstone_sequence_max = max(segment.tombstone_sequence_max, header.sequence)
+        else:
+            segment.runs += 1
+        segment.frames[offset] = frame
+    return segment

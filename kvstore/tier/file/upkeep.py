@@ -1,0 +1,135 @@
+"""What is done behind the callers' back: unlink dead segments, punch holes, write footers.
+
+A failure costs space or a slower restart, never a frame, so it is logged and not repeated before
+the next start.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, Protocol
+
+from kvstore.frame import NO_SEQUENCE
+from kvstore.tier.file.failure import DiskFailed, DiskFull
+from kvstore.tier.file.segment_file import SegmentFiles
+from kvstore.tier.file.space import Phase, Segment, Space
+
+_log = logging.getLogger(__name__)
+
+
+class Run(Protocol):
+    """Runs blocking work in the tier's threads."""
+
+    def __call__(self, work: Callable[[], Any]) -> Awaitable[Any]: ...
+
+
+class Upkeep:
+    """The tier's background work, one piece at a time. punches: the file system can."""
+
+    def __init__(self, space: Space, files: SegmentFiles, run: Run) -> None:
+        self.punches = True
+        self._space = space
+        self._files = files
+        self._run = run
+        self._given_up: set[Segment] = set()
+
+    def next(self) -> Callable[[], Awaitable[None]] | None:
+        """Return the next piece that is due. Dead segments first: they need nothing else."""
+        dead = [s for s in self._space.unlinkable() if s not in self._given_up]
+        if dead:
+            return partial(self._unlink, dead)
+        for segment in self._space.segments.values():
+            if segment.holes:
+                return partial(self._punch, segment)
+        for segment in self._space.sealable():
+            return partial(self._seal, segment)
+        for segment in self._space.segments.values():
+            if self._is_hollow(segment):
+                return partial(self._forget_runs, segment)
+        return None
+
+    async def _unlink(self, segments: list[Segment]) -> None:
+        """Remove files, in one step with their directory's sync.
+
+        A file whose tombstone is needed no more only because another file goes is not among
+        `segments`: its turn comes after that one is durably gone.
+        """
+        for segment in segments:
+            await self._close_file(segment)
+        try:
+            await self._run(partial(self._files.unlink, [segment.tag for segment in segments]))
+        except (DiskFull, DiskFailed) as error:
+            _log.warning("dead segments stay until a restart: %s", error)
+            self._given_up.update(segments)
+            return
+        for segment in segments:
+            self._space.remove(segment)
+
+    async def _punch(self, segment: Segment) -> None:
+        holes = self._space.take_holes(segment)
+        try:
+            if self.punches:
+                self.punches = await self._run(partial(self._files.punch, segment.tag, holes))
+            measured = await self._run(partial(self._files.measure, segment.tag))
+            self._space.measured(segment, measured)
+        except (DiskFull, DiskFailed) as error:
+            if not isinstance(error.__cause__, FileNotFoundError):  # never created: nothing to do
+                _log.warning("space is not won back: %s", error)
+                self._given_up.add(segment)
+        finally:
+            self._space.punched(segment, holes)
+
+    async def _seal(self, segment: Segment) -> None:
+        async with segment.busy:
+            writes = segment.writes
+            if not segment.suspect:
+                try:
+                    await self._run(
+                        partial(
+                            self._files.seal,
+                            segment.tag,
+                            segment.fd,
+                            end=segment.end,
+                            packed_headers=segment.packed_headers,
+                            run_sequence_min=segment.run_sequence_min,
+                        )
+                    )
+                    segment.writes_synced = writes
+                except (DiskFull, DiskFailed) as error:
+                    _log.warning("no footer, the next start scans this segment: %s", error)
+        await self._close_file(segment)
+        self._space.closed(segment)
+        try:
+            measured = await self._run(partial(self._files.measure, segment.tag))
+            self._space.measured(segment, measured)
+        except (DiskFull, DiskFailed) as error:
+            _log.warning("segment not measured: %s", error)
+
+    def _is_hollow(self, segment: Segment) -> bool:
+        return (
+            self.punches
+            and segment.phase is Phase.CLOSED
+            and segment.runs == 0
+            and segment.run_sequence_min != NO_SEQUENCE
+            and segment not in self._given_up
+        )
+
+    async def _forget_runs(self, segment: Segment) -> None:
+        """Make the holes of a segment that is only kept for its tombstones durable.
+
+        Its runs can then not come back, so no other segment need keep a tombstone because of them.
+        """
+        try:
+            await self._run(partial(self._files.sync_closed, segment.tag))
+            segment.run_sequence_min = NO_SEQUENCE
+        except (DiskFull, DiskFailed) as error:
+            _log.warning("tombstones are kept longer: %s", error)
+            self._given_up.add(segment)
+
+    async def _close_file(self, segment: Segment) -> None:
+        async with segment.busy:
+            if segment.fd is not None:
+                fd, segment.fd = segment.fd, None
+                await self._run(partial(self._files.disk.close, fd))

@@ -1,0 +1,202 @@
+"""The daemon's end of the arena socket: lets members in, hands out extents, notices deaths."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import struct
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from kvstore.errors import Incompatible, KVStoreError, Unauthorized
+from kvstore.rpc import RPC_VERSION
+from kvstore.transport.arena_wire import Extent, Hello, Refused, Welcome, readable, receive, send
+from kvstore.transport.messages import Epoch
+
+logger = logging.getLogger(__name__)
+
+HELLO_TIMEOUT_S = 2.0
+SEND_TIMEOUT_S = 10.0
+LINKS_MAX = 4096
+
+
+class ArenaExtent(Protocol):
+    """An extent as the arena describes it. The descriptor stays the arena's."""
+
+    @property
+    def id(self) -> int: ...
+    @property
+    def fd(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+
+
+class Members(Protocol):
+    """What the store does about members; a member is opaque here."""
+
+    def join(self, session: Any, token: str) -> Any:
+        """Let a process into its session. Raises SessionEnded."""
+
+    def leave(self, member: Any) -> None:
+        """Note that a process is gone."""
+
+
+class Extents(Protocol):
+    """Where extents come from."""
+
+    def extents(self) -> Any:
+        """Return the extents there are, oldest first."""
+
+    def on_extent(self, callback: Callable[[Any], None]) -> Callable[[], None]:
+        """Call back for each new one, until the returned function is called."""
+
+
+class ArenaHost:
+    """Serves one listening SOCK_SEQPACKET socket until `close`."""
+
+    def __init__(
+        self, listener: socket.socket, members: Members, extents: Extents, epoch: Epoch
+    ) -> None:
+        self._listener = listener
+        self._members = members
+        self._extents = extents
+        self._epoch = epoch
+        self._links: set[asyncio.Task[None]] = set()
+        self._accepting: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._listener.setblocking(False)
+        self._accepting = asyncio.create_task(self._accept())
+
+    async def close(self) -> None:
+        """Stop accepting and close every link, which ends the sessions."""
+        tasks = [task for task in (self._accepting, *self._links) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._listener.close()
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            connection, _ = await loop.sock_accept(self._listener)
+            if len(self._links) >= LINKS_MAX:
+                logger.warning("arena_link=refused links=%d", len(self._links))
+                connection.close()
+                continue
+            task = asyncio.create_task(self._serve(connection))
+            self._links.add(task)
+            task.add_done_callback(self._links.discard)
+
+    async def _serve(self, connection: socket.socket) -> None:
+        member: Any = None
+        with connection:
+            try:
+                pid = _check_peer(connection)
+                async with asyncio.timeout(HELLO_TIMEOUT_S):
+                    hello, fd = await receive(connection)
+                if fd is not None:
+                    os.close(fd)
+                member = self._join(hello)
+                logger.info("arena_link=open pid=%d", pid)
+                await self._hand_out(connection, pid)
+            except KVStoreError as error:
+                await self._refuse(connection, error)
+            except (OSError, TimeoutError) as error:
+                logger.info("arena_link=lost reason=%r", str(error))
+            finally:
+                if member is not None:
+                    self._members.leave(member)
+
+    def _join(self, hello: Any) -> Any:
+        if not isinstance(hello, Hello):
+            raise Incompatible("the first arena packet has to be Hello")
+        check_version(hello.rpc_version)
+        return self._members.join(self._epoch.id_in(hello.session), hello.token)
+
+    async def _hand_out(self, connection: socket.socket, pid: int) -> None:
+        """Send the extents, and new ones as they are made, until the peer is gone."""
+        # As many items as the arena has extents, so it needs no other bound.
+        news: asyncio.Queue[ArenaExtent] = asyncio.Queue()
+        known = self._extents.extents()
+        stop = self._extents.on_extent(news.put_nowait)
+        for extent in known:
+            news.put_nowait(extent)
+        await send(connection, Welcome(len(known)))
+        gone = asyncio.create_task(_gone(connection, pid))
+        sender = asyncio.create_task(self._send_extents(connection, news))
+        try:
+            done, _ = await asyncio.wait((gone, sender), return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            stop()
+            for task in (gone, sender):
+                task.cancel()
+            await asyncio.gather(gone, sender, return_exceptions=True)
+
+    async def _send_extents(
+        self, connection: socket.socket, news: asyncio.Queue[ArenaExtent]
+    ) -> None:
+        while True:
+            extent = await news.get()
+            packet = Extent(self._epoch.extent_out(extent.id), extent.nbytes)
+            async with asyncio.timeout(SEND_TIMEOUT_S):
+                await send(connection, packet, [extent.fd])
+
+    async def _refuse(self, connection: socket.socket, error: KVStoreError) -> None:
+        logger.info("arena_link=refused reason=%r", str(error))
+        with contextlib.suppress(OSError, TimeoutError):
+            async with asyncio.timeout(HELLO_TIMEOUT_S):
+                await send(connection, Refused(type(error).__name__, str(error)[:1000]))
+
+
+def check_version(rpc_version: int) -> None:
+    """Raise Incompatible unless the client speaks this daemon's version."""
+    if rpc_version != RPC_VERSION:
+        raise Incompatible(
+            f"the client speaks RPC version {rpc_version}, this daemon {RPC_VERSION}: "
+            "upgrade the older of the two"
+        )
+
+
+def _check_peer(connection: socket.socket) -> int:
+    """Return the peer's process id. Raises Unauthorized for another user's process."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    pid, uid, _ = struct.unpack("iII", credentials)
+    if uid != os.getuid():
+        raise Unauthorized(f"user {uid} may not map the arena of user {os.getuid()}")
+    return int(pid)
+
+
+async def _gone(connection: socket.socket, pid: int) -> None:
+    """Return when the peer closes the link, or its process ends.
+
+    The process too, because a fork of it that inherited the socket would keep the link open.
+    """
+    with contextlib.ExitStack() as stack:
+        waits = {asyncio.create_task(_closed(connection))}
+        try:
+            pidfd = os.pidfd_open(pid)
+        except OSError:  # another PID namespace, or just gone: the end of the link must do
+            pass
+        else:
+            stack.callback(os.close, pidfd)
+            waits.add(asyncio.create_task(readable(pidfd)))
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in waits:
+                task.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+
+
+async def _closed(connection: socket.socket) -> None:
+    """Return at the end of the link; a second packet, which no client sends, ends it too."""
+    with contextlib.suppress(OSError, Incompatible):
+        _, fd = await receive(connection)
+        if fd is not None:
+            os.close(fd)

@@ -1,0 +1,115 @@
+"""Translate between the nouns and their protobuf messages.
+
+Ids on the wire (sessions, leases, extents) are shifted by a base drawn at each start of the daemon:
+a lease or slot that an engine still remembers from a dead daemon then names nothing in the new one,
+where a plain counter would have made it name somebody else's.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from kvstore.block import KEY_NBYTES, BlockKey, Committed, Grant, Namespace, Part, Slot, Span
+from kvstore.errors import InvalidRequest
+from kvstore.rpc.v1 import kvstore_pb2 as pb
+
+NO_SLOT = 0xFFFFFFFF
+SPANS_MAX = 4096
+CHUNK_NBYTES_MAX = 1 << 20
+# A grant of 65536 slots has about 1.2 MB; requests are smaller.
+MESSAGE_NBYTES_MAX = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """One start of a daemon: its name, and what it adds to the ids it hands out."""
+
+    name: str
+    id_base: int
+    extent_base: int
+
+    @classmethod
+    def new(cls) -> Epoch:
+        return cls(secrets.token_hex(8), secrets.randbits(62), secrets.randbits(31))
+
+    def id_out(self, number: int) -> int:
+        """Return a session's or lease's number as clients know it; 0 stays 0, which is nothing."""
+        return self.id_base + number if number else 0
+
+    def id_in(self, wire: int) -> int:
+        """Return the number behind a client's id; one of another epoch becomes -1, never 0."""
+        return wire - self.id_base if wire > self.id_base else -1
+
+    def extent_out(self, extent: int) -> int:
+        return self.extent_base + extent
+
+
+def grant_to_message(grant: Grant, epoch: Epoch) -> pb.GrantReply:
+    return pb.GrantReply(
+        lease=epoch.id_out(grant.lease_id),
+        deadline_s=grant.deadline_s,
+        spans=spans_to_messages(grant.spans),
+        extents=[epoch.extent_out(slot.extent) if slot else NO_SLOT for slot in grant.slots],
+        offsets=[slot.offset if slot else 0 for slot in grant.slots],
+        checksums=grant.checksums,
+        hit_blocks=grant.hit_blocks,
+        leased=grant.leased,
+        refused=grant.refused,
+    )
+
+
+def grant_of(reply: pb.GrantReply, namespace: Namespace) -> Grant:
+    """Read a grant; slot sizes are the namespace's record sizes. Raises InvalidRequest."""
+    spans = spans_of(reply.spans)
+    sizes = [namespace.record_nbytes(part) for part, begin, end in spans for _ in range(begin, end)]
+    if not len(sizes) == len(reply.extents) == len(reply.offsets):
+        raise InvalidRequest("the daemon sent a grant whose spans and slots do not agree")
+    return Grant(
+        lease_id=reply.lease,
+        deadline_s=reply.deadline_s,
+        spans=spans,
+        slots=tuple(
+            None if extent == NO_SLOT else Slot(extent, offset, nbytes)
+            for extent, offset, nbytes in zip(reply.extents, reply.offsets, sizes, strict=True)
+        ),
+        checksums=tuple(reply.checksums),
+        hit_blocks=reply.hit_blocks,
+        leased=reply.leased,
+        refused=reply.refused,
+    )
+
+
+def spans_to_messages(spans: Iterable[Span]) -> list[pb.Span]:
+    return [
+        pb.Span(group=part.group, shard=part.shard, begin=begin, end=end)
+        for part, begin, end in spans
+    ]
+
+
+def spans_of(messages: Sequence[pb.Span]) -> tuple[Span, ...]:
+    """Read spans; whether they fit keys and namespace is checked where both are known."""
+    if len(messages) > SPANS_MAX:
+        raise InvalidRequest(f"{len(messages)} spans in one call; the limit is {SPANS_MAX}")
+    return tuple(Span(Part(m.group, m.shard), m.begin, m.end) for m in messages)
+
+
+def committed_to_message(done: Committed) -> pb.CommitReply:
+    return pb.CommitReply(
+        committed=done.committed,
+        existing=done.existing,
+        refused=done.refused,
+        durable=done.durable,
+    )
+
+
+def committed_of(reply: pb.CommitReply) -> Committed:
+    return Committed(reply.committed, reply.existing, reply.refused, reply.durable)
+
+
+def parent_of(key: bytes) -> BlockKey | None:
+    """Read an optional key: empty means there is none. Raises InvalidRequest on another length."""
+    if key and len(key) != KEY_NBYTES:
+        raise InvalidRequest(f"a block key has {KEY_NBYTES} bytes, not {len(key)}")
+    return BlockKey(key) if key else None

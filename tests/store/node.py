@@ -1,0 +1,148 @@
+"""A whole store, driven from synchronous tests: real arena, real file tier, its own event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Coroutine, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from kvstore.block import BlockKey, Committed, Grant, Group, Namespace, Part, Span
+from kvstore.checksum import checksum
+from kvstore.codec import codec_by_name
+from kvstore.config import LimitSettings
+from kvstore.keys import KeyChain, root_key
+from kvstore.mover import Mover
+from kvstore.obs import Metrics
+from kvstore.planner import DAEMON_SESSION, Planner
+from kvstore.store import Store
+from kvstore.tier.dram import Arena
+from kvstore.tier.file import FileTier
+
+T = TypeVar("T")
+RECORD = 10_000  # not a whole number of pages, on purpose
+SPEC = Namespace(2, (Group("full", RECORD), Group("window", 4096, window_tokens=5)), ())
+FULL, WINDOW = Part(0, 0), Part(1, 0)
+
+
+def chain(name: int, blocks: int = 24) -> list[BlockKey]:
+    return KeyChain(root_key(SPEC.id), 2).update([name] * 2 * blocks)
+
+
+def record_bytes(key: BlockKey, part: Part) -> bytes:
+    """The one right content of a record, compressible enough for every codec to bother."""
+    unit = random.Random(key + bytes(part)).randbytes(100)
+    return (unit * 1000)[: SPEC.record_nbytes(part)]
+
+
+class Node:
+    """`with Node(path) as node:`; leave the block to close it, or call `crash`."""
+
+    def __init__(
+        self,
+        path: Path | None,
+        *,
+        arena_bytes: int = 4 << 20,
+        file_bytes: int = 64 << 20,
+        segment_nbytes: int = 1 << 20,
+        codec: str = "raw",
+        **limits: Any,
+    ) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.metrics = Metrics()
+        self.arena = Arena(arena_bytes, arena_bytes)
+        self.file = (
+            FileTier(path, capacity_bytes=file_bytes, segment_nbytes=segment_nbytes)
+            if path
+            else None
+        )
+        self.time = 0.0
+        self.planner = Planner(self.arena, self.file, now=lambda: self.time)
+        settings = LimitSettings(**limits)
+        self.mover = Mover(
+            self.planner,
+            self.arena,
+            self.file,
+            codec=codec_by_name(codec),
+            metrics=self.metrics,
+            group_commit_bytes=settings.group_commit_bytes,
+        )
+        self.store = Store(
+            arena=self.arena,
+            mover=self.mover,
+            planner=self.planner,
+            limits=settings,
+            metrics=self.metrics,
+        )
+
+    def __enter__(self) -> Node:
+        self.run(self.store.start())
+        self.store.register(SPEC)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.run(self.store.close())
+        self.loop.close()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        async def bounded() -> T:
+            return await asyncio.wait_for(work, 20)
+
+        return self.loop.run_until_complete(bounded())
+
+    def put(
+        self,
+        keys: Sequence[BlockKey],
+        begin: int = 0,
+        end: int | None = None,
+        *,
+        parts: Sequence[Part] = (FULL, WINDOW),
+        durable: bool = False,
+        damage: bool = False,
+        wait_s: float = 0.0,
+    ) -> Committed:
+        """Store blocks keys[begin:end] of a prefix, as an engine would."""
+        some = keys[begin:end]
+        grant = self.run(
+            self.store.reserve(
+                DAEMON_SESSION,
+                SPEC.id,
+                some,
+                first_block=begin,
+                parent=keys[begin - 1] if begin else None,
+                spans=tuple(Span(part, 0, len(some)) for part in parts),
+                wait_s=wait_s,
+            )
+        )
+        sums = []
+        items = [(key, part) for part in parts for key in some]
+        for slot, (key, part) in zip(grant.slots, items, strict=True):
+            if slot is not None:
+                data = record_bytes(key, part)
+                self.store.view(slot)[:] = data
+                sums.append(checksum(data) ^ damage)
+            else:
+                sums.append(0)
+        commit = self.store.commit(DAEMON_SESSION, grant.lease_id, sums, durable=durable)
+        return self.run(commit)
+
+    def acquire(self, keys: Sequence[BlockKey], **options: Any) -> Grant:
+        options.setdefault("wait_s", 5.0)
+        return self.run(self.store.acquire(DAEMON_SESSION, SPEC.id, keys, **options))
+
+    def get(self, keys: Sequence[BlockKey], **options: Any) -> int:
+        """Acquire a prefix, check every byte of it, release; return the hit in blocks."""
+        grant = self.acquire(keys, **options)
+        items = [(span.part, keys[i]) for span in grant.spans for i in range(span.begin, span.end)]
+        for slot, value, (part, key) in zip(grant.slots, grant.checksums, items, strict=True):
+            assert slot is not None
+            view = self.store.view(slot)
+            assert view == record_bytes(key, part)
+            assert checksum(view) == value
+            view.release()
+        assert self.store.release(DAEMON_SESSION, [grant.lease_id]) == [True]
+        return grant.hit_blocks
+
+    def flush(self) -> bool:
+        return self.run(self.store.flush(10))

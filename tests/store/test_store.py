@@ -1,0 +1,281 @@
+"""The promises of one node: never wrong, kept over restarts, bounded, deleted means deleted."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+
+from kvstore.block import BlockKey, Span
+from kvstore.errors import InvalidRequest, SessionEnded
+from kvstore.planner import DAEMON_SESSION
+from tests.store.node import FULL, SPEC, Node, chain
+
+A, B = chain(1), chain(2)
+
+
+def test_a_prefix_comes_back_byte_for_byte() -> None:
+    with Node(None) as node:
+        assert node.put(A, 0, 10).committed == 20
+        assert node.get(A) == 10
+        assert node.get(B) == 0
+        assert node.put(A, 0, 10).existing == 20
+
+
+@pytest.mark.parametrize("codec", ["raw", "lz4", "zstd"])
+def test_what_is_durable_comes_back_after_a_restart(tmp_path: Path, codec: str) -> None:
+    with Node(tmp_path / "kv", codec=codec) as node:
+        assert node.put(A, 0, 20, durable=True).durable
+    with Node(tmp_path / "kv", codec=codec) as node:
+        assert node.get(A) == 20
+        assert node.store.stats()["dram"]["blocks"] == 20
+
+
+def test_a_prefix_larger_than_the_arena_comes_back_as_far_as_half_of_it(tmp_path: Path) -> None:
+    with Node(tmp_path / "kv", arena_bytes=256 << 10) as node:
+        for begin in range(0, 24, 4):
+            node.put(A, begin, begin + 4, durable=True)
+        hit = node.get(A)
+        assert 0 < hit < 24
+        assert hit * (12_288 + 4096) >= 64 << 10
+
+
+def test_what_left_the_arena_is_read_from_the_file_tier(tmp_path: Path) -> None:
+    with Node(tmp_path / "kv", arena_bytes=256 << 10) as node:
+        for keys in (A, B):
+            for begin in range(0, 12, 4):
+                node.put(keys, begin, begin + 4, durable=True)
+        assert node.store.stats()["dram"]["evicted_blocks"] > 0
+        assert node.get(A[:8]) == 8
+        assert node.get(B[:8]) == 8
+        assert node.store.stats()["dram"]["lost_records"] == 0
+
+
+def test_a_put_without_room_is_refused_and_counted_and_fits_once_the_rest_is_written(
+    tmp_path: Path,
+) -> None:
+    with Node(tmp_path / "kv", arena_bytes=256 << 10) as node:
+        first = node.put(A, 0, 24)
+        assert first.refused > 0
+        assert node.metrics.refusals.labels("no_room")._value.get() == first.refused
+        assert node.flush()
+        assert node.put(B, 0, 8).refused == 0
+
+
+def test_waiting_for_room_is_bounded_and_ends_when_there_is_some(tmp_path: Path) -> None:
+    with Node(tmp_path / "kv", arena_bytes=256 << 10) as node:
+        node.put(A, 0, 12)
+        assert node.put(B, 0, 8, wait_s=5.0).refused == 0
+
+
+def test_a_record_that_does_not_match_its_checksum_is_never_written(tmp_path: Path) -> None:
+    with Node(tmp_path / "kv") as node:
+        done = node.put(A, 0, 4, durable=True, damage=True)
+        assert not done.durable
+        assert node.acquire(A).hit_blocks == 0
+        assert node.metrics.corrupt_blocks.labels("write_behind")._value.get() > 0
+
+
+def test_a_rotten_frame_is_dropped_and_the_prefix_before_it_served(tmp_path: Path) -> None:
+    with Node(tmp_path / "kv") as node:
+        node.put(A, 0, 8, durable=True)
+        node.put(A, 8, 16, durable=True)
+    for segment in (tmp_path / "kv").glob("*.segment"):
+        data = bytearray(segment.read_bytes())
+        for at in range(0, len(data), 4096):
+            group, _, first_block = struct.unpack_from("<III", data, at + 120)
+            if data[at : at + 8] == b"KVSFRAME" and (group, first_block) == (0, 8):
+                data[at + 4096 + 100] ^= 1
+        segment.write_bytes(data)
+    with Node(tmp_path / "kv") as node:
+        assert node.get(A) == 8
+        assert node.metrics.corrupt_blocks.labels("promote")._value.get() == 1
+        assert node.get(A) == 8
+
+
+def test_deleted_blocks_stay_away_after_a_restart(tmp_path: Path) -> None:
+    with Node(tmp_path / "kv") as node:
+        node.put(A, 0, 10, durable=True)
+        assert node.run(node.store.delete(SPEC.id, A[4:6])) == 2
+        assert node.get(A) == 4
+    with Node(tmp_path / "kv") as node:
+        assert node.get(A) == 4
+        node.put(A, 4, 6, durable=True)
+        assert node.get(A) == 10
+    with Node(tmp_path / "kv") as node:
+        assert node.get(A) == 10
+
+
+def test_a_cleared_namespace_stays_empty(tmp_path: Path) -> None:
+    with Node(tmp_path / "kv") as node:
+        node.put(A, 0, 10, durable=True)
+        assert node.run(node.store.clear(None)) == 10
+    with Node(tmp_path / "kv") as node:
+        assert node.get(A) == 0
+        assert node.store.stats()["blocks"] == 0
+
+
+def test_the_file_tier_stays_under_its_cap_and_keeps_serving(tmp_path: Path) -> None:
+    with Node(tmp_path / "kv", file_bytes=2 << 20, segment_nbytes=256 << 10) as node:
+        for name in range(12):
+            node.put(chain(name), 0, 24, durable=True, wait_s=5.0)
+            used = sum(f.stat().st_blocks * 512 for f in (tmp_path / "kv").glob("*.segment"))
+            assert used <= 2 << 20
+        assert node.get(chain(11)) == 24
+        assert node.store.stats()["file"]["evicted_blocks"] > 0
+
+
+def test_beyond_half_of_the_arena_the_answer_is_an_estimate() -> None:
+    with Node(None, arena_bytes=1 << 20) as node:
+        node.put(A, 0, 24)
+        node.put(B, 0, 24)
+        first = node.acquire(A)
+        assert first.leased
+        second = node.acquire(B)
+        assert (second.leased, second.hit_blocks, second.slots) == (False, 24, ())
+        node.store.release(DAEMON_SESSION, [first.lease_id])
+        assert node.get(B) == 24
+
+
+def test_a_leased_slot_is_not_reused_by_deleting_its_block() -> None:
+    with Node(None) as node:
+        node.put(A, 0, 4)
+        grant = node.acquire(A)
+        node.run(node.store.delete(SPEC.id, A))
+        node.put(B, 0, 24)
+        assert node.store.view(grant.slots[0])[:4] != b""
+        used = set(grant.slots)
+        assert not used & set(node.acquire(B).slots)
+
+
+def test_named_parts_are_leased_whatever_the_match_rules_say() -> None:
+    with Node(None) as node:
+        node.put(A, 3, 5, parts=[FULL])
+        grant = node.acquire(A, spans=(Span(FULL, 0, 6),))
+        assert [slot is not None for slot in grant.slots] == [False] * 3 + [True] * 2 + [False]
+
+
+def test_bad_calls_are_refused_and_change_nothing() -> None:
+    with Node(None) as node:
+        store, ours = node.store, DAEMON_SESSION
+        with pytest.raises(InvalidRequest, match="unknown namespace"):
+            store.match(bytes(32), A)  # type: ignore[arg-type]
+        with pytest.raises(InvalidRequest, match="32 bytes"):
+            store.match(SPEC.id, [BlockKey(b"short")])
+        with pytest.raises(InvalidRequest, match="skip_blocks"):
+            store.match(SPEC.id, A, 25)
+        with pytest.raises(InvalidRequest, match="no reservation"):
+            node.run(store.commit(ours, 12345, []))
+        for spans in [(Span(FULL, 0, 99),), (Span(FULL, 0, 1), Span(FULL, 1, 2))]:
+            with pytest.raises(InvalidRequest):
+                node.acquire(A, spans=spans)
+        with pytest.raises(SessionEnded):
+            node.run(store.acquire(77, SPEC.id, A))  # type: ignore[arg-type]
+        assert store.stats()["leases"] == 0
+        assert store.stats()["dram"]["used_bytes"] == 0
+
+
+def test_a_commit_with_the_wrong_number_of_checksums_leaves_the_reservation_open() -> None:
+    with Node(None) as node:
+        reserve = node.store.reserve(
+            DAEMON_SESSION, SPEC.id, A[:2], first_block=0, parent=None, spans=(Span(FULL, 0, 2),)
+        )
+        grant = node.run(reserve)
+        with pytest.raises(InvalidRequest, match="checksums"):
+            node.run(node.store.commit(DAEMON_SESSION, grant.lease_id, [1]))
+        assert node.store.release(DAEMON_SESSION, [grant.lease_id]) == [True]
+        assert node.store.stats()["dram"]["used_bytes"] == 0
+
+
+def test_a_deadline_passed_before_the_bytes_are_up_gives_the_resident_prefix(
+    tmp_path: Path,
+) -> None:
+    with Node(tmp_path / "kv") as node:
+        node.put(A, 0, 10, durable=True)
+    with Node(tmp_path / "kv") as node:
+        grant = node.acquire(A, wait_s=0.0)
+        assert grant.hit_blocks == 0
+        assert node.get(A) == 10
+
+
+def test_without_a_file_tier_nothing_is_durable_and_flush_says_so() -> None:
+    with Node(None) as node:
+        assert not node.put(A, 0, 4, durable=True).durable
+        assert not node.flush()
+
+
+def test_scan_pages_through_every_block_once(tmp_path: Path) -> None:
+    with Node(tmp_path / "kv") as node:
+        node.put(A, 0, 10)
+        seen, after = [], None
+        while page := node.store.scan(None, after, 4):
+            seen += [item.key for item in page]
+            after = page[-1].key
+        assert seen == sorted(A[:10])
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """Any order of puts, gets, deletes, flushes and restarts serves right bytes or a miss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        import tempfile
+
+        self.directory = tempfile.TemporaryDirectory()
+        self.node = self._open()
+        self.durable: set[BlockKey] = set()
+        self.deleted: set[BlockKey] = set()
+
+    def _open(self) -> Node:
+        path = Path(self.directory.name) / "kv"
+        node = Node(path, arena_bytes=512 << 10, segment_nbytes=256 << 10, file_bytes=8 << 20)
+        return node.__enter__()
+
+    @rule(name=st.integers(0, 2), begin=st.integers(0, 12), count=st.integers(1, 12))
+    def put(self, name: int, begin: int, count: int) -> None:
+        keys = chain(name)
+        done = self.node.put(keys, begin, begin + count, durable=True, wait_s=2.0)
+        if done.durable and not done.refused:
+            self.durable |= set(keys[begin : begin + count])
+            self.deleted -= set(keys[begin : begin + count])
+        elif done.committed or done.existing:
+            self.deleted -= set(keys[begin : begin + count])
+
+    @rule(name=st.integers(0, 2))
+    def get(self, name: int) -> None:
+        keys = chain(name)
+        hit = self.node.get(keys)
+        assert not self.deleted & set(keys[:hit])
+
+    @rule(name=st.integers(0, 2), begin=st.integers(0, 23))
+    def delete(self, name: int, begin: int) -> None:
+        keys = chain(name)[begin:]
+        self.node.run(self.node.store.delete(SPEC.id, keys))
+        self.durable -= set(keys)
+        self.deleted |= set(keys)
+
+    @precondition(lambda self: self.durable)
+    @rule()
+    def restart(self) -> None:
+        self.node.__exit__()
+        self.node = self._open()
+        stored = {item.key for item in self.node.store.scan(None, None, 1000)}
+        assert self.durable <= stored
+        assert not self.deleted & stored
+
+    def teardown(self) -> None:
+        self.node.__exit__()
+        self.directory.cleanup()
+
+
+TestStoreMachine = StoreMachine.TestCase
+TestStoreMachine.settings = settings(
+    max_examples=12,
+    stateful_step_count=20,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
