@@ -32,15 +32,27 @@ def default_socket(environ: Mapping[str, str] | None = None) -> str:
     """Return where a daemon listens, and a client looks, unless told otherwise.
 
     /run/kvstore if this user may write there, else $XDG_RUNTIME_DIR/kvstore, else
-    ~/.local/state/kvstore. The only place that reads the environment for a default.
+    ~/.local/state/kvstore.
     """
-    environ = os.environ if environ is None else environ
-    run = Path("/run/kvstore")
-    if os.access(run if run.is_dir() else run.parent, os.W_OK):
-        return str(run / "kvstore.sock")
-    runtime_dir = environ.get("XDG_RUNTIME_DIR")
-    base = Path(runtime_dir) if runtime_dir else Path.home() / ".local/state"
-    return str(base / "kvstore/kvstore.sock")
+    return f"{_default_place('/run', 'XDG_RUNTIME_DIR', environ)}/kvstore.sock"
+
+
+def default_directory(environ: Mapping[str, str] | None = None) -> str:
+    """Return where blocks are kept unless told otherwise.
+
+    /var/lib/kvstore if this user may write there, else $XDG_STATE_HOME/kvstore, else
+    ~/.local/state/kvstore; there in `blocks`.
+    """
+    return f"{_default_place('/var/lib', 'XDG_STATE_HOME', environ)}/blocks"
+
+
+def _default_place(system: str, variable: str, environ: Mapping[str, str] | None) -> Path:
+    """The only place that reads the environment for a default."""
+    place = Path(system) / "kvstore"
+    if os.access(place if place.is_dir() else place.parent, os.W_OK):
+        return place
+    own = (os.environ if environ is None else environ).get(variable)
+    return (Path(own) if own else Path.home() / ".local/state") / "kvstore"
 
 
 def _setting(doc: str, default: Any = None, factory: Any = None) -> Any:
@@ -97,9 +109,12 @@ class DramSettings:
 class FileSettings:
     """The file tier: what survives restarts."""
 
-    path: str = _setting('Directory of the file tier; "" runs without one, in DRAM alone.', "")
+    path: str = _setting(
+        'Directory of the file tier, best on NVMe; "" runs without one, in DRAM alone.',
+        factory=default_directory,
+    )
     capacity_bytes: int = _setting(
-        "Cap on the physical bytes of that directory, headers and padding included.", 64 * GIB
+        "Cap on the physical bytes of that directory, headers and padding included.", 16 * GIB
     )
     segment_bytes: int = _setting(
         "Size of one append-only file. Larger: fewer files. Smaller: a restart scans a shorter "

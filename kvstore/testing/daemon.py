@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -47,8 +46,7 @@ class Daemon:
             "file.capacity=1GiB",
             "file.segment=16MiB",
         ]
-        if file:
-            settings.append(f"file.path={self.directory / 'file'}")
+        settings.append(f"file.path={self.directory / 'file' if file else ''}")
         self._arguments = [f"--set={each}" for each in (*settings, *overrides)]
 
     @property
@@ -66,9 +64,7 @@ class Daemon:
         assert self._process is not None
         return self._process.pid
 
-    def start(
-        self, *overrides: str, preexec: Callable[[], None] | None = None, wait: bool = True
-    ) -> Self:
+    def start(self, *overrides: str, wait: bool = True) -> Self:
         """Start the process and wait until it serves. Raises RuntimeError with its log if not."""
         arguments = [*self._arguments, *(f"--set={each}" for each in overrides)]
         root = str(Path(kvstore.__file__).parents[1])
@@ -78,7 +74,6 @@ class Daemon:
                 [sys.executable, "-m", "kvstore.cli", "serve", *arguments],
                 stderr=log,
                 env={**os.environ, "PYTHONPATH": root},
-                preexec_fn=preexec,
             )
         if wait:
             self._await_serving()
