@@ -30,6 +30,7 @@ from kvstore.tier.file import FileExtent, FileTier
 
 logger = logging.getLogger(__name__)
 
+RETRY_S = 5.0  # how often what could not be written is tried again
 READS_MAX = 8  # frames on their way up at once; beyond that they queue in prefix order
 EVICT_ROUNDS_MAX = 8
 
@@ -134,17 +135,16 @@ class Mover:
             timeout_s = deadline - self._now()
             if timeout_s <= 0:
                 return False
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.progress(), timeout_s)
+            await asyncio.wait([self.progress()], timeout=timeout_s)
         return True
 
     async def flush(self, deadline: float) -> bool:
         """Wait until everything committed so far is durable. False if it is not."""
         if self._file is None:
             return False
-        failures = self._failures
+        self._planner.retry_failed()
         settled = await self.settle(self._planner.dirty.last, deadline)
-        return settled and failures == self._failures
+        return settled and not self._planner.dirty.any_failed
 
     async def bury(self, namespace_id: NamespaceId, keys: Sequence[BlockKey] | None) -> None:
         """Write tombstones for keys, or (None) for a whole namespace, and make them durable.
@@ -171,8 +171,12 @@ class Mover:
 
     async def _write_behind(self) -> None:
         while True:
-            await self._wake.wait()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(RETRY_S):
+                    await self._wake.wait()
             self._wake.clear()
+            if self._failing:
+                self._planner.retry_failed()
             while writes := self._planner.take_writes(self._group_commit_bytes):
                 await self._write_batch(writes)
                 progress, self._progress = self._progress, None
@@ -209,9 +213,9 @@ class Mover:
         self._planner.write_failed(write)
         self._failures += 1
         self._metrics.write_behind_errors.inc()
-        if isinstance(error, CorruptBlock):
-            self._metrics.corrupt_blocks.labels("write_behind").inc()
-            self._planner.delete(write.namespace_id, [block.key for block in write.blocks])
+        if isinstance(error, _CorruptRun):
+            self._metrics.corrupt_blocks.labels("write_behind").inc(len(error.keys))
+            self._planner.delete(write.namespace_id, error.keys)
 
     def _note_health(self, *, failed: bool) -> None:
         if failed != self._failing:
@@ -237,9 +241,13 @@ class Mover:
     def _encode(self, write: Write, sequence: int) -> tuple[FrameHeader, list[memoryview]]:
         """Verify and encode a run. Returns its header and page-aligned payload buffers."""
         raws = [self._arena.view(held.slot) for held in write.held]
-        for raw, record in zip(raws, write.stored, strict=True):
-            if checksum(raw) != record.checksum:
-                raise CorruptBlock("a record in the arena does not match its checksum")
+        corrupt = [
+            block.key
+            for block, raw, record in zip(write.blocks, raws, write.stored, strict=True)
+            if checksum(raw) != record.checksum
+        ]
+        if corrupt:
+            raise _CorruptRun(corrupt)
         codec, stored = encode_run(self._codec, raws)
         checksums = [record.checksum for record in write.stored]
         if codec.id == 0:
@@ -357,6 +365,14 @@ class Mover:
             if checksum(target) != record.checksum:
                 bad.append(position)
         return bad
+
+
+class _CorruptRun(CorruptBlock):
+    """Records in the arena do not match their checksums; the others of the run are retried."""
+
+    def __init__(self, keys: list[BlockKey]) -> None:
+        super().__init__(f"{len(keys)} records in the arena do not match their checksums")
+        self.keys = keys
 
 
 def _pages(nbytes: int) -> memoryview:

@@ -118,6 +118,10 @@ class Store:
             )
         return self._planner.index.register(namespace)
 
+    def namespace(self, namespace_id: NamespaceId) -> Namespace:
+        """Return a registered namespace. Raises InvalidRequest."""
+        return self._planner.namespace(namespace_id)
+
     def open_session(self, token: str, client: str) -> SessionId:
         """Return the session of `token`, a new one if none is alive."""
         return self._leases.open(token, client)
@@ -367,8 +371,9 @@ class Store:
 
     async def delete(self, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> int:
         """Delete blocks for good: when this returns, not even a power cut brings them back."""
-        self._planner.namespace(namespace_id)
         check_keys(keys)
+        if not any(self._planner.index.get(namespace_id, key) for key in keys):
+            self._planner.namespace(namespace_id)  # after a restart, blocks are known before it is
         deletion = self._planner.delete(namespace_id, keys)
         # Keys the index does not know are buried too: an evicted frame may still be on disk.
         await self._mover.bury(namespace_id, keys)

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from kvstore import errors
 from kvstore.block import Slot
 from kvstore.errors import Incompatible, InvalidRequest, KVStoreError, Unavailable
-from kvstore.transport.arena_wire import Extent, Hello, Refused, Welcome, receive, send
+from kvstore.transport.arena_wire import Ended, Extent, Hello, Refused, Welcome, receive, send
 
 logger = logging.getLogger(__name__)
 
@@ -27,24 +27,37 @@ _MADV_POPULATE_WRITE = 23  # Linux 5.14; older kernels refuse it, and pages faul
 class ClientArena:
     """The mapped extents of one daemon. Views stay valid as long as anybody keeps them."""
 
-    def __init__(self, connection: socket.socket, on_lost: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        connection: socket.socket,
+        on_lost: Callable[[], None],
+        on_ended: Callable[[], None],
+    ) -> None:
         self._connection = connection
         self._on_lost = on_lost
+        self._on_ended = on_ended
         self._views: dict[int, memoryview] = {}
         self._populator = _Populator()
         self._listening: asyncio.Task[None] | None = None
 
     @classmethod
     async def join(
-        cls, path: str, hello: Hello, timeout_s: float, on_lost: Callable[[], None]
+        cls,
+        path: str,
+        hello: Hello,
+        timeout_s: float,
+        *,
+        on_lost: Callable[[], None],
+        on_ended: Callable[[], None],
     ) -> ClientArena:
-        """Join the session and map the extents there are. `on_lost` is called if the link ends.
+        """Join the session and map the extents there are.
 
+        on_lost is called when the link ends, on_ended when the daemon says that the session has.
         Raises what the daemon refused with, Incompatible, or Unavailable.
         """
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         connection.setblocking(False)
-        arena = cls(connection, on_lost)
+        arena = cls(connection, on_lost, on_ended)
         try:
             async with asyncio.timeout(timeout_s):
                 await asyncio.get_running_loop().sock_connect(connection, path)
@@ -95,10 +108,14 @@ class ClientArena:
         if not isinstance(packet, Welcome) or fd is not None:
             raise Unavailable("the daemon closed the arena socket")
         for _ in range(packet.extents):
-            await self._receive_extent()
+            await self._receive()
 
-    async def _receive_extent(self) -> None:
+    async def _receive(self) -> None:
+        """Take one packet: an extent to map, or the end of the session."""
         packet, fd = await receive(self._connection)
+        if isinstance(packet, Ended):
+            self._on_ended()
+            return
         try:
             if packet is None:
                 raise ConnectionResetError("the daemon closed the arena socket")
@@ -115,7 +132,7 @@ class ClientArena:
         """Map new extents until the link ends."""
         try:
             while True:
-                await self._receive_extent()
+                await self._receive()
         except (OSError, ValueError, KVStoreError) as error:
             logger.info("arena_link=lost reason=%r", str(error))
             self._on_lost()

@@ -52,6 +52,7 @@ class Caller:
         self._connection: Connection | None = None
         self._connecting = asyncio.Lock()
         self._recovering: asyncio.Task[None] | None = None
+        self._renewing: set[asyncio.Task[None]] = set()
         self._retired: dict[asyncio.Task[None], Connection] = {}
         self._closed = False
 
@@ -86,7 +87,9 @@ class Caller:
                 reply = await call(connection.stub, connection.session, deadline_s)
             except grpc.aio.AioRpcError as error:
                 failure = error_of(error, self._target)
-                self._judge(connection, error, failure)
+                self._judge(connection, error)
+                if isinstance(failure, SessionEnded):
+                    await self._renew(connection)
                 if last or not isinstance(failure, SessionEnded):
                     raise failure from error
             except asyncio.CancelledError:
@@ -144,7 +147,9 @@ class Caller:
 
     async def close(self) -> None:
         self._closed = True
-        tasks = [task for task in (self._recovering, *self._retired) if task is not None]
+        tasks = [
+            task for task in (self._recovering, *self._renewing, *self._retired) if task is not None
+        ]
         connections = [*self._retired.values()]
         for task in tasks:
             task.cancel()
@@ -155,20 +160,46 @@ class Caller:
         for connection in connections:
             await connection.close()
 
-    def _judge(
-        self, connection: Connection, error: grpc.aio.AioRpcError, failure: KVStoreError
-    ) -> None:
-        """Learn from a failed call whether the daemon, or the session, is gone."""
+    def lost(self, connection: Connection) -> None:
+        """The daemon is gone: refuse calls from now on and look for it in the background."""
+        if self._connection is not connection or self._closed:
+            return
+        logger.warning("client=disconnected target=%s", self._target)
+        self._connection = None
+        self._retire(connection)
+        self._breaker.trip()
+        self._recover()
+
+    def ended(self, connection: Connection) -> None:
+        """The session has ended: open the next one before anybody asks."""
+        if not self._closed:
+            task = asyncio.create_task(self._renew(connection))
+            self._renewing.add(task)
+            task.add_done_callback(self._renewing.discard)
+
+    def _judge(self, connection: Connection, error: grpc.aio.AioRpcError) -> None:
+        """Learn from a failed call whether the daemon is gone."""
         if is_answer(error):
             self._breaker.success()
-            if isinstance(failure, SessionEnded):
-                self._retire(connection)
         elif error.code() == grpc.StatusCode.UNAVAILABLE:
-            self._lost(connection)
+            self.lost(connection)
         elif error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
             self._breaker.failure()
             if not self._breaker.closed:
-                self._lost(connection)
+                self.lost(connection)
+
+    async def _renew(self, stale: Connection) -> None:
+        """Replace a connection whose session has ended; until then its arena stays in use."""
+        async with self._connecting:
+            if self._connection is not stale or self._closed:
+                return
+            try:
+                await self._open()
+            except KVStoreError as error:
+                logger.warning("client=session_lost reason=%r", str(error))
+                self.lost(stale)
+                return
+        self._retire(stale)
 
     async def _open(self) -> Connection:
         """Connect, and tell a daemon that may be new what the old one knew."""
@@ -177,7 +208,7 @@ class Caller:
             token=self._token,
             name=self._name,
             timeout_s=self._connect_timeout_s,
-            on_lost=self._lost,
+            watcher=self,
         )
         try:
             for namespace in self.namespaces.values():
@@ -194,20 +225,8 @@ class Caller:
         logger.info("client=connected target=%s instance=%s", self._target, connection.instance)
         return connection
 
-    def _lost(self, connection: Connection) -> None:
-        """The daemon is gone: refuse calls from now on and look for it in the background."""
-        if self._connection is not connection or self._closed:
-            return
-        logger.warning("client=disconnected target=%s", self._target)
-        self._retire(connection)
-        self._breaker.trip()
-        self._recover()
-
     def _retire(self, connection: Connection) -> None:
         """Use a connection no more, but keep its link for copies that are under way."""
-        if self._connection is not connection:
-            return
-        self._connection = None
         if len(self._retired) >= RETIRED_MAX:
             next(iter(self._retired)).cancel()
         task = asyncio.create_task(_close_later(connection))

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 import grpc
 import grpc.aio
@@ -31,6 +30,16 @@ _OPTIONS: Final = (
 )
 
 
+class Watcher(Protocol):
+    """Is told what the arena link learns."""
+
+    def lost(self, connection: Connection) -> None:
+        """The daemon is gone."""
+
+    def ended(self, connection: Connection) -> None:
+        """The session has ended; the daemon lives."""
+
+
 class Connection:
     """What a client has while a daemon lives. `session` is 0 and `arena` None without a token."""
 
@@ -44,13 +53,7 @@ class Connection:
 
     @classmethod
     async def open(
-        cls,
-        target: str,
-        *,
-        token: str,
-        name: str,
-        timeout_s: float,
-        on_lost: Callable[[Connection], None],
+        cls, target: str, *, token: str, name: str, timeout_s: float, watcher: Watcher
     ) -> Connection:
         """Connect, open the session of `token` and map the arena; without one, only connect.
 
@@ -59,7 +62,7 @@ class Connection:
         connection = cls(target)
         try:
             async with asyncio.timeout(timeout_s):
-                await connection._open(target, token, name, timeout_s, on_lost)
+                await connection._open(token, name, timeout_s, watcher)
         except TimeoutError as error:
             await connection.close()
             raise Unavailable(f"no kvstore daemon answers at {target} in {timeout_s} s") from error
@@ -71,14 +74,7 @@ class Connection:
             raise
         return connection
 
-    async def _open(
-        self,
-        target: str,
-        token: str,
-        name: str,
-        timeout_s: float,
-        on_lost: Callable[[Connection], None],
-    ) -> None:
+    async def _open(self, token: str, name: str, timeout_s: float, watcher: Watcher) -> None:
         request = pb.OpenSessionRequest(rpc_version=RPC_VERSION, token=token, client=name)
         # The session may end between the two steps, when another member of it dies: once more.
         for last in (False, True):
@@ -91,7 +87,11 @@ class Connection:
             hello = Hello(RPC_VERSION, reply.session, token)
             try:
                 self.arena = await ClientArena.join(
-                    reply.arena_socket, hello, timeout_s, lambda: on_lost(self)
+                    reply.arena_socket,
+                    hello,
+                    timeout_s,
+                    on_lost=lambda: watcher.lost(self),
+                    on_ended=lambda: watcher.ended(self),
                 )
                 return
             except SessionEnded:

@@ -19,6 +19,7 @@ class DirtyRecords:
         self._now = now
         self._queue: OrderedDict[tuple[BlockKey, Part], StoredPart] = OrderedDict()
         self._since: OrderedDict[int, float] = OrderedDict()  # sequence -> when it was committed
+        self._failed: dict[tuple[BlockKey, Part], StoredPart] = {}
 
     @property
     def oldest_s(self) -> float:
@@ -53,7 +54,23 @@ class DirtyRecords:
             record.dirty = 0
             self.nbytes -= record.nbytes
 
+    def fail(self, key: BlockKey, part: Part, record: StoredPart) -> None:
+        """The file tier could not take a record: it may be evicted, or be written by a retry."""
+        self.clean(record)
+        self._failed[key, part] = record
+
+    def take_failed(self) -> dict[tuple[BlockKey, Part], StoredPart]:
+        """Return what failed since the last call, evicted or not."""
+        failed, self._failed = self._failed, {}
+        return failed
+
     def drop(self, key: BlockKey, part: Part, record: StoredPart) -> None:
         """Forget a record whether or not it was taken."""
         self._queue.pop((key, part), None)
+        self._failed.pop((key, part), None)
         self.clean(record)
+
+    @property
+    def any_failed(self) -> bool:
+        """Whether a record that is still in the arena could not be written."""
+        return any(r.resident is not None and r.frame is None for r in self._failed.values())

@@ -222,9 +222,18 @@ class Planner:
 
     def write_failed(self, write: Write) -> None:
         """Note that a run could not be written: it stays in the arena and may be evicted."""
-        for record in write.stored:
-            self.dirty.clean(record)
+        for block, record in zip(write.blocks, write.stored, strict=True):
+            if block.parts.get(write.part) is record:
+                self.dirty.fail(block.key, write.part, record)
         self._ledger.drop_pins(write.held)
+
+    def retry_failed(self) -> None:
+        """Queue what could not be written once more, as far as it is still in the arena."""
+        for (key, part), record in self.dirty.take_failed().items():
+            block = self.index.by_key(key)
+            alive = block is not None and block.parts.get(part) is record
+            if block and alive and record.resident is not None and not record.dirty:
+                self.dirty.add(block, part, record)
 
     def evict_file(self, nbytes: int) -> int:
         """Make room for a frame; returns the bytes that are on their way back, maybe fewer."""

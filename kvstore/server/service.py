@@ -16,7 +16,7 @@ from kvstore.block import (
     split_keys,
 )
 from kvstore.config import LimitSettings
-from kvstore.errors import InvalidRequest
+from kvstore.errors import InvalidRequest, Unavailable
 from kvstore.planner import SessionId
 from kvstore.rpc.v1 import kvstore_pb2 as pb
 from kvstore.rpc.v1 import kvstore_pb2_grpc as rpc
@@ -36,6 +36,7 @@ TOKEN_CHARS = range(16, 129)
 CLIENT_CHARS_MAX = 256
 SCAN_ITEMS_MAX = 10_000
 READERS_MAX = 1 << 16
+ANSWER_S_MIN = 0.02
 
 
 class Service(rpc.KVStoreServicer):
@@ -199,15 +200,18 @@ class Service(rpc.KVStoreServicer):
         )
 
     def _granted(self, grant: Grant, session: SessionId, context: Context) -> pb.GrantReply:
-        """Answer with a grant; take it back if the client is gone before the answer is sent."""
+        """Answer with a grant, unless its client will not get it: it could never release it."""
 
-        def take_back(done: Context) -> None:
-            if done.cancelled():
+        def take_back(done: Context | None = None) -> None:
+            if done is None or not done.done():
                 self._store.release(session, [grant.lease_id])
 
-        if grant.lease_id:
-            # The stubs declare the callback's type as a class, which no function can be.
-            context.add_done_callback(take_back)  # type: ignore[arg-type]
+        left_s = context.time_remaining()
+        if left_s is not None and left_s < ANSWER_S_MIN:
+            take_back()
+            raise Unavailable("the call's deadline came before its answer")
+        # The stubs declare the callback's type as a class, which no function can be.
+        context.add_done_callback(take_back)  # type: ignore[arg-type]
         return grant_to_message(grant, self._epoch)
 
     def _session(self, wire: int) -> SessionId:

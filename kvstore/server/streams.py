@@ -1,7 +1,7 @@
 """Put and Get as byte streams, for clients without shared memory.
 
-Chunks go straight between messages and arena slots, so a stream needs one chunk of memory beside
-its slots, however large the batch.
+A put's chunks go straight into arena slots, and a get is answered a window at a time, so a stream
+needs little memory beside its slots, however large the batch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kvstore.store import Store
 from kvstore.transport.chunks import Scatter, gather
 from kvstore.transport.messages import parent_of
 
-WINDOW_NBYTES = 32 << 20
+WINDOW_NBYTES = 4 << 20
 # What is written after a lease has ended could land in somebody else's slot.
 LEASE_MARGIN = 0.8
 
@@ -87,35 +87,33 @@ class Streams:
         keys: Sequence[BlockKey],
         wait_s: float,
     ) -> AsyncIterator[pb.GetReply]:
-        """Answer window by window, so that a large batch never leases more than a window."""
+        """Answer window by window. Its lease ends before anything of it is sent."""
         part = Part(request.group, request.shard)
         record_nbytes = namespace.record_nbytes(part)
         step = max(1, WINDOW_NBYTES // record_nbytes)
         for start in range(0, len(keys), step):
-            window = keys[start : start + step]
             grant = await self._store.acquire(
                 DAEMON_SESSION,
                 NamespaceId(request.namespace_id),
-                window,
+                keys[start : start + step],
                 wait_s=wait_s,
-                spans=(Span(part, 0, len(window)),),
+                spans=(Span(part, 0, len(keys[start : start + step])),),
             )
             try:
-                async with asyncio.timeout(grant.deadline_s * LEASE_MARGIN):
-                    async for reply in self._send(grant, record_nbytes):
-                        yield reply
-            except TimeoutError as error:
-                raise Unavailable("the client reads slower than a lease lasts") from error
+                chunks = await asyncio.to_thread(self._copy_out, grant)
             finally:
-                self._store.release(DAEMON_SESSION, [grant.lease_id])
-
-    async def _send(self, grant: Grant, record_nbytes: int) -> AsyncIterator[pb.GetReply]:
-        yield pb.GetReply(
-            header=pb.GetHeader(
-                found=[slot is not None for slot in grant.slots],
-                checksums=grant.checksums,
-                record_nbytes=record_nbytes,
+                held = self._store.release(DAEMON_SESSION, [grant.lease_id])
+            if held != [True]:
+                raise Unavailable("copying took longer than a lease lasts")
+            yield pb.GetReply(
+                header=pb.GetHeader(
+                    found=[slot is not None for slot in grant.slots],
+                    checksums=grant.checksums,
+                    record_nbytes=record_nbytes,
+                )
             )
-        )
-        for chunk in gather(self._store.view(slot) for slot in grant.slots if slot):
-            yield pb.GetReply(chunk=chunk)
+            for chunk in chunks:
+                yield pb.GetReply(chunk=chunk)
+
+    def _copy_out(self, grant: Grant) -> list[bytes]:
+        return list(gather(self._store.view(slot) for slot in grant.slots if slot))

@@ -18,18 +18,20 @@ class FaultyDisk(RealDisk):
     budget_nbytes: bytes that can still be written; None: no limit. A write beyond it is cut short,
     the next one fails with ENOSPC, as on a real file system.
     syncs: False only keeps count of what is durable, which is much faster.
+    before: the disk that the killed process used: what it left unsynced still is.
     kill: what the death of a process does to its descriptors; locks fall, files stay as they are.
     lose_power: a kill, and of the pages that no fdatasync covered some were never written; files
     that no directory sync covered may be missing.
     """
 
-    def __init__(self, *, syncs: bool = True) -> None:
+    def __init__(self, *, syncs: bool = True, before: FaultyDisk | None = None) -> None:
         self.syncs = syncs
         self.fault: Callable[[str], None] | None = None
         self.budget_nbytes: int | None = None
         self.opened: dict[int, Path] = {}
-        self.unsynced: dict[Path, set[int]] = {}  # offsets of pages
-        self.unnamed: set[Path] = set()  # created since the directory was synced
+        # Offsets of pages, and files created since their directory was synced.
+        self.unsynced: dict[Path, set[int]] = before.unsynced if before else {}
+        self.unnamed: set[Path] = before.unnamed if before else set()
         self.dead = False
 
     def kill(self) -> None:
@@ -49,6 +51,7 @@ class FaultyDisk(RealDisk):
         for path in sorted(self.unnamed):
             if draw.random() < 0.5:
                 path.unlink()
+        self.unsynced, self.unnamed = {}, set()
 
     def _write(self, fd: int, buffers: Sequence[memoryview], offset: int) -> int:
         written = super().pwritev(fd, buffers, offset)

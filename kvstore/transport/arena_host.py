@@ -8,12 +8,22 @@ import logging
 import os
 import socket
 import struct
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, TypeAlias
 
 from kvstore.errors import Incompatible, KVStoreError, Unauthorized
 from kvstore.rpc import RPC_VERSION
-from kvstore.transport.arena_wire import Extent, Hello, Refused, Welcome, readable, receive, send
+from kvstore.transport.arena_wire import (
+    Ended,
+    Extent,
+    Hello,
+    Packet,
+    Refused,
+    Welcome,
+    readable,
+    receive,
+    send,
+)
 from kvstore.transport.messages import Epoch
 
 logger = logging.getLogger(__name__)
@@ -32,6 +42,11 @@ class ArenaExtent(Protocol):
     def fd(self) -> int: ...
     @property
     def nbytes(self) -> int: ...
+
+
+# Extents, and None when the session has ended. There are as many items as the arena has extents,
+# and one more, so the queue needs no other bound.
+News: TypeAlias = "asyncio.Queue[ArenaExtent | None]"
 
 
 class Members(Protocol):
@@ -65,6 +80,7 @@ class ArenaHost:
         self._extents = extents
         self._epoch = epoch
         self._links: set[asyncio.Task[None]] = set()
+        self._news: dict[int, set[News]] = {}  # of the links of each session
         self._accepting: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -92,7 +108,6 @@ class ArenaHost:
             task.add_done_callback(self._links.discard)
 
     async def _serve(self, connection: socket.socket) -> None:
-        member: Any = None
         with connection:
             try:
                 pid = _check_peer(connection)
@@ -100,52 +115,64 @@ class ArenaHost:
                     hello, fd = await receive(connection)
                 if fd is not None:
                     os.close(fd)
-                member = self._join(hello)
-                logger.info("arena_link=open pid=%d", pid)
-                await self._hand_out(connection, pid)
+                with self._joined(hello) as news:
+                    logger.info("arena_link=open pid=%d", pid)
+                    await self._hand_out(connection, pid, news)
             except KVStoreError as error:
                 await self._refuse(connection, error)
             except (OSError, TimeoutError) as error:
                 logger.info("arena_link=lost reason=%r", str(error))
-            finally:
-                if member is not None:
-                    self._members.leave(member)
 
-    def _join(self, hello: Any) -> Any:
+    @contextlib.contextmanager
+    def _joined(self, hello: Any) -> Iterator[News]:
+        """Be a member of the session for the time of the context; its end is news to the others."""
         if not isinstance(hello, Hello):
             raise Incompatible("the first arena packet has to be Hello")
         check_version(hello.rpc_version)
-        return self._members.join(self._epoch.id_in(hello.session), hello.token)
+        member = self._members.join(self._epoch.id_in(hello.session), hello.token)
+        news: News = asyncio.Queue()
+        links = self._news.setdefault(hello.session, set())
+        links.add(news)
+        try:
+            yield news
+        finally:
+            self._members.leave(member)
+            links.discard(news)
+            # No new link can join what has ended, so this is told once.
+            for other in self._news.pop(hello.session, ()):
+                other.put_nowait(None)
 
-    async def _hand_out(self, connection: socket.socket, pid: int) -> None:
-        """Send the extents, and new ones as they are made, until the peer is gone."""
-        # As many items as the arena has extents, so it needs no other bound.
-        news: asyncio.Queue[ArenaExtent] = asyncio.Queue()
+    async def _hand_out(self, connection: socket.socket, pid: int, news: News) -> None:
+        """Send the extents, and what is new, until the peer is gone."""
         known = self._extents.extents()
-        stop = self._extents.on_extent(news.put_nowait)
         for extent in known:
             news.put_nowait(extent)
-        await send(connection, Welcome(len(known)))
-        gone = asyncio.create_task(_gone(connection, pid))
-        sender = asyncio.create_task(self._send_extents(connection, news))
+        stop = self._extents.on_extent(news.put_nowait)
         try:
-            done, _ = await asyncio.wait((gone, sender), return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
+            await send(connection, Welcome(len(known)))
+            tasks = (
+                asyncio.create_task(_gone(connection, pid)),
+                asyncio.create_task(self._send_news(connection, news)),
+            )
+            try:
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
         finally:
             stop()
-            for task in (gone, sender):
-                task.cancel()
-            await asyncio.gather(gone, sender, return_exceptions=True)
 
-    async def _send_extents(
-        self, connection: socket.socket, news: asyncio.Queue[ArenaExtent]
-    ) -> None:
+    async def _send_news(self, connection: socket.socket, news: News) -> None:
         while True:
             extent = await news.get()
-            packet = Extent(self._epoch.extent_out(extent.id), extent.nbytes)
+            packet: Packet = Ended()
+            if extent is not None:
+                packet = Extent(self._epoch.extent_out(extent.id), extent.nbytes)
             async with asyncio.timeout(SEND_TIMEOUT_S):
-                await send(connection, packet, [extent.fd])
+                await send(connection, packet, [extent.fd] if extent else [])
 
     async def _refuse(self, connection: socket.socket, error: KVStoreError) -> None:
         logger.info("arena_link=refused reason=%r", str(error))

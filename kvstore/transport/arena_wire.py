@@ -2,6 +2,7 @@
 
     client -> daemon   Hello
     daemon -> client   Welcome(extents), then each Extent with its memfd; more as the arena grows
+                       Ended, when another member of the session is gone
                        or Refused, and the end
     either end closes  the member is gone
 
@@ -22,6 +23,7 @@ import msgspec
 from kvstore.errors import Incompatible
 
 PACKET_NBYTES_MAX = 4096
+_FD_NBYTES = array.array("i").itemsize
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
@@ -45,6 +47,13 @@ class Extent(msgspec.Struct, frozen=True, tag="extent"):
     nbytes: int
 
 
+class Ended(msgspec.Struct, frozen=True, tag="ended"):
+    """The session is over, because another process of it is gone: open a new one.
+
+    This link stays open until copies that are under way have ended: it vouches for their slots.
+    """
+
+
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
     """Not let in: the error's class name and message."""
 
@@ -52,7 +61,7 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
     message: str
 
 
-Packet = Hello | Welcome | Extent | Refused
+Packet = Hello | Welcome | Extent | Ended | Refused
 _decoder = msgspec.msgpack.Decoder(Packet)
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -75,12 +84,14 @@ async def receive(connection: socket.socket) -> tuple[Packet | None, int | None]
     """
     while True:
         try:
-            data, fds, flags, _ = socket.recv_fds(
-                connection, PACKET_NBYTES_MAX, 1, socket.MSG_CMSG_CLOEXEC
+            # Not socket.recv_fds: before Python 3.13 it drops the flags, and forks would inherit.
+            data, ancillary, flags, _ = connection.recvmsg(
+                PACKET_NBYTES_MAX, socket.CMSG_LEN(_FD_NBYTES), socket.MSG_CMSG_CLOEXEC
             )
             break
         except BlockingIOError:
             await readable(connection.fileno())
+    fds = _descriptors(ancillary)
     if not data and not fds:
         return None, None
     try:
@@ -91,6 +102,14 @@ async def receive(connection: socket.socket) -> tuple[Packet | None, int | None]
         for fd in fds:
             os.close(fd)
         raise Incompatible(f"not an arena packet: {error}") from error
+
+
+def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
+    fds = array.array("i")
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+    return list(fds)
 
 
 async def readable(fd: int) -> None:

@@ -18,7 +18,7 @@ from kvstore.obs import Metrics
 from kvstore.planner import DAEMON_SESSION, Planner
 from kvstore.store import Store
 from kvstore.tier.dram import Arena
-from kvstore.tier.file import FileTier
+from kvstore.tier.file import Disk, FileTier
 
 T = TypeVar("T")
 RECORD = 10_000  # not a whole number of pages, on purpose
@@ -47,13 +47,14 @@ class Node:
         file_bytes: int = 64 << 20,
         segment_nbytes: int = 1 << 20,
         codec: str = "raw",
+        disk: Disk | None = None,
         **limits: Any,
     ) -> None:
         self.loop = asyncio.new_event_loop()
         self.metrics = Metrics()
         self.arena = Arena(arena_bytes, arena_bytes)
         self.file = (
-            FileTier(path, capacity_bytes=file_bytes, segment_nbytes=segment_nbytes)
+            FileTier(path, capacity_bytes=file_bytes, segment_nbytes=segment_nbytes, disk=disk)
             if path
             else None
         )

@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from kvstore.block import BlockKey, Span
 from kvstore.errors import InvalidRequest, SessionEnded
 from kvstore.planner import DAEMON_SESSION
+from kvstore.testing.disks import FaultyDisk
 from tests.store.node import FULL, SPEC, Node, chain
 
 A, B = chain(1), chain(2)
@@ -206,6 +207,35 @@ def test_without_a_file_tier_nothing_is_durable_and_flush_says_so() -> None:
     with Node(None) as node:
         assert not node.put(A, 0, 4, durable=True).durable
         assert not node.flush()
+
+
+def test_what_a_full_disk_refused_is_not_called_durable_and_is_written_once_there_is_room(
+    tmp_path: Path,
+) -> None:
+    disk = FaultyDisk()
+    disk.budget_nbytes = 64 << 10
+    with Node(tmp_path / "kv", disk=disk) as node:
+        done = node.put(A, 0, 16, durable=True)
+        assert done.committed == 32
+        assert not done.durable
+        assert not node.flush()
+        assert node.get(A) == 16
+        assert node.store.stats()["file"]["state"] == "failing"
+        disk.budget_nbytes = None
+        assert node.flush()
+    with Node(tmp_path / "kv") as node:
+        assert node.get(A) == 16
+
+
+def test_one_rotten_record_does_not_take_its_run_with_it(tmp_path: Path) -> None:
+    with Node(tmp_path / "kv") as node:
+        node.put(A, 0, 4, parts=[FULL])
+        node.put(A, 4, 5, parts=[FULL], damage=True)
+        node.flush()  # finds it
+        assert node.flush()
+        stored = node.store.scan(None, None, 9)
+        assert {item.block_index for item in stored if item.durable} == {0, 1, 2, 3}
+        assert len(stored) == 4
 
 
 def test_scan_pages_through_every_block_once(tmp_path: Path) -> None:

@@ -85,10 +85,13 @@ class SegmentFiles:
                 raise
         return fd
 
-    def write(self, fd: int, buffers: Sequence[memoryview], offset: int) -> None:
-        """Write a frame."""
+    def write(
+        self, tag: SegmentTag, fd: int, buffers: Sequence[memoryview], offset: int
+    ) -> Measured:
+        """Write a frame; return what the file then takes."""
         with disk_errors("write a frame"), _alignment_errors():
             self._write_all(fd, buffers, offset)
+        return self.measure(tag)
 
     def read(self, tag: SegmentTag, targets: Sequence[memoryview], offset: int) -> None:
         """Fill `targets`. Raises CorruptBlock if the file is gone or ends before."""
@@ -113,29 +116,15 @@ class SegmentFiles:
             self.disk.fdatasync(fd)
 
     def seal(
-        self,
-        tag: SegmentTag,
-        fd: int | None,
-        *,
-        end: int,
-        packed_headers: Sequence[bytes],
-        run_sequence_min: int,
+        self, tag: SegmentTag, end: int, packed_headers: Sequence[bytes], run_sequence_min: int
     ) -> None:
-        """Append the footer. The frames are made durable first: a footer vouches for them."""
-        if fd is None:
-            with disk_errors("open"), self._opened(tag, write=True, direct=self.direct) as opened:
-                self.seal(
-                    tag,
-                    opened,
-                    end=end,
-                    packed_headers=packed_headers,
-                    run_sequence_min=run_sequence_min,
-                )
-            return
-        footer = encode_footer(tag, end, packed_headers, run_sequence_min)
-        with disk_errors(f"seal {segment_name(tag)}"):
-            self.disk.fdatasync(fd)
-            self._write_all(fd, [aligned_copy(footer)], end)
+        """Append the footer, durably. The frames must be durable: a footer vouches for them."""
+        footer = aligned_copy(encode_footer(tag, end, packed_headers, run_sequence_min))
+        with (
+            disk_errors(f"seal {segment_name(tag)}"),
+            self._opened(tag, write=True, direct=self.direct) as fd,
+        ):
+            self._write_all(fd, [footer], end)
             self.disk.fdatasync(fd)
 
     def measure(self, tag: SegmentTag) -> Measured:

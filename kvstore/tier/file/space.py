@@ -108,7 +108,7 @@ class Segment:
     fd: int | None = None  # for writing, until the segment closes
     writes: int = 0
     writes_synced: int = 0
-    suspect: bool = False  # an fdatasync failed: what was written may be gone, so no footer
+    sync_failures: int = 0  # what was written before one may be gone: such a file gets no footer
     busy: asyncio.Lock = field(default_factory=asyncio.Lock)  # create, sync, seal, one at a time
 
     @property

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from kvstore.errors import Unavailable
+
 T = TypeVar("T")
 
 
@@ -16,7 +18,10 @@ async def run_blocking(executor: ThreadPoolExecutor, work: Callable[[], T]) -> T
     A thread cannot be stopped: if the caller went on, it would give a slot to somebody else while
     the read still lands in it. Work that has not begun is taken back at once.
     """
-    job = executor.submit(work)
+    try:
+        job = executor.submit(work)
+    except RuntimeError as error:  # what a pool says after its shutdown
+        raise Unavailable("the file tier is closed") from error
     future = asyncio.wrap_future(job)
     try:
         return await asyncio.shield(future)

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from kvstore.block import PAGE_NBYTES, padded
 from kvstore.errors import InvalidRequest, Unavailable
@@ -36,6 +37,7 @@ from kvstore.tier.file.space import (
 from kvstore.tier.file.threads import run_blocking
 from kvstore.tier.file.upkeep import Upkeep
 
+T = TypeVar("T")
 SEGMENT_NBYTES = 256 << 20
 CLOSE_TIMEOUT_S = 10.0
 _log = logging.getLogger(__name__)
@@ -158,8 +160,9 @@ class FileTier:
             frame.state = State.WRITING
             try:
                 fd = await self._created_file(segment)
-                await self._run(partial(self._files.write, fd, buffers, extent.offset))
-                measured = await self._run(partial(self._files.measure, segment.tag))
+                measured = await self._run(
+                    partial(self._files.write, segment.tag, fd, buffers, extent.offset)
+                )
             except BaseException:
                 frame.state = State.FAILED
                 raise
@@ -199,21 +202,21 @@ class FileTier:
             raise
 
     async def sync(self) -> None:
-        """Make every write that has returned durable. Raises DiskFailed: then none of them may be.
+        """Make every write that has returned durable.
 
-        After a failure the segment takes no more frames and gets no footer, so that the next start
-        verifies what is in it.
+        Raises DiskFailed: then none of the writes since the last success may be durable, now or
+        ever (the kernel drops what it could not write), and a later success says nothing about
+        them: free these frames or write them elsewhere. Their segment takes no more frames and gets
+        no footer, so that the next start verifies what is in it.
         """
-        created = self._created
-        dirty = [s for s in self._space.unclosed.values() if s.writes_synced < s.writes]
-        jobs = [self._sync_segment(segment) for segment in dirty]
-        if self._created_synced < created:
-            jobs.append(self._sync_directory(created))
         with self._call():
+            created = self._created
+            dirty = [s for s in self._space.segments.values() if s.writes_synced < s.writes]
+            jobs = [self._sync_segment(segment, segment.sync_failures) for segment in dirty]
+            if self._created_synced < created:
+                jobs.append(self._sync_directory(created))
             outcomes = await asyncio.gather(*jobs, return_exceptions=True)
-        for outcome in outcomes:
-            if isinstance(outcome, BaseException):
-                raise outcome
+        _all_or_raise(outcomes)
 
     def free(self, extent: FileExtent) -> None:
         """Give a frame up. Its bytes are won back in the background: see `freeing_nbytes`."""
@@ -240,8 +243,10 @@ class FileTier:
         done, _ = await asyncio.wait([closing], timeout=timeout_s)
         if not done:
             closing.cancel()
+            if self._maintenance is not None:
+                self._maintenance.cancel()
             _log.error("closed with I/O still under way path=%s", self._path)
-            self._executor.shutdown(wait=False, cancel_futures=True)
+            self._executor.shutdown(wait=False)
             return
         await closing
         await self._release()
@@ -252,7 +257,9 @@ class FileTier:
         names = await self._run(partial(self._disk.names, self._path))
         tags = sorted(tag for tag in map(parse_segment_name, names) if tag is not None)
         loads = [self._run(partial(load_segment, self._files, tag)) for tag in tags]
-        segments = await asyncio.gather(*loads)
+        segments = _all_or_raise(await asyncio.gather(*loads, return_exceptions=True))
+        # A process that was killed may have left files that its directory does not durably name.
+        await self._run(self._files.sync_directory)
         for loaded in segments:
             self._space.add(_adopted(loaded), loaded.sizes)
         for loaded in segments:
@@ -302,19 +309,15 @@ class FileTier:
                 self._created += 1
             return segment.fd
 
-    async def _sync_segment(self, segment: Segment) -> None:
-        async with segment.busy:
-            writes, fd = segment.writes, segment.fd
-            if fd is None or segment.writes_synced >= writes:
-                return  # sealed meanwhile, which syncs as well
-            try:
-                await self._run(partial(self._files.sync, fd))
-            except DiskFailed:
-                # The kernel may have dropped the dirty pages: a second fdatasync would lie.
-                segment.suspect = True
-                self._space.retire(segment)
-                raise
-            segment.writes_synced = max(segment.writes_synced, writes)
+    async def _sync_segment(self, segment: Segment, failures: int) -> None:
+        try:
+            async with segment.busy:
+                await self._upkeep.sync(segment)
+            lost = segment.sync_failures > failures
+        finally:
+            self._start_maintenance()
+        if lost:
+            raise DiskFailed("an fdatasync failed meanwhile")
 
     async def _sync_directory(self, created: int) -> None:
         await self._run(self._files.sync_directory)
@@ -358,6 +361,14 @@ class FileTier:
             self._calls -= 1
             if not self._calls:
                 self._quiet.set()
+
+
+def _all_or_raise(outcomes: Sequence[T | BaseException]) -> list[T]:
+    """Return the results of jobs that have all ended, or raise the first error."""
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome
+    return [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
 
 
 def _check_frame(frame: PlacedFrame, buffers: Sequence[memoryview]) -> None:

@@ -58,6 +58,7 @@ class Upkeep:
         """
         for segment in segments:
             await self._close_file(segment)
+            segment.writes_synced = segment.writes  # nobody waits for the bytes of dead frames
         try:
             await self._run(partial(self._files.unlink, [segment.tag for segment in segments]))
         except (DiskFull, DiskFailed) as error:
@@ -81,31 +82,52 @@ class Upkeep:
         finally:
             self._space.punched(segment, holes)
 
+    async def sync(self, segment: Segment) -> None:
+        """Make what was written durable; the caller holds `segment.busy`. Raises DiskFailed.
+
+        After a failure the kernel may have dropped the pages, and a second fdatasync would lie: the
+        segment is retired, and the failure counted for everybody who waits.
+        """
+        writes = segment.writes
+        if segment.writes_synced >= writes:
+            return
+        try:
+            if segment.fd is None or segment.sync_failures:
+                raise DiskFailed("an earlier fdatasync failed")
+            await self._run(partial(self._files.sync, segment.fd))
+        except (DiskFull, DiskFailed):
+            segment.sync_failures += 1
+            segment.writes_synced = writes  # reported, once
+            self._space.retire(segment)
+            raise
+        segment.writes_synced = writes
+
     async def _seal(self, segment: Segment) -> None:
-        async with segment.busy:
-            writes = segment.writes
-            if not segment.suspect:
-                try:
-                    await self._run(
-                        partial(
-                            self._files.seal,
-                            segment.tag,
-                            segment.fd,
-                            end=segment.end,
-                            packed_headers=segment.packed_headers,
-                            run_sequence_min=segment.run_sequence_min,
-                        )
-                    )
-                    segment.writes_synced = writes
-                except (DiskFull, DiskFailed) as error:
-                    _log.warning("no footer, the next start scans this segment: %s", error)
+        try:
+            async with segment.busy:
+                await self._append_footer(segment)
+        except (DiskFull, DiskFailed) as error:
+            _log.warning("no footer, the next start scans this segment: %s", error)
         await self._close_file(segment)
         self._space.closed(segment)
+        await self._measure(segment)
+
+    async def _append_footer(self, segment: Segment) -> None:
+        if segment.fd is not None and segment.writes_synced < segment.writes:
+            await self._run(partial(self._files.sync, segment.fd))
+            segment.writes_synced = segment.writes
+        if segment.sync_failures:
+            return
+        headers = segment.packed_headers
+        seal = partial(self._files.seal, segment.tag, segment.end, headers)
+        await self._run(partial(seal, segment.run_sequence_min))
+
+    async def _measure(self, segment: Segment) -> None:
         try:
             measured = await self._run(partial(self._files.measure, segment.tag))
             self._space.measured(segment, measured)
         except (DiskFull, DiskFailed) as error:
-            _log.warning("segment not measured: %s", error)
+            _log.warning("a segment is counted at its last size: %s", error)
 
     def _is_hollow(self, segment: Segment) -> bool:
         return (

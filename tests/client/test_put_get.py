@@ -1,0 +1,283 @@
+"""What is put comes back, byte for byte, over both data paths; what cannot be right is refused."""
+
+import asyncio
+import dataclasses
+
+import numpy as np
+import pytest
+
+from kvstore import (
+    AsyncClient,
+    BlockKey,
+    Client,
+    Group,
+    InvalidRequest,
+    Namespace,
+    Part,
+    Span,
+    checksum,
+)
+from kvstore.testing.daemon import Daemon
+from kvstore.testing.samples import RECORD_NBYTES, sample_keys, sample_namespace, sample_records
+
+
+def test_what_is_put_comes_back(client: Client, request: pytest.FixtureRequest) -> None:
+    namespace_id = client.register(sample_namespace())
+    keys = sample_keys(request.node.name, 40)
+    records = sample_records(keys)
+    done = client.put(namespace_id, keys, records)
+    assert (done.committed, done.existing, done.refused, done.durable) == (40, 0, 0, False)
+    assert client.get(namespace_id, keys) == records
+    assert client.match(namespace_id, keys).hit_blocks == 40
+
+
+def test_the_two_paths_see_the_same_blocks(daemon: Daemon) -> None:
+    keys = sample_keys("paths", 8)
+    records = sample_records(keys)
+    with Client(daemon.target) as local, Client(daemon.address) as remote:
+        namespace_id = local.register(sample_namespace())
+        remote.register(sample_namespace())
+        local.put(namespace_id, keys[:4], records[:4])
+        remote.put(namespace_id, keys[4:], records[4:], first_block=4, parent=keys[3])
+        assert remote.get(namespace_id, keys) == local.get(namespace_id, keys) == records
+        assert local.local
+        assert not remote.local
+
+
+def test_a_miss_is_none_and_does_not_hide_hits(
+    client: Client, request: pytest.FixtureRequest
+) -> None:
+    namespace_id = client.register(sample_namespace())
+    keys = sample_keys(request.node.name, 5)
+    records = sample_records(keys)
+    client.put(namespace_id, keys[:2], records[:2])
+    client.put(namespace_id, keys[3:], records[3:], first_block=3, parent=keys[2])
+    assert client.get(namespace_id, keys) == [*records[:2], None, *records[3:]]
+    assert client.match(namespace_id, keys).hit_blocks == 2
+
+
+def test_a_second_put_keeps_the_first(client: Client, request: pytest.FixtureRequest) -> None:
+    namespace_id = client.register(sample_namespace())
+    keys = sample_keys(request.node.name, 3)
+    records = sample_records(keys)
+    client.put(namespace_id, keys, records)
+    again = client.put(namespace_id, keys, [bytes(RECORD_NBYTES)] * 3)
+    assert (again.committed, again.existing) == (0, 3)
+    assert client.get(namespace_id, keys) == records
+
+
+def test_a_durable_put_says_so(client: Client, request: pytest.FixtureRequest) -> None:
+    namespace_id = client.register(sample_namespace())
+    keys = sample_keys(request.node.name, 3)
+    assert client.put(namespace_id, keys, sample_records(keys), durable=True).durable
+
+
+def test_any_contiguous_buffer_can_be_put(client: Client, request: pytest.FixtureRequest) -> None:
+    namespace_id = client.register(sample_namespace("buffers", 4096))
+    keys = sample_keys(request.node.name, 3)
+    array = np.arange(1024, dtype=np.float32)
+    records = [bytearray(b"x" * 4096), memoryview(array), array.tobytes()]
+    client.put(namespace_id, keys, records)
+    assert client.get(namespace_id, keys) == [bytes(b"x" * 4096), array.tobytes(), array.tobytes()]
+
+
+def test_batches_larger_than_a_window_are_cut(
+    client: Client, request: pytest.FixtureRequest
+) -> None:
+    namespace_id = client.register(sample_namespace("small", 128))
+    keys = sample_keys(request.node.name, 2500)
+    records = sample_records(keys, 128)
+    assert client.put(namespace_id, keys, records).committed == 2500
+    assert client.get(namespace_id, keys) == records
+    assert client.match(namespace_id, keys).hit_blocks == 2500
+
+
+def test_records_larger_than_a_chunk_come_back(
+    client: Client, request: pytest.FixtureRequest
+) -> None:
+    nbytes = (5 << 20) + 3
+    namespace_id = client.register(sample_namespace("large", nbytes))
+    keys = sample_keys(request.node.name, 3)
+    records = sample_records(keys, nbytes)
+    assert client.put(namespace_id, keys, records).refused == 0
+    assert client.get(namespace_id, keys) == records
+
+
+def test_parts_are_stored_apart(client: Client, request: pytest.FixtureRequest) -> None:
+    groups = (Group("full", 4096, shards=2), Group("window", 512, window_tokens=32))
+    namespace = Namespace(block_tokens=16, groups=groups, identity=(("model", "parts"),))
+    namespace_id = client.register(namespace)
+    keys = sample_keys(request.node.name, 4)
+    for shard in (0, 1):
+        client.put(namespace_id, keys, [bytes([shard]) * 4096] * 4, shard=shard)
+    assert client.match(namespace_id, keys).hit_blocks == 0
+    client.put(namespace_id, keys[2:], [b"w" * 512] * 2, group=1, first_block=2, parent=keys[1])
+    assert client.match(namespace_id, keys).hit_blocks == 4
+    assert client.get(namespace_id, keys, shard=1) == [bytes([1]) * 4096] * 4
+    assert client.get(namespace_id, keys, group=1) == [None, None, b"w" * 512, b"w" * 512]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"block_tokens": 32},
+        {"fidelity": "int8"},
+        {"groups": (Group("full", RECORD_NBYTES, window_tokens=64),)},
+        {"groups": (Group("full", RECORD_NBYTES, shards=2),)},
+        {"groups": (Group("half", RECORD_NBYTES),)},
+        {"identity": (("model", "sample"), ("weights", "00"))},
+        {"identity": (("model", "sample2"),)},
+    ],
+    ids=["block_tokens", "fidelity", "window", "shards", "group", "weights", "model"],
+)
+def test_a_namespace_that_differs_in_one_field_misses(
+    client: Client, request: pytest.FixtureRequest, change: dict[str, object]
+) -> None:
+    namespace = sample_namespace()
+    other = dataclasses.replace(namespace, **change)  # type: ignore[arg-type]
+    namespace_id, other_id = client.register(namespace), client.register(other)
+    keys = sample_keys(request.node.name, 3)
+    client.put(namespace_id, keys, sample_records(keys))
+    assert client.get(other_id, keys) == [None] * 3
+    assert client.match(other_id, keys).hit_blocks == 0
+
+
+def test_deleted_and_cleared_blocks_are_gone(
+    client: Client, request: pytest.FixtureRequest
+) -> None:
+    namespace_id = client.register(sample_namespace(f"gone {request.node.name}"))
+    keys = sample_keys(request.node.name, 6)
+    records = sample_records(keys)
+    client.put(namespace_id, keys, records)
+    assert client.delete(namespace_id, keys[4:]) == 2
+    assert client.get(namespace_id, keys) == [*records[:4], None, None]
+    assert [item.key for item in client.scan(namespace_id)] == sorted(keys[:4])
+    assert client.clear(namespace_id) == 4
+    assert client.get(namespace_id, keys) == [None] * 6
+
+
+def test_scan_pages_through_everything(client: Client, request: pytest.FixtureRequest) -> None:
+    namespace_id = client.register(sample_namespace(f"scan {request.node.name}", 64))
+    keys = sample_keys(request.node.name, 2100)
+    client.put(namespace_id, keys, sample_records(keys, 64))
+    assert [item.key for item in client.scan(namespace_id)] == sorted(keys)
+    assert [item.key for item in client.scan(namespace_id, limit=1500)] == sorted(keys)[:1500]
+
+
+def test_bytes_that_changed_in_the_arena_are_a_miss_and_dropped(daemon: Daemon) -> None:
+    keys = sample_keys("changed", 4)
+    records = sample_records(keys)
+    with Client(daemon.target) as client:
+        namespace_id = client.register(sample_namespace())
+        # Durable: else the daemon may find the damage first, as it verifies what it writes.
+        assert client.put(namespace_id, keys, records, durable=True).durable
+        grant = client.acquire(namespace_id, keys)
+        assert grant.slots[2] is not None
+        client.view(grant.slots[2])[17] ^= 1
+        client.release(grant.lease_id)
+        assert client.get(namespace_id, keys) == [*records[:2], None, records[3]]
+        assert client.corrupt_blocks == 1
+        assert client.match(namespace_id, keys).hit_blocks == 2
+        client.put(namespace_id, keys, records)
+        assert client.get(namespace_id, keys) == records
+
+
+def test_leases_are_read_in_place(daemon: Daemon) -> None:
+    keys = sample_keys("in place", 3)
+    records = sample_records(keys)
+    span = Span(Part(0, 0), 0, 3)
+    with Client(daemon.target) as writer, Client(daemon.target) as reader:
+        namespace_id = writer.register(sample_namespace())
+        reader.register(sample_namespace())
+        grant = writer.reserve(namespace_id, keys, first_block=0, parent=None, spans=[span])
+        for slot, record in zip(grant.slots, records, strict=True):
+            assert slot is not None
+            writer.view(slot)[:] = record
+        writer.commit(grant.lease_id, [checksum(record) for record in records])
+        lease = reader.acquire(namespace_id, keys)
+        assert lease.hit_blocks == 3
+        assert [bytes(reader.view(slot)) for slot in lease.slots if slot] == records
+        assert list(lease.checksums) == [checksum(record) for record in records]
+        assert reader.release(lease.lease_id) == [True]
+
+
+def test_a_second_release_is_false_and_harmless(daemon: Daemon) -> None:
+    keys = sample_keys("twice", 2)
+    with Client(daemon.target) as client:
+        namespace_id = client.register(sample_namespace())
+        client.put(namespace_id, keys, sample_records(keys))
+        lease = client.acquire(namespace_id, keys, readers=2)
+        assert client.release(lease.lease_id) == [True]
+        assert client.release(lease.lease_id) == [True]
+        assert client.release(lease.lease_id, 12345) == [False, False]
+        assert client.get(namespace_id, keys) == sample_records(keys)
+
+
+@pytest.mark.parametrize("nbytes", [RECORD_NBYTES - 1, RECORD_NBYTES + 1, 0])
+def test_a_record_of_the_wrong_size_is_refused(client: Client, nbytes: int) -> None:
+    namespace_id = client.register(sample_namespace())
+    keys = sample_keys("size", 2)
+    before = client.stats()["blocks"]
+    with pytest.raises(InvalidRequest, match=str(RECORD_NBYTES)):
+        client.put(namespace_id, keys, [bytes(RECORD_NBYTES), bytes(nbytes)])
+    assert client.stats()["blocks"] == before
+
+
+def test_bad_arguments_are_refused_before_anything_is_sent(client: Client) -> None:
+    namespace = sample_namespace()
+    namespace_id = client.register(namespace)
+    keys = sample_keys("bad", 2)
+    records = sample_records(keys)
+    short = BlockKey(b"short")
+    strided = memoryview(np.zeros(2 * RECORD_NBYTES, np.uint8))[::2]
+    before = client.stats()
+    with pytest.raises(InvalidRequest, match="32 bytes"):
+        client.get(namespace_id, [keys[0], short])
+    with pytest.raises(InvalidRequest, match="32 bytes"):
+        client.put(namespace_id, keys, records, parent=short)
+    with pytest.raises(InvalidRequest, match="1 records for 2 keys"):
+        client.put(namespace_id, keys, records[:1])
+    with pytest.raises(InvalidRequest, match="in one piece"):
+        client.put(namespace_id, keys[:1], [strided])
+    with pytest.raises(InvalidRequest, match="shard"):
+        client.put(namespace_id, keys, records, shard=1)
+    with pytest.raises(InvalidRequest, match="unknown namespace"):
+        client.get(sample_namespace("never registered").id, keys)
+    with pytest.raises(InvalidRequest, match="8193 keys"):
+        client.match(namespace_id, [keys[0]] * 8193)
+    assert client.stats()["blocks"] == before["blocks"]
+    assert client.stats()["leases"] == before["leases"] == 0
+
+
+def test_a_client_without_the_arena_cannot_lease(daemon: Daemon) -> None:
+    with Client(daemon.address) as client:
+        namespace_id = client.register(sample_namespace())
+        with pytest.raises(InvalidRequest, match="arena"):
+            client.acquire(namespace_id, sample_keys("no arena", 1))
+
+
+def test_many_calls_at_once_share_one_client(daemon: Daemon) -> None:
+    async def run() -> None:
+        client = AsyncClient(daemon.target)
+        try:
+            namespace_id = await client.register(sample_namespace())
+
+            async def one(index: int) -> None:
+                keys = sample_keys(f"many {index}", 5)
+                await client.put(namespace_id, keys, sample_records(keys))
+                assert await client.get(namespace_id, keys) == sample_records(keys)
+
+            await asyncio.gather(*(one(index) for index in range(20)))
+        finally:
+            await client.close()
+
+    asyncio.run(run())
+
+
+def test_a_closed_client_refuses_calls(daemon: Daemon) -> None:
+    client = Client(daemon.target)
+    client.connect()
+    client.close()
+    client.close()
+    with pytest.raises(InvalidRequest, match="closed"):
+        client.stats()

@@ -1,0 +1,186 @@
+"""The arena socket lets members of a session in, hands out memory, and notices when they go."""
+
+import asyncio
+import json
+import mmap
+import os
+import secrets
+import socket
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+
+import grpc.aio
+import pytest
+
+from kvstore import BlockKey, Client, NamespaceId
+from kvstore.client.connection import Connection
+from kvstore.rpc import RPC_VERSION
+from kvstore.rpc.v1 import kvstore_pb2 as pb
+from kvstore.testing.daemon import Daemon
+from kvstore.testing.samples import sample_keys, sample_namespace, sample_records
+from kvstore.testing.wait import until
+from kvstore.transport.arena_wire import Extent, Hello, Packet, Refused, Welcome, receive, send
+
+
+class Nobody:
+    """Watches a connection and does nothing about it."""
+
+    def lost(self, connection: Connection) -> None: ...
+    def ended(self, connection: Connection) -> None: ...
+
+
+def exchange(daemon: Daemon, talk: Callable[[socket.socket], Awaitable[None]]) -> None:
+    """Run `talk` on a connection to the arena socket."""
+
+    async def run() -> None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+            connection.setblocking(False)
+            path = f"{daemon.socket}.arena"
+            async with asyncio.timeout(5):
+                await asyncio.get_running_loop().sock_connect(connection, path)
+                await talk(connection)
+
+    asyncio.run(run())
+
+
+def refusal(daemon: Daemon, packet: Packet) -> Refused:
+    replies: list[Packet | None] = []
+
+    async def talk(connection: socket.socket) -> None:
+        await send(connection, packet)
+        replies.append((await receive(connection))[0])
+        assert await receive(connection) == (None, None)
+
+    exchange(daemon, talk)
+    (reply,) = replies
+    assert isinstance(reply, Refused)
+    return reply
+
+
+def test_a_hello_of_another_version_is_refused_naming_both(daemon: Daemon) -> None:
+    refused = refusal(daemon, Hello(RPC_VERSION + 1, 1, "t" * 16))
+    assert refused.error == "Incompatible"
+    assert f"{RPC_VERSION + 1}" in refused.message
+    assert f"{RPC_VERSION}" in refused.message
+
+
+def test_a_hello_to_no_session_is_refused(daemon: Daemon) -> None:
+    assert refusal(daemon, Hello(RPC_VERSION, 1, "t" * 16)).error == "SessionEnded"
+
+
+def test_another_packet_than_hello_is_refused(daemon: Daemon) -> None:
+    assert refusal(daemon, Extent(0, 4096)).error == "Incompatible"
+
+
+@pytest.mark.parametrize("junk", [b"\xc1", b"x" * 5000, b"\x80"])
+def test_junk_is_refused_and_the_daemon_lives_on(daemon: Daemon, junk: bytes) -> None:
+    async def talk(connection: socket.socket) -> None:
+        connection.send(junk)
+        reply, _ = await receive(connection)
+        assert isinstance(reply, Refused)
+
+    exchange(daemon, talk)
+    with Client(daemon.target) as client:
+        client.connect()
+        assert client.local
+
+
+def test_every_extent_arrives_those_made_later_too() -> None:
+    with Daemon("dram.extent=2MiB", "dram.capacity=64MiB", file=False) as daemon:
+        daemon.start()
+        with Client(daemon.target) as client:
+            client.connect()
+            until(lambda: len(client.extents()) == 32)
+            assert {len(view) for view in client.extents().values()} == {2 << 20}
+
+
+def test_an_extent_cannot_be_shrunk_under_the_daemon(daemon: Daemon) -> None:
+    async def run() -> None:
+        member = await Connection.open(
+            daemon.target, token="t" * 16, name="", timeout_s=5, watcher=Nobody()
+        )
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+            connection.setblocking(False)
+            await asyncio.get_running_loop().sock_connect(connection, f"{daemon.socket}.arena")
+            await send(connection, Hello(RPC_VERSION, member.session, "t" * 16))
+            welcome, _ = await receive(connection)
+            assert isinstance(welcome, Welcome)
+            _, fd = await receive(connection)
+            assert fd is not None
+            try:
+                with pytest.raises(PermissionError):
+                    os.ftruncate(fd, 0)
+                assert not os.get_inheritable(fd)
+                mmap.mmap(fd, 4096).close()
+            finally:
+                os.close(fd)
+        await member.close()
+
+    asyncio.run(run())
+
+
+def test_the_death_of_one_member_ends_the_session_of_all(daemon: Daemon) -> None:
+    token = secrets.token_hex(16)
+    keys = sample_keys("members", 3)
+    script = (
+        "import sys, kvstore\n"
+        "client = kvstore.Client(sys.argv[1], token=sys.argv[2])\n"
+        "client.connect()\n"
+        "print('joined', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    with (
+        Client(daemon.target, token=token) as scheduler,
+        Client(daemon.target, token=token) as worker,
+    ):
+        namespace_id = scheduler.register(sample_namespace())
+        scheduler.put(namespace_id, keys, sample_records(keys))
+        worker.connect()
+        with subprocess.Popen(
+            [sys.executable, "-c", script, daemon.target, token],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        ) as other:
+            assert other.stdout is not None
+            assert other.stdout.readline() == b"joined\n"
+            lease = scheduler.acquire(namespace_id, keys)
+            other.kill()
+            other.wait()
+        # Its slots are kept, as the living members may still be copying; but it does not count.
+        until(lambda: scheduler.stats()["dram"]["limbo_bytes"])
+        assert scheduler.release(lease.lease_id) == [False]
+        # All go on in a new session, also members that only view and release.
+        until(lambda: scheduler.release(_lease(scheduler, namespace_id, keys)) == [True])
+        until(lambda: worker.release(_lease(scheduler, namespace_id, keys)) == [True])
+        grant = scheduler.acquire(namespace_id, keys)
+        views = [bytes(worker.view(slot)) for slot in grant.slots if slot]
+        assert views == sample_records(keys)
+
+
+def _lease(client: Client, namespace_id: NamespaceId, keys: list[BlockKey]) -> int:
+    return client.acquire(namespace_id, keys).lease_id
+
+
+def test_a_grant_that_comes_too_late_for_its_client_is_taken_back(daemon: Daemon) -> None:
+    async def run() -> None:
+        namespace = sample_namespace()
+        member = await Connection.open(
+            daemon.target, token="u" * 16, name="", timeout_s=5, watcher=Nobody()
+        )
+        spec = pb.RegisterNamespaceRequest(spec_json=namespace.to_json())
+        await member.stub.RegisterNamespace(spec, timeout=5)
+        request = pb.ReserveRequest(
+            session=member.session,
+            namespace_id=namespace.id,
+            keys=sample_keys("late", 1)[0],
+            spans=[pb.Span(begin=0, end=1)],
+        )
+        for _ in range(20):
+            with pytest.raises(grpc.aio.AioRpcError):
+                await member.stub.Reserve(request, timeout=0.015)
+        stats = await member.stub.Stats(pb.StatsRequest(), timeout=5)
+        assert json.loads(stats.json)["leases"] == 0
+        await member.close()
+
+    asyncio.run(run())
