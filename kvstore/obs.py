@@ -6,6 +6,9 @@ are counted once per call, never one by one.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 # A call on the unix socket takes 0.3 ms; past 30 s every wait has ended.
@@ -21,6 +24,22 @@ class Metrics:
         self._bytes()
         self._losses()
         self._clients()
+        self._evicted = {"dram": 0, "file": 0}
+
+    def publish(self, stats: Mapping[str, Any]) -> None:
+        """Set the gauges from `Store.stats()`; other counters are kept where things happen."""
+        for state in ("used", "capacity", "leased", "limbo"):
+            self.dram_bytes.labels(state).set(stats["dram"][f"{state}_bytes"])
+        for state in ("physical", "capacity"):
+            self.file_bytes.labels(state).set(stats["file"][f"{state}_bytes"])
+        for tier, before in self._evicted.items():
+            self.blocks.labels(tier).set(stats[tier]["blocks"])
+            self._evicted[tier] = stats[tier]["evicted_blocks"]
+            self.evictions.labels(tier).inc(self._evicted[tier] - before)
+        self.dirty_bytes.set(stats["dirty_bytes"])
+        self.durable_lag_seconds.set(stats["durable_lag_s"])
+        self.sessions.set(stats["sessions"])
+        self.leases.set(stats["leases"])
 
     def _lookups(self) -> None:
         self.lookups = self._counter("lookup_blocks", "Blocks asked for by acquire and get")

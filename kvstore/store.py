@@ -467,24 +467,7 @@ class Store:
                 logger.warning(
                     "leases_expired=%d limbo_bytes=%d", expired, self._leases.limbo_bytes
                 )
-            self._publish()
-
-    def _publish(self) -> None:
-        """Set the gauges; counters are kept where things happen."""
-        stats, metrics = self.stats(), self._metrics
-        for state in ("used", "capacity", "leased", "limbo"):
-            metrics.dram_bytes.labels(state).set(stats["dram"][f"{state}_bytes"])
-        for state in ("physical", "capacity"):
-            metrics.file_bytes.labels(state).set(stats["file"].get(f"{state}_bytes", 0))
-        for tier in ("dram", "file"):
-            metrics.blocks.labels(tier).set(stats[tier]["blocks"])
-            evicted = stats[tier]["evicted_blocks"]
-            counter = metrics.evictions.labels(tier)
-            counter.inc(evicted - counter._value.get())
-        metrics.dirty_bytes.set(stats["dirty_bytes"])
-        metrics.durable_lag_seconds.set(stats["durable_lag_s"])
-        metrics.sessions.set(stats["sessions"])
-        metrics.leases.set(stats["leases"])
+            self._metrics.publish(self.stats())
 
 
 def _pin(slots: Sequence[HeldSlot]) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from kvstore.block import Buffer
 from typing import Protocol
 
+from kvstore.block import Buffer
 from kvstore.errors import CorruptBlock
 
 

@@ -87,7 +87,7 @@ class Planner:
         namespace = self.index.namespaces.get(namespace_id)
         if namespace is None:
             raise InvalidRequest(
-                f"unknown namespace {namespace_id[:4].hex()}: register it before using it"
+                f"unknown namespace {namespace_id[:4].hex()}: register it first"
             )
         return namespace
 

@@ -56,7 +56,6 @@ class Service(rpc.KVStoreServicer):
         self._epoch = epoch
         self._arena_socket = arena_socket
         self._version = version
-        self._namespaces: dict[NamespaceId, Namespace] = {}
         self._streams = Streams(store)
 
     async def OpenSession(
@@ -79,9 +78,7 @@ class Service(rpc.KVStoreServicer):
     async def RegisterNamespace(
         self, request: pb.RegisterNamespaceRequest, context: Context
     ) -> pb.RegisterNamespaceReply:
-        namespace = Namespace.from_json(request.spec_json)
-        namespace_id = self._store.register(namespace)
-        self._namespaces[namespace_id] = namespace
+        namespace_id = self._store.register(Namespace.from_json(request.spec_json))
         return pb.RegisterNamespaceReply(namespace_id=namespace_id)
 
     async def Match(self, request: pb.MatchRequest, context: Context) -> pb.MatchReply:
@@ -147,7 +144,7 @@ class Service(rpc.KVStoreServicer):
         done = await self._streams.put(
             header,
             request_iterator,
-            namespace=self._namespaces[namespace_id],
+            namespace=self._store.namespace(namespace_id),
             keys=self._keys(header.keys),
             wait_s=self._wait(header.wait_s),
         )
@@ -157,7 +154,7 @@ class Service(rpc.KVStoreServicer):
         namespace_id = self._known(request.namespace_id)
         async for reply in self._streams.get(
             request,
-            namespace=self._namespaces[namespace_id],
+            namespace=self._store.namespace(namespace_id),
             keys=self._keys(request.keys),
             wait_s=self._wait(request.wait_s),
         ):
@@ -219,8 +216,7 @@ class Service(rpc.KVStoreServicer):
 
     def _known(self, namespace_id: bytes) -> NamespaceId:
         known = _namespace_id(namespace_id)
-        if known not in self._namespaces:
-            raise InvalidRequest(f"unknown namespace {known[:4].hex()}: register it first")
+        self._store.namespace(known)
         return known
 
     def _keys(self, keys: bytes) -> Sequence[BlockKey]:
