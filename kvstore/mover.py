@@ -280,10 +280,11 @@ class Mover:
             extent = self._file.allocate(nbytes)
             if extent is not None:
                 return extent
-            evicted = 0
-            if self._file.freeing_nbytes < nbytes:
-                evicted = self._planner.evict_file(nbytes)
-            if not evicted and not self._file.freeing_nbytes:
+            coming = self._file.freeing_nbytes
+            missing = nbytes - self._file.available_nbytes - coming
+            if missing > 0 or not coming:
+                coming += self._planner.evict_file(max(missing, nbytes))
+            if not coming:
                 break
             await self._file.settle()
         raise Unavailable("the file tier is full and nothing in it may leave now")

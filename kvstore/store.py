@@ -423,7 +423,7 @@ class Store:
             "dram": {
                 "blocks": planner.resident_blocks,
                 "capacity_bytes": self.arena.capacity_bytes,
-                "used_bytes": self.arena.used_bytes,
+                "used_bytes": self.arena.physical_nbytes,
                 "leased_bytes": leases.leased_bytes - leases.limbo_bytes,
                 "limbo_bytes": leases.limbo_bytes,
                 "evicted_blocks": planner.counts.evicted_dram,

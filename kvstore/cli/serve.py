@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from pathlib import Path
 
 import click
@@ -50,3 +51,6 @@ def serve(
     from kvstore import node
 
     asyncio.run(node.serve(settings))
+    # A thread that a hung disk holds must not keep a drained daemon from ending.
+    logging.shutdown()
+    os._exit(0)

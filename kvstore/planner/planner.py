@@ -86,9 +86,7 @@ class Planner:
         """Return a registered namespace. Raises InvalidRequest."""
         namespace = self.index.namespaces.get(namespace_id)
         if namespace is None:
-            raise InvalidRequest(
-                f"unknown namespace {namespace_id[:4].hex()}: register it first"
-            )
+            raise InvalidRequest(f"unknown namespace {namespace_id[:4].hex()}: register it first")
         return namespace
 
     def match(

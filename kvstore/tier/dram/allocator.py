@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 
 from kvstore.block import padded
+from kvstore.errors import InvalidRequest
 
 
 class ExtentAllocator:
@@ -18,6 +19,7 @@ class ExtentAllocator:
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.used = 0
+        self._live: dict[int, int] = {}  # offset of a slot -> its size
         self._start_of: dict[int, int] = {}  # end of a free run -> its start
         self._end_of: dict[int, int] = {}  # start of a free run -> its end
         self._runs: dict[int, set[int]] = {}  # size of free runs -> their starts
@@ -36,11 +38,15 @@ class ExtentAllocator:
         if start + size < end:
             self._add(start + size, end)
         self.used += size
+        self._live[start] = size
         return start
 
     def free(self, offset: int, nbytes: int) -> None:
-        """Give back what `allocate(nbytes)` returned."""
+        """Give back what `allocate(nbytes)` returned. Raises InvalidRequest for anything else."""
         size = padded(nbytes)
+        if not self.holds(offset, nbytes):
+            raise InvalidRequest(f"no slot of {nbytes} bytes at {offset}")
+        del self._live[offset]
         start, end = offset, offset + size
         self.used -= size
         if start in self._start_of:
@@ -51,6 +57,10 @@ class ExtentAllocator:
             end = self._end_of[neighbour]
             self._remove(neighbour, end)
         self._add(start, end)
+
+    def holds(self, offset: int, nbytes: int) -> bool:
+        """Tell whether this is a slot that was allocated and not freed."""
+        return self._live.get(offset) == padded(nbytes)
 
     def _add(self, start: int, end: int) -> None:
         self._start_of[end], self._end_of[start] = start, end

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvstore.block import Slot, padded
-from kvstore.errors import ConfigError
+from kvstore.errors import ConfigError, InvalidRequest
 from kvstore.tier.dram.allocator import ExtentAllocator
 
 logger = logging.getLogger(__name__)
@@ -52,7 +52,8 @@ class Arena:
         self._grow_task: asyncio.Task[None] | None = None
 
     @property
-    def used_bytes(self) -> int:
+    def physical_nbytes(self) -> int:
+        """Bytes of the slots that are taken, in whole pages."""
         return sum(extent.used for extent in self._free)
 
     @property
@@ -94,6 +95,8 @@ class Arena:
 
     def allocate(self, nbytes: int) -> Slot | None:
         """Take a slot of `nbytes` (a multiple of pages is set aside), or return None."""
+        if not 1 <= nbytes <= self._extent_bytes:
+            raise InvalidRequest(f"a slot of {nbytes} bytes; extents have {self._extent_bytes}")
         for index, extent in enumerate(self._free):
             offset = extent.allocate(nbytes)
             if offset is not None:
@@ -114,23 +117,24 @@ class Arena:
 
     async def write(self, place: Slot, buffers: Sequence[memoryview]) -> None:
         """Copy `buffers`, back to back, into the slot."""
-        await asyncio.to_thread(self._copy_in, place, buffers)
-
-    async def read(self, place: Slot, targets: Sequence[memoryview]) -> None:
-        """Copy the slot, cut at the sizes of `targets`, out of the arena."""
-        await asyncio.to_thread(self._copy_out, place, targets)
-
-    def _copy_in(self, place: Slot, buffers: Sequence[memoryview]) -> None:
-        view, at = self.view(place), 0
+        view, at = self._checked(place), 0
         for source in buffers:
             copy_bytes(source, view[at : at + len(source)])
             at += len(source)
 
-    def _copy_out(self, place: Slot, targets: Sequence[memoryview]) -> None:
-        view, at = self.view(place), 0
+    async def read(self, place: Slot, offset: int, targets: Sequence[memoryview]) -> None:
+        """Copy from `offset` of the slot into `targets`, one after the other."""
+        view, at = self._checked(place), offset
+        if offset < 0 or offset + sum(map(len, targets)) > len(view):
+            raise InvalidRequest(f"a read beyond the {len(view)} bytes of a slot")
         for target in targets:
             copy_bytes(view[at : at + len(target)], target)
             at += len(target)
+
+    def _checked(self, place: Slot) -> memoryview:
+        if not self._free[place.extent].holds(place.offset, place.nbytes):
+            raise InvalidRequest(f"{place} is not allocated")
+        return self.padded_view(place)
 
     async def _grow(self) -> None:
         made = sum(handle.nbytes for handle in self._handles)

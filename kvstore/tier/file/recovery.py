@@ -14,6 +14,8 @@ from kvstore.frame import (
     FrameHeader,
     SegmentTag,
     Trailer,
+    encode_header,
+    pack_header,
     parse_footer,
     parse_header,
     parse_segment_header,
@@ -25,7 +27,7 @@ from kvstore.tier.file.failure import disk_errors
 from kvstore.tier.file.live import live_positions
 from kvstore.tier.file.pages import aligned_buffer
 from kvstore.tier.file.segment_file import SegmentFiles, transfer
-from kvstore.tier.file.space import FileExtent, Hole
+from kvstore.tier.file.space import FileExtent, Hole, Phase, PlacedFrame, Segment, State
 
 _log = logging.getLogger(__name__)
 
@@ -109,6 +111,27 @@ def live_records(segments: Sequence[LoadedSegment]) -> tuple[list[FrameRecord], 
         elif not header.is_tombstone:
             dead.append(extent)
     return records, dead
+
+
+def adopted(loaded: LoadedSegment) -> Segment:
+    """Return the bookkeeping of a segment found on disk. Unsealed ones will get their footer."""
+    segment = Segment(
+        loaded.tag,
+        phase=Phase.CLOSED if loaded.sealed else Phase.FULL,
+        end=padded(loaded.sizes.nbytes),
+        placed=len(loaded.frames),
+        run_sequence_min=loaded.run_sequence_min,
+    )
+    for offset, header in loaded.frames:
+        frame = PlacedFrame(header.nbytes, header.is_tombstone, State.WRITTEN)
+        if not loaded.sealed:
+            frame.packed = pack_header(encode_header(header, loaded.tag, offset))
+        if header.is_tombstone:
+            segment.tombstone_sequence_max = max(segment.tombstone_sequence_max, header.sequence)
+        else:
+            segment.runs += 1
+        segment.frames[offset] = frame
+    return segment
 
 
 class _Reader:

@@ -17,18 +17,17 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from kvstore.block import PAGE_NBYTES, padded
+from kvstore.block import PAGE_NBYTES
 from kvstore.errors import InvalidRequest, Unavailable
-from kvstore.frame import FrameHeader, encode_header, pack_header
+from kvstore.frame import FrameHeader, encode_header
 from kvstore.tier.file.directory import Directory, take_directory
 from kvstore.tier.file.disk import Disk, RealDisk
 from kvstore.tier.file.failure import DiskFailed
 from kvstore.tier.file.pages import PagePool
-from kvstore.tier.file.recovery import LoadedSegment, Recovered, live_records, load_segment
+from kvstore.tier.file.recovery import Recovered, adopted, live_records, load_segment
 from kvstore.tier.file.segment_file import SegmentFiles, parse_segment_name
 from kvstore.tier.file.space import (
     FileExtent,
-    Phase,
     PlacedFrame,
     Segment,
     Space,
@@ -261,7 +260,7 @@ class FileTier:
         # A process that was killed may have left files that its directory does not durably name.
         await self._run(self._files.sync_directory)
         for loaded in segments:
-            self._space.add(_adopted(loaded), loaded.sizes)
+            self._space.add(adopted(loaded), loaded.sizes)
         for loaded in segments:
             for gap in loaded.gaps:
                 self._space.add_hole(self._space.segments[loaded.tag.number], gap)
@@ -384,24 +383,3 @@ def _check_frame(frame: PlacedFrame, buffers: Sequence[memoryview]) -> None:
 def _check_pages(buffers: Sequence[memoryview]) -> None:
     if any(buffer.nbytes % PAGE_NBYTES or not buffer.c_contiguous for buffer in buffers):
         raise InvalidRequest("a buffer is not whole pages")
-
-
-def _adopted(loaded: LoadedSegment) -> Segment:
-    """Return the bookkeeping of a segment found on disk. Unsealed ones will get their footer."""
-    segment = Segment(
-        loaded.tag,
-        phase=Phase.CLOSED if loaded.sealed else Phase.FULL,
-        end=padded(loaded.sizes.nbytes),
-        placed=len(loaded.frames),
-        run_sequence_min=loaded.run_sequence_min,
-    )
-    for offset, header in loaded.frames:
-        frame = PlacedFrame(header.nbytes, header.is_tombstone, State.WRITTEN)
-        if not loaded.sealed:
-            frame.packed = pack_header(encode_header(header, loaded.tag, offset))
-        if header.is_tombstone:
-            segment.tombstone_sequence_max = max(segment.tombstone_sequence_max, header.sequence)
-        else:
-            segment.runs += 1
-        segment.frames[offset] = frame
-    return segment
