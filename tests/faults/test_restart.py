@@ -224,13 +224,13 @@ def test_a_full_arena_without_a_file_tier_refuses_and_counts() -> None:
 
 
 def test_an_expired_lease_counts_as_not_held() -> None:
-    with Daemon("limits.lease_s=0.2", file=False) as daemon:
+    with Daemon("limits.lease_s=1.0", file=False) as daemon:
         daemon.start()
         with Client(daemon.target) as client:
             namespace_id = client.register(NAMESPACE)
             client.put(namespace_id, KEYS, RECORDS)
             lease = client.acquire(namespace_id, KEYS)
-            assert lease.deadline_s == 0.2
+            assert lease.deadline_s == 1.0
             until(lambda: client.stats()["dram"]["limbo_bytes"])
             assert client.release(lease.lease_id) == [False]
             assert client.stats()["dram"]["limbo_bytes"] == 0
