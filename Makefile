@@ -1,0 +1,61 @@
+# Every command a developer or CI runs. `make` alone lists them.
+.DEFAULT_GOAL := help
+.PHONY: help setup setup-demo demo demo-native test test-fast check fmt proto clean
+.SILENT:
+
+BIN := .venv/bin
+PROTO := proto/kvstore/rpc/v1/kvstore.proto
+GENERATED := kvstore/rpc/v1
+# Writes the generated code of the .proto under the folder it is called with.
+PROTOC = $(BIN)/python -m grpc_tools.protoc -I proto \
+  --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) \
+  --plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc --mypy_grpc_out=quiet:$(1) $(PROTO)
+
+# `make demo MODEL=/path/to/checkpoint` measures another model; ARGS goes to the demo as it is.
+GEMMA := build/models/gemma-3-270m
+MODEL ?= $(GEMMA)
+ARGS ?=
+
+help: ## list the commands
+	awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+
+setup: ## make .venv with this project, its tools and a real vLLM
+	benchmarks/vllm_cpu/setup.sh
+
+setup-demo: ## the same, and the model that the demo uses
+	benchmarks/vllm_cpu/setup.sh --demo
+	if [ "$(MODEL)" = "$(GEMMA)" ]; then $(BIN)/python benchmarks/vllm_cpu/gemma.py $(GEMMA); fi
+
+demo: setup-demo ## real vLLM with and without kvstore, up to killing both; writes build/demo/result.json
+	$(BIN)/python -m kvstore_bench.demo --model "$(MODEL)" $(ARGS)
+
+demo-native: setup-demo ## the same workload on vLLM's own offloading, beside ours; writes build/demo/native.json
+	$(BIN)/python -m kvstore_bench.demo --native --model "$(MODEL)" $(ARGS)
+
+test: setup ## every test, those with a real vLLM engine included
+	$(BIN)/python -m pytest $(ARGS)
+
+test-fast: setup ## the tests without vLLM
+	$(BIN)/python -m pytest -m "not vllm" $(ARGS)
+
+check: setup ## format, lint, types, layers, generated code; changes nothing
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	rm -rf build/proto && mkdir -p build/proto
+	$(call PROTOC,build/proto)
+	for file in build/proto/$(GENERATED)/*; do \
+	  diff -u $(GENERATED)/$${file##*/} $$file || { echo "$(GENERATED) is stale: run 'make proto'"; exit 1; }; \
+	done
+
+fmt: setup ## format the code and apply the safe fixes
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+proto: setup ## generate kvstore/rpc/v1 from the .proto
+	$(call PROTOC,.)
+
+clean: ## remove what was built (not .venv)
+	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -path ./.venv -prune -o -name __pycache__ -type d -print | xargs -r rm -rf

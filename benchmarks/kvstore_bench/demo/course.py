@@ -1,0 +1,245 @@
+"""The phases of the demo, in order.
+
+Every request runs alone, and what is compared is asked turn by turn, in alternating order, so that
+whatever else happens on the machine hits both. The engines:
+
+    plain     no connector, KV space too small to keep a conversation between its turns
+    roomy     no connector, KV space for everything: its own prefix hit is the floor
+    cached    KV space as small as plain's, with our connector
+    replica   another one like cached, started later
+
+    first turns   roomy, cached   nothing is stored yet: what does saving cost?     -> cold
+    turns 2 to 4  plain, cached   conversations grow; plain's answers are recorded  -> none, cold
+    again         roomy, cached   prefixes warm in DRAM                             -> device, dram
+    again         roomy, replica  an engine that has computed none of it            -> replica
+    SIGKILL to cached, replica and daemon after a flush; both started again
+    again         roomy, cached   prefixes warm on disk only                        -> restart
+
+If that did not run in float32, where a loaded prefix must give the very same answer, two more
+engines repeat some of it in float32 (`exact`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from kvstore_bench.demo.book import RESUMED, Book
+from kvstore_bench.demo.daemon import Daemon
+from kvstore_bench.demo.engine import (
+    BLOCK_TOKENS,
+    CHUNK_TOKENS,
+    Engine,
+    EngineSpec,
+    with_kvstore,
+)
+from kvstore_bench.demo.machine import Machine
+from kvstore_bench.demo.model import KVShape
+from kvstore_bench.demo.progress import Progress
+from kvstore_bench.demo.stage import Stage
+from kvstore_bench.demo.workload import Turn, Workload
+
+PHASES = ("device", "dram", "replica", "restart", "exact")
+REPLAY_TOKENS = 8  # answers that are only compared, not recorded
+FRESH_TOKENS = 4
+EXACT_CONVERSATIONS = 4
+WARM_UP_TOKENS = 512
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to run. phases: of PHASES; `none` and `cold` always run, the rest builds on them."""
+
+    model: Path
+    kv: KVShape
+    machine: Machine
+    dtype: str
+    threads: int
+    phases: frozenset[str]
+
+    def spec(self, name: str, workload: Workload, *, small: bool) -> EngineSpec:
+        """Return an engine without connector."""
+        tokens_max = workload.shape.prompt_tokens_max
+        blocks = self.kv.blocks_for(
+            tokens_max, block_tokens=BLOCK_TOKENS, chunk_tokens=CHUNK_TOKENS
+        )
+        return EngineSpec(
+            name=name,
+            model=self.model,
+            machine=self.machine,
+            dtype=self.dtype,
+            threads=self.threads,
+            tokens_max=tokens_max,
+            blocks=blocks if small else None,
+        )
+
+    def dram_nbytes(self, workload: Workload) -> int:
+        """Return an arena that holds the KV of the whole workload, all layers."""
+        shape = workload.shape
+        tokens = shape.prompt_tokens_max * (shape.conversations + shape.fresh)
+        return _round_up(self.kv.nbytes(tokens, dtype=self.dtype))
+
+    def restart_dram_nbytes(self, workload: Workload) -> int:
+        """Return an arena for three conversations, so that every turn has to come from disk."""
+        tokens = workload.shape.prompt_tokens_max
+        return _round_up(3 * self.kv.load_nbytes(tokens, dtype=self.dtype))
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """An engine that is asked in a phase."""
+
+    phase: str
+    engine: Engine
+    answer_tokens: int = REPLAY_TOKENS
+
+
+class Course:
+    """One run. What it measures goes to `book`; `pairs` are (cached, roomy), nothing stored yet."""
+
+    def __init__(self, plan: Plan, workload: Workload, stage: Stage, progress: Progress) -> None:
+        self.plan = plan
+        self.workload = workload
+        self.stage = stage
+        self.progress = progress
+        self.book = Book()
+        self.pairs: list[tuple[float, float]] = []
+        self._resumed = workload.turns(RESUMED, workload.shape.turns)
+
+    def run(self) -> None:
+        """Run the planned phases."""
+        small = self.plan.spec("plain", self.workload, small=True)
+        self.progress.say("starting the daemon and three engines")
+        daemon = self.stage.daemon(dram_nbytes=self.plan.dram_nbytes(self.workload))
+        cached_spec = with_kvstore(small, "cached", daemon.target)
+        roomy_spec = self.plan.spec("roomy", self.workload, small=False)
+        plain, cached, roomy = self.stage.engines([small, cached_spec, roomy_spec])
+        self._warm_up(plain, cached, roomy)
+        self._cold(plain, cached, roomy, daemon)
+        plain.child.stop()
+        if self.plan.phases & {"device", "dram"}:
+            self._again("dram", cached, roomy, daemon)
+        replicas = []
+        if "replica" in self.plan.phases:
+            self.progress.say("starting a second engine with the connector")
+            replicas = self.stage.engines([replace(cached_spec, name="replica")])
+            self._warm_up(*replicas)
+            self._again("replica", replicas[0], roomy, daemon)
+        if "restart" in self.plan.phases:
+            self.progress.say(
+                "flush, then SIGKILL to the engines with the connector and the daemon"
+            )
+            daemon, cached = self._kill_and_restart(daemon, [cached, *replicas], cached_spec)
+            self._again("restart", cached, roomy, daemon)
+        if "exact" in self.plan.phases and self.plan.dtype != "float32":
+            for engine in (cached, roomy, *replicas):
+                engine.child.stop()
+            self._exact(daemon)
+
+    def _cold(self, plain: Engine, cached: Engine, roomy: Engine, daemon: Daemon) -> None:
+        """Let the conversations grow, from an empty store."""
+        book, answer = self.book, self.workload.shape.answer_tokens
+        with book.counting("cold", cached, daemon), book.counting("none", plain):
+            self._ask(
+                "first turns, nothing stored",
+                self.workload.turns(1, 1),
+                Side("first", roomy, answer),
+                Side("cold", cached, answer),
+                record="first",
+            )
+            self._fresh_pairs(cached, roomy)
+            self._ask(
+                "resumed turns",
+                self._resumed,
+                Side("none", plain, answer),
+                Side("cold", cached, answer),
+                record="none",
+            )
+        without = book.phase("first", first=1)
+        for turn, reply in book.phase("cold", first=1).items():
+            if turn in without:
+                self.pairs.append((reply.ttft_s, without[turn].ttft_s))
+
+    def _fresh_pairs(self, cached: Engine, roomy: Engine) -> None:
+        for number, prompt in enumerate(self.progress.track("fresh prompts", self.workload.fresh)):
+            engines = [cached, roomy] if number % 2 else [roomy, cached]
+            ttft_s = {each.spec.name: each.ask(prompt, FRESH_TOKENS).ttft_s for each in engines}
+            self.pairs.append((ttft_s["cached"], ttft_s["roomy"]))
+
+    def _again(self, phase: str, engine: Engine, roomy: Engine, daemon: Daemon) -> None:
+        """Ask the resumed turns again, beside hits in the engine that has room for everything."""
+        sides = [Side(phase, engine)]
+        if "device" in self.plan.phases:
+            self._fill(roomy)
+            sides.insert(0, Side(f"device_{phase}", roomy))
+        with (
+            self.book.counting(phase, engine, daemon),
+            self.book.counting(f"device_{phase}", roomy),
+        ):
+            self._ask(f"resumed turns, {phase}", self._resumed, *sides)
+
+    def _fill(self, roomy: Engine) -> None:
+        """Make the roomy engine compute every last turn, unless it has."""
+        last = self.workload.turns(self.workload.shape.turns, self.workload.shape.turns)
+        for turn in self.progress.track("filling the engine with room", last):
+            roomy.ask(self.workload.prompt(turn, self.book.answers), 1)
+
+    def _kill_and_restart(
+        self, daemon: Daemon, engines: Sequence[Engine], spec: EngineSpec
+    ) -> tuple[Daemon, Engine]:
+        daemon.flush()
+        for child in (*(engine.child for engine in engines), daemon.child):
+            child.kill()
+        self.progress.say("starting the daemon and an engine again")
+        dram_nbytes = self.plan.restart_dram_nbytes(self.workload)
+        daemon = self.stage.daemon(dram_nbytes=dram_nbytes)
+        (engine,) = self.stage.engines([replace(spec, name="restarted")])
+        self._warm_up(engine)
+        return daemon, engine
+
+    def _exact(self, daemon: Daemon) -> None:
+        """Compare answers in float32: computed, computed while saving, and loaded."""
+        self.progress.say("starting two float32 engines")
+        plan = replace(self.plan, dtype="float32")
+        plain_spec = plan.spec("plain32", self.workload, small=False)
+        cached_spec = with_kvstore(plain_spec, "cached32", daemon.target)
+        plain, cached = self.stage.engines([plain_spec, cached_spec])
+        turns = [
+            turn
+            for turn in self.workload.turns(1, RESUMED)
+            if turn.conversation < EXACT_CONVERSATIONS
+        ]
+        self._ask(
+            "float32: computed and saved",
+            turns,
+            Side("none32", plain),
+            Side("cold32", cached),
+        )
+        cached.forget_prefixes()
+        with self.book.counting("dram32", cached, daemon):
+            self._ask("float32: loaded", turns, Side("dram32", cached))
+
+    def _ask(
+        self, title: str, turns: Sequence[Turn], *sides: Side, record: str | None = None
+    ) -> None:
+        """Ask every side each turn, in alternating order; keep the answers of phase `record`."""
+        for turn in self.progress.track(title, turns):
+            prompt = self.workload.prompt(turn, self.book.answers)
+            swap = (turn.conversation + turn.number) % 2
+            for side in reversed(sides) if swap else sides:
+                reply = side.engine.ask(prompt, side.answer_tokens)
+                self.book.add(side.phase, turn, reply)
+                if side.phase == record:
+                    self.book.answers[turn] = reply.tokens
+
+    def _warm_up(self, *engines: Engine) -> None:
+        """Let each engine make its buffers, on a prompt that is a prefix of no other."""
+        prompt = self.workload.fresh[-1][-WARM_UP_TOKENS:][::-1]
+        for engine in engines:
+            engine.ask(prompt, 2)
+
+
+def _round_up(nbytes: int) -> int:
+    return -(-nbytes // (16 * MIB)) * 16 * MIB

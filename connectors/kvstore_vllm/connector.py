@@ -1,0 +1,257 @@
+"""The class vLLM loads: it checks that the cache may run at all, then only delegates.
+
+    kv_transfer_config = {"kv_connector": "KVStoreConnector", "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {"target": "unix:/run/kvstore/kvstore.sock"}}
+
+vLLM makes one instance in its scheduler and one in every worker; each has one half.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from typing import Any
+
+import torch
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorHandshakeMetadata,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    KVConnectorTransferResults,
+    SupportsHMA,
+)
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+from kvstore import Client
+from kvstore.block import Namespace
+from kvstore.errors import ConfigError, Incompatible, KVStoreError
+from kvstore_vllm.metadata import StepMetadata, WorkerFacts
+from kvstore_vllm.namespace import build_namespace, check_supported
+from kvstore_vllm.pages import open_pages
+from kvstore_vllm.scheduler import SchedulerSide
+from kvstore_vllm.settings import Settings, parse_settings
+from kvstore_vllm.stats import KVStorePromMetrics, KVStoreStats
+from kvstore_vllm.worker import WorkerSide
+
+logger = logging.getLogger(__name__)
+
+KVConnectorMetadata.register(StepMetadata)
+KVConnectorHandshakeMetadata.register(WorkerFacts)
+
+
+class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
+    """A KV connector that loads asynchronously, saves behind the engine, and never fails it."""
+
+    _cache_hit_source = CacheHitSource.HOST
+
+    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
+        """Raise ConfigError or Incompatible, saying what to change, if the cache cannot be used.
+
+        A daemon that is down is no error: the engine starts, and misses until it is back.
+        """
+        super().__init__(vllm_config, role, kv_cache_config)
+        transfer = vllm_config.kv_transfer_config
+        _require_recompute(transfer)
+        check_supported(vllm_config, kv_cache_config)
+        self._settings = parse_settings(transfer.kv_connector_extra_config)
+        self._client = _client(self._settings, vllm_config, role)
+        self._facts: WorkerFacts | None = None
+        self._scheduler: SchedulerSide | None = None
+        self._worker: WorkerSide | None = None
+        self._computed = True
+        if role == KVConnectorRole.SCHEDULER:
+            self._scheduler = SchedulerSide(
+                self._settings,
+                self._client,
+                readers=vllm_config.parallel_config.world_size,
+                loads=transfer.is_kv_consumer,
+                saves=transfer.is_kv_producer,
+                drafts=vllm_config.speculative_config is not None,
+            )
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """A lost save is a later miss, nothing more."""
+        return False
+
+    @property
+    def scheduler_side(self) -> SchedulerSide:
+        assert self._scheduler is not None, "this is a worker's connector"
+        return self._scheduler
+
+    @property
+    def worker_side(self) -> WorkerSide:
+        assert self._worker is not None, "this is a scheduler's connector, or has no KV cache yet"
+        return self._worker
+
+    # Start and end --------------------------------------------------------------------------------
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        """Take over the worker's KV cache: from here on its namespace is known."""
+        config = self._kv_cache_config
+        groups = [[kv_caches[name] for name in g.layer_names] for g in config.kv_cache_groups]
+        pages = open_pages(groups, config.num_blocks)
+        namespace = build_namespace(
+            self._vllm_config,
+            config,
+            record_nbytes=pages.record_nbytes,
+            backends=_backends(self._vllm_config, list(kv_caches)),
+            weights_id=self._settings.weights_id,
+        )
+        self._facts = WorkerFacts(namespace.to_json())
+        from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
+
+        shard, replica = divmod(get_tensor_model_parallel_rank(), config.kv_tp_replicas)
+        self._worker = WorkerSide(
+            self._settings, self._client, pages, namespace, shard=shard, writes=replica == 0
+        )
+        logger.info(
+            "namespace=%s shard=%d block_tokens=%d record_nbytes=%s",
+            namespace.id.hex()[:8],
+            shard,
+            namespace.block_tokens,
+            pages.record_nbytes,
+        )
+
+    def get_handshake_metadata(self) -> WorkerFacts | None:
+        return self._facts
+
+    def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
+        """Learn the namespace from the workers. Raises Incompatible if they do not agree."""
+        facts = {fact for fact in metadata.values() if isinstance(fact, WorkerFacts)}
+        if len(facts) > 1:
+            raise Incompatible("the workers of this engine hold different kinds of KV")
+        for fact in facts:
+            self.scheduler_side.use_namespace(Namespace.from_json(fact.namespace))
+
+    def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
+        super().bind_kv_cache_manager(kv_cache_manager)
+        self.scheduler_side.bind_kv_cache_manager(kv_cache_manager)
+
+    def shutdown(self) -> None:
+        if self._worker is not None:
+            self._worker.close()
+        try:
+            self._client.close()
+        except (KVStoreError, TimeoutError) as error:
+            logger.warning("close=incomplete error=%r", error)
+
+    # Scheduler side -------------------------------------------------------------------------------
+
+    def on_new_request(self, request: Any) -> None:
+        self.scheduler_side.on_new_request(request)
+
+    def get_num_new_matched_tokens(
+        self, request: Any, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        return self.scheduler_side.num_new_matched_tokens(request, num_computed_tokens)
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        self.scheduler_side.update_state_after_alloc(request, blocks, num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: Any) -> StepMetadata:
+        return self.scheduler_side.build_meta(scheduler_output)
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        self.scheduler_side.loads_failed(connector_output.failed_recving or set())
+
+    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, None]:
+        self.scheduler_side.request_finished(request)
+        return False, None
+
+    def request_finished_all_groups(
+        self, request: Any, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, None]:
+        self.scheduler_side.request_finished(request)
+        return False, None
+
+    def has_pending_push_work(self) -> bool:
+        return self.scheduler_side.has_pending_saves
+
+    def reset_cache(self) -> bool:
+        self.scheduler_side.reset_cache()
+        return True
+
+    # Worker side, in the order of a step ----------------------------------------------------------
+
+    def handle_preemptions(self, kv_connector_metadata: StepMetadata) -> None:
+        """The first hook of every step, with or without tokens, before any block is overwritten."""
+        self.worker_side.begin_step(kv_connector_metadata)
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        self._computed = (
+            getattr(forward_context, "attn_metadata", None) is not None or "request_ids" in kwargs
+        )
+        meta = self._get_connector_metadata()
+        self.worker_side.start_loads(meta)
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Nothing to wait for: a request runs only after its load has ended."""
+
+    def save_kv_layer(
+        self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any
+    ) -> None:
+        """Nothing to do: whole blocks are saved at the start of the next step."""
+
+    def wait_for_save(self) -> None:
+        """Nothing to wait for: the fence of a later step protects what is still being copied."""
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        loaded, failed = self.worker_side.results(computed=self._computed)
+        return KVConnectorTransferResults(finished_recving=loaded | failed, failed_recving=failed)
+
+    # Metrics --------------------------------------------------------------------------------------
+
+    def get_kv_connector_stats(self) -> KVStoreStats | None:
+        side = self._scheduler or self._worker
+        since = side.counters.take() if side is not None else {}
+        return KVStoreStats(data=since) if since else None
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KVStoreStats:
+        return KVStoreStats(data=data or {})
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: Any,
+        metric_types: dict[Any, Any],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> KVStorePromMetrics:
+        return KVStorePromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
+
+def _require_recompute(transfer: Any) -> None:
+    """Refuse to run where vLLM would fail a request because a cached block could not be loaded."""
+    if transfer.kv_load_failure_policy != "recompute":
+        raise ConfigError(
+            "kvstore needs kv_load_failure_policy=recompute, else a block that cannot be loaded (a "
+            "daemon restart is enough) ends the request with an error instead of being computed; "
+            'add "kv_load_failure_policy": "recompute" to --kv-transfer-config'
+        )
+
+
+def _client(settings: Settings, vllm_config: Any, role: KVConnectorRole) -> Client:
+    """Return a client of the session that all parts of this engine share.
+
+    engine_id is random per engine unless the user names it, and vLLM appends data-parallel ranks.
+    """
+    engine_id = vllm_config.kv_transfer_config.engine_id
+    token = hashlib.sha256(f"kvstore-vllm {engine_id}".encode()).hexdigest()
+    client = Client(settings.target, token=token, name=f"vllm {role.name.lower()}")
+    client.submit(lambda remote: remote.connect())  # in the background; failing is fine
+    return client
+
+
+def _backends(vllm_config: Any, layer_names: list[str]) -> list[str]:
+    """Return the attention back ends of the layers, with their CPU instruction sets."""
+    layers = vllm_config.compilation_config.static_forward_context
+    found = set()
+    for name in layer_names:
+        layer = layers.get(name)
+        backend = layer.get_attn_backend().get_name() if layer is not None else "unknown"
+        found.add(f"{backend}/{getattr(layer, 'isa', '')}")
+    return sorted(found)

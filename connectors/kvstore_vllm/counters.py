@@ -1,0 +1,48 @@
+"""What the connector counts; any thread may add."""
+
+from __future__ import annotations
+
+import threading
+
+COUNTERS = {
+    "lookups": "Requests for which the cache was asked.",
+    "lookups_late": "Lookups given up because no answer came before the deadline.",
+    "lookups_failed": "Lookups the daemon could not answer.",
+    "offered_tokens": "Tokens offered to the scheduler as loadable.",
+    "loaded_blocks": "Records copied to the device, verified, and confirmed as still leased.",
+    "loaded_bytes": "Bytes of those records.",
+    "load_seconds": "Time spent copying and verifying them.",
+    "loads": "Requests loaded.",
+    "loads_failed": "Requests whose load failed and that were recomputed.",
+    "corrupt_blocks": "Records that did not match their checksum; dropped from the cache.",
+    "saved_blocks": "Records copied from the device and committed.",
+    "saved_bytes": "Bytes of those records.",
+    "save_seconds": "Time spent copying and hashing them, in the background.",
+    "refused_blocks": "Records the daemon had no room for.",
+    "saves_dropped_queue": "Saves dropped because the queue was full.",
+    "saves_dropped_down": "Saves dropped because the daemon was away or failed.",
+    "saves_dropped_reuse": "Saves dropped because their device blocks were needed again.",
+    "reuse_wait_seconds": "Time steps waited for copies out of blocks they overwrite.",
+}
+
+
+class Counters:
+    """Counters of one side of the connector."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._since: dict[str, float] = {}
+        self.totals: dict[str, float] = dict.fromkeys(COUNTERS, 0)
+
+    def add(self, **counts: float) -> None:
+        """Add to the named counters. An unknown name is a KeyError."""
+        with self._lock:
+            for name, count in counts.items():
+                self.totals[name] += count
+                self._since[name] = self._since.get(name, 0) + count
+
+    def take(self) -> dict[str, float]:
+        """Return what was added since the last call, by name."""
+        with self._lock:
+            since, self._since = self._since, {}
+        return since

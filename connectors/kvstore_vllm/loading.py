@@ -1,0 +1,148 @@
+"""Loads: leased slots -> device pages, verified, in one thread beside the engine's steps.
+
+A load counts only if every record of this worker's shard matched its checksum and the lease was
+still held when it was released. Anything else is a failure of the *request*: the engine recomputes
+it. Whatever happens, every load is reported exactly once, or its request would wait for ever.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from kvstore import Client
+from kvstore.block import BlockKey, NamespaceId
+from kvstore.checksum import checksum
+from kvstore.errors import CorruptBlock, KVStoreError, Unavailable
+from kvstore_vllm.counters import Counters
+from kvstore_vllm.metadata import LoadOrder, LoadSpan
+
+if TYPE_CHECKING:
+    from kvstore_vllm.pages import Pages
+
+logger = logging.getLogger(__name__)
+
+
+class Loader:
+    """Owns the load thread of one worker."""
+
+    def __init__(self, client: Client, pages: Pages, *, shard: int, counters: Counters) -> None:
+        self._client = client
+        self._pages = pages
+        self._shard = shard
+        self._counters = counters
+        self._orders: queue.SimpleQueue[tuple[LoadOrder, Any] | None] = queue.SimpleQueue()
+        self._changed = threading.Condition()
+        self._pending = 0
+        self._loaded: set[str] = set()
+        self._failed: set[str] = set()
+        self._thread = threading.Thread(target=self._run, name="kvstore-load", daemon=True)
+        self._thread.start()
+
+    def put(self, order: LoadOrder) -> None:
+        """Queue a load. Bounded by the requests the engine keeps waiting for loads."""
+        with self._changed:
+            self._pending += 1
+        self._orders.put((order, self._pages.mark()))
+
+    def take(self) -> tuple[set[str], set[str]]:
+        """Return the requests (loaded, failed) since the last call."""
+        with self._changed:
+            taken = self._loaded, self._failed
+            self._loaded, self._failed = set(), set()
+            return taken
+
+    def wait(self, wait_s: float) -> None:
+        """Give the thread the interpreter until a load under way has ended, or for `wait_s`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._loaded or self._failed, timeout=wait_s)
+
+    @property
+    def pending(self) -> bool:
+        return self._pending > 0
+
+    def close(self, wait_s: float) -> None:
+        self._orders.put(None)
+        self._thread.join(timeout=wait_s)
+
+    # The thread -----------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while (item := self._orders.get()) is not None:
+            order, after = item
+            loaded = False
+            try:
+                self._load(order, after)
+                loaded = True
+            except KVStoreError as error:
+                logger.warning("load=failed request=%s error=%r", order.request_id, error)
+            except Exception:
+                logger.exception("load=failed request=%s", order.request_id)
+            finally:
+                self._report(order, loaded)
+
+    def _report(self, order: LoadOrder, loaded: bool) -> None:
+        self._counters.add(**{"loads" if loaded else "loads_failed": 1})
+        with self._changed:
+            (self._loaded if loaded else self._failed).add(order.request_id)
+            self._pending -= 1
+            self._changed.notify_all()
+
+    def _load(self, order: LoadOrder, after: Any) -> None:
+        """Copy and verify this shard's records. Raises if the result may not be used."""
+        started = time.perf_counter()
+        corrupt: list[BlockKey] = []
+        blocks = nbytes = 0
+        self._client.connect()  # this process may not have mapped the arena yet
+        try:
+            self._check(order)
+            for span in order.spans:
+                if span.shard == self._shard:
+                    corrupt += self._copy(span, after)
+                    blocks += len(span.slots)
+                    nbytes += sum(slot.nbytes for slot in span.slots)
+        finally:
+            held = self._client.release(order.lease_id)
+        if not all(held):
+            raise Unavailable("the lease ended during the load")
+        if corrupt:
+            self._counters.add(corrupt_blocks=len(corrupt))
+            self._drop(order.namespace_id, corrupt)
+            raise CorruptBlock(f"{len(corrupt)} of {blocks} records do not match their checksums")
+        self._counters.add(
+            loaded_blocks=blocks, loaded_bytes=nbytes, load_seconds=time.perf_counter() - started
+        )
+
+    def _check(self, order: LoadOrder) -> None:
+        """Raise Unavailable if the leased slots cannot be what the engine was promised."""
+        if not order.complete:
+            raise Unavailable("the lease does not cover every block that was offered")
+        if self._client.instance != order.instance:
+            raise Unavailable("the daemon was restarted after the lease was granted")
+        if time.monotonic() >= order.deadline:
+            raise Unavailable("the lease ran out before the load began")
+
+    def _copy(self, span: LoadSpan, after: Any) -> list[BlockKey]:
+        """Copy one span; return the keys whose record was not what its writer committed."""
+        size = self._pages.record_nbytes[span.group]
+        if any(slot.nbytes < size for slot in span.slots):
+            raise Unavailable("the stored records have another size than this engine's")
+        records = [self._client.view(slot)[:size] for slot in span.slots]
+        self._pages.write(span.group, span.device_blocks, records, after)
+        # After the copy, so that a slot that changed under it is noticed too.
+        sums = map(checksum, records)
+        return [
+            key
+            for key, found, expected in zip(span.keys, sums, span.checksums, strict=True)
+            if found != expected
+        ]
+
+    def _drop(self, namespace_id: NamespaceId, keys: list[BlockKey]) -> None:
+        """Delete blocks found corrupt, so that nobody is offered them again. Best effort."""
+        try:
+            self._client.delete(namespace_id, sorted(set(keys)))
+        except KVStoreError as error:
+            logger.warning("drop=failed blocks=%d error=%r", len(keys), error)

@@ -1,0 +1,119 @@
+"""One question to the cache, "how much of this prefix do you hold?", and the lease that answers it.
+
+The question runs in the client's loop thread; the scheduler only looks whether an answer is there.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+
+from kvstore import AsyncClient, Client
+from kvstore.block import BlockKey, Grant, Namespace, NamespaceId
+from kvstore.errors import InvalidRequest, KVStoreError
+
+logger = logging.getLogger(__name__)
+
+RENEW_S = 3.0
+"""A lease with less than this left is not offered: scheduling and copying take a while."""
+
+
+async def registered(remote: AsyncClient, namespace: Namespace) -> NamespaceId:
+    """Register `namespace` unless this client has; it repeats that itself after a reconnect."""
+    namespace_id = namespace.id
+    try:
+        remote.namespace(namespace_id)
+    except InvalidRequest:
+        await remote.register(namespace)
+    return namespace_id
+
+
+KEYS_MAX = 8192
+"""Blocks one lookup asks for: the daemon's bound on a batch. Longer prefixes hit up to here."""
+
+
+class Lookup:
+    """An acquire under way, answered or abandoned. Used by the scheduler's thread alone."""
+
+    def __init__(
+        self,
+        client: Client,
+        namespace: Namespace,
+        keys: Sequence[BlockKey],
+        *,
+        skip_blocks: int,
+        readers: int,
+        wait_s: float,
+    ) -> None:
+        """Ask for `keys`, of which the engine holds the first `skip_blocks` itself."""
+        keys = keys[:KEYS_MAX]
+        self.skip_blocks = skip_blocks
+        self.instance = ""  # of the daemon's life that answered
+        self._client = client
+        self._readers = readers
+        self.answered_at = time.monotonic()  # corrected when the answer is there
+
+        async def acquire(remote: AsyncClient) -> Grant:
+            namespace_id = await registered(remote, namespace)
+            grant = await remote.acquire(
+                namespace_id, keys, skip_blocks=skip_blocks, readers=readers, wait_s=wait_s
+            )
+            self.instance = remote.instance
+            return grant
+
+        self._future: Future[Grant] = client.submit(acquire)
+        self._future.add_done_callback(self._note_time)
+
+    def _note_time(self, _: Future[Grant]) -> None:
+        self.answered_at = time.monotonic()
+
+    @property
+    def answered(self) -> bool:
+        return self._future.done()
+
+    def grant(self) -> Grant | None:
+        """Return the answer, None if the daemon could not give one. Only once `answered`."""
+        if self._future.cancelled():
+            return None
+        error = self._future.exception(timeout=0)
+        if error is None:
+            return self._future.result(timeout=0)
+        if isinstance(error, InvalidRequest) or not isinstance(error, KVStoreError):
+            # A bug, but still: a lookup without an answer is a miss, and the engine runs on.
+            logger.error("lookup=failed", exc_info=error)
+        return None
+
+    @property
+    def deadline(self) -> float:
+        """time.monotonic() at which the lease runs out."""
+        return self.answered_at + self._future.result(timeout=0).deadline_s
+
+    @property
+    def is_estimate(self) -> bool:
+        """Whether the daemon had too much on lease to pin anything. Only once `answered`."""
+        grant = self.grant()
+        return grant is not None and not grant.leased
+
+    def usable(self, local_blocks: int) -> bool:
+        """Whether the answer is a lease that lasts and starts within the blocks held locally."""
+        grant = self.grant()
+        return (
+            grant is not None
+            and grant.leased
+            and self.skip_blocks <= local_blocks
+            and time.monotonic() + RENEW_S < self.deadline
+        )
+
+    def abandon(self) -> None:
+        """Give the lease back, now or as soon as it is granted. Never blocks."""
+        self._future.add_done_callback(self._release)
+
+    def _release(self, future: Future[Grant]) -> None:
+        if future.cancelled() or future.exception() is not None:
+            return
+        grant = future.result()
+        if grant.leased and grant.lease_id:
+            leases = [grant.lease_id] * self._readers
+            self._client.submit(lambda remote: remote.release(*leases))

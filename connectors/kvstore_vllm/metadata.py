@@ -1,0 +1,92 @@
+"""What the scheduler side tells the workers with every step, and what workers tell it at start.
+
+Only plain values: vLLM pickles these between its own processes. That they are vLLM's kinds of
+metadata is declared in `connector`, so that deciding and moving can be tested without vLLM.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from kvstore.block import BlockKey, Namespace, NamespaceId, Slot
+
+
+@dataclass(frozen=True, slots=True)
+class SaveSpan:
+    """Consecutive blocks of one group: blocks [begin, begin + len(device_blocks)) of `keys`."""
+
+    group: int
+    begin: int
+    device_blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SaveOrder:
+    """Blocks of one prefix whose KV is complete. Every worker saves its own shard of them.
+
+    spans: one per group at most.
+    """
+
+    keys: tuple[BlockKey, ...]
+    first_block: int
+    parent: BlockKey | None
+    spans: tuple[SaveSpan, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSpan:
+    """Leased slots of one part, with the device block each is to be copied to."""
+
+    group: int
+    shard: int
+    keys: tuple[BlockKey, ...]
+    slots: tuple[Slot, ...]
+    checksums: tuple[int, ...]
+    device_blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOrder:
+    """One request's leased blocks. Every worker loads its own shard, then releases once.
+
+    instance: the life of the daemon that granted the lease; slots mean nothing in another.
+    complete: False if the lease does not cover every device block; such a load must fail.
+    deadline: time.monotonic() past which the slots may not be read.
+    """
+
+    request_id: str
+    namespace_id: NamespaceId
+    lease_id: int
+    instance: str
+    deadline: float
+    spans: tuple[LoadSpan, ...]
+    complete: bool
+
+
+@dataclass(slots=True)
+class StepMetadata:
+    """One engine step.
+
+    handed_out: device blocks that this step, or a load it starts, may overwrite.
+    waiting: some request waits for the cache; an empty step should yield the interpreter to it.
+    epoch: changes when weights may have been changed in place; the namespace follows it.
+    """
+
+    saves: list[SaveOrder] = field(default_factory=list)
+    loads: list[LoadOrder] = field(default_factory=list)
+    handed_out: list[int] = field(default_factory=list)
+    waiting: bool = False
+    epoch: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFacts:
+    """The namespace as a worker sees it, once its KV cache exists. All workers must agree."""
+
+    namespace: str
+
+
+def in_epoch(namespace: Namespace, epoch: str) -> Namespace:
+    """Return `namespace` under weights that were changed in place; shares nothing with it."""
+    identity = {**dict(namespace.identity), "epoch": epoch}
+    return replace(namespace, identity=tuple(sorted(identity.items())))

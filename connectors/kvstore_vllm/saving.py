@@ -1,0 +1,216 @@
+"""Saves, behind the engine's back: device pages -> leased slots -> commit, in one thread.
+
+The engine may hand a device block to another request while a copy out of it is queued. So every
+step passes a *fence* with the blocks it may overwrite: copies that read one of them get a moment to
+finish, and are given up otherwise. A save given up is never committed; what was copied is garbage
+that nobody sees. Nothing else here can delay the engine.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from kvstore import AsyncClient, Client
+from kvstore.block import Grant, Namespace, Part, Slot, Span
+from kvstore.checksum import checksum
+from kvstore.errors import InvalidRequest, KVStoreError
+from kvstore_vllm.counters import Counters
+from kvstore_vllm.lookup import registered
+from kvstore_vllm.metadata import SaveOrder, SaveSpan
+from kvstore_vllm.settings import Settings
+
+if TYPE_CHECKING:
+    from kvstore_vllm.pages import Pages
+
+logger = logging.getLogger(__name__)
+
+
+_STALL_S = 1.0
+"""How long fences stop waiting at all after one waited in vain: a hung daemon costs little."""
+
+
+class _Job:
+    """One order on its way. `dropped` changes under the lock, before the copy is complete."""
+
+    __slots__ = ("after", "blocks", "dropped", "namespace", "order")
+
+    def __init__(self, order: SaveOrder, namespace: Namespace, after: Any) -> None:
+        self.order = order
+        self.namespace = namespace
+        self.after = after
+        self.blocks = {block for span in order.spans for block in span.device_blocks}
+        self.dropped = False
+
+
+class Saver:
+    """Owns the save thread of one worker. `put` and `fence` belong to the engine's thread."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        client: Client,
+        pages: Pages,
+        *,
+        shard: int,
+        counters: Counters,
+    ) -> None:
+        self._settings = settings
+        self._client = client
+        self._pages = pages
+        self._shard = shard
+        self._counters = counters
+        self._changed = threading.Condition()
+        self._queue: deque[_Job] = deque()
+        self._reading: list[_Job] = []  # queued or being copied: the fence must know them
+        self._busy = False
+        self._closing = False
+        self._stalled_until = 0.0
+        self._thread = threading.Thread(target=self._run, name="kvstore-save", daemon=True)
+        self._thread.start()
+
+    def put(self, orders: Iterable[SaveOrder], namespace: Namespace) -> None:
+        """Queue saves of blocks that the engine has finished computing. Never blocks."""
+        for order in orders:
+            if not self._client.available:
+                self._counters.add(saves_dropped_down=1)
+                continue
+            with self._changed:
+                if len(self._reading) >= self._settings.save_queue_jobs or self._closing:
+                    self._counters.add(saves_dropped_queue=1)
+                    continue
+                job = _Job(order, namespace, self._pages.mark())
+                self._reading.append(job)
+                self._queue.append(job)
+                self._changed.notify_all()
+
+    def fence(self, handed_out: Iterable[int]) -> None:
+        """Return when no copy reads one of the blocks `handed_out`: at most reuse_wait_s."""
+        reused = set(handed_out)
+        with self._changed:
+            late = [job for job in self._reading if not reused.isdisjoint(job.blocks)]
+            if not late:
+                return
+            started = time.monotonic()
+            if started >= self._stalled_until and not self._changed.wait_for(
+                lambda: not any(job in self._reading for job in late), self._settings.reuse_wait_s
+            ):
+                self._stalled_until = time.monotonic() + _STALL_S
+            for job in late:
+                if job in self._reading:
+                    job.dropped = True
+                    self._reading.remove(job)
+                    self._counters.add(saves_dropped_reuse=1)
+            self._counters.add(reuse_wait_seconds=time.monotonic() - started)
+
+    def drain(self, wait_s: float) -> bool:
+        """Wait until nothing is queued or being committed; False if that took too long."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._queue and not self._busy, wait_s)
+
+    def close(self, wait_s: float) -> None:
+        """Finish what is queued within `wait_s`, then stop the thread."""
+        self.drain(wait_s)
+        with self._changed:
+            self._closing = True
+            self._queue.clear()
+            self._changed.notify_all()
+        self._thread.join(timeout=wait_s)
+
+    # The thread -----------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while (job := self._next()) is not None:
+            try:
+                self._save(job)
+            except KVStoreError as error:
+                level = logging.WARNING if isinstance(error, InvalidRequest) else logging.DEBUG
+                logger.log(level, "save=dropped error=%r", error)
+                self._counters.add(saves_dropped_down=1)
+            except Exception:
+                # A save is optional and this thread is the only one there is: it must survive.
+                logger.exception("save=dropped")
+                self._counters.add(saves_dropped_down=1)
+            finally:
+                self._finish(job)
+
+    def _next(self) -> _Job | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._queue or self._closing)
+            if not self._queue:
+                return None
+            self._busy = True
+            return self._queue.popleft()
+
+    def _finish(self, job: _Job) -> None:
+        with self._changed:
+            if job in self._reading:
+                self._reading.remove(job)
+            self._busy = False
+            self._changed.notify_all()
+
+    def _save(self, job: _Job) -> None:
+        if job.dropped:
+            return
+        grant = self._client.submit(lambda remote: self._reserve(remote, job)).result()
+        if grant.refused:
+            self._counters.add(refused_blocks=grant.refused)
+        if not any(grant.slots):
+            if grant.lease_id:
+                self._client.release(grant.lease_id)
+            return
+        started = time.perf_counter()
+        records = self._copy(job, grant.slots)
+        if records is None:
+            self._client.release(grant.lease_id)
+            return
+        sums = [checksum(record) if record is not None else 0 for record in records]
+        seconds = time.perf_counter() - started
+        committed = self._client.commit(grant.lease_id, sums)
+        self._counters.add(
+            saved_blocks=committed.committed,
+            saved_bytes=sum(len(record) for record in records if record is not None),
+            save_seconds=seconds,
+        )
+
+    async def _reserve(self, remote: AsyncClient, job: _Job) -> Grant:
+        order = job.order
+        return await remote.reserve(
+            await registered(remote, job.namespace),
+            order.keys,
+            first_block=order.first_block,
+            parent=order.parent,
+            spans=[self._span(span) for span in order.spans],
+            wait_s=self._settings.save_deadline_s,
+        )
+
+    def _span(self, span: SaveSpan) -> Span:
+        return Span(Part(span.group, self._shard), span.begin, span.begin + len(span.device_blocks))
+
+    def _copy(self, job: _Job, slots: Sequence[Slot | None]) -> list[memoryview | None] | None:
+        """Copy the pages to their slots; None if the fence gave the job up meanwhile."""
+        records: list[memoryview | None] = []
+        for span in job.order.spans:
+            size = self._pages.record_nbytes[span.group]
+            part = slots[len(records) : len(records) + len(span.device_blocks)]
+            targets = [self._client.view(slot)[:size] if slot else None for slot in part]
+            pairs = [
+                (block, target)
+                for block, target in zip(span.device_blocks, targets, strict=True)
+                if target is not None
+            ]
+            if job.dropped:
+                return None
+            blocks, views = [block for block, _ in pairs], [view for _, view in pairs]
+            self._pages.read(span.group, blocks, views, job.after)
+            records += targets
+        with self._changed:
+            if job.dropped:
+                return None
+            self._reading.remove(job)
+            self._changed.notify_all()
+        return records

@@ -1,0 +1,387 @@
+"""The scheduler side: what to ask the cache, what to offer the engine, what to save.
+
+Everything here runs in the engine's scheduling loop and never waits: questions go out through
+`Client.submit`, and answers are looked at when the scheduler comes by again.
+
+    on_new_request ........... ask (acquire: bytes come up into the arena while the request queues)
+    num_new_matched_tokens ... answer yet? not yet -> None; a lease -> its length; else 0
+    update_state_after_alloc . device blocks exist: pair the leased slots with them
+    build_meta ............... one StepMetadata per step: loads, saves, blocks handed out
+    request_finished ......... the last full blocks go with the next step
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from typing import Any
+
+from kvstore import Client
+from kvstore.block import Namespace, NamespaceId
+from kvstore.keys import root_key
+from kvstore_vllm.counters import Counters
+from kvstore_vllm.lookup import KEYS_MAX, Lookup
+from kvstore_vllm.metadata import LoadOrder, LoadSpan, SaveOrder, StepMetadata, in_epoch
+from kvstore_vllm.settings import Settings
+from kvstore_vllm.tracked import NULL_BLOCK, Tables, Tracked
+
+logger = logging.getLogger(__name__)
+
+_ESTIMATE_RETRY_S = 0.02
+"""How soon an unpinned estimate is asked for again; leases of others must end first."""
+
+
+class SchedulerSide:
+    """Decides for one engine. Not thread safe: the scheduler's thread owns it."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        client: Client,
+        *,
+        readers: int,
+        loads: bool = True,
+        saves: bool = True,
+        drafts: bool = False,
+    ) -> None:
+        """readers: workers that each load their shard. drafts: speculative decoding is on."""
+        self.counters = Counters()
+        self._settings = settings
+        self._client = client
+        self._readers = readers
+        self._loads_on = loads
+        self._saves_on = saves
+        # The newest token of a request that drafts may stand where a rejected draft was computed.
+        self._unsettled_tokens = 1 if drafts else 0
+        self._namespace: Namespace | None = None
+        self._namespace_id = NamespaceId(b"")
+        self._kv_cache_manager: Any = None
+        self._tracked: dict[str, Tracked] = {}
+        self._ran: dict[str, Tracked] = {}  # scheduled by the last step, or with a plan left over
+        self._finished: list[Tracked] = []
+        self._loads: list[LoadOrder] = []
+        self._handed_out: list[int] = []
+        self._reloaded_adapters: set[int] = set()
+        self._waiting = False
+        self._epoch = ""
+
+    def use_namespace(self, namespace: Namespace) -> None:
+        """Start to take part: until a namespace is known every request passes by."""
+        self._namespace = namespace
+        self._namespace_id = namespace.id
+
+    def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
+        self._kv_cache_manager = kv_cache_manager
+
+    # What to ask ----------------------------------------------------------------------------------
+
+    def on_new_request(self, request: Any) -> None:
+        """Track the request and start to bring up what the cache may hold of it."""
+        namespace = self._namespace
+        if namespace is None or self._bypasses(request):
+            return
+        root = root_key(self._namespace_id, (request.cache_salt or "").encode())
+        tracked = Tracked(request, root, namespace.block_tokens, namespace.groups)
+        self._tracked[request.request_id] = tracked
+        if self._may_load(tracked):
+            self._ask(tracked, self._estimate_local_blocks(request))
+
+    def _bypasses(self, request: Any) -> bool:
+        """Whether the tokens do not tell what the KV of `request` is."""
+        adapter = request.lora_request
+        if adapter is not None and getattr(adapter, "load_inplace", False):
+            # New weights under an old name: that adapter's keys are worthless in this process.
+            self._reloaded_adapters.add(adapter.lora_int_id)
+        return (
+            request.prompt_embeds is not None
+            or request.resumable  # a streaming session rewrites its own past
+            or (adapter is not None and adapter.lora_int_id in self._reloaded_adapters)
+        )
+
+    def _may_load(self, tracked: Tracked) -> bool:
+        return (
+            self._loads_on
+            and not tracked.load_failed
+            and not tracked.request.skip_reading_prefix_cache
+        )
+
+    def _estimate_local_blocks(self, request: Any) -> int:
+        """Return how many blocks the engine's own prefix cache holds: they need no promotion."""
+        manager = self._kv_cache_manager
+        if manager is None or getattr(manager, "enable_kv_cache_events", False):
+            return 0  # with events on, looking may announce the blocks once more
+        _, tokens, *_ = manager.get_computed_blocks(request)
+        return int(tokens) // self._block_tokens
+
+    @property
+    def _block_tokens(self) -> int:
+        assert self._namespace is not None
+        return self._namespace.block_tokens
+
+    def _ask(self, tracked: Tracked, local_blocks: int) -> None:
+        """Send a lookup for what lies beyond `local_blocks`, unless there cannot be anything."""
+        keys = tracked.loadable_keys()
+        if min(len(keys), KEYS_MAX) <= local_blocks or not self._client.available:
+            return
+        assert self._namespace is not None
+        self.counters.add(lookups=1)
+        tracked.lookup = Lookup(
+            self._client,
+            self._namespace,
+            keys,
+            skip_blocks=local_blocks,
+            readers=self._readers,
+            wait_s=self._settings.load_deadline_s,
+        )
+
+    # What to offer --------------------------------------------------------------------------------
+
+    def num_new_matched_tokens(
+        self, request: Any, num_local_tokens: int
+    ) -> tuple[int | None, bool]:
+        """Return (tokens loadable beyond the local ones, True), (0, False), or (None, False).
+
+        None means "ask again": bytes are still coming up. That lasts load_deadline_s at most.
+        """
+        tracked = self._tracked.get(request.request_id)
+        if tracked is None:
+            return 0, False
+        tracked.local_blocks = num_local_tokens // self._block_tokens
+        if tracked.gave_up or not self._may_load(tracked):
+            return 0, False
+        now = time.monotonic()
+        if not tracked.asked_until:
+            tracked.asked_until = now + self._settings.load_deadline_s
+        offer = self._offer(tracked)
+        if offer is None and now < tracked.asked_until:
+            self._waiting = True
+            return None, False
+        if not offer:
+            self._give_up(tracked, late=offer is None)
+            return 0, False
+        tracked.asked_until = 0.0
+        self.counters.add(offered_tokens=offer)
+        return offer, True
+
+    def _offer(self, tracked: Tracked) -> int | None:
+        """Return the loadable tokens; 0: nothing; None: an answer is on its way."""
+        lookup, local_blocks = tracked.lookup, tracked.local_blocks
+        if lookup is None:
+            return self._ask_again(tracked)
+        if not lookup.answered:
+            return None
+        grant = lookup.grant()
+        if grant is None:
+            self.counters.add(lookups_failed=1)
+            return 0
+        if lookup.usable(local_blocks):
+            return max(0, grant.hit_blocks - local_blocks) * self._block_tokens
+        if lookup.is_estimate and time.monotonic() < lookup.answered_at + _ESTIMATE_RETRY_S:
+            return None
+        # Run out, or only an estimate because too much was leased, or the engine has lost local
+        # blocks since: ask again, for what is missing now.
+        lookup.abandon()
+        return self._ask_again(tracked)
+
+    def _ask_again(self, tracked: Tracked) -> int | None:
+        tracked.lookup = None
+        self._ask(tracked, tracked.local_blocks)
+        return 0 if tracked.lookup is None else None
+
+    def _give_up(self, tracked: Tracked, *, late: bool) -> None:
+        """Let the request be computed, and give back what may be leased for it."""
+        tracked.gave_up = True
+        tracked.asked_until = 0.0
+        self.counters.add(lookups_late=int(late))
+        if tracked.lookup is not None:
+            tracked.lookup.abandon()
+            tracked.lookup = None
+
+    # What to load ---------------------------------------------------------------------------------
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        """Note which device blocks the request got, and order the load if one was accepted."""
+        tracked = self._tracked.get(request.request_id)
+        tables: Tables = blocks.get_block_ids()
+        local_blocks = tracked.local_blocks if tracked is not None else 0
+        for table in tables:
+            self._handed_out.extend(table[local_blocks:])
+        if tracked is None or tracked.lookup is None:
+            return
+        if num_external_tokens:
+            self._loads.append(self._load_order(tracked, tables, num_external_tokens))
+            tracked.loading = True
+            tracked.lookup = None  # the lease is the workers' now: each of them releases it
+        else:
+            self._give_up(tracked, late=False)  # not taken, e.g. another connector's hit was longer
+
+    def _load_order(self, tracked: Tracked, tables: Tables, num_tokens: int) -> LoadOrder:
+        """Pair the leased slots with the device blocks of [local, local + num_tokens)."""
+        lookup = tracked.lookup
+        grant = lookup.grant() if lookup is not None else None
+        assert lookup is not None
+        assert grant is not None
+        assert self._namespace is not None
+        first = tracked.local_blocks
+        last = first + num_tokens // self._block_tokens
+        keys = tracked.keys()
+        spans: list[LoadSpan] = []
+        covered: set[tuple[int, int, int]] = set()
+        at = 0
+        for (group, shard), begin, end in grant.spans:
+            table = tables[group]
+            taken = [
+                (block, grant.slots[at + block - begin], grant.checksums[at + block - begin])
+                for block in range(max(begin, first), min(end, last, len(table)))
+                if table[block] != NULL_BLOCK
+            ]
+            at += end - begin
+            pairs = [(block, slot, checksum) for block, slot, checksum in taken if slot is not None]
+            covered.update((group, shard, block) for block, _, _ in pairs)
+            spans.append(
+                LoadSpan(
+                    group=group,
+                    shard=shard,
+                    keys=tuple(keys[block] for block, _, _ in pairs),
+                    slots=tuple(slot for _, slot, _ in pairs),
+                    checksums=tuple(checksum for _, _, checksum in pairs),
+                    device_blocks=tuple(table[block] for block, _, _ in pairs),
+                )
+            )
+        wanted = {
+            (index, shard, block)
+            for index, group in enumerate(self._namespace.groups)
+            for shard in range(group.shards)
+            for block in range(first, last)
+            if tables[index][block] != NULL_BLOCK
+        }
+        tracked.note_stored(lookup.skip_blocks, grant.hit_blocks)
+        return LoadOrder(
+            request_id=tracked.request.request_id,
+            namespace_id=self._namespace_id,
+            lease_id=grant.lease_id,
+            instance=lookup.instance,
+            deadline=lookup.deadline,
+            spans=tuple(spans),
+            complete=wanted <= covered,
+        )
+
+    def loads_failed(self, request_ids: set[str]) -> None:
+        """Note requests whose load failed: they are recomputed, and not offered a load again."""
+        for request_id in request_ids:
+            tracked = self._tracked.get(request_id)
+            if tracked is not None:
+                tracked.load_failed = True
+                tracked.loading = False
+
+    # What to save ---------------------------------------------------------------------------------
+
+    def build_meta(self, scheduler_output: Any) -> StepMetadata:
+        """Return the orders of this step and reset what was collected for it.
+
+        Saves are planned from the block tables as the *last* step left them, before this step's are
+        noted: see `tracked`.
+        """
+        meta = StepMetadata(waiting=self._waiting, epoch=self._epoch)
+        for tracked in [*self._ran.values(), *self._finished]:
+            meta.saves.extend(self._plan(tracked))
+        self._ran = {key: left for key, left in self._ran.items() if self._left_over(left)}
+        self._finished.clear()
+        for tracked in self._ran.values():
+            tracked.settle()
+        self._note_scheduled(scheduler_output)
+        meta.loads, self._loads = self._loads, []
+        meta.handed_out, self._handed_out = sorted(set(self._handed_out) - {NULL_BLOCK}), []
+        self._waiting = False
+        return meta
+
+    def _plan(self, tracked: Tracked) -> list[SaveOrder]:
+        if not self._saves_on:
+            return []
+        return list(
+            tracked.plan_saves(
+                unsettled_tokens=self._unsettled_tokens,
+                held_tables=lambda: self._held_tables(tracked),
+            )
+        )
+
+    def _left_over(self, tracked: Tracked) -> bool:
+        """Whether a block is computed whose tokens are not final yet (asynchronous scheduling)."""
+        return _running(tracked.request) and tracked.has_unplanned
+
+    def _held_tables(self, tracked: Tracked) -> Tables | None:
+        if not _running(tracked.request) or self._kv_cache_manager is None:
+            return None
+        tables: Tables = self._kv_cache_manager.get_block_ids(tracked.request.request_id)
+        return tables
+
+    def _note_scheduled(self, scheduler_output: Any) -> None:
+        """Follow the block tables of the requests in this step."""
+        scheduled = scheduler_output.num_scheduled_tokens
+        for new in scheduler_output.scheduled_new_reqs:
+            tracked = self._tracked.get(new.req_id)
+            if tracked is not None:
+                tracked.admit(
+                    new.block_ids,
+                    computed=new.num_computed_tokens,
+                    scheduled=scheduled[new.req_id],
+                )
+                self._ran[new.req_id] = tracked
+        cached = scheduler_output.scheduled_cached_reqs
+        for request_id, new_blocks, computed in zip(
+            cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True
+        ):
+            resumed = request_id in cached.resumed_req_ids
+            if new_blocks is not None and not resumed:
+                for blocks in new_blocks:
+                    self._handed_out.extend(blocks)
+            tracked = self._tracked.get(request_id)
+            if tracked is None:
+                continue
+            tokens = scheduled[request_id]
+            if resumed:
+                tracked.admit(new_blocks, computed=computed, scheduled=tokens)
+            else:
+                tracked.advance(new_blocks, computed=computed, scheduled=tokens)
+            self._ran[request_id] = tracked
+
+    def request_finished(self, request: Any) -> None:
+        """Queue the last full blocks of the request, and forget it."""
+        tracked = self._tracked.pop(request.request_id, None)
+        if tracked is None:
+            return
+        if tracked.lookup is not None:
+            tracked.lookup.abandon()
+        ran = self._ran.pop(request.request_id, None)
+        if not tracked.loading:
+            if ran is None:
+                tracked.settle()
+            self._finished.append(tracked)
+
+    @property
+    def has_pending_saves(self) -> bool:
+        """Whether saves wait for a step to travel with."""
+        return bool(self._finished)
+
+    def reset_cache(self) -> None:
+        """Share nothing with the past: the weights may have been changed in place.
+
+        Blocks stored before stay in the cache for engines that still run the old weights.
+        """
+        if self._namespace is None:
+            return
+        for tracked in self._tracked.values():
+            if tracked.lookup is not None:
+                tracked.lookup.abandon()
+        self._tracked.clear()
+        self._ran.clear()
+        self._finished.clear()
+        self._epoch = uuid.uuid4().hex
+        self.use_namespace(in_epoch(self._namespace, self._epoch))
+        logger.info("reset=cache namespace=%s", self._namespace_id.hex()[:8])
+
+
+def _running(request: Any) -> bool:
+    """Whether `request` holds device blocks of its own progress."""
+    return bool(request.status.name == "RUNNING")

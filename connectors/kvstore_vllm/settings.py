@@ -1,0 +1,46 @@
+"""The connector's settings: vLLM's `kv_connector_extra_config`, checked once at start."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated
+
+import msgspec
+
+from kvstore.errors import ConfigError
+
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=3600)]
+
+
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How one engine uses the cache.
+
+    target: the daemon's socket, "unix:/path/kvstore.sock"; blocks travel through shared memory.
+    load_deadline_s: how long a request waits for its bytes to come up from slower tiers before it
+        is offered less, or nothing. Longer finds more on slow disks, at the price of its TTFT.
+    save_deadline_s: how long a save may wait for room in the daemon before it is dropped.
+    reuse_wait_s: how long a step may wait for a copy out of device blocks it is about to overwrite;
+        past it the save is dropped. The only way a save can delay the engine.
+    save_queue_jobs: saves waiting for the copy thread; more are dropped. Each holds no memory.
+    weights_id: names the weights instead of their fingerprint; for weights that are not read from
+        local files. Two engines with the same id must have identical weights.
+    """
+
+    target: Annotated[str, msgspec.Meta(pattern="^unix:.+")]
+    load_deadline_s: Seconds = 5.0
+    save_deadline_s: Seconds = 1.0
+    reuse_wait_s: Seconds = 0.1
+    save_queue_jobs: Annotated[int, msgspec.Meta(ge=1, le=65536)] = 256
+    weights_id: str = ""
+
+
+def parse_settings(extra: Mapping[str, object]) -> Settings:
+    """Check vLLM's dictionary. Raises ConfigError for a missing, unknown or malformed key."""
+    try:
+        return msgspec.convert(dict(extra), Settings)
+    except msgspec.ValidationError as error:
+        raise ConfigError(
+            f"kv_connector_extra_config: {error}; known keys: "
+            + ", ".join(Settings.__struct_fields__)
+            + '; e.g. {"target": "unix:/run/kvstore/kvstore.sock"}'
+        ) from error

@@ -1,0 +1,198 @@
+"""One request as the scheduler side sees it: its keys, its device blocks, what is still to save.
+
+Which blocks may be saved, and when, is the delicate part. At the start of step k the worker copies
+blocks that steps before k completed, before step k overwrites anything. So a block must be planned
+in the step right after the one that completed it: its content is then certain, even if the
+scheduler has just given it to somebody else (the worker makes that step wait for the copy). A block
+planned later counts only if the request still holds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import zip_longest
+from typing import Any
+
+from kvstore.block import BlockKey, Group
+from kvstore.keys import KeyChain, encode_extras
+from kvstore_vllm.lookup import Lookup
+from kvstore_vllm.metadata import SaveOrder, SaveSpan
+
+Tables = Sequence[Sequence[int]]
+"""Per KV cache group the device block of each block of a request; 0 is vLLM's null block."""
+
+NULL_BLOCK = 0
+ORDER_BLOCKS_MAX = 128
+
+
+class Tracked:
+    """A request the cache takes part in."""
+
+    def __init__(self, request: Any, root: BlockKey, block_tokens: int, groups: Sequence[Group]):
+        self.request = request
+        self.lookup: Lookup | None = None
+        self.asked_until = 0.0  # when the scheduler stops waiting for an answer; 0: not asked yet
+        self.load_failed = False
+        self.gave_up = False
+        self.loading = False
+        self.local_blocks = 0  # held by the engine itself when it last asked
+        self._block_tokens = block_tokens
+        self._groups = groups
+        self._chain = KeyChain(root, block_tokens)
+        self._extras_of = block_extras(request, block_tokens)
+        self._tables: list[list[int]] = [[] for _ in groups]
+        self._computed_tokens = 0  # by all steps so far, the one in flight included
+        self._settled_blocks = 0  # of these, complete before the last step
+        self._planned_blocks = 0
+        self._stored = [range(0) for _ in groups]
+        self._preemptions = 0
+        resume_blocks = (request.num_prompt_tokens - 1) // block_tokens
+        self._first_saved = [
+            group.blocks_needed(resume_blocks, block_tokens).start if group.window_tokens else 0
+            for group in groups
+        ]
+
+    def keys(self) -> list[BlockKey]:
+        """Return the keys of all full blocks of final tokens; only new blocks are hashed."""
+        return self._chain.update(self.request.all_token_ids, self._extras_of)
+
+    def loadable_keys(self) -> list[BlockKey]:
+        """Return the keys a load may use: at least one token is left to compute."""
+        return self.keys()[: (self.request.num_tokens - 1) // self._block_tokens]
+
+    def note_stored(self, first_block: int, hit_blocks: int) -> None:
+        """Remember that the cache holds blocks [first_block, hit_blocks): they need no save."""
+        for index, group in enumerate(self._groups):
+            needed = group.blocks_needed(hit_blocks, self._block_tokens)
+            self._stored[index] = range(max(first_block, needed.start), hit_blocks)
+
+    def admit(self, tables: Tables, *, computed: int, scheduled: int) -> None:
+        """Note that the request was scheduled with a full new block table."""
+        self._tables = [list(table) for table in tables]
+        self._computed_tokens = computed + scheduled
+        self._settled_blocks = 0
+        self._preemptions = self.request.num_preemptions
+        self.loading = False
+        self.gave_up = False
+
+    def advance(self, new_blocks: Tables | None, *, computed: int, scheduled: int) -> None:
+        """Note that the request was scheduled again, with blocks appended to its table."""
+        self.settle()
+        for table, blocks in zip(self._tables, new_blocks or (), strict=False):
+            table.extend(blocks)
+        self._computed_tokens = computed + scheduled
+
+    def settle(self) -> None:
+        """Note that a step passes: from now on blocks complete so far may have been freed."""
+        self._settled_blocks = self._computed_tokens // self._block_tokens
+
+    @property
+    def has_unplanned(self) -> bool:
+        """Whether some computed block still waits for its tokens to become final."""
+        return self._planned_blocks < self._computed_tokens // self._block_tokens
+
+    def complete_blocks(self, unsettled_tokens: int) -> int:
+        """Return how many blocks are computed from final tokens.
+
+        unsettled_tokens: last known tokens whose KV may still be that of a rejected draft.
+        """
+        request = self.request
+        tokens = min(self._computed_tokens, request.num_tokens - unsettled_tokens)
+        if request.num_preemptions == self._preemptions:
+            tokens = min(tokens, request.num_computed_tokens)
+        return int(tokens) // self._block_tokens
+
+    def plan_saves(
+        self,
+        *,
+        unsettled_tokens: int,
+        held_tables: Callable[[], Tables | None],
+    ) -> Iterator[SaveOrder]:
+        """Yield orders for the blocks completed since the last plan.
+
+        held_tables: returns the block tables the request holds now, None if it holds none; asked
+        only for blocks that are planned late.
+        """
+        complete = self.complete_blocks(unsettled_tokens)
+        begin, self._planned_blocks = self._planned_blocks, max(self._planned_blocks, complete)
+        if begin >= complete:
+            return
+        keys = self.keys()
+        held: Tables | None = None
+        if begin < self._settled_blocks:
+            held = held_tables()
+        for first in range(begin, complete, ORDER_BLOCKS_MAX):
+            last = min(first + ORDER_BLOCKS_MAX, complete)
+            runs = [self._runs(index, first, last, held) for index in range(len(self._groups))]
+            # Nearly always one run per group; an order names each group once at most.
+            for nth in zip_longest(*runs):
+                yield self._order(keys, [(i, run) for i, run in enumerate(nth) if run is not None])
+
+    def _order(
+        self,
+        keys: Sequence[BlockKey],
+        runs: Sequence[tuple[int, tuple[int, list[int]]]],
+    ) -> SaveOrder:
+        first = min(begin for _, (begin, _) in runs)
+        last = max(begin + len(blocks) for _, (begin, blocks) in runs)
+        return SaveOrder(
+            keys=tuple(keys[first:last]),
+            first_block=first,
+            parent=keys[first - 1] if first else None,
+            spans=tuple(
+                SaveSpan(group, begin - first, tuple(blocks)) for group, (begin, blocks) in runs
+            ),
+        )
+
+    def _runs(
+        self, index: int, first: int, last: int, held: Tables | None
+    ) -> list[tuple[int, list[int]]]:
+        """Return the consecutive blocks of one group in [first, last) that are worth saving."""
+        runs: list[tuple[int, list[int]]] = []
+        for block in range(max(first, self._first_saved[index]), last):
+            device_block = self._device_block(index, block, held)
+            if device_block == NULL_BLOCK or block in self._stored[index]:
+                continue
+            if runs and runs[-1][0] + len(runs[-1][1]) == block:
+                runs[-1][1].append(device_block)
+            else:
+                runs.append((block, [device_block]))
+        return runs
+
+    def _device_block(self, index: int, block: int, held: Tables | None) -> int:
+        """Return where the KV of `block` still is for certain, else the null block."""
+        table = self._tables[index]
+        if block >= len(table):
+            return NULL_BLOCK
+        if block < self._settled_blocks:
+            now = held[index] if held is not None else ()
+            if block >= len(now) or now[block] != table[block]:
+                return NULL_BLOCK
+        return table[block]
+
+
+def block_extras(request: Any, block_tokens: int) -> Callable[[int], bytes] | None:
+    """Return what else the KV of a block depends on, by block index; None if on nothing.
+
+    The LoRA adapter changes every block, an image those blocks that its placeholder tokens reach.
+    """
+    adapter = request.lora_request
+    features = request.mm_features
+    if adapter is None and not features:
+        return None
+    common: list[tuple[str, bytes]] = []
+    if adapter is not None:
+        identity = f"{adapter.lora_name}\0{adapter.lora_path}\0{adapter.lora_int_id}"
+        common.append(("lora", identity.encode()))
+
+    def extras_of(block: int) -> bytes:
+        begin, end = block * block_tokens, (block + 1) * block_tokens
+        pairs = list(common)
+        for feature in features:
+            position = feature.mm_position
+            if position.offset < end and begin < position.offset + position.length:
+                offset = (position.offset - begin).to_bytes(8, "little", signed=True)
+                pairs.append(("mm", feature.identifier.encode() + b"\0" + offset))
+        return encode_extras(pairs)
+
+    return extras_of

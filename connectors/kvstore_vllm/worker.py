@@ -1,0 +1,73 @@
+"""The worker side: joins pages, saves and loads, and gives vLLM's hooks their order in a step.
+
+begin_step ... before anything of this step is overwritten: queue saves, pass the fence
+start_loads .. after the fence, so a load never lands in blocks that are still being saved
+results ...... at the end of the step
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvstore import Client
+from kvstore.block import Namespace
+from kvstore_vllm.counters import Counters
+from kvstore_vllm.loading import Loader
+from kvstore_vllm.metadata import StepMetadata, in_epoch
+from kvstore_vllm.saving import Saver
+from kvstore_vllm.settings import Settings
+
+if TYPE_CHECKING:
+    from kvstore_vllm.pages import Pages
+
+CLOSE_WAIT_S = 2.0
+IDLE_WAIT_S = 0.001
+
+
+class WorkerSide:
+    """Moves the bytes of one worker. vLLM's worker thread owns it."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        client: Client,
+        pages: Pages,
+        namespace: Namespace,
+        *,
+        shard: int,
+        writes: bool,
+    ) -> None:
+        """writes: False for a worker whose KV another one holds too and saves."""
+        self.counters = Counters()
+        self._namespace = namespace
+        self._epoch = ""
+        self._writes = writes
+        self.saver = Saver(settings, client, pages, shard=shard, counters=self.counters)
+        self.loader = Loader(client, pages, shard=shard, counters=self.counters)
+        self._waiting = False
+
+    def begin_step(self, meta: StepMetadata) -> None:
+        if meta.epoch != self._epoch:
+            self._epoch, self._namespace = meta.epoch, in_epoch(self._namespace, meta.epoch)
+        if self._writes:
+            self.saver.put(meta.saves, self._namespace)
+        self.saver.fence(meta.handed_out)
+        self._waiting = meta.waiting
+
+    def start_loads(self, meta: StepMetadata) -> None:
+        for order in meta.loads:
+            self.loader.put(order)
+
+    def results(self, *, computed: bool) -> tuple[set[str], set[str]]:
+        """Return the requests (loaded, failed) since the last step.
+
+        computed: whether the step ran the model. If not, the engine is about to spin until a load
+        or a lookup has ended; a short wait here lets the threads that do it have the interpreter.
+        """
+        if not computed and (self._waiting or self.loader.pending):
+            self.loader.wait(IDLE_WAIT_S)
+        return self.loader.take()
+
+    def close(self) -> None:
+        self.saver.close(CLOSE_WAIT_S)
+        self.loader.close(CLOSE_WAIT_S)

@@ -1,0 +1,242 @@
+"""What the connector tells vLLM, and the engines it refuses to serve."""
+
+from __future__ import annotations
+
+import warnings
+from types import SimpleNamespace
+
+import pytest
+
+from kvstore import ConfigError, Group, Incompatible, Namespace
+
+pytestmark = pytest.mark.vllm
+
+
+@pytest.fixture(scope="module")
+def vllm():
+    """The modules under test; importing them takes a while and warns about each other."""
+    pytest.importorskip("torch")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pytest.importorskip("vllm")
+        import torch
+        from vllm.config import KVTransferConfig
+        from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+        from vllm.distributed.kv_transfer.kv_connector.v1 import base
+        from vllm.v1 import kv_cache_interface
+
+        from kvstore_vllm import connector, namespace, plugin
+
+    return SimpleNamespace(
+        torch=torch,
+        KVTransferConfig=KVTransferConfig,
+        factory=KVConnectorFactory,
+        base=base,
+        kv=kv_cache_interface,
+        connector=connector,
+        namespace=namespace,
+        plugin=plugin,
+    )
+
+
+def transfer_config(vllm, **changes):
+    fields = {
+        "kv_connector": "KVStoreConnector",
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {"target": "unix:/nowhere/kvstore.sock"},
+        **changes,
+    }
+    return vllm.KVTransferConfig(**fields)
+
+
+def engine_config(vllm, **changes) -> SimpleNamespace:
+    parallel = {
+        "pipeline_parallel_size": 1,
+        "decode_context_parallel_size": 1,
+        "prefill_context_parallel_size": 1,
+        "tensor_parallel_size": 1,
+        "world_size": 1,
+    }
+    model = SimpleNamespace(
+        hf_config=SimpleNamespace(to_dict=lambda: {"hidden_size": 8, "_name_or_path": "/x"}),
+        quantization=None,
+        model="/nowhere",
+        dtype="torch.bfloat16",
+        max_model_len=4096,
+        seed=0,
+    )
+    return SimpleNamespace(
+        kv_transfer_config=transfer_config(vllm),
+        parallel_config=SimpleNamespace(**{**parallel, **changes}),
+        cache_config=SimpleNamespace(calculate_kv_scales=False, cache_dtype="auto"),
+        model_config=model,
+        load_config=SimpleNamespace(load_format="dummy"),
+        speculative_config=None,
+    )
+
+
+def cache_config(vllm, *specs, **changes):
+    groups = [vllm.kv.KVCacheGroupSpec([f"layer.{i}"], spec) for i, spec in enumerate(specs)]
+    return vllm.kv.KVCacheConfig(
+        num_blocks=10, kv_cache_tensors=[], kv_cache_groups=groups, hash_block_size=32, **changes
+    )
+
+
+def full(vllm, **changes):
+    fields = {"block_size": 32, "num_kv_heads": 2, "head_size": 64, "dtype": vllm.torch.bfloat16}
+    return vllm.kv.FullAttentionSpec(**{**fields, **changes})
+
+
+def window(vllm, tokens: int, **changes):
+    return vllm.kv.SlidingWindowSpec(
+        block_size=32,
+        num_kv_heads=2,
+        head_size=64,
+        dtype=vllm.torch.bfloat16,
+        sliding_window=tokens,
+        **changes,
+    )
+
+
+def test_without_the_recompute_policy_it_does_not_start_and_says_what_to_type(vllm):
+    config = engine_config(vllm)
+    config.kv_transfer_config = transfer_config(vllm, kv_load_failure_policy="fail")
+    role = vllm.base.KVConnectorRole.SCHEDULER
+    with pytest.raises(ConfigError, match='"kv_load_failure_policy": "recompute"'):
+        vllm.connector.KVStoreConnector(config, role, cache_config(vllm, full(vllm)))
+
+
+def test_it_starts_while_the_daemon_is_away(vllm):
+    role = vllm.base.KVConnectorRole.SCHEDULER
+    connector = vllm.connector.KVStoreConnector(
+        engine_config(vllm), role, cache_config(vllm, full(vllm))
+    )
+    assert not connector.requires_kv_delivery
+    assert vllm.base.supports_hma(connector)
+    assert not connector.has_pending_push_work()
+    connector.shutdown()
+
+
+def test_the_short_name_is_registered_once(vllm):
+    vllm.plugin.register()
+    vllm.plugin.register()
+    found = vllm.factory.get_connector_class(transfer_config(vllm))
+    assert found is vllm.connector.KVStoreConnector
+
+
+def test_metadata_is_of_the_kinds_vllm_expects(vllm):
+    assert issubclass(vllm.connector.StepMetadata, vllm.base.KVConnectorMetadata)
+    assert issubclass(vllm.connector.WorkerFacts, vllm.base.KVConnectorHandshakeMetadata)
+
+
+def test_attention_it_knows_is_accepted(vllm):
+    specs = full(vllm), window(vllm, 512)
+    vllm.namespace.check_supported(engine_config(vllm), cache_config(vllm, *specs))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["pipeline_parallel_size", "decode_context_parallel_size", "prefill_context_parallel_size"],
+)
+def test_unsupported_parallelism_is_refused(vllm, name):
+    with pytest.raises(Incompatible, match="parallelism"):
+        vllm.namespace.check_supported(
+            engine_config(vllm, **{name: 2}), cache_config(vllm, full(vllm))
+        )
+
+
+def test_unsupported_attention_is_refused_by_name(vllm):
+    chunked = vllm.kv.ChunkedLocalAttentionSpec(
+        block_size=32,
+        num_kv_heads=2,
+        head_size=64,
+        dtype=vllm.torch.bfloat16,
+        attention_chunk_size=64,
+    )
+    mamba = vllm.kv.MambaSpec(block_size=32, shapes=((8,),), dtypes=(vllm.torch.float32,))
+    for specs, named in [
+        ((full(vllm), chunked), "ChunkedLocalAttentionSpec"),
+        ((full(vllm), mamba), "Mamba"),
+        ((full(vllm), full(vllm, block_size=64)), "block size"),
+        ((full(vllm, non_causal=True),), "FullAttentionSpec"),
+    ]:
+        with pytest.raises(Incompatible, match=named):
+            vllm.namespace.check_supported(engine_config(vllm), cache_config(vllm, *specs))
+
+
+def build(vllm, config=None, *specs, backends=("CPU_ATTN/vec",), **changes) -> Namespace:
+    specs = specs or (full(vllm), window(vllm, 512, extra_retained_tokens=2))
+    return vllm.namespace.build_namespace(
+        config or engine_config(vllm),
+        cache_config(vllm, *specs, **changes),
+        record_nbytes=[8192] * len(specs),
+        backends=list(backends),
+    )
+
+
+def test_the_namespace_has_a_group_for_each_kind_of_attention(vllm):
+    config = engine_config(vllm, tensor_parallel_size=4)
+    assert build(vllm, config).groups == (
+        Group("0", 8192, window_tokens=0, shards=4),
+        Group("1", 8192, window_tokens=514, shards=4),
+    )
+    assert {group.shards for group in build(vllm, config, kv_tp_replicas=4).groups} == {1}
+
+
+def test_the_namespace_changes_with_whatever_changes_the_bytes(vllm):
+    seen = {build(vllm).id, build(vllm, backends=["CPU_ATTN/amx"]).id}
+    for path, value in [
+        ("model_config.seed", 1),
+        ("model_config.dtype", "torch.float32"),
+        ("model_config.quantization", "fp8"),
+        ("cache_config.cache_dtype", "fp8"),
+        ("parallel_config.tensor_parallel_size", 2),
+        ("model_config.hf_config", SimpleNamespace(to_dict=lambda: {"hidden_size": 9})),
+    ]:
+        config = engine_config(vllm)
+        owner, name = path.split(".")
+        setattr(getattr(config, owner), name, value)
+        seen.add(build(vllm, config).id)
+    assert len(seen) == 8
+
+
+def test_the_namespace_does_not_change_with_where_the_model_lies(vllm):
+    config = engine_config(vllm)
+    config.model_config.model = "/elsewhere"
+    config.model_config.hf_config = SimpleNamespace(
+        to_dict=lambda: {"hidden_size": 8, "_name_or_path": "/y", "transformers_version": "9"}
+    )
+    assert build(vllm, config) == build(vllm)
+
+
+def test_positions_that_scale_with_the_models_length_are_told_apart(vllm):
+    seen = set()
+    for rope, length in [
+        ("default", 4096),
+        ("default", 8192),
+        ("longrope", 4096),
+        ("longrope", 8192),
+    ]:
+        config = engine_config(vllm)
+        scaled = {"rope_scaling": {"rope_type": rope}}
+        config.model_config.hf_config = SimpleNamespace(to_dict=lambda scaled=scaled: scaled)
+        config.model_config.max_model_len = length
+        seen.add(build(vllm, config).id)
+    assert len(seen) == 3
+
+
+def test_a_record_does_not_show_kernel_blocks(vllm):
+    """A block of the KV cache manager may consist of several of the attention kernel."""
+    from kvstore_vllm.pages import open_pages
+
+    torch = vllm.torch
+    whole = torch.arange(6 * 2 * 8 * 4, dtype=torch.float32).view(6, 2, 8, 4)
+    split = whole.view(6, 2, 2, 4, 4).transpose(1, 2).reshape(12, 2, 4, 4)
+    records = []
+    for layer in (whole, split):
+        pages = open_pages([[layer]], 6)
+        record = bytearray(pages.record_nbytes[0])
+        pages.read(0, [3], [memoryview(record)], None)
+        records.append(bytes(record))
+    assert records[0] == records[1] == whole[3].numpy().tobytes()

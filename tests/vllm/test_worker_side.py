@@ -1,0 +1,376 @@
+"""How bytes move in a worker: saves behind a fence, loads that count only when verified."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import Future
+from dataclasses import replace
+
+import pytest
+
+from kvstore import (
+    BlockKey,
+    Committed,
+    Grant,
+    Group,
+    Namespace,
+    Slot,
+    Unavailable,
+    checksum,
+)
+from kvstore.testing.wait import until
+from kvstore_vllm.metadata import (
+    LoadOrder,
+    LoadSpan,
+    SaveOrder,
+    SaveSpan,
+    StepMetadata,
+    in_epoch,
+)
+from kvstore_vllm.settings import Settings
+from kvstore_vllm.worker import WorkerSide
+
+RECORD = 64
+NAMESPACE = Namespace(
+    block_tokens=4,
+    groups=(Group("a", RECORD, shards=2), Group("b", RECORD, shards=2)),
+    identity=(("model", "test"),),
+)
+
+
+class FakePages:
+    """Device blocks as byte strings; copies can be held open."""
+
+    record_nbytes = (RECORD, RECORD)
+
+    def __init__(self) -> None:
+        self.blocks = {(g, b): bytes([g * 100 + b]) * RECORD for g in (0, 1) for b in range(50)}
+        self.gate = threading.Event()
+        self.gate.set()
+        self.copying = threading.Event()
+        self.error: Exception | None = None
+
+    def mark(self) -> None: ...
+
+    def read(self, group, blocks, records, after):
+        self.copying.set()
+        self.gate.wait(10)
+        if self.error:
+            raise self.error
+        for block, record in zip(blocks, records, strict=True):
+            record[:] = self.blocks[group, block]
+
+    def write(self, group, blocks, records, after):
+        self.gate.wait(10)
+        if self.error:
+            raise self.error
+        for block, record in zip(blocks, records, strict=True):
+            self.blocks[group, block] = bytes(record)
+
+
+class FakeClient:
+    """A daemon with one arena extent; slot i is its i-th record."""
+
+    def __init__(self) -> None:
+        self.available = True
+        self.instance = "daemon-1"
+        self.arena = bytearray(100 * RECORD)
+        self.committed: dict[int, list[int]] = {}
+        self.reserved: list[tuple] = []
+        self.released: list[int] = []
+        self.deleted: list[BlockKey] = []
+        self.registered: set[bytes] = set()
+        self.held = True
+        self.error: Exception | None = None
+        self.existing = 0
+
+    def submit(self, make):
+        future: Future = Future()
+        try:
+            future.set_result(asyncio.run(make(Remote(self))))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+    def connect(self):
+        if self.error:
+            raise self.error
+
+    def release(self, *leases):
+        self.released += leases
+        return [self.held] * len(leases)
+
+    def commit(self, lease, sums):
+        self.committed[lease] = sums
+        return Committed(sum(1 for each in sums if each), 0, 0, False)
+
+    def delete(self, namespace_id, keys):
+        self.deleted += keys
+        return len(keys)
+
+    def view(self, slot):
+        return memoryview(self.arena)[slot.offset : slot.offset + slot.nbytes]
+
+
+class Remote:
+    def __init__(self, client: FakeClient) -> None:
+        self._client = client
+
+    def namespace(self, namespace_id): ...
+
+    async def reserve(self, namespace_id, keys, *, first_block, parent, spans, wait_s):
+        client = self._client
+        if client.error:
+            raise client.error
+        client.reserved.append((namespace_id, tuple(keys), first_block, parent, tuple(spans)))
+        count = sum(end - begin for _, begin, end in spans)
+        slots = tuple(
+            None if i < client.existing else Slot(0, i * RECORD, RECORD) for i in range(count)
+        )
+        return Grant(len(client.reserved), 30.0, tuple(spans), slots)
+
+
+@pytest.fixture
+def client() -> FakeClient:
+    return FakeClient()
+
+
+@pytest.fixture
+def pages() -> FakePages:
+    return FakePages()
+
+
+@pytest.fixture
+def side(client, pages):
+    side = make_side(client, pages)
+    yield side
+    pages.gate.set()
+    side.close()
+
+
+def make_side(client, pages, **settings) -> WorkerSide:
+    values = Settings("unix:/k", reuse_wait_s=0.05, **settings)
+    return WorkerSide(values, client, pages, NAMESPACE, shard=1, writes=True)
+
+
+def key(number: int) -> BlockKey:
+    return BlockKey(bytes([number]) * 32)
+
+
+def save_order(*device_blocks: int) -> SaveOrder:
+    return SaveOrder(
+        keys=tuple(map(key, range(len(device_blocks)))),
+        first_block=3,
+        parent=key(99),
+        spans=(SaveSpan(0, 0, device_blocks), SaveSpan(1, 1, device_blocks[1:])),
+    )
+
+
+def load_order(client: FakeClient, **changes) -> LoadOrder:
+    """Order a load of two records of group 0 into device blocks 7 and 8, shard 1."""
+    for index in range(4):
+        client.arena[index * RECORD : (index + 1) * RECORD] = bytes([50 + index]) * RECORD
+    slots = [Slot(0, index * RECORD, RECORD) for index in range(4)]
+    sums = [checksum(client.view(slot)) for slot in slots]
+    span = LoadSpan(0, 1, (key(0), key(1)), tuple(slots[:2]), tuple(sums[:2]), (7, 8))
+    other = LoadSpan(0, 0, (key(0),), tuple(slots[2:3]), tuple(sums[2:3]), (9,))
+    order = LoadOrder(
+        request_id="r",
+        namespace_id=NAMESPACE.id,
+        lease_id=5,
+        instance="daemon-1",
+        deadline=float("inf"),
+        spans=(span, other),
+        complete=True,
+    )
+    return replace(order, **changes)
+
+
+def load(side: WorkerSide, order: LoadOrder) -> tuple[set[str], set[str]]:
+    side.start_loads(StepMetadata(loads=[order]))
+    until(lambda: not side.loader.pending)
+    return side.results(computed=True)
+
+
+# ---- saves ---------------------------------------------------------------------------------------
+
+
+def test_a_save_is_reserved_copied_and_committed_with_its_checksums(side, client, pages):
+    side.begin_step(StepMetadata(saves=[save_order(4, 5)]))
+    assert side.saver.drain(5)
+    ((namespace_id, keys, first_block, parent, spans),) = client.reserved
+    assert (namespace_id, keys, first_block, parent) == (
+        NAMESPACE.id,
+        (key(0), key(1)),
+        3,
+        key(99),
+    )
+    assert spans == (((0, 1), 0, 2), ((1, 1), 1, 2))
+    expected = [pages.blocks[0, 4], pages.blocks[0, 5], pages.blocks[1, 5]]
+    assert bytes(client.arena[: 3 * RECORD]) == b"".join(expected)
+    assert client.committed == {1: [checksum(record) for record in expected]}
+    assert side.counters.totals["saved_blocks"] == 3
+    assert side.counters.totals["saved_bytes"] == 3 * RECORD
+
+
+def test_only_what_is_not_stored_yet_is_copied(side, client, pages):
+    client.existing = 2
+    side.begin_step(StepMetadata(saves=[save_order(4, 5)]))
+    assert side.saver.drain(5)
+    assert client.committed == {1: [0, 0, checksum(pages.blocks[1, 5])]}
+    client.existing = 3
+    side.begin_step(StepMetadata(saves=[save_order(4, 5)]))
+    assert side.saver.drain(5)
+    assert 2 not in client.committed
+    assert client.released == [2]
+
+
+def test_the_fence_waits_for_a_copy_out_of_blocks_about_to_be_reused(client, pages):
+    side = make_side(client, pages)
+    side.saver._settings = Settings("unix:/k", reuse_wait_s=10.0)
+    pages.gate.clear()
+    side.begin_step(StepMetadata(saves=[save_order(4, 5)]))
+    assert pages.copying.wait(5)
+    threading.Timer(0.05, pages.gate.set).start()
+    side.begin_step(StepMetadata(handed_out=[5]))
+    pages.blocks[0, 5] = b"overwritten"
+    assert side.saver.drain(5)
+    assert len(client.committed) == 1
+    assert side.counters.totals["saves_dropped_reuse"] == 0
+    assert side.counters.totals["reuse_wait_seconds"] > 0
+    side.close()
+
+
+def test_a_copy_that_takes_too_long_is_given_up_and_never_committed(side, client, pages):
+    pages.gate.clear()
+    side.begin_step(StepMetadata(saves=[save_order(4, 5)]))
+    assert pages.copying.wait(5)
+    side.begin_step(StepMetadata(handed_out=[5]))
+    assert side.counters.totals["saves_dropped_reuse"] == 1
+    pages.gate.set()
+    assert side.saver.drain(5)
+    assert client.committed == {}
+    assert client.released == [1]
+
+
+def test_a_queued_save_is_given_up_without_being_reserved(side, client, pages):
+    pages.gate.clear()
+    side.begin_step(StepMetadata(saves=[save_order(4, 5), save_order(6, 7)]))
+    assert pages.copying.wait(5)
+    side.begin_step(StepMetadata(handed_out=[6]))
+    pages.gate.set()
+    assert side.saver.drain(5)
+    assert len(client.reserved) == 1
+
+
+def test_other_blocks_may_be_reused_while_a_copy_hangs(side, pages):
+    pages.gate.clear()
+    side.begin_step(StepMetadata(saves=[save_order(4, 5)]))
+    assert pages.copying.wait(5)
+    side.begin_step(StepMetadata(handed_out=[6, 7]))
+    assert side.counters.totals["reuse_wait_seconds"] == 0
+    assert side.counters.totals["saves_dropped_reuse"] == 0
+
+
+def test_a_daemon_that_hangs_costs_one_wait_not_one_per_step(side, pages):
+    pages.gate.clear()
+    side.begin_step(StepMetadata(saves=[save_order(block, 20) for block in range(8)]))
+    assert pages.copying.wait(5)
+    for block in range(8):
+        side.begin_step(StepMetadata(handed_out=[block]))
+    assert side.counters.totals["saves_dropped_reuse"] == 8
+    assert side.counters.totals["reuse_wait_seconds"] < 0.1
+
+
+def test_saves_are_dropped_and_counted_when_the_queue_is_full_or_the_daemon_away(client, pages):
+    side = make_side(client, pages, save_queue_jobs=2)
+    pages.gate.clear()
+    side.begin_step(StepMetadata(saves=[save_order(block, 20) for block in range(5)]))
+    assert side.counters.totals["saves_dropped_queue"] == 3
+    client.available = False
+    side.begin_step(StepMetadata(saves=[save_order(9, 20)]))
+    assert side.counters.totals["saves_dropped_down"] == 1
+    pages.gate.set()
+    side.close()
+
+
+@pytest.mark.parametrize("error", [Unavailable("gone"), RuntimeError("a bug")])
+def test_the_save_thread_survives_errors(side, client, error):
+    client.error = error
+    side.begin_step(StepMetadata(saves=[save_order(4, 5)]))
+    assert side.saver.drain(5)
+    assert side.counters.totals["saves_dropped_down"] == 1
+    client.error = None
+    side.begin_step(StepMetadata(saves=[save_order(4, 5)]))
+    assert side.saver.drain(5)
+    assert len(client.committed) == 1
+
+
+def test_a_worker_that_holds_a_replica_saves_nothing(client, pages):
+    side = WorkerSide(Settings("unix:/k"), client, pages, NAMESPACE, shard=0, writes=False)
+    side.begin_step(StepMetadata(saves=[save_order(4, 5)]))
+    assert side.saver.drain(5)
+    assert client.reserved == []
+    side.close()
+
+
+def test_saves_follow_the_epoch(side, client):
+    side.begin_step(StepMetadata(saves=[save_order(4, 5)], epoch="e1"))
+    assert side.saver.drain(5)
+    side.begin_step(StepMetadata(saves=[save_order(4, 5)], epoch="e2"))
+    assert side.saver.drain(5)
+    expected = [in_epoch(NAMESPACE, epoch).id for epoch in ("e1", "e2")]
+    assert [namespace_id for namespace_id, *_ in client.reserved] == expected
+
+
+# ---- loads ---------------------------------------------------------------------------------------
+
+
+def test_a_load_copies_this_workers_shard_and_releases_once(side, client, pages):
+    untouched = pages.blocks[0, 9]
+    assert load(side, load_order(client)) == ({"r"}, set())
+    assert pages.blocks[0, 7] == bytes([50]) * RECORD
+    assert pages.blocks[0, 8] == bytes([51]) * RECORD
+    assert pages.blocks[0, 9] == untouched
+    assert client.released == [5]
+    assert side.results(computed=True) == (set(), set()), "reported once"
+    assert side.counters.totals["loaded_blocks"] == 2
+
+
+def test_a_flipped_bit_fails_the_load_and_drops_the_block(side, client):
+    order = load_order(client)
+    client.arena[RECORD + 3] ^= 1
+    assert load(side, order) == (set(), {"r"})
+    assert client.deleted == [key(1)]
+    assert client.released == [5]
+    assert side.counters.totals["corrupt_blocks"] == 1
+    assert side.counters.totals["loaded_blocks"] == 0
+
+
+def test_a_lease_lost_during_the_load_fails_it_and_accuses_nobody(side, client):
+    order = load_order(client)
+    client.arena[3] ^= 1
+    client.held = False
+    assert load(side, order) == (set(), {"r"})
+    assert client.deleted == [], "the slot may have been somebody else's by then"
+
+
+@pytest.mark.parametrize(
+    "changes", [{"complete": False}, {"instance": "daemon-2"}, {"deadline": 0.0}], ids=str
+)
+def test_slots_that_cannot_be_trusted_are_not_read(side, client, pages, changes):
+    before = dict(pages.blocks)
+    assert load(side, load_order(client, **changes)) == (set(), {"r"})
+    assert pages.blocks == before
+    assert client.released == [5]
+
+
+@pytest.mark.parametrize("error", [Unavailable("gone"), RuntimeError("a bug")])
+def test_every_load_is_reported_whatever_goes_wrong(side, client, pages, error):
+    pages.error = error
+    assert load(side, load_order(client)) == (set(), {"r"})
+    pages.error, client.error = None, error
+    assert load(side, load_order(client)) == (set(), {"r"})
+    client.error = None
+    assert load(side, load_order(client)) == ({"r"}, set())

@@ -1,0 +1,84 @@
+"""Make seeded random checkpoints that vLLM loads without a network, one per attention structure.
+
+    python tiny_models.py OUT
+
+writes OUT/llama (full attention only) and OUT/gemma3 (hybrid: five sliding-window layers for one of
+full attention). The usual initial range (0.02) collapses to one repeated token; 0.15 makes greedy
+output depend on the whole prompt, so that a wrong block of KV shows in the text.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
+
+VOCAB = 1000
+SHAPE = {
+    "vocab_size": VOCAB,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 8192,
+    "initializer_range": 0.15,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+
+
+def make_llama() -> LlamaForCausalLM:
+    config = LlamaConfig(
+        **SHAPE, num_hidden_layers=4, num_key_value_heads=2, tie_word_embeddings=False
+    )
+    return LlamaForCausalLM(config)
+
+
+def make_gemma3() -> Gemma3ForCausalLM:
+    layers = 6
+    config = Gemma3TextConfig(
+        **SHAPE,
+        num_hidden_layers=layers,
+        num_key_value_heads=1,
+        head_dim=32,
+        query_pre_attn_scalar=32,
+        sliding_window=128,
+        layer_types=["sliding_attention"] * (layers - 1) + ["full_attention"],
+    )
+    return Gemma3ForCausalLM(config)
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    """Return a word-level tokenizer of the words t4 ... t999."""
+    words = {"<pad>": 0, "<s>": 1, "</s>": 2, "<unk>": 3}
+    words |= {f"t{token}": token for token in range(4, VOCAB)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token="<s>",
+        eos_token="</s>",
+        unk_token="<unk>",
+        pad_token="<pad>",
+    )
+
+
+def main() -> None:
+    out = Path(sys.argv[1])
+    for name, make in {"llama": make_llama, "gemma3": make_gemma3}.items():
+        torch.manual_seed(7)
+        make().to(torch.bfloat16).save_pretrained(out / name)
+        make_tokenizer().save_pretrained(out / name)
+
+
+if __name__ == "__main__":
+    main()
