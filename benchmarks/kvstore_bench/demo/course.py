@@ -44,6 +44,7 @@ PHASES = ("device", "dram", "replica", "restart", "exact")
 REPLAY_TOKENS = 8  # answers that are only compared, not recorded
 FRESH_TOKENS = 4
 EXACT_CONVERSATIONS = 4
+EXACT_TOKENS = 16
 WARM_UP_TOKENS = 512
 MIB = 1 << 20
 
@@ -119,7 +120,9 @@ class Course:
         self._warm_up(plain, cached, roomy)
         self._cold(plain, cached, roomy, daemon)
         plain.child.stop()
-        if self.plan.phases & {"device", "dram"}:
+        if "device" in self.plan.phases:
+            self._fill(roomy)
+        if "dram" in self.plan.phases:
             self._again("dram", cached, roomy, daemon)
         replicas = []
         if "replica" in self.plan.phases:
@@ -172,7 +175,6 @@ class Course:
         """Ask the resumed turns again, beside hits in the engine that has room for everything."""
         sides = [Side(phase, engine)]
         if "device" in self.plan.phases:
-            self._fill(roomy)
             sides.insert(0, Side(f"device_{phase}", roomy))
         with (
             self.book.counting(phase, engine, daemon),
@@ -181,7 +183,7 @@ class Course:
             self._ask(f"resumed turns, {phase}", self._resumed, *sides)
 
     def _fill(self, roomy: Engine) -> None:
-        """Make the roomy engine compute every last turn, unless it has."""
+        """Make the roomy engine compute every last turn, which holds the turns before it."""
         last = self.workload.turns(self.workload.shape.turns, self.workload.shape.turns)
         for turn in self.progress.track("filling the engine with room", last):
             roomy.ask(self.workload.prompt(turn, self.book.answers), 1)
@@ -214,12 +216,12 @@ class Course:
         self._ask(
             "float32: computed and saved",
             turns,
-            Side("none32", plain),
-            Side("cold32", cached),
+            Side("none32", plain, EXACT_TOKENS),
+            Side("cold32", cached, EXACT_TOKENS),
         )
         cached.forget_prefixes()
         with self.book.counting("dram32", cached, daemon):
-            self._ask("float32: loaded", turns, Side("dram32", cached))
+            self._ask("float32: loaded", turns, Side("dram32", cached, EXACT_TOKENS))
 
     def _ask(
         self, title: str, turns: Sequence[Turn], *sides: Side, record: str | None = None

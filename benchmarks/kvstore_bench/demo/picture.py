@@ -35,7 +35,7 @@ def plot(book: Book, target: Path, *, title: str) -> None:
     """Draw the plot into a PNG."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter
+    from matplotlib.ticker import FuncFormatter, LogLocator
 
     rows = rows_of(book)
     figure = Figure(figsize=(9, 0.9 + 0.55 * len(rows)), layout="constrained")
@@ -49,7 +49,7 @@ def plot(book: Book, target: Path, *, title: str) -> None:
         axes.annotate(
             f"{middle:.2f} s",
             (middle, place + 0.3),
-            xytext=(0, 1),
+            xytext=(0, 3),
             textcoords="offset points",
             ha="center",
             fontsize=8,
@@ -58,6 +58,7 @@ def plot(book: Book, target: Path, *, title: str) -> None:
     axes.set_yticks(range(len(rows)), [label for label, _, _ in reversed(rows)])
     axes.set_ylim(-0.5, len(rows) - 0.3)
     axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.xaxis.set_minor_formatter(FuncFormatter(lambda *_: ""))
     axes.set_xlabel("time to first token of resumed turns [s, logarithmic]; bars are medians")

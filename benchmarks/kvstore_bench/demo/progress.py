@@ -32,6 +32,7 @@ class Progress:
     def track(self, title: str, items: Sequence[T]) -> Iterator[T]:
         """Yield the items under a bar that vanishes; then write one line."""
         columns = (TextColumn("        {task.description}"), BarColumn(), MofNCompleteColumn())
-        with Bar(*columns, console=self._console, transient=True) as bar:
+        quiet = not self._console.is_terminal
+        with Bar(*columns, console=self._console, transient=True, disable=quiet) as bar:
             yield from bar.track(items, description=title)
         self.say(f"{title}: {len(items)} done")
