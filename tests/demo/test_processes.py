@@ -95,6 +95,17 @@ def test_leaving_a_stage_ends_its_children_whatever_happened(
     assert not stage.scratch.exists()
 
 
+def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
+    with Stage(tmp_path) as first:
+        kept = first.logs / "log"
+        kept.touch()
+        with pytest.raises(Unavailable, match="another demo"):
+            Stage(tmp_path).__enter__()
+        assert kept.exists()
+    with Stage(tmp_path):
+        pass
+
+
 def test_what_is_left_behind_is_named(tmp_path: Path) -> None:
     left = processes.SHARED_MEMORY / f"kvstore-test-{os.getpid()}"
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import tempfile
@@ -10,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from kvstore.errors import Unavailable
 from kvstore_bench.demo.daemon import Daemon, start_daemon
 from kvstore_bench.demo.engine import Engine, EngineSpec, start_engine
 from kvstore_bench.demo.processes import (
@@ -38,6 +40,7 @@ class Stage:
         self._shared_memory_before = shared_memory()
 
     def __enter__(self) -> Self:
+        self._lock()
         shutil.rmtree(self.logs, ignore_errors=True)
         shutil.rmtree(self.store, ignore_errors=True)
         self.logs.mkdir(parents=True)
@@ -57,6 +60,7 @@ class Stage:
             shutil.rmtree(self.store, ignore_errors=True)
         shutil.rmtree(self.scratch, ignore_errors=True)
         self.leaks = self._leaks()
+        os.close(self._locked)
 
     def adopt(self, child: Child) -> None:
         """Own a child: it ends with the stage."""
@@ -84,6 +88,16 @@ class Stage:
         for engine in engines:
             engine.wait_healthy()
         return engines
+
+    def _lock(self) -> None:
+        """Keep a second run out of the folder, by a lock that ends with the process."""
+        self.results.mkdir(parents=True, exist_ok=True)
+        self._locked = os.open(self.results, os.O_RDONLY)
+        try:
+            fcntl.flock(self._locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._locked)
+            raise Unavailable(f"another demo runs in {self.results}; choose --out") from error
 
     def _leaks(self) -> list[str]:
         """Say what is left: processes, shared memory nobody maps any more, temporary files."""
