@@ -272,8 +272,7 @@ class SchedulerSide:
         for request_id in request_ids:
             tracked = self._tracked.get(request_id)
             if tracked is not None:
-                tracked.load_failed = True
-                tracked.loading = False
+                tracked.note_load_failed()
 
     # What to save ---------------------------------------------------------------------------------
 

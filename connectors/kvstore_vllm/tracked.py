@@ -66,6 +66,12 @@ class Tracked:
             needed = group.blocks_needed(hit_blocks, self._block_tokens)
             self._stored[index] = range(max(first_block, needed.start), hit_blocks)
 
+    def note_load_failed(self) -> None:
+        """Expect nothing from the cache any more: what is computed now is saved."""
+        self.load_failed = True
+        self.loading = False
+        self._stored = [range(0) for _ in self._groups]
+
     def admit(self, tables: Tables, *, computed: int, scheduled: int) -> None:
         """Note that the request was scheduled with a full new block table."""
         self._tables = [list(table) for table in tables]

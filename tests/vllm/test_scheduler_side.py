@@ -288,7 +288,7 @@ def test_a_request_that_is_aborted_gives_its_lease_back(engine):
     assert saved(engine.step()) == {}
 
 
-def test_a_failed_load_is_not_offered_again(engine):
+def test_a_failed_load_is_not_offered_again_and_what_is_computed_instead_is_saved(engine):
     request = make_request(22)
     engine.client.hit_blocks = 5
     engine.side.on_new_request(request)
@@ -297,6 +297,10 @@ def test_a_failed_load_is_not_offered_again(engine):
     engine.step()
     engine.side.loads_failed({"r"})
     assert engine.side.num_new_matched_tokens(request, 0) == (0, False)
+    tables = ([1, 2, 3, 4, 5, 6], [7, 8, 9, 10, 11, 12])
+    engine.admit(request, tables)
+    engine.step(new=[(request, tables, 22)])
+    assert len(saved(engine.step())) == 5 + 2
 
 
 def test_a_preempted_request_asks_again(engine):
