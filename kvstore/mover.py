@@ -26,13 +26,15 @@ from kvstore.obs import Metrics
 from kvstore.planner import Planner, Read, Write
 from kvstore.tier.dram import Arena
 from kvstore.tier.dram.arena import copy_bytes
-from kvstore.tier.file import FileExtent, FileTier
+from kvstore.tier.file import DiskFailed, DiskFull, FileExtent, FileTier
 
 logger = logging.getLogger(__name__)
 
-RETRY_S = 5.0  # how often what could not be written is tried again
+RETRY_S = 5.0  # how long after a first failure what could not be written is tried again
+RETRY_MAX_S = 60.0  # it doubles up to here: a disk that is gone for long costs nothing
 READS_MAX = 8  # frames on their way up at once; beyond that they queue in prefix order
 EVICT_ROUNDS_MAX = 8
+_DISK_ERRORS = (DiskFailed, DiskFull)
 
 
 class Mover:
@@ -66,6 +68,8 @@ class Mover:
         self._writer: asyncio.Task[None] | None = None
         self._failing = False
         self._failures = 0
+        self._retry_s = RETRY_S
+        self._retry_at = 0.0
         self.recovered_s = 0.0
 
     async def start(self) -> None:
@@ -142,6 +146,7 @@ class Mover:
         """Wait until everything committed so far is durable. False if it is not."""
         if self._file is None:
             return False
+        self._retry_at = 0.0  # asked for: a disk that fails is tried now
         self._planner.retry_failed()
         settled = await self.settle(self._planner.dirty.last, deadline)
         return settled and not self._planner.dirty.any_failed
@@ -170,15 +175,24 @@ class Mover:
         await self._file.sync()
 
     async def _write_behind(self) -> None:
+        """Write what is dirty, for ever. While the disk fails, one batch in a while tries it.
+
+        What is committed meanwhile is answered at once as not written: it stays in the arena, may
+        be evicted, and is written if it is still there when the disk has come back.
+        """
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(RETRY_S):
                     await self._wake.wait()
             self._wake.clear()
-            if self._failing:
+            if self._failing and self._now() >= self._retry_at:
                 self._planner.retry_failed()
             while writes := self._planner.take_writes(self._group_commit_bytes):
-                await self._write_batch(writes)
+                if self._failing and self._now() < self._retry_at:
+                    for write in writes:
+                        self._planner.write_failed(write)
+                else:
+                    await self._write_batch(writes)
                 progress, self._progress = self._progress, None
                 if progress is not None:
                     progress.set_result(None)
@@ -203,8 +217,7 @@ class Mover:
                 stored_nbytes = tuple(block.stored_nbytes for block in header.blocks)
                 self._planner.written(write, extent, header.codec_id, stored_nbytes)
                 self._metrics.bytes.labels("file", "write").inc(header.nbytes)
-        failed = synced is not None or any(isinstance(r, BaseException) for r in results)
-        self._note_health(failed=failed)
+        self._note_health([e for e in (synced, *results) if isinstance(e, BaseException)])
 
     def _fail(self, write: Write, error: BaseException) -> None:
         if not isinstance(error, KVStoreError):
@@ -217,11 +230,16 @@ class Mover:
             self._metrics.corrupt_blocks.labels("write_behind").inc(len(error.keys))
             self._planner.delete(write.namespace_id, error.keys)
 
-    def _note_health(self, *, failed: bool) -> None:
-        if failed != self._failing:
-            self._failing = failed
+    def _note_health(self, errors: Sequence[BaseException]) -> None:
+        if any(isinstance(error, _DISK_ERRORS) for error in errors):
+            self._retry_at = self._now() + self._retry_s
+            self._retry_s = min(2 * self._retry_s, RETRY_MAX_S)
+        else:
+            self._retry_s, self._retry_at = RETRY_S, 0.0
+        if bool(errors) != self._failing:
+            self._failing = bool(errors)
             log = logger.warning if self._failing else logger.info
-            log("file_tier=%s failed_writes=%d", "failing" if failed else "ok", self._failures)
+            log("file_tier=%s failed_writes=%d", "failing" if errors else "ok", self._failures)
 
     async def _write_run(self, write: Write) -> tuple[FileExtent, FrameHeader]:
         """Write one frame. Returns where it is; it is durable after the next sync."""

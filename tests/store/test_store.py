@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import struct
 from pathlib import Path
 
@@ -222,6 +223,31 @@ def test_what_a_full_disk_refused_is_not_called_durable_and_is_written_once_ther
         assert node.get(A) == 16
         assert node.store.stats()["file"]["state"] == "failing"
         disk.budget_nbytes = None
+        assert node.flush()
+    with Node(tmp_path / "kv") as node:
+        assert node.get(A) == 16
+
+
+def test_a_disk_that_is_gone_is_tried_once_in_a_while_not_for_every_commit(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    with Node(tmp_path / "kv", disk=disk) as node:
+        attempts = []
+
+        def gone(call: str) -> None:
+            attempts.append(call)
+            raise OSError(errno.ENOENT, "gone")
+
+        disk.fault = gone
+        assert not node.put(A, 0, 1, durable=True).durable
+        assert node.store.stats()["file"]["state"] == "failing"
+        before = len(attempts)
+        assert before > 0
+        for at in range(1, 16):
+            done = node.put(A, at, at + 1, durable=True)
+            assert (done.committed, done.durable) == (2, False)
+        assert len(attempts) == before
+        assert node.get(A) == 16
+        disk.fault = None
         assert node.flush()
     with Node(tmp_path / "kv") as node:
         assert node.get(A) == 16

@@ -106,6 +106,19 @@ class Engine:
 
         pages.write = held
 
+    def slow_saves(self, seconds: float) -> None:
+        """Make every copy out of device pages begin this late, until called with 0."""
+        pages = self._worker.saver._pages
+        vars(pages).pop("read", None)
+        read = pages.read
+
+        def late(*arguments: Any) -> None:
+            threading.Event().wait(seconds)
+            read(*arguments)
+
+        if seconds:
+            pages.read = late
+
     @property
     def _worker(self) -> Any:
         from vllm.distributed.kv_transfer import get_kv_transfer_group

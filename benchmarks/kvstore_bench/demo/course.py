@@ -1,7 +1,9 @@
 """The phases of the demo, in order.
 
-Every request runs alone, and what is compared is asked turn by turn, in alternating order, so that
-whatever else happens on the machine hits both. The engines:
+Every request runs alone, and what is compared alternates, so that whatever else happens on the
+machine hits both: first turns one by one, resumed turns by rounds of all conversations. An engine
+keeps a core busy for a second after a request, waiting for the next one; whoever is asked after
+another engine waits that long first. The engines:
 
     plain     no connector, KV space too small to keep a conversation between its turns
     roomy     no connector, KV space for everything: its own prefix hit is the floor
@@ -21,6 +23,7 @@ engines repeat some of it in float32 (`exact`).
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,6 +35,7 @@ from kvstore_bench.demo.engine import (
     CHUNK_TOKENS,
     Engine,
     EngineSpec,
+    Reply,
     with_kvstore,
 )
 from kvstore_bench.demo.machine import Machine
@@ -42,6 +46,8 @@ from kvstore_bench.demo.workload import Turn, Workload
 
 PHASES = ("device", "dram", "replica", "restart", "exact")
 REPLAY_TOKENS = 8  # answers that are only compared, not recorded
+DEVICE_TOKENS = 1  # answers that are not even compared
+SPIN_S = 1.1  # how long vLLM's processes poll after a request, and a little more
 FRESH_TOKENS = 4
 EXACT_CONVERSATIONS = 4
 EXACT_TOKENS = 16
@@ -108,6 +114,8 @@ class Course:
         self.book = Book()
         self.pairs: list[tuple[float, float]] = []
         self._resumed = workload.turns(RESUMED, workload.shape.turns)
+        self._asked: Engine | None = None
+        self._answered_s = 0.0
 
     def run(self) -> None:
         """Run the planned phases."""
@@ -148,9 +156,10 @@ class Course:
             self._ask(
                 "first turns, nothing stored",
                 self.workload.turns(1, 1),
-                Side("first", roomy, answer),
+                Side("first", roomy),
                 Side("cold", cached, answer),
-                record="first",
+                record="cold",
+                round_turns=1,
             )
             self._fresh_pairs(cached, roomy)
             self._ask(
@@ -168,14 +177,14 @@ class Course:
     def _fresh_pairs(self, cached: Engine, roomy: Engine) -> None:
         for number, prompt in enumerate(self.progress.track("fresh prompts", self.workload.fresh)):
             engines = [cached, roomy] if number % 2 else [roomy, cached]
-            ttft_s = {each.spec.name: each.ask(prompt, FRESH_TOKENS).ttft_s for each in engines}
+            ttft_s = {e.spec.name: self._alone(e, prompt, FRESH_TOKENS).ttft_s for e in engines}
             self.pairs.append((ttft_s["cached"], ttft_s["roomy"]))
 
     def _again(self, phase: str, engine: Engine, roomy: Engine, daemon: Daemon) -> None:
         """Ask the resumed turns again, beside hits in the engine that has room for everything."""
         sides = [Side(phase, engine)]
         if "device" in self.plan.phases:
-            sides.insert(0, Side(f"device_{phase}", roomy))
+            sides.insert(0, Side(f"device_{phase}", roomy, DEVICE_TOKENS))
         with (
             self.book.counting(phase, engine, daemon),
             self.book.counting(f"device_{phase}", roomy),
@@ -186,7 +195,7 @@ class Course:
         """Make the roomy engine compute every last turn, which holds the turns before it."""
         last = self.workload.turns(self.workload.shape.turns, self.workload.shape.turns)
         for turn in self.progress.track("filling the engine with room", last):
-            roomy.ask(self.workload.prompt(turn, self.book.answers), 1)
+            self._alone(roomy, self.workload.prompt(turn, self.book.answers), 1)
 
     def _kill_and_restart(
         self, daemon: Daemon, engines: Sequence[Engine], spec: EngineSpec
@@ -224,23 +233,46 @@ class Course:
             self._ask("float32: loaded", turns, Side("dram32", cached, EXACT_TOKENS))
 
     def _ask(
-        self, title: str, turns: Sequence[Turn], *sides: Side, record: str | None = None
+        self,
+        title: str,
+        turns: Sequence[Turn],
+        *sides: Side,
+        record: str | None = None,
+        round_turns: int | None = None,
     ) -> None:
-        """Ask every side each turn, in alternating order; keep the answers of phase `record`."""
-        for turn in self.progress.track(title, turns):
+        """Ask every side each turn; keep the answers of phase `record`.
+
+        The sides take turns after `round_turns` of them (all conversations, by default), and who
+        begins changes from round to round.
+        """
+        step = round_turns or self.workload.shape.conversations
+        rounds = [turns[start : start + step] for start in range(0, len(turns), step)]
+        todo = [
+            (turn, side)
+            for number, each in enumerate(rounds)
+            for side in (sides[::-1] if number % 2 else sides)
+            for turn in each
+        ]
+        for turn, side in self.progress.track(title, todo):
             prompt = self.workload.prompt(turn, self.book.answers)
-            swap = (turn.conversation + turn.number) % 2
-            for side in reversed(sides) if swap else sides:
-                reply = side.engine.ask(prompt, side.answer_tokens)
-                self.book.add(side.phase, turn, reply)
-                if side.phase == record:
-                    self.book.answers[turn] = reply.tokens
+            reply = self._alone(side.engine, prompt, side.answer_tokens)
+            self.book.add(side.phase, turn, reply)
+            if side.phase == record:
+                self.book.answers[turn] = reply.tokens
+
+    def _alone(self, engine: Engine, prompt: Sequence[int], answer_tokens: int) -> Reply:
+        """Ask when no other engine spins any more."""
+        if self._asked is not engine and not self.plan.machine.gpu:
+            time.sleep(max(0.0, self._answered_s + SPIN_S - time.monotonic()))
+        reply = engine.ask(prompt, answer_tokens)
+        self._asked, self._answered_s = engine, time.monotonic()
+        return reply
 
     def _warm_up(self, *engines: Engine) -> None:
         """Let each engine make its buffers, on a prompt that is a prefix of no other."""
         prompt = self.workload.fresh[-1][-WARM_UP_TOKENS:][::-1]
         for engine in engines:
-            engine.ask(prompt, 2)
+            self._alone(engine, prompt, 2)
 
 
 def _round_up(nbytes: int) -> int:
