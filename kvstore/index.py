@@ -6,7 +6,7 @@ lock. Nothing here knows a policy, a deadline or a byte of payload.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from kvstore.block import BlockKey, Namespace, NamespaceId, Part, Slot
@@ -108,6 +108,7 @@ class Index:
 
     def __init__(self) -> None:
         self._blocks: dict[BlockKey, StoredBlock] = {}
+        self._own: dict[NamespaceId, NamespaceId] = {}  # one object per id: compared by `is`
         self.namespaces: dict[NamespaceId, Namespace] = {}
 
     def __len__(self) -> int:
@@ -121,10 +122,19 @@ class Index:
         block = self._blocks.get(key)
         return block if block is not None and block.namespace_id == namespace_id else None
 
+    def find(self, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> list[StoredBlock | None]:
+        """Return `get` of every key, at the speed of a dictionary."""
+        namespace_id = self._own.get(namespace_id, namespace_id)
+        return [
+            block if block is not None and block.namespace_id is namespace_id else None
+            for block in map(self._blocks.get, keys)
+        ]
+
     def by_key(self, key: BlockKey) -> StoredBlock | None:
         return self._blocks.get(key)
 
     def add(self, block: StoredBlock) -> None:
+        block.namespace_id = self._own.setdefault(block.namespace_id, block.namespace_id)
         self._blocks[block.key] = block
 
     def remove(self, block: StoredBlock) -> None:

@@ -224,6 +224,42 @@ def _plot(result: Result, target: Path) -> None:
     plot_ttft({"": result.requests}, target, title=title)
 
 
+@bench.command()
+@click.option("--records", type=click.IntRange(2), default=64, show_default=True)
+@click.option("--record-mib", type=click.IntRange(1), default=2, show_default=True)
+@click.option("--rounds", type=click.IntRange(5), default=30, show_default=True)
+@click.option(
+    "--resident-blocks",
+    type=click.IntRange(0),
+    default=0,
+    help="Also time matches with so many small blocks stored (4 KiB each) and a busy writer.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def store(
+    *, records: int, record_mib: int, rounds: int, resident_blocks: int, as_json: bool
+) -> None:
+    """Measure the local path of a daemon of our own: put, get and match.
+
+    Put and get are compared with a plain copy of the same bytes, a match of 1000 keys with an RPC
+    of the same size that does nothing; both sides alternate in one run.
+
+    \b
+    Examples:
+      kvstore bench store
+      kvstore bench store --resident-blocks 1000000 --json
+    """
+    with _explained():
+        from kvstore_bench.store import StorePlan, run
+        from kvstore_bench.store_table import print_store
+
+        plan = StorePlan(records, record_mib << 20, rounds, resident_blocks=resident_blocks)
+        result = run(plan, lambda text: click.echo(text, err=True))
+        if as_json:
+            click.echo(msgspec.json.format(msgspec.json.encode(result), indent=1))
+        else:
+            print_store(result)
+
+
 @contextmanager
 def _explained() -> Iterator[None]:
     """Turn what made a run impossible into one line and EXIT_IMPOSSIBLE."""

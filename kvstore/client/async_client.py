@@ -283,6 +283,27 @@ class AsyncClient:
         """Return one part of each block, None for a miss. Every byte returned was verified."""
         return await self._bulk.get(namespace_id, keys, part=Part(group, shard), wait_s=wait_s)
 
+    async def get_into(
+        self,
+        namespace_id: NamespaceId,
+        keys: Sequence[BlockKey],
+        targets: Sequence[Buffer],
+        *,
+        group: int = 0,
+        shard: int = 0,
+        wait_s: float = 2.0,
+        verify: bool = True,
+    ) -> list[bool]:
+        """Read one part of each block into memory of the caller's; say which targets were filled.
+
+        targets: writable, one record each. Where the answer is False the target's bytes are
+        undefined. Faster than `get`, because memory used again needs no page faults.
+        verify: check the copies; without it, bytes that rotted in memory go unnoticed.
+        """
+        return await self._bulk.get_into(
+            namespace_id, keys, targets, part=Part(group, shard), wait_s=wait_s, verify=verify
+        )
+
     # ---- administration ----------------------------------------------------------------------
 
     async def delete(self, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> int:

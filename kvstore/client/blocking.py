@@ -211,6 +211,29 @@ class Client:
             lambda client: client.get(namespace_id, keys, group=group, shard=shard, wait_s=wait_s)
         ).result()
 
+    def get_into(
+        self,
+        namespace_id: NamespaceId,
+        keys: Sequence[BlockKey],
+        targets: Sequence[Buffer],
+        *,
+        group: int = 0,
+        shard: int = 0,
+        wait_s: float = 2.0,
+        verify: bool = True,
+    ) -> list[bool]:
+        return self.submit(
+            lambda client: client.get_into(
+                namespace_id,
+                keys,
+                targets,
+                group=group,
+                shard=shard,
+                wait_s=wait_s,
+                verify=verify,
+            )
+        ).result()
+
     def delete(self, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> int:
         return self.submit(lambda client: client.delete(namespace_id, keys)).result()
 

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 P = ParamSpec("P")
 Found = tuple[list[bytes | None], list[BlockKey]]  # records, and the keys of corrupt ones
+Filled = tuple[list[bool], list[BlockKey]]  # which targets were filled; keys as above
 
 logger = logging.getLogger(__name__)
 
@@ -143,6 +144,30 @@ class Bulk:
                 await self._report(window, corrupt)
         return found
 
+    async def get_into(
+        self,
+        namespace_id: NamespaceId,
+        keys: Sequence[BlockKey],
+        targets: Sequence[Buffer],
+        *,
+        part: Part,
+        wait_s: float,
+        verify: bool,
+    ) -> list[bool]:
+        batch = self._batch(namespace_id, keys, part)
+        views = _flat(targets, batch)
+        if any(view.readonly for view in views):
+            raise InvalidRequest("a target cannot be written to")
+        await self._client.connect()
+        filled: list[bool] = []
+        for where, window in batch.windows():
+            move = self._fill_local if self._client.local else self._fill_remote
+            done, corrupt = await move(window, views[where], wait_s, verify)
+            filled += done
+            if corrupt:
+                await self._report(window, corrupt)
+        return filled
+
     async def _put_window(
         self, batch: _Batch, records: Sequence[memoryview], durable: bool, wait_s: float
     ) -> Committed:
@@ -177,17 +202,37 @@ class Bulk:
         return await self._client.commit(grant.lease_id, checksums, durable=durable)
 
     async def _get_local(self, batch: _Batch, wait_s: float) -> Found:
+        found, held = await self._leased(batch, wait_s, partial(_verified, batch.keys))
+        return found if held else ([None] * len(batch.keys), [])
+
+    async def _fill_local(
+        self, batch: _Batch, targets: Sequence[memoryview], wait_s: float, verify: bool
+    ) -> Filled:
+        copy = partial(_filled, batch.keys, targets, verify=verify)
+        filled, held = await self._leased(batch, wait_s, copy)
+        return filled if held else ([False] * len(batch.keys), [])
+
+    async def _leased(
+        self,
+        batch: _Batch,
+        wait_s: float,
+        read: Callable[[Sequence[memoryview | None], Sequence[int]], T],
+    ) -> tuple[T, bool]:
+        """Have `read` look at the leased slots and their checksums, in a thread.
+
+        False: the lease had ended, so the slots may have been somebody else's meanwhile, and
+        nothing of what was read counts.
+        """
         grant = await self._client.acquire(
             batch.namespace_id, batch.keys, wait_s=wait_s, spans=batch.spans
         )
         held = False
         try:
             views = [self._client.view(slot) if slot else None for slot in grant.slots]
-            found = await self._in_thread(_verified, views, grant.checksums, batch.keys)
+            result = await self._in_thread(read, views, grant.checksums)
         finally:
             (held,) = await self._client.release(grant.lease_id)
-        # Past the deadline the slots may have been somebody else's: then nothing was read.
-        return found if held else ([None] * len(batch.keys), [])
+        return result, held
 
     # ---- streams -----------------------------------------------------------------------------
 
@@ -227,7 +272,16 @@ class Bulk:
             return await _read_stream(stub.Get(request, timeout=timeout_s), batch)
 
         records, checksums = await self._caller.call(call, wait_s=wait_s + batch.stream_s)
-        return await self._in_thread(_verified, records, checksums, batch.keys)
+        return await self._in_thread(_verified, batch.keys, records, checksums)
+
+    async def _fill_remote(
+        self, batch: _Batch, targets: Sequence[memoryview], wait_s: float, verify: bool
+    ) -> Filled:
+        records, corrupt = await self._get_remote(batch, wait_s)
+        for record, target in zip(records, targets, strict=True):
+            if record is not None:
+                target[:] = record
+        return [record is not None for record in records], corrupt
 
     # ---- inside ------------------------------------------------------------------------------
 
@@ -276,8 +330,7 @@ def _fill(records: Sequence[memoryview], targets: Sequence[memoryview | None]) -
         if target is None:
             checksums.append(0)
             continue
-        # numpy lets other threads run meanwhile, a slice assignment does not.
-        np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(record, np.uint8))
+        _copy(record, target)
         checksums.append(checksum(record))
     return checksums
 
@@ -287,7 +340,7 @@ def _checksums(records: Sequence[memoryview]) -> list[int]:
 
 
 def _verified(
-    views: Sequence[memoryview | None], checksums: Sequence[int], keys: Sequence[BlockKey]
+    keys: Sequence[BlockKey], views: Sequence[memoryview | None], checksums: Sequence[int]
 ) -> Found:
     """Copy records out, then verify the copies: what the caller gets is what was checked."""
     records: list[bytes | None] = []
@@ -299,6 +352,31 @@ def _verified(
             record = None
         records.append(record)
     return records, corrupt
+
+
+def _filled(
+    keys: Sequence[BlockKey],
+    targets: Sequence[memoryview],
+    views: Sequence[memoryview | None],
+    checksums: Sequence[int],
+    *,
+    verify: bool,
+) -> Filled:
+    """Copy records into the caller's memory, then verify the copies if asked to."""
+    filled, corrupt = [], []
+    for key, target, view, expected in zip(keys, targets, views, checksums, strict=True):
+        if view is not None:
+            _copy(view, target)
+        right = view is not None and (not verify or checksum(target) == expected)
+        if view is not None and not right:
+            corrupt.append(key)
+        filled.append(right)
+    return filled, corrupt
+
+
+def _copy(source: memoryview, target: memoryview) -> None:
+    """Copy bytes. numpy lets other threads run meanwhile, a slice assignment does not."""
+    np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(source, np.uint8))
 
 
 async def _put_messages(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 
 from kvstore.block import Namespace, Part, Span
 
@@ -20,7 +21,9 @@ def longest_hit(namespace: Namespace, masks: Sequence[int], skip_blocks: int = 0
         else:
             prefix_bits |= 1 << group
     limit = skip_blocks
-    while limit < len(masks) and masks[limit] & prefix_bits == prefix_bits:
+    for mask in islice(masks, skip_blocks, None):
+        if mask & prefix_bits != prefix_bits:
+            break
         limit += 1
     if not window_bits or limit <= skip_blocks:
         return limit

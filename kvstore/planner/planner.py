@@ -94,24 +94,24 @@ class Planner:
     ) -> Match:
         """Return how long the prefix would hit now. Changes nothing."""
         namespace = self.namespace(namespace_id)
-        blocks = [self.index.get(namespace_id, key) for key in keys]
-        complete = [block.complete if block else 0 for block in blocks]
-        resident = [block.resident_groups if block else 0 for block in blocks]
-        return Match(
-            longest_hit(namespace, complete, skip_blocks),
-            longest_hit(namespace, resident, skip_blocks),
-        )
+        blocks = self.index.find(namespace_id, keys)
+        complete = [0 if block is None else block.complete for block in blocks]
+        resident = [0 if block is None else block.resident_groups for block in blocks]
+        hit = longest_hit(namespace, complete, skip_blocks)
+        if resident == complete:
+            return Match(hit, hit)
+        return Match(hit, longest_hit(namespace, resident, skip_blocks))
 
     def find(
         self, namespace_id: NamespaceId, keys: Sequence[BlockKey], spans: Sequence[Span]
     ) -> list[StoredPart | None]:
         """Return the records of `spans` in their order, None where one is not stored."""
-        found: list[StoredPart | None] = []
-        for part, begin, end in spans:
-            for key in keys[begin:end]:
-                block = self.index.get(namespace_id, key)
-                found.append(block.parts.get(part) if block else None)
-        return found
+        blocks = self.index.find(namespace_id, keys)
+        return [
+            None if block is None else block.parts.get(part)
+            for part, begin, end in spans
+            for block in blocks[begin:end]
+        ]
 
     def touch(self, prefix: Sequence[BlockKey]) -> None:
         """Note that a prefix was used."""

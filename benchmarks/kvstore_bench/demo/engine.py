@@ -66,7 +66,6 @@ class EngineSpec:
             "OMP_NUM_THREADS": str(self.threads),
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "VLLM_CPU_KVCACHE_SPACE": str(KV_SPACE_GIB),
-            **_preload(),
         }
         return {
             **os.environ,
@@ -181,16 +180,6 @@ def fetch_counters(url: str, name: str) -> Counters:
     if counters is None:
         raise Unavailable(f"{name}: {url} shows no metrics")
     return counters
-
-
-def _preload() -> dict[str, str]:
-    """Return the environment that preloads Intel's OpenMP, as vLLM recommends on CPUs; it is one of
-    vLLM's own requirements. Its threads wait for each other with less spread than GNU's."""
-    library = Path(sys.prefix) / "lib" / "libiomp5.so"
-    if not library.exists():
-        return {}
-    preloaded = [str(library), os.environ.get("LD_PRELOAD", "")]
-    return {"LD_PRELOAD": ":".join(filter(None, preloaded))}
 
 
 def _read_stream(response: http.client.HTTPResponse, started: float) -> Reply:

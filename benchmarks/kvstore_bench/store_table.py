@@ -1,0 +1,39 @@
+"""The result of `kvstore bench store` as a person reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+MEANINGS = {
+    "local_get_ratio": "get, verified, at this share of the speed of a plain copy",
+    "local_get_ratio_unverified": "get, unverified",
+    "local_put_ratio": "put, checksum included",
+    "match_1000_p50_ms": "match of 1000 keys, median, ms",
+    "match_1000_vs_empty_rpc": "the same / an RPC of as many bytes that does nothing",
+    "match_1000_p99_ms": "match of 1000 keys, p99 with many blocks and a busy writer, ms",
+    "memcpy_gb_per_s": "a plain copy here, GB/s",
+}
+
+
+def print_store(result: Mapping[str, Any]) -> None:
+    """Print the ratios, then what they were made of."""
+    console = Console()
+    ratios = Table(title="Local path", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for column in ("", "measured", "meaning"):
+        ratios.add_column(column, justify="right" if column == "measured" else "left")
+    for field, meaning in MEANINGS.items():
+        if field in result:
+            ratios.add_row(field, f"{result[field]:.3g}", meaning)
+    console.print(ratios)
+    times = Table(title="Milliseconds", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for column in ("", "p25", "p50", "p75", "p99", "rounds"):
+        times.add_column(column, justify="left" if not column else "right")
+    for name, timing in result["seconds"].items():
+        values = [f"{1e3 * timing[each]:.2f}" for each in ("p25", "p50", "p75", "p99")]
+        times.add_row(name, *values, str(timing["rounds"]))
+    console.print(times)
