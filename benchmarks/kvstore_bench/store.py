@@ -283,4 +283,4 @@ def _chain(namespace_id: NamespaceId, count: int, salt: bytes = b"") -> list[Blo
 
 
 def _views(array: np.ndarray[Any, np.dtype[np.uint8]]) -> list[memoryview]:
-    return [memoryview(row) for row in array]  # type: ignore[arg-type]
+    return [memoryview(row) for row in array]

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, I
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from kvstore.rpc.v1.kvstore_pb2_grpc import KVStoreAsyncStub
 
 T = TypeVar("T")
-P = ParamSpec("P")
 Found = tuple[list[bytes | None], list[BlockKey]]  # records, and the keys of corrupt ones
 Filled = tuple[list[bool], list[BlockKey]]  # which targets were filled; keys as above
 
@@ -195,33 +194,32 @@ class Bulk:
         )
         try:
             targets = [self._client.view(slot) if slot else None for slot in grant.slots]
-            checksums = await self._in_thread(_fill, records, targets)
+            checksums = await self._map(_fill, records, targets)
         except BaseException:
             await self._client.release(grant.lease_id)
             raise
         return await self._client.commit(grant.lease_id, checksums, durable=durable)
 
     async def _get_local(self, batch: _Batch, wait_s: float) -> Found:
-        found, held = await self._leased(batch, wait_s, partial(_verified, batch.keys))
-        return found if held else ([None] * len(batch.keys), [])
+        read = await self._leased(batch, wait_s, _take)
+        return _sorted_out(batch.keys, read) if read else ([None] * len(batch.keys), [])
 
     async def _fill_local(
         self, batch: _Batch, targets: Sequence[memoryview], wait_s: float, verify: bool
     ) -> Filled:
-        copy = partial(_filled, batch.keys, targets, verify=verify)
-        filled, held = await self._leased(batch, wait_s, copy)
-        return filled if held else ([False] * len(batch.keys), [])
+        read = await self._leased(batch, wait_s, partial(_take_into, verify=verify), targets)
+        if read is None:
+            return [False] * len(batch.keys), []
+        done, corrupt = _sorted_out(batch.keys, read)
+        return [each is not None for each in done], corrupt
 
     async def _leased(
-        self,
-        batch: _Batch,
-        wait_s: float,
-        read: Callable[[Sequence[memoryview | None], Sequence[int]], T],
-    ) -> tuple[T, bool]:
-        """Have `read` look at the leased slots and their checksums, in a thread.
+        self, batch: _Batch, wait_s: float, read: Callable[..., T], *more: Sequence[Any]
+    ) -> list[T] | None:
+        """Call `read` in threads with the slot and checksum of each block, and its item of `more`.
 
-        False: the lease had ended, so the slots may have been somebody else's meanwhile, and
-        nothing of what was read counts.
+        None: the lease had ended, so the slots may have been somebody else's meanwhile, and nothing
+        of what was read counts.
         """
         grant = await self._client.acquire(
             batch.namespace_id, batch.keys, wait_s=wait_s, spans=batch.spans
@@ -229,10 +227,10 @@ class Bulk:
         held = False
         try:
             views = [self._client.view(slot) if slot else None for slot in grant.slots]
-            result = await self._in_thread(read, views, grant.checksums)
+            result = await self._map(read, views, grant.checksums, *more)
         finally:
             (held,) = await self._client.release(grant.lease_id)
-        return result, held
+        return result if held else None
 
     # ---- streams -----------------------------------------------------------------------------
 
@@ -246,7 +244,7 @@ class Bulk:
             parent=batch.parent or b"",
             group=batch.part.group,
             shard=batch.part.shard,
-            checksums=await self._in_thread(_checksums, records),
+            checksums=await self._map(checksum, records),
             durable=durable,
             wait_s=wait_s,
         )
@@ -272,7 +270,7 @@ class Bulk:
             return await _read_stream(stub.Get(request, timeout=timeout_s), batch)
 
         records, checksums = await self._caller.call(call, wait_s=wait_s + batch.stream_s)
-        return await self._in_thread(_verified, batch.keys, records, checksums)
+        return _sorted_out(batch.keys, await self._map(_take, records, checksums))
 
     async def _fill_remote(
         self, batch: _Batch, targets: Sequence[memoryview], wait_s: float, verify: bool
@@ -299,9 +297,25 @@ class Bulk:
         except KVStoreError as error:
             logger.warning("corrupt_blocks=kept reason=%r", str(error))
 
-    async def _in_thread(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def _map(self, work: Callable[..., T], *items: Sequence[Any]) -> list[T]:
+        """Return `work` of each record, done by all threads at once."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._copiers, partial(work, *args, **kwargs))
+        share = max(1, -(-len(items[0]) // COPY_THREADS))
+        jobs = [
+            loop.run_in_executor(self._copiers, _each, work, [i[at : at + share] for i in items])
+            for at in range(0, len(items[0]), share)
+        ]
+        done = await asyncio.gather(*jobs, return_exceptions=True)
+        results: list[T] = []
+        for part in done:  # only now: while one still runs, the slots must stay ours
+            if isinstance(part, BaseException):
+                raise part
+            results += part
+        return results
+
+
+def _each(work: Callable[..., T], items: Sequence[Sequence[Any]]) -> list[T]:
+    return [work(*each) for each in zip(*items, strict=True)]
 
 
 def _flat(records: Sequence[Buffer], batch: _Batch) -> list[memoryview]:
@@ -320,58 +334,46 @@ def _flat(records: Sequence[Buffer], batch: _Batch) -> list[memoryview]:
     return views
 
 
-def _fill(records: Sequence[memoryview], targets: Sequence[memoryview | None]) -> list[int]:
-    """Copy records into their slots and return the checksums of what was to be written.
+def _fill(record: memoryview, target: memoryview | None) -> int:
+    """Copy a record into its slot and return the checksum of what was to be written.
 
     Of the source, not of the slot: then a stray write into the slot is found by every reader.
     """
-    checksums = []
-    for record, target in zip(records, targets, strict=True):
-        if target is None:
-            checksums.append(0)
-            continue
-        _copy(record, target)
-        checksums.append(checksum(record))
-    return checksums
+    if target is None:
+        return 0
+    _copy(record, target)
+    return checksum(record)
 
 
-def _checksums(records: Sequence[memoryview]) -> list[int]:
-    return [checksum(record) for record in records]
+def _take(view: memoryview | None, expected: int) -> tuple[bytes | None, bool]:
+    """Copy a record out, then verify the copy: what the caller gets is what was checked.
+
+    Returns the record, None if it is missing or corrupt, and whether it is corrupt.
+    """
+    if view is None:
+        return None, False
+    record = bytes(view)
+    corrupt = checksum(record) != expected
+    return None if corrupt else record, corrupt
 
 
-def _verified(
-    keys: Sequence[BlockKey], views: Sequence[memoryview | None], checksums: Sequence[int]
-) -> Found:
-    """Copy records out, then verify the copies: what the caller gets is what was checked."""
-    records: list[bytes | None] = []
-    corrupt = []
-    for view, expected, key in zip(views, checksums, keys, strict=True):
-        record = bytes(view) if view is not None else None
-        if record is not None and checksum(record) != expected:
-            corrupt.append(key)
-            record = None
-        records.append(record)
-    return records, corrupt
+def _take_into(
+    view: memoryview | None, expected: int, target: memoryview, *, verify: bool
+) -> tuple[memoryview | None, bool]:
+    """The same, into memory of the caller's."""
+    if view is None:
+        return None, False
+    _copy(view, target)
+    corrupt = verify and checksum(target) != expected
+    return None if corrupt else target, corrupt
 
 
-def _filled(
-    keys: Sequence[BlockKey],
-    targets: Sequence[memoryview],
-    views: Sequence[memoryview | None],
-    checksums: Sequence[int],
-    *,
-    verify: bool,
-) -> Filled:
-    """Copy records into the caller's memory, then verify the copies if asked to."""
-    filled, corrupt = [], []
-    for key, target, view, expected in zip(keys, targets, views, checksums, strict=True):
-        if view is not None:
-            _copy(view, target)
-        right = view is not None and (not verify or checksum(target) == expected)
-        if view is not None and not right:
-            corrupt.append(key)
-        filled.append(right)
-    return filled, corrupt
+def _sorted_out(
+    keys: Sequence[BlockKey], taken: Sequence[tuple[T | None, bool]]
+) -> tuple[list[T | None], list[BlockKey]]:
+    """Return the records, and the keys of those that were corrupt."""
+    corrupt = [key for key, (_, wrong) in zip(keys, taken, strict=False) if wrong]
+    return [record for record, _ in taken], corrupt
 
 
 def _copy(source: memoryview, target: memoryview) -> None:

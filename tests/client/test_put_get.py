@@ -182,6 +182,41 @@ def test_bytes_that_changed_in_the_arena_are_a_miss_and_dropped(daemon: Daemon) 
         assert client.get(namespace_id, keys) == records
 
 
+def test_get_into_fills_the_callers_memory(client: Client, request: pytest.FixtureRequest) -> None:
+    namespace_id = client.register(sample_namespace())
+    keys = sample_keys(request.node.name, 5)
+    records = sample_records(keys)
+    client.put(namespace_id, keys[:2], records[:2])
+    client.put(namespace_id, keys[3:], records[3:], first_block=3, parent=keys[2])
+    targets = [bytearray(RECORD_NBYTES) for _ in keys]
+    assert client.get_into(namespace_id, keys, targets) == [True, True, False, True, True]
+    del targets[2]
+    assert targets == [*records[:2], *records[3:]]
+    assert client.get_into(namespace_id, [], []) == []
+    with pytest.raises(InvalidRequest, match="written to"):
+        client.get_into(namespace_id, keys[:1], [bytes(RECORD_NBYTES)])
+    with pytest.raises(InvalidRequest, match="one piece"):
+        client.get_into(namespace_id, keys[:1], [bytearray(RECORD_NBYTES - 1)])
+
+
+def test_get_into_verifies_the_copy_unless_told_not_to(daemon: Daemon) -> None:
+    keys = sample_keys("changed too", 3)
+    records = sample_records(keys)
+    with Client(daemon.target) as client:
+        namespace_id = client.register(sample_namespace())
+        assert client.put(namespace_id, keys, records, durable=True).durable
+        grant = client.acquire(namespace_id, keys)
+        assert grant.slots[1] is not None
+        client.view(grant.slots[1])[17] ^= 1
+        client.release(grant.lease_id)
+        targets = [bytearray(RECORD_NBYTES) for _ in keys]
+        assert client.get_into(namespace_id, keys, targets, verify=False) == [True] * 3
+        assert targets[1] != records[1]
+        assert client.get_into(namespace_id, keys, targets) == [True, False, True]
+        assert client.corrupt_blocks == 1
+        assert client.match(namespace_id, keys).hit_blocks == 1
+
+
 def test_leases_are_read_in_place(daemon: Daemon) -> None:
     keys = sample_keys("in place", 3)
     records = sample_records(keys)

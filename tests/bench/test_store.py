@@ -1,0 +1,43 @@
+"""`kvstore bench store` on a real daemon: every figure is there, made of what was timed."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from kvstore_bench.cli import bench
+from kvstore_bench.store import StorePlan, Timing, run
+
+
+def test_the_json_has_every_ratio_and_what_it_was_made_of() -> None:
+    arguments = ["store", "--records", "2", "--record-mib", "1", "--rounds", "5", "--json"]
+    done = CliRunner().invoke(bench, arguments)
+    assert done.exit_code == 0, done.output
+    result = json.loads(done.stdout)
+    seconds = result["seconds"]
+    assert result["local_get_ratio"] == pytest.approx(
+        seconds["memcpy"]["p50"] / seconds["get"]["p50"]
+    )
+    assert result["match_1000_vs_empty_rpc"] > 0
+    assert seconds["put"]["rounds"] == 5
+    assert "match_1000_p99_ms" not in result
+
+
+def test_matches_are_timed_beside_a_writer_among_many_blocks() -> None:
+    said: list[str] = []
+    plan = StorePlan(2, 1 << 20, 5, match_rounds=5, resident_blocks=3000, writer_s=0.5)
+    result = run(plan, said.append)
+    assert result["resident_blocks"] == 3000
+    assert result["seconds"]["match_loaded"]["rounds"] > 10
+    assert result["match_1000_p99_ms"] == pytest.approx(
+        1e3 * result["seconds"]["match_loaded"]["p99"]
+    )
+    assert len(said) == 3
+
+
+def test_a_timing_keeps_its_order() -> None:
+    timing = Timing.of([0.004, 0.001, 0.003, 0.002])
+    assert timing.p25 < timing.p50 < timing.p75 <= timing.p99 <= 0.004
+    assert timing.rounds == 4
