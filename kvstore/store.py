@@ -14,7 +14,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from kvstore.block import (
     BlockKey,
@@ -29,14 +29,24 @@ from kvstore.block import (
     padded,
 )
 from kvstore.config import LimitSettings
-from kvstore.errors import InvalidRequest
+from kvstore.errors import InvalidRequest, KVStoreError
 from kvstore.index import HeldSlot, StoredPart
 from kvstore.mover import Mover
 from kvstore.obs import Metrics
-from kvstore.planner import Leases, MemberId, Planner, Reservation, SessionId, needed_spans
+from kvstore.planner import (
+    Leases,
+    MemberId,
+    Planner,
+    Reservation,
+    SessionId,
+    Steps,
+    needed_spans,
+)
 from kvstore.tier.dram import Arena
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 HOUSEKEEPING_S = 0.5
 PROMOTE_ROUNDS_MAX = 3
@@ -263,9 +273,7 @@ class Store:
                     return
                 await asyncio.wait(pending, timeout=timeout_s)
             finally:
-                for held in kept:
-                    held.pins -= 1
-                    self._planner.unpin(held)
+                self._drop_pins(kept)
 
     # ---- put ---------------------------------------------------------------------------------
 
@@ -290,7 +298,7 @@ class Store:
         deadline = self._now() + min(wait_s, self._limits.wait_max_s)
         while True:
             behind = self._planner.dirty.nbytes > self._limits.write_behind_bytes_max
-            placement = self._planner.place(namespace_id, keys, spans)
+            placement = await _in_steps(self._planner.place(namespace_id, keys, spans))
             short = placement.refused > 0 or behind
             if not short or self._now() >= deadline:
                 break
@@ -305,7 +313,11 @@ class Store:
         if refused:
             self._metrics.refusals.labels("write_behind" if behind else "no_room").inc(refused)
         write = Reservation(namespace_id, tuple(keys), first_block, parent, spans, refused)
-        lease = self._leases.grant(session, held, write=write)
+        try:
+            lease = self._leases.grant(session, held, write=write)
+        except KVStoreError:  # the session ended between two steps
+            self._free(held)
+            raise
         return Grant(
             lease_id=lease.id,
             deadline_s=self._limits.lease_s,
@@ -332,7 +344,13 @@ class Store:
         if len(checksums) != len(lease.held):
             raise InvalidRequest(f"{len(checksums)} checksums for {len(lease.held)} slots")
         write = lease.write
-        new, existing = self._planner.commit(write, lease.held, checksums)
+        # The session may end between two steps; what is published must not be freed by that.
+        slots = [slot for slot in lease.held if slot is not None]
+        _pin(slots)
+        try:
+            new, existing = await _in_steps(self._planner.commit(write, lease.held, checksums))
+        finally:
+            self._drop_pins(slots)
         unwritten = sum(slot is None for slot in lease.held) - write.refused
         self._leases.release(session, lease_id)
         self._mover.wake()
@@ -454,6 +472,11 @@ class Store:
     def _unpin(self, held: HeldSlot) -> None:
         self._planner.unpin(held)
 
+    def _drop_pins(self, slots: Sequence[HeldSlot]) -> None:
+        for held in slots:
+            held.pins -= 1
+            self._planner.unpin(held)
+
     def _free(self, held: Sequence[HeldSlot | None]) -> None:
         for slot in held:
             if slot is not None:
@@ -468,6 +491,18 @@ class Store:
                     "leases_expired=%d limbo_bytes=%d", expired, self._leases.limbo_bytes
                 )
             self._metrics.publish(self.stats())
+
+
+async def _in_steps(steps: Steps[T]) -> T:
+    """Carry out a decision of the planner, letting others run between its steps."""
+    with contextlib.closing(steps):
+        while True:
+            try:
+                next(steps)
+            except StopIteration as done:
+                decision: T = done.value
+                return decision
+            await asyncio.sleep(0)
 
 
 def _pin(slots: Sequence[HeldSlot]) -> None:

@@ -7,6 +7,7 @@ from kvstore.planner.leases import DAEMON_SESSION, Leases, MemberId, Reservation
 from kvstore.planner.match import longest_hit, needed_spans
 from kvstore.planner.moves import Read, Space, Write
 from kvstore.planner.planner import Planner
+from kvstore.planner.steps import Steps, at_once
 
 __all__ = [
     "DAEMON_SESSION",
@@ -17,7 +18,9 @@ __all__ = [
     "Reservation",
     "SessionId",
     "Space",
+    "Steps",
     "Write",
+    "at_once",
     "longest_hit",
     "needed_spans",
 ]

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from kvstore.block import BlockKey, Match, Namespace, NamespaceId, Part, Span
 from kvstore.errors import InvalidRequest
@@ -23,6 +24,7 @@ from kvstore.planner.leases import Reservation
 from kvstore.planner.ledger import Counts, Ledger
 from kvstore.planner.match import longest_hit
 from kvstore.planner.moves import Read, Space, Write
+from kvstore.planner.steps import STEP_BLOCKS, Steps
 from kvstore.policy import Policy, TailFirstLru
 
 RUN_BLOCKS_MAX = 16
@@ -121,28 +123,33 @@ class Planner:
 
     def place(
         self, namespace_id: NamespaceId, keys: Sequence[BlockKey], spans: Sequence[Span]
-    ) -> Placement:
+    ) -> Steps[Placement]:
         """Find slots for records, evicting for them; None where one is stored already.
 
         Blocks are served from the first on: where room ends, every later one is refused, because
         the start of a prefix is worth more than its end.
         """
         namespace = self.namespace(namespace_id)
-        starts, total = [], 0
-        for span in spans:
-            starts.append(total)
-            total += span.end - span.begin
-        held: list[HeldSlot | None] = [None] * total
+        starts = _starts(spans)
+        held: list[HeldSlot | None] = [None] * starts.pop()
         refused = 0
-        for i in range(len(keys)):
-            block = self.index.get(namespace_id, keys[i])
-            for span, start in zip(spans, starts, strict=True):
-                if not span.begin <= i < span.end or (block and span.part in block.parts):
-                    continue
-                nbytes = namespace.record_nbytes(span.part)
-                slot = None if refused else self._ledger.find_slot(nbytes)
-                held[start + i - span.begin] = slot
-                refused += slot is None
+        try:
+            for i in range(len(keys)):
+                if i and i % STEP_BLOCKS == 0:
+                    yield
+                block = self.index.get(namespace_id, keys[i])
+                for span, start in zip(spans, starts, strict=True):
+                    if not span.begin <= i < span.end or (block and span.part in block.parts):
+                        continue
+                    nbytes = namespace.record_nbytes(span.part)
+                    slot = None if refused else self._ledger.find_slot(nbytes)
+                    held[start + i - span.begin] = slot
+                    refused += slot is None
+        except BaseException:  # nobody waits for the answer any more
+            for slot in held:
+                if slot is not None:
+                    self.unpin(slot)
+            raise
         return Placement(tuple(held), refused)
 
     def commit(
@@ -150,31 +157,35 @@ class Planner:
         reservation: Reservation,
         held: Sequence[HeldSlot | None],
         checksums: Sequence[int],
-    ) -> tuple[int, int]:
-        """Publish what was written into reserved slots.
+    ) -> Steps[tuple[int, int]]:
+        """Publish what was written into reserved slots. Keep them pinned until the last step.
 
         Returns how many records are new, and how many another writer had published meanwhile.
         """
         new = existing = 0
-        touched: dict[BlockKey, StoredBlock] = {}
-        items = zip(held, checksums, strict=True)
-        for part, begin, end in reservation.spans:
-            for i in range(begin, end):
-                slot, value = next(items)
+        spans = reservation.spans
+        starts = _starts(spans)
+        for i in range(len(reservation.keys)):
+            if i and i % STEP_BLOCKS == 0:
+                yield
+            touched = None
+            for (part, begin, end), start in zip(spans, starts[:-1], strict=True):
+                at = start + i - begin
+                slot = held[at] if begin <= i < end else None
                 if slot is None:
                     continue
                 block = self._block_of(reservation, i)
                 if part in block.parts:
                     existing += 1
                     continue
-                record = block.parts[part] = StoredPart(slot.slot.nbytes, value)
+                record = block.parts[part] = StoredPart(slot.slot.nbytes, checksums[at])
                 self._ledger.make_resident(block, record, slot)
                 if self._ledger.has_file:
                     self.dirty.add(block, part, record)
-                touched[block.key] = block
+                touched = block
                 new += 1
-        for block in touched.values():
-            self.index.refresh(block)
+            if touched is not None:
+                self.index.refresh(touched)
         return new, existing
 
     def _block_of(self, reservation: Reservation, i: int) -> StoredBlock:
@@ -323,6 +334,11 @@ class Planner:
             deletion.deleted += 1
             deletion.namespaces.add(block.namespace_id)
         return deletion
+
+
+def _starts(spans: Sequence[Span]) -> list[int]:
+    """Return where the slots of each span start in a grant, and at last how many there are."""
+    return [0, *accumulate(end - begin for _, begin, end in spans)]
 
 
 def _extends(run: list[tuple[StoredBlock, StoredPart]], block: StoredBlock) -> bool:

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from kvstore.block import BlockKey, Group, Namespace, Part, Span
 from kvstore.index import HeldSlot
 from kvstore.keys import KeyChain, root_key
-from kvstore.planner import Planner, Read, Reservation, Write, needed_spans
+from kvstore.planner import Planner, Read, Reservation, Write, at_once, needed_spans
 from kvstore.tier.dram.allocator import ExtentAllocator
 
 RECORD = 4096
@@ -68,13 +68,13 @@ class PlannerMachine(RuleBasedStateMachine):
     def put(self, chain: list[BlockKey], begin: int, count: int, parts: set[Part]) -> None:
         keys = chain[begin : begin + count]
         spans = tuple(Span(part, 0, len(keys)) for part in sorted(parts))
-        placement = self.planner.place(SPEC.id, keys, spans)
+        placement = at_once(self.planner.place(SPEC.id, keys, spans))
         parent = chain[begin - 1] if begin else None
         reservation = Reservation(SPEC.id, keys, begin, parent, spans, placement.refused)
         for held in placement.held:
             if held is not None:
                 held.pins += 1
-        self.planner.commit(reservation, placement.held, [1] * len(placement.held))
+        at_once(self.planner.commit(reservation, placement.held, [1] * len(placement.held)))
         for held in placement.held:
             if held is not None:
                 held.pins -= 1
@@ -188,9 +188,9 @@ class Node:
 
     def put(self, keys: list[BlockKey], part: Part = PARTS[0]) -> int:
         spans = (Span(part, 0, len(keys)),)
-        placement = self.planner.place(SPEC.id, keys, spans)
+        placement = at_once(self.planner.place(SPEC.id, keys, spans))
         reservation = Reservation(SPEC.id, keys, 0, None, spans, placement.refused)
-        self.planner.commit(reservation, placement.held, [7] * len(keys))
+        at_once(self.planner.commit(reservation, placement.held, [7] * len(keys)))
         return placement.refused
 
     def write_all(self) -> list[Write]:
@@ -216,7 +216,7 @@ def test_a_dirty_record_is_never_evicted() -> None:
 def test_room_is_given_to_the_start_of_a_prefix() -> None:
     node = Node(dram_records=5)
     spans = tuple(Span(part, 0, 4) for part in PARTS)
-    placement = node.planner.place(SPEC.id, CHAINS[0][:4], spans)
+    placement = at_once(node.planner.place(SPEC.id, CHAINS[0][:4], spans))
     by_block = [[placement.held[part * 4 + i] is not None for part in range(3)] for i in range(4)]
     assert by_block == [[True] * 3, [True, True, False], [False] * 3, [False] * 3]
     assert placement.refused == 7
@@ -241,11 +241,11 @@ def test_the_tail_leaves_the_file_tier_first_and_a_run_leaves_whole() -> None:
 def test_a_block_stored_twice_is_kept_once() -> None:
     node = Node(dram_records=8)
     spans = (Span(Part(0, 0), 0, 2),)
-    first = node.planner.place(SPEC.id, CHAINS[0][:2], spans)
-    second = node.planner.place(SPEC.id, CHAINS[0][:2], spans)
+    first = at_once(node.planner.place(SPEC.id, CHAINS[0][:2], spans))
+    second = at_once(node.planner.place(SPEC.id, CHAINS[0][:2], spans))
     reservation = Reservation(SPEC.id, CHAINS[0][:2], 0, None, spans, 0)
-    assert node.planner.commit(reservation, first.held, [1, 1])[1] == 0
-    assert node.planner.commit(reservation, second.held, [1, 1])[1] == 2
+    assert at_once(node.planner.commit(reservation, first.held, [1, 1]))[1] == 0
+    assert at_once(node.planner.commit(reservation, second.held, [1, 1]))[1] == 2
 
 
 def test_without_a_file_tier_eviction_loses_and_says_so() -> None:
@@ -253,7 +253,20 @@ def test_without_a_file_tier_eviction_loses_and_says_so() -> None:
     planner.index.register(SPEC)
     for chain in CHAINS[:2]:
         spans = (Span(Part(0, 0), 0, 2),)
-        placement = planner.place(SPEC.id, chain[:2], spans)
-        planner.commit(Reservation(SPEC.id, chain[:2], 0, None, spans, 0), placement.held, [1, 1])
+        placement = at_once(planner.place(SPEC.id, chain[:2], spans))
+        reservation = Reservation(SPEC.id, chain[:2], 0, None, spans, 0)
+        at_once(planner.commit(reservation, placement.held, [1, 1]))
     assert planner.counts.lost == 2
     assert planner.match(SPEC.id, CHAINS[0]).hit_blocks == 0
+
+
+def test_a_large_batch_is_placed_in_steps_and_given_up_between_them_it_keeps_nothing() -> None:
+    dram = CountingSpace(1000 * RECORD)
+    planner = Planner(dram, None, now=lambda: 0.0)
+    planner.index.register(SPEC)
+    keys = chain_of(200)
+    steps = planner.place(SPEC.id, keys, (Span(Part(0, 0), 0, 200),))
+    next(steps)
+    assert 0 < len(dram.live) < 200
+    steps.close()
+    assert not dram.live

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import struct
 from pathlib import Path
@@ -240,6 +241,8 @@ def test_a_disk_that_is_gone_is_tried_once_in_a_while_not_for_every_commit(tmp_p
         disk.fault = gone
         assert not node.put(A, 0, 1, durable=True).durable
         assert node.store.stats()["file"]["state"] == "failing"
+        assert node.file is not None
+        node.run(node.file.settle())  # what it does in the background tries the disk, too
         before = len(attempts)
         assert before > 0
         for at in range(1, 16):
@@ -251,6 +254,34 @@ def test_a_disk_that_is_gone_is_tried_once_in_a_while_not_for_every_commit(tmp_p
         assert node.flush()
     with Node(tmp_path / "kv") as node:
         assert node.get(A) == 16
+
+
+def test_a_large_batch_lets_others_in_between() -> None:
+    with Node(None, arena_bytes=16 << 20) as node:
+        node.put(A, 0, 4)
+
+        async def both() -> tuple[int, bool, int]:
+            keys = [BlockKey(bytes([1, i % 256, i // 256]) + bytes(29)) for i in range(1000)]
+            spans = (Span(FULL, 0, 1000),)
+            reserving = asyncio.create_task(
+                node.store.reserve(
+                    DAEMON_SESSION, SPEC.id, keys, first_block=0, parent=None, spans=spans
+                )
+            )
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            hit = node.store.match(SPEC.id, A).hit_blocks
+            early = not reserving.done()
+            grant = await reserving
+            committing = asyncio.create_task(
+                node.store.commit(DAEMON_SESSION, grant.lease_id, [0] * 1000)
+            )
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            early = early and not committing.done()
+            return hit, early, (await committing).committed
+
+        assert node.run(both()) == (4, True, 1000)
 
 
 def test_one_rotten_record_does_not_take_its_run_with_it(tmp_path: Path) -> None:
