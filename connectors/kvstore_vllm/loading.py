@@ -131,9 +131,14 @@ class Loader:
         if any(slot.nbytes < size for slot in span.slots):
             raise Unavailable("the stored records have another size than this engine's")
         records = [self._client.view(slot)[:size] for slot in span.slots]
-        self._pages.write(span.group, span.device_blocks, records, after)
-        # After the copy, so that a slot that changed under it is noticed too.
-        sums = map(checksum, records)
+        sums: list[int] = []
+        step = self._pages.batch(span.group)
+        for first in range(0, len(records), step):
+            part = slice(first, first + step)
+            self._pages.write(span.group, span.device_blocks[part], records[part], after)
+            # After the copy, so that a slot that changed under it is noticed too, and at once,
+            # while the bytes are in the processor's cache.
+            sums += map(checksum, records[part])
         return [
             key
             for key, found, expected in zip(span.keys, sums, span.checksums, strict=True)

@@ -26,6 +26,10 @@ class Pages(Protocol):
         """Return the point the engine has reached; a copy made `after` it sees that work done."""
         ...
 
+    def batch(self, group: int) -> int:
+        """Return how many records are best written in one call."""
+        ...
+
     def read(
         self, group: int, blocks: Sequence[int], records: Sequence[memoryview], after: Any
     ) -> None:
@@ -66,6 +70,9 @@ class HostMemory:
     def mark(self) -> None:
         """CPU engines compute synchronously: nothing is ever in flight here."""
 
+    def batch(self, group: int) -> int:
+        return 1
+
     def read(
         self, group: int, blocks: Sequence[int], records: Sequence[memoryview], after: None
     ) -> None:
@@ -94,6 +101,9 @@ class StagedMemory:
 
     def mark(self) -> Any:
         return torch.cuda.current_stream(self._device).record_event()
+
+    def batch(self, group: int) -> int:
+        return self._in.batch(self.record_nbytes[group])
 
     def read(
         self, group: int, blocks: Sequence[int], records: Sequence[memoryview], after: Any

@@ -61,6 +61,9 @@ class FakePages:
         for block, record in zip(blocks, records, strict=True):
             record[:] = self.blocks[group, block]
 
+    def batch(self, group):
+        return 2
+
     def write(self, group, blocks, records, after):
         self.gate.wait(10)
         if self.error:
