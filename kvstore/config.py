@@ -168,6 +168,14 @@ class LimitSettings:
         "what a crash loses.",
         GIB,
     )
+    outcomes_max: int = _setting(
+        "Requests whose outcome is remembered for `kvstore explain`; about 1 KiB each.", 1024
+    )
+    departed_keys_max: int = _setting(
+        "Blocks that left the tiers of which it is remembered why, for `kvstore explain`; about "
+        "300 bytes each.",
+        1 << 16,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -356,6 +364,8 @@ def _check(settings: Settings) -> None:
         ("limits.limbo_fraction", limits.limbo_fraction, 0, 1),
         ("limits.group_commit", limits.group_commit_bytes, 4096, 1 << 40),
         ("limits.write_behind_max", limits.write_behind_bytes_max, MIB, 1 << 50),
+        ("limits.outcomes_max", limits.outcomes_max, 1, 1 << 20),
+        ("limits.departed_keys_max", limits.departed_keys_max, 1, 1 << 26),
     ]
     for key, value, low, high in bounds:
         if not low <= value <= high:

@@ -33,7 +33,17 @@ from kvstore.errors import InvalidRequest
 from kvstore.index import HeldSlot, StoredPart
 from kvstore.mover import Mover
 from kvstore.obs import Metrics
-from kvstore.planner import Leases, MemberId, Planner, Reservation, SessionId, needed_spans
+from kvstore.outcome import COMPLETE, Ending, Explanation, Outcome, Reason
+from kvstore.planner import (
+    Explainer,
+    Leases,
+    MemberId,
+    Outcomes,
+    Planner,
+    Reservation,
+    SessionId,
+    needed_spans,
+)
 from kvstore.tier.dram import Arena
 
 logger = logging.getLogger(__name__)
@@ -41,6 +51,7 @@ logger = logging.getLogger(__name__)
 HOUSEKEEPING_S = 0.5
 PROMOTE_ROUNDS_MAX = 3
 SPANS_MAX = 4096
+CLIENTS_SHOWN_MAX = 64  # sessions that `stats` lists one by one
 
 
 class Member(NamedTuple):
@@ -60,6 +71,19 @@ class ScanItem:
     nbytes: int
     resident: bool
     durable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Ask:
+    """One acquire of a prefix, for what is remembered of it."""
+
+    session: SessionId
+    client: str
+    request_id: str
+    namespace_id: NamespaceId
+    keys: Sequence[BlockKey]
+    skip_blocks: int
+    began: float
 
 
 class Store:
@@ -82,6 +106,8 @@ class Store:
         self._metrics = metrics
         self._now = now
         self._room = asyncio.Event()
+        self._waiting_for_room = 0
+        self._started = now()
         self._leases = Leases(
             lease_s=limits.lease_s,
             limbo_bytes_max=int(arena.capacity_bytes * limits.limbo_fraction),
@@ -89,6 +115,8 @@ class Store:
             now=now,
             unpin=self._unpin,
         )
+        self._explainer = Explainer(planner.index, planner.departures, self._leases)
+        self._outcomes = Outcomes(limits.outcomes_max, now)
         self._housekeeping: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -121,6 +149,13 @@ class Store:
     def namespace(self, namespace_id: NamespaceId) -> Namespace:
         """Return a registered namespace. Raises InvalidRequest."""
         return self._planner.namespace(namespace_id)
+
+    def namespaces(self) -> list[tuple[NamespaceId, Namespace | None, int]]:
+        """Return each namespace and how many blocks it has; None: not registered since the start,
+        its blocks were found on disk."""
+        index = self._planner.index
+        known = dict.fromkeys([*index.namespaces, *index.namespaces_with_blocks()])
+        return [(each, index.namespaces.get(each), index.blocks_of(each)) for each in known]
 
     def open_session(self, token: str, client: str) -> SessionId:
         """Return the session of `token`, a new one if none is alive."""
@@ -155,42 +190,67 @@ class Store:
         readers: int = 1,
         wait_s: float = 0.0,
         spans: tuple[Span, ...] | None = None,
+        request_id: str = "",
     ) -> Grant:
         """Bring the longest stored prefix up and lease it; with `spans`, exactly those parts.
 
         Bytes in slower tiers have `wait_s` to come up; past it the answer is a shorter prefix. Over
-        the bound on leased bytes the answer is an estimate without slots (`leased` is false).
+        the bound on leased bytes the answer is an estimate without slots (`leased` is false). How
+        the prefix of `request_id` was answered is remembered: see `outcomes`.
         """
-        self._leases.check(session)
+        client = self._leases.check(session).client
         _check_skip(keys, skip_blocks)
-        deadline = self._now() + min(wait_s, self._limits.wait_max_s)
-        self._metrics.lookups.inc(len(keys) - skip_blocks)
+        began = self._now()
+        deadline = began + min(wait_s, self._limits.wait_max_s)
+        namespace = self._planner.namespace(namespace_id)
         if spans is not None:
             self._check_spans(namespace_id, keys, spans)
+            resident = self._count_resident(namespace_id, keys, spans)
             await self._promote(namespace_id, keys, spans, deadline)
-            return self._grant(session, namespace_id, keys, spans, readers, hit_blocks=0)
-        namespace = self._planner.namespace(namespace_id)
+            grant = self._grant(session, namespace_id, keys, spans, readers, hit_blocks=0)
+            found = sum(slot is not None for slot in grant.slots)
+            dram = min(resident, found)
+            self._count(namespace, asked=len(grant.slots), dram=dram, file=found - dram)
+            return grant
+        ask = _Ask(session, client, request_id, namespace_id, keys, skip_blocks, began)
+        failed_reads = self._mover.failed_reads
         before = self._planner.match(namespace_id, keys, skip_blocks)
-        hit = skip_blocks
+        hit = wanted = skip_blocks
+        why: Reason | None = None
         for _ in range(PROMOTE_ROUNDS_MAX):  # a block lost on its way up leaves a shorter prefix
             stored = self._planner.match(namespace_id, keys, skip_blocks).hit_blocks
-            wanted = self._affordable(namespace, namespace_id, keys, stored, skip_blocks)
-            if wanted is None:
+            affordable = self._affordable(namespace, namespace_id, keys, stored, skip_blocks)
+            if affordable is None:
+                self._note(ask, stored, 0, Reason.LEASED_BYTES, 0)
                 return Grant(0, 0.0, (), (), hit_blocks=stored, leased=False)
+            wanted = affordable
             spans = needed_spans(namespace, wanted, skip_blocks)
             await self._promote(namespace_id, keys, spans, deadline)
             hit = self._planner.match(namespace_id, keys[:wanted], skip_blocks).resident_blocks
+            why = Reason.LEASED_BYTES if wanted < stored else None
             if hit == wanted or self._now() >= deadline:
                 break
+        if hit < wanted:
+            failed = self._mover.failed_reads > failed_reads
+            why = Reason.READ_FAILED if failed else Reason.NO_ROOM
+            why = Reason.DEADLINE if self._now() >= deadline else why
         promoted = max(0, hit - max(skip_blocks, before.resident_blocks))
-        self._metrics.hits.labels("file").inc(promoted)
-        self._metrics.hits.labels("dram").inc(hit - skip_blocks - promoted)
+        self._count(
+            namespace,
+            asked=len(keys) - skip_blocks,
+            dram=hit - skip_blocks - promoted,
+            file=promoted,
+        )
         spans = needed_spans(namespace, hit, skip_blocks)
-        return self._grant(session, namespace_id, keys, spans, readers, hit_blocks=hit)
+        grant = self._grant(session, namespace_id, keys, spans, readers, hit_blocks=hit)
+        self._note(ask, hit, promoted, why, grant.lease_id)
+        return grant
 
     def release(self, session: SessionId, lease_ids: Sequence[int]) -> list[bool]:
         """End leases, or abandon reservations. True: the slots were the caller's until now."""
         held = [self._leases.release(session, lease_id) for lease_id in lease_ids]
+        for lease_id, safe in zip(lease_ids, held, strict=True):
+            self._outcomes.released(session, lease_id, held=safe)
         self._room.set()
         return held
 
@@ -211,6 +271,7 @@ class Store:
         records = self._planner.find(namespace_id, keys, spans)
         held = [record.resident if record else None for record in records]
         lease = self._leases.grant(session, held, readers=max(1, readers))
+        self._metrics.bytes.labels("dram", "read").inc(lease.nbytes)
         self._planner.touch(keys[:hit_blocks] if hit_blocks else keys)
         return Grant(
             lease_id=lease.id,
@@ -266,6 +327,56 @@ class Store:
                 for held in kept:
                     held.pins -= 1
                     self._planner.unpin(held)
+
+    # ---- why a hit is what it is -----------------------------------------------------------------
+
+    def outcomes(self, request_id: str, limit: int) -> list[Outcome]:
+        """Return how the last requests were answered whose id starts so, newest first."""
+        return self._outcomes.find(request_id, limit)
+
+    def explain(self, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> Explanation:
+        """Return where each block of a prefix is now, and what would end its hit."""
+        match = self._planner.match(namespace_id, keys)
+        return self._explainer.explanation(namespace_id, keys, match)
+
+    def _note(self, ask: _Ask, hit: int, promoted: int, why: Reason | None, lease_id: int) -> None:
+        """Remember an answer. why: what kept the hit from being what is stored, if anything."""
+        ending = self._ending(ask, hit, why)
+        self._metrics.requests.labels(ending.reason if ending else COMPLETE).inc()
+        outcome = Outcome(
+            request_id=ask.request_id,
+            client=ask.client,
+            namespace_id=ask.namespace_id,
+            asked_blocks=len(ask.keys),
+            skip_blocks=ask.skip_blocks,
+            hit_blocks=hit,
+            file_blocks=promoted,
+            took_s=self._now() - ask.began,
+            ending=ending,
+        )
+        self._outcomes.note(ask.session, outcome, lease_id)
+
+    def _ending(self, ask: _Ask, hit: int, why: Reason | None) -> Ending | None:
+        if why is not None:
+            stored = self._planner.match(ask.namespace_id, ask.keys, ask.skip_blocks).hit_blocks
+            if stored > hit or why is Reason.LEASED_BYTES:
+                return Ending(why, hit)
+        return self._explainer.ending(ask.namespace_id, ask.keys, hit, ask.skip_blocks)
+
+    def _count(self, namespace: Namespace, *, asked: int, dram: int, file: int) -> None:
+        """Count blocks asked for and served."""
+        metrics, tokens = self._metrics, namespace.block_tokens
+        metrics.lookups.inc(asked)
+        metrics.lookup_tokens.inc(asked * tokens)
+        for tier, blocks in (("dram", dram), ("file", file)):
+            metrics.hits.labels(tier).inc(blocks)
+            metrics.hit_tokens.labels(tier).inc(blocks * tokens)
+
+    def _count_resident(
+        self, namespace_id: NamespaceId, keys: Sequence[BlockKey], spans: Sequence[Span]
+    ) -> int:
+        records = self._planner.find(namespace_id, keys, spans)
+        return sum(record is not None and record.resident is not None for record in records)
 
     # ---- put ---------------------------------------------------------------------------------
 
@@ -333,6 +444,7 @@ class Store:
             raise InvalidRequest(f"{len(checksums)} checksums for {len(lease.held)} slots")
         write = lease.write
         new, existing = self._planner.commit(write, lease.held, checksums)
+        self._metrics.bytes.labels("dram", "write").inc(lease.nbytes)
         unwritten = sum(slot is None for slot in lease.held) - write.refused
         self._leases.release(session, lease_id)
         self._mover.wake()
@@ -359,22 +471,34 @@ class Store:
             asyncio.ensure_future(self._room.wait()),
             self._mover.progress(),
         ]
-        _, pending = await asyncio.wait(
-            waits,
-            timeout=max(0.0, min(deadline - self._now(), HOUSEKEEPING_S)),
-            return_when=asyncio.FIRST_COMPLETED,
-        )
+        self._waiting_for_room += 1
+        try:
+            _, pending = await asyncio.wait(
+                waits,
+                timeout=max(0.0, min(deadline - self._now(), HOUSEKEEPING_S)),
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+        finally:
+            self._waiting_for_room -= 1
         for wait in pending:
             wait.cancel()
 
     # ---- delete, look around -------------------------------------------------------------------
 
-    async def delete(self, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> int:
-        """Delete blocks for good: when this returns, not even a power cut brings them back."""
+    async def delete(
+        self, namespace_id: NamespaceId, keys: Sequence[BlockKey], *, corrupt: bool = False
+    ) -> int:
+        """Delete blocks for good: when this returns, not even a power cut brings them back.
+
+        corrupt: a reader found that their bytes do not match their checksums.
+        """
         check_keys(keys)
         if not any(self._planner.index.get(namespace_id, key) for key in keys):
             self._planner.namespace(namespace_id)  # after a restart, blocks are known before it is
-        deletion = self._planner.delete(namespace_id, keys)
+        reason = Reason.CORRUPT if corrupt else Reason.DELETED
+        deletion = self._planner.delete(namespace_id, keys, reason)
+        if corrupt:
+            self._metrics.corrupt_blocks.labels("reader").inc(deletion.deleted)
         # Keys the index does not know are buried too: an evicted frame may still be on disk.
         await self._mover.bury(namespace_id, keys)
         self._room.set()
@@ -414,18 +538,35 @@ class Store:
 
     def stats(self) -> dict[str, Any]:
         """Return what the node holds and owes, as plain numbers. Bytes, seconds, counts."""
-        planner, leases = self._planner, self._leases
+        planner, leases, limits = self._planner, self._leases, self._limits
         return {
+            "uptime_s": self._now() - self._started,
             "blocks": len(planner.index),
             "namespaces": len(planner.index.namespaces),
             "sessions": len(leases.sessions()),
             "leases": leases.count,
+            "clients": [
+                {
+                    "name": session.client,
+                    "processes": len(session.members),
+                    "leases": len(session.leases),
+                    "limbo_bytes": session.limbo_bytes,
+                }
+                for session in leases.sessions()[:CLIENTS_SHOWN_MAX]
+            ],
+            "queues": {
+                "promote": self._mover.reads_under_way,
+                "write_behind": planner.dirty.count,
+                "room": self._waiting_for_room,
+            },
             "dram": {
                 "blocks": planner.resident_blocks,
                 "capacity_bytes": self.arena.capacity_bytes,
                 "used_bytes": self.arena.physical_nbytes,
                 "leased_bytes": leases.leased_bytes - leases.limbo_bytes,
+                "leased_bytes_max": int(self.arena.capacity_bytes * limits.leased_fraction),
                 "limbo_bytes": leases.limbo_bytes,
+                "growing": self.arena.growing,
                 "evicted_blocks": planner.counts.evicted_dram,
                 "lost_records": planner.counts.lost,
             },
@@ -435,6 +576,7 @@ class Store:
                 **self._mover.stats(),
             },
             "dirty_bytes": planner.dirty.nbytes,
+            "dirty_bytes_max": limits.write_behind_bytes_max,
             "durable_lag_s": planner.dirty.oldest_s,
         }
 
@@ -464,10 +606,11 @@ class Store:
             await asyncio.sleep(HOUSEKEEPING_S)
             expired = self._leases.expire()
             if expired:
+                self._metrics.expired_leases.inc(expired)
                 logger.warning(
                     "leases_expired=%d limbo_bytes=%d", expired, self._leases.limbo_bytes
                 )
-            self._metrics.publish(self.stats())
+            self._metrics.publish(self.stats(), self._planner.counts.left)
 
 
 def _pin(slots: Sequence[HeldSlot]) -> None:

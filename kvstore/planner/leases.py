@@ -177,6 +177,18 @@ class Leases:
             return None
         return None if lease.expired or self._now() > lease.deadline else lease
 
+    def reserves(self, namespace_id: NamespaceId, key: BlockKey, block: int) -> bool:
+        """Tell whether somebody may still commit `key`, which is block `block` of its prefix."""
+        for session in self._sessions.values():
+            for lease in session.leases.values():
+                write = lease.write
+                if write is None or lease.expired or write.namespace_id != namespace_id:
+                    continue
+                at = block - write.first_block
+                if 0 <= at < len(write.keys) and write.keys[at] == key:
+                    return True
+        return False
+
     def release(self, session_id: SessionId, lease_id: int) -> bool:
         """End one reader's hold. Returns whether the slots were safe until now."""
         session = self._sessions.get(session_id)

@@ -107,11 +107,13 @@ class Boundary(grpc.aio.ServerInterceptor):
 
     def _begin(self) -> float:
         self._running += 1
+        self._metrics.rpcs_running.inc()
         self._idle.clear()
         return time.perf_counter()
 
     def _end(self, method: str, started: float) -> None:
         self._metrics.rpc_seconds.labels(method).observe(time.perf_counter() - started)
+        self._metrics.rpcs_running.dec()
         self._running -= 1
         if not self._running:
             self._idle.set()

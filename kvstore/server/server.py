@@ -58,6 +58,7 @@ class Server:
             store,
             settings.limits,
             self._epoch,
+            metrics,
             arena_socket=str(arena_socket_path(self._socket)),
             version=version,
         )
