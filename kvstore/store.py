@@ -123,6 +123,7 @@ class Store:
         """Open the tiers and index what they hold."""
         await self.arena.start()
         await self._mover.start()
+        self._publish()
         self._housekeeping = asyncio.create_task(self._keep_house())
 
     async def close(self, drain_s: float = 10.0) -> None:
@@ -610,7 +611,10 @@ class Store:
                 logger.warning(
                     "leases_expired=%d limbo_bytes=%d", expired, self._leases.limbo_bytes
                 )
-            self._metrics.publish(self.stats(), self._planner.counts.left)
+            self._publish()
+
+    def _publish(self) -> None:
+        self._metrics.publish(self.stats(), self._planner.counts.left)
 
 
 def _pin(slots: Sequence[HeldSlot]) -> None:
