@@ -32,8 +32,8 @@ class Finding:
         return asdict(self)
 
     def lines(self) -> list[str]:
-        head = f"{self.level:<5}  {self.about:<13}  {self.found}"
-        return [head, f"{'':<22}-> {self.do}"] if self.do else [head]
+        head = f"{self.level:<5}  {self.about:<14}  {self.found}"
+        return [head, f"{'':<23}-> {self.do}"] if self.do else [head]
 
 
 def ok(about: str, found: str) -> Finding:
