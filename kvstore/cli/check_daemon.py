@@ -53,6 +53,7 @@ def check_addresses(settings: ServerSettings) -> Iterator[Finding]:
 
 
 def _port(key: str, host: str, port: int) -> Finding:
+    about = key.partition(".")[2]
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -60,16 +61,16 @@ def _port(key: str, host: str, port: int) -> Finding:
             probe.bind((host, port))
         except OSError as error:
             return wrong(
-                key,
+                about,
                 f"{host}:{port} cannot be had: {error.strerror}",
                 f'--set {key}={host}:{port + 10}, or --set {key}="" for none '
                 f"(who has it: ss -ltnp 'sport = :{port}')",
             )
-    return ok(key, f"{host}:{port} is free")
+    return ok(about, f"{host}:{port} is free")
 
 
 def _socket(path: Path) -> Finding:
-    about = "server.socket"
+    about = "socket"
     there = next(each for each in (path.parent, *path.parent.parents) if each.exists())
     if not os.access(there, os.W_OK | os.X_OK):
         return wrong(

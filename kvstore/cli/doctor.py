@@ -57,7 +57,8 @@ def doctor(
     Examples:
       kvstore doctor
       kvstore doctor --config /etc/kvstore.toml --json
-      kvstore doctor --vllm-args "$(tr '\\0' ' ' < /proc/$(pgrep -f 'vllm serve')/cmdline)"
+      kvstore doctor --vllm-args "MODEL --kv-transfer-config '{...}'"
+      kvstore doctor --vllm-config vllm.yaml
     """
     settings = load_settings(config, overrides)
     at = target or f"unix:{settings.server.socket}"
