@@ -206,12 +206,11 @@ class Store:
         namespace = self._planner.namespace(namespace_id)
         if spans is not None:
             self._check_spans(namespace_id, keys, spans)
-            resident = self._count_resident(namespace_id, keys, spans)
-            await self._promote(namespace_id, keys, spans, deadline)
+            missing = await self._promote(namespace_id, keys, spans, deadline)
             grant = self._grant(session, namespace_id, keys, spans, readers, hit_blocks=0)
             found = sum(slot is not None for slot in grant.slots)
-            dram = min(resident, found)
-            self._count(namespace, asked=len(grant.slots), dram=dram, file=found - dram)
+            file = min(missing, found)
+            self._count(namespace, asked=len(grant.slots), dram=found - file, file=file)
             return grant
         ask = _Ask(session, client, request_id, namespace_id, keys, skip_blocks, began)
         failed_reads = self._mover.failed_reads
@@ -306,13 +305,18 @@ class Store:
         keys: Sequence[BlockKey],
         spans: Sequence[Span],
         deadline: float,
-    ) -> None:
-        """Bring `spans` into the arena, as far as that goes until the deadline."""
-        for _ in range(PROMOTE_ROUNDS_MAX):
+    ) -> int:
+        """Bring `spans` into the arena, as far as that goes until the deadline.
+
+        Returns how many of their records were stored, but not there at first.
+        """
+        absent = 0
+        for attempt in range(PROMOTE_ROUNDS_MAX):
             records = [r for r in self._planner.find(namespace_id, keys, spans) if r is not None]
             missing = [record for record in records if record.resident is None]
+            absent = absent if attempt else len(missing)
             if not missing:
-                return
+                break
             # What is up already must not make room for what comes up.
             kept = [record.resident for record in records if record.resident is not None]
             _pin(kept)
@@ -322,12 +326,13 @@ class Store:
                 pending = self._mover.reads_of(missing)
                 timeout_s = deadline - self._now()
                 if not pending or timeout_s <= 0:
-                    return
+                    break
                 await asyncio.wait(pending, timeout=timeout_s)
             finally:
                 for held in kept:
                     held.pins -= 1
                     self._planner.unpin(held)
+        return absent
 
     # ---- why a hit is what it is -----------------------------------------------------------------
 
@@ -372,12 +377,6 @@ class Store:
         for tier, blocks in (("dram", dram), ("file", file)):
             metrics.hits.labels(tier).inc(blocks)
             metrics.hit_tokens.labels(tier).inc(blocks * tokens)
-
-    def _count_resident(
-        self, namespace_id: NamespaceId, keys: Sequence[BlockKey], spans: Sequence[Span]
-    ) -> int:
-        records = self._planner.find(namespace_id, keys, spans)
-        return sum(record is not None and record.resident is not None for record in records)
 
     # ---- put ---------------------------------------------------------------------------------
 
