@@ -30,13 +30,10 @@ class Lease:
     session: SessionId
     deadline: float
     held: Sequence[HeldSlot | None]
+    nbytes: int
     readers: int = 1
     expired: bool = False
     write: Reservation | None = None
-
-    @property
-    def nbytes(self) -> int:
-        return sum(padded(held.slot.nbytes) for held in self.held if held is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +144,7 @@ class Leases:
             session=session_id,
             deadline=self._now() + self._lease_s,
             held=held,
+            nbytes=sum(padded(each.slot.nbytes) for each in held if each is not None),
             readers=readers,
             write=write,
         )
