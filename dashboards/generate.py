@@ -145,7 +145,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
                 gauge("kvstore_file_failing", "failing now"),
             ),
         ),
-        Panel("Calls refused", "reqps", (rate("kvstore_rpc_errors_total", "method", "error"),)),
+        Panel("Calls refused", "reqps", (rate("kvstore_rpc_errors_total", "error", "reason"),)),
         Panel(
             "Sessions and leases",
             "short",

@@ -82,6 +82,11 @@ class ServerSettings:
         "Loopback only.",
         "127.0.0.1:7701",
     )
+    traces_endpoint: str = _setting(
+        "Where a span of each call goes, by OTLP over HTTP, e.g. http://127.0.0.1:4318/v1/traces; "
+        '"" is off. Needs the extra kvstore-tiers[otel]; costs about 0.05 ms a call.',
+        "",
+    )
     drain_s: float = _setting(
         "Seconds that running calls, and then the last flush, may each take after SIGTERM. Longer "
         "keeps more blocks; shorter restarts sooner.",

@@ -152,7 +152,12 @@ class Metrics:
             "rpc_seconds", "Time to answer, what the call was told to wait included", "method"
         )
         self.rpc_errors = self._counter(
-            "rpc_errors", "Calls refused, by class of error", "method", "error"
+            "rpc_errors",
+            "Calls refused, by class of error, and why: limbo, sessions, draining, late, "
+            "slow_stream",
+            "method",
+            "error",
+            "reason",
         )
 
     def _counter(self, name: str, doc: str, *labels: str) -> Counter:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from kvstore.answers import Answers, Ask
 from kvstore.block import (
     BlockKey,
     Committed,
@@ -33,17 +34,9 @@ from kvstore.errors import InvalidRequest
 from kvstore.index import HeldSlot, StoredPart
 from kvstore.mover import Mover
 from kvstore.obs import Metrics
-from kvstore.outcome import COMPLETE, Ending, Explanation, Outcome, Reason
-from kvstore.planner import (
-    Explainer,
-    Leases,
-    MemberId,
-    Outcomes,
-    Planner,
-    Reservation,
-    SessionId,
-    needed_spans,
-)
+from kvstore.outcome import Explanation, Outcome, Reason
+from kvstore.planner import Leases, MemberId, Planner, Reservation, SessionId, needed_spans
+from kvstore.snapshot import snapshot
 from kvstore.tier.dram import Arena
 
 logger = logging.getLogger(__name__)
@@ -51,7 +44,6 @@ logger = logging.getLogger(__name__)
 HOUSEKEEPING_S = 0.5
 PROMOTE_ROUNDS_MAX = 3
 SPANS_MAX = 4096
-CLIENTS_SHOWN_MAX = 64  # sessions that `stats` lists one by one
 
 
 class Member(NamedTuple):
@@ -71,19 +63,6 @@ class ScanItem:
     nbytes: int
     resident: bool
     durable: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _Ask:
-    """One acquire of a prefix, for what is remembered of it."""
-
-    session: SessionId
-    client: str
-    request_id: str
-    namespace_id: NamespaceId
-    keys: Sequence[BlockKey]
-    skip_blocks: int
-    began: float
 
 
 class Store:
@@ -115,8 +94,9 @@ class Store:
             now=now,
             unpin=self._unpin,
         )
-        self._explainer = Explainer(planner.index, planner.departures, self._leases)
-        self._outcomes = Outcomes(limits.outcomes_max, now)
+        self._answers = Answers(
+            planner, self._leases, metrics, outcomes_max=limits.outcomes_max, now=now
+        )
         self._housekeeping: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -210,9 +190,9 @@ class Store:
             grant = self._grant(session, namespace_id, keys, spans, readers, hit_blocks=0)
             found = sum(slot is not None for slot in grant.slots)
             file = min(missing, found)
-            self._count(namespace, asked=len(grant.slots), dram=found - file, file=file)
+            self._answers.count(namespace, asked=len(grant.slots), dram=found - file, file=file)
             return grant
-        ask = _Ask(session, client, request_id, namespace_id, keys, skip_blocks, began)
+        ask = Ask(session, client, request_id, namespace_id, keys, skip_blocks, began)
         failed_reads = self._mover.failed_reads
         before = self._planner.match(namespace_id, keys, skip_blocks)
         hit = wanted = skip_blocks
@@ -221,7 +201,7 @@ class Store:
             stored = self._planner.match(namespace_id, keys, skip_blocks).hit_blocks
             affordable = self._affordable(namespace, namespace_id, keys, stored, skip_blocks)
             if affordable is None:
-                self._note(ask, stored, 0, Reason.LEASED_BYTES, 0)
+                self._answers.note(ask, stored, 0, Reason.LEASED_BYTES, 0)
                 return Grant(0, 0.0, (), (), hit_blocks=stored, leased=False)
             wanted = affordable
             spans = needed_spans(namespace, wanted, skip_blocks)
@@ -235,7 +215,7 @@ class Store:
             why = Reason.READ_FAILED if failed else Reason.NO_ROOM
             why = Reason.DEADLINE if self._now() >= deadline else why
         promoted = max(0, hit - max(skip_blocks, before.resident_blocks))
-        self._count(
+        self._answers.count(
             namespace,
             asked=len(keys) - skip_blocks,
             dram=hit - skip_blocks - promoted,
@@ -243,14 +223,14 @@ class Store:
         )
         spans = needed_spans(namespace, hit, skip_blocks)
         grant = self._grant(session, namespace_id, keys, spans, readers, hit_blocks=hit)
-        self._note(ask, hit, promoted, why, grant.lease_id)
+        self._answers.note(ask, hit, promoted, why, grant.lease_id)
         return grant
 
     def release(self, session: SessionId, lease_ids: Sequence[int]) -> list[bool]:
         """End leases, or abandon reservations. True: the slots were the caller's until now."""
         held = [self._leases.release(session, lease_id) for lease_id in lease_ids]
         for lease_id, safe in zip(lease_ids, held, strict=True):
-            self._outcomes.released(session, lease_id, held=safe)
+            self._answers.released(session, lease_id, held=safe)
         self._room.set()
         return held
 
@@ -338,45 +318,11 @@ class Store:
 
     def outcomes(self, request_id: str, limit: int) -> list[Outcome]:
         """Return how the last requests were answered whose id starts so, newest first."""
-        return self._outcomes.find(request_id, limit)
+        return self._answers.outcomes(request_id, limit)
 
     def explain(self, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> Explanation:
         """Return where each block of a prefix is now, and what would end its hit."""
-        match = self._planner.match(namespace_id, keys)
-        return self._explainer.explanation(namespace_id, keys, match)
-
-    def _note(self, ask: _Ask, hit: int, promoted: int, why: Reason | None, lease_id: int) -> None:
-        """Remember an answer. why: what kept the hit from being what is stored, if anything."""
-        ending = self._ending(ask, hit, why)
-        self._metrics.requests.labels(ending.reason if ending else COMPLETE).inc()
-        outcome = Outcome(
-            request_id=ask.request_id,
-            client=ask.client,
-            namespace_id=ask.namespace_id,
-            asked_blocks=len(ask.keys),
-            skip_blocks=ask.skip_blocks,
-            hit_blocks=hit,
-            file_blocks=promoted,
-            took_s=self._now() - ask.began,
-            ending=ending,
-        )
-        self._outcomes.note(ask.session, outcome, lease_id)
-
-    def _ending(self, ask: _Ask, hit: int, why: Reason | None) -> Ending | None:
-        if why is not None:
-            stored = self._planner.match(ask.namespace_id, ask.keys, ask.skip_blocks).hit_blocks
-            if stored > hit or why is Reason.LEASED_BYTES:
-                return Ending(why, hit)
-        return self._explainer.ending(ask.namespace_id, ask.keys, hit, ask.skip_blocks)
-
-    def _count(self, namespace: Namespace, *, asked: int, dram: int, file: int) -> None:
-        """Count blocks asked for and served."""
-        metrics, tokens = self._metrics, namespace.block_tokens
-        metrics.lookups.inc(asked)
-        metrics.lookup_tokens.inc(asked * tokens)
-        for tier, blocks in (("dram", dram), ("file", file)):
-            metrics.hits.labels(tier).inc(blocks)
-            metrics.hit_tokens.labels(tier).inc(blocks * tokens)
+        return self._answers.explain(namespace_id, keys)
 
     # ---- put ---------------------------------------------------------------------------------
 
@@ -538,47 +484,19 @@ class Store:
 
     def stats(self) -> dict[str, Any]:
         """Return what the node holds and owes, as plain numbers. Bytes, seconds, counts."""
-        planner, leases, limits = self._planner, self._leases, self._limits
-        return {
-            "uptime_s": self._now() - self._started,
-            "blocks": len(planner.index),
-            "namespaces": len(planner.index.namespaces),
-            "sessions": len(leases.sessions()),
-            "leases": leases.count,
-            "clients": [
-                {
-                    "name": session.client,
-                    "processes": len(session.members),
-                    "leases": len(session.leases),
-                    "limbo_bytes": session.limbo_bytes,
-                }
-                for session in leases.sessions()[:CLIENTS_SHOWN_MAX]
-            ],
-            "queues": {
-                "promote": self._mover.reads_under_way,
-                "write_behind": planner.dirty.count,
-                "room": self._waiting_for_room,
-            },
-            "dram": {
-                "blocks": planner.resident_blocks,
-                "capacity_bytes": self.arena.capacity_bytes,
-                "used_bytes": self.arena.physical_nbytes,
-                "leased_bytes": leases.leased_bytes - leases.limbo_bytes,
-                "leased_bytes_max": int(self.arena.capacity_bytes * limits.leased_fraction),
-                "limbo_bytes": leases.limbo_bytes,
-                "growing": self.arena.growing,
-                "evicted_blocks": planner.counts.evicted_dram,
-                "lost_records": planner.counts.lost,
-            },
-            "file": {
-                "blocks": planner.framed_blocks,
-                "evicted_blocks": planner.counts.evicted_file,
-                **self._mover.stats(),
-            },
-            "dirty_bytes": planner.dirty.nbytes,
-            "dirty_bytes_max": limits.write_behind_bytes_max,
-            "durable_lag_s": planner.dirty.oldest_s,
+        now = snapshot(
+            planner=self._planner,
+            leases=self._leases,
+            arena=self.arena,
+            mover=self._mover,
+            limits=self._limits,
+        )
+        queues = {
+            "promote": self._mover.reads_under_way,
+            "write_behind": self._planner.dirty.count,
+            "room": self._waiting_for_room,
         }
+        return {"uptime_s": self._now() - self._started, "queues": queues, **now}
 
     # ---- inside --------------------------------------------------------------------------------
 

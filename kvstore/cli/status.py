@@ -52,7 +52,8 @@ def _answers(stats: dict[str, Any], answer_s: float) -> Finding:
     errors = stats["totals"].get("rpc_errors", {})
     classes: dict[str, float] = {}
     for name, count in errors.items():
-        error = name.rpartition("/")[2]
+        _, error, reason = name.split("/")
+        error += f" ({reason})" if reason else ""
         classes[error] = classes.get(error, 0) + count
     text = f"in {duration(answer_s)}"
     if classes:

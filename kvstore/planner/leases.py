@@ -163,7 +163,8 @@ class Leases:
         if session.limbo_bytes > self._limbo_bytes_max:
             raise Unavailable(
                 f"session {session_id} has {session.limbo_bytes} bytes in limbo: its leases expire "
-                "before it releases them"
+                "before it releases them",
+                reason="limbo",
             )
         return session
 
@@ -243,7 +244,9 @@ class Leases:
         idle: Iterable[Session] = (s for s in self.sessions() if not s.members)
         session = next(iter(idle), None)
         if session is None:
-            raise Unavailable(f"{self._sessions_max} sessions are open", retry_after_s=5.0)
+            raise Unavailable(
+                f"{self._sessions_max} sessions are open", retry_after_s=5.0, reason="sessions"
+            )
         del self._sessions[session.id]
         self._by_token.pop(session.token, None)
 

@@ -245,7 +245,7 @@ class Service(rpc.KVStoreServicer):
         left_s = context.time_remaining()
         if left_s is not None and left_s < ANSWER_S_MIN:
             take_back()
-            raise Unavailable("the call's deadline came before its answer")
+            raise Unavailable("the call's deadline came before its answer", reason="late")
         # The stubs declare the callback's type as a class, which no function can be.
         context.add_done_callback(take_back)  # type: ignore[arg-type]
         return grant_to_message(grant, self._epoch)

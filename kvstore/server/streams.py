@@ -65,7 +65,9 @@ class Streams:
             self._metrics.corrupt_blocks.labels("put").inc()
             raise
         except TimeoutError as error:
-            raise Unavailable("the records took longer to arrive than a lease lasts") from error
+            raise Unavailable(
+                "the records took longer to arrive than a lease lasts", reason="slow_stream"
+            ) from error
         finally:
             # After a commit this finds nothing to release.
             self._store.release(DAEMON_SESSION, [grant.lease_id])
@@ -109,7 +111,7 @@ class Streams:
             finally:
                 held = self._store.release(DAEMON_SESSION, [grant.lease_id])
             if held != [True]:
-                raise Unavailable("copying took longer than a lease lasts")
+                raise Unavailable("copying took longer than a lease lasts", reason="slow_stream")
             yield pb.GetReply(
                 header=pb.GetHeader(
                     found=[slot is not None for slot in grant.slots],

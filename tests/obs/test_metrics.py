@@ -115,7 +115,7 @@ def test_refusals_and_errors_are_counted_by_class() -> None:
                 client.match(ns, [BlockKey(os.urandom(32))], skip_blocks=2)
             seen = scrape(daemon)
     assert seen["kvstore_refused_parts_total no_room"] == 60 - (1 << 20) // PADDED
-    assert seen["kvstore_rpc_errors_total InvalidRequest Match"] == 1
+    assert seen["kvstore_rpc_errors_total InvalidRequest Match "] == 1
     assert seen["kvstore_rpcs_running"] == 0
 
 
@@ -138,11 +138,11 @@ def test_totals_fold_what_the_registry_holds() -> None:
     metrics = Metrics()
     metrics.lookups.inc(3)
     metrics.hits.labels("dram").inc(2)
-    metrics.rpc_errors.labels("Match", "Unavailable").inc()
+    metrics.rpc_errors.labels("Match", "Unavailable", "limbo").inc()
     metrics.promote_seconds.observe(0.5)
     totals = metrics.totals()
     assert totals["lookup_blocks"] == 3
     assert totals["hit_blocks"] == {"dram": 2}
-    assert totals["rpc_errors"] == {"Match/Unavailable": 1}
+    assert totals["rpc_errors"] == {"Match/Unavailable/limbo": 1}
     assert totals["promote_seconds"] == {"count": 1, "sum": 0.5}
     assert "blocks" not in totals
