@@ -102,9 +102,10 @@ def _explain_prompt(
         about = {"namespace": namespace_id.hex(), "tokens": len(tokens), "blocks": len(keys)}
         click.echo(json.dumps(about | asdict(found)))
         return
+    cut = " (of longer prompts, no more are asked for)" if len(keys) == KEYS_MAX else ""
     lines = [
         f"{len(tokens)} tokens, of which {len(keys)} blocks of {spec.block_tokens} can be a hit "
-        f"(namespace {namespace_id.hex()[:12]})",
+        f"(namespace {namespace_id.hex()[:12]}){cut}",
         *(f"  blocks {_numbers(each):<13} {_where(each)}" for each in found.ranges),
     ]
     click.echo("\n".join([*lines, *_hit_lines(found, spec, len(keys))]))

@@ -47,6 +47,8 @@ def get(
       kvstore get --namespace 5e88 --group 1 0a1b... | sha256sum
       kvstore get --json 0a1b...
     """
+    if output is None and not as_json and sys.stdout.isatty():
+        raise click.UsageError("bytes do not belong on a terminal: use -o FILE, --json or a pipe")
     with connect(target) as client:
         namespace_id, _ = find_namespace(client, namespace)
         (record,) = client.get(namespace_id, [BlockKey(key)], group=group, shard=shard)

@@ -22,7 +22,14 @@ _CALLS = ("Match", "Acquire", "Reserve", "Commit", "Release", "Put", "Get")
 
 @click.command()
 @daemon_options
-@click.option("--interval", "interval_s", type=click.FloatRange(0.1, 3600), default=1.0)
+@click.option(
+    "--interval",
+    "interval_s",
+    type=click.FloatRange(0.1, 3600),
+    default=1.0,
+    show_default=True,
+    help="Seconds that one line or screen sums up.",
+)
 @click.option("--once", is_flag=True, help="Show one interval and end.")
 def top(target: str, as_json: bool, interval_s: float, once: bool) -> None:
     """Show tiers, hits, bandwidth, queues and sessions, live; Ctrl-C ends it.
