@@ -84,7 +84,7 @@ class ServerSettings:
     )
     traces_endpoint: str = _setting(
         "Where a span of each call goes, by OTLP over HTTP, e.g. http://127.0.0.1:4318/v1/traces; "
-        '"" is off. Needs the extra kvstore-tiers[otel]; costs about 0.05 ms a call.',
+        '"" is off. Needs the extra kvstore-tiers[otel]; costs about 0.1 ms a call.',
         "",
     )
     drain_s: float = _setting(
