@@ -7,6 +7,7 @@ the blocks of a sliding window before it), so that a request pays next to nothin
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 from kvstore.block import BlockKey, Group, Match, Namespace, NamespaceId
 from kvstore.index import Index, StoredBlock
@@ -37,8 +38,8 @@ class Explainer:
             return None
         namespace = self._index.namespaces[namespace_id]
         at, group = self._lacking(namespace, namespace_id, keys, hit_blocks, skip_blocks)
-        reason, left_s = self._absence(namespace_id, keys, at)
-        differs = () if at or reason is not Reason.NEVER_STORED else self._other(namespace_id)
+        reason, left_s = self._absence(keys[at], self._is_reserved(namespace_id, keys[at], at))
+        differs = self._other(namespace_id) if reason is Reason.NEVER_STORED else ()
         if differs:
             return Ending(Reason.OTHER_NAMESPACE, at, differs=differs)
         return Ending(reason, at, group, left_s)
@@ -48,8 +49,10 @@ class Explainer:
     ) -> Explanation:
         """Return where each block of a prefix is, as ranges, beside what `match` says of it."""
         ranges: list[BlockRange] = []
-        for at in range(len(keys)):
-            state = self._state(namespace_id, keys, at)
+        writes = self._leases.reservations(namespace_id)
+        reserved = set(chain.from_iterable(write.keys for write in writes))
+        for at, key in enumerate(keys):
+            state = self._state(namespace_id, key, at, reserved=key in reserved)
             if ranges and _alike(ranges[-1], state):
                 left_s = min(ranges[-1].left_s, state.left_s)
                 state = BlockRange(
@@ -101,25 +104,30 @@ class Explainer:
         missing = self._first_missing(namespace_id, key, groups)
         return namespace.groups[missing].name if missing is not None else ""
 
-    def _absence(
-        self, namespace_id: NamespaceId, keys: Sequence[BlockKey], at: int
-    ) -> tuple[Reason, float]:
-        """Return why block `at` is not all there, and how long ago it left."""
-        if self._leases.reserves(namespace_id, keys[at], at):
-            return Reason.BEING_WRITTEN, 0.0
-        return self._departures.find(keys[at]) or (
-            Reason.NEVER_STORED,
-            self._departures.reach_s,
+    def _is_reserved(self, namespace_id: NamespaceId, key: BlockKey, at: int) -> bool:
+        """Whether somebody is writing block `at`; one look at each reservation."""
+        return any(
+            write.keys[at - write.first_block] == key
+            for write in self._leases.reservations(namespace_id)
+            if 0 <= at - write.first_block < len(write.keys)
         )
 
-    def _state(self, namespace_id: NamespaceId, keys: Sequence[BlockKey], at: int) -> BlockRange:
-        block = self._index.get(namespace_id, keys[at])
+    def _absence(self, key: BlockKey, reserved: bool) -> tuple[Reason, float]:
+        """Return why a block is not all there, and how long ago it left."""
+        if reserved:
+            return Reason.BEING_WRITTEN, 0.0
+        return self._departures.find(key) or (Reason.NEVER_STORED, self._departures.reach_s)
+
+    def _state(
+        self, namespace_id: NamespaceId, key: BlockKey, at: int, *, reserved: bool
+    ) -> BlockRange:
+        block = self._index.get(namespace_id, key)
         if block is not None and self._is_complete(namespace_id, block):
             dram, file = (
                 count == len(block.parts) for count in (block.resident_parts, block.framed_parts)
             )
             return BlockRange(at, at + 1, dram, file)
-        reason, left_s = self._absence(namespace_id, keys, at)
+        reason, left_s = self._absence(key, reserved)
         return BlockRange(at, at + 1, False, False, reason, left_s)
 
     def _is_complete(self, namespace_id: NamespaceId, block: StoredBlock) -> bool:

@@ -8,7 +8,7 @@ Limbo is bounded: a session with too much of it gets no new leases.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NewType
 
@@ -176,17 +176,13 @@ class Leases:
             return None
         return None if lease.expired or self._now() > lease.deadline else lease
 
-    def reserves(self, namespace_id: NamespaceId, key: BlockKey, block: int) -> bool:
-        """Tell whether somebody may still commit `key`, which is block `block` of its prefix."""
+    def reservations(self, namespace_id: NamespaceId) -> Iterator[Reservation]:
+        """Yield what may still be committed into a namespace."""
         for session in self._sessions.values():
             for lease in session.leases.values():
                 write = lease.write
-                if write is None or lease.expired or write.namespace_id != namespace_id:
-                    continue
-                at = block - write.first_block
-                if 0 <= at < len(write.keys) and write.keys[at] == key:
-                    return True
-        return False
+                if write is not None and not lease.expired and write.namespace_id == namespace_id:
+                    yield write
 
     def release(self, session_id: SessionId, lease_id: int) -> bool:
         """End one reader's hold. Returns whether the slots were safe until now."""

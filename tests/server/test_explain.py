@@ -118,6 +118,8 @@ def test_still_being_written(client: Client) -> None:
         namespace_id, KEYS[4:8], first_block=4, parent=KEYS[3], spans=spans, wait_s=1.0
     )
     assert ended(ask(client, namespace_id, KEYS)) == (4, Reason.BEING_WRITTEN, 4)
+    reasons = [each.reason for each in client.explain(namespace_id, KEYS).ranges]
+    assert reasons == [None, Reason.BEING_WRITTEN, Reason.NEVER_STORED]
     client.release(writing.lease_id)
     assert ended(ask(client, namespace_id, KEYS)) == (4, Reason.NEVER_STORED, 4)
 
