@@ -1,6 +1,6 @@
 # Every command a developer or CI runs. `make` alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo demo demo-native test test-fast check fmt proto clean
+.PHONY: help setup setup-demo demo demo-native test test-fast check fmt proto dashboard clean
 .SILENT:
 
 BIN := .venv/bin
@@ -55,6 +55,9 @@ fmt: setup ## format the code and apply the safe fixes
 
 proto: setup ## generate kvstore/rpc/v1 from the .proto
 	$(call PROTOC,.)
+
+dashboard: setup ## write the Grafana dashboard from the metric names
+	$(BIN)/python dashboards/generate.py
 
 clean: ## remove what was built (not .venv)
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

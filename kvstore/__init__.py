@@ -33,6 +33,7 @@ from kvstore.errors import (
     Unavailable,
 )
 from kvstore.keys import KeyChain, root_key
+from kvstore.outcome import BlockRange, Ending, Explanation, Outcome, Reason
 
 if TYPE_CHECKING:
     from kvstore.client import AsyncClient, Client
@@ -42,10 +43,13 @@ __version__ = "0.1.0"
 __all__ = [
     "AsyncClient",
     "BlockKey",
+    "BlockRange",
     "Client",
     "Committed",
     "ConfigError",
     "CorruptBlock",
+    "Ending",
+    "Explanation",
     "Grant",
     "Group",
     "Incompatible",
@@ -55,7 +59,9 @@ __all__ = [
     "Match",
     "Namespace",
     "NamespaceId",
+    "Outcome",
     "Part",
+    "Reason",
     "SessionEnded",
     "Slot",
     "Span",

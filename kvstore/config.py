@@ -82,6 +82,11 @@ class ServerSettings:
         "Loopback only.",
         "127.0.0.1:7701",
     )
+    traces_endpoint: str = _setting(
+        "Where a span of each call goes, by OTLP over HTTP, e.g. http://127.0.0.1:4318/v1/traces; "
+        '"" is off. Needs the extra kvstore-tiers[otel]; costs about 0.1 ms a call.',
+        "",
+    )
     drain_s: float = _setting(
         "Seconds that running calls, and then the last flush, may each take after SIGTERM. Longer "
         "keeps more blocks; shorter restarts sooner.",
@@ -167,6 +172,14 @@ class LimitSettings:
         "Committed bytes not yet in the file tier; a put beyond it waits, then is refused. Bounds "
         "what a crash loses.",
         GIB,
+    )
+    outcomes_max: int = _setting(
+        "Requests whose outcome is remembered for `kvstore explain`; about 1 KiB each.", 1024
+    )
+    departed_keys_max: int = _setting(
+        "Blocks that left the tiers of which it is remembered why, for `kvstore explain`; about "
+        "300 bytes each.",
+        1 << 16,
     )
 
 
@@ -356,6 +369,8 @@ def _check(settings: Settings) -> None:
         ("limits.limbo_fraction", limits.limbo_fraction, 0, 1),
         ("limits.group_commit", limits.group_commit_bytes, 4096, 1 << 40),
         ("limits.write_behind_max", limits.write_behind_bytes_max, MIB, 1 << 50),
+        ("limits.outcomes_max", limits.outcomes_max, 1, 1 << 20),
+        ("limits.departed_keys_max", limits.departed_keys_max, 1, 1 << 26),
     ]
     for key, value, low, high in bounds:
         if not low <= value <= high:

@@ -12,11 +12,15 @@ class InvalidRequest(KVStoreError):
 
 
 class Unavailable(KVStoreError):
-    """The daemon cannot answer now. Nothing is lost; try again after `retry_after_s`."""
+    """The daemon cannot answer now. Nothing is lost; try again after `retry_after_s`.
 
-    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
+    reason: one word for the metrics of the side that refuses, "" where the class says enough.
+    """
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0, reason: str = "") -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+        self.reason = reason
 
 
 class SessionEnded(Unavailable):

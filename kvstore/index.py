@@ -6,6 +6,7 @@ lock. Nothing here knows a policy, a deadline or a byte of payload.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -109,6 +110,7 @@ class Index:
     def __init__(self) -> None:
         self._blocks: dict[BlockKey, StoredBlock] = {}
         self._own: dict[NamespaceId, NamespaceId] = {}  # one object per id: compared by `is`
+        self._count: Counter[NamespaceId] = Counter()
         self.namespaces: dict[NamespaceId, Namespace] = {}
 
     def __len__(self) -> int:
@@ -133,12 +135,22 @@ class Index:
     def by_key(self, key: BlockKey) -> StoredBlock | None:
         return self._blocks.get(key)
 
+    def blocks_of(self, namespace_id: NamespaceId) -> int:
+        """Return how many blocks a namespace has, all tiers and incomplete ones included."""
+        return self._count[namespace_id]
+
+    def namespaces_with_blocks(self) -> list[NamespaceId]:
+        """Return the namespaces that have blocks, registered or not."""
+        return [namespace_id for namespace_id, count in self._count.items() if count]
+
     def add(self, block: StoredBlock) -> None:
         block.namespace_id = self._own.setdefault(block.namespace_id, block.namespace_id)
         self._blocks[block.key] = block
+        self._count[block.namespace_id] += 1
 
     def remove(self, block: StoredBlock) -> None:
         del self._blocks[block.key]
+        self._count[block.namespace_id] -= 1
 
     def register(self, namespace: Namespace) -> NamespaceId:
         """Learn what a namespace id stands for; blocks recovered before are completed now."""

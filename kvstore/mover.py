@@ -23,6 +23,7 @@ from kvstore.errors import CorruptBlock, Incompatible, KVStoreError, Unavailable
 from kvstore.frame import KILLED_MAX, FrameHeader, FrameKind, RunBlock
 from kvstore.index import StoredFrame, StoredPart
 from kvstore.obs import Metrics
+from kvstore.outcome import Reason
 from kvstore.planner import Planner, Read, Write
 from kvstore.tier.dram import Arena
 from kvstore.tier.dram.arena import copy_bytes
@@ -68,6 +69,7 @@ class Mover:
         self._writer: asyncio.Task[None] | None = None
         self._failing = False
         self._failures = 0
+        self.failed_reads = 0
         self._retry_s = RETRY_S
         self._retry_at = 0.0
         self.recovered_s = 0.0
@@ -116,9 +118,15 @@ class Mover:
             "capacity_bytes": self._file.capacity_bytes,
             "physical_bytes": self._file.physical_nbytes,
             "failed_writes": self._failures,
+            "failed_reads": self.failed_reads,
             "state": "failing" if self._failing else "ok",
             "recovery_s": self.recovered_s,
         }
+
+    @property
+    def reads_under_way(self) -> int:
+        """Frames on their way up, or waiting for a place to."""
+        return len(set(self._reads.values()))
 
     # ---- down: arena to file -------------------------------------------------------------------
 
@@ -200,6 +208,7 @@ class Mover:
     async def _write_batch(self, writes: Sequence[Write]) -> None:
         """Write runs, sync once, and settle each with the planner, whatever happens."""
         assert self._file is not None
+        began = self._now()
         results = await asyncio.gather(*map(self._write_run, writes), return_exceptions=True)
         synced: KVStoreError | None = None
         try:
@@ -217,6 +226,7 @@ class Mover:
                 stored_nbytes = tuple(block.stored_nbytes for block in header.blocks)
                 self._planner.written(write, extent, header.codec_id, stored_nbytes)
                 self._metrics.bytes.labels("file", "write").inc(header.nbytes)
+        self._metrics.write_behind_seconds.observe(self._now() - began)
         self._note_health([e for e in (synced, *results) if isinstance(e, BaseException)])
 
     def _fail(self, write: Write, error: BaseException) -> None:
@@ -228,7 +238,7 @@ class Mover:
         self._metrics.write_behind_errors.inc()
         if isinstance(error, _CorruptRun):
             self._metrics.corrupt_blocks.labels("write_behind").inc(len(error.keys))
-            self._planner.delete(write.namespace_id, error.keys)
+            self._planner.delete(write.namespace_id, error.keys, Reason.CORRUPT)
 
     def _note_health(self, errors: Sequence[BaseException]) -> None:
         if any(isinstance(error, _DISK_ERRORS) for error in errors):
@@ -326,17 +336,21 @@ class Mover:
     async def _read(self, read: Read) -> None:
         bad: Sequence[int] = read.positions
         corrupt = False
+        began = self._now()
         try:
             async with self._read_places:
                 bad, corrupt = await self._fetch(read), True
         except CorruptBlock:
             corrupt = True  # the file is gone or too short
         except Unavailable as error:
+            self.failed_reads += 1
+            self._metrics.read_errors.inc()
             logger.warning("read=failed blocks=%d reason=%r", len(read.blocks), str(error))
         finally:
             for record in read.stored:
                 del self._reads[record]
             self._planner.read_done(read, bad, corrupt=corrupt)
+            self._metrics.promote_seconds.observe(self._now() - began)
         self._metrics.promotions.inc(len(read.blocks) - len(bad))
         if bad and corrupt:
             self._metrics.corrupt_blocks.labels("promote").inc(len(bad))

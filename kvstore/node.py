@@ -29,7 +29,7 @@ class Node:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.metrics = Metrics()
+        self.metrics = Metrics(version=kvstore.__version__)
         self.store = wire_store(settings, self.metrics)
         self.server = Server(self.store, settings, self.metrics, kvstore.__version__)
 
@@ -69,16 +69,17 @@ def wire_store(settings: Settings, metrics: Metrics) -> Store:
     """Put the tiers, planner and mover of one node together."""
     arena = Arena(settings.dram.capacity_bytes, settings.dram.extent_bytes)
     file = _file_tier(settings.file) if settings.file.path else None
-    planner = Planner(arena, file, now=time.monotonic)
+    limits = settings.limits
+    planner = Planner(arena, file, now=time.monotonic, departed_keys_max=limits.departed_keys_max)
     mover = Mover(
         planner,
         arena,
         file,
         codec=codec_by_name(settings.file.codec),
         metrics=metrics,
-        group_commit_bytes=settings.limits.group_commit_bytes,
+        group_commit_bytes=limits.group_commit_bytes,
     )
-    return Store(arena=arena, mover=mover, planner=planner, limits=settings.limits, metrics=metrics)
+    return Store(arena=arena, mover=mover, planner=planner, limits=limits, metrics=metrics)
 
 
 def _file_tier(settings: FileSettings) -> FileTier:

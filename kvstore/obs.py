@@ -1,7 +1,8 @@
-"""Every metric kvstore exports: one place for names, units and labels.
+"""Every metric kvstore exports: one place for names, units, labels and help texts.
 
 One `Metrics` per node, on a registry of its own, so that several nodes fit into one process. Blocks
-are counted once per call, never one by one.
+are counted once per call, never one by one. Bandwidth is the rate of `tier_bytes`, a hit ratio the
+rate of `hit_blocks` over that of `lookup_blocks`.
 """
 
 from __future__ import annotations
@@ -9,52 +10,117 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
+PREFIX = "kvstore_"
 # A call on the unix socket takes 0.3 ms; past 30 s every wait has ended.
-RPC_BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0)
+SECONDS_BUCKETS = (
+    *(0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05),
+    *(0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0),
+)
 
 
 class Metrics:
     """The metrics of one node. `tier` is dram or file; `direction` is read or write."""
 
-    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+    def __init__(self, registry: CollectorRegistry | None = None, version: str = "") -> None:
         self.registry = registry or CollectorRegistry()
         self._lookups()
-        self._bytes()
+        self._tiers()
+        self._moves()
         self._losses()
         self._clients()
-        self._evicted = {"dram": 0, "file": 0}
+        self._gauge("build_info", "1; its label is the version", "version").labels(version).set(1)
+        ProcessCollector(registry=self.registry)  # CPU, memory and descriptors of the daemon
+        self._left: dict[tuple[str, str], int] = {}
 
-    def publish(self, stats: Mapping[str, Any]) -> None:
-        """Set the gauges from `Store.stats()`; other counters are kept where things happen."""
+    def publish(self, stats: Mapping[str, Any], left: Mapping[tuple[str, str], int]) -> None:
+        """Set the gauges from `Store.stats()`, and count the blocks that left, by tier and reason.
+
+        All other counters are kept where things happen.
+        """
         for state in ("used", "capacity", "leased", "limbo"):
             self.dram_bytes.labels(state).set(stats["dram"][f"{state}_bytes"])
         for state in ("physical", "capacity"):
             self.file_bytes.labels(state).set(stats["file"][f"{state}_bytes"])
-        for tier, before in self._evicted.items():
+        for tier in ("dram", "file"):
             self.blocks.labels(tier).set(stats[tier]["blocks"])
-            self._evicted[tier] = stats[tier]["evicted_blocks"]
-            self.evictions.labels(tier).inc(self._evicted[tier] - before)
+        for name, depth in stats["queues"].items():
+            self.queue_depth.labels(name).set(depth)
+        for labels, count in left.items():
+            self.evictions.labels(*labels).inc(count - self._left.get(labels, 0))
+            self._left[labels] = count
         self.dirty_bytes.set(stats["dirty_bytes"])
         self.durable_lag_seconds.set(stats["durable_lag_s"])
+        self.file_failing.set(stats["file"].get("state") == "failing")
         self.sessions.set(stats["sessions"])
         self.leases.set(stats["leases"])
 
-    def _lookups(self) -> None:
-        self.lookups = self._counter("lookup_blocks", "Blocks asked for by acquire and get")
-        self.hits = self._counter("hit_blocks", "Blocks served, by where they lay", "tier")
-        self.blocks = self._gauge("blocks", "Blocks held, by tier", "tier")
-        self.promotions = self._counter("promoted_blocks", "Blocks brought from file to DRAM")
-        self.evictions = self._counter("evicted_blocks", "Blocks that left a tier", "tier")
+    def totals(self) -> dict[str, Any]:
+        """Return what was counted since the start: a number by name, or by label values too.
 
-    def _bytes(self) -> None:
-        self.bytes = self._counter("tier_bytes", "Bytes moved", "tier", "direction")
+        Names are without prefix and `_total`; several label values are joined by "/"; a histogram
+        is {"count": observations, "sum": seconds}. Gauges are left out: see `Store.stats()`.
+        """
+        found: dict[str, Any] = {}
+        for family in self.registry.collect():
+            name = family.name.removeprefix(PREFIX)
+            if not family.name.startswith(PREFIX) or family.type not in ("counter", "histogram"):
+                continue
+            for sample in family.samples:
+                kind = sample.name.rpartition("_")[2]
+                if kind not in ("total", "count", "sum"):
+                    continue
+                place = found.setdefault(name, {})
+                if sample.labels:
+                    place = place.setdefault("/".join(sample.labels.values()), {})
+                place[kind] = sample.value
+        return {name: _folded(value) for name, value in found.items()}
+
+    def _lookups(self) -> None:
+        self.requests = self._counter(
+            "requests",
+            "Prefixes asked for by acquire, by what ended their hit; complete: nothing did",
+            "ended_by",
+        )
+        self.lookups = self._counter(
+            "lookup_blocks", "Blocks asked for by acquire (by get: records)"
+        )
+        self.lookup_tokens = self._counter("lookup_tokens", "Tokens of the blocks asked for")
+        self.hits = self._counter("hit_blocks", "Blocks served, by where they lay", "tier")
+        self.hit_tokens = self._counter("hit_tokens", "Tokens of the blocks served", "tier")
+
+    def _tiers(self) -> None:
+        self.blocks = self._gauge("blocks", "Blocks held, by tier", "tier")
+        self.bytes = self._counter(
+            "tier_bytes", "Bytes read from and written to a tier", "tier", "direction"
+        )
+        self.evictions = self._counter(
+            "evicted_blocks",
+            "Blocks that left a tier: evicted (for room), lost (for room, without a copy in the "
+            "file tier), deleted, cleared, corrupt",
+            "tier",
+            "reason",
+        )
         self.dram_bytes = self._gauge(
             "dram_bytes", "Bytes of the arena: used, capacity, leased, limbo", "state"
         )
         self.file_bytes = self._gauge(
             "file_bytes", "Bytes of the file tier: physical, capacity", "state"
+        )
+
+    def _moves(self) -> None:
+        self.promotions = self._counter("promoted_blocks", "Blocks brought from file to DRAM")
+        self.promote_seconds = self._seconds(
+            "promote_seconds", "Time to bring one frame up, its wait for a place included"
+        )
+        self.write_behind_seconds = self._seconds(
+            "write_behind_seconds", "Time to write one batch behind, its fdatasync included"
+        )
+        self.queue_depth = self._gauge(
+            "queue_depth",
+            "Waiting or under way: promote (frames), write_behind (records), room (puts)",
+            "queue",
         )
         self.dirty_bytes = self._gauge("dirty_bytes", "Committed bytes no fdatasync covers yet")
         self.durable_lag_seconds = self._gauge(
@@ -64,26 +130,50 @@ class Metrics:
     def _losses(self) -> None:
         self.refusals = self._counter("refused_parts", "Records not stored, by reason", "reason")
         self.corrupt_blocks = self._counter(
-            "corrupt_blocks", "Blocks dropped because bytes did not match a checksum", "where"
+            "corrupt_blocks",
+            "Blocks dropped because bytes did not match a checksum, by who noticed: put, "
+            "write_behind, promote, reader",
+            "where",
         )
         self.write_behind_errors = self._counter(
             "write_behind_errors", "Writes to the file tier that failed"
         )
+        self.read_errors = self._counter("read_errors", "Reads from the file tier that failed")
+        self.file_failing = self._gauge("file_failing", "1 while the file tier fails to write")
 
     def _clients(self) -> None:
         self.sessions = self._gauge("sessions", "Sessions open")
         self.leases = self._gauge("leases", "Leases and reservations held")
-        self.rpc_seconds = Histogram(
-            "kvstore_rpc_seconds",
-            "Time to answer, by method",
-            ["method"],
-            registry=self.registry,
-            buckets=RPC_BUCKETS_S,
+        self.expired_leases = self._counter(
+            "expired_leases", "Leases not released by their deadline"
         )
-        self.rpc_errors = self._counter("rpc_errors", "Calls refused, by error", "method", "error")
+        self.rpcs_running = self._gauge("rpcs_running", "Calls being answered")
+        self.rpc_seconds = self._seconds(
+            "rpc_seconds", "Time to answer, what the call was told to wait included", "method"
+        )
+        self.rpc_errors = self._counter(
+            "rpc_errors",
+            "Calls refused, by class of error, and why: limbo, sessions, draining, late, "
+            "slow_stream",
+            "method",
+            "error",
+            "reason",
+        )
 
     def _counter(self, name: str, doc: str, *labels: str) -> Counter:
-        return Counter(f"kvstore_{name}", doc, labels, registry=self.registry)
+        return Counter(PREFIX + name, doc, labels, registry=self.registry)
 
     def _gauge(self, name: str, doc: str, *labels: str) -> Gauge:
-        return Gauge(f"kvstore_{name}", doc, labels, registry=self.registry)
+        return Gauge(PREFIX + name, doc, labels, registry=self.registry)
+
+    def _seconds(self, name: str, doc: str, *labels: str) -> Histogram:
+        return Histogram(
+            PREFIX + name, doc, labels, registry=self.registry, buckets=SECONDS_BUCKETS
+        )
+
+
+def _folded(value: Any) -> Any:
+    """Return {"total": x} as x, at every depth."""
+    if not isinstance(value, dict):
+        return value
+    return value["total"] if "total" in value else {k: _folded(v) for k, v in value.items()}

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
+from kvstore.answers import Answers, Ask
 from kvstore.block import (
     BlockKey,
     Committed,
@@ -33,6 +34,7 @@ from kvstore.errors import InvalidRequest, KVStoreError
 from kvstore.index import HeldSlot, StoredPart
 from kvstore.mover import Mover
 from kvstore.obs import Metrics
+from kvstore.outcome import Explanation, Outcome, Reason
 from kvstore.planner import (
     Leases,
     MemberId,
@@ -42,6 +44,7 @@ from kvstore.planner import (
     Steps,
     needed_spans,
 )
+from kvstore.snapshot import snapshot
 from kvstore.tier.dram import Arena
 
 logger = logging.getLogger(__name__)
@@ -92,6 +95,8 @@ class Store:
         self._metrics = metrics
         self._now = now
         self._room = asyncio.Event()
+        self._waiting_for_room = 0
+        self._started = now()
         self._leases = Leases(
             lease_s=limits.lease_s,
             limbo_bytes_max=int(arena.capacity_bytes * limits.limbo_fraction),
@@ -99,12 +104,16 @@ class Store:
             now=now,
             unpin=self._unpin,
         )
+        self._answers = Answers(
+            planner, self._leases, metrics, outcomes_max=limits.outcomes_max, now=now
+        )
         self._housekeeping: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Open the tiers and index what they hold."""
         await self.arena.start()
         await self._mover.start()
+        self._publish()
         self._housekeeping = asyncio.create_task(self._keep_house())
 
     async def close(self, drain_s: float = 10.0) -> None:
@@ -131,6 +140,13 @@ class Store:
     def namespace(self, namespace_id: NamespaceId) -> Namespace:
         """Return a registered namespace. Raises InvalidRequest."""
         return self._planner.namespace(namespace_id)
+
+    def namespaces(self) -> list[tuple[NamespaceId, Namespace | None, int]]:
+        """Return each namespace and how many blocks it has; None: not registered since the start,
+        its blocks were found on disk."""
+        index = self._planner.index
+        known = dict.fromkeys([*index.namespaces, *index.namespaces_with_blocks()])
+        return [(each, index.namespaces.get(each), index.blocks_of(each)) for each in known]
 
     def open_session(self, token: str, client: str) -> SessionId:
         """Return the session of `token`, a new one if none is alive."""
@@ -165,42 +181,66 @@ class Store:
         readers: int = 1,
         wait_s: float = 0.0,
         spans: tuple[Span, ...] | None = None,
+        request_id: str = "",
     ) -> Grant:
         """Bring the longest stored prefix up and lease it; with `spans`, exactly those parts.
 
         Bytes in slower tiers have `wait_s` to come up; past it the answer is a shorter prefix. Over
-        the bound on leased bytes the answer is an estimate without slots (`leased` is false).
+        the bound on leased bytes the answer is an estimate without slots (`leased` is false). How
+        the prefix of `request_id` was answered is remembered: see `outcomes`.
         """
-        self._leases.check(session)
+        client = self._leases.check(session).client
         _check_skip(keys, skip_blocks)
-        deadline = self._now() + min(wait_s, self._limits.wait_max_s)
-        self._metrics.lookups.inc(len(keys) - skip_blocks)
+        began = self._now()
+        deadline = began + min(wait_s, self._limits.wait_max_s)
+        namespace = self._planner.namespace(namespace_id)
         if spans is not None:
             self._check_spans(namespace_id, keys, spans)
-            await self._promote(namespace_id, keys, spans, deadline)
-            return self._grant(session, namespace_id, keys, spans, readers, hit_blocks=0)
-        namespace = self._planner.namespace(namespace_id)
+            missing = await self._promote(namespace_id, keys, spans, deadline)
+            grant = self._grant(session, namespace_id, keys, spans, readers, hit_blocks=0)
+            found = sum(slot is not None for slot in grant.slots)
+            file = min(missing, found)
+            self._answers.count(namespace, asked=len(grant.slots), dram=found - file, file=file)
+            return grant
+        ask = Ask(session, client, request_id, namespace_id, keys, skip_blocks, began)
+        failed_reads = self._mover.failed_reads
         before = self._planner.match(namespace_id, keys, skip_blocks)
-        hit = skip_blocks
+        hit = wanted = skip_blocks
+        why: Reason | None = None
         for _ in range(PROMOTE_ROUNDS_MAX):  # a block lost on its way up leaves a shorter prefix
             stored = self._planner.match(namespace_id, keys, skip_blocks).hit_blocks
-            wanted = self._affordable(namespace, namespace_id, keys, stored, skip_blocks)
-            if wanted is None:
+            affordable = self._affordable(namespace, namespace_id, keys, stored, skip_blocks)
+            if affordable is None:
+                self._answers.note(ask, stored, 0, Reason.LEASED_BYTES, 0)
                 return Grant(0, 0.0, (), (), hit_blocks=stored, leased=False)
+            wanted = affordable
             spans = needed_spans(namespace, wanted, skip_blocks)
             await self._promote(namespace_id, keys, spans, deadline)
             hit = self._planner.match(namespace_id, keys[:wanted], skip_blocks).resident_blocks
+            why = Reason.LEASED_BYTES if wanted < stored else None
             if hit == wanted or self._now() >= deadline:
                 break
+        if hit < wanted:
+            failed = self._mover.failed_reads > failed_reads
+            why = Reason.READ_FAILED if failed else Reason.NO_ROOM
+            why = Reason.DEADLINE if self._now() >= deadline else why
         promoted = max(0, hit - max(skip_blocks, before.resident_blocks))
-        self._metrics.hits.labels("file").inc(promoted)
-        self._metrics.hits.labels("dram").inc(hit - skip_blocks - promoted)
+        self._answers.count(
+            namespace,
+            asked=len(keys) - skip_blocks,
+            dram=hit - skip_blocks - promoted,
+            file=promoted,
+        )
         spans = needed_spans(namespace, hit, skip_blocks)
-        return self._grant(session, namespace_id, keys, spans, readers, hit_blocks=hit)
+        grant = self._grant(session, namespace_id, keys, spans, readers, hit_blocks=hit)
+        self._answers.note(ask, hit, promoted, why, grant.lease_id)
+        return grant
 
     def release(self, session: SessionId, lease_ids: Sequence[int]) -> list[bool]:
         """End leases, or abandon reservations. True: the slots were the caller's until now."""
         held = [self._leases.release(session, lease_id) for lease_id in lease_ids]
+        for lease_id, safe in zip(lease_ids, held, strict=True):
+            self._answers.released(session, lease_id, held=safe)
         self._room.set()
         return held
 
@@ -221,6 +261,7 @@ class Store:
         records = self._planner.find(namespace_id, keys, spans)
         held = [record.resident if record else None for record in records]
         lease = self._leases.grant(session, held, readers=max(1, readers))
+        self._metrics.bytes.labels("dram", "read").inc(lease.nbytes)
         self._planner.touch(keys[:hit_blocks] if hit_blocks else keys)
         return Grant(
             lease_id=lease.id,
@@ -254,13 +295,18 @@ class Store:
         keys: Sequence[BlockKey],
         spans: Sequence[Span],
         deadline: float,
-    ) -> None:
-        """Bring `spans` into the arena, as far as that goes until the deadline."""
-        for _ in range(PROMOTE_ROUNDS_MAX):
+    ) -> int:
+        """Bring `spans` into the arena, as far as that goes until the deadline.
+
+        Returns how many of their records were stored, but not there at first.
+        """
+        absent = 0
+        for attempt in range(PROMOTE_ROUNDS_MAX):
             records = [r for r in self._planner.find(namespace_id, keys, spans) if r is not None]
             missing = [record for record in records if record.resident is None]
+            absent = absent if attempt else len(missing)
             if not missing:
-                return
+                break
             # What is up already must not make room for what comes up.
             kept = [record.resident for record in records if record.resident is not None]
             _pin(kept)
@@ -270,10 +316,21 @@ class Store:
                 pending = self._mover.reads_of(missing)
                 timeout_s = deadline - self._now()
                 if not pending or timeout_s <= 0:
-                    return
+                    break
                 await asyncio.wait(pending, timeout=timeout_s)
             finally:
                 self._drop_pins(kept)
+        return absent
+
+    # ---- why a hit is what it is -----------------------------------------------------------------
+
+    def outcomes(self, request_id: str, limit: int) -> list[Outcome]:
+        """Return how the last requests were answered whose id starts so, newest first."""
+        return self._answers.outcomes(request_id, limit)
+
+    def explain(self, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> Explanation:
+        """Return where each block of a prefix is now, and what would end its hit."""
+        return self._answers.explain(namespace_id, keys)
 
     # ---- put ---------------------------------------------------------------------------------
 
@@ -351,6 +408,7 @@ class Store:
             new, existing = await _in_steps(self._planner.commit(write, lease.held, checksums))
         finally:
             self._drop_pins(slots)
+        self._metrics.bytes.labels("dram", "write").inc(lease.nbytes)
         unwritten = sum(slot is None for slot in lease.held) - write.refused
         self._leases.release(session, lease_id)
         self._mover.wake()
@@ -377,22 +435,34 @@ class Store:
             asyncio.ensure_future(self._room.wait()),
             self._mover.progress(),
         ]
-        _, pending = await asyncio.wait(
-            waits,
-            timeout=max(0.0, min(deadline - self._now(), HOUSEKEEPING_S)),
-            return_when=asyncio.FIRST_COMPLETED,
-        )
+        self._waiting_for_room += 1
+        try:
+            _, pending = await asyncio.wait(
+                waits,
+                timeout=max(0.0, min(deadline - self._now(), HOUSEKEEPING_S)),
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+        finally:
+            self._waiting_for_room -= 1
         for wait in pending:
             wait.cancel()
 
     # ---- delete, look around -------------------------------------------------------------------
 
-    async def delete(self, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> int:
-        """Delete blocks for good: when this returns, not even a power cut brings them back."""
+    async def delete(
+        self, namespace_id: NamespaceId, keys: Sequence[BlockKey], *, corrupt: bool = False
+    ) -> int:
+        """Delete blocks for good: when this returns, not even a power cut brings them back.
+
+        corrupt: a reader found that their bytes do not match their checksums.
+        """
         check_keys(keys)
         if not any(self._planner.index.get(namespace_id, key) for key in keys):
             self._planner.namespace(namespace_id)  # after a restart, blocks are known before it is
-        deletion = self._planner.delete(namespace_id, keys)
+        reason = Reason.CORRUPT if corrupt else Reason.DELETED
+        deletion = self._planner.delete(namespace_id, keys, reason)
+        if corrupt:
+            self._metrics.corrupt_blocks.labels("reader").inc(deletion.deleted)
         # Keys the index does not know are buried too: an evicted frame may still be on disk.
         await self._mover.bury(namespace_id, keys)
         self._room.set()
@@ -432,29 +502,19 @@ class Store:
 
     def stats(self) -> dict[str, Any]:
         """Return what the node holds and owes, as plain numbers. Bytes, seconds, counts."""
-        planner, leases = self._planner, self._leases
-        return {
-            "blocks": len(planner.index),
-            "namespaces": len(planner.index.namespaces),
-            "sessions": len(leases.sessions()),
-            "leases": leases.count,
-            "dram": {
-                "blocks": planner.resident_blocks,
-                "capacity_bytes": self.arena.capacity_bytes,
-                "used_bytes": self.arena.physical_nbytes,
-                "leased_bytes": leases.leased_bytes - leases.limbo_bytes,
-                "limbo_bytes": leases.limbo_bytes,
-                "evicted_blocks": planner.counts.evicted_dram,
-                "lost_records": planner.counts.lost,
-            },
-            "file": {
-                "blocks": planner.framed_blocks,
-                "evicted_blocks": planner.counts.evicted_file,
-                **self._mover.stats(),
-            },
-            "dirty_bytes": planner.dirty.nbytes,
-            "durable_lag_s": planner.dirty.oldest_s,
+        now = snapshot(
+            planner=self._planner,
+            leases=self._leases,
+            arena=self.arena,
+            mover=self._mover,
+            limits=self._limits,
+        )
+        queues = {
+            "promote": self._mover.reads_under_way,
+            "write_behind": self._planner.dirty.count,
+            "room": self._waiting_for_room,
         }
+        return {"uptime_s": self._now() - self._started, "queues": queues, **now}
 
     # ---- inside --------------------------------------------------------------------------------
 
@@ -487,10 +547,14 @@ class Store:
             await asyncio.sleep(HOUSEKEEPING_S)
             expired = self._leases.expire()
             if expired:
+                self._metrics.expired_leases.inc(expired)
                 logger.warning(
                     "leases_expired=%d limbo_bytes=%d", expired, self._leases.limbo_bytes
                 )
-            self._metrics.publish(self.stats())
+            self._publish()
+
+    def _publish(self) -> None:
+        self._metrics.publish(self.stats(), self._planner.counts.left)
 
 
 async def _in_steps(steps: Steps[T]) -> T:

@@ -206,7 +206,11 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def get_kv_connector_stats(self) -> KVStoreStats | None:
         side = self._scheduler or self._worker
-        since = side.counters.take() if side is not None else {}
+        if side is None:
+            return None
+        client = self._client
+        side.counters.note_breaker(available=client.available, trips=client.breaker_trips)
+        since = side.counters.take()
         return KVStoreStats(data=since) if since else None
 
     @classmethod

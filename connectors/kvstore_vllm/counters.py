@@ -1,4 +1,4 @@
-"""What the connector counts; any thread may add."""
+"""What the connector counts; any thread may add. Every name and help text is here."""
 
 from __future__ import annotations
 
@@ -23,7 +23,14 @@ COUNTERS = {
     "saves_dropped_down": "Saves dropped because the daemon was away or failed.",
     "saves_dropped_reuse": "Saves dropped because their device blocks were needed again.",
     "reuse_wait_seconds": "Time steps waited for copies out of blocks they overwrite.",
+    "breaker_trips": "Times a client of this engine gave the daemon up until it answered again.",
 }
+
+GAUGES = {
+    "breakers_open": "Clients of this engine (scheduler, workers) that refuse calls at once: the "
+    "daemon does not answer.",
+}
+"""Reported as changes, so that those of all processes and steps simply add up."""
 
 
 class Counters:
@@ -32,7 +39,9 @@ class Counters:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._since: dict[str, float] = {}
-        self.totals: dict[str, float] = dict.fromkeys(COUNTERS, 0)
+        self._breaker_open = False
+        self._breaker_trips = 0
+        self.totals: dict[str, float] = dict.fromkeys([*COUNTERS, *GAUGES], 0)
 
     def add(self, **counts: float) -> None:
         """Add to the named counters. An unknown name is a KeyError."""
@@ -40,6 +49,15 @@ class Counters:
             for name, count in counts.items():
                 self.totals[name] += count
                 self._since[name] = self._since.get(name, 0) + count
+
+    def note_breaker(self, *, available: bool, trips: int) -> None:
+        """Add what has changed in the state of a client's circuit breaker. One thread calls it."""
+        if trips != self._breaker_trips:
+            self.add(breaker_trips=trips - self._breaker_trips)
+            self._breaker_trips = trips
+        if self._breaker_open == available:
+            self._breaker_open = not available
+            self.add(breakers_open=1 if self._breaker_open else -1)
 
     def take(self) -> dict[str, float]:
         """Return what was added since the last call, by name."""

@@ -46,6 +46,7 @@ class Lookup:
         skip_blocks: int,
         readers: int,
         wait_s: float,
+        request_id: str,
     ) -> None:
         """Ask for `keys`, of which the engine holds the first `skip_blocks` itself."""
         keys = keys[:KEYS_MAX]
@@ -58,7 +59,12 @@ class Lookup:
         async def acquire(remote: AsyncClient) -> Grant:
             namespace_id = await registered(remote, namespace)
             grant = await remote.acquire(
-                namespace_id, keys, skip_blocks=skip_blocks, readers=readers, wait_s=wait_s
+                namespace_id,
+                keys,
+                skip_blocks=skip_blocks,
+                readers=readers,
+                wait_s=wait_s,
+                request_id=request_id,
             )
             self.instance = remote.instance
             return grant

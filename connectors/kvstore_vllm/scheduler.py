@@ -133,6 +133,7 @@ class SchedulerSide:
             skip_blocks=local_blocks,
             readers=self._readers,
             wait_s=self._settings.load_deadline_s,
+            request_id=tracked.request.request_id,
         )
 
     # What to offer --------------------------------------------------------------------------------

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from prometheus_client import Counter
+from prometheus_client import Counter, Gauge
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
     KVConnectorPromMetrics,
     KVConnectorStats,
 )
 
-from kvstore_vllm.counters import COUNTERS
+from kvstore_vllm.counters import COUNTERS, GAUGES
 
 
 class KVStoreStats(KVConnectorStats):  # type: ignore[misc]
-    """Increments of `COUNTERS`, by name; they add up over steps and workers."""
+    """Changes of `COUNTERS` and `GAUGES`, by name; they add up over steps and workers."""
 
     def reset(self) -> None:
         self.data: dict[str, Any] = {}
@@ -32,7 +32,7 @@ class KVStoreStats(KVConnectorStats):  # type: ignore[misc]
 
 
 class KVStorePromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
-    """The same counters as `vllm:kvstore_<name>`, labelled by engine."""
+    """The same as `vllm:kvstore_<name>`, labelled by engine."""
 
     def __init__(
         self,
@@ -43,11 +43,28 @@ class KVStorePromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
     ) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
         self._counters: dict[tuple[int, str], Any] = {}
+        self._gauges: dict[tuple[int, str], Any] = {}
+        self._values: dict[tuple[int, str], float] = {}
         for name, text in COUNTERS.items():
             counter = metric_types[Counter](f"vllm:kvstore_{name}", text, labelnames=labelnames)
             for engine, labels in per_engine_labelvalues.items():
                 self._counters[engine, name] = counter.labels(*labels)
+        for name, text in GAUGES.items():
+            gauge = metric_types[Gauge](
+                f"vllm:kvstore_{name}",
+                text,
+                labelnames=labelnames,
+                multiprocess_mode="mostrecent",
+            )
+            for engine, labels in per_engine_labelvalues.items():
+                self._gauges[engine, name] = gauge.labels(*labels)
+                self._gauges[engine, name].set(0)
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         for name, count in transfer_stats_data.items():
-            self._counters[engine_idx, name].inc(count)
+            metric = (engine_idx, name)
+            if name in GAUGES:  # set, not added to: not every kind of gauge that vLLM uses can
+                self._values[metric] = self._values.get(metric, 0) + count
+                self._gauges[metric].set(self._values[metric])
+            else:
+                self._counters[metric].inc(count)

@@ -9,8 +9,7 @@ import click
 
 from kvstore.block import NamespaceId
 from kvstore.cli.target import Hash, connect, daemon_options
-
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+from kvstore.cli.words import size
 
 
 @click.command()
@@ -29,7 +28,7 @@ def stats(target: str, as_json: bool) -> None:
         click.echo(json.dumps(found))
         return
     for name, value in _flat(found, ""):
-        click.echo(f"{name:<28} {_readable(name, value)}")
+        click.echo(f"{name:<36} {_readable(name, value)}")
 
 
 @click.command()
@@ -71,20 +70,19 @@ def scan(target: str, as_json: bool, namespace: bytes | None, limit: int) -> Non
         )
 
 
-def _flat(values: dict[str, Any], prefix: str) -> list[tuple[str, Any]]:
+def _flat(values: dict[Any, Any], prefix: str) -> list[tuple[str, Any]]:
     rows: list[tuple[str, Any]] = []
     for name, value in values.items():
         if isinstance(value, dict):
             rows += _flat(value, f"{prefix}{name}.")
+        elif isinstance(value, list):
+            rows += _flat(dict(enumerate(value)), f"{prefix}{name}.")
         else:
-            rows.append((prefix + name, value))
+            rows.append((f"{prefix}{name}", value))
     return rows
 
 
 def _readable(name: str, value: Any) -> str:
-    if name.endswith("_bytes") and isinstance(value, int):
-        size, unit = float(value), 0
-        while size >= 1024 and unit < len(_UNITS) - 1:
-            size, unit = size / 1024, unit + 1
-        return f"{size:.4g} {_UNITS[unit]}"
+    if "_bytes" in name and isinstance(value, int):
+        return size(value)
     return f"{value:.4g}" if isinstance(value, float) else str(value)

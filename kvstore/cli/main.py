@@ -16,8 +16,14 @@ from kvstore.errors import ConfigError, KVStoreError, Unavailable
 # Commands are imported when they are called: `serve` needs the whole daemon, `stats` only a client.
 _COMMANDS = {
     "serve": "kvstore.cli.serve:serve",
+    "doctor": "kvstore.cli.doctor:doctor",
+    "status": "kvstore.cli.status:status",
+    "top": "kvstore.cli.top:top",
+    "explain": "kvstore.cli.explain:explain",
     "stats": "kvstore.cli.inspect:stats",
+    "namespaces": "kvstore.cli.namespaces:namespaces",
     "scan": "kvstore.cli.inspect:scan",
+    "get": "kvstore.cli.get:get",
     "flush": "kvstore.cli.change:flush",
     "delete": "kvstore.cli.change:delete",
     "clear": "kvstore.cli.change:clear",

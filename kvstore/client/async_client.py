@@ -27,7 +27,9 @@ from kvstore.block import (
 from kvstore.client.bulk import Bulk
 from kvstore.client.caller import Call, Caller
 from kvstore.errors import InvalidRequest, SessionEnded, Unavailable
+from kvstore.outcome import REQUEST_ID_CHARS_MAX, Explanation, Outcome
 from kvstore.rpc.v1 import kvstore_pb2 as pb
+from kvstore.transport.explain_messages import explanation_of, outcome_of
 from kvstore.transport.messages import committed_of, grant_of, spans_to_messages
 
 if TYPE_CHECKING:
@@ -73,6 +75,11 @@ class AsyncClient:
     def available(self) -> bool:
         """False while calls raise Unavailable without being tried."""
         return self._caller.available
+
+    @property
+    def breaker_trips(self) -> int:
+        """How often the daemon was given up, until it answered again."""
+        return self._caller.breaker_trips
 
     @property
     def local(self) -> bool:
@@ -142,11 +149,13 @@ class AsyncClient:
         readers: int = 1,
         wait_s: float = 0.0,
         spans: Sequence[Span] | None = None,
+        request_id: str = "",
     ) -> Grant:
         """Lease the longest stored prefix, or exactly the parts `spans` names.
 
         Read through `view`, verify with `checksum`, then `release`; bytes that were read count only
-        if it answers True. `readers` releases end the lease.
+        if it answers True. `readers` releases end the lease. `kvstore explain REQUEST_ID` tells
+        later why the hit was not longer; of a long id, the first 256 characters count.
         """
         self._caller.check_may_lease()
         namespace, joined = self.namespace(namespace_id), self._caller.joined(keys)
@@ -163,6 +172,7 @@ class AsyncClient:
                 readers=readers,
                 wait_s=wait_s,
                 spans=messages,
+                request_id=request_id[:REQUEST_ID_CHARS_MAX],
             )
             return stub.Acquire(request, timeout=timeout_s)
 
@@ -306,9 +316,13 @@ class AsyncClient:
 
     # ---- administration ----------------------------------------------------------------------
 
-    async def delete(self, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> int:
-        """Delete blocks for good; return how many there were."""
-        request = pb.DeleteRequest(namespace_id=namespace_id, keys=self._caller.joined(keys))
+    async def delete(
+        self, namespace_id: NamespaceId, keys: Sequence[BlockKey], *, corrupt: bool = False
+    ) -> int:
+        """Delete blocks for good; return how many there were. corrupt: their bytes were wrong."""
+        request = pb.DeleteRequest(
+            namespace_id=namespace_id, keys=self._caller.joined(keys), corrupt=corrupt
+        )
         return (await self._caller.call(lambda stub, _, t: stub.Delete(request, timeout=t))).deleted
 
     async def clear(self, namespace_id: NamespaceId | None = None) -> int:
@@ -329,6 +343,35 @@ class AsyncClient:
         reply = await self._caller.call(lambda stub, _, t: stub.Stats(pb.StatsRequest(), timeout=t))
         stats: dict[str, Any] = json.loads(reply.json)
         return stats
+
+    async def namespaces(self) -> list[tuple[NamespaceId, Namespace | None, int]]:
+        """Return each namespace of the daemon and its number of blocks.
+
+        None in the place of a namespace: its blocks were found on disk, and no engine that uses it
+        has registered it since.
+        """
+        request = pb.ListNamespacesRequest()
+        reply = await self._caller.call(lambda stub, _, t: stub.ListNamespaces(request, timeout=t))
+        return [
+            (
+                NamespaceId(item.namespace_id),
+                Namespace.from_json(item.spec_json) if item.spec_json else None,
+                item.blocks,
+            )
+            for item in reply.items
+        ]
+
+    async def outcomes(self, request_id: str = "", *, limit: int = 100) -> list[Outcome]:
+        """Return how the last requests whose id starts so were answered, newest first."""
+        request = pb.OutcomesRequest(request_id=request_id, limit=limit)
+        reply = await self._caller.call(lambda stub, _, t: stub.Outcomes(request, timeout=t))
+        return [outcome_of(message) for message in reply.outcomes]
+
+    async def explain(self, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> Explanation:
+        """Return where each block of a prefix is now, and what would end its hit."""
+        request = pb.ExplainRequest(namespace_id=namespace_id, keys=self._caller.joined(keys))
+        reply = await self._caller.call(lambda stub, _, t: stub.Explain(request, timeout=t))
+        return explanation_of(reply)
 
     async def scan(
         self, namespace_id: NamespaceId | None = None, *, limit: int | None = None

@@ -22,6 +22,7 @@ from kvstore.block import (
 )
 from kvstore.client.async_client import AsyncClient
 from kvstore.errors import InvalidRequest
+from kvstore.outcome import Explanation, Outcome
 from kvstore.rpc.v1 import kvstore_pb2 as pb
 
 T = TypeVar("T")
@@ -82,6 +83,10 @@ class Client:
         return self._client.available
 
     @property
+    def breaker_trips(self) -> int:
+        return self._client.breaker_trips
+
+    @property
     def local(self) -> bool:
         return self._client.local
 
@@ -122,6 +127,7 @@ class Client:
         readers: int = 1,
         wait_s: float = 0.0,
         spans: Sequence[Span] | None = None,
+        request_id: str = "",
     ) -> Grant:
         return self.submit(
             lambda client: client.acquire(
@@ -131,6 +137,7 @@ class Client:
                 readers=readers,
                 wait_s=wait_s,
                 spans=spans,
+                request_id=request_id,
             )
         ).result()
 
@@ -234,8 +241,12 @@ class Client:
             )
         ).result()
 
-    def delete(self, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> int:
-        return self.submit(lambda client: client.delete(namespace_id, keys)).result()
+    def delete(
+        self, namespace_id: NamespaceId, keys: Sequence[BlockKey], *, corrupt: bool = False
+    ) -> int:
+        return self.submit(
+            lambda client: client.delete(namespace_id, keys, corrupt=corrupt)
+        ).result()
 
     def clear(self, namespace_id: NamespaceId | None = None) -> int:
         return self.submit(lambda client: client.clear(namespace_id)).result()
@@ -245,6 +256,15 @@ class Client:
 
     def stats(self) -> dict[str, Any]:
         return self.submit(lambda client: client.stats()).result()
+
+    def namespaces(self) -> list[tuple[NamespaceId, Namespace | None, int]]:
+        return self.submit(lambda client: client.namespaces()).result()
+
+    def outcomes(self, request_id: str = "", *, limit: int = 100) -> list[Outcome]:
+        return self.submit(lambda client: client.outcomes(request_id, limit=limit)).result()
+
+    def explain(self, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> Explanation:
+        return self.submit(lambda client: client.explain(namespace_id, keys)).result()
 
     def scan(
         self, namespace_id: NamespaceId | None = None, *, limit: int | None = None

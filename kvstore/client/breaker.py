@@ -24,9 +24,10 @@ class State(Enum):
 
 
 class Breaker:
-    """One daemon's circuit breaker."""
+    """One daemon's circuit breaker. trips: how often it has opened."""
 
     def __init__(self, now: Callable[[], float]) -> None:
+        self.trips = 0
         self._now = now
         self._failures = 0
         self._backoff_s = BACKOFF_MIN_S
@@ -63,6 +64,7 @@ class Breaker:
     def trip(self) -> None:
         """Open at once: the daemon is known to be gone. No effect when open already."""
         if self._retry_at is None:
+            self.trips += 1
             self._retry_at = self._now() + self._backoff_s
 
     def probe_failed(self) -> None:

@@ -293,7 +293,7 @@ class Bulk:
         self.corrupt_blocks += len(corrupt)
         logger.error("corrupt_blocks=%d first=%s", len(corrupt), corrupt[0][:4].hex())
         try:
-            await self._client.delete(batch.namespace_id, corrupt)
+            await self._client.delete(batch.namespace_id, corrupt, corrupt=True)
         except KVStoreError as error:
             logger.warning("corrupt_blocks=kept reason=%r", str(error))
 

@@ -61,6 +61,10 @@ class Caller:
         return self._breaker.closed and not self._closed
 
     @property
+    def breaker_trips(self) -> int:
+        return self._breaker.trips
+
+    @property
     def arena(self) -> ClientArena | None:
         return self._connection.arena if self._connection else None
 

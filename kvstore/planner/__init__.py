@@ -1,18 +1,25 @@
 """Decide first, in pure code; the mover carries the moves out.
 
-`planner.py` is the file to read; `match.py` says how long a hit is, `leases.py` who holds what.
+`planner.py` is the file to read; `match.py` says how long a hit is, `leases.py` who holds what,
+`explain.py` why a hit is not longer.
 """
 
+from kvstore.planner.departures import Departures
+from kvstore.planner.explain import Explainer
 from kvstore.planner.leases import DAEMON_SESSION, Leases, MemberId, Reservation, SessionId
 from kvstore.planner.match import longest_hit, needed_spans
 from kvstore.planner.moves import Read, Space, Write
+from kvstore.planner.outcomes import Outcomes
 from kvstore.planner.planner import Planner
 from kvstore.planner.steps import Steps, at_once
 
 __all__ = [
     "DAEMON_SESSION",
+    "Departures",
+    "Explainer",
     "Leases",
     "MemberId",
+    "Outcomes",
     "Planner",
     "Read",
     "Reservation",

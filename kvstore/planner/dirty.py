@@ -22,6 +22,11 @@ class DirtyRecords:
         self._failed: dict[tuple[BlockKey, Part], StoredPart] = {}
 
     @property
+    def count(self) -> int:
+        """Records the file tier has not answered for."""
+        return len(self._since)
+
+    @property
     def oldest_s(self) -> float:
         """Age of the oldest record the file tier has not answered for; 0 when there is none."""
         return self._now() - next(iter(self._since.values())) if self._since else 0.0

@@ -8,7 +8,7 @@ Limbo is bounded: a session with too much of it gets no new leases.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NewType
 
@@ -30,13 +30,10 @@ class Lease:
     session: SessionId
     deadline: float
     held: Sequence[HeldSlot | None]
+    nbytes: int
     readers: int = 1
     expired: bool = False
     write: Reservation | None = None
-
-    @property
-    def nbytes(self) -> int:
-        return sum(padded(held.slot.nbytes) for held in self.held if held is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +144,7 @@ class Leases:
             session=session_id,
             deadline=self._now() + self._lease_s,
             held=held,
+            nbytes=sum(padded(each.slot.nbytes) for each in held if each is not None),
             readers=readers,
             write=write,
         )
@@ -165,7 +163,8 @@ class Leases:
         if session.limbo_bytes > self._limbo_bytes_max:
             raise Unavailable(
                 f"session {session_id} has {session.limbo_bytes} bytes in limbo: its leases expire "
-                "before it releases them"
+                "before it releases them",
+                reason="limbo",
             )
         return session
 
@@ -176,6 +175,14 @@ class Leases:
         if session is None or session.ended or lease is None or lease.write is None:
             return None
         return None if lease.expired or self._now() > lease.deadline else lease
+
+    def reservations(self, namespace_id: NamespaceId) -> Iterator[Reservation]:
+        """Yield what may still be committed into a namespace."""
+        for session in self._sessions.values():
+            for lease in session.leases.values():
+                write = lease.write
+                if write is not None and not lease.expired and write.namespace_id == namespace_id:
+                    yield write
 
     def release(self, session_id: SessionId, lease_id: int) -> bool:
         """End one reader's hold. Returns whether the slots were safe until now."""
@@ -233,7 +240,9 @@ class Leases:
         idle: Iterable[Session] = (s for s in self.sessions() if not s.members)
         session = next(iter(idle), None)
         if session is None:
-            raise Unavailable(f"{self._sessions_max} sessions are open", retry_after_s=5.0)
+            raise Unavailable(
+                f"{self._sessions_max} sessions are open", retry_after_s=5.0, reason="sessions"
+            )
         del self._sessions[session.id]
         self._by_token.pop(session.token, None)
 

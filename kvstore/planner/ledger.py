@@ -6,12 +6,15 @@ Four steps change where a record is: `make_resident` and `make_absent` in the ar
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 
 from kvstore.block import BlockKey
 from kvstore.index import HeldSlot, Index, StoredBlock, StoredFrame, StoredPart
+from kvstore.outcome import Reason
+from kvstore.planner.departures import Departures
 from kvstore.planner.dirty import DirtyRecords
 from kvstore.planner.moves import Space
 from kvstore.policy import Policy
@@ -23,11 +26,15 @@ VICTIMS_MAX = 1024
 
 @dataclass(slots=True)
 class Counts:
-    """What left the tiers, ever; `lost` went from the arena without a copy in the file tier."""
+    """What left the tiers, ever; `lost` went from the arena without a copy in the file tier.
+
+    left: blocks by (tier, why), those deleted on purpose included.
+    """
 
     evicted_dram: int = 0
     evicted_file: int = 0
     lost: int = 0
+    left: Counter[tuple[str, str]] = field(default_factory=Counter)
 
 
 class Ledger:
@@ -39,10 +46,12 @@ class Ledger:
         file: Space | None,
         policy: Callable[[], Policy],
         now: Callable[[], float],
+        departed_keys_max: int,
     ) -> None:
         self.index = Index()
         self.dirty = DirtyRecords(now)
         self.counts = Counts()
+        self.departures = Departures(departed_keys_max, now)
         self.resident_blocks = 0
         self.framed_blocks = 0
         self.has_file = file is not None
@@ -86,12 +95,17 @@ class Ledger:
         records = block.parts.values()
         if any(r.dirty or (r.resident is not None and r.resident.pins) for r in records):
             return False
+        lost = 0
         for part, record in list(block.parts.items()):
             self.make_absent(block, record)
             if record.frame is None:
                 del block.parts[part]
-                self.counts.lost += 1
+                lost += 1
+        if lost:
+            self.departures.note(key, Reason.LOST)
+        self.counts.lost += lost
         self.counts.evicted_dram += 1
+        self.counts.left["dram", Reason.LOST if lost else Reason.EVICTED] += 1
         self._settle(block)
         return True
 
@@ -124,14 +138,20 @@ class Ledger:
             self.detach(block, record)
             if record.resident is None:
                 del block.parts[frame.part]
-            self.counts.evicted_file += not block.framed_parts
+                self.departures.note(block.key, Reason.EVICTED)
+            if not block.framed_parts:
+                self.counts.evicted_file += 1
+                self.counts.left["file", Reason.EVICTED] += 1
             self._settle(block)
         return int(frame.extent.nbytes)
 
     # ---- blocks ------------------------------------------------------------------------------
 
-    def forget(self, block: StoredBlock) -> None:
+    def forget(self, block: StoredBlock, reason: Reason) -> None:
         """Drop a block from every tier. Slots that are leased stay as they are until released."""
+        self.departures.note(block.key, reason)
+        self.counts.left["dram", reason] += block.resident_parts > 0
+        self.counts.left["file", reason] += block.framed_parts > 0
         for part, record in list(block.parts.items()):
             self.dirty.drop(block.key, part, record)
             self.make_absent(block, record)

@@ -19,6 +19,8 @@ from itertools import accumulate
 from kvstore.block import BlockKey, Match, Namespace, NamespaceId, Part, Span
 from kvstore.errors import InvalidRequest
 from kvstore.index import Extent, HeldSlot, Index, StoredBlock, StoredFrame, StoredPart
+from kvstore.outcome import Reason
+from kvstore.planner.departures import Departures
 from kvstore.planner.dirty import DirtyRecords
 from kvstore.planner.leases import Reservation
 from kvstore.planner.ledger import Counts, Ledger
@@ -30,6 +32,7 @@ from kvstore.policy import Policy, TailFirstLru
 RUN_BLOCKS_MAX = 16
 RUN_NBYTES_MAX = 16 << 20
 WRITE_BATCH_RECORDS_MAX = 8192
+DEPARTED_KEYS_MAX = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +61,9 @@ class Planner:
         *,
         now: Callable[[], float],
         policy: Callable[[], Policy] = TailFirstLru,
+        departed_keys_max: int = DEPARTED_KEYS_MAX,
     ) -> None:
-        self._ledger = Ledger(dram, file, policy, now)
+        self._ledger = Ledger(dram, file, policy, now, departed_keys_max)
 
     @property
     def index(self) -> Index:
@@ -73,6 +77,11 @@ class Planner:
     @property
     def counts(self) -> Counts:
         return self._ledger.counts
+
+    @property
+    def departures(self) -> Departures:
+        """What left lately, and why."""
+        return self._ledger.departures
 
     @property
     def resident_blocks(self) -> int:
@@ -283,7 +292,7 @@ class Planner:
                 self._ledger.make_resident(block, record, slot)
                 self.index.refresh(block)
             elif corrupt:
-                self._ledger.forget(block)
+                self._ledger.forget(block, Reason.CORRUPT)
         self._ledger.drop_pins(read.held)
         read.frame.pins -= 1
         self._ledger.free_if_dead(read.frame)
@@ -314,23 +323,29 @@ class Planner:
 
     # ---- leaving -----------------------------------------------------------------------------
 
-    def delete(self, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> Deletion:
+    def delete(
+        self,
+        namespace_id: NamespaceId,
+        keys: Sequence[BlockKey],
+        reason: Reason = Reason.DELETED,
+    ) -> Deletion:
         """Forget blocks now. What may be on disk is the mover's to bury."""
         blocks = (self.index.get(namespace_id, key) for key in keys)
-        return self._forget([block for block in blocks if block is not None])
+        return self._forget([block for block in blocks if block is not None], reason)
 
     def clear(self, namespace_id: NamespaceId | None) -> Deletion:
         """Forget every block of a namespace, or of all."""
-        return self._forget([b for b in self.index if namespace_id in (None, b.namespace_id)])
+        blocks = [b for b in self.index if namespace_id in (None, b.namespace_id)]
+        return self._forget(blocks, Reason.CLEARED)
 
     def unpin(self, held: HeldSlot) -> None:
         """Free a slot that neither the index nor anybody else holds any more."""
         self._ledger.unpin(held)
 
-    def _forget(self, blocks: Sequence[StoredBlock]) -> Deletion:
+    def _forget(self, blocks: Sequence[StoredBlock], reason: Reason) -> Deletion:
         deletion = Deletion()
         for block in dict.fromkeys(blocks):
-            self._ledger.forget(block)
+            self._ledger.forget(block, reason)
             deletion.deleted += 1
             deletion.namespaces.add(block.namespace_id)
         return deletion

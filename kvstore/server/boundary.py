@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import grpc
 import grpc.aio
@@ -14,6 +14,7 @@ import grpc.aio
 from kvstore.errors import KVStoreError, Unavailable
 from kvstore.obs import Metrics
 from kvstore.rpc.status import status_of
+from kvstore.server.tracing import Tracing, fail
 
 logger = logging.getLogger(__name__)
 
@@ -21,11 +22,20 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 
+class _Call(NamedTuple):
+    """One call being answered; `span` if calls are traced."""
+
+    method: str
+    started: float
+    span: Any
+
+
 class Boundary(grpc.aio.ServerInterceptor):
     """Wraps every kvstore method; health checks pass through."""
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: Metrics, tracing: Tracing | None = None) -> None:
         self._metrics = metrics
+        self._tracing = tracing
         self._wrapped: dict[str, Handler] = {}
         self._running = 0
         self._idle = asyncio.Event()
@@ -73,55 +83,66 @@ class Boundary(grpc.aio.ServerInterceptor):
 
     def _single(self, method: str, behaviour: Any) -> Any:
         async def answer(request: Any, context: Context) -> Any:
-            started = self._begin()
+            call = self._begin(method, context)
             try:
                 self._admit()
                 return await behaviour(request, context)
             except Exception as error:
-                failure = self._translate(method, error)
+                failure = self._translate(call, error)
             finally:
-                self._end(method, started)
+                self._end(call)
             return await _abort(context, failure)
 
         return answer
 
     def _streamed(self, method: str, behaviour: Any) -> Any:
         async def answer(request: Any, context: Context) -> AsyncIterator[Any]:
-            started = self._begin()
+            call = self._begin(method, context)
             try:
                 self._admit()
                 async for reply in behaviour(request, context):
                     yield reply
                 return
             except Exception as error:
-                failure = self._translate(method, error)
+                failure = self._translate(call, error)
             finally:
-                self._end(method, started)
+                self._end(call)
             await _abort(context, failure)
 
         return answer
 
     def _admit(self) -> None:
         if self._draining:
-            raise Unavailable("the daemon is shutting down", retry_after_s=1.0)
+            raise Unavailable("the daemon is shutting down", reason="draining")
 
-    def _begin(self) -> float:
+    def _begin(self, method: str, context: Context) -> _Call:
         self._running += 1
+        self._metrics.rpcs_running.inc()
         self._idle.clear()
-        return time.perf_counter()
+        span = None
+        if self._tracing is not None:
+            span = self._tracing.start(method, context.invocation_metadata())
+        return _Call(method, time.perf_counter(), span)
 
-    def _end(self, method: str, started: float) -> None:
-        self._metrics.rpc_seconds.labels(method).observe(time.perf_counter() - started)
+    def _end(self, call: _Call) -> None:
+        seconds = time.perf_counter() - call.started
+        self._metrics.rpc_seconds.labels(call.method).observe(seconds)
+        if call.span is not None:
+            call.span.end()
+        self._metrics.rpcs_running.dec()
         self._running -= 1
         if not self._running:
             self._idle.set()
 
-    def _translate(self, method: str, error: Exception) -> KVStoreError:
+    def _translate(self, call: _Call, error: Exception) -> KVStoreError:
         """Return what the client is told. A bug here must not look like the client's mistake."""
-        self._metrics.rpc_errors.labels(method, type(error).__name__).inc()
+        reason = error.reason if isinstance(error, Unavailable) else ""
+        self._metrics.rpc_errors.labels(call.method, type(error).__name__, reason).inc()
+        if call.span is not None:
+            fail(call.span, error)
         if isinstance(error, KVStoreError):
             return error
-        logger.error("rpc=%s error=unexpected", method, exc_info=error)
+        logger.error("rpc=%s error=unexpected", call.method, exc_info=error)
         return Unavailable(f"the daemon failed: {type(error).__name__}; its log says more")
 
 

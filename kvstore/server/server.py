@@ -26,6 +26,7 @@ from kvstore.server.sockets import (
     owned_socket_path,
     private_umask,
 )
+from kvstore.server.tracing import Tracing
 from kvstore.store import Store
 from kvstore.transport.arena_host import ArenaHost
 from kvstore.transport.messages import MESSAGE_NBYTES_MAX, Epoch
@@ -52,12 +53,15 @@ class Server:
         self._metrics = metrics
         self._epoch = Epoch.new()
         self._store = store
-        self._boundary = Boundary(metrics)
+        endpoint = self._settings.traces_endpoint
+        self._tracing = Tracing(endpoint, version) if endpoint else None
+        self._boundary = Boundary(metrics, self._tracing)
         self._health = health.aio.HealthServicer()
         self._service = Service(
             store,
             settings.limits,
             self._epoch,
+            metrics,
             arena_socket=str(arena_socket_path(self._socket)),
             version=version,
         )
@@ -83,6 +87,8 @@ class Server:
             arena.start()
             stack.push_async_callback(arena.close)
             await server.start()
+            if self._tracing is not None:
+                stack.push_async_callback(asyncio.to_thread, self._tracing.close)
             stack.push_async_callback(server.stop, STOP_GRACE_S)
             await self._report(health_pb2.HealthCheckResponse.SERVING)
             self._open = stack.pop_all()

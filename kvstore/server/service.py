@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import AsyncIterator, Sequence
 
 from kvstore.block import (
@@ -17,6 +18,8 @@ from kvstore.block import (
 )
 from kvstore.config import LimitSettings
 from kvstore.errors import InvalidRequest, Unavailable
+from kvstore.obs import Metrics
+from kvstore.outcome import REQUEST_ID_CHARS_MAX
 from kvstore.planner import SessionId
 from kvstore.rpc.v1 import kvstore_pb2 as pb
 from kvstore.rpc.v1 import kvstore_pb2_grpc as rpc
@@ -24,6 +27,7 @@ from kvstore.server.boundary import Context
 from kvstore.server.streams import Streams
 from kvstore.store import Store
 from kvstore.transport.arena_host import check_version
+from kvstore.transport.explain_messages import explanation_to_message, outcome_to_message
 from kvstore.transport.messages import (
     Epoch,
     committed_to_message,
@@ -35,6 +39,8 @@ from kvstore.transport.messages import (
 TOKEN_CHARS = range(16, 129)
 CLIENT_CHARS_MAX = 256
 SCAN_ITEMS_MAX = 10_000
+OUTCOMES_MAX = 1000
+NAMESPACES_MAX = 1000  # a spec has some KiB; the message must stay under its limit
 READERS_MAX = 1 << 16
 ANSWER_S_MIN = 0.02
 
@@ -47,6 +53,7 @@ class Service(rpc.KVStoreServicer):
         store: Store,
         limits: LimitSettings,
         epoch: Epoch,
+        metrics: Metrics,
         *,
         arena_socket: str,
         version: str,
@@ -54,9 +61,10 @@ class Service(rpc.KVStoreServicer):
         self._store = store
         self._limits = limits
         self._epoch = epoch
+        self._metrics = metrics
         self._arena_socket = arena_socket
         self._version = version
-        self._streams = Streams(store)
+        self._streams = Streams(store, metrics)
 
     async def OpenSession(
         self, request: pb.OpenSessionRequest, context: Context
@@ -90,6 +98,8 @@ class Service(rpc.KVStoreServicer):
     async def Acquire(self, request: pb.AcquireRequest, context: Context) -> pb.GrantReply:
         if request.readers > READERS_MAX:
             raise InvalidRequest(f"{request.readers} readers; the limit is {READERS_MAX}")
+        if len(request.request_id) > REQUEST_ID_CHARS_MAX:
+            raise InvalidRequest(f"a request id has at most {REQUEST_ID_CHARS_MAX} characters")
         session = self._session(request.session)
         grant = await self._store.acquire(
             session,
@@ -99,6 +109,7 @@ class Service(rpc.KVStoreServicer):
             readers=request.readers or 1,
             wait_s=self._wait(request.wait_s),
             spans=spans_of(request.spans) or None,
+            request_id=request.request_id,
         )
         return self._granted(grant, session, context)
 
@@ -162,7 +173,9 @@ class Service(rpc.KVStoreServicer):
 
     async def Delete(self, request: pb.DeleteRequest, context: Context) -> pb.DeleteReply:
         deleted = await self._store.delete(
-            _namespace_id(request.namespace_id), self._keys(request.keys)
+            _namespace_id(request.namespace_id),
+            self._keys(request.keys),
+            corrupt=request.corrupt,
         )
         return pb.DeleteReply(deleted=deleted)
 
@@ -174,8 +187,9 @@ class Service(rpc.KVStoreServicer):
         return pb.FlushReply(durable=await self._store.flush(self._wait(request.wait_s)))
 
     async def Stats(self, request: pb.StatsRequest, context: Context) -> pb.StatsReply:
-        about = {"version": self._version, "instance": self._epoch.name}
-        return pb.StatsReply(json=json.dumps(about | self._store.stats()))
+        about = {"version": self._version, "instance": self._epoch.name, "pid": os.getpid()}
+        totals = {"totals": self._metrics.totals()}
+        return pb.StatsReply(json=json.dumps(about | self._store.stats() | totals))
 
     async def Scan(self, request: pb.ScanRequest, context: Context) -> pb.ScanReply:
         limit = min(request.limit or SCAN_ITEMS_MAX, SCAN_ITEMS_MAX)
@@ -196,6 +210,31 @@ class Service(rpc.KVStoreServicer):
             next=items[-1].key if len(items) == limit else b"",
         )
 
+    async def ListNamespaces(
+        self, request: pb.ListNamespacesRequest, context: Context
+    ) -> pb.ListNamespacesReply:
+        return pb.ListNamespacesReply(
+            items=[
+                pb.NamespaceItem(
+                    namespace_id=namespace_id,
+                    spec_json=namespace.to_json() if namespace is not None else "",
+                    blocks=blocks,
+                )
+                for namespace_id, namespace, blocks in self._store.namespaces()[:NAMESPACES_MAX]
+            ]
+        )
+
+    async def Outcomes(self, request: pb.OutcomesRequest, context: Context) -> pb.OutcomesReply:
+        limit = min(request.limit or OUTCOMES_MAX, OUTCOMES_MAX)
+        outcomes = self._store.outcomes(request.request_id, limit)
+        return pb.OutcomesReply(outcomes=map(outcome_to_message, outcomes))
+
+    async def Explain(self, request: pb.ExplainRequest, context: Context) -> pb.ExplainReply:
+        explanation = self._store.explain(
+            self._known(request.namespace_id), self._keys(request.keys)
+        )
+        return explanation_to_message(explanation)
+
     def _granted(self, grant: Grant, session: SessionId, context: Context) -> pb.GrantReply:
         """Answer with a grant, unless its client will not get it: it could never release it."""
 
@@ -206,7 +245,7 @@ class Service(rpc.KVStoreServicer):
         left_s = context.time_remaining()
         if left_s is not None and left_s < ANSWER_S_MIN:
             take_back()
-            raise Unavailable("the call's deadline came before its answer")
+            raise Unavailable("the call's deadline came before its answer", reason="late")
         # The stubs declare the callback's type as a class, which no function can be.
         context.add_done_callback(take_back)  # type: ignore[arg-type]
         return grant_to_message(grant, self._epoch)

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 from kvstore.block import BlockKey, Committed, Grant, Namespace, NamespaceId, Part, Span
 from kvstore.checksum import checksum
 from kvstore.errors import CorruptBlock, InvalidRequest, Unavailable
+from kvstore.obs import Metrics
 from kvstore.planner.leases import DAEMON_SESSION
 from kvstore.rpc.v1 import kvstore_pb2 as pb
 from kvstore.store import Store
@@ -26,8 +27,9 @@ LEASE_MARGIN = 0.8
 class Streams:
     """Moves streamed records in and out of slots that the daemon leases to itself."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, metrics: Metrics) -> None:
         self._store = store
+        self._metrics = metrics
 
     async def put(
         self,
@@ -59,8 +61,13 @@ class Streams:
             return await self._store.commit(
                 DAEMON_SESSION, grant.lease_id, header.checksums, durable=header.durable
             )
+        except CorruptBlock:
+            self._metrics.corrupt_blocks.labels("put").inc()
+            raise
         except TimeoutError as error:
-            raise Unavailable("the records took longer to arrive than a lease lasts") from error
+            raise Unavailable(
+                "the records took longer to arrive than a lease lasts", reason="slow_stream"
+            ) from error
         finally:
             # After a commit this finds nothing to release.
             self._store.release(DAEMON_SESSION, [grant.lease_id])
@@ -104,7 +111,7 @@ class Streams:
             finally:
                 held = self._store.release(DAEMON_SESSION, [grant.lease_id])
             if held != [True]:
-                raise Unavailable("copying took longer than a lease lasts")
+                raise Unavailable("copying took longer than a lease lasts", reason="slow_stream")
             yield pb.GetReply(
                 header=pb.GetHeader(
                     found=[slot is not None for slot in grant.slots],

@@ -5,20 +5,19 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click import Context
 
 from kvstore import Client
 from kvstore.cli import main
 from kvstore.config import load_settings
 from kvstore.testing.daemon import Daemon
 from kvstore.testing.samples import sample_keys, sample_namespace, sample_records
+from tests.cli.run import kvstore
+
+COMMANDS = [name for name in main.list_commands(Context(main)) if name != "bench"]
 
 
-def kvstore(*arguments: str) -> Result:
-    return CliRunner().invoke(main, arguments, prog_name="kvstore")
-
-
-@pytest.mark.parametrize("command", ["serve", "stats", "scan", "flush", "delete", "clear"])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_explains_itself_with_an_example(command: str) -> None:
     done = kvstore(command, "--help")
     assert done.exit_code == 0
@@ -28,8 +27,13 @@ def test_every_command_explains_itself_with_an_example(command: str) -> None:
 def test_the_group_lists_its_commands() -> None:
     done = kvstore("--help")
     assert done.exit_code == 0
-    for command in ("serve", "stats", "scan", "flush", "delete", "clear", "bench"):
+    for command in (*COMMANDS, "bench"):
         assert f"  {command} " in done.output
+
+
+@pytest.mark.parametrize("command", [name for name in COMMANDS if name != "serve"])
+def test_every_command_but_serve_has_json(command: str) -> None:
+    assert "--json" in kvstore(command, "--help").output
 
 
 def test_print_config_loads_back(tmp_path: Path) -> None:

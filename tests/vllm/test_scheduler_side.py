@@ -54,8 +54,10 @@ class FakeClient:
     def namespace(self, namespace_id):
         assert namespace_id == NAMESPACE.id or len(namespace_id) == 32
 
-    async def acquire(self, namespace_id, keys, *, skip_blocks, readers, wait_s):
-        self.asked.append(SimpleNamespace(keys=list(keys), skip=skip_blocks, readers=readers))
+    async def acquire(self, namespace_id, keys, *, skip_blocks, readers, wait_s, request_id):
+        self.asked.append(
+            SimpleNamespace(keys=list(keys), skip=skip_blocks, readers=readers, name=request_id)
+        )
         if self.error is not None:
             raise self.error
         hit = max(skip_blocks, min(self.hit_blocks, len(keys)))

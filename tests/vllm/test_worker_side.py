@@ -82,7 +82,7 @@ class FakeClient:
         self.committed: dict[int, list[int]] = {}
         self.reserved: list[tuple] = []
         self.released: list[int] = []
-        self.deleted: list[BlockKey] = []
+        self.corrupt: list[BlockKey] = []
         self.registered: set[bytes] = set()
         self.held = True
         self.error: Exception | None = None
@@ -108,8 +108,9 @@ class FakeClient:
         self.committed[lease] = sums
         return Committed(sum(1 for each in sums if each), 0, 0, False)
 
-    def delete(self, namespace_id, keys):
-        self.deleted += keys
+    def delete(self, namespace_id, keys, *, corrupt):
+        assert corrupt
+        self.corrupt += keys
         return len(keys)
 
     def view(self, slot):
@@ -345,7 +346,7 @@ def test_a_flipped_bit_fails_the_load_and_drops_the_block(side, client):
     order = load_order(client)
     client.arena[RECORD + 3] ^= 1
     assert load(side, order) == (set(), {"r"})
-    assert client.deleted == [key(1)]
+    assert client.corrupt == [key(1)]
     assert client.released == [5]
     assert side.counters.totals["corrupt_blocks"] == 1
     assert side.counters.totals["loaded_blocks"] == 0
@@ -356,7 +357,7 @@ def test_a_lease_lost_during_the_load_fails_it_and_accuses_nobody(side, client):
     client.arena[3] ^= 1
     client.held = False
     assert load(side, order) == (set(), {"r"})
-    assert client.deleted == [], "the slot may have been somebody else's by then"
+    assert client.corrupt == [], "the slot may have been somebody else's by then"
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ class MatchReply(_message.Message):
     def __init__(self, hit_blocks: _Optional[int] = ..., resident_blocks: _Optional[int] = ...) -> None: ...
 
 class AcquireRequest(_message.Message):
-    __slots__ = ("session", "namespace_id", "keys", "skip_blocks", "readers", "wait_s", "spans")
+    __slots__ = ("session", "namespace_id", "keys", "skip_blocks", "readers", "wait_s", "spans", "request_id")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
@@ -81,6 +81,7 @@ class AcquireRequest(_message.Message):
     READERS_FIELD_NUMBER: _ClassVar[int]
     WAIT_S_FIELD_NUMBER: _ClassVar[int]
     SPANS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     session: int
     namespace_id: bytes
     keys: bytes
@@ -88,7 +89,8 @@ class AcquireRequest(_message.Message):
     readers: int
     wait_s: float
     spans: _containers.RepeatedCompositeFieldContainer[Span]
-    def __init__(self, session: _Optional[int] = ..., namespace_id: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., skip_blocks: _Optional[int] = ..., readers: _Optional[int] = ..., wait_s: _Optional[float] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ...) -> None: ...
+    request_id: str
+    def __init__(self, session: _Optional[int] = ..., namespace_id: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., skip_blocks: _Optional[int] = ..., readers: _Optional[int] = ..., wait_s: _Optional[float] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., request_id: _Optional[str] = ...) -> None: ...
 
 class ReserveRequest(_message.Message):
     __slots__ = ("session", "namespace_id", "keys", "first_block", "parent", "spans", "wait_s")
@@ -231,12 +233,14 @@ class GetReply(_message.Message):
     def __init__(self, header: _Optional[_Union[GetHeader, _Mapping]] = ..., chunk: _Optional[bytes] = ...) -> None: ...
 
 class DeleteRequest(_message.Message):
-    __slots__ = ("namespace_id", "keys")
+    __slots__ = ("namespace_id", "keys", "corrupt")
     NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
+    CORRUPT_FIELD_NUMBER: _ClassVar[int]
     namespace_id: bytes
     keys: bytes
-    def __init__(self, namespace_id: _Optional[bytes] = ..., keys: _Optional[bytes] = ...) -> None: ...
+    corrupt: bool
+    def __init__(self, namespace_id: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., corrupt: _Optional[bool] = ...) -> None: ...
 
 class DeleteReply(_message.Message):
     __slots__ = ("deleted",)
@@ -305,3 +309,115 @@ class ScanReply(_message.Message):
     items: _containers.RepeatedCompositeFieldContainer[ScanItem]
     next: bytes
     def __init__(self, items: _Optional[_Iterable[_Union[ScanItem, _Mapping]]] = ..., next: _Optional[bytes] = ...) -> None: ...
+
+class ListNamespacesRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class NamespaceItem(_message.Message):
+    __slots__ = ("namespace_id", "spec_json", "blocks")
+    NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    SPEC_JSON_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    namespace_id: bytes
+    spec_json: str
+    blocks: int
+    def __init__(self, namespace_id: _Optional[bytes] = ..., spec_json: _Optional[str] = ..., blocks: _Optional[int] = ...) -> None: ...
+
+class ListNamespacesReply(_message.Message):
+    __slots__ = ("items",)
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[NamespaceItem]
+    def __init__(self, items: _Optional[_Iterable[_Union[NamespaceItem, _Mapping]]] = ...) -> None: ...
+
+class Ending(_message.Message):
+    __slots__ = ("reason", "block", "group", "left_s", "differs")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    LEFT_S_FIELD_NUMBER: _ClassVar[int]
+    DIFFERS_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    block: int
+    group: str
+    left_s: float
+    differs: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, reason: _Optional[str] = ..., block: _Optional[int] = ..., group: _Optional[str] = ..., left_s: _Optional[float] = ..., differs: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Outcome(_message.Message):
+    __slots__ = ("request_id", "client", "namespace_id", "asked_blocks", "skip_blocks", "hit_blocks", "file_blocks", "took_s", "ending", "asks", "age_s", "lease")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    ASKED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    SKIP_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    HIT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    FILE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    TOOK_S_FIELD_NUMBER: _ClassVar[int]
+    ENDING_FIELD_NUMBER: _ClassVar[int]
+    ASKS_FIELD_NUMBER: _ClassVar[int]
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    client: str
+    namespace_id: bytes
+    asked_blocks: int
+    skip_blocks: int
+    hit_blocks: int
+    file_blocks: int
+    took_s: float
+    ending: Ending
+    asks: int
+    age_s: float
+    lease: str
+    def __init__(self, request_id: _Optional[str] = ..., client: _Optional[str] = ..., namespace_id: _Optional[bytes] = ..., asked_blocks: _Optional[int] = ..., skip_blocks: _Optional[int] = ..., hit_blocks: _Optional[int] = ..., file_blocks: _Optional[int] = ..., took_s: _Optional[float] = ..., ending: _Optional[_Union[Ending, _Mapping]] = ..., asks: _Optional[int] = ..., age_s: _Optional[float] = ..., lease: _Optional[str] = ...) -> None: ...
+
+class OutcomesRequest(_message.Message):
+    __slots__ = ("request_id", "limit")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    limit: int
+    def __init__(self, request_id: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class OutcomesReply(_message.Message):
+    __slots__ = ("outcomes",)
+    OUTCOMES_FIELD_NUMBER: _ClassVar[int]
+    outcomes: _containers.RepeatedCompositeFieldContainer[Outcome]
+    def __init__(self, outcomes: _Optional[_Iterable[_Union[Outcome, _Mapping]]] = ...) -> None: ...
+
+class ExplainRequest(_message.Message):
+    __slots__ = ("namespace_id", "keys")
+    NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    namespace_id: bytes
+    keys: bytes
+    def __init__(self, namespace_id: _Optional[bytes] = ..., keys: _Optional[bytes] = ...) -> None: ...
+
+class BlockRange(_message.Message):
+    __slots__ = ("begin", "end", "dram", "file", "reason", "left_s")
+    BEGIN_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    DRAM_FIELD_NUMBER: _ClassVar[int]
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    LEFT_S_FIELD_NUMBER: _ClassVar[int]
+    begin: int
+    end: int
+    dram: bool
+    file: bool
+    reason: str
+    left_s: float
+    def __init__(self, begin: _Optional[int] = ..., end: _Optional[int] = ..., dram: _Optional[bool] = ..., file: _Optional[bool] = ..., reason: _Optional[str] = ..., left_s: _Optional[float] = ...) -> None: ...
+
+class ExplainReply(_message.Message):
+    __slots__ = ("ranges", "hit_blocks", "resident_blocks", "ending")
+    RANGES_FIELD_NUMBER: _ClassVar[int]
+    HIT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    RESIDENT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    ENDING_FIELD_NUMBER: _ClassVar[int]
+    ranges: _containers.RepeatedCompositeFieldContainer[BlockRange]
+    hit_blocks: int
+    resident_blocks: int
+    ending: Ending
+    def __init__(self, ranges: _Optional[_Iterable[_Union[BlockRange, _Mapping]]] = ..., hit_blocks: _Optional[int] = ..., resident_blocks: _Optional[int] = ..., ending: _Optional[_Union[Ending, _Mapping]] = ...) -> None: ...

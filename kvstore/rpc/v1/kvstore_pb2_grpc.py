@@ -104,6 +104,21 @@ class KVStoreStub:
                 request_serializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.ScanRequest.SerializeToString,
                 response_deserializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.ScanReply.FromString,
                 _registered_method=True)
+        self.ListNamespaces = channel.unary_unary(
+                '/kvstore.rpc.v1.KVStore/ListNamespaces',
+                request_serializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.ListNamespacesRequest.SerializeToString,
+                response_deserializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.ListNamespacesReply.FromString,
+                _registered_method=True)
+        self.Outcomes = channel.unary_unary(
+                '/kvstore.rpc.v1.KVStore/Outcomes',
+                request_serializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.OutcomesRequest.SerializeToString,
+                response_deserializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.OutcomesReply.FromString,
+                _registered_method=True)
+        self.Explain = channel.unary_unary(
+                '/kvstore.rpc.v1.KVStore/Explain',
+                request_serializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.ExplainRequest.SerializeToString,
+                response_deserializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.ExplainReply.FromString,
+                _registered_method=True)
 
 
 class KVStoreServicer:
@@ -202,6 +217,26 @@ class KVStoreServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListNamespaces(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Outcomes(self, request, context):
+        """How the last requests were answered, and what ended their hits.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Explain(self, request, context):
+        """Where each block of a prefix is now, and what would end its hit.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_KVStoreServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -274,6 +309,21 @@ def add_KVStoreServicer_to_server(servicer, server):
                     servicer.Scan,
                     request_deserializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.ScanRequest.FromString,
                     response_serializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.ScanReply.SerializeToString,
+            ),
+            'ListNamespaces': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListNamespaces,
+                    request_deserializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.ListNamespacesRequest.FromString,
+                    response_serializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.ListNamespacesReply.SerializeToString,
+            ),
+            'Outcomes': grpc.unary_unary_rpc_method_handler(
+                    servicer.Outcomes,
+                    request_deserializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.OutcomesRequest.FromString,
+                    response_serializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.OutcomesReply.SerializeToString,
+            ),
+            'Explain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Explain,
+                    request_deserializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.ExplainRequest.FromString,
+                    response_serializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.ExplainReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -654,6 +704,87 @@ class KVStore:
             '/kvstore.rpc.v1.KVStore/Scan',
             kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.ScanRequest.SerializeToString,
             kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.ScanReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListNamespaces(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.rpc.v1.KVStore/ListNamespaces',
+            kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.ListNamespacesRequest.SerializeToString,
+            kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.ListNamespacesReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Outcomes(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.rpc.v1.KVStore/Outcomes',
+            kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.OutcomesRequest.SerializeToString,
+            kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.OutcomesReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Explain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.rpc.v1.KVStore/Explain',
+            kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.ExplainRequest.SerializeToString,
+            kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.ExplainReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -61,6 +61,11 @@ class KVStoreStub:
     Flush: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.FlushRequest, _kvstore_pb2.FlushReply]
     Stats: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.StatsRequest, _kvstore_pb2.StatsReply]
     Scan: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.ScanRequest, _kvstore_pb2.ScanReply]
+    ListNamespaces: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.ListNamespacesRequest, _kvstore_pb2.ListNamespacesReply]
+    Outcomes: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.OutcomesRequest, _kvstore_pb2.OutcomesReply]
+    """How the last requests were answered, and what ended their hits."""
+    Explain: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.ExplainRequest, _kvstore_pb2.ExplainReply]
+    """Where each block of a prefix is now, and what would end its hit."""
 
 @_typing.type_check_only
 class KVStoreAsyncStub(KVStoreStub):
@@ -89,6 +94,11 @@ class KVStoreAsyncStub(KVStoreStub):
     Flush: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.FlushRequest, _kvstore_pb2.FlushReply]  # type: ignore[assignment]
     Stats: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.StatsRequest, _kvstore_pb2.StatsReply]  # type: ignore[assignment]
     Scan: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.ScanRequest, _kvstore_pb2.ScanReply]  # type: ignore[assignment]
+    ListNamespaces: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.ListNamespacesRequest, _kvstore_pb2.ListNamespacesReply]  # type: ignore[assignment]
+    Outcomes: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.OutcomesRequest, _kvstore_pb2.OutcomesReply]  # type: ignore[assignment]
+    """How the last requests were answered, and what ended their hits."""
+    Explain: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.ExplainRequest, _kvstore_pb2.ExplainReply]  # type: ignore[assignment]
+    """Where each block of a prefix is now, and what would end its hit."""
 
 class KVStoreServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -198,5 +208,28 @@ class KVStoreServicer(metaclass=_abc_1.ABCMeta):
         request: _kvstore_pb2.ScanRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_kvstore_pb2.ScanReply, _abc.Awaitable[_kvstore_pb2.ScanReply]]: ...
+
+    @_abc_1.abstractmethod
+    def ListNamespaces(
+        self,
+        request: _kvstore_pb2.ListNamespacesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_kvstore_pb2.ListNamespacesReply, _abc.Awaitable[_kvstore_pb2.ListNamespacesReply]]: ...
+
+    @_abc_1.abstractmethod
+    def Outcomes(
+        self,
+        request: _kvstore_pb2.OutcomesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_kvstore_pb2.OutcomesReply, _abc.Awaitable[_kvstore_pb2.OutcomesReply]]:
+        """How the last requests were answered, and what ended their hits."""
+
+    @_abc_1.abstractmethod
+    def Explain(
+        self,
+        request: _kvstore_pb2.ExplainRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_kvstore_pb2.ExplainReply, _abc.Awaitable[_kvstore_pb2.ExplainReply]]:
+        """Where each block of a prefix is now, and what would end its hit."""
 
 def add_KVStoreServicer_to_server(servicer: KVStoreServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1,0 +1,281 @@
+"""Write kvstore.json, the Grafana dashboard, from the list below: `python dashboards/generate.py`.
+
+A test checks that every metric named here exists, that every metric kvstore exports is shown, and
+that kvstore.json is what this writes.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+OUTPUT = Path(__file__).with_name("kvstore.json")
+COLUMNS, PANEL_WIDTH, PANEL_HEIGHT = 24, 8, 8
+OF = '{instance=~"$instance"}'
+OVER = "[$__rate_interval]"
+
+
+class Query(NamedTuple):
+    expr: str
+    legend: str
+
+
+class Panel(NamedTuple):
+    title: str
+    unit: str  # as Grafana names it
+    queries: tuple[Query, ...]
+    description: str = ""
+
+
+def rate(metric: str, *by: str, legend: str = "") -> Query:
+    """Show how fast a counter grows, one line for each value of the labels `by`."""
+    shown = legend or " ".join(f"{{{{{label}}}}}" for label in by)
+    return Query(f"sum by ({', '.join(by)}) (rate({metric}{OF}{OVER}))", shown)
+
+
+def gauge(metric: str, legend: str) -> Query:
+    return Query(f"{metric}{OF}", legend)
+
+
+def quantile(share: float, metric: str, *by: str) -> Query:
+    labels = ", ".join(("le", *by))
+    name = " ".join((f"p{share * 100:g}", *(f"{{{{{label}}}}}" for label in by)))
+    return Query(
+        f"histogram_quantile({share}, sum by ({labels}) (rate({metric}_bucket{OF}{OVER})))", name
+    )
+
+
+def ratio(tier: str) -> Query:
+    hits = f'sum(rate(kvstore_hit_blocks_total{{tier="{tier}", instance=~"$instance"}}{OVER}))'
+    return Query(f"{hits} / sum(rate(kvstore_lookup_blocks_total{OF}{OVER}))", tier)
+
+
+ROWS: dict[str, tuple[Panel, ...]] = {
+    "Hits": (
+        Panel(
+            "Hit ratio by tier",
+            "percentunit",
+            (ratio("dram"), ratio("file")),
+            "Blocks served over blocks asked for.",
+        ),
+        Panel(
+            "What ended hits",
+            "reqps",
+            (rate("kvstore_requests_total", "ended_by"),),
+            "complete: the whole prefix was a hit. For single requests: kvstore explain.",
+        ),
+        Panel(
+            "Tokens",
+            "short",
+            (
+                rate("kvstore_lookup_tokens_total", "instance", legend="asked for"),
+                rate("kvstore_hit_tokens_total", "tier"),
+            ),
+            "A second.",
+        ),
+    ),
+    "Tiers": (
+        Panel("Arena", "bytes", (gauge("kvstore_dram_bytes", "{{state}}"),)),
+        Panel("File tier", "bytes", (gauge("kvstore_file_bytes", "{{state}}"),)),
+        Panel("Blocks", "short", (gauge("kvstore_blocks", "{{tier}}"),)),
+        Panel("Bandwidth", "Bps", (rate("kvstore_tier_bytes_total", "tier", "direction"),)),
+        Panel(
+            "Blocks that left",
+            "short",
+            (rate("kvstore_evicted_blocks_total", "tier", "reason"),),
+            "A second. lost: left the arena without a copy in the file tier.",
+        ),
+        Panel(
+            "Blocks brought up",
+            "short",
+            (rate("kvstore_promoted_blocks_total", "instance", legend="file to dram"),),
+        ),
+    ),
+    "Time": (
+        Panel(
+            "Calls, p99",
+            "s",
+            (quantile(0.99, "kvstore_rpc_seconds", "method"),),
+            "Acquire and Reserve include the time they were told to wait.",
+        ),
+        Panel("Calls, median", "s", (quantile(0.5, "kvstore_rpc_seconds", "method"),)),
+        Panel(
+            "Frames up, batches down",
+            "s",
+            (
+                quantile(0.5, "kvstore_promote_seconds"),
+                quantile(0.99, "kvstore_promote_seconds"),
+                quantile(0.99, "kvstore_write_behind_seconds"),
+            ),
+            "Time to bring a frame up (first two), and to write a batch behind.",
+        ),
+    ),
+    "Durability and queues": (
+        Panel(
+            "Durable lag",
+            "s",
+            (gauge("kvstore_durable_lag_seconds", "age of the oldest block not durable"),),
+            "What a crash may lose.",
+        ),
+        Panel("Not durable yet", "bytes", (gauge("kvstore_dirty_bytes", "bytes"),)),
+        Panel(
+            "Queues",
+            "short",
+            (
+                gauge("kvstore_queue_depth", "{{queue}}"),
+                gauge("kvstore_rpcs_running", "calls"),
+            ),
+        ),
+    ),
+    "Refused, wrong, failed": (
+        Panel("Records refused", "short", (rate("kvstore_refused_parts_total", "reason"),)),
+        Panel(
+            "Wrong checksums",
+            "short",
+            (rate("kvstore_corrupt_blocks_total", "where"),),
+            "By who noticed. These blocks were dropped, never served.",
+        ),
+        Panel(
+            "Disk",
+            "short",
+            (
+                rate("kvstore_write_behind_errors_total", "instance", legend="writes failed"),
+                rate("kvstore_read_errors_total", "instance", legend="reads failed"),
+                gauge("kvstore_file_failing", "failing now"),
+            ),
+        ),
+        Panel("Calls refused", "reqps", (rate("kvstore_rpc_errors_total", "error", "reason"),)),
+        Panel(
+            "Sessions and leases",
+            "short",
+            (
+                gauge("kvstore_sessions", "sessions"),
+                gauge("kvstore_leases", "leases"),
+                rate("kvstore_expired_leases_total", "instance", legend="expired leases/s"),
+            ),
+        ),
+        Panel(
+            "Daemon",
+            "short",
+            (
+                Query(f"rate(process_cpu_seconds_total{OF}{OVER})", "CPU cores"),
+                gauge("kvstore_build_info", "up, release {{version}}"),
+            ),
+        ),
+    ),
+    "In the engine (vLLM)": (
+        Panel(
+            "Moved",
+            "Bps",
+            (
+                rate("vllm:kvstore_loaded_bytes_total", "instance", legend="loaded {{instance}}"),
+                rate("vllm:kvstore_saved_bytes_total", "instance", legend="saved {{instance}}"),
+            ),
+        ),
+        Panel(
+            "Loads and lookups that failed",
+            "reqps",
+            (
+                rate("vllm:kvstore_loads_failed_total", "instance", legend="loads"),
+                rate("vllm:kvstore_lookups_failed_total", "instance", legend="lookups"),
+                rate("vllm:kvstore_lookups_late_total", "instance", legend="lookups, late"),
+                rate("vllm:kvstore_corrupt_blocks_total", "instance", legend="wrong checksums"),
+            ),
+        ),
+        Panel(
+            "Breaker",
+            "short",
+            (
+                gauge("vllm:kvstore_breakers_open", "open now {{instance}}"),
+                rate("vllm:kvstore_breaker_trips_total", "instance", legend="trips/s"),
+            ),
+            "Clients of an engine that refuse calls at once: the daemon does not answer.",
+        ),
+        Panel(
+            "Saves dropped",
+            "reqps",
+            (
+                rate("vllm:kvstore_saves_dropped_queue_total", "instance", legend="queue full"),
+                rate("vllm:kvstore_saves_dropped_down_total", "instance", legend="daemon away"),
+                rate("vllm:kvstore_saves_dropped_reuse_total", "instance", legend="block reused"),
+                rate("vllm:kvstore_refused_blocks_total", "instance", legend="no room"),
+            ),
+        ),
+    ),
+}
+
+
+def dashboard() -> dict[str, Any]:
+    """Return the dashboard as Grafana imports it."""
+    panels: list[dict[str, Any]] = []
+    top = 0
+    for title, row in ROWS.items():
+        panels.append(_row(title, top, len(panels) + 1))
+        top += 1
+        for index, panel in enumerate(row):
+            at = index * PANEL_WIDTH
+            place = (at % COLUMNS, top + at // COLUMNS * PANEL_HEIGHT)
+            panels.append(_panel(panel, place, len(panels) + 1))
+        top += -(-len(row) * PANEL_WIDTH // COLUMNS) * PANEL_HEIGHT
+    return {
+        "uid": "kvstore",
+        "title": "kvstore",
+        "tags": ["kvstore", "llm"],
+        "schemaVersion": 39,
+        "editable": True,
+        "refresh": "10s",
+        "time": {"from": "now-1h", "to": "now"},
+        "templating": {"list": [_datasource(), _instances()]},
+        "panels": panels,
+    }
+
+
+def _row(title: str, top: int, number: int) -> dict[str, Any]:
+    place = {"x": 0, "y": top, "w": COLUMNS, "h": 1}
+    return {"id": number, "type": "row", "title": title, "gridPos": place, "panels": []}
+
+
+def _panel(panel: Panel, place: tuple[int, int], number: int) -> dict[str, Any]:
+    x, y = place
+    return {
+        "id": number,
+        "type": "timeseries",
+        "title": panel.title,
+        "description": panel.description,
+        "datasource": {"type": "prometheus", "uid": "${datasource}"},
+        "gridPos": {"x": x, "y": y, "w": PANEL_WIDTH, "h": PANEL_HEIGHT},
+        "fieldConfig": {"defaults": {"unit": panel.unit, "min": 0}, "overrides": []},
+        "options": {"legend": {"displayMode": "list", "placement": "bottom"}},
+        "targets": [
+            {"refId": chr(ord("A") + index), "expr": query.expr, "legendFormat": query.legend}
+            for index, query in enumerate(panel.queries)
+        ],
+    }
+
+
+def _datasource() -> dict[str, Any]:
+    return {"name": "datasource", "type": "datasource", "query": "prometheus", "label": "source"}
+
+
+def _instances() -> dict[str, Any]:
+    query = 'label_values({__name__=~"kvstore_build_info|vllm:kvstore_lookups_total"}, instance)'
+    return {
+        "name": "instance",
+        "type": "query",
+        "datasource": {"type": "prometheus", "uid": "${datasource}"},
+        "query": query,
+        "refresh": 2,
+        "multi": True,
+        "includeAll": True,
+        "allValue": ".*",
+        "current": {"text": "All", "value": "$__all"},
+    }
+
+
+def render() -> str:
+    return json.dumps(dashboard(), indent=1) + "\n"
+
+
+if __name__ == "__main__":
+    OUTPUT.write_text(render(), encoding="utf-8")

@@ -1,0 +1,93 @@
+"""What the store keeps of its answers: counts by tier and by what ended each hit, and the last
+of them for `kvstore explain`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from kvstore.block import BlockKey, Namespace, NamespaceId
+from kvstore.obs import Metrics
+from kvstore.outcome import COMPLETE, Ending, Explanation, Outcome, Reason
+from kvstore.planner import Explainer, Leases, Outcomes, Planner, SessionId
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One acquire of a prefix."""
+
+    session: SessionId
+    client: str
+    request_id: str
+    namespace_id: NamespaceId
+    keys: Sequence[BlockKey]
+    skip_blocks: int
+    began: float
+
+
+class Answers:
+    """The books of what was asked and served."""
+
+    def __init__(
+        self,
+        planner: Planner,
+        leases: Leases,
+        metrics: Metrics,
+        *,
+        outcomes_max: int,
+        now: Callable[[], float],
+    ) -> None:
+        self._planner = planner
+        self._metrics = metrics
+        self._now = now
+        self._explainer = Explainer(planner.index, planner.departures, leases)
+        self._outcomes = Outcomes(outcomes_max, now)
+
+    def outcomes(self, request_id: str, limit: int) -> list[Outcome]:
+        """Return how the last requests were answered whose id starts so, newest first."""
+        return self._outcomes.find(request_id, limit)
+
+    def explain(self, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> Explanation:
+        """Return where each block of a prefix is now, and what would end its hit."""
+        match = self._planner.match(namespace_id, keys)
+        return self._explainer.explanation(namespace_id, keys, match)
+
+    def count(self, namespace: Namespace, *, asked: int, dram: int, file: int) -> None:
+        """Count blocks asked for and served."""
+        metrics, tokens = self._metrics, namespace.block_tokens
+        metrics.lookups.inc(asked)
+        metrics.lookup_tokens.inc(asked * tokens)
+        for tier, blocks in (("dram", dram), ("file", file)):
+            metrics.hits.labels(tier).inc(blocks)
+            metrics.hit_tokens.labels(tier).inc(blocks * tokens)
+
+    def note(self, ask: Ask, hit: int, file: int, why: Reason | None, lease_id: int) -> None:
+        """Remember an answer: a hit of which `file` blocks came from the file tier.
+
+        why: what kept the hit from being what is stored, if anything did.
+        """
+        ending = self._ending(ask, hit, why)
+        self._metrics.requests.labels(ending.reason if ending else COMPLETE).inc()
+        outcome = Outcome(
+            request_id=ask.request_id,
+            client=ask.client,
+            namespace_id=ask.namespace_id,
+            asked_blocks=len(ask.keys),
+            skip_blocks=ask.skip_blocks,
+            hit_blocks=hit,
+            file_blocks=file,
+            took_s=self._now() - ask.began,
+            ending=ending,
+        )
+        self._outcomes.note(ask.session, outcome, lease_id)
+
+    def released(self, session: SessionId, lease_id: int, *, held: bool) -> None:
+        """Note how a request's lease ended."""
+        self._outcomes.released(session, lease_id, held=held)
+
+    def _ending(self, ask: Ask, hit: int, why: Reason | None) -> Ending | None:
+        if why is not None:
+            stored = self._planner.match(ask.namespace_id, ask.keys, ask.skip_blocks).hit_blocks
+            if stored > hit or why is Reason.LEASED_BYTES:
+                return Ending(why, hit)
+        return self._explainer.ending(ask.namespace_id, ask.keys, hit, ask.skip_blocks)

@@ -1,0 +1,96 @@
+"""Whether a daemon answers, in which version; and if none does, whether one could start."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import kvstore
+from kvstore.cli.health import Finding, daemon_health, note, ok, wrong
+from kvstore.cli.target import connect
+from kvstore.config import ServerSettings, parse_listen
+from kvstore.errors import KVStoreError, Unavailable
+
+
+def check_daemon(target: str, settings: ServerSettings) -> tuple[list[Finding], bool]:
+    """Return findings, and whether a daemon answers at `target`."""
+    try:
+        with connect(target) as client:
+            stats = client.stats()
+    except Unavailable:
+        found = wrong("daemon", f"none answers at {target}", "kvstore serve")
+        return [found, *check_addresses(settings)], False
+    except KVStoreError as error:
+        return [wrong("daemon", str(error), "run the same release on both sides")], True
+    return [_version(target, stats["version"]), *daemon_health(stats)], True
+
+
+def _version(target: str, version: str) -> Finding:
+    if version != kvstore.__version__:
+        return note(
+            "daemon",
+            f"release {version} answers at {target}; this command is {kvstore.__version__}",
+            "restart the daemon after an upgrade: kvstore flush && kvstore serve ...",
+        )
+    return ok("daemon", f"release {version} answers at {target}")
+
+
+def check_addresses(settings: ServerSettings) -> Iterator[Finding]:
+    """Yield what would keep a daemon from starting with these addresses."""
+    for key, text in (
+        ("server.listen", settings.listen),
+        ("server.metrics_listen", settings.metrics_listen),
+    ):
+        address = parse_listen(key, text)
+        if address is not None:
+            yield _port(key, *address)
+    yield _socket(Path(settings.socket))
+
+
+def _port(key: str, host: str, port: int) -> Finding:
+    about = key.partition(".")[2]
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            return wrong(
+                about,
+                f"{host}:{port} cannot be had: {error.strerror}",
+                f'--set {key}={host}:{port + 10}, or --set {key}="" for none '
+                f"(who has it: ss -ltnp 'sport = :{port}')",
+            )
+    return ok(about, f"{host}:{port} is free")
+
+
+def _socket(path: Path) -> Finding:
+    about = "socket"
+    there = next(each for each in (path.parent, *path.parent.parents) if each.exists())
+    if not os.access(there, os.W_OK | os.X_OK):
+        return wrong(
+            about, f"{there} cannot be written", f"sudo install -d -m 700 -o $USER {path.parent}"
+        )
+    if path.exists() and not stat.S_ISSOCK(path.lstat().st_mode):
+        return wrong(about, f"{path} is there and is not a socket", f"rm {path}")
+    if _is_locked(Path(f"{path}.lock")):
+        return wrong(
+            about,
+            f"a daemon holds {path} and does not answer",
+            f"look at its log; who it is: fuser {path}.lock",
+        )
+    return ok(about, f"{path} can be made")
+
+
+def _is_locked(path: Path) -> bool:
+    with contextlib.suppress(FileNotFoundError), path.open() as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False

@@ -1,0 +1,107 @@
+"""What of the machine a daemon depends on: limits, memory, huge pages, /dev/shm."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+from kvstore.cli.health import Finding, note, ok, wrong
+from kvstore.cli.words import size
+from kvstore.config import Settings
+
+DESCRIPTORS_SPARE = 512  # segments, extents, sockets of the daemon itself
+DESCRIPTORS_PER_SESSION = 4  # scheduler and workers: a link and a channel each
+SHM_NBYTES_MIN = 1 << 30
+_PINNING_DEVICES = ("/dev/nvidiactl", "/dev/infiniband")
+
+
+def check_machine(settings: Settings, *, running: bool) -> Iterator[Finding]:
+    """Yield findings. running: a daemon of these settings has its memory already."""
+    yield _descriptors(settings.limits.sessions_max)
+    yield _locked_memory()
+    yield _memory(settings.dram.capacity_bytes, running=running)
+    yield huge_pages(Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled"))
+    yield _shm(Path("/dev/shm"))
+
+
+def _descriptors(sessions_max: int) -> Finding:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = DESCRIPTORS_SPARE + DESCRIPTORS_PER_SESSION * sessions_max
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return ok("open files", f"{soft} allowed" if soft > 0 else "no limit")
+    do = f"ulimit -n {wanted}   (systemd: LimitNOFILE={wanted})"
+    if hard != resource.RLIM_INFINITY and hard < wanted:
+        do += f", as root: the hard limit is {hard}"
+    text = f"{soft} allowed; limits.sessions_max={sessions_max} may need {wanted}"
+    return (wrong if soft < DESCRIPTORS_SPARE else note)("open files", text, do)
+
+
+def _locked_memory() -> Finding:
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    text = "no limit" if soft == resource.RLIM_INFINITY else f"{size(soft)} allowed"
+    if soft == resource.RLIM_INFINITY or not any(map(os.path.exists, _PINNING_DEVICES)):
+        return ok("locked memory", f"{text} (needed only to pin memory for a GPU or RDMA)")
+    return note(
+        "locked memory",
+        f"{text}: engines may not be able to pin the arena for their GPU",
+        "ulimit -l unlimited   (systemd: LimitMEMLOCK=infinity; docker: --ulimit memlock=-1)",
+    )
+
+
+def _memory(capacity_bytes: int, *, running: bool) -> Finding:
+    if running:
+        return ok("memory", "the running daemon has its arena")
+    free = _available_nbytes()
+    text = f"{size(free)} available, dram.capacity is {size(capacity_bytes)}"
+    if free < capacity_bytes:
+        return wrong(
+            "memory",
+            text,
+            f"lower it: --set dram.capacity={free // (2 << 30)}GiB, or raise the container's limit",
+        )
+    return ok("memory", text)
+
+
+def _available_nbytes() -> int:
+    """Return what may still be taken: of the machine, and of the container's limit."""
+    found = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())
+    free = int(found[1]) * 1024 if found else 0
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+    except (OSError, ValueError):
+        return free  # no limit, or one that this does not know how to read
+    return min(free, max(0, int(limit) - used)) if limit.isdigit() else free
+
+
+def huge_pages(switch: Path) -> Finding:
+    """Judge whether the arena, which is shared memory, can have huge pages."""
+    try:
+        found = re.search(r"\[(\w+)\]", switch.read_text())
+    except OSError:
+        return note("huge pages", "the kernel does not say; copies may be a little slower")
+    if found and found[1] in ("always", "within_size", "advise", "force"):
+        return ok("huge pages", f"{found[1]} for shared memory")
+    return note(
+        "huge pages",
+        "off for shared memory: copies in and out of the arena are a little slower",
+        f"echo within_size | sudo tee {switch}",
+    )
+
+
+def _shm(path: Path) -> Finding:
+    try:
+        space = os.statvfs(path)
+    except OSError:
+        return note("/dev/shm", "not there; kvstore does not use it, vLLM's workers do")
+    total = space.f_frsize * space.f_blocks
+    if total < SHM_NBYTES_MIN:
+        return note(
+            "/dev/shm",
+            f"{size(total)}: kvstore does not use it, but vLLM with several workers does",
+            "docker run --ipc=host, or --shm-size=16g",
+        )
+    return ok("/dev/shm", size(total))

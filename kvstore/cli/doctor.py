@@ -1,0 +1,85 @@
+"""`kvstore doctor`: is this machine, this daemon and this engine set up as they should be?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from kvstore.cli.check_daemon import check_daemon
+from kvstore.cli.check_disk import check_disk
+from kvstore.cli.check_machine import check_machine
+from kvstore.cli.check_vllm import check_vllm, read_arguments, read_config
+from kvstore.cli.health import is_wrong
+from kvstore.cli.target import Target
+from kvstore.config import load_settings
+
+
+@click.command()
+@click.option(
+    "--config",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The daemon's TOML file, as for `kvstore serve`.",
+)
+@click.option(
+    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="As for `kvstore serve`."
+)
+@click.option(
+    "--target",
+    type=Target(),
+    help="The daemon to ask; default: the settings' socket.",
+)
+@click.option("--vllm-args", metavar="ARGS", help="Arguments of `vllm serve`, as one text.")
+@click.option(
+    "--vllm-config",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="vLLM's own --config file, YAML or JSON.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_context
+def doctor(
+    ctx: click.Context,
+    *,
+    config: Path | None,
+    overrides: tuple[str, ...],
+    target: str | None,
+    vllm_args: str | None,
+    vllm_config: Path | None,
+    as_json: bool,
+) -> None:
+    """Check limits, memory, disk, addresses, the daemon, and vLLM's settings.
+
+    Says what is wrong and what to type; exit code 1 if something is. Writes and reads back at most
+    64 MiB in the directory of the file tier, in a file that has no name and is gone afterwards.
+
+    \b
+    Examples:
+      kvstore doctor
+      kvstore doctor --config /etc/kvstore.toml --json
+      kvstore doctor --vllm-args "MODEL --kv-transfer-config '{...}'"
+      kvstore doctor --vllm-config vllm.yaml
+    """
+    settings = load_settings(config, overrides)
+    at = target or f"unix:{settings.server.socket}"
+    daemon, running = check_daemon(at, settings.server)
+    findings = [
+        *check_machine(settings, running=running),
+        *check_disk(settings.file),
+        *daemon,
+    ]
+    engine: dict[str, object] = {}
+    if vllm_config is not None:
+        engine |= read_config(vllm_config)
+    if vllm_args is not None:
+        engine |= read_arguments(vllm_args)
+    if vllm_args is not None or vllm_config is not None:
+        findings += check_vllm(engine, at)
+    bad = is_wrong(findings)
+    if as_json:
+        told = [finding.to_json() for finding in findings]
+        click.echo(json.dumps({"healthy": not bad, "findings": told}))
+    else:
+        click.echo("\n".join(line for finding in findings for line in finding.lines()))
+        click.echo("\nsomething is wrong: see above" if bad else "\nnothing is wrong")
+    ctx.exit(1 if bad else 0)

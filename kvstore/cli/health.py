@@ -1,0 +1,152 @@
+"""What a daemon's numbers mean for those who run it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+from kvstore.cli.words import duration, percent, size
+
+LAG_S_MAX = 10.0
+FULL_FRACTION = 0.9
+LIMBO_FRACTION = 0.1
+
+
+class Level(StrEnum):
+    OK = "ok"
+    NOTE = "note"  # worth knowing; nothing is wrong
+    WRONG = "wrong"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at: what was found, and what to do about it."""
+
+    about: str
+    level: Level
+    found: str
+    do: str = ""
+
+    def to_json(self) -> dict[str, str]:
+        return asdict(self)
+
+    def lines(self) -> list[str]:
+        head = f"{self.level:<5}  {self.about:<14}  {self.found}"
+        return [head, f"{'':<23}-> {self.do}"] if self.do else [head]
+
+
+def ok(about: str, found: str) -> Finding:
+    return Finding(about, Level.OK, found)
+
+
+def note(about: str, found: str, do: str = "") -> Finding:
+    return Finding(about, Level.NOTE, found, do)
+
+
+def wrong(about: str, found: str, do: str) -> Finding:
+    return Finding(about, Level.WRONG, found, do)
+
+
+def daemon_health(stats: dict[str, Any]) -> list[Finding]:
+    """Judge what `Client.stats` returned."""
+    return [
+        _file_tier(stats),
+        _durability(stats),
+        _arena(stats),
+        _limbo(stats),
+        _checksums(stats),
+        _puts(stats),
+        _clients(stats),
+    ]
+
+
+def is_wrong(findings: list[Finding]) -> bool:
+    return any(finding.level is Level.WRONG for finding in findings)
+
+
+def _file_tier(stats: dict[str, Any]) -> Finding:
+    file = stats["file"]
+    if not file["capacity_bytes"]:
+        return note(
+            "file tier",
+            "none: everything is gone at a restart, and what leaves DRAM is lost",
+            "set file.path to keep it",
+        )
+    if file["state"] != "ok":
+        return wrong(
+            "file tier",
+            f"cannot be written ({file['failed_writes']} runs failed so far)",
+            f"look at the daemon's log, `dmesg` and `df`; {size(stats['dirty_bytes'])} are at risk",
+        )
+    if file["failed_reads"]:
+        return wrong(
+            "file tier",
+            f"{file['failed_reads']} reads failed since the start",
+            "look at the daemon's log and at `dmesg`",
+        )
+    return ok("file tier", "reads and writes")
+
+
+def _durability(stats: dict[str, Any]) -> Finding:
+    lag_s, dirty, bound = stats["durable_lag_s"], stats["dirty_bytes"], stats["dirty_bytes_max"]
+    if not stats["file"]["capacity_bytes"]:
+        return note("durable lag", "nothing becomes durable without a file tier")
+    text = f"{duration(lag_s)}, {size(dirty)} not durable yet"
+    if dirty > FULL_FRACTION * bound:
+        return wrong(
+            "durable lag",
+            f"{text} of at most {size(bound)}: puts are being refused",
+            "use a faster disk, or raise limits.write_behind_max",
+        )
+    if lag_s > LAG_S_MAX:
+        return wrong("durable lag", text, "the disk does not keep up: see `kvstore doctor`")
+    return ok("durable lag", text)
+
+
+def _arena(stats: dict[str, Any]) -> Finding:
+    dram = stats["dram"]
+    text = f"leases hold {percent(dram['leased_bytes'], dram['leased_bytes_max'])} of their bound"
+    if dram["growing"]:
+        return note("arena", f"still growing; {text}")
+    if dram["leased_bytes"] > FULL_FRACTION * dram["leased_bytes_max"]:
+        return note("arena", f"{text}: lookups wait", "raise dram.capacity if it stays so")
+    return ok("arena", text)
+
+
+def _limbo(stats: dict[str, Any]) -> Finding:
+    dram = stats["dram"]
+    limbo, capacity = dram["limbo_bytes"], dram["capacity_bytes"]
+    if limbo > LIMBO_FRACTION * capacity:
+        return wrong(
+            "limbo",
+            f"{size(limbo)} of the arena wait for clients that do not release their leases",
+            "an engine hangs or is stopped: continue or end it",
+        )
+    return ok("limbo", size(limbo))
+
+
+def _checksums(stats: dict[str, Any]) -> Finding:
+    counts = stats["totals"].get("corrupt_blocks", {})
+    if not any(counts.values()):
+        return ok("checksums", "every one matched")
+    places = ", ".join(f"{count:.0f} by {where}" for where, count in counts.items())
+    return wrong(
+        "checksums",
+        f"did not match: {places}; these blocks were dropped, not served",
+        "test the memory and the disk of this machine",
+    )
+
+
+def _puts(stats: dict[str, Any]) -> Finding:
+    refused = stats["totals"].get("refused_parts", {})
+    if not any(refused.values()):
+        return ok("puts", "none refused")
+    reasons = ", ".join(f"{count:.0f} for {reason}" for reason, count in refused.items())
+    return note("puts", f"records refused since the start: {reasons}", "see `kvstore top`")
+
+
+def _clients(stats: dict[str, Any]) -> Finding:
+    if not stats["sessions"]:
+        return note("clients", "no engine is connected", "point one at this daemon's socket")
+    return ok("clients", f"{stats['sessions']} sessions, {stats['leases']} leases")

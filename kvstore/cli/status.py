@@ -1,0 +1,120 @@
+"""`kvstore status`: one screen about one daemon."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import click
+
+from kvstore.cli.health import Finding, daemon_health, is_wrong, note, ok
+from kvstore.cli.target import connect, daemon_options
+from kvstore.cli.words import bar, duration, percent, size
+
+ROUNDS = 5
+SLOW_S = 0.1  # a client gives a daemon up after some seconds; this is an early sign
+CLIENTS_SHOWN = 10
+
+
+@click.command()
+@daemon_options
+@click.pass_context
+def status(ctx: click.Context, target: str, as_json: bool) -> None:
+    """Say how a daemon is; exit code 1 if something is wrong.
+
+    \b
+    Examples:
+      kvstore status
+      kvstore status --target unix:/run/kvstore/kvstore.sock
+      kvstore status --json | jq -r '.findings[] | select(.level == "wrong") | .found'
+    """
+    with connect(target) as client:
+        client.connect()
+        times = []
+        for _ in range(ROUNDS):
+            began = time.perf_counter()
+            stats = client.stats()
+            times.append(time.perf_counter() - began)
+    findings = [_answers(stats, sorted(times)[ROUNDS // 2]), *daemon_health(stats)]
+    bad = is_wrong(findings)
+    if as_json:
+        about = {"target": target, "healthy": not bad}
+        told = {"findings": [finding.to_json() for finding in findings]}
+        click.echo(json.dumps(about | told | stats))
+    else:
+        click.echo("\n".join(_screen(target, stats, findings, bad=bad)))
+    ctx.exit(1 if bad else 0)
+
+
+def _answers(stats: dict[str, Any], answer_s: float) -> Finding:
+    """Judge what makes clients give a daemon up: that it does not answer, or refuses."""
+    errors = stats["totals"].get("rpc_errors", {})
+    classes: dict[str, float] = {}
+    for name, count in errors.items():
+        _, error, reason = name.split("/")
+        error += f" ({reason})" if reason else ""
+        classes[error] = classes.get(error, 0) + count
+    text = f"in {duration(answer_s)}"
+    if classes:
+        refused = ", ".join(f"{count:.0f} {error}" for error, count in sorted(classes.items()))
+        text += f"; calls refused since the start: {refused}"
+    if answer_s > SLOW_S:
+        return note("answers", f"{text}: slow", "is this machine short of CPU?")
+    return ok("answers", text)
+
+
+def _screen(target: str, stats: dict[str, Any], findings: list[Finding], *, bad: bool) -> list[str]:
+    state = "something is wrong" if bad else "healthy"
+    dram, file = stats["dram"], stats["file"]
+    lines = [
+        f"kvstore {stats['version']} at {target}: {state}",
+        f"up {duration(stats['uptime_s'])}, pid {stats['pid']}, {stats['blocks']} blocks in "
+        f"{stats['namespaces']} namespaces",
+        "",
+        *(line for finding in findings for line in finding.lines()),
+        "",
+        f"dram  {bar(dram['used_bytes'], dram['capacity_bytes'])} {size(dram['used_bytes'])} of "
+        f"{size(dram['capacity_bytes'])}, {dram['blocks']} blocks, "
+        f"{dram['evicted_blocks']} evicted",
+    ]
+    if file["capacity_bytes"]:
+        lines.append(
+            f"file  {bar(file['physical_bytes'], file['capacity_bytes'])} "
+            f"{size(file['physical_bytes'])} of {size(file['capacity_bytes'])}, "
+            f"{file['blocks']} blocks, {file['evicted_blocks']} evicted"
+        )
+    return [*lines, *_hits(stats["totals"]), *_clients(stats)]
+
+
+def _hits(totals: dict[str, Any]) -> list[str]:
+    asked, hits = totals["lookup_blocks"], totals.get("hit_blocks", {})
+    dram, file = hits.get("dram", 0), hits.get("file", 0)
+    lines = [
+        f"hits  {percent(dram + file, asked)} of {asked:.0f} blocks asked for since the start: "
+        f"{percent(dram, asked)} from dram, {percent(file, asked)} from file"
+    ]
+    ended = {reason: count for reason, count in totals.get("requests", {}).items() if count}
+    if ended:
+        order = sorted(ended.items(), key=lambda item: -item[1])
+        lines.append(
+            "      hits ended by "
+            + ", ".join(f"{reason} {count:.0f}" for reason, count in order)
+            + "; see `kvstore explain --last`"
+        )
+    return lines
+
+
+def _clients(stats: dict[str, Any]) -> list[str]:
+    lines = []
+    for client in stats["clients"][:CLIENTS_SHOWN]:
+        limbo = f", {size(client['limbo_bytes'])} in limbo" if client["limbo_bytes"] else ""
+        lines.append(
+            f"      {client['name'] or 'unnamed'}: {client['processes']} processes, "
+            f"{client['leases']} leases{limbo}"
+        )
+    if lines:
+        lines[0] = f"from  {lines[0].lstrip()}"
+    if stats["sessions"] > CLIENTS_SHOWN:
+        lines.append(f"      and {stats['sessions'] - CLIENTS_SHOWN} more")
+    return lines

@@ -1,0 +1,205 @@
+"""`kvstore top`: what a daemon does now, interval by interval."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kvstore.cli.target import connect, daemon_options
+from kvstore.cli.words import bar, duration, percent, size
+from kvstore.client import Client
+from kvstore.errors import Unavailable
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+_CALLS = ("Match", "Acquire", "Reserve", "Commit", "Release", "Put", "Get")
+
+
+@click.command()
+@daemon_options
+@click.option(
+    "--interval",
+    "interval_s",
+    type=click.FloatRange(0.1, 3600),
+    default=1.0,
+    show_default=True,
+    help="Seconds that one line or screen sums up.",
+)
+@click.option("--once", is_flag=True, help="Show one interval and end.")
+def top(target: str, as_json: bool, interval_s: float, once: bool) -> None:
+    """Show tiers, hits, bandwidth, queues and sessions, live; Ctrl-C ends it.
+
+    With --json, one line an interval. The view needs the extra kvstore-tiers[cli].
+
+    \b
+    Examples:
+      kvstore top
+      kvstore top --once
+      kvstore top --json --interval 10 | jq -c .hits
+    """
+    with connect(target) as client:
+        client.connect()
+        frames = _frames(client, interval_s, once=once)
+        if as_json:
+            for frame in frames:
+                click.echo(json.dumps(frame))
+        else:
+            _show(frames, target, once=once)
+
+
+def _frames(client: Client, interval_s: float, *, once: bool) -> Iterator[dict[str, Any]]:
+    """Yield what happened in each interval. While the daemon is away, {"error": ...}."""
+    before, at = client.stats(), time.monotonic()
+    while True:
+        time.sleep(interval_s)
+        try:
+            after, now = client.stats(), time.monotonic()
+        except Unavailable as error:
+            if once:
+                raise
+            yield {"time": time.time(), "error": str(error)}
+            continue
+        if after["instance"] == before["instance"]:
+            yield summary(before, after, now - at)
+            if once:
+                return
+        before, at = after, now
+
+
+def summary(before: dict[str, Any], after: dict[str, Any], seconds: float) -> dict[str, Any]:
+    """Return what happened between two stats of one life of a daemon, as rates a second."""
+
+    def rate(*path: str) -> float:
+        return (_at(after["totals"], path) - _at(before["totals"], path)) / seconds
+
+    lookups = rate("lookup_blocks")
+    hits = {tier: rate("hit_blocks", tier) for tier in ("dram", "file")}
+    calls = {}
+    for method in _CALLS:
+        count = rate("rpc_seconds", method, "count")
+        if count:
+            calls[method] = {
+                "per_s": count,
+                "mean_s": rate("rpc_seconds", method, "sum") / count,
+            }
+    return {
+        "time": time.time(),
+        "interval_s": seconds,
+        "dram": after["dram"],
+        "file": after["file"],
+        "hits": {
+            "lookup_blocks_per_s": lookups,
+            "ratio": sum(hits.values()) / lookups if lookups else None,
+            **{f"{tier}_ratio": hits[tier] / lookups if lookups else None for tier in hits},
+        },
+        "ended_by": _changed(before["totals"], after["totals"], "requests"),
+        "refused": _changed(before["totals"], after["totals"], "refused_parts"),
+        "bytes_per_s": {
+            f"{tier}_{direction}": rate("tier_bytes", f"{tier}/{direction}")
+            for tier in ("dram", "file")
+            for direction in ("read", "write")
+        },
+        "queues": after["queues"],
+        "durable_lag_s": after["durable_lag_s"],
+        "dirty_bytes": after["dirty_bytes"],
+        "calls": calls,
+        "sessions": after["sessions"],
+        "leases": after["leases"],
+        "clients": after["clients"],
+    }
+
+
+def _at(totals: dict[str, Any], path: tuple[str, ...]) -> float:
+    found: Any = totals
+    for name in path:
+        found = found.get(name, 0) if isinstance(found, dict) else 0
+    return float(found) if not isinstance(found, dict) else 0.0
+
+
+def _changed(before: dict[str, Any], after: dict[str, Any], name: str) -> dict[str, float]:
+    """Return how much each item of a labelled counter grew, those that did."""
+    grown = {
+        label: count - _at(before, (name, label)) for label, count in after.get(name, {}).items()
+    }
+    return {label: count for label, count in grown.items() if count}
+
+
+def _show(frames: Iterator[dict[str, Any]], target: str, *, once: bool) -> None:
+    try:
+        from rich.console import Console
+        from rich.live import Live
+    except ImportError as error:
+        raise click.ClickException(
+            "the live view needs rich: pip install 'kvstore-tiers[cli]', or use --json"
+        ) from error
+    console = Console()
+    if once:
+        console.print(_view(next(frames), target))
+        return
+    with Live(console=console, screen=console.is_terminal, auto_refresh=False) as live:
+        try:
+            for frame in frames:
+                live.update(_view(frame, target), refresh=True)
+        except KeyboardInterrupt:
+            pass  # the usual way out
+
+
+def _view(frame: dict[str, Any], target: str) -> RenderableType:
+    from rich.table import Table
+
+    table = Table(box=None, show_header=False, title=f"kvstore at {target}", title_justify="left")
+    table.add_column(style="bold")
+    table.add_column()
+    if "error" in frame:
+        table.add_row("away", frame["error"])
+        return table
+    for name, text in _rows(frame):
+        table.add_row(name, text)
+    return table
+
+
+def _rows(frame: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    dram, file, hits, rates = frame["dram"], frame["file"], frame["hits"], frame["bytes_per_s"]
+    for name, tier, used in (("dram", dram, "used_bytes"), ("file", file, "physical_bytes")):
+        if tier["capacity_bytes"]:
+            yield (
+                name,
+                f"\\{bar(tier[used], tier['capacity_bytes'])} {size(tier[used])} of "
+                f"{size(tier['capacity_bytes'])}, {tier['blocks']} blocks; "
+                f"read {size(rates[f'{name}_read'])}/s, write {size(rates[f'{name}_write'])}/s",
+            )
+    yield (
+        "hits",
+        f"{_ratio(hits['ratio'])} of {hits['lookup_blocks_per_s']:.0f} blocks/s: "
+        f"{_ratio(hits['dram_ratio'])} dram, {_ratio(hits['file_ratio'])} file",
+    )
+    yield "ended by", _counts(frame["ended_by"])
+    yield "refused", _counts(frame["refused"])
+    yield "queues", _counts(frame["queues"])
+    yield (
+        "durable",
+        f"lag {duration(frame['durable_lag_s'])}, {size(frame['dirty_bytes'])} to write",
+    )
+    yield (
+        "leases",
+        f"{frame['leases']}; {size(dram['leased_bytes'])} of at most "
+        f"{size(dram['leased_bytes_max'])} leased, {size(dram['limbo_bytes'])} in limbo",
+    )
+    for method, call in frame["calls"].items():
+        yield method, f"{call['per_s']:.0f}/s, {duration(call['mean_s'])}"
+    yield "sessions", str(frame["sessions"])
+    for client in frame["clients"]:
+        yield "", f"{client['name'] or 'unnamed'}: {client['leases']} leases"
+
+
+def _ratio(value: float | None) -> str:
+    return "-" if value is None else percent(value, 1)
+
+
+def _counts(counts: dict[str, float]) -> str:
+    return ", ".join(f"{name} {count:.0f}" for name, count in counts.items()) or "-"

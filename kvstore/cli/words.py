@@ -1,0 +1,102 @@
+"""How the commands say numbers, and the reasons of misses, to people."""
+
+from __future__ import annotations
+
+from kvstore.outcome import Ending, Reason
+
+_SIZE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+_TIME_UNITS = ((86400.0, "days"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
+
+# What happened, with {left} for how long ago, and what to do about it.
+_REASONS: dict[Reason, tuple[str, str]] = {
+    Reason.NEVER_STORED: (
+        "never stored (what left in the last {left} is remembered)",
+        "the prompt is new from there on; if it should not be, compare its tokens, cache salt and "
+        "LoRA adapter with those of the request that stored it",
+    ),
+    Reason.BEING_WRITTEN: (
+        "reserved by a writer that has not committed it yet",
+        "nothing: it will be a hit in a moment",
+    ),
+    Reason.LOST: (
+        "left the arena {left} ago for lack of room, and the file tier had no copy of it",
+        "raise dram.capacity, or give the daemon a file tier that is large and fast enough "
+        "(file.path, file.capacity)",
+    ),
+    Reason.EVICTED: (
+        "evicted {left} ago, because the file tier was at its cap",
+        "raise file.capacity",
+    ),
+    Reason.DELETED: ("deleted {left} ago by a client or `kvstore delete`", ""),
+    Reason.CLEARED: ("cleared {left} ago by a client or `kvstore clear`", ""),
+    Reason.CORRUPT: (
+        "dropped {left} ago, because its bytes did not match their checksum",
+        "check the memory and the disk of this machine; kvstore_corrupt_blocks_total says who "
+        "noticed",
+    ),
+    Reason.OTHER_NAMESPACE: (
+        "nothing of this namespace is stored, but another namespace of the same model holds blocks",
+        "give both engines the same settings if they should share; they differ in",
+    ),
+    Reason.DEADLINE: (
+        "in the file tier, but it did not come up before the request's deadline",
+        "raise load_deadline_s of the connector or dram.capacity, or use a faster disk",
+    ),
+    Reason.NO_ROOM: (
+        "in the file tier, but no slot of the arena could be freed for it: all are leased or wait "
+        "to be written",
+        "raise dram.capacity",
+    ),
+    Reason.READ_FAILED: (
+        "in the file tier, but the disk failed to read it",
+        "look at the daemon's log and at `dmesg`",
+    ),
+    Reason.LEASED_BYTES: (
+        "stored, but leases held as much of the arena as they may",
+        "nothing if it is rare: the engine asks again; else raise dram.capacity or "
+        "limits.leased_fraction",
+    ),
+    Reason.UNKNOWN: ("a reason this release does not know", "use the daemon's release of kvstore"),
+}
+
+
+def size(nbytes: float) -> str:
+    """Return "3.1 GiB"."""
+    unit = 0
+    while abs(nbytes) >= 1024 and unit < len(_SIZE_UNITS) - 1:
+        nbytes, unit = nbytes / 1024, unit + 1
+    return f"{nbytes:.4g} {_SIZE_UNITS[unit]}"
+
+
+def duration(seconds: float) -> str:
+    """Return "2.5 h" or "12 ms"."""
+    for length, unit in _TIME_UNITS:
+        if seconds >= length:
+            return f"{seconds / length:.3g} {unit}"
+    return f"{seconds * 1000:.3g} ms"
+
+
+def percent(part: float, whole: float) -> str:
+    """Return "83 %", or "-" of nothing."""
+    return f"{100 * part / whole:.0f} %" if whole else "-"
+
+
+def bar(part: float, whole: float, width: int = 20) -> str:
+    """Return "[#####     ]"."""
+    filled = round(width * min(1.0, part / whole)) if whole else 0
+    return f"[{'#' * filled}{' ' * (width - filled)}]"
+
+
+def reason_text(reason: Reason, left_s: float) -> str:
+    """Return what happened to a block, as words."""
+    return _REASONS[reason][0].format(left=duration(left_s))
+
+
+def ending_lines(ending: Ending) -> list[str]:
+    """Return what ended a hit, and then what to do about it, if anything."""
+    group = f" (KV cache group {ending.group})" if ending.group else ""
+    lines = [f"block {ending.block}{group}: {reason_text(ending.reason, ending.left_s)}"]
+    advice = _REASONS[ending.reason][1]
+    if advice:
+        lines.append(f"what to do: {advice}{':' if ending.differs else ''}")
+    return lines + [f"  {field}" for field in ending.differs]

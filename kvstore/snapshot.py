@@ -1,0 +1,56 @@
+"""What a node holds and owes, as plain numbers: for Stats, the gauges and the operator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvstore.config import LimitSettings
+from kvstore.mover import Mover
+from kvstore.planner import Leases, Planner
+from kvstore.tier.dram import Arena
+
+CLIENTS_SHOWN_MAX = 64  # sessions that are listed one by one
+
+
+def snapshot(
+    *, planner: Planner, leases: Leases, arena: Arena, mover: Mover, limits: LimitSettings
+) -> dict[str, Any]:
+    """Return bytes, seconds and counts of now."""
+    return {
+        "blocks": len(planner.index),
+        "namespaces": len(planner.index.namespaces),
+        "sessions": len(leases.sessions()),
+        "leases": leases.count,
+        "clients": _clients(leases),
+        "dram": {
+            "blocks": planner.resident_blocks,
+            "capacity_bytes": arena.capacity_bytes,
+            "used_bytes": arena.physical_nbytes,
+            "leased_bytes": leases.leased_bytes - leases.limbo_bytes,
+            "leased_bytes_max": int(arena.capacity_bytes * limits.leased_fraction),
+            "limbo_bytes": leases.limbo_bytes,
+            "growing": arena.growing,
+            "evicted_blocks": planner.counts.evicted_dram,
+            "lost_records": planner.counts.lost,
+        },
+        "file": {
+            "blocks": planner.framed_blocks,
+            "evicted_blocks": planner.counts.evicted_file,
+            **mover.stats(),
+        },
+        "dirty_bytes": planner.dirty.nbytes,
+        "dirty_bytes_max": limits.write_behind_bytes_max,
+        "durable_lag_s": planner.dirty.oldest_s,
+    }
+
+
+def _clients(leases: Leases) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": session.client,
+            "processes": len(session.members),
+            "leases": len(session.leases),
+            "limbo_bytes": session.limbo_bytes,
+        }
+        for session in leases.sessions()[:CLIENTS_SHOWN_MAX]
+    ]

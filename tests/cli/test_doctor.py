@@ -1,0 +1,240 @@
+"""`kvstore doctor` finds what is wrong on a real machine and says what to type."""
+
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+import kvstore as package
+from kvstore.cli.check_machine import huge_pages
+from kvstore.cli.check_vllm import check_vllm, read_arguments
+from kvstore.cli.health import Level
+from kvstore.testing.daemon import Daemon
+from tests.cli.run import kvstore
+
+TRANSFER = {
+    "kv_connector": "KVStoreConnector",
+    "kv_role": "kv_both",
+    "kv_load_failure_policy": "recompute",
+    "kv_connector_extra_config": {"target": "unix:/k"},
+}
+
+
+class Doctor:
+    """The doctor, told to look into a directory of this test."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / "blocks"
+        self.settings = [
+            f"server.socket={directory}/run/k.sock",
+            "server.listen=127.0.0.1:0",
+            "server.metrics_listen=127.0.0.1:0",
+            "dram.capacity=64MiB",
+            "file.capacity=1GiB",
+            f"file.path={self.path}",
+        ]
+
+    def __call__(self, *settings: str, options: tuple[str, ...] = ()) -> Result:
+        sets = [f"--set={each}" for each in (*self.settings, *settings)]
+        return kvstore("doctor", *sets, *options)
+
+    def finding(
+        self, about: str, *settings: str, options: tuple[str, ...] = ()
+    ) -> tuple[str, str, str]:
+        """Return (level, found, do) of one finding."""
+        done = self(*settings, options=(*options, "--json"))
+        told = json.loads(done.output)
+        assert done.exit_code == (0 if told["healthy"] else 1)
+        (one,) = [each for each in told["findings"] if each["about"] == about]
+        return one["level"], one["found"], one["do"]
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    """A directory whose path is short enough for a unix socket."""
+    with Daemon() as daemon:
+        yield daemon.directory
+
+
+@pytest.fixture
+def doctor(directory: Path) -> Doctor:
+    return Doctor(directory)
+
+
+def test_nothing_is_wrong_beside_a_running_daemon_and_nothing_is_left_behind(
+    daemon: Daemon,
+) -> None:
+    files = daemon.directory / "file"
+    before = sorted(files.iterdir())
+    sets = (f"--set=file.path={files}", "--set=file.capacity=1GiB")
+    done = kvstore("doctor", "--target", daemon.target, *sets)
+    assert done.exit_code == 0, done.output
+    assert "nothing is wrong" in done.output
+    for word in ("open files", "memory", "O_DIRECT", "disk speed", "room", package.__version__):
+        assert word in done.output
+    assert sorted(files.iterdir()) == before
+
+
+def test_without_a_daemon_it_says_how_to_start_one_and_whether_that_would_work(
+    doctor: Doctor,
+) -> None:
+    done = doctor()
+    assert done.exit_code == 1
+    assert "-> kvstore serve" in done.output
+    assert doctor.finding("socket")[0] == "ok"
+    assert doctor.finding("listen")[0] == "ok"
+    assert not doctor.path.exists(), "it only looks"
+
+
+def test_a_port_that_is_taken(doctor: Doctor) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        level, found, do = doctor.finding("listen", f"server.listen=127.0.0.1:{port}")
+    assert (level, str(port) in found) == ("wrong", True)
+    assert "--set server.listen=127.0.0.1:" in do
+
+
+def test_a_socket_path_that_is_something_else(doctor: Doctor, directory: Path) -> None:
+    (directory / "taken").write_text("")
+    level, _, do = doctor.finding("socket", f"server.socket={directory}/taken")
+    assert (level, do) == ("wrong", f"rm {directory}/taken")
+
+
+def test_a_daemon_that_hangs_is_told_from_none() -> None:
+    with Daemon() as daemon:
+        daemon.start()
+        os.kill(daemon.pid, signal.SIGSTOP)
+        try:
+            doctor = Doctor(daemon.directory)
+            level, found, do = doctor.finding("socket")
+        finally:
+            os.kill(daemon.pid, signal.SIGCONT)
+    assert level == "wrong"
+    assert "does not answer" in found
+    assert "fuser" in do
+
+
+def test_another_release_is_pointed_out(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(package, "__version__", "9.9.9")
+    doctor = Doctor(daemon.directory)
+    level, found, _ = doctor.finding("daemon", options=("--target", daemon.target))
+    assert (level, "9.9.9" in found) == ("note", True)
+
+
+def test_more_capacity_than_the_machine_has(doctor: Doctor) -> None:
+    level, _, do = doctor.finding("memory", "dram.capacity=100TiB")
+    assert level == "wrong"
+    assert "--set dram.capacity=" in do
+    level, _, do = doctor.finding("room", "file.capacity=1000TiB")
+    assert level == "wrong"
+    assert "--set file.capacity=" in do
+
+
+def test_a_directory_that_is_none(doctor: Doctor, directory: Path) -> None:
+    (directory / "plain").write_text("")
+    level, _, do = doctor.finding("directory", f"file.path={directory}/plain/blocks")
+    assert (level, do) == ("wrong", "--set file.path=DIRECTORY")
+    assert doctor.finding("file tier", "file.path=")[0] == "note"
+
+
+@pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="no tmpfs to look at")
+def test_memory_that_looks_like_a_disk(doctor: Doctor) -> None:
+    level, found, _ = doctor.finding("directory", "file.path=/dev/shm/kvstore-doctor-test")
+    assert (level, "tmpfs" in found) == ("note", True)
+
+
+def test_too_few_open_files(doctor: Doctor) -> None:
+    sets = [f"--set={each}" for each in doctor.settings]
+    command = [sys.executable, "-m", "kvstore.cli", "doctor", "--json", *sets]
+    ran = subprocess.run(
+        ["bash", "-c", f"ulimit -n 256; exec {shlex.join(command)}"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(Path(package.__file__).parents[1])},
+    )
+    assert ran.returncode == 1, ran.stderr
+    (one,) = [each for each in json.loads(ran.stdout)["findings"] if each["about"] == "open files"]
+    assert (one["level"], one["do"].startswith("ulimit -n")) == ("wrong", True)
+
+
+@pytest.mark.parametrize(
+    ("content", "level"),
+    [("always [within_size] never", Level.OK), ("always [never] deny", Level.NOTE)],
+)
+def test_huge_pages(tmp_path: Path, content: str, level: Level) -> None:
+    switch = tmp_path / "shmem_enabled"
+    switch.write_text(content)
+    assert huge_pages(switch).level is level
+    assert huge_pages(tmp_path / "none").level is Level.NOTE
+
+
+def test_good_arguments_of_vllm_pass(daemon: Daemon) -> None:
+    transfer = {**TRANSFER, "kv_connector_extra_config": {"target": daemon.target}}
+    text = f"serve model --kv-transfer-config {shlex.quote(json.dumps(transfer))}"
+    done = kvstore(
+        *("doctor", "--target", daemon.target, "--vllm-args", text),
+        *("--set", f"file.path={daemon.directory / 'file'}", "--set", "file.capacity=1GiB"),
+    )
+    assert done.exit_code == 0, done.output
+    assert "kv_load_failure_policy is recompute" in done.output
+
+
+def test_the_config_file_of_vllm_is_read(doctor: Doctor, tmp_path: Path) -> None:
+    pytest.importorskip("yaml")
+    file = tmp_path / "vllm.yaml"
+    file.write_text(
+        "kv-transfer-config:\n  kv_connector: KVStoreConnector\n  kv_role: kv_both\n"
+        "no-such-thing: 1\n"
+    )
+    for about in ("vllm failures", "vllm target"):
+        assert doctor.finding(about, options=("--vllm-config", str(file)))[0] == "wrong"
+    file.write_text("- 1")
+    assert doctor(options=("--vllm-config", str(file))).exit_code == 1
+    file.write_text("{")
+    assert "neither JSON nor YAML" in doctor(options=("--vllm-config", str(file))).output
+
+
+def vllm(text: str) -> dict[str, tuple[Level, str]]:
+    return {f.about: (f.level, f.do) for f in check_vllm(read_arguments(text), "unix:/k")}
+
+
+def test_an_engine_without_the_connector() -> None:
+    level, do = vllm("serve model --max-model-len 4096")["vllm connector"]
+    assert level is Level.WRONG
+    assert json.loads(shlex.split(do)[1]) == TRANSFER
+
+
+@pytest.mark.parametrize(
+    ("arguments", "about", "level", "word"),
+    [
+        ("--kv-transfer-config.kv_load_failure_policy fail", "vllm failures", "wrong", "recompute"),
+        ("--kv-transfer-config.kv_role=none", "vllm role", "wrong", "kv_both"),
+        ("", "vllm target", "wrong", "kvstore serve"),
+        ("--no-enable-prefix-caching", "vllm prefix", "note", "--no-enable-prefix-caching"),
+        ("--pipeline-parallel-size 2", "vllm parallel", "wrong", "--pipeline-parallel-size"),
+        ("--calculate-kv-scales", "vllm KV scales", "wrong", "--calculate-kv-scales"),
+        ("--prefix-caching-hash-algo xxhash", "vllm hashes", "ok", ""),
+    ],
+)
+def test_each_setting_of_vllm_that_matters(
+    arguments: str, about: str, level: str, word: str
+) -> None:
+    base = f"--kv-transfer-config {shlex.quote(json.dumps(TRANSFER))} "
+    found, do = vllm(base + arguments)[about]
+    assert (found.value, word in do) == (level, True)
+
+
+def test_arguments_that_are_no_shell_words_are_refused(doctor: Doctor) -> None:
+    assert doctor(options=("--vllm-args", "--a 'b")).exit_code == 2

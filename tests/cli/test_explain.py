@@ -1,0 +1,194 @@
+"""`kvstore explain`, `namespaces` and `get`: what a user sees of single blocks and requests."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from kvstore import Client, KeyChain, checksum, root_key
+from kvstore.block import BlockKey, NamespaceId
+from kvstore.testing.daemon import Daemon
+from kvstore.testing.samples import sample_namespace, sample_record, sample_records
+from tests.cli.run import kvstore
+
+TOKENS = list(range(1000, 1400))
+BLOCK_TOKENS = 16
+
+
+@dataclass
+class Stored:
+    """A daemon of its own, with the first 20 of TOKENS' 24 loadable blocks but the eighth."""
+
+    daemon: Daemon
+    namespace_id: NamespaceId
+    keys: list[BlockKey]
+
+    @property
+    def at(self) -> tuple[str, str]:
+        return "--target", self.daemon.target
+
+
+@pytest.fixture(scope="module")
+def stored() -> Iterator[Stored]:
+    with Daemon() as daemon:
+        daemon.start()
+        with Client(daemon.target, name="engine") as client:
+            namespace_id = client.register(sample_namespace("explained"))
+            keys = KeyChain(root_key(namespace_id), BLOCK_TOKENS).update(TOKENS)
+            client.put(namespace_id, keys[:20], sample_records(keys[:20]), durable=True)
+            client.delete(namespace_id, keys[8:9])
+            for name in ("cmpl-one", "cmpl-two-0123"):
+                grant = client.acquire(namespace_id, keys, request_id=name)
+                client.release(grant.lease_id)
+            yield Stored(daemon, namespace_id, keys)
+
+
+def prompt_file(path: Path, tokens: object = TOKENS) -> str:
+    file = path / "prompt.json"
+    file.write_text(json.dumps(tokens))
+    return str(file)
+
+
+def test_a_request_is_explained_by_the_start_of_its_id(stored: Stored) -> None:
+    done = kvstore("explain", "cmpl-two", *stored.at)
+    assert done.exit_code == 0
+    for word in ("cmpl-two-0123", "from engine", "hit 8 of 25 blocks", "128 tokens"):
+        assert word in done.output
+    assert "ended at block 8: deleted" in done.output
+    assert "cmpl-one" not in done.output
+
+
+def test_the_last_requests_come_newest_first_and_as_json(stored: Stored) -> None:
+    done = kvstore("explain", "--last", *stored.at)
+    assert done.output.index("cmpl-two") < done.output.index("cmpl-one")
+    done = kvstore("explain", "--last", "1", "--json", *stored.at)
+    told = json.loads(done.output)
+    assert (told["request_id"], told["hit_blocks"]) == ("cmpl-two-0123", 8)
+    assert (told["ending"]["reason"], told["ending"]["block"]) == ("deleted", 8)
+    assert (told["namespace_id"], told["block_tokens"]) == (stored.namespace_id.hex(), 16)
+
+
+def test_a_request_that_nobody_remembers_is_an_error(stored: Stored) -> None:
+    done = kvstore("explain", "cmpl-three", *stored.at)
+    assert done.exit_code == 1
+    assert "limits.outcomes_max" in done.output
+
+
+@pytest.mark.parametrize("arguments", [(), ("a", "--last", "3"), ("--last", "--prompt", "-")])
+def test_one_thing_is_explained_at_a_time(arguments: tuple[str, ...]) -> None:
+    assert kvstore("explain", *arguments, "--target", "127.0.0.1:1").exit_code == 2
+
+
+def test_a_prompt_of_token_ids_is_explained_range_by_range(stored: Stored, tmp_path: Path) -> None:
+    short = stored.namespace_id.hex()[:6]
+    done = kvstore("explain", "--prompt", prompt_file(tmp_path), "--namespace", short, *stored.at)
+    assert done.exit_code == 0, done.output
+    lines = [" ".join(line.split()) for line in done.output.splitlines()]
+    assert lines[0].startswith("400 tokens, of which 24 blocks of 16 can be a hit")
+    assert lines[1] == "blocks 0-7 in dram and file"
+    assert lines[2].startswith("blocks 8 deleted")
+    assert lines[3] == "blocks 9-19 in dram and file"
+    assert lines[4].startswith("blocks 20-23 never stored")
+    assert lines[5].startswith("hit: 8 blocks, 128 tokens (33 %)")
+    assert lines[6].startswith("ends at block 8: deleted")
+
+
+def test_the_same_as_json_from_stdin_and_with_a_salt(stored: Stored) -> None:
+    ask = ("explain", "--prompt", "-", "--json", *stored.at)
+    told = json.loads(kvstore(*ask, stdin=json.dumps(TOKENS)).output)
+    assert (told["hit_blocks"], told["ending"]["reason"]) == (8, "deleted")
+    assert [each["begin"] for each in told["ranges"]] == [0, 8, 9, 20]
+    told = json.loads(kvstore(*ask, "--salt", "user-1", stdin=json.dumps(TOKENS)).output)
+    assert (told["hit_blocks"], told["ending"]["reason"]) == (0, "never_stored")
+
+
+def test_a_text_is_tokenized_as_the_engine_does(stored: Stored, tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    words = {f"w{token}": token for token in TOKENS} | {"[UNK]": 0}
+    model = tokenizers.models.WordLevel(words, unk_token="[UNK]")
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    text = " ".join(f"w{token}" for token in TOKENS)
+    ask = ("explain", "--prompt", "-", "--json", "--tokenizer", str(tmp_path), *stored.at)
+    told = json.loads(kvstore(*ask, stdin=text).output)
+    assert (told["tokens"], told["hit_blocks"]) == (400, 8)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert "not a tokenizer" in kvstore(*ask, stdin=text).output
+
+
+@pytest.mark.parametrize(
+    ("content", "word"),
+    [("a text", "--tokenizer"), ('{"tokens": [1]}', "list of token ids"), ("[1, true]", "list")],
+)
+def test_a_file_that_holds_no_prompt_is_refused(stored: Stored, content: str, word: str) -> None:
+    done = kvstore("explain", "--prompt", "-", *stored.at, stdin=content)
+    assert done.exit_code == 1
+    assert word in done.output
+
+
+def test_a_token_id_that_is_none_is_refused(stored: Stored) -> None:
+    done = kvstore("explain", "--prompt", "-", *stored.at, stdin=json.dumps([-1] * 40))
+    assert done.exit_code == 1
+    assert "token id" in done.output
+
+
+def test_a_prompt_shorter_than_a_block_cannot_hit(stored: Stored) -> None:
+    done = kvstore("explain", "--prompt", "-", *stored.at, stdin="[1, 2, 3]")
+    assert done.exit_code == 0
+    assert "0 blocks of 16 can be a hit" in done.output
+
+
+def test_namespaces_are_listed_and_found_by_their_start(stored: Stored) -> None:
+    done = kvstore("namespaces", *stored.at)
+    assert done.output.startswith(stored.namespace_id.hex())
+    assert "19 blocks  16 tokens a block, 1 group, model explained" in done.output
+    told = json.loads(kvstore("namespaces", "--json", *stored.at).output)
+    assert (told["blocks"], told["spec"]["identity"]) == (19, {"model": "explained"})
+    done = kvstore("explain", "--prompt", "-", "--namespace", "zz", *stored.at, stdin="[1]")
+    assert done.exit_code == 2
+    assert stored.namespace_id.hex()[:12] in done.output
+
+
+def test_a_namespace_that_is_not_clear_is_asked_for() -> None:
+    with Daemon() as daemon:
+        at = ("--target", daemon.start().target)
+        done = kvstore("get", "00" * 32, *at)
+        assert done.exit_code == 1
+        assert "no namespace yet" in done.output
+        with Client(daemon.target) as client:
+            for model in ("one", "two"):
+                namespace_id = client.register(sample_namespace(model))
+            client.put(namespace_id, [key := BlockKey(bytes(32))], [sample_record(key)])
+        done = kvstore("get", "00" * 32, *at)
+        assert done.exit_code == 2
+        assert "say --namespace" in done.output
+        daemon.stop()
+        daemon.start()
+        done = kvstore("get", "00" * 32, *at)
+        assert done.exit_code == 1
+        assert "found on disk" in done.output
+
+
+def test_get_writes_the_verified_bytes_of_a_part(stored: Stored, tmp_path: Path) -> None:
+    key = stored.keys[3]
+    done = kvstore("get", key.hex(), *stored.at)
+    assert (done.exit_code, done.stdout_bytes) == (0, sample_record(key))
+    file = tmp_path / "block.bin"
+    done = kvstore("get", key.hex(), "-o", str(file), *stored.at)
+    assert (done.exit_code, file.read_bytes()) == (0, sample_record(key))
+    told = json.loads(kvstore("get", key.hex(), "--json", *stored.at).output)
+    assert (told["nbytes"], told["xxh3"]) == (20_000, f"{checksum(sample_record(key)):016x}")
+
+
+def test_get_says_why_a_block_is_not_there(stored: Stored) -> None:
+    done = kvstore("get", stored.keys[8].hex(), *stored.at)
+    assert done.exit_code == 1
+    assert "is not stored: deleted" in done.output
+    done = kvstore("get", "12" * 32, *stored.at)
+    assert "never stored" in done.output
+    done = kvstore("get", stored.keys[3].hex(), "--group", "7", *stored.at)
+    assert done.exit_code == 1
+    assert "group 7 of 1" in done.output

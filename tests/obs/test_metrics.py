@@ -1,0 +1,148 @@
+"""The metrics of a real daemon, read as Prometheus reads them."""
+
+import os
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from kvstore import Client
+from kvstore.block import BlockKey, Part, Span
+from kvstore.errors import KVStoreError
+from kvstore.obs import Metrics
+from kvstore.testing.daemon import Daemon
+from kvstore.testing.samples import (
+    RECORD_NBYTES,
+    sample_keys,
+    sample_namespace,
+    sample_records,
+)
+from kvstore.testing.wait import until
+
+PADDED = 20480
+BLOCK_TOKENS = 16
+
+
+def scrape(daemon: Daemon) -> dict[str, float]:
+    """Return each sample by its name and its label values, in the order of the labels' names."""
+    url = f"http://127.0.0.1:{daemon.metrics_port}/metrics"
+    with urllib.request.urlopen(url, timeout=5) as answer:
+        families = text_string_to_metric_families(answer.read().decode())
+        return {
+            " ".join((sample.name, *sample.labels.values())): sample.value
+            for family in families
+            for sample in family.samples
+        }
+
+
+@pytest.fixture
+def daemon() -> Iterator[Daemon]:
+    with Daemon() as daemon:
+        yield daemon.start()
+
+
+def test_one_life_of_blocks_is_counted_tier_by_tier(daemon: Daemon) -> None:
+    keys = sample_keys("metrics", 10)
+    with Client(daemon.target) as client:
+        ns = client.register(sample_namespace())
+        client.put(ns, keys[:8], sample_records(keys[:8]), durable=True)
+        grant = client.acquire(ns, keys, request_id="r")
+        client.release(grant.lease_id)
+        seen = scrape(daemon)
+    assert seen["kvstore_lookup_blocks_total"] == 10
+    assert seen["kvstore_lookup_tokens_total"] == 10 * BLOCK_TOKENS
+    assert seen["kvstore_hit_blocks_total dram"] == 8
+    assert seen["kvstore_hit_tokens_total dram"] == 8 * BLOCK_TOKENS
+    assert seen["kvstore_requests_total never_stored"] == 1
+    assert seen["kvstore_tier_bytes_total read dram"] == 8 * PADDED
+    assert seen["kvstore_tier_bytes_total write dram"] == 8 * PADDED
+    assert seen["kvstore_tier_bytes_total write file"] > 8 * RECORD_NBYTES
+    assert seen["kvstore_write_behind_seconds_count"] >= 1
+    assert seen["kvstore_rpc_seconds_count Acquire"] == 1
+    assert seen["kvstore_build_info 0.1.0"] == 1
+    assert seen["process_resident_memory_bytes"] > 1 << 20
+
+
+def test_what_comes_up_from_the_file_tier_is_counted_there(daemon: Daemon) -> None:
+    keys = sample_keys("metrics", 8)
+    with Client(daemon.target) as client:
+        ns = client.register(sample_namespace())
+        client.put(ns, keys, sample_records(keys), durable=True)
+    assert daemon.stop() == 0
+    daemon.start()
+    with Client(daemon.target) as client:
+        client.register(sample_namespace())
+        assert None not in client.get(ns, keys[:3])
+        grant = client.acquire(ns, keys, wait_s=5)
+        assert grant.hit_blocks == 8
+        seen = scrape(daemon)
+    assert seen["kvstore_hit_blocks_total file"] == 8
+    assert seen["kvstore_hit_blocks_total dram"] == 3, "those that the get had brought up"
+    assert seen["kvstore_lookup_blocks_total"] == 11
+    assert seen["kvstore_requests_total complete"] == 1
+    assert seen["kvstore_promoted_blocks_total"] == 8
+    assert seen["kvstore_promote_seconds_count"] >= 1
+    assert seen["kvstore_tier_bytes_total read file"] >= 8 * PADDED
+
+
+def test_what_leaves_is_counted_by_tier_and_reason(daemon: Daemon) -> None:
+    keys = sample_keys("leaving", 6)
+    with Client(daemon.target) as client:
+        ns = client.register(sample_namespace())
+        client.put(ns, keys, sample_records(keys), durable=True)
+        client.delete(ns, keys[:2])
+        client.delete(ns, keys[2:3], corrupt=True)
+        client.clear(ns)
+        until(lambda: "kvstore_evicted_blocks_total cleared dram" in scrape(daemon))
+        seen = scrape(daemon)
+    for tier in ("dram", "file"):
+        assert seen[f"kvstore_evicted_blocks_total deleted {tier}"] == 2
+        assert seen[f"kvstore_evicted_blocks_total corrupt {tier}"] == 1
+        assert seen[f"kvstore_evicted_blocks_total cleared {tier}"] == 3
+    assert seen["kvstore_corrupt_blocks_total reader"] == 1
+
+
+def test_refusals_and_errors_are_counted_by_class() -> None:
+    with Daemon("dram.capacity=1MiB", file=False) as daemon:
+        daemon.start()
+        keys = sample_keys("many", 60)
+        with Client(daemon.target) as client:
+            ns = client.register(sample_namespace())
+            spans = [Span(Part(0, 0), 0, len(keys))]
+            client.reserve(ns, keys, first_block=0, parent=None, spans=spans)
+            with pytest.raises(KVStoreError):
+                client.match(ns, [BlockKey(os.urandom(32))], skip_blocks=2)
+            seen = scrape(daemon)
+    assert seen["kvstore_refused_parts_total no_room"] == 60 - (1 << 20) // PADDED
+    assert seen["kvstore_rpc_errors_total InvalidRequest Match "] == 1
+    assert seen["kvstore_rpcs_running"] == 0
+
+
+def test_leases_that_run_out_and_limbo_are_counted() -> None:
+    with Daemon("limits.lease_s=0.5") as daemon:
+        daemon.start()
+        keys = sample_keys("limbo", 2)
+        with Client(daemon.target) as client:
+            ns = client.register(sample_namespace())
+            client.put(ns, keys, sample_records(keys))
+            client.acquire(ns, keys)
+            until(lambda: scrape(daemon)["kvstore_dram_bytes limbo"] == 2 * PADDED)
+            seen = scrape(daemon)
+    assert seen["kvstore_expired_leases_total"] == 1
+    assert seen["kvstore_leases"] == 1
+    assert seen["kvstore_sessions"] == 1
+
+
+def test_totals_fold_what_the_registry_holds() -> None:
+    metrics = Metrics()
+    metrics.lookups.inc(3)
+    metrics.hits.labels("dram").inc(2)
+    metrics.rpc_errors.labels("Match", "Unavailable", "limbo").inc()
+    metrics.promote_seconds.observe(0.5)
+    totals = metrics.totals()
+    assert totals["lookup_blocks"] == 3
+    assert totals["hit_blocks"] == {"dram": 2}
+    assert totals["rpc_errors"] == {"Match/Unavailable/limbo": 1}
+    assert totals["promote_seconds"] == {"count": 1, "sum": 0.5}
+    assert "blocks" not in totals
