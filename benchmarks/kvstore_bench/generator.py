@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import random
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,6 +70,17 @@ class Vocabulary:
     count: Callable[[str], int] | None = None
     sentences: bool = True
 
+    def single_token_words(self) -> tuple[str, ...]:
+        """Return the words that add just one token to a text, by this vocabulary's own count."""
+        count = self.count
+        if count is None:
+            return self.words
+        before = count(self.words[0])
+        single = [word for word in self.words if count(f"{self.words[0]} {word}") == before + 1]
+        if len(single) < VOCABULARY_WORDS_MIN:
+            raise InvalidRequest("this tokenizer has too few words of one token to draw from")
+        return tuple(single)
+
 
 def vocabulary_of(directory: Path) -> Vocabulary:
     """Measure in the tokens of a local tokenizer (needs transformers).
@@ -121,10 +132,10 @@ def _conversation(shape: Shape, vocabulary: Vocabulary, number: int) -> Conversa
     messages = []
     for turn in range(shape.turns):
         size = _draw(stream, shape.turn_tokens if turn else shape.first_tokens)
-        start = [] if turn else _spell(number, vocabulary.words)
-        messages.append(Message("user", _text(stream, vocabulary, size, start)))
+        start = [] if turn else spell(number, vocabulary.words, START_WORDS)
+        messages.append(Message("user", draw_text(stream, vocabulary, size, start)))
         size = _draw(stream, shape.answer_tokens)
-        messages.append(Message("assistant", _text(stream, vocabulary, size, [])))
+        messages.append(Message("assistant", draw_text(stream, vocabulary, size)))
     return Conversation(f"s{shape.seed}-c{number:04d}", tuple(messages))
 
 
@@ -132,24 +143,25 @@ def _draw(stream: random.Random, sizes: SizeRange) -> int:
     return sizes.low + int(stream.random() * (sizes.high - sizes.low + 1))
 
 
-def _spell(number: int, words: tuple[str, ...]) -> list[str]:
+def spell(number: int, words: tuple[str, ...], digits_count: int) -> list[str]:
     """Write a number in base len(words), lowest digit first: neighbours differ at once."""
     digits = []
-    for _ in range(START_WORDS):
+    for _ in range(digits_count):
         number, digit = divmod(number, len(words))
         digits.append(words[digit])
     return digits
 
 
-def _text(stream: random.Random, vocabulary: Vocabulary, size: int, start: list[str]) -> str:
+def draw_text(
+    stream: random.Random, vocabulary: Vocabulary, size: int, start: Sequence[str] = ()
+) -> str:
+    """Draw words to `size` (words, or tokens of the vocabulary); `start` are the first of them."""
     words = vocabulary.words
-    drawn = start[:size]
+    drawn = list(start[:size])
     drawn += [words[int(stream.random() * len(words))] for _ in range(size - len(drawn))]
     if vocabulary.sentences:
         drawn = _punctuate(stream, drawn)
-    if vocabulary.count is None:
-        return " ".join(drawn)
-    return _fit(drawn, size, vocabulary)
+    return fit(drawn, size, vocabulary)
 
 
 def _punctuate(stream: random.Random, words: list[str]) -> list[str]:
@@ -164,10 +176,11 @@ def _punctuate(stream: random.Random, words: list[str]) -> list[str]:
     return words
 
 
-def _fit(words: list[str], size: int, vocabulary: Vocabulary) -> str:
-    """Cut the words to at most `size` tokens, then fill up with words that add just one."""
+def fit(words: Sequence[str], size: int, vocabulary: Vocabulary) -> str:
+    """Join words and cut to `size`; with a tokenizer, fill up with words that add just one."""
     count = vocabulary.count
-    assert count is not None
+    if count is None:
+        return " ".join(words[:size])
 
     def measure(number: int) -> int:
         return count(" ".join(words[:number]))

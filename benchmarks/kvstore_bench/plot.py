@@ -1,4 +1,4 @@
-"""Two pictures of a run, or of several side by side: TTFT by turn, TTFT by prompt length."""
+"""Pictures of runs: TTFT by turn, TTFT by prompt length, ITL by position in the answer."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
+
 from kvstore.errors import InvalidRequest
 from kvstore_bench.sample import Sample
 
@@ -16,7 +18,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 SPREAD_TURNS = 0.5
 
 
-def plot_ttft(
+def plot_run(
     runs: Mapping[str, Sequence[Sample]], target: Path, *, title: str | None = None
 ) -> None:
     """Draw up to six runs, by label, into a PNG (or what the suffix says: svg, pdf).
@@ -26,16 +28,28 @@ def plot_ttft(
     runs = {label: [s for s in samples if _drawable(s)] for label, samples in runs.items()}
     if not any(runs.values()) or len(runs) > len(COLOURS):
         raise InvalidRequest("nothing to plot: no request completed, or more than six runs")
+    figure, (by_turn, by_length, by_position) = new_figure(3, width=16)
+    by_turn.sharey(by_length)
+    _draw_by_turn(by_turn, runs)
+    _draw_by_length(by_length, runs)
+    from_zero(by_turn)
+    _draw_by_position(by_position, runs)
+    save(figure, target, title)
+
+
+def new_figure(panels: int, *, width: float) -> tuple[Any, Any]:
+    """Return a figure and its panels, side by side."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     # A figure of its own instead of pyplot: no global state, no display, nothing to close.
-    figure = Figure(figsize=(11, 4.4), layout="constrained")
+    figure = Figure(figsize=(width, 4.4), layout="constrained")
     FigureCanvasAgg(figure)
-    by_turn, by_length = figure.subplots(1, 2, sharey=True)
-    _draw_by_turn(by_turn, runs)
-    _draw_by_length(by_length, runs)
-    by_turn.set_ylim(bottom=0)
+    return figure, figure.subplots(1, panels)
+
+
+def save(figure: Any, target: Path, title: str | None) -> None:
+    """Write a figure in the format of the suffix. Raises InvalidRequest if it cannot be written."""
     if title:
         figure.suptitle(title)
     try:
@@ -74,7 +88,7 @@ def _draw_by_turn(axes: Any, runs: Mapping[str, Sequence[Sample]]) -> None:
         )
     axes.set(title="TTFT by turn", xlabel="turn of the conversation", ylabel="TTFT [ms]")
     axes.xaxis.get_major_locator().set_params(integer=True)
-    _finish(axes)
+    finish(axes)
 
 
 def _draw_by_length(axes: Any, runs: Mapping[str, Sequence[Sample]]) -> None:
@@ -92,12 +106,40 @@ def _draw_by_length(axes: Any, runs: Mapping[str, Sequence[Sample]]) -> None:
             tokens = [sample.input_tokens for sample in known]
             values = [_ttft_ms(sample) for sample in known]
             axes.scatter(tokens, values, s=18, alpha=0.6, color=COLOURS[number], label=label)
-    axes.set(title="TTFT by prompt length", xlabel="input tokens")
+    axes.set(title="TTFT by prompt length", xlabel="input tokens", ylabel="TTFT [ms]")
     axes.set_xlim(left=0)
-    _finish(axes)
+    finish(axes)
 
 
-def _finish(axes: Any) -> None:
+def _draw_by_position(axes: Any, runs: Mapping[str, Sequence[Sample]]) -> None:
+    """Draw the median gap before each piece of an answer, and the range of most of them."""
+    for number, (label, samples) in enumerate(runs.items()):
+        rows: dict[int, list[float]] = defaultdict(list)
+        for sample in samples:
+            for position, gap_s in enumerate(sample.itl_s, 2):
+                rows[position].append(1e3 * gap_s)
+        if not rows:
+            continue
+        positions = sorted(rows)
+        low, middle, high = zip(
+            *(np.percentile(rows[position], (10, 50, 90)) for position in positions), strict=True
+        )
+        colour = COLOURS[number]
+        axes.fill_between(positions, low, high, color=colour, alpha=0.2, linewidth=0)
+        name = "median, and p10 to p90"
+        axes.plot(positions, middle, color=colour, label=f"{label}: {name}" if label else name)
+    axes.set(title="ITL by position", xlabel="piece of the answer", ylabel="ITL [ms]")
+    from_zero(axes)
+    finish(axes)
+
+
+def from_zero(axes: Any) -> None:
+    """Start the y axis at 0, with room above the highest value."""
+    axes.set_ylim(0, 1.05 * axes.get_ylim()[1])
+
+
+def finish(axes: Any) -> None:
+    """Give a panel the looks that all share."""
     axes.grid(axis="y", alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     if axes.get_legend_handles_labels()[0]:

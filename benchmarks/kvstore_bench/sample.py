@@ -2,10 +2,12 @@
 
 - TTFT: from just before the request is sent to the first non-empty piece of text (the reasoning
   text of a reasoning model counts).
-- ITL: the gaps between consecutive non-empty pieces. A server that packs several tokens into a
-  piece shows fewer, longer gaps; TPOT does not depend on that.
-- latency: to the end of the stream.
-- TPOT: first to last piece, divided by (output tokens - 1).
+- ITL: the gaps between consecutive non-empty pieces, as `vllm bench serve` has them. A server that
+  packs several tokens into a piece shows fewer, longer gaps, and the first piece of an answer may
+  hold several, too: neither is corrected, but `tokens_per_chunk` says how many there were.
+- latency: to the last piece (what follows it, the usage, carries no token), as vLLM's E2EL is; so
+  latency = TTFT + the sum of the ITLs. A request that fails, or has no text: to its end.
+- TPOT: (latency - TTFT) / (output tokens - 1), whatever the pieces.
 
 Token counts are the server's own `usage`; where it sends none they are None, never guessed.
 """
@@ -30,18 +32,26 @@ class Failure:
 
     kind: ErrorKind
     message: str
+    status: int | None = None
+
+    @property
+    def label(self) -> str:
+        """Return the class it is counted under: the kind, for HTTP with the status' class."""
+        return self.kind if self.status is None else f"{self.kind}_{self.status // 100}xx"
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One request as it went. Times in seconds; started_s counts from the start of the run.
 
-    turn counts from 1. queued_s: how long it waited past its due time (open loop only). ttft_s is
-    None where no text came; output_text is what came, even of a failed request.
+    turn counts from 1; messages: how many were sent. queued_s: how long it waited past its due time
+    (open loop only). ttft_s is None where no text came; output_text is what came, even of a failed
+    request.
     """
 
     conversation_id: str
     turn: int
+    messages: int
     started_s: float
     queued_s: float
     ttft_s: float | None
@@ -64,6 +74,21 @@ class Sample:
         if not self.itl_s or not self.output_tokens or self.output_tokens < 2:
             return None
         return sum(self.itl_s) / (self.output_tokens - 1)
+
+    @property
+    def output_chunks(self) -> int:
+        """Return how many pieces of text came."""
+        return 0 if self.ttft_s is None else len(self.itl_s) + 1
+
+    @property
+    def mean_itl_s(self) -> float:
+        """Return seconds per token after the first (TPOT); 0 for a single token, as vLLM has it.
+
+        Without the server's count of tokens each piece counts as one.
+        """
+        if self.output_tokens is None:
+            return sum(self.itl_s) / len(self.itl_s) if self.itl_s else 0.0
+        return self.tpot_s or 0.0
 
     @property
     def output_sha256(self) -> str:

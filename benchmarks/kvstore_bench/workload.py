@@ -1,6 +1,7 @@
-"""Conversations: what is asked, in which words, and the file format they come in.
+"""What is asked, in which words, and the file format that conversations come in.
 
-The file format is the one of vLLM's `benchmarks/multi_turn`: a JSON list of
+A `Dialogue` is what the runner needs of any input: a `Conversation` here, a recorded session in
+`traces`. The file format is the one of vLLM's `benchmarks/multi_turn`: a JSON list of
 
     {"id": "c0", "messages": [{"role": "user", "content": "..."},
                               {"role": "assistant", "content": "..."}, ...]}
@@ -12,10 +13,11 @@ it). The n-th user message is *turn* n, counted from 1. Everything here is pure 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -30,12 +32,62 @@ class Message:
     content: str
 
 
+class Dialogue(Protocol):
+    """Turns, counted from 1, that are asked one after the other."""
+
+    @property
+    def id(self) -> str:
+        """Return what tells it apart from every other dialogue of the workload."""
+        ...
+
+    @property
+    def turns(self) -> int:
+        """Return how many requests it makes."""
+        ...
+
+    def history(self, turn: int) -> tuple[Message, ...]:
+        """Return the recorded messages that a turn sends."""
+        ...
+
+    def due_s(self, turn: int) -> float | None:
+        """Return when a turn is due, in seconds from the start; None leaves it to the load."""
+        ...
+
+    def answer_tokens(self, turn: int) -> int | None:
+        """Return how long the recorded answer was; None where that is unknown."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Dialogues and where they come from.
+
+    source: JSON-ready parameters, enough to make the same workload again. prescribed: fields of
+    `ChatOptions` that belong to the source (the tool whose workload this is sets them).
+    """
+
+    dialogues: Sequence[Dialogue]
+    source: Mapping[str, Any]
+    prescribed: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def turns(self) -> int:
+        """How many requests there are in all."""
+        return sum(dialogue.turns for dialogue in self.dialogues)
+
+
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A conversation with, where they are known, its recorded answers."""
+    """A conversation with, where they are known, its recorded answers.
+
+    due and answers hold a value a turn: when it is due (s) and the length of its answer (tokens).
+    Empty where the source says nothing. They are not part of the file format.
+    """
 
     id: str
     messages: tuple[Message, ...]
+    due: tuple[float, ...] = ()
+    answers: tuple[int, ...] = ()
 
     @property
     def turns(self) -> int:
@@ -45,6 +97,14 @@ class Conversation:
     def question(self, turn: int) -> Message:
         """Return the user message of a turn, counted from 1."""
         return self.messages[self._index(turn)]
+
+    def due_s(self, turn: int) -> float | None:
+        """Return when a turn is due, if the source says so."""
+        return self.due[turn - 1] if self.due else None
+
+    def answer_tokens(self, turn: int) -> int | None:
+        """Return how long the answer of a turn is to be, if the source says so."""
+        return self.answers[turn - 1] if self.answers else None
 
     def opening(self) -> tuple[Message, ...]:
         """Return what stands before the first user message: a system message, or nothing."""
@@ -58,7 +118,17 @@ class Conversation:
         """Return the conversation cut after `turns` turns (and their answers)."""
         if turns >= self.turns:
             return self
-        return replace(self, messages=self.messages[: self._index(turns + 1)])
+        return replace(
+            self,
+            messages=self.messages[: self._index(turns + 1)],
+            due=self.due[:turns],
+            answers=self.answers[:turns],
+        )
+
+    def opened_by(self, text: str) -> Conversation:
+        """Return the conversation with `text` before its first message: another prefix."""
+        first, *rest = self.messages
+        return replace(self, messages=(replace(first, content=f"{text} {first.content}"), *rest))
 
     def _index(self, turn: int) -> int:
         offset = int(self.messages[0].role == "system")
@@ -76,6 +146,19 @@ def transcript(messages: Sequence[Message]) -> str:
         gap = "" if message.content[:1].isspace() else " "
         parts.append(f"{message.role.capitalize()}:{gap}{message.content}\n\n")
     return "".join(parts) + "Assistant:"
+
+
+def fingerprint(dialogues: Sequence[Dialogue]) -> str:
+    """Hash what is asked, in which order and when: equal for equal workloads, on any machine."""
+    digest = hashlib.sha256()
+    for dialogue in dialogues:
+        turns = range(1, dialogue.turns + 1)
+        plan = [(dialogue.due_s(turn), dialogue.answer_tokens(turn)) for turn in turns]
+        digest.update(msgspec.json.encode([dialogue.id, plan]))
+        # The last history holds all that was said before it. Sessions whose turns do not grow out
+        # of each other are told apart by their plan and their last prompt.
+        digest.update(msgspec.json.encode(dialogue.history(dialogue.turns)))
+    return digest.hexdigest()
 
 
 def load(path: Path) -> list[Conversation]:
@@ -98,14 +181,15 @@ def save(path: Path, conversations: Sequence[Conversation]) -> None:
 
 def dump(conversations: Sequence[Conversation]) -> bytes:
     """Encode conversations as the JSON described above; equal values give equal bytes."""
-    return msgspec.json.format(msgspec.json.encode(list(conversations)), indent=1) + b"\n"
+    items = [{"id": item.id, "messages": item.messages} for item in conversations]
+    return msgspec.json.format(msgspec.json.encode(items), indent=1) + b"\n"
 
 
 def parse(data: bytes) -> list[Conversation]:
     """Decode the JSON described above. Raises InvalidRequest at the first thing that is wrong."""
     try:
         items = msgspec.json.decode(data)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"not JSON: {error}") from error
     if not isinstance(items, list) or not items:
         raise InvalidRequest("expected a non-empty JSON list of conversations")

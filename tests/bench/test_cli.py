@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from kvstore.errors import InvalidRequest
 from kvstore_bench.cli import bench
-from kvstore_bench.plot import plot_ttft
+from kvstore_bench.plot import plot_run
 from kvstore_bench.workload import load
 from tests.bench.stub import Script, StubServer, failing
 from tests.bench.test_report import sample
@@ -37,11 +37,11 @@ def test_json_on_stdout_is_all_there_is_on_stdout() -> None:
         result = chat(server, *SMALL, "--json")
     assert result.exit_code == 0, result.output
     report = decode(result.stdout)
-    assert report["schema_version"] == 1
+    assert report["schema_version"] == 2
     assert report["model_id"] == "stub"
     assert (report["completed"], report["failed"], report["skipped"]) == (4, 0, 0)
     assert [request["turn"] for request in report["requests"]] == [1, 1, 2, 2]
-    assert report["requests"][0]["output_tokens"] == 3
+    assert report["requests"][0]["output_num_tokens"] == 3
     assert "output_text" not in report["requests"][0]
     assert report["options"]["order"] == "round-robin"
 
@@ -88,16 +88,16 @@ def test_failed_requests_set_the_exit_status() -> None:
         allowed = chat(server, *SMALL, "--answers", "file", "--allow-errors", "--json")
     assert failed.exit_code == 1
     assert "http: HTTP 503: overloaded" in failed.stdout
-    assert "1 failed (1 http)" in failed.stdout
+    assert "1 failed (1 http_5xx)" in failed.stdout
     assert allowed.exit_code == 0
-    assert decode(allowed.stdout)["errors"] == {"http": 1}
+    assert decode(allowed.stdout)["errors"] == {"http_5xx": 1}
 
 
 def test_a_run_without_any_answer_is_still_reported(tmp_path: Path) -> None:
     with StubServer(Script(status=500, error="broken")) as server:
         result = chat(server, *SMALL, "--plot", tmp_path / "a.png")
     assert result.exit_code == 1
-    assert "0 completed, 2 failed (2 http), 2 turns skipped" in result.stdout
+    assert "0 completed, 2 failed (2 http_5xx), 2 turns skipped" in result.stdout
     assert "not drawn, no request completed" in result.stderr
 
 
@@ -136,10 +136,10 @@ def test_help_shows_examples() -> None:
 
 def test_runs_are_drawn_side_by_side(tmp_path: Path) -> None:
     runs = {"recompute": [sample(), sample(2, 0.4)], "kvstore": [sample(), sample(2, 0.05)]}
-    plot_ttft(runs, tmp_path / "both.png", title="two runs")
+    plot_run(runs, tmp_path / "both.png", title="two runs")
     assert (tmp_path / "both.png").read_bytes().startswith(PNG)
 
 
 def test_a_plot_of_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="nothing to plot"):
-        plot_ttft({"": [sample(ttft_s=None)]}, tmp_path / "none.png")
+        plot_run({"": [sample(ttft_s=None)]}, tmp_path / "none.png")

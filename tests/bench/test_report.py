@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -17,7 +18,7 @@ from kvstore_bench.metrics import (
     parse_counters,
     server_counts,
 )
-from kvstore_bench.report import distribution, request_record, summarize
+from kvstore_bench.report import Slo, distribution, request_record, summarize
 from kvstore_bench.sample import Failure, Sample
 
 STATISTICS = ("mean", "median", "p50", "p90", "p99", "std", "min", "max")
@@ -28,6 +29,7 @@ def sample(turn: int = 1, ttft_s: float | None = 0.1, failure: Failure | None = 
     return Sample(
         conversation_id="a",
         turn=turn,
+        messages=2 * turn - 1,
         started_s=0.0,
         queued_s=0.0,
         ttft_s=ttft_s,
@@ -81,11 +83,15 @@ def test_the_json_has_these_keys() -> None:
         "input_throughput",
         "output_throughput",
         "total_token_throughput",
+        "request_goodput",
+        "slo_attainment",
+        "tokens_per_chunk",
         "first_turns",
         "resumed_turns",
         "without_usage",
         "without_text",
         "errors",
+        "http_statuses",
         "first_errors",
         "server",
     }
@@ -99,8 +105,10 @@ def test_the_json_has_these_keys() -> None:
         "latency_ms",
         "tpot_ms",
         "itl_ms",
-        "input_tokens",
-        "output_tokens",
+        "input_num_turns",
+        "input_num_tokens",
+        "output_num_tokens",
+        "output_num_chunks",
         "cached_tokens",
         "output_sha256",
         "output_text",
@@ -121,6 +129,25 @@ def test_first_and_resumed_turns_are_apart_and_failures_in_neither() -> None:
     assert summary["output_throughput"] == pytest.approx(3.0)
     assert summary["errors"] == {"timeout": 1}
     assert summary["first_errors"] == ["timeout: late"]
+
+
+def test_a_request_is_good_if_it_keeps_every_objective() -> None:
+    one = sample(ttft_s=0.1)  # 30 ms a token after the first
+    assert Slo().holds(one)
+    assert Slo(ttft_s=0.1, itl_s=0.031).holds(one)
+    assert not Slo(ttft_s=0.09).holds(one)
+    assert not Slo(itl_s=0.029).holds(one)
+    assert not Slo(ttft_s=9.0).holds(sample(ttft_s=None))
+    # A single token has no time per further token; unknown counts take pieces for tokens.
+    assert Slo(itl_s=1e-9).holds(replace(one, itl_s=(), output_tokens=1))
+    assert not Slo(itl_s=0.029).holds(replace(one, output_tokens=None))
+
+
+def test_tokens_per_chunk_shows_what_itl_does_not_count() -> None:
+    packed = replace(sample(), output_tokens=9)  # in three pieces
+    summary = summarize([sample(), packed], duration_s=1.0, server=ServerCounts())
+    assert summary["tokens_per_chunk"] == 2.0
+    assert packed.tpot_s == pytest.approx(0.06 / 8)
 
 
 PAGE = """\

@@ -11,7 +11,7 @@ import pytest
 from kvstore.errors import InvalidRequest, Unavailable
 from kvstore_bench.generator import Shape, SizeRange, generate
 from kvstore_bench.runner import CONSECUTIVE_FAILURES_MAX, ChatOptions, Result, run_chat
-from kvstore_bench.schedule import Job, Schedule
+from kvstore_bench.schedule import Job, schedule
 from kvstore_bench.workload import Conversation
 from tests.bench.stub import Received, Script, StubServer, failing
 
@@ -217,19 +217,19 @@ def test_impossible_options_are_refused_before_anything_is_sent(
 
 
 def test_round_robin_never_overtakes_a_turn_that_waits() -> None:
-    schedule = Schedule(chats(2, turns=2), "round-robin", (1, 2))
-    first, second = schedule.take(), schedule.take()
+    jobs = schedule(chats(2, turns=2), "round-robin", (1, 2))
+    first, second = jobs.take(), jobs.take()
     assert (first, second) == (Job(0, 1), Job(1, 1))
-    schedule.finished(Job(1, 1))
-    assert schedule.take() is None  # conversation 1 could go on, but conversation 0 is due
-    schedule.finished(Job(0, 1))
-    assert schedule.take() == Job(0, 2)
+    jobs.finished(Job(1, 1))
+    assert jobs.take() is None  # conversation 1 could go on, but conversation 0 is due
+    jobs.finished(Job(0, 1))
+    assert jobs.take() == Job(0, 2)
 
 
 def test_sequential_fills_free_places_with_later_conversations() -> None:
-    schedule = Schedule(chats(3, turns=2), "sequential", (1, 2))
-    assert [schedule.take(), schedule.take()] == [Job(0, 1), Job(1, 1)]
-    schedule.finished(Job(1, 1))
-    assert schedule.take() == Job(1, 2)
-    assert schedule.abandon(2) == 2
-    assert schedule.take() is None
+    jobs = schedule(chats(3, turns=2), "sequential", (1, 2))
+    assert [jobs.take(), jobs.take()] == [Job(0, 1), Job(1, 1)]
+    jobs.finished(Job(1, 1))
+    assert jobs.take() == Job(1, 2)
+    assert jobs.abandon(2) == 2
+    assert jobs.take() is None

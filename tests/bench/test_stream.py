@@ -25,7 +25,9 @@ def ask(
         url = server if isinstance(server, str) else server.url
         async with Endpoint(url, kind=kind, api_key="secret", timeout_s=timeout_s) as endpoint:
             messages = [Message("user", "one two three")]
-            return await endpoint.ask(messages, model="stub", conversation_id="a", turn=1)
+            return await endpoint.ask(
+                messages, model="stub", conversation_id="a", turn=1, max_tokens=4
+            )
 
     return asyncio.run(run())
 

@@ -1,0 +1,256 @@
+"""`kvstore bench chat`: one run, or several that belong together."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from kvstore.errors import InvalidRequest, KVStoreError
+from kvstore_bench.exits import (
+    EXIT_FAILED_REQUESTS,
+    EXIT_INTERRUPTED,
+    check_targets,
+    explained,
+)
+from kvstore_bench.options import chat_options
+from kvstore_bench.sections import SectionedCommand
+
+if TYPE_CHECKING:
+    from kvstore_bench.load import ChatOptions
+    from kvstore_bench.points import Point
+    from kvstore_bench.result import Result
+    from kvstore_bench.sample import Sample
+
+PATTERN_INPUTS = (256, 8192)
+PATTERN_OUTPUTS = (16, 256)
+
+
+@click.command(cls=SectionedCommand)
+@chat_options
+def chat(**given: Any) -> None:
+    """Hold multi-turn conversations with a server and measure each request.
+
+    Reports TTFT, ITL, TPOT and latency, first turns and resumed ones apart, throughput, goodput,
+    errors, and where the prompt tokens came from by the server's own counters. Ctrl-C ends the run
+    and reports what was measured until then.
+
+    \b
+    Examples:
+      # 20 conversations of 5 turns, each starting with about 2000 to 3000 tokens
+      kvstore bench chat --conversations 20 --turns 5 --first-tokens 2000:3000
+    \b
+      # the same prompts in every run, so that runs can be compared
+      kvstore bench make-conversations chats.json --conversations 20
+      kvstore bench chat --input chats.json --answers file --output cold.json
+      kvstore bench chat --input chats.json --answers file --output warm.json
+      kvstore bench compare cold.json warm.json
+    \b
+      # a loaded server: 2 requests/s, goodput, a picture and a line a request
+      kvstore bench chat --request-rate 2 --slo-ttft 500 --slo-itl 50 --plot run.png --csv run.csv
+    \b
+      # one run for each concurrency; the four query patterns; a heat map
+      kvstore bench chat --sweep 1,2,4,8 --plot sweep.png
+      kvstore bench chat --patterns --turns 1 --plot patterns.png
+      kvstore bench chat --input-lengths 512,2048,8192 --output-lengths 16,64 --plot heat.png
+    \b
+      # a recorded trace, ten times as fast; prompts share prefixes where the trace says so
+      kvstore bench chat --input mooncake.jsonl.gz --speed 10 --max-requests 500
+    \b
+      # the workloads of other tools, by their own parameters
+      kvstore bench chat --input generate_multi_turn.json --concurrency 2        # vLLM
+      kvstore bench chat --workload multi-round-qa --num-users 15 --num-rounds 20 --qps 0.5
+      kvstore bench chat --workload bench-multiturn --num-clients 16 --request-rate 4
+
+    Exit status: 0 if every request completed (or with --allow-errors), 1 if one failed or a run of
+    a series could not be made, 2 if nothing could be run, 130 if interrupted.
+    """
+    with explained():
+        check_targets(*(given[name] for name in ("output", "csv", "save_conversations", "plot")))
+        points = _points(given)
+        results = _run(points, given)
+        _write(points, results, given)
+    if any(result.interrupted for result in results.values()):
+        raise SystemExit(EXIT_INTERRUPTED)
+    requests = (sample for result in results.values() for sample in result.requests)
+    failed = any(sample.failure for sample in requests) and not given["allow_errors"]
+    if failed or len(results) < len(points):
+        raise SystemExit(EXIT_FAILED_REQUESTS)
+
+
+def _points(given: dict[str, Any]) -> list[Point]:
+    """Return what is to be run: one point without axes, a sweep, or a grid."""
+    from kvstore_bench import points
+    from kvstore_bench.inputs import workload_of
+
+    kinds = {
+        "--sweep": given["sweep"],
+        "--sweep-rate": given["sweep_rate"],
+        "--patterns": given["patterns"],
+        "--input-lengths with --output-lengths": given["input_lengths"] or given["output_lengths"],
+    }
+    asked = [name for name, value in kinds.items() if value]
+    if len(asked) > 1:
+        raise click.UsageError(f"{' and '.join(asked)} are different series of runs: give one")
+    make = partial(workload_of, given)
+    if not asked:
+        workload = make()
+        return [points.Point("", {}, _options(given, workload.prescribed), workload)]
+
+    def tagged(tag: str, first_tokens: int | None = None) -> Any:
+        return make(tag=None if given["same_prompts"] else tag, first_tokens=first_tokens)
+
+    options = _options(given, make().prescribed)
+    if given["sweep"]:
+        return points.sweep(options, "concurrency", given["sweep"], tagged)
+    if given["sweep_rate"]:
+        return points.sweep(options, "request_rate", given["sweep_rate"], tagged)
+    inputs = given["input_lengths"] or (PATTERN_INPUTS if given["patterns"] else ())
+    outputs = given["output_lengths"] or (PATTERN_OUTPUTS if given["patterns"] else ())
+    if not inputs or not outputs:
+        raise click.UsageError("a grid needs both --input-lengths and --output-lengths")
+    return points.grid(options, inputs, outputs, tagged)
+
+
+def _options(given: dict[str, Any], prescribed: Mapping[str, Any]) -> ChatOptions:
+    """Build the options: what was asked for wins over what the workload prescribes."""
+    from kvstore_bench.load import ChatOptions
+
+    try:
+        body = msgspec.json.decode(given["extra_body"], type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise click.BadParameter(str(error), param_hint="--extra-body") from error
+    same = (
+        "url", "model", "endpoint", "api_key", "answers", "order", "concurrency", "request_rate",
+        "client_rate", "arrivals", "max_tokens", "min_tokens", "ignore_eos", "temperature",
+        "warmup", "warmup_percent", "request_timeout_s", "kvstore_metrics", "seed",
+    )  # fmt: skip
+    only, slo_ttft, slo_itl = given["only_turns"], given["slo_ttft"], given["slo_itl"]
+    asked = {name: given[name] for name in same if given[name] is not None}
+    return replace(
+        ChatOptions(**{**prescribed, **asked}),
+        turns=(only.low, only.high) if only else None,
+        body=body,
+        slo_ttft_s=slo_ttft and slo_ttft / 1e3,
+        slo_itl_s=slo_itl and slo_itl / 1e3,
+        keep_going=given["allow_errors"],
+    )
+
+
+def _run(points: Sequence[Point], given: dict[str, Any]) -> dict[str, Result]:
+    """Run the points one after the other, up to one that is interrupted or cannot be run.
+
+    Raises what made the first one impossible; after it there are results to keep.
+    """
+    quiet = given["as_json"] or given["no_progress"] or not sys.stderr.isatty()
+    results: dict[str, Result] = {}
+    with _progress(sum(_requests(point) for point in points), quiet=quiet) as on_sample:
+        for point in points:
+            try:
+                result = asyncio.run(_run_point(point, partial(on_sample, point.name)))
+            except KVStoreError as error:
+                if not results:
+                    raise
+                click.echo(f"{point.name}: {error}", err=True)
+                break
+            results[point.name] = result
+            if result.interrupted:
+                break
+    return results
+
+
+async def _run_point(point: Point, on_sample: Callable[[Sample], None]) -> Result:
+    from kvstore_bench.runner import run_chat
+
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+
+    def interrupt() -> None:
+        stop.set()
+        for number in signals:
+            loop.remove_signal_handler(number)  # a second one ends the process
+
+    signals = (signal.SIGINT, signal.SIGTERM)
+    for number in signals:
+        loop.add_signal_handler(number, interrupt)
+    try:
+        return await run_chat(point.options, point.workload, on_sample=on_sample, stop=stop)
+    finally:
+        for number in signals:
+            loop.remove_signal_handler(number)
+
+
+def _requests(point: Point) -> int:
+    dialogues = point.workload.dialogues
+    first, last = point.options.span(dialogues)
+    return sum(max(0, min(last, one.turns) - first + 1) for one in dialogues)
+
+
+@contextmanager
+def _progress(total: int, *, quiet: bool) -> Iterator[Callable[[str, Sample], None]]:
+    if quiet:
+        yield lambda point, sample: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+        TextColumn("{task.fields[last]}"),
+    )  # fmt: skip
+    # Twice a second: drawing takes the time of the thread that measures.
+    with Progress(
+        *columns, console=Console(stderr=True), transient=True, refresh_per_second=2
+    ) as progress:
+        task = progress.add_task("requests", total=total, last="")
+
+        def advance(point: str, sample: Sample) -> None:
+            last = f"{point} turn {sample.turn}".lstrip()
+            if sample.failure is not None:
+                last += f": {sample.failure.label}"
+            elif sample.ttft_s is not None:
+                last += f": TTFT {1e3 * sample.ttft_s:,.0f} ms"
+            progress.update(task, advance=1, last=last)
+
+        yield advance
+
+
+def _write(points: Sequence[Point], results: Mapping[str, Result], given: dict[str, Any]) -> None:
+    """Show the results and write the files that were asked for."""
+    from kvstore_bench import requests_csv, show
+
+    reports = {
+        name: result.report(save_text=given["save_text"]) for name, result in results.items()
+    }
+    document = show.document(points, reports)
+    data = msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"
+    if given["as_json"]:
+        click.echo(data, nl=False)
+    else:
+        show.print_document(document)
+    if given["output"]:
+        given["output"].write_bytes(data)
+    if given["csv"]:
+        requests_csv.write(given["csv"], dict(results))
+    if given["save_conversations"]:
+        _save(results, given)
+    if given["plot"]:
+        show.plot(points, results, document, given["plot"])
+
+
+def _save(results: Mapping[str, Result], given: dict[str, Any]) -> None:
+    from kvstore_bench.workload import Conversation, save
+
+    spoken = [one for result in results.values() for one in result.conversations]
+    conversations = [one for one in spoken if isinstance(one, Conversation)]
+    if len(conversations) < len(spoken) or len(results) > 1:
+        raise InvalidRequest("--save-conversations is for one run of conversations")
+    save(given["save_conversations"], conversations)
