@@ -23,7 +23,6 @@ from kvstore.errors import CorruptBlock, Incompatible, KVStoreError, Unavailable
 from kvstore.frame import KILLED_MAX, NO_KEY, FrameHeader, FrameKind, RunBlock
 from kvstore.index import StoredFrame, StoredPart
 from kvstore.obs import Metrics
-from kvstore.outcome import Reason
 from kvstore.planner import Planner, Read, Write
 from kvstore.tier.dram import Arena
 from kvstore.tier.dram.arena import copy_bytes
