@@ -43,6 +43,9 @@ REQUESTS: list[tuple[str, type[Message]]] = [
     ("Flush", pb.FlushRequest),
     ("Stats", pb.StatsRequest),
     ("Scan", pb.ScanRequest),
+    ("ListNamespaces", pb.ListNamespacesRequest),
+    ("Outcomes", pb.OutcomesRequest),
+    ("Explain", pb.ExplainRequest),
     ("Put", pb.PutRequest),
 ]
 NUMBERS = {name: number for number, (name, _) in enumerate(REQUESTS)}
@@ -66,7 +69,14 @@ class Host:
         settings = Settings(file_bytes=16 << 20, codec="raw", failing=0.0, rots=False)
         self._daemon = Daemon(self._loop, Platter(), Model(), Random(0), settings)
         store = self._daemon.store
-        self._service = Service(store, LimitSettings(), EPOCH, arena_socket="/none", version="fuzz")
+        self._service = Service(
+            store,
+            LimitSettings(),
+            EPOCH,
+            metrics=self._daemon.metrics,
+            arena_socket="/none",
+            version="fuzz",
+        )
         self.run(self._daemon.start())
         store.register(NAMESPACE)
         session = store.open_session(TOKEN, "fuzz")
@@ -138,6 +148,9 @@ def seeds(session: int) -> list[tuple[str, Any]]:
         ("Flush", pb.FlushRequest(wait_s=0.1)),
         ("Stats", pb.StatsRequest()),
         ("Scan", pb.ScanRequest(namespace_id=space, limit=3)),
+        ("ListNamespaces", pb.ListNamespacesRequest()),
+        ("Outcomes", pb.OutcomesRequest(request_id="r", limit=3)),
+        ("Explain", pb.ExplainRequest(namespace_id=space, keys=keys)),
     ]
 
 
