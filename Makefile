@@ -1,6 +1,7 @@
 # Every command a developer or CI runs. `make` alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo demo demo-native test test-fast check fmt proto dashboard clean
+.PHONY: help setup setup-demo demo demo-native test test-fast faults sim fuzz check fmt proto \
+  dashboard clean
 .SILENT:
 
 BIN := .venv/bin
@@ -15,6 +16,8 @@ PROTOC = $(BIN)/python -m grpc_tools.protoc -I proto \
 GEMMA := build/models/gemma-3-270m
 MODEL ?= $(GEMMA)
 ARGS ?=
+SIM_SEEDS ?= 1000
+FUZZ_SECONDS ?= 120
 
 help: ## list the commands
 	awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -37,6 +40,16 @@ test: setup ## every test, those with a real vLLM engine included
 
 test-fast: setup ## the tests without vLLM
 	$(BIN)/python -m pytest -m "not vllm" $(ARGS)
+
+faults: setup ## kill, stop and starve real processes; writes build/faults.json
+	$(BIN)/python -m tests.faults.run --json build/faults.json $(ARGS)
+
+sim: setup ## a thousand seeds of power cuts and lost messages; writes build/sim.json
+	$(BIN)/python -m tests.sim.run --seeds $(SIM_SEEDS) --json build/sim.json $(ARGS)
+
+fuzz: setup ## hostile bytes to every parser, for FUZZ_SECONDS; writes build/fuzz.json
+	$(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[fuzz]'
+	$(BIN)/python -m tests.fuzz.run --seconds $(FUZZ_SECONDS) --json build/fuzz.json $(ARGS)
 
 check: setup ## format, lint, types, layers, generated code; changes nothing
 	$(BIN)/ruff format --check .

@@ -26,6 +26,8 @@ PAGE_NBYTES = 4096
 RECORD_NBYTES_MAX = 1 << 30
 GROUPS_MAX = 256
 SHARDS_MAX = 4096
+PARTS_MAX = 4096  # of one block
+SPEC_CHARS_MAX = 1 << 16
 
 
 class Part(NamedTuple):
@@ -83,6 +85,8 @@ class Namespace:
                 )
             if not 1 <= group.shards <= SHARDS_MAX or group.window_tokens < 0:
                 raise InvalidRequest(f"group {group.name}: impossible shards or window")
+        if sum(group.shards for group in self.groups) > PARTS_MAX:
+            raise InvalidRequest(f"a block of more than {PARTS_MAX} parts")
         names = [name for name, _ in self.identity]
         if len(set(names)) != len(names):
             raise InvalidRequest("a namespace identity names a field twice")
@@ -110,6 +114,10 @@ class Namespace:
     @classmethod
     def from_json(cls, text: str) -> Namespace:
         """Parse and validate what `to_json` wrote. Raises InvalidRequest on anything else."""
+        if len(text) > SPEC_CHARS_MAX:
+            raise InvalidRequest(
+                f"a namespace of {len(text)} characters; {SPEC_CHARS_MAX} are allowed"
+            )
         try:
             fields = json.loads(text)
             version = fields["format_version"]
@@ -127,7 +135,14 @@ class Namespace:
                 ),
                 identity=tuple(sorted((str(k), str(v)) for k, v in fields["identity"].items())),
             )
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        except (
+            ArithmeticError,  # infinity is a number in JSON as Python reads it
+            AttributeError,
+            KeyError,
+            RecursionError,
+            TypeError,
+            ValueError,
+        ) as error:
             raise InvalidRequest(f"not a namespace: {error!r}") from error
         if version != FORMAT_VERSION:
             raise InvalidRequest(f"namespace format {version}; this side speaks {FORMAT_VERSION}")

@@ -229,7 +229,7 @@ def load_settings(path: Path | None = None, overrides: Iterable[str] = ()) -> Se
 
 def parse_size(text: str) -> int:
     """Return bytes for "4096", "512MiB" or "1.5GiB". Raises ConfigError."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
+    found = re.fullmatch(r"(\d{1,20}(?:\.\d{1,20})?)\s*([A-Za-z]{0,3})", text.strip())
     if found is None or found[2] not in SIZE_UNITS:
         raise ConfigError(f"{text!r} is not a size: write 4096, 512MiB, 1.5GiB or 2TiB")
     return int(Fraction(found[1]) * SIZE_UNITS[found[2]])
@@ -244,7 +244,7 @@ def parse_listen(key: str, text: str) -> tuple[str, int] | None:
         return None
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
-    if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+    if not host or not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > 65535:
         raise ConfigError(f"{key}={text!r} is not an address: write 127.0.0.1:7700")
     if not _is_loopback(host):
         raise ConfigError(
@@ -252,6 +252,13 @@ def parse_listen(key: str, text: str) -> tuple[str, int] | None:
             "could read every prompt's KV. Use 127.0.0.1, and an SSH tunnel between hosts"
         )
     return ("127.0.0.1" if host == "localhost" else host), int(port)
+
+
+def _is_path(text: str) -> bool:
+    try:
+        return b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
 
 
 def _is_loopback(host: str) -> bool:
@@ -268,7 +275,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path}: not TOML: {error}") from error
 
 
@@ -346,6 +353,9 @@ def _size_text(nbytes: int) -> str:
 def _check(settings: Settings) -> None:
     """Raise ConfigError on values that cannot work on any machine."""
     server, dram, file, limits = settings.server, settings.dram, settings.file, settings.limits
+    for key, path in (("server.socket", server.socket), ("file.path", file.path)):
+        if not _is_path(path):
+            raise ConfigError(f"{key}={path!r} is not a path")
     socket_nbytes = len(os.fsencode(server.socket))
     if not 0 < socket_nbytes <= SOCKET_PATH_NBYTES_MAX:
         raise ConfigError(

@@ -12,18 +12,17 @@ import contextlib
 import logging
 import mmap
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any
 
 from kvstore.block import PAGE_NBYTES, BlockKey, NamespaceId, padded
 from kvstore.checksum import checksum
 from kvstore.codec import Codec, codec_by_id, encode_run
 from kvstore.errors import CorruptBlock, Incompatible, KVStoreError, Unavailable
-from kvstore.frame import KILLED_MAX, FrameHeader, FrameKind, RunBlock
+from kvstore.frame import KILLED_MAX, NO_KEY, FrameHeader, FrameKind, RunBlock
 from kvstore.index import StoredFrame, StoredPart
 from kvstore.obs import Metrics
-from kvstore.outcome import Reason
 from kvstore.planner import Planner, Read, Write
 from kvstore.tier.dram import Arena
 from kvstore.tier.dram.arena import copy_bytes
@@ -51,6 +50,7 @@ class Mover:
         metrics: Metrics,
         group_commit_bytes: int,
         threads: int = 2,
+        executor: Executor | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._planner = planner
@@ -61,7 +61,7 @@ class Mover:
         self._group_commit_bytes = group_commit_bytes
         self._now = now
         self._sequence = 1
-        self._workers = ThreadPoolExecutor(threads, thread_name_prefix="kvstore-codec")
+        self._workers = executor or ThreadPoolExecutor(threads, thread_name_prefix="kvstore-codec")
         self._reads: dict[StoredPart, asyncio.Task[None]] = {}
         self._read_places = asyncio.Semaphore(READS_MAX)
         self._wake = asyncio.Event()
@@ -93,6 +93,7 @@ class Mover:
                 first_block=header.first_block,
                 parent=header.parent,
             )
+        self._evict_excess()
         self._sequence = recovered.next_sequence
         self.recovered_s = recovered.scan_s
         self._writer = asyncio.create_task(self._write_behind())
@@ -110,6 +111,11 @@ class Mover:
                 await asyncio.wait(set(self._reads.values()), timeout=drain_s)
             await self._file.close()
         self._workers.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def record_nbytes_max(self) -> int | None:
+        """The largest record that can be written behind; None: there is no file tier."""
+        return self._file.max_frame_nbytes - PAGE_NBYTES if self._file is not None else None
 
     def stats(self) -> dict[str, Any]:
         if self._file is None:
@@ -159,8 +165,10 @@ class Mover:
         settled = await self.settle(self._planner.dirty.last, deadline)
         return settled and not self._planner.dirty.any_failed
 
-    async def bury(self, namespace_id: NamespaceId, keys: Sequence[BlockKey] | None) -> None:
-        """Write tombstones for keys, or (None) for a whole namespace, and make them durable.
+    async def bury(
+        self, namespaces: Collection[NamespaceId], keys: Sequence[BlockKey] | None
+    ) -> None:
+        """Write tombstones for keys, or (None) for whole namespaces, and make them durable.
 
         Raises Unavailable if the file tier cannot take them: then the blocks may come back after a
         restart, and the caller must be told so.
@@ -172,15 +180,18 @@ class Mover:
         if keys is not None:
             kind = FrameKind.TOMBSTONE_KEYS
             batches = [tuple(keys[i : i + KILLED_MAX]) for i in range(0, len(keys), KILLED_MAX)]
-        for killed in batches:
-            header = FrameHeader(
+        # All sequences at once: what is put while this waits for the disk is not to be killed.
+        headers = [
+            FrameHeader(
                 kind=kind,
                 sequence=self._take_sequence(),
                 namespace_id=namespace_id,
                 killed=killed,
             )
-            await self._file.write_tombstone(header)
-        await self._file.sync()
+            for namespace_id in namespaces
+            for killed in batches
+        ]
+        await self._file.sync([await self._file.write_tombstone(header) for header in headers])
 
     async def _write_behind(self) -> None:
         """Write what is dirty, for ever. While the disk fails, one batch in a while tries it.
@@ -212,7 +223,7 @@ class Mover:
         results = await asyncio.gather(*map(self._write_run, writes), return_exceptions=True)
         synced: KVStoreError | None = None
         try:
-            await self._file.sync()
+            await self._file.sync([r[0] for r in results if not isinstance(r, BaseException)])
         except KVStoreError as error:
             synced = error
         for write, result in zip(writes, results, strict=True):
@@ -238,7 +249,7 @@ class Mover:
         self._metrics.write_behind_errors.inc()
         if isinstance(error, _CorruptRun):
             self._metrics.corrupt_blocks.labels("write_behind").inc(len(error.keys))
-            self._planner.delete(write.namespace_id, error.keys, Reason.CORRUPT)
+            self._planner.write_corrupt(write, error.keys)
 
     def _note_health(self, errors: Sequence[BaseException]) -> None:
         if any(isinstance(error, _DISK_ERRORS) for error in errors):
@@ -290,7 +301,7 @@ class Mover:
             namespace_id=write.namespace_id,
             part=write.part,
             first_block=write.blocks[0].block_index,
-            parent=write.blocks[0].parent,
+            parent=write.blocks[0].parent if write.blocks[0].parent != NO_KEY else None,
             codec_id=codec.id,
             blocks=tuple(
                 RunBlock(block.key, len(raw), len(buffer), raw_sum, stored_sum)
@@ -316,6 +327,14 @@ class Mover:
                 break
             await self._file.settle()
         raise Unavailable("the file tier is full and nothing in it may leave now")
+
+    def _evict_excess(self) -> None:
+        """Get under the cap: it was cut, or holes punched before a power cut are data again."""
+        assert self._file is not None
+        for _ in range(EVICT_ROUNDS_MAX):
+            excess = -self._file.available_nbytes - self._file.freeing_nbytes
+            if excess <= 0 or not self._planner.evict_file(excess):
+                return
 
     def _take_sequence(self) -> int:
         self._sequence += 1

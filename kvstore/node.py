@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import kvstore
+from kvstore.block import PAGE_NBYTES
 from kvstore.codec import codec_by_name
 from kvstore.config import FileSettings, Settings
 from kvstore.mover import Mover
@@ -70,7 +71,13 @@ def wire_store(settings: Settings, metrics: Metrics) -> Store:
     arena = Arena(settings.dram.capacity_bytes, settings.dram.extent_bytes)
     file = _file_tier(settings.file) if settings.file.path else None
     limits = settings.limits
-    planner = Planner(arena, file, now=time.monotonic, departed_keys_max=limits.departed_keys_max)
+    planner = Planner(
+        arena,
+        file,
+        now=time.monotonic,
+        departed_keys_max=limits.departed_keys_max,
+        run_nbytes_max=file.max_frame_nbytes - PAGE_NBYTES if file else 0,
+    )
     mover = Mover(
         planner,
         arena,

@@ -30,7 +30,7 @@ from kvstore.block import (
     padded,
 )
 from kvstore.config import LimitSettings
-from kvstore.errors import InvalidRequest, KVStoreError
+from kvstore.errors import InvalidRequest, KVStoreError, Unavailable
 from kvstore.index import HeldSlot, StoredPart
 from kvstore.mover import Mover
 from kvstore.obs import Metrics
@@ -54,6 +54,9 @@ T = TypeVar("T")
 HOUSEKEEPING_S = 0.5
 PROMOTE_ROUNDS_MAX = 3
 SPANS_MAX = 4096
+RECORDS_MAX = 1 << 18  # in one call: the answer has a slot for each
+NAMESPACES_MAX = 4096
+BLOCK_INDEX_MAX = (1 << 32) - 1
 
 
 class Member(NamedTuple):
@@ -135,6 +138,18 @@ class Store:
                 f"records of {largest} bytes do not fit: the daemon's dram.extent is "
                 f"{self.arena.record_nbytes_max} bytes"
             )
+        writable = self._mover.record_nbytes_max
+        if writable is not None and padded(largest) > writable:
+            raise InvalidRequest(
+                f"records of {largest} bytes do not fit into a frame of at most {writable} bytes: "
+                "raise the daemon's file.segment"
+            )
+        known = self._planner.index.namespaces
+        if len(known) >= NAMESPACES_MAX and namespace.id not in known:
+            raise Unavailable(
+                f"{NAMESPACES_MAX} namespaces are registered: restart the daemon to forget those "
+                "that are not in use"
+            )
         return self._planner.index.register(namespace)
 
     def namespace(self, namespace_id: NamespaceId) -> Namespace:
@@ -186,8 +201,9 @@ class Store:
         """Bring the longest stored prefix up and lease it; with `spans`, exactly those parts.
 
         Bytes in slower tiers have `wait_s` to come up; past it the answer is a shorter prefix. Over
-        the bound on leased bytes the answer is an estimate without slots (`leased` is false). How
-        the prefix of `request_id` was answered is remembered: see `outcomes`.
+        the bound on leased bytes the answer is an estimate without slots (`leased` is false); with
+        `spans`, parts beyond it have no slot, as if they were missing. How the prefix of
+        `request_id` was answered is remembered: see `outcomes`.
         """
         client = self._leases.check(session).client
         _check_skip(keys, skip_blocks)
@@ -224,6 +240,11 @@ class Store:
             failed = self._mover.failed_reads > failed_reads
             why = Reason.READ_FAILED if failed else Reason.NO_ROOM
             why = Reason.DEADLINE if self._now() >= deadline else why
+        spans = needed_spans(namespace, hit, skip_blocks)
+        if hit > skip_blocks and _span_nbytes(namespace, spans) > self._lease_room_bytes:
+            # Others were granted theirs while this one waited for its bytes.
+            self._answers.note(ask, hit, 0, Reason.LEASED_BYTES, 0)
+            return Grant(0, 0.0, (), (), hit_blocks=hit, leased=False)
         promoted = max(0, hit - max(skip_blocks, before.resident_blocks))
         self._answers.count(
             namespace,
@@ -231,7 +252,6 @@ class Store:
             dram=hit - skip_blocks - promoted,
             file=promoted,
         )
-        spans = needed_spans(namespace, hit, skip_blocks)
         grant = self._grant(session, namespace_id, keys, spans, readers, hit_blocks=hit)
         self._answers.note(ask, hit, promoted, why, grant.lease_id)
         return grant
@@ -259,7 +279,7 @@ class Store:
         hit_blocks: int,
     ) -> Grant:
         records = self._planner.find(namespace_id, keys, spans)
-        held = [record.resident if record else None for record in records]
+        held = _within(self._lease_room_bytes, [r.resident if r else None for r in records])
         lease = self._leases.grant(session, held, readers=max(1, readers))
         self._metrics.bytes.labels("dram", "read").inc(lease.nbytes)
         self._planner.touch(keys[:hit_blocks] if hit_blocks else keys)
@@ -271,6 +291,12 @@ class Store:
             checksums=tuple(record.checksum if record else 0 for record in records),
             hit_blocks=hit_blocks,
         )
+
+    @property
+    def _lease_room_bytes(self) -> int:
+        """What may be leased for reading now; less than nothing when reservations exceed it."""
+        bound = int(self.arena.capacity_bytes * self._limits.leased_fraction)
+        return bound - self._leases.leased_bytes
 
     def _affordable(
         self,
@@ -287,7 +313,7 @@ class Store:
             shorter = skip_blocks + int((hit - skip_blocks) * bound / needed)
             hit = self._planner.match(namespace_id, keys[:shorter], skip_blocks).hit_blocks
             needed = _span_nbytes(namespace, needed_spans(namespace, hit, skip_blocks))
-        return hit if self._leases.leased_bytes + needed <= bound or hit == skip_blocks else None
+        return hit if needed <= self._lease_room_bytes or hit == skip_blocks else None
 
     async def _promote(
         self,
@@ -352,6 +378,9 @@ class Store:
         """
         self._leases.check(session)
         self._check_spans(namespace_id, keys, spans)
+        check_keys(keys)
+        if first_block + len(keys) - 1 > BLOCK_INDEX_MAX:
+            raise InvalidRequest(f"block {first_block} and {len(keys)} more: beyond 2**32 blocks")
         deadline = self._now() + min(wait_s, self._limits.wait_max_s)
         while True:
             behind = self._planner.dirty.nbytes > self._limits.write_behind_bytes_max
@@ -464,7 +493,7 @@ class Store:
         if corrupt:
             self._metrics.corrupt_blocks.labels("reader").inc(deletion.deleted)
         # Keys the index does not know are buried too: an evicted frame may still be on disk.
-        await self._mover.bury(namespace_id, keys)
+        await self._mover.bury([namespace_id], keys)
         self._room.set()
         return deletion.deleted
 
@@ -474,8 +503,7 @@ class Store:
         namespaces = {namespace_id} if namespace_id is not None else set()
         if namespace_id is None:
             namespaces = deletion.namespaces | set(self._planner.index.namespaces)
-        for each in namespaces:
-            await self._mover.bury(each, None)
+        await self._mover.bury(namespaces, None)
         self._room.set()
         return deletion.deleted
 
@@ -528,6 +556,9 @@ class Store:
             namespace.record_nbytes(part)
             if not 0 <= begin <= end <= len(keys):
                 raise InvalidRequest(f"span {begin}:{end} of {len(keys)} keys")
+        records = sum(end - begin for _, begin, end in spans)
+        if records > RECORDS_MAX:
+            raise InvalidRequest(f"{records} records in one call; the limit is {RECORDS_MAX}")
 
     def _unpin(self, held: HeldSlot) -> None:
         self._planner.unpin(held)
@@ -572,6 +603,16 @@ async def _in_steps(steps: Steps[T]) -> T:
 def _pin(slots: Sequence[HeldSlot]) -> None:
     for held in slots:
         held.pins += 1
+
+
+def _within(nbytes: int, slots: Sequence[HeldSlot | None]) -> list[HeldSlot | None]:
+    """Return the slots, from the first on, that fit into `nbytes`; None in place of the others."""
+    fitting: list[HeldSlot | None] = []
+    for held in slots:
+        if held is not None:
+            nbytes -= padded(held.slot.nbytes)
+        fitting.append(held if nbytes >= 0 else None)
+    return fitting
 
 
 def _check_skip(keys: Sequence[BlockKey], skip_blocks: int) -> None:

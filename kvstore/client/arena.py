@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import fcntl
 import logging
 import mmap
 import os
@@ -36,7 +37,9 @@ class ClientArena:
         self._connection = connection
         self._on_lost = on_lost
         self._on_ended = on_ended
+        self._maps: dict[int, mmap.mmap] = {}
         self._views: dict[int, memoryview] = {}
+        self._retired: list[mmap.mmap] = []
         self._populator = _Populator()
         self._listening: asyncio.Task[None] | None = None
 
@@ -86,6 +89,15 @@ class ClientArena:
         """Return the extents mapped now, by id."""
         return dict(self._views)
 
+    def viewed(self) -> bool:
+        """Unmap what nobody has a view of; return whether anything is left. No views after it."""
+        self._populator.stop()
+        self._retired += self._maps.values()
+        self._maps.clear()
+        self._views.clear()
+        self._retired = [mapped for mapped in self._retired if not _unmapped(mapped)]
+        return bool(self._retired)
+
     async def close(self) -> None:
         """End the link, which ends the session; mappings live on while views of them do."""
         if self._listening is not None:
@@ -93,6 +105,7 @@ class ClientArena:
             self._listening.cancel()
             await asyncio.gather(self._listening, return_exceptions=True)
         self._populator.stop()
+        self._maps.clear()
         self._views.clear()
         self._connection.close()
 
@@ -121,10 +134,11 @@ class ClientArena:
                 raise ConnectionResetError("the daemon closed the arena socket")
             if not isinstance(packet, Extent) or fd is None:
                 raise Incompatible("the daemon sent something else than an extent")
-            mapped = mmap.mmap(fd, packet.nbytes, flags=mmap.MAP_SHARED)
+            mapped = _mapped(fd, packet.nbytes)
         finally:
             if fd is not None:
                 os.close(fd)
+        self._maps[packet.id] = mapped
         self._views[packet.id] = memoryview(mapped)
         self._populator.add(mapped)
 
@@ -136,6 +150,28 @@ class ClientArena:
         except (OSError, ValueError, KVStoreError) as error:
             logger.info("arena_link=lost reason=%r", str(error))
             self._on_lost()
+
+
+def _mapped(fd: int, nbytes: int) -> mmap.mmap:
+    """Map an extent. Raises Incompatible for what could not be touched safely.
+
+    Without the seal the daemon's side could shrink it, and the engine would die of SIGBUS.
+    """
+    try:
+        sealed = fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
+        if not sealed or not 0 < nbytes <= os.fstat(fd).st_size:
+            raise Incompatible(f"not a sealed extent of {nbytes} bytes")
+        return mmap.mmap(fd, nbytes, flags=mmap.MAP_SHARED)
+    except (OSError, ValueError, OverflowError) as error:
+        raise Incompatible(f"not an arena extent: {error}") from error
+
+
+def _unmapped(mapped: mmap.mmap) -> bool:
+    try:
+        mapped.close()
+    except BufferError:  # somebody has a view
+        return False
+    return True
 
 
 class _Populator:
@@ -163,7 +199,11 @@ class _Populator:
         # mmap.madvise keeps the interpreter lock; a call through ctypes lets it go.
         libc = ctypes.CDLL(None, use_errno=True)
         while (mapped := self._mappings.get()) is not None:
-            with contextlib.closing(_Pinned(mapped)) as pinned:
+            try:
+                anchor = _Pinned(mapped)
+            except ValueError:  # unmapped by now
+                return
+            with contextlib.closing(anchor) as pinned:
                 for offset in range(0, len(mapped), POPULATE_STEP_NBYTES):
                     if self._stopped.is_set():
                         return

@@ -26,7 +26,7 @@ from kvstore.block import (
 )
 from kvstore.client.bulk import Bulk
 from kvstore.client.caller import Call, Caller
-from kvstore.errors import InvalidRequest, SessionEnded, Unavailable
+from kvstore.errors import Incompatible, InvalidRequest, SessionEnded, Unavailable
 from kvstore.outcome import REQUEST_ID_CHARS_MAX, Explanation, Outcome
 from kvstore.rpc.v1 import kvstore_pb2 as pb
 from kvstore.transport.explain_messages import explanation_of, outcome_of
@@ -176,7 +176,8 @@ class AsyncClient:
             )
             return stub.Acquire(request, timeout=timeout_s)
 
-        return grant_of(await self._caller.call(call, wait_s=wait_s, repeat=True), namespace)
+        reply = await self._caller.call(call, wait_s=wait_s, repeat=True)
+        return grant_of(reply, namespace, reading=True)
 
     async def release(self, *lease_ids: int) -> list[bool]:
         """End leases, or abandon reservations. True: the slots were the caller's until now."""
@@ -187,10 +188,14 @@ class AsyncClient:
             request = pb.ReleaseRequest(session=session, leases=lease_ids)
             return stub.Release(request, timeout=timeout_s)
 
+        self._caller.settled(*lease_ids)
         try:
-            return list((await self._caller.call(call)).held)
+            held = list((await self._caller.call(call)).held)
         except SessionEnded:
             return [False] * len(lease_ids)
+        if len(held) != len(lease_ids):
+            raise Incompatible(f"the daemon answered {len(held)} of {len(lease_ids)} releases")
+        return held
 
     async def reserve(
         self,
@@ -222,7 +227,9 @@ class AsyncClient:
             )
             return stub.Reserve(request, timeout=timeout_s)
 
-        return grant_of(await self._caller.call(call, wait_s=wait_s, repeat=True), namespace)
+        reply = await self._caller.call(call, wait_s=wait_s, repeat=True)
+        self._caller.reserved(reply.lease)
+        return grant_of(reply, namespace, reading=False)
 
     async def commit(
         self, lease_id: int, checksums: Sequence[int], *, durable: bool = False
@@ -237,6 +244,7 @@ class AsyncClient:
             )
             return stub.Commit(request, timeout=timeout_s)
 
+        self._caller.settled(lease_id)
         return committed_of(
             await self._caller.call(call, wait_s=DURABLE_WAIT_S if durable else 0.0)
         )

@@ -1,6 +1,6 @@
 """Decides when calls are refused at once instead of waiting for a daemon that does not answer.
 
-    closed --trip, or FAILURES_MAX failures in a row--> open --backoff over--> half open
+    closed --trip--> open --backoff over--> half open
     half open --probe failed, backoff doubled--> open;  half open --probe succeeded--> closed
 
 Calls pass only when it is closed: the probe is a background task's, so no request ever pays for
@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import Enum
 
-FAILURES_MAX = 3
 BACKOFF_MIN_S = 0.1
 BACKOFF_MAX_S = 2.0
 
@@ -29,7 +28,6 @@ class Breaker:
     def __init__(self, now: Callable[[], float]) -> None:
         self.trips = 0
         self._now = now
-        self._failures = 0
         self._backoff_s = BACKOFF_MIN_S
         self._retry_at: float | None = None  # None: closed
 
@@ -51,18 +49,11 @@ class Breaker:
 
     def success(self) -> None:
         """Note that the daemon answered."""
-        self._failures = 0
         self._backoff_s = BACKOFF_MIN_S
         self._retry_at = None
 
-    def failure(self) -> None:
-        """Note a call that timed out: one may be a slow daemon, several in a row are a dead one."""
-        self._failures += 1
-        if self._failures >= FAILURES_MAX:
-            self.trip()
-
     def trip(self) -> None:
-        """Open at once: the daemon is known to be gone. No effect when open already."""
+        """Open: the daemon is gone, or did not answer a call in time. No effect when open."""
         if self._retry_at is None:
             self.trips += 1
             self._retry_at = self._now() + self._backoff_s

@@ -60,9 +60,9 @@ class _Batch:
     first_block: int = 0
     parent: BlockKey | None = None
 
-    def windows(self) -> Iterator[tuple[slice, _Batch]]:
+    def windows(self, nbytes: int = WINDOW_NBYTES) -> Iterator[tuple[slice, _Batch]]:
         """Cut into batches of bounded bytes and keys; yields which keys each has."""
-        step = max(1, min(WINDOW_KEYS, WINDOW_NBYTES // self.record_nbytes))
+        step = max(1, min(WINDOW_KEYS, nbytes // self.record_nbytes))
         for start in range(0, len(self.keys), step):
             where = slice(start, start + step)
             yield (
@@ -135,7 +135,7 @@ class Bulk:
         batch = self._batch(namespace_id, keys, part)
         await self._client.connect()
         found: list[bytes | None] = []
-        for _, window in batch.windows():
+        for _, window in batch.windows(self._window_nbytes):
             move = self._get_local if self._client.local else self._get_remote
             records, corrupt = await move(window, wait_s)
             found += records
@@ -159,13 +159,19 @@ class Bulk:
             raise InvalidRequest("a target cannot be written to")
         await self._client.connect()
         filled: list[bool] = []
-        for where, window in batch.windows():
+        for where, window in batch.windows(self._window_nbytes):
             move = self._fill_local if self._client.local else self._fill_remote
             done, corrupt = await move(window, views[where], wait_s, verify)
             filled += done
             if corrupt:
                 await self._report(window, corrupt)
         return filled
+
+    @property
+    def _window_nbytes(self) -> int:
+        """What to lease at once for reading: not half of the arena, which is all that is lent."""
+        mapped = sum(map(len, self._client.extents().values()))
+        return min(WINDOW_NBYTES, mapped // 4) if mapped else WINDOW_NBYTES
 
     async def _put_window(
         self, batch: _Batch, records: Sequence[memoryview], durable: bool, wait_s: float

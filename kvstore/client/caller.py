@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 import grpc.aio
@@ -31,8 +31,10 @@ T = TypeVar("T")
 Call = Callable[["KVStoreAsyncStub", int, float], Awaitable[T]]  # (stub, session, timeout_s)
 
 # The link is how the daemon knows that nobody touches an ended session's slots any more: it stays
-# open until copies that were under way must be over.
+# open while somebody has views of its arena, or a reservation to write into, at most this long.
 RETIRED_LINK_S = 60.0
+RETIRED_LINK_MIN_S = 1.0  # what is granted now is viewed by then
+RETIRED_POLL_S = 0.1
 RETIRED_MAX = 8
 
 
@@ -52,7 +54,8 @@ class Caller:
         self._connection: Connection | None = None
         self._connecting = asyncio.Lock()
         self._recovering: asyncio.Task[None] | None = None
-        self._renewing: set[asyncio.Task[None]] = set()
+        self._background: set[asyncio.Task[None]] = set()
+        self._reserved: dict[int, float] = {}  # reservations not settled -> when to forget them
         self._retired: dict[asyncio.Task[None], Connection] = {}
         self._closed = False
 
@@ -152,7 +155,9 @@ class Caller:
     async def close(self) -> None:
         self._closed = True
         tasks = [
-            task for task in (self._recovering, *self._renewing, *self._retired) if task is not None
+            task
+            for task in (self._recovering, *self._background, *self._retired)
+            if task is not None
         ]
         connections = [*self._retired.values()]
         for task in tasks:
@@ -177,9 +182,18 @@ class Caller:
     def ended(self, connection: Connection) -> None:
         """The session has ended: open the next one before anybody asks."""
         if not self._closed:
-            task = asyncio.create_task(self._renew(connection))
-            self._renewing.add(task)
-            task.add_done_callback(self._renewing.discard)
+            self._start(self._renew(connection))
+
+    def reserved(self, lease_id: int) -> None:
+        """Note a reservation: its slots will be written to."""
+        now = time.monotonic()
+        self._reserved = {lease: end for lease, end in self._reserved.items() if end > now}
+        self._reserved[lease_id] = now + RETIRED_LINK_S
+
+    def settled(self, *lease_ids: int) -> None:
+        """Note that nobody writes into the slots of these reservations any more."""
+        for lease_id in lease_ids:
+            self._reserved.pop(lease_id, None)
 
     def _judge(self, connection: Connection, error: grpc.aio.AioRpcError) -> None:
         """Learn from a failed call whether the daemon is gone."""
@@ -188,9 +202,28 @@ class Caller:
         elif error.code() == grpc.StatusCode.UNAVAILABLE:
             self.lost(connection)
         elif error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
-            self._breaker.failure()
-            if not self._breaker.closed:
-                self.lost(connection)
+            self._suspect(connection)
+
+    def _suspect(self, connection: Connection) -> None:
+        """Refuse calls until the daemon has answered a ping: one that is stopped then costs one
+        deadline, and one that was only slow is back within a round trip."""
+        if self._connection is connection and self._breaker.closed:
+            self._breaker.trip()
+            self._start(self._ping(connection))
+
+    async def _ping(self, connection: Connection) -> None:
+        try:
+            await connection.ping(self._connect_timeout_s)
+        except grpc.aio.AioRpcError:
+            self.lost(connection)
+        else:
+            if self._connection is connection:
+                self._breaker.success()
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
 
     async def _renew(self, stale: Connection) -> None:
         """Replace a connection whose session has ended; until then its arena stays in use."""
@@ -233,7 +266,7 @@ class Caller:
         """Use a connection no more, but keep its link for copies that are under way."""
         if len(self._retired) >= RETIRED_MAX:
             next(iter(self._retired)).cancel()
-        task = asyncio.create_task(_close_later(connection))
+        task = asyncio.create_task(self._close_later(connection))
         self._retired[task] = connection
         task.add_done_callback(lambda done: self._retired.pop(done, None))
 
@@ -252,11 +285,17 @@ class Caller:
                     logger.debug("client=probe_failed reason=%r", str(error))
                     self._breaker.probe_failed()
 
-
-async def _close_later(connection: Connection) -> None:
-    """Let running calls end, then hold the link for a while."""
-    try:
-        await connection.channel.close(RETIRED_LINK_S)
-        await asyncio.sleep(RETIRED_LINK_S)
-    finally:
-        await connection.close()
+    async def _close_later(self, connection: Connection) -> None:
+        """Let running calls end, then hold the link for as long as it vouches for somebody."""
+        try:
+            async with asyncio.timeout(RETIRED_LINK_S):
+                await connection.channel.close(RETIRED_LINK_S)
+                await asyncio.sleep(RETIRED_LINK_MIN_S)
+                writing = set(self._reserved)
+                # Nothing tells when the last view goes.
+                while writing & self._reserved.keys() or connection.viewed:  # noqa: ASYNC110
+                    await asyncio.sleep(RETIRED_POLL_S)
+        except TimeoutError:
+            logger.warning("client=link_closed reason='an ended session is still in use'")
+        finally:
+            await connection.close()

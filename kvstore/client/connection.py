@@ -98,6 +98,17 @@ class Connection:
                 if last:
                     raise
 
+    async def ping(self, timeout_s: float) -> None:
+        """Make the smallest call. Raises AioRpcError."""
+        await self.stub.OpenSession(
+            pb.OpenSessionRequest(rpc_version=RPC_VERSION), timeout=timeout_s
+        )
+
+    @property
+    def viewed(self) -> bool:
+        """Whether anybody has a view of the arena. Only for a connection that is used no more."""
+        return self.arena is not None and self.arena.viewed()
+
     async def close(self) -> None:
         """Close the channel and end the session."""
         with contextlib.suppress(grpc.aio.BaseError):

@@ -83,6 +83,7 @@ Whatever does not parse is `None`; no input makes a parser raise anything else t
 
 from kvstore.frame.header import (
     KILLED_MAX,
+    NO_KEY,
     NO_TENANT,
     RUN_BLOCKS_MAX,
     FrameHeader,
@@ -107,6 +108,7 @@ from kvstore.frame.segment import (
 __all__ = [
     "FOOTER_RECORD_NBYTES_MAX",
     "KILLED_MAX",
+    "NO_KEY",
     "NO_SEQUENCE",
     "NO_TENANT",
     "RUN_BLOCKS_MAX",

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-from kvstore.block import BlockKey
+from kvstore.block import BlockKey, Part
 from kvstore.index import HeldSlot, Index, StoredBlock, StoredFrame, StoredPart
 from kvstore.outcome import Reason
 from kvstore.planner.departures import Departures
@@ -152,12 +152,24 @@ class Ledger:
         self.departures.note(block.key, reason)
         self.counts.left["dram", reason] += block.resident_parts > 0
         self.counts.left["file", reason] += block.framed_parts > 0
-        for part, record in list(block.parts.items()):
-            self.dirty.drop(block.key, part, record)
-            self.make_absent(block, record)
-            self.detach(block, record)
-            del block.parts[part]
+        for part in list(block.parts):
+            self._drop(block, part)
         self._settle(block)
+
+    def forget_part(self, block: StoredBlock, part: Part, reason: Reason) -> None:
+        """Drop one part of a block; the others may be durable, and it can be put again."""
+        self.departures.note(block.key, reason)
+        self.counts.left["dram", reason] += block.parts[part].resident is not None
+        self.counts.left["file", reason] += block.parts[part].frame is not None
+        self._drop(block, part)
+        self._settle(block)
+
+    def _drop(self, block: StoredBlock, part: Part) -> None:
+        record = block.parts[part]
+        self.dirty.drop(block.key, part, record)
+        self.make_absent(block, record)
+        self.detach(block, record)
+        del block.parts[part]
 
     def _settle(self, block: StoredBlock) -> None:
         if block.parts:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from kvstore.block import BlockKey, Match, Namespace, NamespaceId, Part, Span
+from kvstore.block import BlockKey, Match, Namespace, NamespaceId, Part, Span, padded
 from kvstore.errors import InvalidRequest
 from kvstore.index import Extent, HeldSlot, Index, StoredBlock, StoredFrame, StoredPart
 from kvstore.outcome import Reason
@@ -52,7 +52,10 @@ class Deletion:
 
 
 class Planner:
-    """Plans over one arena (`dram`) and at most one file tier (`file`)."""
+    """Plans over one arena (`dram`) and at most one file tier (`file`).
+
+    run_nbytes_max: payload of the largest frame that the file tier takes.
+    """
 
     def __init__(
         self,
@@ -62,8 +65,10 @@ class Planner:
         now: Callable[[], float],
         policy: Callable[[], Policy] = TailFirstLru,
         departed_keys_max: int = DEPARTED_KEYS_MAX,
+        run_nbytes_max: int = RUN_NBYTES_MAX,
     ) -> None:
         self._ledger = Ledger(dram, file, policy, now, departed_keys_max)
+        self._run_nbytes_max = min(run_nbytes_max, RUN_NBYTES_MAX)
 
     @property
     def index(self) -> Index:
@@ -184,7 +189,7 @@ class Planner:
                 if slot is None:
                     continue
                 block = self._block_of(reservation, i)
-                if part in block.parts:
+                if block is None or part in block.parts:
                     existing += 1
                     continue
                 record = block.parts[part] = StoredPart(slot.slot.nbytes, checksums[at])
@@ -197,10 +202,11 @@ class Planner:
                 self.index.refresh(touched)
         return new, existing
 
-    def _block_of(self, reservation: Reservation, i: int) -> StoredBlock:
+    def _block_of(self, reservation: Reservation, i: int) -> StoredBlock | None:
+        """Return the block to store under, None if another namespace has its key."""
         key = reservation.keys[i]
         block = self.index.get(reservation.namespace_id, key)
-        if block is None:
+        if block is None and self.index.by_key(key) is None:
             parent = reservation.keys[i - 1] if i else reservation.parent
             block = StoredBlock(key, reservation.namespace_id, reservation.first_block + i, parent)
             self.index.add(block)
@@ -216,7 +222,7 @@ class Planner:
             assert block is not None  # forgetting a block takes it off the queue
             record = block.parts[part]
             open_runs = runs.setdefault((block.namespace_id, part), [])
-            if open_runs and _extends(open_runs[-1], block):
+            if open_runs and self._extends(open_runs[-1], block, record):
                 open_runs[-1].append((block, record))
             else:
                 open_runs.append([(block, record)])
@@ -225,6 +231,14 @@ class Planner:
             for (namespace_id, part), open_runs in runs.items()
             for run in open_runs
         ]
+
+    def _extends(
+        self, run: list[tuple[StoredBlock, StoredPart]], block: StoredBlock, record: StoredPart
+    ) -> bool:
+        if run[-1][0].key != block.parent or len(run) >= RUN_BLOCKS_MAX:
+            return False
+        nbytes = sum(padded(before.nbytes) for _, before in run) + padded(record.nbytes)
+        return nbytes <= self._run_nbytes_max
 
     def written(
         self, write: Write, extent: Extent, codec_id: int, stored_nbytes: tuple[int, ...]
@@ -244,6 +258,12 @@ class Planner:
             if block.parts.get(write.part) is record:
                 self.dirty.fail(block.key, write.part, record)
         self._ledger.drop_pins(write.held)
+
+    def write_corrupt(self, write: Write, keys: Sequence[BlockKey]) -> None:
+        """Forget records of a failed write whose bytes are not what was committed."""
+        for block, record in zip(write.blocks, write.stored, strict=True):
+            if block.key in keys and block.parts.get(write.part) is record:
+                self._ledger.forget_part(block, write.part, Reason.CORRUPT)
 
     def retry_failed(self) -> None:
         """Queue what could not be written once more, as far as it is still in the arena."""
@@ -292,7 +312,7 @@ class Planner:
                 self._ledger.make_resident(block, record, slot)
                 self.index.refresh(block)
             elif corrupt:
-                self._ledger.forget(block, Reason.CORRUPT)
+                self._ledger.forget_part(block, read.frame.part, Reason.CORRUPT)
         self._ledger.drop_pins(read.held)
         read.frame.pins -= 1
         self._ledger.free_if_dead(read.frame)
@@ -314,12 +334,15 @@ class Planner:
         for position, key, nbytes, value in blocks:
             block = self.index.get(namespace_id, key)
             if block is None:
+                if self.index.by_key(key) is not None:
+                    continue  # no honest writer stores one key in two namespaces
                 above = key_at.get(position - 1) if position else parent
                 block = StoredBlock(key, namespace_id, first_block + position, above)
                 self.index.add(block)
             record = block.parts[frame.part] = StoredPart(nbytes, value)
             self._ledger.attach(frame, position, block, record)
             self.index.refresh(block)
+        self._ledger.free_if_dead(frame)
 
     # ---- leaving -----------------------------------------------------------------------------
 
@@ -354,11 +377,6 @@ class Planner:
 def _starts(spans: Sequence[Span]) -> list[int]:
     """Return where the slots of each span start in a grant, and at last how many there are."""
     return [0, *accumulate(end - begin for _, begin, end in spans)]
-
-
-def _extends(run: list[tuple[StoredBlock, StoredPart]], block: StoredBlock) -> bool:
-    nbytes = sum(record.nbytes for _, record in run)
-    return run[-1][0].key == block.parent and len(run) < RUN_BLOCKS_MAX and nbytes < RUN_NBYTES_MAX
 
 
 def _pinned_write(

@@ -36,8 +36,8 @@ class TailFirstLru:
     def insert(self, key: BlockKey, parent: BlockKey | None) -> None:
         if key in self._nodes:
             return
-        node = self._nodes[key] = _Node(key)
         above = self._nodes.get(parent) if parent is not None else None
+        node = self._nodes[key] = _Node(key)
         self._link(node, above if above is not None else self._ring)
 
     def touch(self, prefix: Sequence[BlockKey]) -> None:

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
-from kvstore.errors import KVStoreError, Unavailable
+from kvstore.errors import InvalidRequest, KVStoreError, Unavailable
 from kvstore.obs import Metrics
 from kvstore.rpc.status import status_of
 from kvstore.server.tracing import Tracing, fail
@@ -20,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+_UNREADABLE = object()
 
 
 class _Call(NamedTuple):
@@ -68,14 +70,15 @@ class Boundary(grpc.aio.ServerInterceptor):
         return self._wrapped[name]
 
     def _wrap(self, method: str, handler: Handler) -> Handler:
-        codecs = (handler.request_deserializer, handler.response_serializer)
+        assert handler.request_deserializer is not None  # protobuf's, always
+        codecs = (_reader(handler.request_deserializer), handler.response_serializer)
         if handler.response_streaming:
             return grpc.unary_stream_rpc_method_handler(
                 self._streamed(method, handler.unary_stream), *codecs
             )
         if handler.request_streaming:
             return grpc.stream_unary_rpc_method_handler(
-                self._single(method, handler.stream_unary), *codecs
+                self._single(method, _each_readable(handler.stream_unary)), *codecs
             )
         return grpc.unary_unary_rpc_method_handler(
             self._single(method, handler.unary_unary), *codecs
@@ -86,7 +89,7 @@ class Boundary(grpc.aio.ServerInterceptor):
             call = self._begin(method, context)
             try:
                 self._admit()
-                return await behaviour(request, context)
+                return await behaviour(_readable(request), context)
             except Exception as error:
                 failure = self._translate(call, error)
             finally:
@@ -100,7 +103,7 @@ class Boundary(grpc.aio.ServerInterceptor):
             call = self._begin(method, context)
             try:
                 self._admit()
-                async for reply in behaviour(request, context):
+                async for reply in behaviour(_readable(request), context):
                     yield reply
                 return
             except Exception as error:
@@ -144,6 +147,32 @@ class Boundary(grpc.aio.ServerInterceptor):
             return error
         logger.error("rpc=%s error=unexpected", call.method, exc_info=error)
         return Unavailable(f"the daemon failed: {type(error).__name__}; its log says more")
+
+
+def _reader(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    """Return a deserializer that does not raise: gRPC would log it and answer UNKNOWN."""
+
+    def read(data: bytes) -> Any:
+        try:
+            return deserialize(data)
+        except DecodeError:
+            return _UNREADABLE
+
+    return read
+
+
+def _readable(request: Any) -> Any:
+    if request is _UNREADABLE:
+        raise InvalidRequest("these bytes are no message of this method")
+    return request
+
+
+def _each_readable(behaviour: Any) -> Any:
+    async def readable(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        async for request in requests:
+            yield _readable(request)
+
+    return lambda requests, context: behaviour(readable(requests), context)
 
 
 async def _abort(context: Context, error: KVStoreError) -> None:

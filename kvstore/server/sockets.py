@@ -24,6 +24,7 @@ def owned_socket_path(path: Path) -> Iterator[None]:
     """
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _check_private(path.parent)
         lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise ConfigError(
@@ -68,6 +69,24 @@ def private_umask() -> Iterator[None]:
         yield
     finally:
         os.umask(before)
+
+
+def _check_private(directory: Path) -> None:
+    """Raise ConfigError for a directory in which others could put their own socket for ours.
+
+    gRPC shows no peer credentials, so who may enter here is what guards its socket, beside the
+    socket's own mode.
+    """
+    status = directory.stat()
+    open_to_others = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    if open_to_others and not status.st_mode & stat.S_ISVTX:
+        raise ConfigError(
+            f"server.socket: others may write to {directory}: chmod 700 it, or name another one"
+        )
+    if status.st_uid not in (os.getuid(), 0):
+        raise ConfigError(
+            f"server.socket: {directory} belongs to user {status.st_uid}: name one of your own"
+        )
 
 
 def _remove_dead(path: Path) -> None:

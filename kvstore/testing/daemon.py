@@ -44,7 +44,7 @@ class Daemon:
             "dram.capacity=64MiB",
             "dram.extent=32MiB",
             "file.capacity=1GiB",
-            "file.segment=16MiB",
+            "file.segment=64MiB",
         ]
         settings.append(f"file.path={self.directory / 'file' if file else ''}")
         self._arguments = [f"--set={each}" for each in (*settings, *overrides)]

@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 HELLO_TIMEOUT_S = 2.0
 SEND_TIMEOUT_S = 10.0
 LINKS_MAX = 4096
+ACCEPT_PAUSE_S = 0.1
 
 
 class ArenaExtent(Protocol):
@@ -98,7 +99,12 @@ class ArenaHost:
     async def _accept(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            connection, _ = await loop.sock_accept(self._listener)
+            try:
+                connection, _ = await loop.sock_accept(self._listener)
+            except OSError as error:  # no descriptor is left, most likely
+                logger.warning("arena_link=not_accepted reason=%r", str(error))
+                await asyncio.sleep(ACCEPT_PAUSE_S)
+                continue
             if len(self._links) >= LINKS_MAX:
                 logger.warning("arena_link=refused links=%d", len(self._links))
                 connection.close()

@@ -77,6 +77,15 @@ async def send(connection: socket.socket, packet: Packet, fds: Sequence[int] = (
             await _ready(connection.fileno(), write=True)
 
 
+def decode(data: bytes) -> Packet:
+    """Read a packet. Raises Incompatible for anything else."""
+    try:
+        packet: Packet = _decoder.decode(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # ValueError: no UTF-8
+        raise Incompatible(f"not an arena packet: {error}") from error
+    return packet
+
+
 async def receive(connection: socket.socket) -> tuple[Packet | None, int | None]:
     """Receive one packet and its descriptor, which then is the caller's; (None, None) at the end.
 
@@ -97,11 +106,11 @@ async def receive(connection: socket.socket) -> tuple[Packet | None, int | None]
     try:
         if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
             raise Incompatible("an arena packet is too long, or has too many descriptors")
-        return _decoder.decode(data), (fds[0] if fds else None)
-    except (msgspec.DecodeError, Incompatible) as error:
+        return decode(data), (fds[0] if fds else None)
+    except Incompatible:
         for fd in fds:
             os.close(fd)
-        raise Incompatible(f"not an arena packet: {error}") from error
+        raise
 
 
 def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:

@@ -10,9 +10,10 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain, repeat
 
 from kvstore.block import KEY_NBYTES, BlockKey, Committed, Grant, Namespace, Part, Slot, Span
-from kvstore.errors import InvalidRequest
+from kvstore.errors import Incompatible, InvalidRequest
 from kvstore.rpc.v1 import kvstore_pb2 as pb
 
 NO_SLOT = 0xFFFFFFFF
@@ -60,12 +61,23 @@ def grant_to_message(grant: Grant, epoch: Epoch) -> pb.GrantReply:
     )
 
 
-def grant_of(reply: pb.GrantReply, namespace: Namespace) -> Grant:
-    """Read a grant; slot sizes are the namespace's record sizes. Raises InvalidRequest."""
-    spans = spans_of(reply.spans)
-    sizes = [namespace.record_nbytes(part) for part, begin, end in spans for _ in range(begin, end)]
-    if not len(sizes) == len(reply.extents) == len(reply.offsets):
-        raise InvalidRequest("the daemon sent a grant whose spans and slots do not agree")
+def grant_of(reply: pb.GrantReply, namespace: Namespace, *, reading: bool) -> Grant:
+    """Read a grant; slot sizes are the namespace's record sizes. Raises Incompatible.
+
+    reading: it is a lease, so every slot has a checksum.
+    """
+    try:
+        spans = spans_of(reply.spans)
+        nbytes = [namespace.record_nbytes(part) for part, _, _ in spans]
+    except InvalidRequest as error:
+        raise Incompatible(f"the daemon sent a grant of something else: {error}") from error
+    counts = [max(0, end - begin) for _, begin, end in spans]
+    checksums = sum(counts) if reading else len(reply.checksums)
+    if not sum(counts) == len(reply.extents) == len(reply.offsets) or checksums != len(
+        reply.checksums
+    ):
+        raise Incompatible("the daemon sent a grant whose spans and slots do not agree")
+    sizes = chain.from_iterable(map(repeat, nbytes, counts))
     return Grant(
         lease_id=reply.lease,
         deadline_s=reply.deadline_s,

@@ -338,3 +338,50 @@ def test_a_closed_tier_answers_unavailable(tmp_path: Path) -> None:
             await tier.write_tombstone(tombstone(2, "a"))
 
     asyncio.run(main())
+
+
+def test_a_failed_fdatasync_that_somebody_else_met_is_told_to_who_asks_for_the_frame(
+    tmp_path: Path,
+) -> None:
+    """As when a delete syncs between a batch's writes and the batch's own sync."""
+
+    async def main() -> None:
+        disk = FaultyDisk()
+        async with opened(tmp_path, disk=disk) as (tier, _):
+            lost = await put(tier, 1, ["lost"])
+            disk.fault = failing("fdatasync", errno.EIO)
+            with pytest.raises(DiskFailed):
+                await tier.sync()
+            disk.fault = None
+            kept = await put(tier, 2, ["kept"])
+            await tier.sync([kept])
+            with pytest.raises(DiskFailed):
+                await tier.sync([lost])
+
+    asyncio.run(main())
+
+
+def test_a_failed_fdatasync_behind_a_seal_is_not_repeated_by_who_waits_for_it(
+    tmp_path: Path,
+) -> None:
+    """A second fdatasync of the same file would succeed, and lie."""
+
+    async def main() -> None:
+        disk = FaultyDisk()
+        failed: list[str] = []
+
+        def fail_once(call: str) -> None:
+            if call == "fdatasync" and not failed:
+                failed.append(call)
+                raise OSError(errno.EIO, "once")
+
+        async with opened(tmp_path, disk=disk) as (tier, _):
+            disk.fault = fail_once
+            first = await put(tier, 1, ["first"], nbytes=900_000)
+            await put(tier, 2, ["second"], nbytes=900_000)  # fills the segment: it is sealed
+            for _ in range(20):
+                await asyncio.sleep(0)
+            with pytest.raises(DiskFailed):
+                await tier.sync([first])
+
+    asyncio.run(main())

@@ -78,6 +78,7 @@ class PlacedFrame:
 
     frame_nbytes: encoded size, at most nbytes; what is left of the extent stays a hole.
     packed: the header for the footer, until the segment closes. page: lent until written.
+    write: which of its segment's writes it was; 0 for one found on disk.
     """
 
     nbytes: int
@@ -86,6 +87,7 @@ class PlacedFrame:
     frame_nbytes: int = 0
     packed: bytes = b""
     page: memoryview | None = None
+    write: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -107,7 +109,8 @@ class Segment:
     measured_order: int = -1
     fd: int | None = None  # for writing, until the segment closes
     writes: int = 0
-    writes_synced: int = 0
+    writes_synced: int = 0  # durable, or somebody was told that they are not
+    writes_durable: int = 0
     sync_failures: int = 0  # what was written before one may be gone: such a file gets no footer
     busy: asyncio.Lock = field(default_factory=asyncio.Lock)  # create, sync, seal, one at a time
 
@@ -203,8 +206,15 @@ class Space:
         frame.state = State.WRITTEN
         segment.pending -= 1
         segment.writes += 1
+        frame.write = segment.writes
         self._charge(segment, set_aside=-frame.nbytes)
         self.measured(segment, measured)
+
+    def is_lost(self, extent: FileExtent) -> bool:
+        """Say whether a written frame was in an fdatasync that failed, or not in any yet."""
+        segment = self.segments.get(extent.segment)
+        frame = segment.frames.get(extent.offset) if segment is not None else None
+        return segment is not None and frame is not None and frame.write > segment.writes_durable
 
     def measured(self, segment: Segment, measured: Measured) -> None:
         """Note the size of a file. A measurement that began before the last one changes nothing."""

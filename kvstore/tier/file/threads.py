@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from typing import TypeVar
 
 from kvstore.errors import Unavailable
@@ -12,7 +12,7 @@ from kvstore.errors import Unavailable
 T = TypeVar("T")
 
 
-async def run_blocking(executor: ThreadPoolExecutor, work: Callable[[], T]) -> T:
+async def run_blocking(executor: Executor, work: Callable[[], T]) -> T:
     """Run `work` in a thread. Cancelled, return only when the thread is done with it.
 
     A thread cannot be stopped: if the caller went on, it would give a slot to somebody else while

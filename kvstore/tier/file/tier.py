@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -47,7 +47,7 @@ class FileTier:
 
     capacity_bytes: cap of the segments' physical bytes. segment_nbytes: a segment is sealed when
     its next frame would end beyond this. direct: use O_DIRECT where the file system has it; buffers
-    are then page-aligned. threads: I/O in flight at most.
+    are then page-aligned. threads: I/O in flight at most; executor: runs it instead of own threads.
 
     No call has a deadline of its own: a disk may hang for as long as it likes. Do not cancel a call
     to enforce one. A cancelled call returns only when no thread touches its buffers any more.
@@ -62,13 +62,14 @@ class FileTier:
         direct: bool = True,
         threads: int = 4,
         disk: Disk | None = None,
+        executor: Executor | None = None,
     ) -> None:
         self._path = path
         self._disk: Disk = disk if disk is not None else RealDisk()
         self._files = SegmentFiles(self._disk, path, direct=direct)
         self._space = Space(capacity_bytes, segment_nbytes)
         self._pages = PagePool()
-        self._executor = ThreadPoolExecutor(threads, thread_name_prefix="kvstore-file")
+        self._executor = executor or ThreadPoolExecutor(threads, thread_name_prefix="kvstore-file")
         self._run = partial(run_blocking, self._executor)
         self._upkeep = Upkeep(self._space, self._files, self._run)
         self._directory: Directory | None = None
@@ -184,8 +185,8 @@ class FileTier:
         with self._call():
             await self._run(partial(self._files.read, segment.tag, targets, extent.offset + offset))
 
-    async def write_tombstone(self, header: FrameHeader) -> None:
-        """Write a tombstone, with its own room. A delete is durable after the next `sync`.
+    async def write_tombstone(self, header: FrameHeader) -> FileExtent:
+        """Write a tombstone, with its own room. A delete is durable after `sync([extent])`.
 
         The tier keeps it for as long as a frame it kills may exist. Raises DiskFull or DiskFailed.
         """
@@ -199,14 +200,16 @@ class FileTier:
         except BaseException:
             self.free(extent)
             raise
+        return extent
 
-    async def sync(self) -> None:
+    async def sync(self, extents: Sequence[FileExtent] = ()) -> None:
         """Make every write that has returned durable.
 
         Raises DiskFailed: then none of the writes since the last success may be durable, now or
-        ever (the kernel drops what it could not write), and a later success says nothing about
-        them: free these frames or write them elsewhere. Their segment takes no more frames and gets
-        no footer, so that the next start verifies what is in it.
+        ever (the kernel drops what it could not write): free these frames or write them elsewhere.
+        Their segment takes no more frames and gets no footer, so that the next start verifies what
+        is in it. The failure may have met a sync that somebody else called meanwhile, and then it
+        is not met again: name the frames that matter as `extents`, and it is raised here too.
         """
         with self._call():
             created = self._created
@@ -216,6 +219,8 @@ class FileTier:
                 jobs.append(self._sync_directory(created))
             outcomes = await asyncio.gather(*jobs, return_exceptions=True)
         _all_or_raise(outcomes)
+        if any(self._space.is_lost(extent) for extent in extents):
+            raise DiskFailed("an fdatasync failed before")
 
     def free(self, extent: FileExtent) -> None:
         """Give a frame up. Its bytes are won back in the background: see `freeing_nbytes`."""

@@ -83,24 +83,31 @@ class Upkeep:
             self._space.punched(segment, holes)
 
     async def sync(self, segment: Segment) -> None:
-        """Make what was written durable; the caller holds `segment.busy`. Raises DiskFailed.
+        """Make what was written durable; the caller holds `segment.busy`. Raises DiskFailed."""
+        writes = segment.writes
+        if segment.writes_synced >= writes:
+            return
+        try:
+            await self._cover(segment, writes)
+        except (DiskFull, DiskFailed):
+            segment.writes_synced = writes  # reported, once
+            raise
+
+    async def _cover(self, segment: Segment, writes: int) -> None:
+        """Call fdatasync, unless one has failed.
 
         After a failure the kernel may have dropped the pages, and a second fdatasync would lie: the
         segment is retired, and the failure counted for everybody who waits.
         """
-        writes = segment.writes
-        if segment.writes_synced >= writes:
-            return
         try:
             if segment.fd is None or segment.sync_failures:
                 raise DiskFailed("an earlier fdatasync failed")
             await self._run(partial(self._files.sync, segment.fd))
         except (DiskFull, DiskFailed):
             segment.sync_failures += 1
-            segment.writes_synced = writes  # reported, once
             self._space.retire(segment)
             raise
-        segment.writes_synced = writes
+        segment.writes_synced = segment.writes_durable = writes
 
     async def _seal(self, segment: Segment) -> None:
         try:
@@ -113,9 +120,8 @@ class Upkeep:
         await self._measure(segment)
 
     async def _append_footer(self, segment: Segment) -> None:
-        if segment.fd is not None and segment.writes_synced < segment.writes:
-            await self._run(partial(self._files.sync, segment.fd))
-            segment.writes_synced = segment.writes
+        if segment.writes_synced < segment.writes:
+            await self._cover(segment, segment.writes)
         if segment.sync_failures:
             return
         headers = segment.packed_headers

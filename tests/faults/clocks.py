@@ -1,0 +1,45 @@
+"""Finds where the wall clock is read. Deadlines, leases and backoffs must not see it jump."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+WALL_CLOCKS = {
+    ("time", "time"),
+    ("time", "time_ns"),
+    ("time", "clock_gettime"),
+    ("time", "localtime"),
+    ("time", "gmtime"),
+    ("datetime", "now"),
+    ("datetime", "utcnow"),
+    ("datetime", "today"),
+    ("date", "today"),
+}
+PACKAGES = ("kvstore", "connectors/kvstore_vllm", "kernels/kvstore_kernels")
+SHOWS = "kvstore/cli"  # it stamps what it prints, and decides nothing
+
+
+def wall_clock_reads(root: Path) -> list[str]:
+    """Return "file:line" of every use of the wall clock in what runs beside an engine."""
+    found = []
+    for package in PACKAGES:
+        for file in sorted((root / package).rglob("*.py")):
+            if file.is_relative_to(root / SHOWS):
+                continue
+            tree = ast.parse(file.read_text(encoding="utf-8"))
+            found += [f"{file.relative_to(root)}:{line}" for line in _reads(tree)]
+    return found
+
+
+def _reads(tree: ast.AST) -> list[int]:
+    lines = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name | ast.Attribute):
+            owner = node.value.id if isinstance(node.value, ast.Name) else node.value.attr
+            if (owner, node.attr) in WALL_CLOCKS:
+                lines.append(node.lineno)
+        elif isinstance(node, ast.ImportFrom):
+            names = {(node.module, alias.name) for alias in node.names}
+            lines += [node.lineno] * bool(names & WALL_CLOCKS)
+    return lines

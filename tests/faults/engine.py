@@ -1,0 +1,160 @@
+"""A process that uses the cache as an engine does, and does what its parent tells it.
+
+    python -m tests.faults.engine unix:/path/k.sock TOKEN
+
+One JSON object a line on standard input, one answer a line on standard output. Whatever the daemon
+does, the engine goes on: a call that fails is counted and its blocks are computed instead. Only a
+bug ends this process.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from kvstore import BlockKey, Client, Grant, KVStoreError, Span, checksum
+from kvstore.block import Part
+from kvstore.testing.samples import sample_keys, sample_namespace, sample_record
+
+PREFIXES = 12
+PREFIX_BLOCKS = 16
+
+
+class Engine:
+    """One process. Methods are the commands; they return what is answered."""
+
+    def __init__(self, target: str, token: str, record_nbytes: int) -> None:
+        self._record_nbytes = record_nbytes
+        self._namespace = sample_namespace("faults", record_nbytes)
+        self._client = Client(target, token=token, name="engine", timeout_s=1.0)
+        self._grants: dict[int, tuple[list[BlockKey], Grant]] = {}
+        self._registered = False
+
+    def join(self) -> dict[str, Any]:
+        self._register()
+        return {"local": self._client.local, "instance": self._client.instance}
+
+    def save(self, prefix: str, blocks: int, durable: bool = False) -> dict[str, Any]:
+        """Put a prefix."""
+        self._register()
+        keys = sample_keys(prefix, blocks)
+        records = [sample_record(key, self._record_nbytes) for key in keys]
+        done = self._client.put(self._namespace.id, keys, records, durable=durable)
+        return {"committed": done.committed, "refused": done.refused, "durable": done.durable}
+
+    def load(self, prefix: str, blocks: int) -> dict[str, Any]:
+        """Acquire, copy, verify, release, as a connector does; count what was served and wrong."""
+        lease = self.acquire(prefix, blocks)
+        read = self.read(lease["lease"])
+        held = self.release(lease["lease"])["held"]
+        return {"hit": lease["hit"] if held else 0, "wrong": read["wrong"] if held else 0}
+
+    def acquire(self, prefix: str, blocks: int, readers: int = 1) -> dict[str, Any]:
+        self._register()
+        keys = sample_keys(prefix, blocks)
+        grant = self._client.acquire(self._namespace.id, keys, readers=readers, wait_s=1.0)
+        self._grants[grant.lease_id] = keys, grant
+        return {"lease": grant.lease_id, "hit": grant.hit_blocks, "leased": grant.leased}
+
+    def reserve(self, prefix: str, blocks: int) -> dict[str, Any]:
+        self._register()
+        keys = sample_keys(prefix, blocks)
+        grant = self._client.reserve(
+            self._namespace.id,
+            keys,
+            first_block=0,
+            parent=None,
+            spans=[Span(Part(0, 0), 0, blocks)],
+        )
+        self._grants[grant.lease_id] = keys, grant
+        return {"lease": grant.lease_id, "slots": sum(slot is not None for slot in grant.slots)}
+
+    def read(self, lease: int) -> dict[str, Any]:
+        """Copy what a lease covers; wrong: records that are not what was put."""
+        keys, grant = self._grants[lease]
+        copies = [bytes(self._client.view(slot)) for slot in grant.slots if slot]
+        records = [sample_record(key, self._record_nbytes) for key in keys]
+        wrong = sum(copy != record for copy, record in zip(copies, records, strict=False))
+        return {"read": len(copies), "wrong": wrong}
+
+    def write(self, lease: int, begin: int = 0) -> dict[str, Any]:
+        """Write the records from `begin` on into the slots of a reservation."""
+        keys, grant = self._grants[lease]
+        for key, slot in list(zip(keys, grant.slots, strict=True))[begin:]:
+            if slot:
+                self._client.view(slot)[:] = sample_record(key, self._record_nbytes)
+        return {}
+
+    def commit(self, lease: int) -> dict[str, Any]:
+        keys, _ = self._grants.pop(lease)
+        sums = [checksum(sample_record(key, self._record_nbytes)) for key in keys]
+        return {"committed": self._client.commit(lease, sums).committed}
+
+    def release(self, lease: int) -> dict[str, Any]:
+        self._grants.pop(lease, None)
+        return {"held": self._client.release(lease) == [True]}
+
+    def delete(self, prefix: str, blocks: int) -> dict[str, Any]:
+        self._register()
+        return {"deleted": self._client.delete(self._namespace.id, sample_keys(prefix, blocks))}
+
+    def extents(self) -> dict[str, Any]:
+        return {"extents": sorted(self._client.extents())}
+
+    def call(self) -> dict[str, Any]:
+        """Make one call and say how long it took, and whether it was answered."""
+        began = time.perf_counter()
+        try:
+            self._client.match(self._namespace.id, sample_keys("call", 4))
+            answered = True
+        except KVStoreError:
+            answered = False
+        return {"seconds": time.perf_counter() - began, "answered": answered}
+
+    def work(self, seconds: float, seed: int) -> dict[str, Any]:
+        """Save and load at random; `recomputed` counts what the cache could not do."""
+        draw = random.Random(seed)
+        count = dict.fromkeys(("steps", "hits", "wrong", "recomputed"), 0)
+        longest_s, end = 0.0, time.monotonic() + seconds
+        while time.monotonic() < end:
+            prefix, blocks = f"work {draw.randrange(PREFIXES)}", draw.randint(1, PREFIX_BLOCKS)
+            began = time.monotonic()
+            try:
+                if draw.random() < 0.5:
+                    self.save(prefix, blocks)
+                else:
+                    loaded = self.load(prefix, blocks)
+                    count["hits"] += loaded["hit"]
+                    count["wrong"] += loaded["wrong"]
+            except KVStoreError:
+                count["recomputed"] += 1
+                time.sleep(0.01)  # what computing costs, far less than it does
+            count["steps"] += 1
+            longest_s = max(longest_s, time.monotonic() - began)
+        return {**count, "longest_s": round(longest_s, 3)}
+
+    def _register(self) -> None:
+        if not self._registered:
+            self._client.register(self._namespace)
+            self._registered = True
+
+
+def main() -> None:
+    target, token, record_nbytes = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    engine = Engine(target, token, record_nbytes)
+    for line in sys.stdin:
+        command: dict[str, Any] = json.loads(line)
+        do: Callable[..., dict[str, Any]] = getattr(engine, command.pop("do"))
+        try:
+            answer = do(**command)
+        except KVStoreError as error:
+            answer = {"error": type(error).__name__, "message": str(error)}
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()

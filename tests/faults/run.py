@@ -1,0 +1,115 @@
+"""Run every fault case on real processes and count what must not happen.
+
+    python -m tests.faults.run --json faults.json
+    python -m tests.faults.run --case daemon_stopped
+    python -m tests.faults.run --list
+
+`wrong`: bytes or answers that break a promise; `hung`: processes that did not answer in time;
+`engine_dead`: engines that ended although nobody killed them; `leaked`: leases, reservations or
+limbo that nobody holds any more and that were not freed within five seconds. All have to be 0.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tests.faults import cases_daemon as of_daemon
+from tests.faults import cases_members as of_members
+from tests.faults.clocks import wall_clock_reads
+from tests.faults.scene import ROOT, Dead, Hung, Scene
+
+COUNTS = ("wrong", "hung", "engine_dead", "leaked")
+SMALL_ARENA = ("dram.capacity=16MiB", "dram.extent=8MiB")
+
+
+def no_wall_clock(scene: Scene) -> None:
+    """A clock that jumps changes nothing: no decision reads one that can."""
+    found = wall_clock_reads(ROOT)
+    scene.expect(not found, f"the wall clock is read at {found}")
+
+
+Case = tuple[Callable[[Scene], None], tuple[str, ...]]
+CASES: dict[str, Case] = {
+    case.__name__: (case, overrides)
+    for case, *overrides in (
+        (of_members.one_session_for_all_workers,),
+        (of_members.reader_stopped_past_its_lease, of_members.SHORT_LEASE, *SMALL_ARENA),
+        (of_members.writer_stopped_past_its_lease, of_members.SHORT_LEASE, *SMALL_ARENA),
+        (of_members.scheduler_killed, of_members.SHORT_LEASE),
+        (of_members.worker_killed, of_members.SHORT_LEASE),
+        (of_members.member_killed_while_another_is_stopped, of_members.SHORT_LEASE),
+        (of_members.leases_under_half_the_arena,),
+        (of_daemon.daemon_killed_under_load,),
+        (of_daemon.daemon_stopped,),
+        (of_daemon.calls_are_refused_in_microseconds,),
+        (of_daemon.restarted_with_another_arena,),
+        (of_daemon.another_format_version,),
+        (of_daemon.clients_reconnect_and_map_again,),
+        (of_daemon.deleted_stays_deleted,),
+        (of_daemon.kill_9_in_a_put_loop,),
+        (no_wall_clock,),
+    )
+}
+
+
+def run_case(name: str, *, quick: bool) -> dict[str, Any]:
+    """Run one case and return its counts and details."""
+    case, overrides = CASES[name]
+    began = time.monotonic()
+    scene = Scene(*overrides, quick=quick)
+    try:
+        with scene:
+            case(scene)
+    except Hung:
+        scene.hung += 1
+        scene.details["error"] = traceback.format_exc(limit=4)
+    except Dead:
+        scene.details["error"] = traceback.format_exc(limit=4)  # counted when the scene closed
+        scene.engine_dead += not scene.engine_dead
+    except Exception:
+        scene.wrong += 1
+        scene.details["error"] = traceback.format_exc(limit=6)
+    counts = {count: getattr(scene, count) for count in COUNTS}
+    seconds = round(time.monotonic() - began, 2)
+    return (
+        {"name": name, "ok": not any(counts.values()), "seconds": seconds}
+        | counts
+        | {"details": scene.details}
+    )
+
+
+@click.command(help=(__doc__ or "").splitlines()[0])
+@click.option("--case", "names", multiple=True, type=click.Choice(list(CASES)), help="Only this.")
+@click.option("--quick", is_flag=True, help="Fewer rounds, as the tests run them.")
+@click.option("--list", "listing", is_flag=True, help="List the cases and end.")
+@click.option("--json", "file", type=click.Path(path_type=Path), help="Write the result here too.")
+def main(names: tuple[str, ...], quick: bool, listing: bool, file: Path | None) -> None:
+    if listing:
+        for name, (case, _) in CASES.items():
+            click.echo(f"{name}: {(case.__doc__ or '').splitlines()[0]}")
+        return
+    results = []
+    for name in names or CASES:
+        results.append(run_case(name, quick=quick))
+        last = results[-1]
+        state = "ok" if last["ok"] else "FAILED"
+        click.echo(f"{state:6} {last['seconds']:7.1f} s  {name}", err=True)
+    result: dict[str, Any] = {count: sum(each[count] for each in results) for count in COUNTS}
+    text = json.dumps(result | {"cases": results}, indent=2)
+    click.echo(text)
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text + "\n")
+    sys.exit(any(result.values()))
+
+
+if __name__ == "__main__":
+    main()

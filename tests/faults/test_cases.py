@@ -1,0 +1,24 @@
+"""Every case of `make faults`, with fewer rounds."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from tests.faults.clocks import _reads
+from tests.faults.run import CASES, run_case
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("name", CASES)
+def test_nothing_goes_wrong_hangs_dies_or_leaks(name: str) -> None:
+    result = run_case(name, quick=True)
+    assert result["ok"], result
+
+
+def test_a_use_of_the_wall_clock_is_found() -> None:
+    for text in ("import time\ntime.time()", "import datetime\ndatetime.datetime.now()"):
+        assert _reads(ast.parse(text)) == [2]
+    assert _reads(ast.parse("from time import time")) == [1]
+    assert _reads(ast.parse("import time\ntime.monotonic()")) == []

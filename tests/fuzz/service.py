@@ -1,0 +1,188 @@
+"""The RPC methods under hostile messages, in this process, so that a fuzzer sees what they cover.
+
+The store is the real one, on the simulated disk and clock. What a message may not do: raise
+anything but a KVStoreError, block, or leave leases behind once the session's process is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from random import Random
+from typing import Any
+
+from google.protobuf.message import DecodeError, Message
+
+from kvstore import checksum
+from kvstore.config import LimitSettings
+from kvstore.errors import KVStoreError
+from kvstore.rpc import RPC_VERSION
+from kvstore.rpc.v1 import kvstore_pb2 as pb
+from kvstore.server.service import Service
+from kvstore.transport.messages import Epoch
+from tests.fuzz.targets import KEYS, NAMESPACE, RECORD_NBYTES, Target
+from tests.sim.daemon import Daemon, Settings
+from tests.sim.disk import Platter
+from tests.sim.loop import SimLoop
+from tests.sim.model import Model
+
+EPOCH = Epoch("fuzz", 1000, 50)
+TOKEN = "t" * 16
+CALL_S = 120.0  # of virtual time
+REQUESTS: list[tuple[str, type[Message]]] = [
+    ("OpenSession", pb.OpenSessionRequest),
+    ("RegisterNamespace", pb.RegisterNamespaceRequest),
+    ("Match", pb.MatchRequest),
+    ("Acquire", pb.AcquireRequest),
+    ("Reserve", pb.ReserveRequest),
+    ("Commit", pb.CommitRequest),
+    ("Release", pb.ReleaseRequest),
+    ("Get", pb.GetRequest),
+    ("Delete", pb.DeleteRequest),
+    ("Clear", pb.ClearRequest),
+    ("Flush", pb.FlushRequest),
+    ("Stats", pb.StatsRequest),
+    ("Scan", pb.ScanRequest),
+    ("ListNamespaces", pb.ListNamespacesRequest),
+    ("Outcomes", pb.OutcomesRequest),
+    ("Explain", pb.ExplainRequest),
+    ("Put", pb.PutRequest),
+]
+NUMBERS = {name: number for number, (name, _) in enumerate(REQUESTS)}
+
+
+class _Call:
+    """What a method asks of its call: it is not cancelled, and has time."""
+
+    def time_remaining(self) -> float:
+        return CALL_S
+
+    def add_done_callback(self, callback: Callable[[Any], None]) -> None:
+        """It never is cut off."""
+
+
+class Host:
+    """A daemon's service with one session joined, on a virtual clock."""
+
+    def __init__(self) -> None:
+        self._loop = SimLoop(Random(0))
+        settings = Settings(file_bytes=16 << 20, codec="raw", failing=0.0, rots=False)
+        self._daemon = Daemon(self._loop, Platter(), Model(), Random(0), settings)
+        store = self._daemon.store
+        self._service = Service(
+            store,
+            LimitSettings(),
+            EPOCH,
+            metrics=self._daemon.metrics,
+            arena_socket="/none",
+            version="fuzz",
+        )
+        self.run(self._daemon.start())
+        store.register(NAMESPACE)
+        session = store.open_session(TOKEN, "fuzz")
+        self.session = EPOCH.id_out(session)
+        self._member = store.join(session, TOKEN)
+        for name, message in seeds(self.session):
+            self.call(name, [message])
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        async def bounded() -> Any:
+            async with asyncio.timeout(CALL_S):
+                return await work
+
+        return self._loop.run_until_complete(bounded())
+
+    def call(self, name: str, messages: Sequence[Any]) -> None:
+        """Call a method. Raises what is a finding."""
+        try:
+            self.run(self._answer(name, messages))
+        except KVStoreError:
+            pass
+        assert not self._loop.unhandled, self._loop.unhandled
+
+    def close(self) -> None:
+        """End the session and see that it leaves nothing, and that the store still works."""
+        self._daemon.store.leave(self._member)
+        self.run(asyncio.sleep(1.0))
+        stats = self._daemon.store.stats()
+        assert (stats["leases"], stats["dram"]["leased_bytes"]) == (0, 0), stats
+        assert self.run(self._daemon.store.flush(20.0)), "the writer is dead"
+        self.run(self._daemon.store.close())
+        self._loop.close()
+
+    async def _answer(self, name: str, messages: Sequence[Any]) -> None:
+        method: Any = getattr(self._service, name)
+        if name == "Put":
+
+            async def stream() -> Any:
+                for message in messages:
+                    yield message
+
+            await method(stream(), _Call())
+        elif name == "Get":
+            async for reply in method(messages[0], _Call()):
+                assert reply.ByteSize() < 2 << 20
+        else:
+            assert (await method(messages[0], _Call())).ByteSize() < 8 << 20
+
+
+def seeds(session: int) -> list[tuple[str, Any]]:
+    """Return good calls."""
+    space, keys, span = NAMESPACE.id, b"".join(KEYS[:2]), pb.Span(begin=0, end=2)
+    record = bytes(RECORD_NBYTES)
+    header = pb.PutHeader(namespace_id=space, keys=KEYS[5], checksums=[checksum(record)])
+    return [
+        ("OpenSession", pb.OpenSessionRequest(rpc_version=RPC_VERSION, token=TOKEN)),
+        ("RegisterNamespace", pb.RegisterNamespaceRequest(spec_json=NAMESPACE.to_json())),
+        ("Match", pb.MatchRequest(namespace_id=space, keys=keys, skip_blocks=1)),
+        (
+            "Reserve",
+            pb.ReserveRequest(session=session, namespace_id=space, keys=keys, spans=[span]),
+        ),
+        ("Commit", pb.CommitRequest(session=session, lease=1004, checksums=[1, 2])),
+        ("Acquire", pb.AcquireRequest(session=session, namespace_id=space, keys=keys)),
+        ("Release", pb.ReleaseRequest(session=session, leases=[1005, 1006])),
+        ("Get", pb.GetRequest(namespace_id=space, keys=keys)),
+        ("Put", pb.PutRequest(header=header)),
+        ("Delete", pb.DeleteRequest(namespace_id=space, keys=KEYS[7])),
+        ("Flush", pb.FlushRequest(wait_s=0.1)),
+        ("Stats", pb.StatsRequest()),
+        ("Scan", pb.ScanRequest(namespace_id=space, limit=3)),
+        ("ListNamespaces", pb.ListNamespacesRequest()),
+        ("Outcomes", pb.OutcomesRequest(request_id="r", limit=3)),
+        ("Explain", pb.ExplainRequest(namespace_id=space, keys=keys)),
+    ]
+
+
+def encode(name: str, message: Message) -> bytes:
+    """Return one call as the fuzzer's bytes: method, length, message."""
+    body = message.SerializeToString()
+    return bytes([NUMBERS[name], *divmod(len(body), 256)]) + body
+
+
+def _calls(data: bytes) -> None:
+    """Make the calls that `data` holds on a fresh daemon."""
+    host = Host()
+    try:
+        while len(data) > 3:
+            name, kind = REQUESTS[data[0] % len(REQUESTS)]
+            nbytes = 256 * data[1] + data[2]
+            body, data = data[3 : 3 + nbytes], data[3 + nbytes :]
+            try:
+                messages: list[Any] = [kind.FromString(body)]
+            except DecodeError:
+                continue
+            if name == "Put":
+                messages.append(pb.PutRequest(chunk=bytes(RECORD_NBYTES)))
+            host.call(name, messages)
+    finally:
+        host.close()
+
+
+SERVICE = Target(
+    _calls,
+    [
+        *(encode(name, message) for name, message in seeds(1002)),
+        b"".join(encode(name, message) for name, message in seeds(1002)),
+    ],
+)

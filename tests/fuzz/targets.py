@@ -1,0 +1,247 @@
+"""Every parser of what comes from a socket, a file or a user, as a function of bytes.
+
+A target returns, or raises a KVStoreError; anything else is a finding. Checksums that guard a page
+are put right first, else no input would get past them. `seeds` are real inputs, made by code.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from random import Random
+
+import msgspec
+from google.protobuf.message import DecodeError
+
+from kvstore import checksum
+from kvstore.block import PAGE_NBYTES, BlockKey, Group, Namespace, split_keys
+from kvstore.codec.lz4 import Lz4Codec
+from kvstore.codec.zstd import ZstdCodec
+from kvstore.config import load_settings, parse_listen, parse_size
+from kvstore.errors import KVStoreError
+from kvstore.frame import (
+    FrameHeader,
+    FrameKind,
+    RunBlock,
+    SegmentTag,
+    Trailer,
+    encode_footer,
+    encode_header,
+    encode_segment_header,
+    pack_header,
+    parse_footer,
+    parse_header,
+    parse_segment_header,
+    parse_trailer,
+)
+from kvstore.frame.page import BODY_NBYTES, guard
+from kvstore.rpc.v1 import kvstore_pb2 as pb
+from kvstore.tier.file.recovery import adopted, live_records, load_segment
+from kvstore.tier.file.segment_file import SegmentFiles, segment_name
+from kvstore.transport import arena_wire
+from kvstore.transport.chunks import Scatter
+from kvstore.transport.messages import grant_of
+from tests.sim.disk import File, Platter, SimDisk
+
+TAG = SegmentTag(7, 99)
+RECORD_NBYTES = 5000
+NAMESPACE = Namespace(
+    2, (Group("full", RECORD_NBYTES), Group("window", 4096, window_tokens=5)), (("model", "fuzz"),)
+)
+KEYS = [BlockKey(bytes([i]) * 32) for i in range(1, 9)]
+
+
+@dataclass(frozen=True)
+class Target:
+    """One parser."""
+
+    run: Callable[[bytes], object]
+    seeds: Sequence[bytes]
+
+
+def check(target: Target, data: bytes) -> None:
+    """Run a target on `data`. Raises whatever is a finding."""
+    try:
+        target.run(data)
+    except KVStoreError:
+        pass  # what hostile input is to be answered with
+
+
+# ---- files ---------------------------------------------------------------------------------------
+
+
+def _frame(sequence: int, offset: int, keys: Sequence[BlockKey]) -> tuple[FrameHeader, bytes]:
+    """Return a run, and its bytes at an offset of the segment TAG."""
+    records = [Random(key).randbytes(RECORD_NBYTES) for key in keys]
+    sums = [checksum(record) for record in records]
+    header = FrameHeader(
+        kind=FrameKind.RUN,
+        sequence=sequence,
+        namespace_id=NAMESPACE.id,
+        blocks=tuple(
+            RunBlock(key, RECORD_NBYTES, RECORD_NBYTES, value, value)
+            for key, value in zip(keys, sums, strict=True)
+        ),
+    )
+    payload = b"".join(record.ljust(2 * PAGE_NBYTES, b"\0") for record in records)
+    return header, encode_header(header, TAG, offset) + payload
+
+
+def _segment(*, sealed: bool) -> bytes:
+    data, packed = encode_segment_header(TAG), []
+    for sequence, keys in ((1, KEYS[:2]), (2, KEYS[2:3])):
+        _, frame = _frame(sequence, len(data), keys)
+        packed.append(pack_header(frame[:PAGE_NBYTES]))
+        data += frame
+    dead = FrameHeader(
+        kind=FrameKind.TOMBSTONE_KEYS, sequence=3, namespace_id=NAMESPACE.id, killed=(KEYS[0],)
+    )
+    page = encode_header(dead, TAG, len(data))
+    packed.append(pack_header(page))
+    data += page
+    return data + encode_footer(TAG, len(data), packed, 1) if sealed else data
+
+
+def _segment_header(data: bytes) -> object:
+    return parse_segment_header(data) or parse_segment_header(guard(data[:BODY_NBYTES], 0))
+
+
+def _frame_header(data: bytes) -> None:
+    for page in (data, guard(data[:BODY_NBYTES], TAG.nonce)):
+        header = parse_header(page, TAG, PAGE_NBYTES)
+        if header is not None:
+            assert parse_header(encode_header(header, TAG, PAGE_NBYTES), TAG, PAGE_NBYTES) == header
+
+
+def _footer(data: bytes) -> None:
+    trailer = parse_trailer(guard(data[-PAGE_NBYTES:][:BODY_NBYTES], TAG.nonce), TAG)
+    if trailer is not None:
+        parse_footer(data[: trailer.footer_nbytes], trailer, TAG)
+    parse_footer(data, Trailer(1 << 20, len(data), data[:1].count(1), checksum(data), 1), TAG)
+
+
+def _recovery(data: bytes) -> None:
+    """Recover a file of this content, as it is and with the checksums of its pages put right."""
+    fixed = b"".join(
+        guard(data[at : at + BODY_NBYTES], TAG.nonce if at else 0)
+        for at in range(0, len(data), PAGE_NBYTES)
+    )
+    for content in (data, fixed):
+        file = File(size=len(content), size_before=len(content))
+        for at in range(0, len(content), PAGE_NBYTES):
+            page = content[at : at + PAGE_NBYTES]
+            file.pages[at // PAGE_NBYTES] = page.ljust(PAGE_NBYTES, b"\0")
+        names = {segment_name(TAG): file}
+        disk = SimDisk(Platter(names, dict(names)), Random(0))
+        loaded = load_segment(SegmentFiles(disk, Path("/fuzz"), direct=False), TAG)
+        live_records([loaded])
+        adopted(loaded)
+
+
+# ---- users ---------------------------------------------------------------------------------------
+
+
+def _namespace(data: bytes) -> None:
+    namespace = Namespace.from_json(data.decode("utf-8", "replace"))
+    assert Namespace.from_json(namespace.to_json()).id == namespace.id
+
+
+def _config(data: bytes) -> None:
+    with tempfile.NamedTemporaryFile(suffix=".toml") as file:
+        file.write(data)
+        file.flush()
+        load_settings(Path(file.name))
+
+
+def _overrides(data: bytes) -> None:
+    text = data.decode("utf-8", "surrogateescape")
+    for parse in (parse_size, lambda text: parse_listen("server.listen", text)):
+        try:
+            parse(text)
+        except KVStoreError:
+            continue
+    load_settings(None, text.split("\n"))
+
+
+# ---- sockets -------------------------------------------------------------------------------------
+
+
+def _packet(data: bytes) -> None:
+    packet = arena_wire.decode(data)
+    assert arena_wire.decode(msgspec.msgpack.encode(packet)) == packet
+
+
+def _grant(data: bytes) -> None:
+    try:
+        reply = pb.GrantReply.FromString(data)
+    except DecodeError:
+        return
+    for reading in (True, False):
+        grant = grant_of(reply, NAMESPACE, reading=reading)
+        assert len(grant.slots) == sum(span.end - span.begin for span in grant.spans)
+
+
+def _keys(data: bytes) -> None:
+    assert b"".join(split_keys(data, keys_max=100)) == data
+
+
+def _chunks(data: bytes) -> None:
+    """The first eight bytes say how long the chunks are, the rest is in them."""
+    targets = [memoryview(bytearray(10)) if data[:1] != b"\0" or i else None for i in range(4)]
+    scatter = Scatter(targets, 10)
+    for begin, end in zip(accumulate(data[:8], initial=8), accumulate(data[:9]), strict=False):
+        scatter.write(memoryview(data[begin : begin + end]))
+    scatter.finish()
+
+
+def _codecs(data: bytes) -> None:
+    target = memoryview(bytearray(4096))
+    for codec in (Lz4Codec(), ZstdCodec()):
+        try:
+            codec.decode(memoryview(data), target)
+        except KVStoreError:
+            continue
+
+
+def _seed_grant() -> bytes:
+    span = pb.Span(group=0, shard=0, begin=0, end=2)
+    reply = pb.GrantReply(
+        lease=9, spans=[span], extents=[1, 2], offsets=[0, 4096], checksums=[1, 2], hit_blocks=2
+    )
+    return reply.SerializeToString()
+
+
+TARGETS: dict[str, Target] = {
+    "segment_header": Target(_segment_header, [encode_segment_header(TAG)]),
+    "frame_header": Target(_frame_header, [_frame(5, PAGE_NBYTES, KEYS)[1][:PAGE_NBYTES]]),
+    "footer": Target(_footer, [_segment(sealed=True)[-2 * PAGE_NBYTES :]]),
+    "recovery": Target(_recovery, [_segment(sealed=False), _segment(sealed=True)]),
+    "namespace": Target(_namespace, [NAMESPACE.to_json().encode()]),
+    "config": Target(
+        _config, [b'[dram]\ncapacity = "2GiB"\n[file]\npath = ""\n[limits]\nlease_s = 1.5\n']
+    ),
+    "overrides": Target(_overrides, [b"dram.capacity=1GiB\nserver.listen=127.0.0.1:0"]),
+    "packet": Target(
+        _packet,
+        [
+            msgspec.msgpack.encode(packet)
+            for packet in (
+                arena_wire.Hello(1, 7, "t" * 16),
+                arena_wire.Welcome(2),
+                arena_wire.Extent(1, 4096),
+                arena_wire.Ended(),
+                arena_wire.Refused("Unavailable", "why"),
+            )
+        ],
+    ),
+    "grant": Target(_grant, [_seed_grant()]),
+    "keys": Target(_keys, [b"".join(KEYS)]),
+    "chunks": Target(_chunks, [bytes([5, 10, 10, 10, 5, 0, 0, 0]) + b"x" * 40]),
+    "codecs": Target(
+        _codecs,
+        [Lz4Codec().encode(memoryview(bytes(4096))), ZstdCodec().encode(memoryview(bytes(4096)))],
+    ),
+}

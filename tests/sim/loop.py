@@ -1,0 +1,93 @@
+"""An event loop whose clock jumps to the next timer, and threads that are timers on it.
+
+Nothing waits and nothing runs beside anything else, so one seed gives one course of events.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from contextvars import Context
+from random import Random
+from typing import Any
+
+IO_S = 0.002  # mean of each half of a blocking call: until it takes effect, until that is noticed
+
+
+class Stuck(Exception):
+    """Every task waits for something that no timer will bring."""
+
+
+class _Jump(selectors.DefaultSelector):
+    """Waits by moving the clock."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+
+    def select(self, timeout: float | None = None) -> list[Any]:
+        if timeout is None:
+            raise Stuck
+        self.now += timeout
+        return []
+
+
+class SimLoop(asyncio.SelectorEventLoop):
+    """Virtual time. `threads` stands in for every thread pool."""
+
+    def __init__(self, draw: Random) -> None:
+        self._jump = _Jump()
+        super().__init__(self._jump)
+        self.threads = SimThreads(self, draw)
+        self.unhandled: list[str] = []
+        self.set_exception_handler(self._note)
+
+    def time(self) -> float:
+        return self._jump.now
+
+    def call_soon_threadsafe(
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        return self.call_soon(callback, *args, context=context)
+
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Executor | None, func: Callable[..., Any], *args: Any
+    ) -> asyncio.Future[Any]:
+        return asyncio.wrap_future((executor or self.threads).submit(func, *args), loop=self)
+
+    def _note(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        self.unhandled.append(f"{context['message']}: {context.get('exception')!r}")
+
+
+class SimThreads(Executor):
+    """Runs work on the loop, in one instant, somewhere between its start and its end."""
+
+    def __init__(self, loop: SimLoop, draw: Random) -> None:
+        self._loop = loop
+        self._draw = draw
+        self._pending: set[Future[Any]] = set()
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self._pending.add(future)
+        future.add_done_callback(self._pending.discard)
+        self._later(self._run, future, lambda: fn(*args, **kwargs))
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Others go on using it."""
+
+    def _later(self, work: Callable[..., object], *args: object) -> None:
+        self._loop.call_later(self._draw.expovariate(1 / IO_S), work, *args)
+
+    def _run(self, future: Future[Any], work: Callable[[], Any]) -> None:
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            result = work()
+        except Exception as error:
+            self._later(future.set_exception, error)
+        else:
+            self._later(future.set_result, result)

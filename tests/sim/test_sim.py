@@ -1,0 +1,51 @@
+"""A few seeds of the simulation; `make sim` runs a thousand. And that it can fail at all."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvstore.planner import Planner
+from kvstore.tier.file import FileTier
+from tests.sim.world import run_seed
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_seed_keeps_every_promise(seed: int) -> None:
+    outcome = run_seed(seed)
+    assert outcome.violations == [], f"again: python -m tests.sim.run --seed {seed}"
+    assert outcome.calls > 20
+
+
+def test_a_seed_takes_the_same_course_again() -> None:
+    assert run_seed(3) == run_seed(3)
+
+
+def _found(seeds: range) -> set[str]:
+    return {text.partition(":")[0] for seed in seeds for text in run_seed(seed).violations}
+
+
+def test_a_sync_that_lies_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def sync(self: FileTier) -> None:
+        """Say that all is durable."""
+
+    monkeypatch.setattr(FileTier, "sync", sync)
+    assert "lost" in _found(range(10))
+
+
+def test_a_delete_that_is_not_buried_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def write_tombstone(self: FileTier, header: object) -> None:
+        """Forget it."""
+
+    monkeypatch.setattr(FileTier, "write_tombstone", write_tombstone)
+    assert "resurrected" in _found(range(10))
+
+
+def test_slots_reused_under_a_lease_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    unpin = Planner.unpin
+
+    def too_early(self: Planner, held: object) -> None:
+        held.pins = 0  # type: ignore[attr-defined]
+        unpin(self, held)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Planner, "unpin", too_early)
+    assert _found(range(10)) & {"wrong", "leaked", "bug"}
