@@ -1,6 +1,7 @@
 # Every command a developer or CI runs. `make` alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo demo demo-native test test-fast check fmt proto dashboard clean
+.PHONY: help setup setup-demo demo demo-native test test-fast test-vllm-matrix soak
+.PHONY: check fmt proto dashboard clean
 .SILENT:
 
 BIN := .venv/bin
@@ -16,8 +17,12 @@ GEMMA := build/models/gemma-3-270m
 MODEL ?= $(GEMMA)
 ARGS ?=
 
+# Besides the version in .venv. What the connector does is tested with these; how fast, is not.
+VLLM_VERSIONS := 0.28.0 0.30.0
+VLLM_TESTS := tests/vllm/test_connector.py tests/vllm/test_restart.py tests/vllm/test_faults.py
+
 help: ## list the commands
-	awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+	awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' Makefile
 
 setup: ## make .venv with this project, its tools and a real vLLM
 	benchmarks/vllm_cpu/setup.sh
@@ -37,6 +42,18 @@ test: setup ## every test, those with a real vLLM engine included
 
 test-fast: setup ## the tests without vLLM
 	$(BIN)/python -m pytest -m "not vllm" $(ARGS)
+
+test-vllm-matrix: setup ## the connector's tests on every version of vLLM it supports, each in its own environment
+	for version in $(VLLM_VERSIONS); do \
+	  benchmarks/vllm_cpu/setup.sh $$version || exit 1; \
+	done
+	status=0; for version in $(VLLM_VERSIONS); do \
+	  .venv-vllm-$${version%.*}/bin/python -m pytest $(VLLM_TESTS) $(ARGS) || status=1; \
+	done; \
+	$(BIN)/python -m pytest $(VLLM_TESTS) $(ARGS) && exit $$status
+
+soak: setup ## 10 minutes of 200 concurrent requests, aborts, preemptions; prints what leaked, as JSON
+	$(BIN)/python -m tests.vllm.soak $(ARGS)
 
 check: setup ## format, lint, types, layers, generated code; changes nothing
 	$(BIN)/ruff format --check .

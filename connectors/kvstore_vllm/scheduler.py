@@ -211,8 +211,9 @@ class SchedulerSide:
         if tracked is None or tracked.lookup is None:
             return
         if num_external_tokens:
-            self._loads.append(self._load_order(tracked, tables, num_external_tokens))
-            tracked.loading = True
+            order = self._load_order(tracked, tables, num_external_tokens)
+            self._loads.append(order)
+            tracked.loading, tracked.load_begins = True, order.first_block
             tracked.lookup = None  # the lease is the workers' now: each of them releases it
         else:
             self._give_up(tracked, late=False)  # not taken, e.g. another connector's hit was longer
@@ -265,6 +266,7 @@ class SchedulerSide:
             instance=lookup.instance,
             deadline=lookup.deadline,
             spans=tuple(spans),
+            first_block=tables[0][first],
             complete=wanted <= covered,
         )
 
@@ -274,6 +276,16 @@ class SchedulerSide:
             tracked = self._tracked.get(request_id)
             if tracked is not None:
                 tracked.note_load_failed()
+
+    def blocks_failed(self, device_blocks: set[int]) -> None:
+        """The same, by the first device block of each load."""
+        self.loads_failed(
+            {
+                request_id
+                for request_id, tracked in self._tracked.items()
+                if tracked.loading and tracked.load_begins in device_blocks
+            }
+        )
 
     # What to save ---------------------------------------------------------------------------------
 
