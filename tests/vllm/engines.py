@@ -52,7 +52,7 @@ class EngineProcess:
     def pid(self) -> int:
         return self._process.pid
 
-    def send(self, name: str, **arguments: Any) -> None:
+    def send(self, name: str, /, **arguments: Any) -> None:
         """Start a command without waiting for its answer."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({"do": name, "with": arguments}) + "\n")
@@ -67,7 +67,7 @@ class EngineProcess:
             raise RuntimeError(f"{message['error']}\n{self.log.read_text()[-6000:]}")
         return message["answer"]
 
-    def __call__(self, name: str, **arguments: Any) -> Any:
+    def __call__(self, name: str, /, **arguments: Any) -> Any:
         self.send(name, **arguments)
         return self.receive()
 
