@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from kvstore import Client
@@ -27,10 +28,9 @@ SEED = 11
 CONCURRENCY = 200
 ABORT_SHARE = 0.3
 ANSWER_TOKENS = 48
-SLICE_S = 10.0
-WARM_UP_SHARE = 0.3
+SAMPLES = 30
 END_WITHIN_S = 90.0
-DAEMON = ("dram.capacity=16MiB", "dram.extent=8MiB", "file.capacity=32MiB", "file.segment=4MiB")
+DAEMON = ("dram.capacity=8MiB", "dram.extent=4MiB", "file.capacity=12MiB", "file.segment=2MiB")
 ENGINE = {
     "dtype": "float32",
     "max_model_len": 1024,
@@ -80,12 +80,11 @@ def soak(seconds: float, models: Path, logs: Path) -> dict[str, Any]:
 
 
 def _measure(engine: EngineProcess, daemon: Daemon, seconds: float) -> dict[str, Any]:
-    began, before = time.monotonic(), None
-    while (left := seconds - (time.monotonic() - began)) > 0:
-        engine("traffic", seconds=min(SLICE_S, left))
-        if before is None and time.monotonic() - began > WARM_UP_SHARE * seconds:
-            before = _footprints(engine, daemon)
-    after = _footprints(engine, daemon)
+    began = time.monotonic()
+    samples = []
+    for _ in range(SAMPLES):
+        engine("traffic", seconds=seconds / SAMPLES)
+        samples.append({"engine": _footprint(engine.pid), "daemon": _footprint(daemon.pid)})
     counts = engine("end_traffic", wait_s=END_WITHIN_S)
     engine("settle")
     with Client(daemon.target) as client:
@@ -97,11 +96,12 @@ def _measure(engine: EngineProcess, daemon: Daemon, seconds: float) -> dict[str,
         **counts,
         **{name: counters.get(name, 0) for name in names},
         "evicted_blocks": {tier: stats[tier]["evicted_blocks"] for tier in ("dram", "file")},
-        "growth": {
-            name: {what: after[name][what] - before[name][what] for what in after[name]}
-            for name in after
+        "growth": {name: _growth([sample[name] for sample in samples]) for name in samples[0]},
+        "footprint": samples[-1],
+        "rss_anon_mib": {
+            name: [sample[name]["rss_anon_bytes"] >> 20 for sample in samples]
+            for name in samples[0]
         },
-        "footprint": after,
         "held": engine("held"),
         "leases": stats["leases"],
         "limbo_bytes": stats["dram"]["limbo_bytes"],
@@ -109,8 +109,17 @@ def _measure(engine: EngineProcess, daemon: Daemon, seconds: float) -> dict[str,
     }
 
 
-def _footprints(engine: EngineProcess, daemon: Daemon) -> dict[str, dict[str, int]]:
-    return {"engine": _footprint(engine.pid), "daemon": _footprint(daemon.pid)}
+def _growth(samples: list[dict[str, int]]) -> dict[str, int]:
+    """Return by how much the last third lies above the middle one; the first is warm-up.
+
+    Medians: memory of an engine that preempts and evicts goes up and down all the time.
+    """
+    third = len(samples) // 3
+    middle, last = samples[third : 2 * third], samples[2 * third :]
+    return {
+        what: int(median(each[what] for each in last) - median(each[what] for each in middle))
+        for what in samples[0]
+    }
 
 
 def _footprint(pid: int) -> dict[str, int]:
