@@ -144,6 +144,10 @@ class Engine:
         answers: list[Any] = self.llm.collective_rpc(getattr(in_worker, do), kwargs=arguments)
         return answers
 
+    def groups(self) -> int:
+        """Return how many KV cache groups the engine has."""
+        return len(self._scheduler._namespace.groups)
+
     def metric(self, name: str) -> float:
         """Return the sum of one of vLLM's own counters."""
         return float(sum(each.value for each in self.llm.get_metrics() if each.name == name))
