@@ -47,10 +47,9 @@ test-vllm-matrix: setup ## the connector's tests on every version of vLLM it sup
 	for version in $(VLLM_VERSIONS); do \
 	  benchmarks/vllm_cpu/setup.sh $$version || exit 1; \
 	done
-	status=0; for version in $(VLLM_VERSIONS); do \
-	  .venv-vllm-$${version%.*}/bin/python -m pytest $(VLLM_TESTS) $(ARGS) || status=1; \
-	done; \
-	$(BIN)/python -m pytest $(VLLM_TESTS) $(ARGS) && exit $$status
+	failed=; for venv in $(VLLM_VERSIONS:%.0=.venv-vllm-%) .venv; do \
+	  $$venv/bin/python -m pytest $(VLLM_TESTS) $(ARGS) || failed="$$failed $$venv"; \
+	done; [ -z "$$failed" ] || { echo "failed in$$failed"; exit 1; }
 
 soak: setup ## 10 minutes of 200 concurrent requests, aborts, preemptions; prints what leaked, as JSON
 	$(BIN)/python -m tests.vllm.soak $(ARGS)
@@ -76,6 +75,6 @@ proto: setup ## generate kvstore/rpc/v1 from the .proto
 dashboard: setup ## write the Grafana dashboard from the metric names
 	$(BIN)/python dashboards/generate.py
 
-clean: ## remove what was built (not .venv)
+clean: ## remove what was built (not the environments)
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
-	find . -path ./.venv -prune -o -name __pycache__ -type d -print | xargs -r rm -rf
+	find . -path './.venv*' -prune -o -name __pycache__ -type d -print | xargs -r rm -rf

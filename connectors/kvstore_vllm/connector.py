@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from functools import reduce
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorHandshakeMetadata,
     KVConnectorMetadata,
     KVConnectorRole,
+    KVConnectorWorkerMetadata,
 )
 
 from kvstore import Client
@@ -37,6 +39,7 @@ logger = logging.getLogger(__name__)
 
 KVConnectorMetadata.register(StepMetadata)
 KVConnectorHandshakeMetadata.register(WorkerFacts)
+KVConnectorWorkerMetadata.register(WorkerFacts)
 
 
 class KVStoreConnector(KVConnectorBase_V1, compat.HybridSupport):  # type: ignore[misc]
@@ -57,6 +60,7 @@ class KVStoreConnector(KVConnectorBase_V1, compat.HybridSupport):  # type: ignor
         self._settings = parse_settings(transfer.kv_connector_extra_config)
         self._client = _client(self._settings, vllm_config, role)
         self._facts: WorkerFacts | None = None
+        self._told: WorkerFacts | None = None
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         self._computed = True
@@ -119,11 +123,22 @@ class KVStoreConnector(KVConnectorBase_V1, compat.HybridSupport):  # type: ignor
 
     def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
         """Learn the namespace from the workers. Raises Incompatible if they do not agree."""
-        facts = {fact for fact in metadata.values() if isinstance(fact, WorkerFacts)}
-        if len(facts) > 1:
+        facts = [fact for fact in metadata.values() if isinstance(fact, WorkerFacts)]
+        if facts and not self._learn(reduce(WorkerFacts.aggregate, facts)):
             raise Incompatible("the workers of this engine hold different kinds of KV")
-        for fact in facts:
-            self.scheduler_side.use_namespace(Namespace.from_json(fact.namespace))
+
+    def build_connector_worker_meta(self) -> WorkerFacts | None:
+        """Tell the namespace with the first step too: a MultiConnector passes on the handshake of
+        only one of its connectors, which may not be this one."""
+        facts = self._facts if self._told is None else None
+        self._told = self._facts
+        return facts
+
+    def _learn(self, facts: WorkerFacts) -> bool:
+        """Take part from now on. False if the workers do not agree."""
+        if facts.namespace and not self.scheduler_side.takes_part:
+            self.scheduler_side.use_namespace(Namespace.from_json(facts.namespace))
+        return bool(facts.namespace)
 
     def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
         super().bind_kv_cache_manager(kv_cache_manager)
@@ -154,6 +169,9 @@ class KVStoreConnector(KVConnectorBase_V1, compat.HybridSupport):  # type: ignor
         return self.scheduler_side.build_meta(scheduler_output)
 
     def update_connector_output(self, connector_output: Any) -> None:
+        facts = connector_output.kv_connector_worker_meta
+        if isinstance(facts, WorkerFacts) and not self._learn(facts):
+            logger.error("cache=off reason='the workers hold different kinds of KV'")
         if compat.FAILS_BY_REQUEST:
             self.scheduler_side.loads_failed(connector_output.failed_recving or set())
         else:

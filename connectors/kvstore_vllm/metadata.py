@@ -87,6 +87,10 @@ class WorkerFacts:
 
     namespace: str
 
+    def aggregate(self, other: WorkerFacts) -> WorkerFacts:
+        """Return what both say; an empty namespace if they do not agree."""
+        return self if self == other else WorkerFacts("")
+
 
 def in_epoch(namespace: Namespace, epoch: str) -> Namespace:
     """Return `namespace` under weights that were changed in place; shares nothing with it."""

@@ -71,6 +71,10 @@ class SchedulerSide:
         self._namespace = namespace
         self._namespace_id = namespace.id
 
+    @property
+    def takes_part(self) -> bool:
+        return self._namespace is not None
+
     def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
         self._kv_cache_manager = kv_cache_manager
 

@@ -146,6 +146,25 @@ def test_metadata_is_of_the_kinds_vllm_expects(vllm):
     assert issubclass(vllm.connector.WorkerFacts, vllm.base.KVConnectorHandshakeMetadata)
 
 
+def test_a_namespace_whose_handshake_another_connector_hid_comes_with_the_first_step(vllm):
+    role = vllm.base.KVConnectorRole
+    connector = vllm.connector.KVStoreConnector(
+        engine_config(vllm), role.SCHEDULER, cache_config(vllm, full(vllm))
+    )
+    connector.set_xfer_handshake_metadata_pp_aware({(0, 0): object()})
+    assert not connector.scheduler_side.takes_part
+    facts = vllm.connector.WorkerFacts(build(vllm).to_json())
+    step = SimpleNamespace(
+        kv_connector_worker_meta=facts.aggregate(facts), failed_recving=None, invalid_block_ids=()
+    )
+    connector.update_connector_output(step)
+    assert connector.scheduler_side.takes_part
+    other = vllm.connector.WorkerFacts(build(vllm, backends=["other"]).to_json())
+    with pytest.raises(Incompatible, match="different kinds of KV"):
+        connector.set_xfer_handshake_metadata_pp_aware({(0, 0): facts, (0, 1): other})
+    connector.shutdown()
+
+
 def test_attention_it_knows_is_accepted(vllm):
     specs = full(vllm), window(vllm, 512)
     vllm.namespace.check_supported(engine_config(vllm), cache_config(vllm, *specs))

@@ -51,6 +51,7 @@ def test_beside_another_connector_each_serves_what_the_other_lacks(start_engine,
     assert engine.generate(turn) == answer
     assert engine.counter("loads") == 1
     assert engine.tokens_from_outside() > 0, "the other one loaded"
+    engine("settle")
     assert engine("held") == {}
 
     daemon.kill()
@@ -77,11 +78,15 @@ def test_drafts_are_not_what_is_stored(start_engine, daemon, prompt):
     second_answer = plain.generate(second, max_tokens=60)
     plain.close()
 
-    drafting = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 2}
+    drafting = {
+        "method": "ngram",
+        "num_speculative_tokens": 4,
+        "prompt_lookup_min": 1,
+        "prompt_lookup_max": 2,
+    }
     engine = start_engine("llama", daemon, speculative_config=drafting, **options)
     assert engine.generate(turn, max_tokens=150) == answer
-    assert engine.drafts() > 0, "nothing was drafted: this test shows nothing"
-    assert engine.drafts() > engine.drafts(accepted=True), "nothing was rejected either"
+    assert engine.drafts() > engine.drafts(accepted=True), "no draft was rejected"
     assert engine("reset_prefix_cache")
     assert engine.generate(second, max_tokens=60) == second_answer
     counters = engine("counters")
