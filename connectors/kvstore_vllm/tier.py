@@ -197,18 +197,15 @@ class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]
 
     def _load(self, job_id: int, keys: list[bytes], chunks: list[int]) -> JobResult:
         started = time.perf_counter()
-        loaded = []
+        found: list[bool] = []
         try:
-            records = self._get([self._key(key) for key in keys])
             with self._rows(chunks) as rows:
-                for key, row, record in zip(keys, rows, records, strict=True):
-                    if record is not None:
-                        row[:] = record
-                        loaded.append(key)
+                found = self._get([self._key(key) for key in keys], rows)
         except KVStoreError as error:
             logger.warning("load=failed error=%r", error)
+        loaded = tuple(key for key, there in zip(keys, found, strict=False) if there)
         seconds, nbytes = time.perf_counter() - started, len(loaded) * self.block_size_bytes
-        return JobResult(job_id, len(loaded) == len(keys), tuple(loaded) or None, seconds, nbytes)
+        return JobResult(job_id, len(loaded) == len(keys), loaded or None, seconds, nbytes)
 
     def stored(self, keys: list[bytes]) -> list[bool]:
         """Return which chunks the daemon has, and have it bring them up from its slower tiers."""
@@ -239,13 +236,11 @@ class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]
 
         return self._client.submit(put).result()
 
-    def _get(self, keys: list[BlockKey]) -> list[bytes | None]:
-        async def get(remote: AsyncClient) -> list[bytes | None]:
-            return await remote.get(
-                await registered(remote, self._namespace),
-                keys,
-                wait_s=self._settings.load_deadline_s,
-            )
+    def _get(self, keys: list[BlockKey], rows: list[memoryview]) -> list[bool]:
+        async def get(remote: AsyncClient) -> list[bool]:
+            namespace_id = await registered(remote, self._namespace)
+            wait_s = self._settings.load_deadline_s
+            return await remote.get_into(namespace_id, keys, rows, wait_s=wait_s)
 
         return self._client.submit(get).result()
 
