@@ -107,7 +107,7 @@ class Engine:
         """Deliver and finish all saves. Without requests nobody steps an in-process engine."""
         while self._core.scheduler.has_requests():
             self._core.step_fn()
-        if not self._worker.saver.drain(SAVED_WITHIN_S):
+        if self._worker is not None and not self._worker.saver.drain(SAVED_WITHIN_S):
             raise TimeoutError("saves are stuck")
 
     def reset_prefix_cache(self, settle: bool = True) -> bool:

@@ -13,16 +13,17 @@ from typing import Any
 
 
 def ours(connector: Any) -> Any:
-    """Return the connector, or the one of ours among the children of a MultiConnector."""
+    """Return the connector, or the one of ours among the children of a MultiConnector, or None."""
     children = getattr(connector, "_connectors", [connector])
-    return next(child for child in children if type(child).__name__ == "KVStoreConnector")
+    return next((child for child in children if type(child).__name__ == "KVStoreConnector"), None)
 
 
 def side() -> Any:
-    """Return this process's worker half of the connector."""
+    """Return this process's worker half of the connector, or None if another one is used."""
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
-    return ours(get_kv_transfer_group()).worker_side
+    connector = ours(get_kv_transfer_group())
+    return connector.worker_side if connector is not None else None
 
 
 def pid(_: Any) -> int:
