@@ -36,7 +36,7 @@ from kvstore import AsyncClient, Client
 from kvstore.block import BlockKey, Committed, Grant, Group, Namespace, Part, Span
 from kvstore.errors import ConfigError, Incompatible, KVStoreError
 from kvstore_vllm.fingerprint import weights_fingerprint
-from kvstore_vllm.lookup import registered
+from kvstore_vllm.lookup import KEYS_MAX, registered
 from kvstore_vllm.settings import Seconds
 
 logger = logging.getLogger(__name__)
@@ -50,8 +50,8 @@ class TierSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     target, load_deadline_s, save_deadline_s: as for the connector.
     weights_id: names the weights, and whatever else changes their KV (quantization, overrides of
-        the model's configuration): vLLM tells its tiers only where the model lies. Without it, the
-        weights in that directory are fingerprinted.
+        the model's configuration, the attention back end): vLLM tells its tiers only where the
+        model lies. Without it, the weights in that directory are fingerprinted.
     """
 
     target: Annotated[str, msgspec.Meta(pattern="^unix:.+")]
@@ -193,6 +193,10 @@ class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]
         except KVStoreError as error:
             logger.debug("store=failed error=%r", error)
             refused += 1
+        except Exception:
+            # What a thread raises would end the engine; a chunk that is not stored is a later miss.
+            logger.exception("store=failed")
+            refused += 1
         return JobResult(job_id, not refused, None, time.perf_counter() - started, nbytes)
 
     def _load(self, job_id: int, keys: list[bytes], chunks: list[int]) -> JobResult:
@@ -203,6 +207,8 @@ class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]
                 found = self._get([self._key(key) for key in keys], rows)
         except KVStoreError as error:
             logger.warning("load=failed error=%r", error)
+        except Exception:
+            logger.exception("load=failed")
         loaded = tuple(key for key, there in zip(keys, found, strict=False) if there)
         seconds, nbytes = time.perf_counter() - started, len(loaded) * self.block_size_bytes
         return JobResult(job_id, len(loaded) == len(keys), loaded or None, seconds, nbytes)
@@ -210,7 +216,10 @@ class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]
     def stored(self, keys: list[bytes]) -> list[bool]:
         """Return which chunks the daemon has, and have it bring them up from its slower tiers."""
         wanted = [self._key(key) for key in keys]
+        windows = [wanted[at : at + KEYS_MAX] for at in range(0, len(wanted), KEYS_MAX)]
+        return [found for window in windows for found in self._resident(window)]
 
+    def _resident(self, wanted: list[BlockKey]) -> list[bool]:
         async def acquire(remote: AsyncClient) -> Grant:
             grant = await remote.acquire(
                 await registered(remote, self._namespace),
