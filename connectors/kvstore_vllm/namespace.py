@@ -23,6 +23,7 @@ from vllm.v1.kv_cache_interface import (
 
 from kvstore.block import Group, Namespace
 from kvstore.errors import Incompatible
+from kvstore_vllm import compat
 from kvstore_vllm.fingerprint import weights_fingerprint
 
 _VOLATILE = {"_name_or_path", "transformers_version", "torch_dtype", "dtype"}
@@ -44,7 +45,7 @@ def check_supported(vllm_config: Any, kv_cache_config: KVCacheConfig) -> None:
         supported = type(layer) in (FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec)
         if not supported or getattr(layer, "non_causal", False):
             raise Incompatible(f"kvstore does not support {type(layer).__name__} KV groups yet")
-    sizes = {spec.block_size for spec in specs} | {kv_cache_config.hash_block_size}
+    sizes = {spec.block_size for spec in specs} | {compat.hash_block_size(kv_cache_config)}
     if len(sizes - {None}) != 1:
         raise Incompatible(f"kvstore needs one block size for all KV groups, not {sizes}")
 
@@ -65,7 +66,7 @@ def build_namespace(
     Raises Incompatible if the weights cannot be identified.
     """
     tensor_parallel = vllm_config.parallel_config.tensor_parallel_size
-    shards = tensor_parallel // kv_cache_config.kv_tp_replicas
+    shards = tensor_parallel // compat.kv_tp_replicas(kv_cache_config)
     groups = tuple(
         Group(
             name=f"{index}",
@@ -83,7 +84,7 @@ def build_namespace(
         "model": _model_identity(vllm_config.model_config),
         "weights": weights_id or _weights(vllm_config, vllm_config.model_config),
         "kv_dtype": f"{cache.cache_dtype}/{vllm_config.model_config.dtype}",
-        "page": "HNC",
+        "page": compat.PAGE_LAYOUT,
         "backends": ",".join(backends),
         "layers": _digest([group.layer_names for group in kv_cache_config.kv_cache_groups]),
         "tensor_parallel": str(tensor_parallel),

@@ -71,6 +71,10 @@ class SchedulerSide:
         self._namespace = namespace
         self._namespace_id = namespace.id
 
+    @property
+    def takes_part(self) -> bool:
+        return self._namespace is not None
+
     def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
         self._kv_cache_manager = kv_cache_manager
 
@@ -211,8 +215,9 @@ class SchedulerSide:
         if tracked is None or tracked.lookup is None:
             return
         if num_external_tokens:
-            self._loads.append(self._load_order(tracked, tables, num_external_tokens))
-            tracked.loading = True
+            order = self._load_order(tracked, tables, num_external_tokens)
+            self._loads.append(order)
+            tracked.loading, tracked.load_begins = True, order.first_block
             tracked.lookup = None  # the lease is the workers' now: each of them releases it
         else:
             self._give_up(tracked, late=False)  # not taken, e.g. another connector's hit was longer
@@ -265,6 +270,7 @@ class SchedulerSide:
             instance=lookup.instance,
             deadline=lookup.deadline,
             spans=tuple(spans),
+            first_block=tables[0][first],
             complete=wanted <= covered,
         )
 
@@ -274,6 +280,16 @@ class SchedulerSide:
             tracked = self._tracked.get(request_id)
             if tracked is not None:
                 tracked.note_load_failed()
+
+    def blocks_failed(self, device_blocks: set[int]) -> None:
+        """The same, by the first device block of each load."""
+        self.loads_failed(
+            {
+                request_id
+                for request_id, tracked in self._tracked.items()
+                if tracked.loading and tracked.load_begins in device_blocks
+            }
+        )
 
     # What to save ---------------------------------------------------------------------------------
 

@@ -35,6 +35,7 @@ class Tracked:
         self.load_failed = False
         self.gave_up = False
         self.loading = False
+        self.load_begins = NULL_BLOCK  # the first device block that the load writes
         self.local_blocks = 0  # held by the engine itself when it last asked
         self._block_tokens = block_tokens
         self._groups = groups

@@ -68,6 +68,10 @@ class WorkerSide:
             self.loader.wait(IDLE_WAIT_S)
         return self.loader.take()
 
+    def take_failed_blocks(self) -> set[int]:
+        """Return the first device block of each failed load since the last call."""
+        return self.loader.take_failed_blocks()
+
     def close(self) -> None:
         self.saver.close(CLOSE_WAIT_S)
         self.loader.close(CLOSE_WAIT_S)

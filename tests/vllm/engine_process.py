@@ -1,7 +1,8 @@
 """A vLLM engine that obeys: one JSON command per line on stdin, one JSON answer per line.
 
 Answers go to the file descriptor given as the only argument; vLLM itself writes to stdout. The
-engine core runs in this process, so commands can look into both halves of the connector.
+engine core runs in this process, unless VLLM_ENABLE_V1_MULTIPROCESSING says otherwise, so commands
+can look into both halves of the connector. What happens inside workers is in `in_worker.py`.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ import json
 import os
 import sys
 import threading
-from pathlib import Path
 from typing import Any
+
+import in_worker
+from traffic import Traffic, reference
 
 SAVED_WITHIN_S = 10.0
 
@@ -22,20 +25,13 @@ class Engine:
     def __init__(self, answers: Any) -> None:
         self._answers = answers
 
-    def start(self, model: str, connector: dict[str, Any] | None, **options: Any) -> None:
+    def start(self, model: str, transfer: dict[str, Any] | None, **options: Any) -> None:
+        """transfer: fields of KVTransferConfig; None: no connector."""
         from vllm import LLM
         from vllm.config import KVTransferConfig
 
-        transfer = None
-        if connector is not None:
-            transfer = KVTransferConfig(
-                kv_connector="KVStoreConnector",
-                kv_role="kv_both",
-                kv_load_failure_policy="recompute",
-                kv_connector_extra_config=connector,
-            )
         if os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") == "0":
-            options["distributed_executor_backend"] = "uni"
+            options.setdefault("distributed_executor_backend", "uni")
         defaults = {
             "block_size": 32,
             "max_model_len": 4096,
@@ -45,7 +41,8 @@ class Engine:
             "disable_log_stats": False,
             "seed": 0,
         }
-        self.llm = LLM(model=model, kv_transfer_config=transfer, **{**defaults, **options})
+        config = KVTransferConfig(**transfer) if transfer is not None else None
+        self.llm = LLM(model=model, kv_transfer_config=config, **{**defaults, **options})
 
     def generate(self, prompts: list[list[int]], max_tokens: int = 16, **extra: Any) -> Any:
         """Return the generated tokens of each prompt; all are submitted at once."""
@@ -56,12 +53,61 @@ class Engine:
         outputs = self.llm.generate(requests, sampling, use_tqdm=False)
         return [list(output.outputs[0].token_ids) for output in outputs]
 
+    def reference(self, prompts: list[list[int]], max_tokens: int) -> list[dict[str, Any]]:
+        """Answer each prompt; return turns as `Traffic` wants them."""
+        return reference(self.llm, prompts, max_tokens)
+
+    def submit(self, name: str, prompt: list[int], max_tokens: int = 16) -> None:
+        """Hand a request to the engine without stepping it."""
+        from vllm import SamplingParams
+
+        sampling = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+        self.llm.llm_engine.add_request(name, {"prompt_token_ids": prompt}, sampling)
+
+    def step(self, times: int = 1) -> dict[str, list[int]]:
+        """Step the engine; return the tokens of the requests that finished."""
+        outputs = [output for _ in range(times) for output in self.llm.llm_engine.step()]
+        return {
+            output.request_id: list(output.outputs[0].token_ids)
+            for output in outputs
+            if output.finished
+        }
+
+    def abort(self, name: str) -> None:
+        self.llm.llm_engine.abort_request([name])
+
+    def held(self) -> dict[str, int]:
+        """Return what requests still hold in the engine and the connector, without the zeros."""
+        scheduler, worker = self._core.scheduler, self._worker
+        pool = scheduler.kv_cache_manager.block_pool
+        held = {
+            "requests": len(scheduler.requests),
+            "device_blocks": pool.num_gpu_blocks - 1 - pool.get_num_free_blocks(),
+            "tracked": len(self._scheduler._tracked),
+            "ran": len(self._scheduler._ran),
+            "pending_saves": len(self._scheduler._finished),
+            "load_orders": len(self._scheduler._loads),
+            "saves": len(worker.saver._reading) + len(worker.saver._queue),
+            "loads": worker.loader._pending,
+        }
+        return {name: count for name, count in held.items() if count}
+
+    def begin_traffic(self, **options: Any) -> None:
+        self._traffic = Traffic(self.llm.llm_engine, **options)
+
+    def traffic(self, seconds: float) -> dict[str, Any]:
+        """Keep the engine busy for a while; return what was counted since the beginning."""
+        return self._traffic.run(seconds)
+
+    def end_traffic(self, wait_s: float) -> dict[str, Any]:
+        """Let what runs finish; return the counts."""
+        return self._traffic.end(wait_s)
+
     def settle(self) -> None:
         """Deliver and finish all saves. Without requests nobody steps an in-process engine."""
-        core = self.llm.llm_engine.engine_core.engine_core
-        while core.scheduler.has_requests():
-            core.step_fn()
-        if not self._worker.saver.drain(SAVED_WITHIN_S):
+        while self._core.scheduler.has_requests():
+            self._core.step_fn()
+        if self._worker is not None and not self._worker.saver.drain(SAVED_WITHIN_S):
             raise TimeoutError("saves are stuck")
 
     def reset_prefix_cache(self, settle: bool = True) -> bool:
@@ -72,6 +118,7 @@ class Engine:
 
     def reset_all(self) -> bool:
         """The same, and the connector's."""
+        self.settle()
         return bool(self.llm.reset_prefix_cache(reset_connector=True))
 
     def counters(self) -> dict[str, float]:
@@ -92,19 +139,22 @@ class Engine:
             if metric.name.startswith("vllm:kvstore_")
         }
 
+    def in_workers(self, do: str, **arguments: Any) -> list[Any]:
+        """Call a function of `in_worker` in every worker; return the answers by rank."""
+        answers: list[Any] = self.llm.collective_rpc(getattr(in_worker, do), kwargs=arguments)
+        return answers
+
+    def groups(self) -> int:
+        """Return how many KV cache groups the engine has."""
+        return len(self._scheduler._namespace.groups)
+
+    def metric(self, name: str) -> float:
+        """Return the sum of one of vLLM's own counters."""
+        return float(sum(each.value for each in self.llm.get_metrics() if each.name == name))
+
     def hold_loads(self, gate: str) -> None:
         """Make the next load say "loading" before it copies, and wait until file `gate` exists."""
-        pages = self._worker.loader._pages
-        write = pages.write
-
-        def held(*arguments: Any) -> None:
-            pages.write = write
-            self._say({"event": "loading"})
-            while not Path(gate).exists():
-                threading.Event().wait(0.005)
-            write(*arguments)
-
-        pages.write = held
+        in_worker.hold_loads(None, gate=gate)
 
     def slow_saves(self, seconds: float) -> None:
         """Make every copy out of device pages begin this late, until called with 0."""
@@ -121,14 +171,15 @@ class Engine:
 
     @property
     def _worker(self) -> Any:
-        from vllm.distributed.kv_transfer import get_kv_transfer_group
-
-        return get_kv_transfer_group().worker_side
+        return in_worker.side()
 
     @property
     def _scheduler(self) -> Any:
-        core = self.llm.llm_engine.engine_core.engine_core
-        return core.scheduler.connector.scheduler_side
+        return in_worker.ours(self._core.scheduler.connector).scheduler_side
+
+    @property
+    def _core(self) -> Any:
+        return self.llm.llm_engine.engine_core.engine_core
 
     def _say(self, answer: Any) -> None:
         self._answers.write(json.dumps(answer) + "\n")

@@ -25,7 +25,7 @@ def vllm():
         from vllm.distributed.kv_transfer.kv_connector.v1 import base
         from vllm.v1 import kv_cache_interface
 
-        from kvstore_vllm import connector, namespace, plugin
+        from kvstore_vllm import compat, connector, namespace, plugin
 
     return SimpleNamespace(
         torch=torch,
@@ -33,6 +33,7 @@ def vllm():
         factory=KVConnectorFactory,
         base=base,
         kv=kv_cache_interface,
+        compat=compat,
         connector=connector,
         namespace=namespace,
         plugin=plugin,
@@ -78,8 +79,10 @@ def engine_config(vllm, **changes) -> SimpleNamespace:
 
 def cache_config(vllm, *specs, **changes):
     groups = [vllm.kv.KVCacheGroupSpec([f"layer.{i}"], spec) for i, spec in enumerate(specs)]
+    if "hash_block_size" in vllm.kv.KVCacheConfig.__dataclass_fields__:
+        changes["hash_block_size"] = 32
     return vllm.kv.KVCacheConfig(
-        num_blocks=10, kv_cache_tensors=[], kv_cache_groups=groups, hash_block_size=32, **changes
+        num_blocks=10, kv_cache_tensors=[], kv_cache_groups=groups, **changes
     )
 
 
@@ -113,9 +116,22 @@ def test_it_starts_while_the_daemon_is_away(vllm):
         engine_config(vllm), role, cache_config(vllm, full(vllm))
     )
     assert not connector.requires_kv_delivery
-    assert vllm.base.supports_hma(connector)
+    assert vllm.base.supports_hma(connector) == vllm.compat.FAILS_BY_REQUEST
     assert not connector.has_pending_push_work()
     connector.shutdown()
+
+
+def test_where_loads_fail_by_block_several_groups_are_refused(vllm, monkeypatch):
+    monkeypatch.setattr(vllm.compat, "FAILS_BY_REQUEST", False)
+    vllm.compat.check_version(cache_config(vllm, full(vllm)))
+    with pytest.raises(Incompatible, match=r"vLLM 0\.30 or newer"):
+        vllm.compat.check_version(cache_config(vllm, full(vllm), window(vllm, 512)))
+
+
+def test_a_vllm_too_old_is_refused_with_the_version_that_is_needed(vllm, monkeypatch):
+    monkeypatch.setattr(vllm.compat.base, "KVConnectorBase_V1", object)
+    with pytest.raises(Incompatible, match=r"vLLM 0\.28 or newer"):
+        vllm.compat.check_version(cache_config(vllm, full(vllm)))
 
 
 def test_the_short_name_is_registered_once(vllm):
@@ -128,6 +144,25 @@ def test_the_short_name_is_registered_once(vllm):
 def test_metadata_is_of_the_kinds_vllm_expects(vllm):
     assert issubclass(vllm.connector.StepMetadata, vllm.base.KVConnectorMetadata)
     assert issubclass(vllm.connector.WorkerFacts, vllm.base.KVConnectorHandshakeMetadata)
+
+
+def test_a_namespace_whose_handshake_another_connector_hid_comes_with_the_first_step(vllm):
+    role = vllm.base.KVConnectorRole
+    connector = vllm.connector.KVStoreConnector(
+        engine_config(vllm), role.SCHEDULER, cache_config(vllm, full(vllm))
+    )
+    connector.set_xfer_handshake_metadata_pp_aware({(0, 0): object()})
+    assert not connector.scheduler_side.takes_part
+    facts = vllm.connector.WorkerFacts(build(vllm).to_json())
+    step = SimpleNamespace(
+        kv_connector_worker_meta=facts.aggregate(facts), failed_recving=None, invalid_block_ids=()
+    )
+    connector.update_connector_output(step)
+    assert connector.scheduler_side.takes_part
+    other = vllm.connector.WorkerFacts(build(vllm, backends=["other"]).to_json())
+    with pytest.raises(Incompatible, match="different kinds of KV"):
+        connector.set_xfer_handshake_metadata_pp_aware({(0, 0): facts, (0, 1): other})
+    connector.shutdown()
 
 
 def test_attention_it_knows_is_accepted(vllm):
@@ -181,7 +216,8 @@ def test_the_namespace_has_a_group_for_each_kind_of_attention(vllm):
         Group("0", 8192, window_tokens=0, shards=4),
         Group("1", 8192, window_tokens=514, shards=4),
     )
-    assert {group.shards for group in build(vllm, config, kv_tp_replicas=4).groups} == {1}
+    if "kv_tp_replicas" in vllm.kv.KVCacheConfig.__dataclass_fields__:
+        assert {group.shards for group in build(vllm, config, kv_tp_replicas=4).groups} == {1}
 
 
 def test_the_namespace_changes_with_whatever_changes_the_bytes(vllm):

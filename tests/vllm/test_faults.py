@@ -78,7 +78,7 @@ def killed_during_a_load(engine, daemon, turn, answer, gate):
     failed = engine.counter("loads_failed")
     engine("hold_loads", gate=str(gate))
     engine.send("generate", prompts=[turn])
-    assert engine.receive() == {"event": "loading"}
+    until(Path(f"{gate}.0").exists)
     daemon.kill()
     gate.touch()
     assert engine.receive() == [answer]

@@ -186,6 +186,7 @@ def load_order(client: FakeClient, **changes) -> LoadOrder:
         instance="daemon-1",
         deadline=float("inf"),
         spans=(span, other),
+        first_block=7,
         complete=True,
     )
     return replace(order, **changes)

@@ -1,0 +1,69 @@
+"""What differs between the versions of vLLM this connector runs on: 0.28 to 0.32.
+
+Found by looking for the feature, never by comparing version numbers. No other file here names
+anything that one of these versions lacks.
+
+Before 0.30 vLLM learns of a failed load by its device blocks, which it can tell apart in engines
+with one KV cache group only. There the connector does not say that it supports hybrid KV caches, so
+vLLM puts all layers in one group, and names the first block of a failed load, where vLLM truncates
+the request. Nor is the scheduler's KV cache manager known: blocks the engine holds itself are
+looked up in the cache too, and blocks whose tokens become final late are not saved.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1 import base
+from vllm.v1.kv_cache_interface import KVCacheConfig
+
+from kvstore.errors import Incompatible
+
+FAILS_BY_REQUEST = hasattr(base, "KVConnectorTransferResults")
+STANDARD_LAYOUTS = "kv_cache_layout" in KVCacheConfig.__dataclass_fields__
+
+
+class _OneGroup:
+    """Instead of SupportsHMA: have vLLM put all layers in one KV cache group."""
+
+
+HybridSupport: Any = base.SupportsHMA if FAILS_BY_REQUEST else _OneGroup
+
+PAGE_LAYOUT = "HNC" if STANDARD_LAYOUTS else "HNC before standard layouts"
+"""Part of the namespace: pages of engines from before and after are not known to be alike."""
+
+
+def check_version(kv_cache_config: KVCacheConfig) -> None:
+    """Raise Incompatible, saying what to do, if this vLLM cannot serve such an engine."""
+    if not hasattr(base.KVConnectorBase_V1, "requires_kv_delivery"):
+        raise Incompatible("kvstore needs vLLM 0.28 or newer")
+    if not FAILS_BY_REQUEST and len(kv_cache_config.kv_cache_groups) > 1:
+        raise Incompatible(
+            "this vLLM cannot recompute a failed load in an engine with several KV cache groups; "
+            "use vLLM 0.30 or newer, or add --disable-hybrid-kv-cache-manager"
+        )
+
+
+def hash_block_size(kv_cache_config: KVCacheConfig) -> int | None:
+    """Return the tokens per block hash if it may differ from the block size, else None."""
+    size: int | None = getattr(kv_cache_config, "hash_block_size", None)
+    return size
+
+
+def kv_tp_replicas(kv_cache_config: KVCacheConfig) -> int:
+    """Return how many ranks are known to hold the same KV; where unknown, each stores its own."""
+    return int(getattr(kv_cache_config, "kv_tp_replicas", 1))
+
+
+def cache_hit_source() -> Any:
+    """Return how vLLM's metrics shall call our hits; None where they do not tell (before 0.32)."""
+    try:
+        from vllm.v1.metrics.cache_hit_source import CacheHitSource
+    except ImportError:
+        return None
+    return CacheHitSource.HOST
+
+
+def transfer_results(loaded: set[str], failed: set[str]) -> Any:
+    """Return what get_transfer_results answers, where it is asked."""
+    return base.KVConnectorTransferResults(finished_recving=loaded | failed, failed_recving=failed)

@@ -1,0 +1,82 @@
+"""What tests do inside the workers of an engine. vLLM calls these with its worker, by keywords.
+
+Workers may be processes of their own: what is held or reached shows in files.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+
+def ours(connector: Any) -> Any:
+    """Return the connector, or the one of ours among the children of a MultiConnector, or None."""
+    children = getattr(connector, "_connectors", [connector])
+    return next((child for child in children if type(child).__name__ == "KVStoreConnector"), None)
+
+
+def side() -> Any:
+    """Return this process's worker half of the connector, or None if another one is used."""
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    connector = ours(get_kv_transfer_group())
+    return connector.worker_side if connector is not None else None
+
+
+def pid(_: Any) -> int:
+    return os.getpid()
+
+
+def counters(_: Any) -> dict[str, float]:
+    return dict(side().counters.totals)
+
+
+def namespace(_: Any) -> str:
+    return str(side()._namespace.to_json())
+
+
+def saved(_: Any, *, wait_s: float = 10.0) -> bool:
+    """Wait until every save that was ordered is done."""
+    return bool(side().saver.drain(wait_s))
+
+
+def hold_loads(_: Any, *, gate: str) -> None:
+    """Make the next load touch file `gate`.rank before it copies, and wait until `gate` exists."""
+    loader = side().loader
+    pages, write = loader._pages, loader._pages.write
+
+    def held(*arguments: Any) -> None:
+        pages.write = write
+        Path(f"{gate}.{loader._shard}").touch()
+        while not Path(gate).exists():
+            threading.Event().wait(0.005)
+        write(*arguments)
+
+    pages.write = held
+
+
+def save_only(_: Any, *, shard: int, blocks: int | None) -> None:
+    """Make the worker of `shard` lose all but the first blocks of each save; None: lose nothing."""
+    saver = side().saver
+    vars(saver).pop("put", None)
+    if blocks is None or saver._shard != shard:
+        return
+    put = saver.put
+
+    def cut(orders: Any, *rest: Any) -> None:
+        kept = [_cut(order, blocks) for order in orders]
+        put([order for order in kept if order.spans], *rest)
+
+    saver.put = cut
+
+
+def _cut(order: Any, blocks: int) -> Any:
+    spans = [
+        replace(span, device_blocks=span.device_blocks[: blocks - span.begin])
+        for span in order.spans
+        if span.begin < blocks
+    ]
+    return replace(order, spans=tuple(spans))

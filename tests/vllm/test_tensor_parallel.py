@@ -1,0 +1,147 @@
+"""Two workers that each hold half of the heads: a block is a hit only if both halves are stored."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from kvstore import Client, KeyChain, Namespace, Part, Span, root_key
+from kvstore.testing.wait import until
+
+pytestmark = [pytest.mark.vllm, pytest.mark.fault, pytest.mark.timeout(300)]
+
+BLOCK = 32
+FREED_WITHIN_S = 5.0
+
+
+class TwoRanks:
+    """An engine of two worker processes, its daemon, and what both know of them."""
+
+    def __init__(self, engine, daemon) -> None:
+        self.engine = engine
+        self.daemon = daemon
+
+    def answer(self, turn: list[int]) -> list[int]:
+        return self.engine.generate(turn)
+
+    def totals(self, name: str) -> list[float]:
+        """Return one counter of both ranks."""
+        return [totals[name] for totals in self.engine("in_workers", do="counters")]
+
+    def offered_blocks(self) -> int:
+        return int(self.engine("metrics").get("offered_tokens", 0)) // BLOCK
+
+    def forget(self, turn: list[int], *, stored: tuple[int, int]) -> None:
+        """Drop the engine's own blocks once the daemon holds this many of each shard."""
+        until(lambda: self.stored_blocks(turn) == stored)
+        assert self.engine("reset_prefix_cache", settle=False)
+
+    def stored_blocks(self, turn: list[int]) -> tuple[int, int]:
+        with Client(self.daemon.target) as client:
+            namespace_id, keys = self.keys(client, turn)
+            return tuple(
+                sum(
+                    record is not None
+                    for record in client.get(namespace_id, keys, shard=shard, wait_s=0)
+                )
+                for shard in (0, 1)
+            )
+
+    def flip_bit(self, turn: list[int], *, shard: int, block: int) -> None:
+        """Damage one record in the arena, as bad memory would."""
+        with Client(self.daemon.target) as client:
+            namespace_id, keys = self.keys(client, turn)
+            span = Span(Part(0, shard), block, block + 1)
+            grant = client.acquire(namespace_id, keys, spans=[span])
+            client.view(grant.slots[0])[7] ^= 0x10
+            client.release(grant.lease_id)
+
+    def keys(self, client: Client, turn: list[int]):
+        namespace = Namespace.from_json(self.engine("in_workers", do="namespace")[0])
+        namespace_id = client.register(namespace)
+        return namespace_id, KeyChain(root_key(namespace_id), BLOCK).update(turn)
+
+    def daemon_stats(self) -> dict:
+        with Client(self.daemon.target) as client:
+            return client.stats()
+
+
+def test_two_ranks_share_one_cache(start_engine, daemon, prompt, tmp_path):
+    """One engine, one life; the steps share its start, which is what takes time."""
+    engine = start_engine(
+        "llama",
+        daemon,
+        dtype="float32",
+        tensor_parallel_size=2,
+        environment={
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+            "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",  # for functions sent to workers
+        },
+    )
+    ranks = TwoRanks(engine, daemon)
+    what_one_life_saves_the_next_loads(ranks, prompt(705))
+    a_block_without_one_of_its_shards_is_a_miss(ranks, prompt(400, seed=1))
+    a_shard_that_rots_fails_the_load_of_both_ranks(ranks, prompt(400, seed=1))
+    a_killed_worker_leaves_nothing_behind(ranks, prompt(705), tmp_path / "gate")
+
+
+def what_one_life_saves_the_next_loads(ranks, turn):
+    answer = ranks.answer(turn)
+    ranks.forget(turn, stored=(22, 22))
+    assert ranks.answer(turn) == answer
+    assert ranks.totals("loads") == [1, 1]
+    assert ranks.totals("loaded_blocks") == [22, 22], "ranks agree on the hit"
+    assert ranks.totals("loads_failed") == [0, 0]
+
+
+def a_block_without_one_of_its_shards_is_a_miss(ranks, turn):
+    """Rank 1 loses what it should save after the fifth block: a crash between two commits."""
+    offered, loaded = ranks.offered_blocks(), ranks.totals("loaded_blocks")
+    ranks.engine("in_workers", do="save_only", shard=1, blocks=5)
+    answer = ranks.answer(turn)
+    ranks.forget(turn, stored=(12, 5))
+    ranks.engine("in_workers", do="save_only", shard=1, blocks=None)
+    assert ranks.answer(turn) == answer
+    assert ranks.offered_blocks() == offered + 5
+    assert ranks.totals("loaded_blocks") == [before + 5 for before in loaded]
+    ranks.forget(turn, stored=(12, 12))
+    assert ranks.answer(turn) == answer
+    assert ranks.offered_blocks() == offered + 5 + 12, "what was missing is stored again"
+
+
+def a_shard_that_rots_fails_the_load_of_both_ranks(ranks, turn):
+    """Rank 0 loads well and rank 1 does not: the engine may use neither."""
+    ranks.forget(turn, stored=(12, 12))
+    answer = ranks.answer(turn)
+    failed = ranks.totals("loads_failed")
+    ranks.forget(turn, stored=(12, 12))
+    ranks.flip_bit(turn, shard=1, block=3)
+    assert ranks.answer(turn) == answer
+    assert ranks.totals("loads_failed") == [failed[0], failed[1] + 1]
+    assert ranks.totals("corrupt_blocks") == [0, 1]
+    ranks.forget(turn, stored=(12, 12))
+    assert ranks.answer(turn) == answer
+    assert ranks.totals("loads_failed") == [failed[0], failed[1] + 1], "it was stored again"
+
+
+def a_killed_worker_leaves_nothing_behind(ranks, turn, gate):
+    """SIGKILL in the middle of a load: leases, reservations and the session go with the engine."""
+    ranks.engine("reset_prefix_cache", settle=False)
+    pids = ranks.engine("in_workers", do="pid")
+    ranks.engine("in_workers", do="hold_loads", gate=str(gate))
+    ranks.engine.send("generate", prompts=[turn])
+    for shard in (0, 1):
+        until(lambda shard=shard: gate.with_name(f"gate.{shard}").exists())
+    assert ranks.daemon_stats()["leases"] > 0
+    os.kill(pids[1], signal.SIGKILL)
+
+    def freed() -> bool:
+        stats = ranks.daemon_stats()
+        held = stats["dram"]["leased_bytes"] + stats["dram"]["limbo_bytes"]
+        return stats["leases"] == 0 and held == 0
+
+    until(freed, FREED_WITHIN_S)
+    with pytest.raises(RuntimeError, match=r"EngineDead|no answer"):
+        ranks.engine.receive()
