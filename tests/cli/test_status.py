@@ -81,8 +81,9 @@ def test_a_disk_that_cannot_be_written_makes_the_status_bad() -> None:
 
 def test_wrong_bytes_make_the_status_bad(engine: Client, own: Daemon) -> None:
     namespace_id = engine.register(sample_namespace("rotten"))
-    engine.put(namespace_id, KEYS, sample_records(KEYS))
-    engine.delete(namespace_id, KEYS[:1], corrupt=True)
+    keys = sample_keys("rotten", 2)  # a key belongs to one namespace
+    engine.put(namespace_id, keys, sample_records(keys))
+    engine.delete(namespace_id, keys[:1], corrupt=True)
     done = kvstore("status", "--target", own.target)
     assert done.exit_code == 1
     assert "did not match: 1 by reader" in done.output

@@ -186,7 +186,7 @@ def test_a_disk_that_fails_to_read(daemon: Daemon) -> None:
 def test_no_room_in_the_arena_to_bring_a_block_up() -> None:
     """Two small leases in the middle of the arena leave no gap for a large record."""
     large, nbytes = sample_keys("large", 1), 5 << 19
-    with Daemon("dram.capacity=4MiB", "limits.leased_fraction=0.9") as daemon:
+    with Daemon("dram.capacity=4MiB", "limits.leased_fraction=1") as daemon:
         daemon.start()
         with Client(daemon.target) as client:
             large_id = client.register(sample_namespace("large", nbytes))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvstore.planner import Planner
-from kvstore.tier.file import FileTier
+from kvstore.tier.file import FileExtent, FileTier
 from tests.sim.world import run_seed
 
 
@@ -25,7 +25,7 @@ def _found(seeds: range) -> set[str]:
 
 
 def test_a_sync_that_lies_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def sync(self: FileTier) -> None:
+    async def sync(self: FileTier, extents: object = ()) -> None:
         """Say that all is durable."""
 
     monkeypatch.setattr(FileTier, "sync", sync)
@@ -33,8 +33,9 @@ def test_a_sync_that_lies_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_delete_that_is_not_buried_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def write_tombstone(self: FileTier, header: object) -> None:
+    async def write_tombstone(self: FileTier, header: object) -> FileExtent:
         """Forget it."""
+        return FileExtent(0, 0, 0)
 
     monkeypatch.setattr(FileTier, "write_tombstone", write_tombstone)
     assert "resurrected" in _found(range(10))
