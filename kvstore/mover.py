@@ -361,7 +361,7 @@ class Mover:
                 bad, corrupt = await self._fetch(read), True
         except CorruptBlock:
             corrupt = True  # the file is gone or too short
-        except Unavailable as error:
+        except KVStoreError as error:
             self.failed_reads += 1
             self._metrics.read_errors.inc()
             logger.warning("read=failed blocks=%d reason=%r", len(read.blocks), str(error))
