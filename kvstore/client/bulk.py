@@ -262,6 +262,13 @@ class Bulk:
         return committed_of(await self._caller.call(call, wait_s=extra_s))
 
     async def _get_remote(self, batch: _Batch, wait_s: float) -> Found:
+        records, checksums = await self._stream(batch, wait_s)
+        return _sorted_out(batch.keys, await self._map(_take, records, checksums))
+
+    async def _stream(
+        self, batch: _Batch, wait_s: float
+    ) -> tuple[list[memoryview | None], list[int]]:
+        """Receive records and their checksums, unverified."""
         request = pb.GetRequest(
             namespace_id=batch.namespace_id,
             keys=b"".join(batch.keys),
@@ -275,17 +282,15 @@ class Bulk:
         ) -> tuple[list[memoryview | None], list[int]]:
             return await _read_stream(stub.Get(request, timeout=timeout_s), batch)
 
-        records, checksums = await self._caller.call(call, wait_s=wait_s + batch.stream_s)
-        return _sorted_out(batch.keys, await self._map(_take, records, checksums))
+        return await self._caller.call(call, wait_s=wait_s + batch.stream_s)
 
     async def _fill_remote(
         self, batch: _Batch, targets: Sequence[memoryview], wait_s: float, verify: bool
     ) -> Filled:
-        records, corrupt = await self._get_remote(batch, wait_s)
-        for record, target in zip(records, targets, strict=True):
-            if record is not None:
-                target[:] = record
-        return [record is not None for record in records], corrupt
+        records, checksums = await self._stream(batch, wait_s)
+        copy = partial(_take_into, verify=verify)
+        done, corrupt = _sorted_out(batch.keys, await self._map(copy, records, checksums, targets))
+        return [each is not None for each in done], corrupt
 
     # ---- inside ------------------------------------------------------------------------------
 
