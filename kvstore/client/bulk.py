@@ -316,13 +316,18 @@ class Bulk:
             loop.run_in_executor(self._copiers, _each, work, [i[at : at + share] for i in items])
             for at in range(0, len(items[0]), share)
         ]
-        done = await asyncio.gather(*jobs, return_exceptions=True)
-        results: list[T] = []
-        for part in done:  # only now: while one still runs, the slots must stay ours
-            if isinstance(part, BaseException):
-                raise part
-            results += part
-        return results
+        try:
+            await _ended(jobs)
+        except asyncio.CancelledError:
+            # A thread cannot be stopped; while one still runs, the slots must stay ours.
+            await _ended(jobs)
+            raise
+        return [result for job in jobs for result in job.result()]
+
+
+async def _ended(jobs: Sequence[asyncio.Future[Any]]) -> None:
+    if jobs:
+        await asyncio.wait(jobs)
 
 
 def _each(work: Callable[..., T], items: Sequence[Sequence[Any]]) -> list[T]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import threading
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from kvstore import (
     Span,
     checksum,
 )
+from kvstore.client.bulk import Bulk
 from kvstore.testing.daemon import Daemon
 from kvstore.testing.samples import RECORD_NBYTES, sample_keys, sample_namespace, sample_records
 
@@ -215,6 +217,31 @@ def test_get_into_verifies_the_copy_unless_told_not_to(daemon: Daemon) -> None:
         assert client.get_into(namespace_id, keys, targets) == [True, False, True]
         assert client.corrupt_blocks == 1
         assert client.match(namespace_id, keys).hit_blocks == 1
+
+
+def test_a_cancelled_copy_keeps_its_slots_until_its_threads_have_ended(daemon: Daemon) -> None:
+    """Else a late thread writes into slots that are somebody else's by then."""
+    bulk = Bulk(AsyncClient(daemon.target), None)  # type: ignore[arg-type]
+    gate, ended = threading.Event(), threading.Event()
+
+    def copy(_: int) -> None:
+        gate.wait(10)
+        ended.set()
+
+    async def cancelled() -> bool:
+        task = asyncio.create_task(bulk._map(copy, [1]))
+        await asyncio.sleep(0.05)
+        task.cancel()
+        await asyncio.sleep(0.05)
+        early = task.done()
+        gate.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return early
+
+    assert not asyncio.run(cancelled())
+    assert ended.is_set()
+    bulk.close()
 
 
 def test_leases_are_read_in_place(daemon: Daemon) -> None:
