@@ -11,7 +11,7 @@ from kvstore.planner.match import longest_hit, needed_spans
 from kvstore.planner.moves import Read, Space, Write
 from kvstore.planner.outcomes import Outcomes
 from kvstore.planner.planner import Planner
-from kvstore.planner.steps import Steps, at_once
+from kvstore.planner.steps import Steps
 
 __all__ = [
     "DAEMON_SESSION",
@@ -27,7 +27,6 @@ __all__ = [
     "Space",
     "Steps",
     "Write",
-    "at_once",
     "longest_hit",
     "needed_spans",
 ]

@@ -7,17 +7,8 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-# Yields between steps, returns the decision. What it did so far is undone if it is closed early.
+# Yields between steps, returns the decision. `place` closed early gives back what it took; a `commit`
+# closed early has published its first blocks, and may be called again.
 Steps = Generator[None, None, T]
 
 STEP_BLOCKS = 64
-
-
-def at_once(steps: Steps[T]) -> T:
-    """Take all steps and return the decision."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as done:
-            decision: T = done.value
-            return decision

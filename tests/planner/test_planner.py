@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar, cast
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -11,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from kvstore.block import BlockKey, Group, Namespace, Part, Span
 from kvstore.index import HeldSlot
 from kvstore.keys import KeyChain, root_key
-from kvstore.planner import Planner, Read, Reservation, Write, at_once, needed_spans
+from kvstore.planner import Planner, Read, Reservation, Steps, Write, needed_spans
 from kvstore.tier.dram.allocator import ExtentAllocator
 
 RECORD = 4096
@@ -24,6 +25,18 @@ CHAINS = [KeyChain(root_key(SPEC.id), 2).update([chain] * 24) for chain in range
 class Place:
     offset: int
     nbytes: int
+
+
+T = TypeVar("T")
+
+
+def at_once(steps: Steps[T]) -> T:
+    """Take all steps of a decision and return it."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            return cast(T, done.value)
 
 
 class CountingSpace:
