@@ -7,8 +7,8 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-# Yields between steps, returns the decision. `place` closed early gives back what it took; a `commit`
-# closed early has published its first blocks, and may be called again.
+# Yields between steps, returns the decision. `place` closed early gives back what it took; a
+# `commit` closed early has published its first blocks, and may be called again.
 Steps = Generator[None, None, T]
 
 STEP_BLOCKS = 64
