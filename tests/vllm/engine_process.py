@@ -156,6 +156,10 @@ class Engine:
         """Make the next load say "loading" before it copies, and wait until file `gate` exists."""
         in_worker.hold_loads(None, gate=gate)
 
+    def hold_saves(self, gate: str) -> None:
+        """The same for the next save."""
+        in_worker.hold_saves(None, gate=gate)
+
     def slow_saves(self, seconds: float) -> None:
         """Make every copy out of device pages begin this late, until called with 0."""
         pages = self._worker.saver._pages

@@ -58,6 +58,21 @@ def hold_loads(_: Any, *, gate: str) -> None:
     pages.write = held
 
 
+def hold_saves(_: Any, *, gate: str) -> None:
+    """Make the next save touch file `gate`.rank before it copies, and wait until `gate` exists."""
+    saver = side().saver
+    pages, read = saver._pages, saver._pages.read
+
+    def held(*arguments: Any) -> None:
+        pages.read = read
+        Path(f"{gate}.{saver._shard}").touch()
+        while not Path(gate).exists():
+            threading.Event().wait(0.005)
+        read(*arguments)
+
+    pages.read = held
+
+
 def save_only(_: Any, *, shard: int, blocks: int | None) -> None:
     """Make the worker of `shard` lose all but the first blocks of each save; None: lose nothing."""
     saver = side().saver

@@ -55,7 +55,7 @@ def test_an_abort_at_any_stage_leaves_nothing_behind(start_engine, daemon, promp
     while_it_is_looked_up(engine, turn)
     while_it_is_loaded(engine, turn, tmp_path / "gate")
     while_it_is_loaded_and_the_load_fails(engine, turn, tmp_path / "other-gate")
-    while_it_runs_and_is_saved(engine, prompt(400, seed=1))
+    while_it_runs_and_is_saved(engine, prompt(400, seed=1), tmp_path / "save-gate")
     when_it_has_finished_and_is_not_saved_yet(engine, prompt(400, seed=2))
     assert process.generate(turn) == answer
     engine.nothing_is_left()
@@ -122,14 +122,14 @@ def stored_again(engine, turn: list[int]) -> bool:
     return engine.process.counter("loads") > loads
 
 
-def while_it_runs_and_is_saved(engine, turn):
-    """Copies out of its blocks are under way when they are freed, and are waited for or dropped."""
-    engine.process("slow_saves", seconds=0.05)
+def while_it_runs_and_is_saved(engine, turn, gate: Path):
+    """A copy out of its blocks is under way when they are freed, and ends before they are reused."""
+    engine.process("hold_saves", gate=str(gate))
     engine.process("submit", name="runs", prompt=turn, max_tokens=200)
-    engine.process("step", times=3)
-    assert engine.process("held")["saves"] > 0
+    engine.step_until(Path(f"{gate}.0").exists)
     engine.process("abort", name="runs")
-    engine.process("slow_saves", seconds=0)
+    assert engine.process("held")["saves"] > 0
+    gate.touch()
     engine.nothing_is_left()
     loads = engine.process.counter("loads")
     engine.process.generate(turn)
