@@ -123,7 +123,7 @@ def stored_again(engine, turn: list[int]) -> bool:
 
 
 def while_it_runs_and_is_saved(engine, turn, gate: Path):
-    """A copy out of its blocks is under way when they are freed, and ends before they are reused."""
+    """A copy out of its blocks is under way when they are freed; it ends before they are reused."""
     engine.process("hold_saves", gate=str(gate))
     engine.process("submit", name="runs", prompt=turn, max_tokens=200)
     engine.step_until(Path(f"{gate}.0").exists)

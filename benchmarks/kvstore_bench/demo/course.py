@@ -1,9 +1,10 @@
 """The phases of the demo, in order.
 
 Every request runs alone, and what is compared alternates, so that whatever else happens on the
-machine hits both: first turns one by one, resumed turns by rounds of all conversations. An engine
-keeps a core busy for a second after a request, waiting for the next one; whoever is asked after
-another engine waits that long first. The engines:
+machine hits both: first turns one by one, resumed turns by rounds of all conversations. On a CPU,
+an engine keeps a core busy for a second after a request, waiting for the next one: whoever is asked
+after another engine waits that long first, and the process of an engine that only waits for its
+model has the lowest priority. The engines:
 
     plain     no connector, KV space too small to keep a conversation between its turns
     roomy     no connector, KV space for everything: its own prefix hit is the floor

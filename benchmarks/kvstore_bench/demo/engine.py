@@ -26,6 +26,7 @@ REQUEST_TIMEOUT_S = 300.0
 GPU_MEMORY_UTILIZATION = 0.25  # three engines share the device
 KV_SPACE_GIB = 2
 SERVED_NAME = "demo"
+CORE_PROCESS = "VLLM::EngineCor"  # as far as Linux keeps the name
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +63,12 @@ class EngineSpec:
 
     def environ(self, scratch: Path) -> dict[str, str]:
         """Return the environment; vLLM's temporary files and caches go to `scratch`."""
+        cpus = sorted(os.sched_getaffinity(0))
+        # vLLM starts as many threads as it is told CPUs, so it can be told them only if all count.
+        bound = ",".join(map(str, cpus)) if self.threads == len(cpus) else "nobind"
         cpu = {
             "OMP_NUM_THREADS": str(self.threads),
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "VLLM_CPU_OMP_THREADS_BIND": bound,
             "VLLM_CPU_KVCACHE_SPACE": str(KV_SPACE_GIB),
         }
         return {
@@ -103,10 +107,15 @@ class Engine:
             self.child.check()
             try:
                 with urllib.request.urlopen(f"{self._url}/health", timeout=5):
-                    return time.monotonic() - self.started_s
+                    break
             except (urllib.error.URLError, OSError):
                 time.sleep(0.2)
-        raise Unavailable(f"{self.spec.name} is not healthy after {START_TIMEOUT_S:.0f} s")
+        else:
+            raise Unavailable(f"{self.spec.name} is not healthy after {START_TIMEOUT_S:.0f} s")
+        if not self.spec.machine.gpu:
+            # It polls for the model's answer: let it not take a core from the threads that compute.
+            self.child.yield_to_others(CORE_PROCESS)
+        return time.monotonic() - self.started_s
 
     def ask(self, prompt: Sequence[int], answer_tokens: int) -> Reply:
         """Stream one greedy answer of exactly so many tokens. Raises Unavailable."""

@@ -19,6 +19,7 @@ from kvstore.errors import Unavailable
 SHARED_MEMORY = Path("/dev/shm")
 STOP_TIMEOUT_S = 20.0
 KILL_TIMEOUT_S = 10.0
+LOWEST_PRIORITY = 19
 
 
 class Child:
@@ -46,6 +47,15 @@ class Child:
         if status is not None:
             tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-15:])
             raise Unavailable(f"{self.name} ended with status {status}; {self.log} ends:\n{tail}")
+
+    def yield_to_others(self, name: str) -> None:
+        """Give the processes of its session with this name the lowest priority.
+
+        It is that of their first thread; threads they have started keep theirs.
+        """
+        for pid in session_members(self.session):
+            if _name(pid) == name:
+                os.setpriority(os.PRIO_PROCESS, pid, LOWEST_PRIORITY)
 
     def stop(self) -> None:
         """Ask it to end and wait for all it started; kill what is left after STOP_TIMEOUT_S."""
@@ -119,6 +129,13 @@ def free_port() -> int:
 
 def _processes() -> list[int]:
     return [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
+
+
+def _name(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""  # ended meanwhile
 
 
 def _is_resource_tracker(pid: int) -> bool:
