@@ -17,7 +17,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any
 
 from kvstore.block import PAGE_NBYTES, BlockKey, NamespaceId, padded
-from kvstore.checksum import checksum
+from kvstore.checksum import checksum, copy_bytes
 from kvstore.codec import Codec, codec_by_id, encode_run
 from kvstore.errors import CorruptBlock, Incompatible, KVStoreError, Unavailable
 from kvstore.frame import KILLED_MAX, NO_KEY, FrameHeader, FrameKind, RunBlock
@@ -25,7 +25,6 @@ from kvstore.index import StoredFrame, StoredPart
 from kvstore.obs import Metrics
 from kvstore.planner import Planner, Read, Write
 from kvstore.tier.dram import Arena
-from kvstore.tier.dram.arena import copy_bytes
 from kvstore.tier.file import DiskFailed, DiskFull, FileExtent, FileTier
 
 logger = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""Loads: leased slots -> device pages, verified, in one thread beside the engine's steps.
+"""Loads: leased slots -> device pages, verified, in threads beside the engine's steps.
 
 A load counts only if every record of this worker's shard matched its checksum and the lease was
 still held when it was released. Anything else is a failure of the *request*: the engine recomputes
@@ -11,6 +11,8 @@ import logging
 import queue
 import threading
 import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any
 
 from kvstore import Client
@@ -34,6 +36,9 @@ class Loader:
         self._pages = pages
         self._shard = shard
         self._counters = counters
+        self._helpers = ThreadPoolExecutor(
+            max(1, pages.writers - 1), thread_name_prefix="kvstore-load-helper"
+        )
         self._orders: queue.SimpleQueue[tuple[LoadOrder, Any] | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
         self._pending = 0
@@ -74,6 +79,7 @@ class Loader:
     def close(self, wait_s: float) -> None:
         self._orders.put(None)
         self._thread.join(timeout=wait_s)
+        self._helpers.shutdown(wait=False)
 
     # The thread -----------------------------------------------------------------------------------
 
@@ -103,16 +109,12 @@ class Loader:
     def _load(self, order: LoadOrder, after: Any) -> None:
         """Copy and verify this shard's records. Raises if the result may not be used."""
         started = time.perf_counter()
-        corrupt: list[BlockKey] = []
-        blocks = nbytes = 0
+        spans = [span for span in order.spans if span.shard == self._shard]
+        slots = [slot for span in spans for slot in span.slots]
         self._client.connect()  # this process may not have mapped the arena yet
         try:
             self._check(order)
-            for span in order.spans:
-                if span.shard == self._shard:
-                    corrupt += self._copy(span, after)
-                    blocks += len(span.slots)
-                    nbytes += sum(slot.nbytes for slot in span.slots)
+            corrupt = self._copy(spans, after)
         finally:
             held = self._client.release(order.lease_id)
         if not all(held):
@@ -120,9 +122,13 @@ class Loader:
         if corrupt:
             self._counters.add(corrupt_blocks=len(corrupt))
             self._drop(order.namespace_id, corrupt)
-            raise CorruptBlock(f"{len(corrupt)} of {blocks} records do not match their checksums")
+            raise CorruptBlock(
+                f"{len(corrupt)} of {len(slots)} records do not match their checksums"
+            )
         self._counters.add(
-            loaded_blocks=blocks, loaded_bytes=nbytes, load_seconds=time.perf_counter() - started
+            loaded_blocks=len(slots),
+            loaded_bytes=sum(slot.nbytes for slot in slots),
+            load_seconds=time.perf_counter() - started,
         )
 
     def _check(self, order: LoadOrder) -> None:
@@ -134,8 +140,26 @@ class Loader:
         if time.monotonic() >= order.deadline:
             raise Unavailable("the lease ran out before the load began")
 
-    def _copy(self, span: LoadSpan, after: Any) -> list[BlockKey]:
-        """Copy one span; return the keys whose record was not what its writer committed."""
+    def _copy(self, spans: Sequence[LoadSpan], after: Any) -> list[BlockKey]:
+        """Copy all records, by as many threads as the pages take.
+
+        Returns the keys whose record was not what its writer committed.
+        """
+        mine, *others = (
+            [_share(span, part, self._pages.writers) for span in spans]
+            for part in range(self._pages.writers)
+        )
+        jobs = [self._helpers.submit(self._copy_spans, share, after) for share in others]
+        try:
+            corrupt = self._copy_spans(mine, after)
+        finally:
+            wait(jobs)  # while one still writes, the device blocks must not be anybody else's
+        return corrupt + [key for job in jobs for key in job.result()]
+
+    def _copy_spans(self, spans: Sequence[LoadSpan], after: Any) -> list[BlockKey]:
+        return [key for span in spans for key in self._copy_span(span, after)]
+
+    def _copy_span(self, span: LoadSpan, after: Any) -> list[BlockKey]:
         size = self._pages.record_nbytes[span.group]
         if any(slot.nbytes < size for slot in span.slots):
             raise Unavailable("the stored records have another size than this engine's")
@@ -160,3 +184,17 @@ class Loader:
             self._client.delete(namespace_id, sorted(set(keys)), corrupt=True)
         except KVStoreError as error:
             logger.warning("drop=failed blocks=%d error=%r", len(keys), error)
+
+
+def _share(span: LoadSpan, part: int, parts: int) -> LoadSpan:
+    """Return one of `parts` about equal parts of a span."""
+    count = len(span.slots)
+    cut = slice(count * part // parts, count * (part + 1) // parts)
+    return LoadSpan(
+        group=span.group,
+        shard=span.shard,
+        keys=span.keys[cut],
+        slots=span.slots[cut],
+        checksums=span.checksums[cut],
+        device_blocks=span.device_blocks[cut],
+    )

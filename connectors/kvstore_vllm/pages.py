@@ -1,7 +1,7 @@
 """Records in and out of the device's pages: in host memory, or through pinned staging for CUDA.
 
 Records live in the arena's slots and are always host bytes here; a *page* is one layer's part of a
-block. Both implementations are used by two threads at once, one that reads and one that writes.
+block. Both implementations are used by one thread that reads and `writers` that write, at once.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ class Pages(Protocol):
     """The KV cache of one worker, by group and device block."""
 
     record_nbytes: list[int]
+    writers: int
 
     def mark(self) -> Any:
         """Return the point the engine has reached; a copy made `after` it sees that work done."""
@@ -61,7 +62,9 @@ def _by_block(layer: torch.Tensor, num_blocks: int) -> torch.Tensor:
 
 
 class HostMemory:
-    """Pages in host memory: plain memmoves."""
+    """Pages in host memory: plain memmoves, of which one core does not fill the memory bus."""
+
+    writers = 2
 
     def __init__(self, groups: Sequence[Sequence[torch.Tensor]]) -> None:
         self._pages = [HostPages(layers) for layers in groups]
@@ -91,6 +94,8 @@ class StagedMemory:
 
     Each direction has its own stream and buffers, so loads do not queue behind saves.
     """
+
+    writers = 1
 
     def __init__(self, groups: Sequence[Sequence[torch.Tensor]], device: torch.device) -> None:
         self._groups = groups

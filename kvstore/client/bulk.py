@@ -14,8 +14,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-
 from kvstore.block import (
     BlockKey,
     Buffer,
@@ -25,7 +23,7 @@ from kvstore.block import (
     Span,
     check_keys,
 )
-from kvstore.checksum import checksum
+from kvstore.checksum import checksum, copy_and_checksum, copy_bytes
 from kvstore.client.caller import Caller
 from kvstore.errors import Incompatible, InvalidRequest, KVStoreError, SessionEnded
 from kvstore.rpc.v1 import kvstore_pb2 as pb
@@ -357,8 +355,7 @@ def _fill(record: memoryview, target: memoryview | None) -> int:
     """
     if target is None:
         return 0
-    _copy(record, target)
-    return checksum(record)
+    return copy_and_checksum(record, target, of_target=False)
 
 
 def _take(view: memoryview | None, expected: int) -> tuple[bytes | None, bool]:
@@ -379,8 +376,10 @@ def _take_into(
     """The same, into memory of the caller's."""
     if view is None:
         return None, False
-    _copy(view, target)
-    corrupt = verify and checksum(target) != expected
+    if not verify:
+        copy_bytes(view, target)
+        return target, False
+    corrupt = copy_and_checksum(view, target, of_target=True) != expected
     return None if corrupt else target, corrupt
 
 
@@ -390,11 +389,6 @@ def _sorted_out(
     """Return the records, and the keys of those that were corrupt."""
     corrupt = [key for key, (_, wrong) in zip(keys, taken, strict=False) if wrong]
     return [record for record, _ in taken], corrupt
-
-
-def _copy(source: memoryview, target: memoryview) -> None:
-    """Copy bytes. numpy lets other threads run meanwhile, a slice assignment does not."""
-    np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(source, np.uint8))
 
 
 async def _put_messages(

@@ -43,6 +43,7 @@ class FakePages:
     """Device blocks as byte strings; copies can be held open."""
 
     record_nbytes = (RECORD, RECORD)
+    writers = 2
 
     def __init__(self) -> None:
         self.blocks = {(g, b): bytes([g * 100 + b]) * RECORD for g in (0, 1) for b in range(50)}
@@ -369,6 +370,32 @@ def test_slots_that_cannot_be_trusted_are_not_read(side, client, pages, changes)
     assert load(side, load_order(client, **changes)) == (set(), {"r"})
     assert pages.blocks == before
     assert client.released == [5]
+
+
+@pytest.mark.parametrize("slow_block", [7, 8])
+def test_a_load_that_fails_in_one_thread_is_reported_when_no_other_writes_any_more(
+    side, client, pages, slow_block
+):
+    """Once it is reported, the engine may give the device blocks to another request."""
+    write, writing, gate = pages.write, threading.Event(), threading.Event()
+
+    def one_fails_one_hangs(group, blocks, records, after):
+        if slow_block not in blocks:
+            raise Unavailable("gone")
+        writing.set()
+        assert gate.wait(10)
+        write(group, blocks, records, after)
+
+    pages.write = one_fails_one_hangs
+    side.loader.put(load_order(client))
+    assert writing.wait(10)
+    side.loader.wait(0.1)
+    assert side.loader.take() == (set(), set())
+    assert client.released == []
+    gate.set()
+    until(lambda: not side.loader.pending)
+    assert side.loader.take() == (set(), {"r"})
+    assert pages.blocks[0, slow_block] == bytes([50 + slow_block - 7]) * RECORD
 
 
 @pytest.mark.parametrize("error", [Unavailable("gone"), RuntimeError("a bug")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -37,16 +38,20 @@ class Book:
         self.samples.append(Sample(phase, turn, reply))
 
     def phase(self, name: str, *, first: int = RESUMED) -> dict[Turn, Reply]:
-        """Return the answers of a phase from one turn on."""
-        return {
-            sample.turn: sample.reply
-            for sample in self.samples
-            if sample.phase == name and sample.turn.number >= first
-        }
+        """Return the answers of a phase from one turn on; of repeated turns, the first ones."""
+        answers: dict[Turn, Reply] = {}
+        for sample in self.samples:
+            if sample.phase == name and sample.turn.number >= first:
+                answers.setdefault(sample.turn, sample.reply)
+        return answers
 
     def ttfts(self, phase: str) -> dict[Turn, float]:
-        """Return the TTFT of each resumed turn of a phase, in seconds."""
-        return {turn: reply.ttft_s for turn, reply in self.phase(phase).items()}
+        """Return the TTFT of each resumed turn, in seconds: the median of its repeats."""
+        repeats: dict[Turn, list[float]] = {}
+        for sample in self.samples:
+            if sample.phase == phase and sample.turn.number >= RESUMED:
+                repeats.setdefault(sample.turn, []).append(sample.reply.ttft_s)
+        return {turn: statistics.median(values) for turn, values in repeats.items()}
 
     @contextmanager
     def counting(self, phase: str, engine: Engine, daemon: Daemon | None = None) -> Iterator[None]:

@@ -51,12 +51,7 @@ class NativeCourse(Course):
             )
         plain.child.stop()
         with self.book.counting("native", native), self.book.counting("dram", cached, daemon):
-            self._ask(
-                "resumed turns, again",
-                self._resumed,
-                Side("native", native),
-                Side("dram", cached),
-            )
+            self._repeat("resumed turns, again", Side("native", native), Side("dram", cached))
 
 
 def with_native_offloading(spec: EngineSpec, nbytes: int) -> EngineSpec:

@@ -128,27 +128,25 @@ def wrong_outputs(book: Book, *, exact: bool) -> list[dict[str, Any]]:
     wrong = []
     for phase, base in compared:
         expected = book.phase(base, first=1)
-        for turn, reply in book.phase(phase, first=1).items():
+        for turn, reply in ((s.turn, s.reply) for s in book.samples if s.phase == phase):
             if turn in expected and not _same(reply.tokens, expected[turn].tokens):
                 wrong.append(_difference(phase, turn, reply.tokens, expected[turn].tokens))
     return wrong
 
 
 def phase_summaries(book: Book) -> dict[str, Any]:
-    """Return TTFT and latency of the resumed turns of each phase, and what was counted in it."""
+    """Return TTFT of the turns of each phase, and what was counted in it."""
     names = dict.fromkeys([sample.phase for sample in book.samples] + list(book.counts))
     summaries = {}
     for name in names:
-        replies = list(book.phase(name).values())
+        ttfts = list(book.ttfts(name).values())
         first = [
             sample.reply.ttft_s
             for sample in book.samples
             if sample.phase == name and sample.turn.number < RESUMED
         ]
         summaries[name] = {
-            "resumed_ttft_s": asdict(spread([reply.ttft_s for reply in replies]))
-            if replies
-            else None,
+            "resumed_ttft_s": asdict(spread(ttfts)) if ttfts else None,
             "first_ttft_s": asdict(spread(first)) if first else None,
             "counts": book.counts.get(name),
         }

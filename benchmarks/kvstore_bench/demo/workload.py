@@ -26,7 +26,7 @@ class Shape:
 
     conversations: int = 8
     turns: int = 4
-    fresh: int = 3
+    fresh: int = 2
     first_tokens_min: int = 2000
     first_tokens_max: int = 3000
     new_tokens: int = 64

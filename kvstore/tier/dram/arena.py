@@ -18,9 +18,8 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from kvstore.block import Slot, padded
+from kvstore.checksum import copy_bytes
 from kvstore.errors import ConfigError, InvalidRequest
 from kvstore.tier.dram.allocator import ExtentAllocator
 
@@ -164,11 +163,6 @@ class Arena:
         self._free.append(ExtentAllocator(nbytes))
         for callback in list(self._callbacks):
             callback(handle)
-
-
-def copy_bytes(source: memoryview, target: memoryview) -> None:
-    """Copy equal-sized buffers; numpy lets other threads run meanwhile, a slice assignment not."""
-    np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(source, np.uint8))
 
 
 def _make_extent(nbytes: int) -> int:
