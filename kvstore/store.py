@@ -44,6 +44,7 @@ from kvstore.planner import (
     Steps,
     needed_spans,
 )
+from kvstore.promotion import PROMOTE_ROUNDS_MAX, Promotion
 from kvstore.snapshot import snapshot
 from kvstore.tier.dram import Arena
 
@@ -52,11 +53,18 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 HOUSEKEEPING_S = 0.5
-PROMOTE_ROUNDS_MAX = 3
 SPANS_MAX = 4096
 RECORDS_MAX = 1 << 18  # in one call: the answer has a slot for each
 NAMESPACES_MAX = 4096
 BLOCK_INDEX_MAX = (1 << 32) - 1
+
+
+class _Reached(NamedTuple):
+    """How much of a prefix is up, why not all of it, and whether the bound on leases lets it go."""
+
+    hit: int
+    why: Reason | None
+    affordable: bool = True
 
 
 class Member(NamedTuple):
@@ -105,11 +113,12 @@ class Store:
             limbo_bytes_max=int(arena.capacity_bytes * limits.limbo_fraction),
             sessions_max=limits.sessions_max,
             now=now,
-            unpin=self._unpin,
+            unpin=planner.unpin,
         )
         self._answers = Answers(
             planner, self._leases, metrics, outcomes_max=limits.outcomes_max, now=now
         )
+        self._promotion = Promotion(planner, mover, now)
         self._housekeeping: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -209,52 +218,79 @@ class Store:
         _check_skip(keys, skip_blocks)
         began = self._now()
         deadline = began + min(wait_s, self._limits.wait_max_s)
-        namespace = self._planner.namespace(namespace_id)
+        self._planner.namespace(namespace_id)
         if spans is not None:
             self._check_spans(namespace_id, keys, spans)
-            missing = await self._promote(namespace_id, keys, spans, deadline)
-            grant = self._grant(session, namespace_id, keys, spans, readers, hit_blocks=0)
-            found = sum(slot is not None for slot in grant.slots)
-            file = min(missing, found)
-            self._answers.count(namespace, asked=len(grant.slots), dram=found - file, file=file)
-            return grant
+            return await self._lease_parts(
+                session, namespace_id, keys, spans, readers=readers, deadline=deadline
+            )
         ask = Ask(session, client, request_id, namespace_id, keys, skip_blocks, began)
-        failed_reads = self._mover.failed_reads
-        before = self._planner.match(namespace_id, keys, skip_blocks)
-        hit = wanted = skip_blocks
-        why: Reason | None = None
-        for _ in range(PROMOTE_ROUNDS_MAX):  # a block lost on its way up leaves a shorter prefix
-            stored = self._planner.match(namespace_id, keys, skip_blocks).hit_blocks
-            affordable = self._affordable(namespace, namespace_id, keys, stored, skip_blocks)
-            if affordable is None:
-                self._answers.note(ask, stored, 0, Reason.LEASED_BYTES, 0)
-                return Grant(0, 0.0, (), (), hit_blocks=stored, leased=False)
-            wanted = affordable
-            spans = needed_spans(namespace, wanted, skip_blocks)
-            await self._promote(namespace_id, keys, spans, deadline)
-            hit = self._planner.match(namespace_id, keys[:wanted], skip_blocks).resident_blocks
-            why = Reason.LEASED_BYTES if wanted < stored else None
-            if hit == wanted or self._now() >= deadline:
-                break
-        if hit < wanted:
-            failed = self._mover.failed_reads > failed_reads
-            why = Reason.READ_FAILED if failed else Reason.NO_ROOM
-            why = Reason.DEADLINE if self._now() >= deadline else why
-        spans = needed_spans(namespace, hit, skip_blocks)
-        if hit > skip_blocks and _span_nbytes(namespace, spans) > self._lease_room_bytes:
-            # Others were granted theirs while this one waited for its bytes.
+        return await self._lease_prefix(ask, readers, deadline)
+
+    async def _lease_parts(
+        self,
+        session: SessionId,
+        namespace_id: NamespaceId,
+        keys: Sequence[BlockKey],
+        spans: tuple[Span, ...],
+        *,
+        readers: int,
+        deadline: float,
+    ) -> Grant:
+        absent = await self._promotion.bring_up(namespace_id, keys, spans, deadline)
+        grant = self._grant(session, namespace_id, keys, spans, readers, hit_blocks=0)
+        found = sum(slot is not None for slot in grant.slots)
+        file = min(absent, found)
+        namespace = self._planner.namespace(namespace_id)
+        self._answers.count(namespace, asked=len(grant.slots), dram=found - file, file=file)
+        return grant
+
+    async def _lease_prefix(self, ask: Ask, readers: int, deadline: float) -> Grant:
+        namespace = self._planner.namespace(ask.namespace_id)
+        skip = ask.skip_blocks
+        before = self._match(ask).resident_blocks
+        hit, why, affordable = await self._reach(ask, deadline)
+        spans = needed_spans(namespace, hit, skip)
+        # Others may have been granted theirs while this one waited for its bytes.
+        if hit > skip and _span_nbytes(namespace, spans) > self._lease_room_bytes:
+            affordable = False
+        if not affordable:
             self._answers.note(ask, hit, 0, Reason.LEASED_BYTES, 0)
             return Grant(0, 0.0, (), (), hit_blocks=hit, leased=False)
-        promoted = max(0, hit - max(skip_blocks, before.resident_blocks))
+        file = max(0, hit - max(skip, before))
         self._answers.count(
-            namespace,
-            asked=len(keys) - skip_blocks,
-            dram=hit - skip_blocks - promoted,
-            file=promoted,
+            namespace, asked=len(ask.keys) - skip, dram=hit - skip - file, file=file
         )
-        grant = self._grant(session, namespace_id, keys, spans, readers, hit_blocks=hit)
-        self._answers.note(ask, hit, promoted, why, grant.lease_id)
+        grant = self._grant(ask.session, ask.namespace_id, ask.keys, spans, readers, hit_blocks=hit)
+        self._answers.note(ask, hit, file, why, grant.lease_id)
         return grant
+
+    async def _reach(self, ask: Ask, deadline: float) -> _Reached:
+        """Bring up as much of the prefix as may be leased and comes up until the deadline."""
+        namespace = self._planner.namespace(ask.namespace_id)
+        failed_reads = self._mover.failed_reads
+        hit = wanted = stored = ask.skip_blocks
+        for _ in range(PROMOTE_ROUNDS_MAX):  # a block lost on its way up leaves a shorter prefix
+            stored = self._match(ask).hit_blocks
+            affordable = self._affordable(namespace, ask, stored)
+            if affordable is None:
+                return _Reached(stored, Reason.LEASED_BYTES, affordable=False)
+            wanted = affordable
+            spans = needed_spans(namespace, wanted, ask.skip_blocks)
+            await self._promotion.bring_up(ask.namespace_id, ask.keys, spans, deadline)
+            hit = self._match(ask, wanted).resident_blocks
+            if hit == wanted or self._now() >= deadline:
+                break
+        if hit == wanted:
+            return _Reached(hit, Reason.LEASED_BYTES if wanted < stored else None)
+        if self._now() >= deadline:
+            return _Reached(hit, Reason.DEADLINE)
+        failed = self._mover.failed_reads > failed_reads
+        return _Reached(hit, Reason.READ_FAILED if failed else Reason.NO_ROOM)
+
+    def _match(self, ask: Ask, blocks: int | None = None) -> Match:
+        """Match the prefix, or the first `blocks` of it."""
+        return self._planner.match(ask.namespace_id, ask.keys[:blocks], ask.skip_blocks)
 
     def release(self, session: SessionId, lease_ids: Sequence[int]) -> list[bool]:
         """End leases, or abandon reservations. True: the slots were the caller's until now."""
@@ -298,55 +334,15 @@ class Store:
         bound = int(self.arena.capacity_bytes * self._limits.leased_fraction)
         return bound - self._leases.leased_bytes
 
-    def _affordable(
-        self,
-        namespace: Namespace,
-        namespace_id: NamespaceId,
-        keys: Sequence[BlockKey],
-        hit: int,
-        skip_blocks: int,
-    ) -> int | None:
+    def _affordable(self, namespace: Namespace, ask: Ask, hit: int) -> int | None:
         """Return the hit that may be leased now; None if only other leases stand in its way."""
+        skip = ask.skip_blocks
         bound = int(self.arena.capacity_bytes * self._limits.leased_fraction)
-        needed = _span_nbytes(namespace, needed_spans(namespace, hit, skip_blocks))
+        needed = _span_nbytes(namespace, needed_spans(namespace, hit, skip))
         if needed > bound:
-            shorter = skip_blocks + int((hit - skip_blocks) * bound / needed)
-            hit = self._planner.match(namespace_id, keys[:shorter], skip_blocks).hit_blocks
-            needed = _span_nbytes(namespace, needed_spans(namespace, hit, skip_blocks))
-        return hit if needed <= self._lease_room_bytes or hit == skip_blocks else None
-
-    async def _promote(
-        self,
-        namespace_id: NamespaceId,
-        keys: Sequence[BlockKey],
-        spans: Sequence[Span],
-        deadline: float,
-    ) -> int:
-        """Bring `spans` into the arena, as far as that goes until the deadline.
-
-        Returns how many of their records were stored, but not there at first.
-        """
-        absent = 0
-        for attempt in range(PROMOTE_ROUNDS_MAX):
-            records = [r for r in self._planner.find(namespace_id, keys, spans) if r is not None]
-            missing = [record for record in records if record.resident is None]
-            absent = absent if attempt else len(missing)
-            if not missing:
-                break
-            # What is up already must not make room for what comes up.
-            kept = [record.resident for record in records if record.resident is not None]
-            _pin(kept)
-            try:
-                for read in self._planner.plan_reads(namespace_id, keys, spans):
-                    self._mover.start_read(read)
-                pending = self._mover.reads_of(missing)
-                timeout_s = deadline - self._now()
-                if not pending or timeout_s <= 0:
-                    break
-                await asyncio.wait(pending, timeout=timeout_s)
-            finally:
-                self._drop_pins(kept)
-        return absent
+            hit = self._match(ask, skip + int((hit - skip) * bound / needed)).hit_blocks
+            needed = _span_nbytes(namespace, needed_spans(namespace, hit, skip))
+        return hit if needed <= self._lease_room_bytes or hit == skip else None
 
     # ---- why a hit is what it is -----------------------------------------------------------------
 
@@ -431,12 +427,8 @@ class Store:
             raise InvalidRequest(f"{len(checksums)} checksums for {len(lease.held)} slots")
         write = lease.write
         # The session may end between two steps; what is published must not be freed by that.
-        slots = [slot for slot in lease.held if slot is not None]
-        _pin(slots)
-        try:
+        with self._planner.pinned([slot for slot in lease.held if slot is not None]):
             new, existing = await _in_steps(self._planner.commit(write, lease.held, checksums))
-        finally:
-            self._drop_pins(slots)
         self._metrics.bytes.labels("dram", "write").inc(lease.nbytes)
         unwritten = sum(slot is None for slot in lease.held) - write.refused
         self._leases.release(session, lease_id)
@@ -560,14 +552,6 @@ class Store:
         if records > RECORDS_MAX:
             raise InvalidRequest(f"{records} records in one call; the limit is {RECORDS_MAX}")
 
-    def _unpin(self, held: HeldSlot) -> None:
-        self._planner.unpin(held)
-
-    def _drop_pins(self, slots: Sequence[HeldSlot]) -> None:
-        for held in slots:
-            held.pins -= 1
-            self._planner.unpin(held)
-
     def _free(self, held: Sequence[HeldSlot | None]) -> None:
         for slot in held:
             if slot is not None:
@@ -598,11 +582,6 @@ async def _in_steps(steps: Steps[T]) -> T:
                 decision: T = done.value
                 return decision
             await asyncio.sleep(0)
-
-
-def _pin(slots: Sequence[HeldSlot]) -> None:
-    for held in slots:
-        held.pins += 1
 
 
 def _within(nbytes: int, slots: Sequence[HeldSlot | None]) -> list[HeldSlot | None]:

@@ -12,7 +12,8 @@ A record is always in one of these places, and every method below is a step betw
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -360,6 +361,16 @@ class Planner:
         """Forget every block of a namespace, or of all."""
         blocks = [b for b in self.index if namespace_id in (None, b.namespace_id)]
         return self._forget(blocks, Reason.CLEARED)
+
+    @contextmanager
+    def pinned(self, slots: Sequence[HeldSlot]) -> Iterator[None]:
+        """Keep slots where they are for as long as the context lasts."""
+        for held in slots:
+            held.pins += 1
+        try:
+            yield
+        finally:
+            self._ledger.drop_pins(slots)
 
     def unpin(self, held: HeldSlot) -> None:
         """Free a slot that neither the index nor anybody else holds any more."""

@@ -11,4 +11,4 @@ T = TypeVar("T")
 # `commit` closed early has published its first blocks, and may be called again.
 Steps = Generator[None, None, T]
 
-STEP_BLOCKS = 64
+STEP_BLOCKS = 16

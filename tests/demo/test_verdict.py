@@ -1,8 +1,16 @@
 """What counts as passed."""
 
+import pytest
+
 from kvstore_bench.demo.book import Book
 from kvstore_bench.demo.engine import Reply
-from kvstore_bench.demo.verdict import LIMITS, checks, headline, wrong_outputs
+from kvstore_bench.demo.verdict import (
+    LIMITS,
+    checks,
+    headline,
+    phase_summaries,
+    wrong_outputs,
+)
 from kvstore_bench.demo.workload import Tokens, Turn
 
 PAIRS = [(1.0, 1.0)] * 10
@@ -81,3 +89,20 @@ def test_lower_precision_is_judged_by_its_float32_pass() -> None:
     assert wrong_outputs(book, exact=False) == []
     add(book, "dram32", 1.0, (1, 9, 9))
     assert [each["phase"] for each in wrong_outputs(book, exact=False)] == ["dram32"]
+
+
+def test_a_turn_that_was_asked_several_times_counts_with_its_median() -> None:
+    book = book_with(none=1.0)
+    for ttft_s in (0.1, 0.9, 0.2):
+        add(book, "dram", ttft_s, (1,))
+    assert headline(book, [], 0, 0)["ttft_ratio_dram"] == pytest.approx(0.2)
+    assert phase_summaries(book)["dram"]["resumed_ttft_s"]["count"] == 1
+
+
+def test_a_wrong_answer_in_a_later_pass_is_found() -> None:
+    book = book_with()
+    add(book, "none", 1.0, (1, 2, 3))
+    add(book, "dram", 0.1, (1, 2))
+    add(book, "dram", 0.1, (7,))
+    (wrong,) = wrong_outputs(book, exact=True)
+    assert wrong["got"] == [7]
