@@ -23,7 +23,7 @@ from kvstore.block import (
     Span,
     check_keys,
 )
-from kvstore.checksum import checksum, copy_and_checksum, copy_bytes
+from kvstore.checksum import checksum, copy_bytes
 from kvstore.client.caller import Caller
 from kvstore.errors import Incompatible, InvalidRequest, KVStoreError, SessionEnded
 from kvstore.rpc.v1 import kvstore_pb2 as pb
@@ -355,7 +355,8 @@ def _fill(record: memoryview, target: memoryview | None) -> int:
     """
     if target is None:
         return 0
-    return copy_and_checksum(record, target, of_target=False)
+    copy_bytes(record, target)
+    return checksum(record)
 
 
 def _take(view: memoryview | None, expected: int) -> tuple[bytes | None, bool]:
@@ -376,10 +377,8 @@ def _take_into(
     """The same, into memory of the caller's."""
     if view is None:
         return None, False
-    if not verify:
-        copy_bytes(view, target)
-        return target, False
-    corrupt = copy_and_checksum(view, target, of_target=True) != expected
+    copy_bytes(view, target)
+    corrupt = verify and checksum(target) != expected
     return None if corrupt else target, corrupt
 
 
