@@ -14,7 +14,7 @@ from kvstore.planner import Explainer, Leases, Outcomes, Planner, SessionId
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One acquire of a prefix."""
+    """One acquire: of a prefix, or of parts of its blocks."""
 
     session: SessionId
     client: str

@@ -10,14 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import mmap
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any
 
 from kvstore.block import PAGE_NBYTES, BlockKey, NamespaceId, padded
-from kvstore.checksum import checksum, copy_bytes
+from kvstore.checksum import checksum
 from kvstore.codec import Codec, codec_by_id, encode_run
 from kvstore.errors import CorruptBlock, Incompatible, KVStoreError, Unavailable
 from kvstore.frame import KILLED_MAX, NO_KEY, FrameHeader, FrameKind, RunBlock
@@ -25,7 +24,14 @@ from kvstore.index import StoredFrame, StoredPart
 from kvstore.obs import Metrics
 from kvstore.planner import Planner, Read, Write
 from kvstore.tier.dram import Arena
-from kvstore.tier.file import DiskFailed, DiskFull, FileExtent, FileTier
+from kvstore.tier.file import (
+    DiskFailed,
+    DiskFull,
+    FileExtent,
+    FileTier,
+    aligned_buffer,
+    aligned_copy,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -292,7 +298,7 @@ class Mover:
             payload = [self._arena.padded_view(held.slot) for held in write.held]
             stored_checksums = checksums
         else:
-            payload = [_aligned(buffer) for buffer in stored]
+            payload = [aligned_copy(buffer) for buffer in stored]
             stored_checksums = [checksum(buffer) for buffer in stored]
         header = FrameHeader(
             kind=FrameKind.RUN,
@@ -385,12 +391,14 @@ class Mover:
         if read.frame.codec_id == 0:
             slots = dict(zip(read.positions, read.held, strict=True))
             targets = [
-                self._arena.padded_view(slots[at].slot) if at in slots else _pages(sizes[at])
+                self._arena.padded_view(slots[at].slot)
+                if at in slots
+                else aligned_buffer(sizes[at])
                 for at in range(first, last + 1)
             ]
             await self._file.read(read.extent, begin, targets)
             return await loop.run_in_executor(self._workers, self._verify, read)
-        buffer = _pages(sum(sizes[first : last + 1]))
+        buffer = aligned_buffer(sum(sizes[first : last + 1]))
         await self._file.read(read.extent, begin, [buffer])
         return await loop.run_in_executor(self._workers, self._decode, read, buffer, sizes)
 
@@ -424,15 +432,3 @@ class _CorruptRun(CorruptBlock):
     def __init__(self, keys: list[BlockKey]) -> None:
         super().__init__(f"{len(keys)} records in the arena do not match their checksums")
         self.keys = keys
-
-
-def _pages(nbytes: int) -> memoryview:
-    """Return page-aligned memory, as O_DIRECT wants it; it lives as long as the view."""
-    return memoryview(mmap.mmap(-1, padded(nbytes)))
-
-
-def _aligned(data: Any) -> memoryview:
-    """Return a page-aligned, padded copy of `data`."""
-    pages = _pages(len(data))
-    copy_bytes(memoryview(data), pages[: len(data)])
-    return pages

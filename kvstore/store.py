@@ -60,10 +60,14 @@ BLOCK_INDEX_MAX = (1 << 32) - 1
 
 
 class _Reached(NamedTuple):
-    """How much of a prefix is up, why not all of it, and whether the bound on leases lets it go."""
+    """How much of a prefix is up, why not all of it, and how much was at first.
+
+    affordable: False if the bound on leases does not let it go now.
+    """
 
     hit: int
     why: Reason | None
+    resident: int
     affordable: bool = True
 
 
@@ -218,38 +222,27 @@ class Store:
         _check_skip(keys, skip_blocks)
         began = self._now()
         deadline = began + min(wait_s, self._limits.wait_max_s)
-        self._planner.namespace(namespace_id)
-        if spans is not None:
-            self._check_spans(namespace_id, keys, spans)
-            return await self._lease_parts(
-                session, namespace_id, keys, spans, readers=readers, deadline=deadline
-            )
         ask = Ask(session, client, request_id, namespace_id, keys, skip_blocks, began)
-        return await self._lease_prefix(ask, readers, deadline)
+        if spans is None:
+            return await self._lease_prefix(ask, readers, deadline)
+        self._check_spans(namespace_id, keys, spans)
+        return await self._lease_parts(ask, spans, readers, deadline)
 
     async def _lease_parts(
-        self,
-        session: SessionId,
-        namespace_id: NamespaceId,
-        keys: Sequence[BlockKey],
-        spans: tuple[Span, ...],
-        *,
-        readers: int,
-        deadline: float,
+        self, ask: Ask, spans: tuple[Span, ...], readers: int, deadline: float
     ) -> Grant:
-        absent = await self._promotion.bring_up(namespace_id, keys, spans, deadline)
-        grant = self._grant(session, namespace_id, keys, spans, readers, hit_blocks=0)
+        namespace = self._planner.namespace(ask.namespace_id)
+        absent = await self._promotion.bring_up(ask.namespace_id, ask.keys, spans, deadline)
+        grant = self._grant(ask, spans, readers, hit_blocks=0)
         found = sum(slot is not None for slot in grant.slots)
         file = min(absent, found)
-        namespace = self._planner.namespace(namespace_id)
         self._answers.count(namespace, asked=len(grant.slots), dram=found - file, file=file)
         return grant
 
     async def _lease_prefix(self, ask: Ask, readers: int, deadline: float) -> Grant:
         namespace = self._planner.namespace(ask.namespace_id)
         skip = ask.skip_blocks
-        before = self._match(ask).resident_blocks
-        hit, why, affordable = await self._reach(ask, deadline)
+        hit, why, resident, affordable = await self._reach(ask, deadline)
         spans = needed_spans(namespace, hit, skip)
         # Others may have been granted theirs while this one waited for its bytes.
         if hit > skip and _span_nbytes(namespace, spans) > self._lease_room_bytes:
@@ -257,11 +250,11 @@ class Store:
         if not affordable:
             self._answers.note(ask, hit, 0, Reason.LEASED_BYTES, 0)
             return Grant(0, 0.0, (), (), hit_blocks=hit, leased=False)
-        file = max(0, hit - max(skip, before))
+        file = max(0, hit - max(skip, resident))
         self._answers.count(
             namespace, asked=len(ask.keys) - skip, dram=hit - skip - file, file=file
         )
-        grant = self._grant(ask.session, ask.namespace_id, ask.keys, spans, readers, hit_blocks=hit)
+        grant = self._grant(ask, spans, readers, hit_blocks=hit)
         self._answers.note(ask, hit, file, why, grant.lease_id)
         return grant
 
@@ -269,24 +262,24 @@ class Store:
         """Bring up as much of the prefix as may be leased and comes up until the deadline."""
         namespace = self._planner.namespace(ask.namespace_id)
         failed_reads = self._mover.failed_reads
-        hit = wanted = stored = ask.skip_blocks
-        for _ in range(PROMOTE_ROUNDS_MAX):  # a block lost on its way up leaves a shorter prefix
-            stored = self._match(ask).hit_blocks
-            affordable = self._affordable(namespace, ask, stored)
-            if affordable is None:
-                return _Reached(stored, Reason.LEASED_BYTES, affordable=False)
-            wanted = affordable
+        match = self._match(ask)
+        resident = match.resident_blocks
+        for attempt in range(PROMOTE_ROUNDS_MAX):
+            if attempt:  # a block lost on its way up leaves a shorter prefix
+                match = self._match(ask)
+            wanted = self._affordable(namespace, ask, match.hit_blocks)
+            if wanted is None:
+                return _Reached(match.hit_blocks, Reason.LEASED_BYTES, resident, affordable=False)
             spans = needed_spans(namespace, wanted, ask.skip_blocks)
             await self._promotion.bring_up(ask.namespace_id, ask.keys, spans, deadline)
             hit = self._match(ask, wanted).resident_blocks
-            if hit == wanted or self._now() >= deadline:
-                break
-        if hit == wanted:
-            return _Reached(hit, Reason.LEASED_BYTES if wanted < stored else None)
-        if self._now() >= deadline:
-            return _Reached(hit, Reason.DEADLINE)
+            if hit == wanted:
+                why = Reason.LEASED_BYTES if wanted < match.hit_blocks else None
+                return _Reached(hit, why, resident)
+            if self._now() >= deadline:
+                return _Reached(hit, Reason.DEADLINE, resident)
         failed = self._mover.failed_reads > failed_reads
-        return _Reached(hit, Reason.READ_FAILED if failed else Reason.NO_ROOM)
+        return _Reached(hit, Reason.READ_FAILED if failed else Reason.NO_ROOM, resident)
 
     def _match(self, ask: Ask, blocks: int | None = None) -> Match:
         """Match the prefix, or the first `blocks` of it."""
@@ -304,21 +297,12 @@ class Store:
         """Return a slot's bytes, for whoever holds a lease on it."""
         return self.arena.view(slot)
 
-    def _grant(
-        self,
-        session: SessionId,
-        namespace_id: NamespaceId,
-        keys: Sequence[BlockKey],
-        spans: tuple[Span, ...],
-        readers: int,
-        *,
-        hit_blocks: int,
-    ) -> Grant:
-        records = self._planner.find(namespace_id, keys, spans)
+    def _grant(self, ask: Ask, spans: tuple[Span, ...], readers: int, *, hit_blocks: int) -> Grant:
+        records = self._planner.find(ask.namespace_id, ask.keys, spans)
         held = _within(self._lease_room_bytes, [r.resident if r else None for r in records])
-        lease = self._leases.grant(session, held, readers=max(1, readers))
+        lease = self._leases.grant(ask.session, held, readers=max(1, readers))
         self._metrics.bytes.labels("dram", "read").inc(lease.nbytes)
-        self._planner.touch(keys[:hit_blocks] if hit_blocks else keys)
+        self._planner.touch(ask.keys[:hit_blocks] if hit_blocks else ask.keys)
         return Grant(
             lease_id=lease.id,
             deadline_s=self._limits.lease_s,

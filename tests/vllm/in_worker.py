@@ -6,10 +6,13 @@ Workers may be processes of their own: what is held or reached shows in files.
 from __future__ import annotations
 
 import os
-import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from kvstore.testing.wait import until
+
+GATE_S = 60.0
 
 
 def ours(connector: Any) -> Any:
@@ -46,31 +49,25 @@ def saved(_: Any, *, wait_s: float = 10.0) -> bool:
 def hold_loads(_: Any, *, gate: str) -> None:
     """Make the next load touch file `gate`.rank before it copies, and wait until `gate` exists."""
     loader = side().loader
-    pages, write = loader._pages, loader._pages.write
-
-    def held(*arguments: Any) -> None:
-        pages.write = write
-        Path(f"{gate}.{loader._shard}").touch()
-        while not Path(gate).exists():
-            threading.Event().wait(0.005)
-        write(*arguments)
-
-    pages.write = held
+    _hold(loader._pages, "write", Path(gate), loader._shard)
 
 
 def hold_saves(_: Any, *, gate: str) -> None:
-    """Make the next save touch file `gate`.rank before it copies, and wait until `gate` exists."""
+    """The same for the next save."""
     saver = side().saver
-    pages, read = saver._pages, saver._pages.read
+    _hold(saver._pages, "read", Path(gate), saver._shard)
+
+
+def _hold(pages: Any, name: str, gate: Path, shard: int) -> None:
+    copy = getattr(pages, name)
 
     def held(*arguments: Any) -> None:
-        pages.read = read
-        Path(f"{gate}.{saver._shard}").touch()
-        while not Path(gate).exists():
-            threading.Event().wait(0.005)
-        read(*arguments)
+        setattr(pages, name, copy)
+        Path(f"{gate}.{shard}").touch()
+        until(gate.exists, GATE_S)
+        copy(*arguments)
 
-    pages.read = held
+    setattr(pages, name, held)
 
 
 def save_only(_: Any, *, shard: int, blocks: int | None) -> None:

@@ -23,6 +23,7 @@ segment may hold the tombstone of a block that this release would then serve aga
 
 from kvstore.tier.file.disk import Disk, RealDisk, Sizes
 from kvstore.tier.file.failure import DiskFailed, DiskFull
+from kvstore.tier.file.pages import aligned_buffer, aligned_copy
 from kvstore.tier.file.recovery import FrameRecord, Recovered
 from kvstore.tier.file.space import FileExtent
 from kvstore.tier.file.tier import FileTier
@@ -37,4 +38,6 @@ __all__ = [
     "RealDisk",
     "Recovered",
     "Sizes",
+    "aligned_buffer",
+    "aligned_copy",
 ]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import mmap
 
-from kvstore.block import PAGE_NBYTES, padded
+from kvstore.block import PAGE_NBYTES, Buffer, padded
+from kvstore.checksum import copy_bytes
 
 _POOL_GROWTH_PAGES = 64
 
@@ -14,10 +15,10 @@ def aligned_buffer(nbytes: int) -> memoryview:
     return memoryview(mmap.mmap(-1, max(padded(nbytes), PAGE_NBYTES)))
 
 
-def aligned_copy(data: bytes) -> memoryview:
-    """Return `data`, filled up with zeros to whole pages, in aligned memory."""
+def aligned_copy(data: Buffer) -> memoryview:
+    """Return bytes, filled up with zeros to whole pages, in aligned memory."""
     buffer = aligned_buffer(len(data))
-    buffer[: len(data)] = data
+    copy_bytes(memoryview(data), buffer[: len(data)])
     return buffer
 
 
