@@ -1,8 +1,10 @@
 """Loads: leased slots -> device pages, verified, in threads beside the engine's steps.
 
-A load counts only if every record of this worker's shard matched its checksum and the lease was
-still held when it was released. Anything else is a failure of the *request*: the engine recomputes
-it. Whatever happens, every load is reported exactly once, or its request would wait for ever.
+A load counts only if every record of this worker's shard matched its checksum while the lease was
+held. That it was is known without asking when the lease's deadline has not passed: until then the
+daemon gives the slots to nobody else. Past it, the daemon's answer to `release` decides. Anything
+else is a failure of the *request*: the engine recomputes it. Whatever happens, every load is
+reported exactly once, or its request would wait for ever.
 """
 
 from __future__ import annotations
@@ -115,9 +117,11 @@ class Loader:
         try:
             self._check(order)
             corrupt = self._copy(spans, after)
+            in_time = time.monotonic() < order.deadline
         finally:
-            held = self._client.release(order.lease_id)
-        if not all(held):
+            release = self._client.submit(lambda remote: remote.release(order.lease_id))
+        # A block is accused of being corrupt only if the daemon says that the slot was its own.
+        if (corrupt or not in_time) and not all(release.result()):
             raise Unavailable("the lease ended during the load")
         if corrupt:
             self._counters.add(corrupt_blocks=len(corrupt))

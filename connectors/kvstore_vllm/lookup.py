@@ -54,7 +54,7 @@ class Lookup:
         self.instance = ""  # of the daemon's life that answered
         self._client = client
         self._readers = readers
-        self.answered_at = time.monotonic()  # corrected when the answer is there
+        self._asked_at = self.answered_at = time.monotonic()  # answered_at: set with the answer
 
         async def acquire(remote: AsyncClient) -> Grant:
             namespace_id = await registered(remote, namespace)
@@ -93,8 +93,12 @@ class Lookup:
 
     @property
     def deadline(self) -> float:
-        """time.monotonic() at which the lease runs out."""
-        return self.answered_at + self._future.result(timeout=0).deadline_s
+        """time.monotonic() until when the lease is surely held.
+
+        Counted from the question, so never later than the daemon's own deadline, which counts from
+        the answer, however long that was under way.
+        """
+        return self._asked_at + self._future.result(timeout=0).deadline_s
 
     @property
     def is_estimate(self) -> bool:

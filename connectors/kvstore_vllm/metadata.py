@@ -52,7 +52,7 @@ class LoadOrder:
     instance: the life of the daemon that granted the lease; slots mean nothing in another.
     first_block: the device block at which a request whose load failed has to start again.
     complete: False if the lease does not cover every device block; such a load must fail.
-    deadline: time.monotonic() past which the slots may not be read.
+    deadline: time.monotonic() until when the lease is surely held; no copy begins past it.
     """
 
     request_id: str

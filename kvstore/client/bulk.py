@@ -40,7 +40,8 @@ Filled = tuple[list[bool], list[BlockKey]]  # which targets were filled; keys as
 
 logger = logging.getLogger(__name__)
 
-WINDOW_NBYTES = 64 << 20
+STREAM_WINDOW_NBYTES = 64 << 20
+LEASED_WINDOW_NBYTES = 256 << 20
 WINDOW_KEYS = 1024
 DURABLE_WAIT_S = 30.0
 STREAM_BYTES_PER_S = 50e6  # slowest stream that is still waited for
@@ -58,7 +59,7 @@ class _Batch:
     first_block: int = 0
     parent: BlockKey | None = None
 
-    def windows(self, nbytes: int = WINDOW_NBYTES) -> Iterator[tuple[slice, _Batch]]:
+    def windows(self, nbytes: int) -> Iterator[tuple[slice, _Batch]]:
         """Cut into batches of bounded bytes and keys; yields which keys each has."""
         step = max(1, min(WINDOW_KEYS, nbytes // self.record_nbytes))
         for start in range(0, len(self.keys), step):
@@ -114,7 +115,7 @@ class Bulk:
         await self._client.connect()
         committed = existing = refused = 0
         safe = durable
-        for where, window in batch.windows():
+        for where, window in batch.windows(self._window_nbytes):
             done = await self._put_window(window, views[where], durable, wait_s)
             committed += done.committed
             existing += done.existing
@@ -167,9 +168,9 @@ class Bulk:
 
     @property
     def _window_nbytes(self) -> int:
-        """What to lease at once for reading: not half of the arena, which is all that is lent."""
+        """What to move at once. Of the arena, not the half that is all it lends to readers."""
         mapped = sum(map(len, self._client.extents().values()))
-        return min(WINDOW_NBYTES, mapped // 4) if mapped else WINDOW_NBYTES
+        return min(LEASED_WINDOW_NBYTES, mapped // 4) if mapped else STREAM_WINDOW_NBYTES
 
     async def _put_window(
         self, batch: _Batch, records: Sequence[memoryview], durable: bool, wait_s: float

@@ -14,6 +14,8 @@ def longest_hit(namespace: Namespace, masks: Sequence[int], skip_blocks: int = 0
     masks[i]: bit g is set when group g of block i is there. Blocks before `skip_blocks` are the
     caller's own and need not be. Returns `skip_blocks` when nothing beyond them can be used.
     """
+    if masks.count((1 << len(namespace.groups)) - 1) == len(masks):
+        return max(len(masks), skip_blocks)  # everything is there, found out at the speed of C
     prefix_bits = window_bits = 0
     for group, spec in enumerate(namespace.groups):
         if spec.window_tokens:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from concurrent.futures import Future
 from dataclasses import replace
 
@@ -123,6 +124,9 @@ class Remote:
         self._client = client
 
     def namespace(self, namespace_id): ...
+
+    async def release(self, *leases):
+        return self._client.release(*leases)
 
     async def reserve(self, namespace_id, keys, *, first_block, parent, spans, wait_s):
         client = self._client
@@ -354,12 +358,32 @@ def test_a_flipped_bit_fails_the_load_and_drops_the_block(side, client):
     assert side.counters.totals["loaded_blocks"] == 0
 
 
-def test_a_lease_lost_during_the_load_fails_it_and_accuses_nobody(side, client):
+def test_a_lease_lost_during_the_load_accuses_nobody(side, client):
     order = load_order(client)
     client.arena[3] ^= 1
     client.held = False
     assert load(side, order) == (set(), {"r"})
     assert client.corrupt == [], "the slot may have been somebody else's by then"
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_a_load_that_outlives_its_deadline_counts_only_if_release_answers_held(
+    side, client, pages, held
+):
+    client.held = held
+    order = load_order(client, deadline=time.monotonic() + 0.2)
+    pages.gate.clear()
+    side.loader.put(order)
+    until(lambda: time.monotonic() > order.deadline)
+    pages.gate.set()
+    until(lambda: not side.loader.pending)
+    assert side.loader.take() == (({"r"}, set()) if held else (set(), {"r"}))
+    assert client.released == [5]
+
+
+def test_a_load_that_ended_in_time_waits_for_no_daemon(side, client):
+    client.submit = lambda make: Future()
+    assert load(side, load_order(client)) == ({"r"}, set())
 
 
 @pytest.mark.parametrize(
