@@ -73,8 +73,8 @@ def store(
       kvstore bench store --resident-blocks 1000000 --json
     """
     with explained():
+        from kvstore_bench.ratio_tables import print_store
         from kvstore_bench.store import StorePlan, run
-        from kvstore_bench.store_table import print_store
 
         plan = StorePlan(records, record_mib << 20, rounds, resident_blocks=resident_blocks)
         result = run(plan, lambda text: click.echo(text, err=True))
@@ -82,3 +82,41 @@ def store(
             click.echo(msgspec.json.format(msgspec.json.encode(result), indent=1))
         else:
             print_store(result)
+
+
+@bench.command()
+@click.option("--tier", "kind", type=click.Choice(["file"]), default="file", show_default=True)
+@click.option(
+    "--path",
+    type=click.Path(exists=True, file_okay=False, writable=True, path_type=Path),
+    default=".",
+    help="Directory on the device to measure; a scratch folder in it is used.  [default: here]",
+)
+@click.option("--record-mib", type=click.IntRange(1), default=2, show_default=True)
+@click.option("--blocks", type=click.IntRange(64), default=512, show_default=True, help="A round.")
+@click.option("--rounds", type=click.IntRange(4), default=8, show_default=True)
+@click.option("--depth", type=click.IntRange(1, 64), default=16, show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def tier(
+    *, kind: str, path: Path, record_mib: int, blocks: int, rounds: int, depth: int, as_json: bool
+) -> None:
+    """Measure a slower tier of a daemon of our own, beside the device it lies on.
+
+    Written: put and flushed. Read: cold, up into the arena, checksums verified. fio does the same
+    in turns with us: sequential, direct, the same block size and depth.
+
+    \b
+    Examples:
+      kvstore bench tier --tier file --path /mnt/nvme0
+      kvstore bench tier --json | jq .read_vs_fio
+    """
+    with explained():
+        from kvstore_bench.ratio_tables import print_tier
+        from kvstore_bench.tier import TierPlan, run
+
+        plan = TierPlan(record_mib << 20, blocks, rounds, depth)
+        result = run(plan, path, lambda text: click.echo(text, err=True))
+        if as_json:
+            click.echo(msgspec.json.format(msgspec.json.encode({"tier": kind, **result}), indent=1))
+        else:
+            print_tier(result)

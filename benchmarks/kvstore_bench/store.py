@@ -93,7 +93,7 @@ def measure(target: str, plan: StorePlan, say: Say) -> dict[str, Any]:
     """Run everything against the daemon at `target`, whose arena holds `plan.arena_nbytes`."""
     timings: dict[str, Timing] = {}
     with Client(target, name="kvstore bench store") as client:
-        _await_arena(client, plan.arena_nbytes)
+        await_arena(client, plan.arena_nbytes)
         say(f"copies: {plan.records} x {plan.record_nbytes >> 10} KiB, {plan.rounds} rounds")
         timings |= _copies(client, plan)
         say(f"match of {MATCH_KEYS} keys, {plan.match_rounds} rounds")
@@ -124,7 +124,7 @@ def _copies(client: Client, plan: StorePlan) -> dict[str, Timing]:
     source = draw.integers(0, 256, shape, np.uint8)
     target = np.ones_like(source)
     records, targets = [_views(array) for array in (source, target)]
-    keys = _chain(namespace_id, plan.records)
+    keys = chain(namespace_id, plan.records)
     client.put(namespace_id, keys, records)
 
     def memcpy() -> None:
@@ -150,7 +150,7 @@ def _copies(client: Client, plan: StorePlan) -> dict[str, Timing]:
 def _matches(client: Client, target: str, plan: StorePlan) -> dict[str, Timing]:
     """Time a match of 1000 stored keys beside an RPC of as many bytes that does nothing."""
     namespace_id = client.register(_namespace("match", SMALL_RECORD_NBYTES))
-    keys = _chain(namespace_id, MATCH_KEYS)
+    keys = chain(namespace_id, MATCH_KEYS)
     client.put(namespace_id, keys, [bytes(SMALL_RECORD_NBYTES)] * MATCH_KEYS)
     match = pb.MatchRequest(namespace_id=namespace_id, keys=b"".join(keys))
     empty = pb.OpenSessionRequest(rpc_version=RPC_VERSION, client="x" * match.ByteSize())
@@ -170,7 +170,7 @@ def _loaded_matches(target: str, plan: StorePlan) -> Timing:
     with Client(target) as client:
         namespace_id = client.register(_namespace("resident", SMALL_RECORD_NBYTES))
         _fill(client, namespace_id, plan.resident_blocks)
-        keys = _chain(namespace_id, MATCH_KEYS)
+        keys = chain(namespace_id, MATCH_KEYS)
     match = pb.MatchRequest(namespace_id=namespace_id, keys=b"".join(keys))
     seconds = []
     with _writer(target), grpc.insecure_channel(target) as channel:
@@ -209,7 +209,7 @@ def _write_on(target: str, started: Event, stop: Event) -> None:
         namespace_id = client.register(_namespace("written", SMALL_RECORD_NBYTES))
         number = 0
         while not stop.is_set():  # the arena is full soon, then every block evicts another one
-            keys = _chain(namespace_id, FILL_KEYS, salt=number.to_bytes(8))
+            keys = chain(namespace_id, FILL_KEYS, salt=number.to_bytes(8))
             client.put(namespace_id, keys, [bytes(SMALL_RECORD_NBYTES)] * FILL_KEYS)
             started.set()
             number += 1
@@ -217,7 +217,7 @@ def _write_on(target: str, started: Event, stop: Event) -> None:
 
 def _fill(client: Client, namespace_id: NamespaceId, count: int) -> None:
     """Store a chain of `count` small blocks; the first of them are what is asked for later."""
-    keys = _chain(namespace_id, count)
+    keys = chain(namespace_id, count)
     for start in range(0, count, FILL_KEYS):
         some = keys[start : start + FILL_KEYS]
         parent = keys[start - 1] if start else None
@@ -254,7 +254,7 @@ def _alternate(
     return {name: Timing.of(each) for name, each in seconds.items()}
 
 
-def _await_arena(client: Client, nbytes: int) -> None:
+def await_arena(client: Client, nbytes: int) -> None:
     """Wait until the daemon has prepared its arena; a first touch is ten times slower."""
     client.connect()
     deadline = time.monotonic() + 10 + nbytes / 200e6
@@ -272,7 +272,7 @@ def _namespace(name: str, record_nbytes: int) -> Namespace:
     return Namespace(block_tokens=16, groups=(group,), identity=(("bench", name),))
 
 
-def _chain(namespace_id: NamespaceId, count: int, salt: bytes = b"") -> list[BlockKey]:
+def chain(namespace_id: NamespaceId, count: int, salt: bytes = b"") -> list[BlockKey]:
     """Return keys of one prefix. Hashed without tokens, which would only cost time."""
     key = root_key(namespace_id, salt)
     keys = []

@@ -27,6 +27,9 @@ _COMMANDS = {
     "flush": "kvstore.cli.change:flush",
     "delete": "kvstore.cli.change:delete",
     "clear": "kvstore.cli.change:clear",
+    "inspect": "kvstore.cli.directory:inspect",
+    "verify": "kvstore.cli.directory:verify",
+    "gc": "kvstore.cli.directory:gc",
     "bench": "kvstore_bench.cli:bench",
 }
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate
+from operator import itemgetter
 
 from kvstore.block import BlockKey, Match, Namespace, NamespaceId, Part, Span, padded
 from kvstore.errors import InvalidRequest
@@ -32,8 +33,11 @@ from kvstore.policy import Policy, TailFirstLru
 
 RUN_BLOCKS_MAX = 16
 RUN_NBYTES_MAX = 16 << 20
+READ_NBYTES = 4 << 20
 WRITE_BATCH_RECORDS_MAX = 8192
 DEPARTED_KEYS_MAX = 1 << 16
+
+_Arrival = tuple[int, StoredBlock, StoredPart, HeldSlot]  # position in its frame, where it goes
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +59,8 @@ class Deletion:
 class Planner:
     """Plans over one arena (`dram`) and at most one file tier (`file`).
 
-    run_nbytes_max: payload of the largest frame that the file tier takes.
+    run_nbytes_max: payload of the largest frame that the file tier takes. read_nbytes_max: what one
+    read brings up at most, if that is more than one record.
     """
 
     def __init__(
@@ -67,9 +72,11 @@ class Planner:
         policy: Callable[[], Policy] = TailFirstLru,
         departed_keys_max: int = DEPARTED_KEYS_MAX,
         run_nbytes_max: int = RUN_NBYTES_MAX,
+        read_nbytes_max: int = READ_NBYTES,
     ) -> None:
         self._ledger = Ledger(dram, file, policy, now, departed_keys_max)
         self._run_nbytes_max = min(run_nbytes_max, RUN_NBYTES_MAX)
+        self._read_nbytes_max = read_nbytes_max
 
     @property
     def index(self) -> Index:
@@ -283,10 +290,15 @@ class Planner:
     def plan_reads(
         self, namespace_id: NamespaceId, keys: Sequence[BlockKey], spans: Sequence[Span]
     ) -> list[Read]:
-        """Plan to bring up what `spans` names and the arena lacks, as far as there is room."""
-        by_frame: dict[StoredFrame, list[tuple[int, StoredBlock, StoredPart, HeldSlot]]] = {}
+        """Plan to bring up what `spans` names and the arena lacks, as far as there is room.
+
+        In prefix order, in pieces of at most `read_nbytes_max` or one record: the first blocks of a
+        prefix are there before the last ones, and one large frame keeps a device's queue busy.
+        """
+        reads: list[tuple[int, list[_Arrival]]] = []
+        last_of: dict[StoredFrame, list[_Arrival]] = {}
         for part, begin, end in spans:
-            for key in keys[begin:end]:
+            for index, key in enumerate(keys[begin:end], begin):
                 block = self.index.get(namespace_id, key)
                 record = block.parts.get(part) if block else None
                 if block is None or record is None or record.frame is None:
@@ -298,9 +310,16 @@ class Planner:
                     break
                 slot.pins += 1
                 record.loading = slot
-                items = by_frame.setdefault(record.frame, [])
-                items.append((record.position, block, record, slot))
-        return [_pinned_read(frame, items) for frame, items in by_frame.items()]
+                piece = last_of.get(record.frame)
+                if (
+                    piece is None
+                    or (len(piece) + 1) * padded(record.nbytes) > self._read_nbytes_max
+                ):
+                    piece = last_of[record.frame] = []
+                    reads.append((index, piece))
+                piece.append((record.position, block, record, slot))
+        reads.sort(key=itemgetter(0))
+        return [_pinned_read(piece) for _, piece in reads]
 
     def read_done(self, read: Read, bad: Sequence[int], *, corrupt: bool) -> None:
         """Note which blocks came up; positions in `bad` did not, and are forgotten if `corrupt`."""
@@ -402,10 +421,11 @@ def _pinned_write(
     return Write(namespace_id, part, blocks, records, held)
 
 
-def _pinned_read(
-    frame: StoredFrame, items: list[tuple[int, StoredBlock, StoredPart, HeldSlot]]
-) -> Read:
-    items.sort(key=lambda item: item[0])
+def _pinned_read(piece: list[_Arrival]) -> Read:
+    """Return the read of records that lie in one frame."""
+    piece.sort(key=itemgetter(0))
+    frame = piece[0][2].frame
+    assert frame is not None  # only what lies in a frame is read
     frame.pins += 1
-    positions, blocks, records, slots = zip(*items, strict=True)
+    positions, blocks, records, slots = zip(*piece, strict=True)
     return Read(frame, frame.extent, positions, blocks, records, slots)

@@ -65,7 +65,9 @@ class PlannerMachine(RuleBasedStateMachine):
         self.dram = CountingSpace(24 * RECORD)
         self.file = CountingSpace(40 * RECORD)
         self.clock = 0.0
-        self.planner = Planner(self.dram, self.file, now=lambda: self.clock)
+        self.planner = Planner(
+            self.dram, self.file, now=lambda: self.clock, read_nbytes_max=3 * RECORD
+        )
         self.planner.index.register(SPEC)
         self.writes: list[Write] = []
         self.reads: list[Read] = []
@@ -196,7 +198,7 @@ class Node:
     def __init__(self, dram_records: int, file_records: int = 100) -> None:
         self.file = CountingSpace(file_records * RECORD)
         dram = CountingSpace(dram_records * RECORD)
-        self.planner = Planner(dram, self.file, now=lambda: 0.0)
+        self.planner = Planner(dram, self.file, now=lambda: 0.0, read_nbytes_max=3 * RECORD)
         self.planner.index.register(SPEC)
 
     def put(self, keys: list[BlockKey], part: Part = PARTS[0]) -> int:
@@ -240,6 +242,24 @@ def test_runs_are_consecutive_blocks_of_one_prefix_and_bounded() -> None:
     node.put(chain_of(40))
     node.put(CHAINS[0][:3])
     assert [len(write.blocks) for write in node.write_all()] == [16, 16, 8, 3]
+
+
+def test_reads_come_in_prefix_order_over_all_parts_and_in_bounded_pieces() -> None:
+    node = Node(dram_records=24)
+    chain = chain_of(8)
+    for part in PARTS:
+        node.put(chain, part)
+    assert [len(write.blocks) for write in node.write_all()] == [8, 8, 8]
+    node.put(chain_of(40)[8:32])  # 24 others take the arena
+    node.write_all()
+    spans = tuple(Span(part, 0, 8) for part in PARTS)
+    reads = node.planner.plan_reads(SPEC.id, chain, spans)
+    assert [(list(read.positions), read.frame.part) for read in reads] == [
+        (positions, part) for positions in ([0, 1, 2], [3, 4, 5], [6, 7]) for part in PARTS
+    ]
+    for read in reads:
+        node.planner.read_done(read, [], corrupt=False)
+    assert node.planner.match(SPEC.id, chain).resident_blocks == 8
 
 
 def test_the_tail_leaves_the_file_tier_first_and_a_run_leaves_whole() -> None:

@@ -21,6 +21,7 @@ A directory written by another format version is refused (Incompatible), not ski
 segment may hold the tombstone of a block that this release would then serve again.
 """
 
+from kvstore.tier.file.audit import Audit, Damage, NamespaceReport, Problem, SegmentReport
 from kvstore.tier.file.disk import Disk, RealDisk, Sizes
 from kvstore.tier.file.failure import DiskFailed, DiskFull
 from kvstore.tier.file.pages import aligned_buffer, aligned_copy
@@ -29,14 +30,19 @@ from kvstore.tier.file.space import FileExtent
 from kvstore.tier.file.tier import FileTier
 
 __all__ = [
+    "Audit",
+    "Damage",
     "Disk",
     "DiskFailed",
     "DiskFull",
     "FileExtent",
     "FileTier",
     "FrameRecord",
+    "NamespaceReport",
+    "Problem",
     "RealDisk",
     "Recovered",
+    "SegmentReport",
     "Sizes",
     "aligned_buffer",
     "aligned_copy",

@@ -79,16 +79,26 @@ def load_segment(files: SegmentFiles, tag: SegmentTag) -> LoadedSegment:
 
     Raises Incompatible for another format version, ConfigError for a renamed file, DiskFailed.
     """
+    return _load(files, tag, write=True)
+
+
+def look_at_segment(files: SegmentFiles, tag: SegmentTag) -> LoadedSegment:
+    """The same for one that somebody else may be using: nothing is written, nothing synced."""
+    return _load(files, tag, write=False)
+
+
+def _load(files: SegmentFiles, tag: SegmentTag, *, write: bool) -> LoadedSegment:
     disk = files.disk
     with disk_errors(f"recover {files.path(tag).name}"):
-        fd = disk.open(files.path(tag), write=True)
+        fd = disk.open(files.path(tag), write=write)
         try:
             reader = _Reader(disk, fd)
             loaded = LoadedSegment(tag, disk.sizes(fd))
             _check_identity(reader, tag, files)
             if not _load_footer(reader, loaded):
                 _scan(reader, loaded)
-                disk.fdatasync(fd)
+                if write:
+                    disk.fdatasync(fd)
             return loaded
         finally:
             disk.close(fd)

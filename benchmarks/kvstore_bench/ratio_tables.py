@@ -1,0 +1,62 @@
+"""The results of `kvstore bench store` and `tier` as a person reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+MEANINGS = {
+    "local_get_ratio": "get, verified, at this share of the speed of a plain copy",
+    "local_get_ratio_unverified": "get, unverified",
+    "local_put_ratio": "put, checksum included",
+    "match_1000_p50_ms": "match of 1000 keys, median, ms",
+    "match_1000_vs_empty_rpc": "the same / an RPC of as many bytes that does nothing",
+    "match_1000_p99_ms": "match of 1000 keys, p99 with many blocks and a busy writer, ms",
+    "memcpy_gb_per_s": "a plain copy here, GB/s",
+}
+
+
+TIER_MEANINGS = {
+    "read_vs_fio": "cold reads into the arena, verified, at this share of fio's speed",
+    "write_vs_fio": "durable writes, at this share of fio's speed",
+    "first_block_extra_ms": "first block of a cold prefix there, beyond one direct read, ms",
+}
+
+
+def print_store(result: Mapping[str, Any]) -> None:
+    """Print the ratios, then what they were made of."""
+    console = Console()
+    console.print(_ratios("Local path", MEANINGS, result))
+    times = Table(title="Milliseconds", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for column in ("", "p25", "p50", "p75", "p99", "rounds"):
+        times.add_column(column, justify="left" if not column else "right")
+    for name, timing in result["seconds"].items():
+        values = [f"{1e3 * timing[each]:.2f}" for each in ("p25", "p50", "p75", "p99")]
+        times.add_row(name, *values, str(timing["rounds"]))
+    console.print(times)
+
+
+def print_tier(result: Mapping[str, Any]) -> None:
+    """Print the ratios, then the speeds they were made of."""
+    console = Console()
+    console.print(_ratios("File tier", TIER_MEANINGS, result))
+    speeds = Table(title="MB/s", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for column in ("", "min", "median", "max"):
+        speeds.add_column(column, justify="left" if not column else "right")
+    for name, each in result["bytes_per_s"].items():
+        speeds.add_row(name, *(f"{each[key] / 1e6:.0f}" for key in ("min", "p50", "max")))
+    console.print(speeds)
+
+
+def _ratios(title: str, meanings: Mapping[str, str], result: Mapping[str, Any]) -> Table:
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for column in ("", "measured", "meaning"):
+        table.add_column(column, justify="right" if column == "measured" else "left")
+    for field, meaning in meanings.items():
+        if field in result:
+            table.add_row(field, f"{result[field]:.3g}", meaning)
+    return table

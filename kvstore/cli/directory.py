@@ -1,0 +1,214 @@
+"""`kvstore inspect`, `verify` and `gc`: a file tier's directories, with or without their daemon."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kvstore.cli.words import size
+from kvstore.tier.file import Audit, Damage, FileTier, SegmentReport
+from kvstore.tier.file.directory import LOCK_NAME
+
+GC_CAPACITY_BYTES = 1 << 60  # no cap: nothing is evicted
+SHORT_CHARS = 12
+
+directories = click.argument(
+    "paths",
+    metavar="DIR...",
+    nargs=-1,
+    required=True,
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+)
+as_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, a line a DIR.")
+
+
+@click.command()
+@directories
+@as_json_option
+def inspect(paths: tuple[Path, ...], as_json: bool) -> None:
+    """Tell what the file tier's directories hold: segments, frames, namespaces.
+
+    Reads headers only and changes nothing; a daemon may be using DIR. A record is one part of one
+    block. Dead bytes are of frames without a live record; `kvstore gc` wins them back.
+
+    \b
+    Examples:
+      kvstore inspect /var/lib/kvstore
+      kvstore inspect /var/lib/kvstore --json | jq .totals.physical_nbytes
+    """
+    for path in paths:
+        audit = Audit(path)
+        found = _inventory(path, audit)
+        if as_json:
+            click.echo(json.dumps(found))
+            continue
+        click.echo(f"{path}: {_used_by(found['daemon_pid'])}")
+        click.echo(f"{'segment':<33} {'':<6} {'file':>9} {'on disk':>9} {'runs':>6} {'live':>14}")
+        for segment in audit.segments:
+            click.echo(_segment_line(segment))
+        for each, report in audit.namespaces.items():
+            click.echo(
+                f"namespace {each.hex()[:SHORT_CHARS]}: {report.blocks} blocks, "
+                f"{report.records} records, {size(report.nbytes)}"
+            )
+        totals = found["totals"]
+        click.echo(
+            f"in all: {totals['live_records']} live records, {size(totals['physical_nbytes'])} on "
+            f"disk, {size(totals['dead_nbytes'])} dead"
+        )
+
+
+@click.command()
+@directories
+@as_json_option
+@click.pass_context
+def verify(ctx: click.Context, paths: tuple[Path, ...], as_json: bool) -> None:
+    """Read every frame of the file tier's directories and check it; exit code 1 if one is damaged.
+
+    Changes nothing; a daemon may be using DIR. Damage is never served: whoever reads a record
+    checks it, and a damaged one is a miss. But it tells that a disk is going bad.
+
+    \b
+    Examples:
+      kvstore verify /var/lib/kvstore
+      kvstore verify /mnt/nvme0/kv /mnt/nvme1/kv --json | jq -c .damaged[]
+    """
+    damaged = False
+    for path in paths:
+        started = time.perf_counter()
+        audit = Audit(path)
+        with click.progressbar(
+            length=audit.nbytes, label=f"verify {path}", file=sys.stderr, hidden=as_json
+        ) as bar:
+            damages = list(audit.verify(bar.update))
+        seconds = time.perf_counter() - started
+        damaged = damaged or bool(damages)
+        if as_json:
+            click.echo(json.dumps(_verdict(path, audit, damages, seconds)))
+            continue
+        for damage in damages:
+            click.echo(_damage_line(damage))
+        speed = f"{size(audit.nbytes / seconds)}/s" if seconds else "-"
+        torn = sum(segment.dropped for segment in audit.segments)
+        click.echo(
+            f"{path}: {'DAMAGED' if damages else 'good'}. {size(audit.nbytes)} read at {speed}, "
+            f"{len(damages)} damaged places" + (f", {torn} torn frames, never served" * bool(torn))
+        )
+    ctx.exit(1 if damaged else 0)
+
+
+@click.command()
+@directories
+@as_json_option
+@click.option("--dry-run", is_flag=True, help="Only say what would be won.")
+def gc(paths: tuple[Path, ...], as_json: bool, dry_run: bool) -> None:
+    """Win back what dead frames take: superseded, deleted, torn. No daemon may be using DIR.
+
+    A daemon does the same at its start and while it runs; this is for a directory that nobody
+    serves. Nothing that is live is touched. With --dry-run a daemon may be using DIR.
+
+    \b
+    Examples:
+      kvstore gc --dry-run /var/lib/kvstore
+      kvstore gc /var/lib/kvstore --json
+    """
+    for path in paths:
+        before = _inventory(path, Audit(path))["totals"]
+        won = before["dead_nbytes"]
+        if not dry_run:
+            asyncio.run(_collect(path))
+            after = _inventory(path, Audit(path))["totals"]
+            won = before["physical_nbytes"] - after["physical_nbytes"]
+        if as_json:
+            values = {"path": str(path), "dry_run": dry_run, "bytes": won}
+            click.echo(json.dumps({**values, "physical_nbytes_before": before["physical_nbytes"]}))
+        else:
+            what = "would be won back" if dry_run else "won back"
+            click.echo(f"{path}: {size(won)} of {size(before['physical_nbytes'])} {what}")
+
+
+async def _collect(path: Path) -> None:
+    """Open the directory as a daemon does, which frees what is dead, and close it again."""
+    tier = FileTier(path, capacity_bytes=GC_CAPACITY_BYTES)
+    await tier.open()
+    try:
+        await tier.settle()
+    finally:
+        await tier.close()
+
+
+def _inventory(path: Path, audit: Audit) -> dict[str, Any]:
+    segments = [asdict(segment) for segment in audit.segments]
+    summed = ("physical_nbytes", "runs", "tombstones", "records", "live_records", "dead_nbytes")
+    return {
+        "path": str(path),
+        "daemon_pid": _holder(path),
+        "segments": segments,
+        "namespaces": {each.hex(): asdict(report) for each, report in audit.namespaces.items()},
+        "totals": {name: sum(segment[name] for segment in segments) for name in summed},
+    }
+
+
+def _verdict(path: Path, audit: Audit, damages: list[Damage], seconds: float) -> dict[str, Any]:
+    damaged = [
+        {
+            **asdict(damage),
+            "key": damage.key.hex() if damage.key else None,
+            "namespace_id": damage.namespace_id.hex(),
+        }
+        for damage in damages
+    ]
+    segments = audit.segments
+    return {
+        "path": str(path),
+        "good": not damages,
+        "records": sum(segment.records for segment in segments),
+        "nbytes": audit.nbytes,
+        "dropped": sum(segment.dropped for segment in segments),
+        "damaged": damaged,
+        "seconds": seconds,
+    }
+
+
+def _holder(path: Path) -> int | None:
+    """Return the process that has locked a directory, as /proc/locks tells; 0: one that has no
+    number here; None: nobody."""
+    try:
+        status = os.stat(path / LOCK_NAME)
+        locks = Path("/proc/locks").read_text().splitlines()
+    except OSError:
+        return None
+    place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+    for line in locks:
+        fields = line.split()
+        if len(fields) > 5 and fields[1] == "FLOCK" and fields[5] == place:
+            return int(fields[4])
+    return None
+
+
+def _used_by(pid: int | None) -> str:
+    if pid is None:
+        return "not in use"
+    return f"in use by process {pid}" if pid else "in use by a process of another container"
+
+
+def _segment_line(segment: SegmentReport) -> str:
+    live = f"{segment.live_records} of {segment.records}"
+    return (
+        f"{segment.name.partition('.')[0]} {'sealed' if segment.sealed else 'open':<6} "
+        f"{size(segment.nbytes):>9} {size(segment.physical_nbytes):>9} {segment.runs:>6} {live:>14}"
+    )
+
+
+def _damage_line(damage: Damage) -> str:
+    where = f"{damage.segment} offset {damage.offset}"
+    what = f"block {damage.key.hex()[:SHORT_CHARS]}" if damage.key else "frame header"
+    return f"{where}: {what}: {damage.problem}{'' if damage.live else ' (dead)'}"

@@ -1,0 +1,213 @@
+"""Look into a directory without taking it into use: what is in it, and is it what was written?
+
+Reads only and takes no lock, so a daemon may be using the directory meanwhile. What it removes
+under the reader (a frame punched out, a segment unlinked) is told from damage by looking again.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from kvstore.block import PAGE_NBYTES, BlockKey, NamespaceId, padded
+from kvstore.checksum import checksum
+from kvstore.errors import ConfigError, CorruptBlock
+from kvstore.frame import FrameHeader, SegmentTag, parse_header
+from kvstore.tier.file.disk import Disk, RealDisk
+from kvstore.tier.file.failure import DiskFailed
+from kvstore.tier.file.pages import aligned_buffer
+from kvstore.tier.file.recovery import LoadedSegment, live_records, look_at_segment
+from kvstore.tier.file.segment_file import SegmentFiles, parse_segment_name, segment_name
+
+Progress = Callable[[int], None]
+
+
+class Problem(StrEnum):
+    """What is wrong with a frame, or with one block of it."""
+
+    HEADER = "header"  # its page is not the one that was written; needed if the footer is lost
+    PAYLOAD = "payload"  # the bytes do not match their checksum
+    UNREADABLE = "unreadable"  # the device refuses them, or the file ends before
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """Bytes that are not what was written. key: the block's; None: the frame's header page.
+
+    live: the daemon would look for a record there. If it does, it finds the damage by the same
+    checksum, and the block is a miss.
+    """
+
+    segment: str
+    offset: int
+    problem: Problem
+    key: BlockKey | None
+    namespace_id: NamespaceId
+    live: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentReport:
+    """What one segment file holds.
+
+    Records are counted, one per block and part. dead_nbytes: of frames with nothing live, which the
+    daemon wins back at its next start. dropped: torn or rotten frames, never served.
+    """
+
+    name: str
+    sealed: bool
+    nbytes: int
+    physical_nbytes: int
+    runs: int
+    tombstones: int
+    records: int
+    live_records: int
+    dead_nbytes: int
+    dropped: int
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceReport:
+    """What is live of one namespace; nbytes as stored."""
+
+    blocks: int
+    records: int
+    nbytes: int
+
+
+class Audit:
+    """The frames of one directory, as found when it was made. Blocking.
+
+    Raises ConfigError if `path` is no directory or holds renamed segments, Incompatible for another
+    format version, DiskFailed.
+    """
+
+    def __init__(self, path: Path, disk: Disk | None = None) -> None:
+        self._disk = disk or RealDisk()
+        self._buffer = aligned_buffer(PAGE_NBYTES)
+        try:
+            names = self._disk.names(path)
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+        self._files = SegmentFiles(self._disk, path, direct=True)
+        tags = sorted(tag for tag in map(parse_segment_name, names) if tag is not None)
+        self._files.direct = all(map(self._can_direct, tags[:1]))
+        self._segments = [loaded for tag in tags if (loaded := self._look(tag)) is not None]
+        self._live: dict[tuple[int, int], tuple[int, ...]] = {}
+        self._namespaces: dict[NamespaceId, NamespaceReport] = {}
+        self._find_live()
+
+    @property
+    def segments(self) -> list[SegmentReport]:
+        return [self._report(segment) for segment in self._segments]
+
+    @property
+    def namespaces(self) -> dict[NamespaceId, NamespaceReport]:
+        return self._namespaces
+
+    @property
+    def nbytes(self) -> int:
+        """How much `verify` reads: every frame, dead ones too."""
+        return sum(header.nbytes for segment in self._segments for _, header in segment.frames)
+
+    def verify(self, progress: Progress = lambda nbytes: None) -> Iterator[Damage]:
+        """Read every frame and yield what is damaged; `progress` hears how many bytes were read."""
+        for segment in self._segments:
+            for offset, header in segment.frames:
+                damages = list(self._verify_frame(segment.tag, offset, header))
+                if damages and self._is_there(segment.tag, offset):
+                    yield from damages
+                progress(header.nbytes)
+
+    def _look(self, tag: SegmentTag) -> LoadedSegment | None:
+        try:
+            return look_at_segment(self._files, tag)
+        except DiskFailed as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                return None  # unlinked since its directory was listed
+            raise
+
+    def _can_direct(self, tag: SegmentTag) -> bool:
+        try:
+            self._disk.close(self._disk.open(self._files.path(tag), direct=True))
+        except OSError as error:
+            return error.errno != errno.EINVAL
+        return True
+
+    def _find_live(self) -> None:
+        records, _ = live_records(self._segments)
+        keys: dict[NamespaceId, set[BlockKey]] = {}
+        count: Counter[NamespaceId] = Counter()
+        nbytes: Counter[NamespaceId] = Counter()
+        for record in records:
+            header = record.header
+            self._live[record.location.segment, record.location.offset] = record.live
+            blocks = [header.blocks[position] for position in record.live]
+            keys.setdefault(header.namespace_id, set()).update(block.key for block in blocks)
+            count[header.namespace_id] += len(blocks)
+            nbytes[header.namespace_id] += sum(block.stored_nbytes for block in blocks)
+        self._namespaces = {
+            each: NamespaceReport(len(keys[each]), count[each], nbytes[each]) for each in keys
+        }
+
+    def _report(self, segment: LoadedSegment) -> SegmentReport:
+        live = [self._live.get((segment.tag.number, offset), ()) for offset, _ in segment.frames]
+        headers = [header for _, header in segment.frames]
+        runs = [header for header in headers if not header.is_tombstone]
+        return SegmentReport(
+            name=segment_name(segment.tag),
+            sealed=segment.sealed,
+            nbytes=segment.sizes.nbytes,
+            physical_nbytes=segment.sizes.physical_nbytes,
+            runs=len(runs),
+            tombstones=len(headers) - len(runs),
+            records=sum(len(header.blocks) for header in runs),
+            live_records=sum(map(len, live)),
+            dead_nbytes=sum(
+                header.nbytes
+                for header, positions in zip(headers, live, strict=True)
+                if not positions and not header.is_tombstone
+            ),
+            dropped=segment.dropped,
+        )
+
+    def _verify_frame(self, tag: SegmentTag, offset: int, header: FrameHeader) -> Iterator[Damage]:
+        live = self._live.get((tag.number, offset), ())
+        name = segment_name(tag)
+        page = self._read(tag, offset, PAGE_NBYTES)
+        if page is None or parse_header(page, tag, offset) != header:
+            problem = Problem.UNREADABLE if page is None else Problem.HEADER
+            used = bool(live) or header.is_tombstone
+            yield Damage(name, offset, problem, None, header.namespace_id, used)
+        for position, (start, block) in enumerate(zip(header.offsets, header.blocks, strict=True)):
+            stored = self._read(tag, offset + start, block.stored_nbytes)
+            if stored is not None and checksum(stored) == block.stored_checksum:
+                continue
+            problem = Problem.UNREADABLE if stored is None else Problem.PAYLOAD
+            found = position in live
+            yield Damage(name, offset, problem, block.key, header.namespace_id, found)
+
+    def _read(self, tag: SegmentTag, offset: int, nbytes: int) -> memoryview | None:
+        """Return bytes that stay valid until the next call; None if they are not to be had."""
+        if len(self._buffer) < nbytes:
+            self._buffer = aligned_buffer(nbytes)
+        try:
+            self._files.read(tag, [self._buffer[: padded(nbytes)]], offset)
+        except (CorruptBlock, DiskFailed):
+            return None
+        return self._buffer[:nbytes]
+
+    def _is_there(self, tag: SegmentTag, offset: int) -> bool:
+        """Return whether the frame at `offset` has not been punched out or unlinked meanwhile."""
+        try:
+            fd = self._disk.open(self._files.path(tag))
+        except FileNotFoundError:
+            return False
+        try:
+            return self._disk.next_data(fd, offset) == offset
+        finally:
+            self._disk.close(fd)

@@ -1,0 +1,89 @@
+"""`kvstore inspect`, `verify` and `gc` on directories that real tiers wrote."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from kvstore import Client
+from kvstore.block import PAGE_NBYTES
+from kvstore.testing.daemon import Daemon
+from kvstore.testing.samples import sample_keys, sample_namespace, sample_records
+from tests.cli.run import kvstore
+from tests.tier_file.frames import NAMESPACE, killed, physical_nbytes, put, segments
+from tests.tier_file.test_recovery import flip, recovered_names
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """Frames of a process that was killed: 20 runs of 4 records, the first 5 of them superseded."""
+
+    async def main() -> None:
+        async with killed(tmp_path) as (tier, _):
+            for sequence in range(1, 21):
+                await put(tier, sequence, [f"{sequence}-{i}" for i in range(4)])
+            for sequence in range(1, 6):
+                await put(tier, 20 + sequence, [f"{sequence}-{i}" for i in range(4)])
+            await tier.sync()
+
+    asyncio.run(main())
+    return tmp_path
+
+
+def test_inspect_counts_what_is_there(directory: Path) -> None:
+    done = kvstore("inspect", str(directory))
+    assert done.exit_code == 0
+    assert "not in use" in done.output
+    assert f"namespace {NAMESPACE.hex()[:12]}: 80 blocks, 80 records" in done.output
+    found = json.loads(kvstore("inspect", str(directory), "--json").output)
+    assert found["totals"]["records"] == 100
+    assert found["totals"]["live_records"] == 80
+    assert found["totals"]["physical_nbytes"] == physical_nbytes(directory)
+    assert found["daemon_pid"] is None
+
+
+def test_verify_reads_all_and_says_where_the_damage_is(directory: Path) -> None:
+    kvstore("gc", str(directory))  # seals
+    good = kvstore("verify", str(directory))
+    assert good.exit_code == 0
+    assert ": good." in good.output
+    flip(segments(directory)[-1], 2 * PAGE_NBYTES + 5)
+    bad = kvstore("verify", str(directory))
+    assert bad.exit_code == 1
+    assert "DAMAGED" in bad.output
+    verdict = json.loads(kvstore("verify", str(directory), "--json").output)
+    (damage,) = verdict["damaged"]
+    assert damage["problem"] == "payload"
+    assert damage["segment"] == segments(directory)[-1].name
+    assert damage["key"][:12] in bad.output
+
+
+def test_gc_says_what_it_would_win_and_then_wins_it(directory: Path) -> None:
+    before = physical_nbytes(directory)
+    dry = json.loads(kvstore("gc", "--dry-run", "--json", str(directory)).output)
+    frame = PAGE_NBYTES + 4 * 3 * PAGE_NBYTES
+    assert dry["bytes"] == 5 * frame
+    assert physical_nbytes(directory) == before
+    done = kvstore("gc", str(directory))
+    assert "won back" in done.output
+    assert before - physical_nbytes(directory) >= 4 * frame  # a footer comes on top
+    assert len(asyncio.run(recovered_names(directory))) == 80
+    assert json.loads(kvstore("gc", "--dry-run", "--json", str(directory)).output)["bytes"] == 0
+
+
+def test_a_running_daemon_is_looked_at_but_not_collected() -> None:
+    with Daemon() as daemon:
+        namespace = sample_namespace()
+        with Client(daemon.start().target) as client:
+            namespace_id, keys = client.register(namespace), sample_keys("some", 6)
+            assert client.put(namespace_id, keys, sample_records(keys), durable=True).durable
+        path = str(daemon.directory / "file")
+        assert f"in use by process {daemon.pid}" in kvstore("inspect", path).output
+        assert kvstore("verify", path).exit_code == 0
+        done = kvstore("gc", path)
+        assert done.exit_code == 2
+        assert "used by another kvstore daemon" in done.output
+        daemon.stop()
