@@ -139,6 +139,12 @@ class FileSettings:
     threads: int = _setting(
         "Threads that block in file I/O; also the depth of the device's queue.", 4
     )
+    scrub_bytes: int = _setting(
+        "Bytes a second at which stored frames are read again and verified while nobody waits for "
+        "the disk; 0 is off. Faster finds a disk that rots sooner; slower wears it less.",
+        8 * MIB,
+    )
+    scrub_every_s: float = _setting("Seconds after which a frame is verified again.", 86400.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -371,6 +377,8 @@ def _check(settings: Settings) -> None:
         ("file.capacity", file.capacity_bytes, MIB, 1 << 60),
         ("file.segment", file.segment_bytes, MIB, 1 << 40),
         ("file.threads", file.threads, 1, 256),
+        ("file.scrub", file.scrub_bytes, 0, 1 << 40),
+        ("file.scrub_every_s", file.scrub_every_s, 0, 10 * 365 * 86400),
         ("limits.batch_keys_max", limits.batch_keys_max, 1, 1 << 16),
         ("limits.sessions_max", limits.sessions_max, 1, 1 << 20),
         ("limits.lease_s", limits.lease_s, 0.01, 86400),

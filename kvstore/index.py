@@ -27,9 +27,10 @@ class HeldSlot:
 
 
 class StoredFrame:
-    """A run in the file tier. It leaves as a whole; pins are reads and writes under way."""
+    """A run in the file tier. It leaves as a whole; pins are reads and writes under way.
+    checked_at: when its bytes were last seen to be good, on the planner's clock."""
 
-    __slots__ = ("blocks", "codec_id", "extent", "part", "pins", "stored_nbytes")
+    __slots__ = ("blocks", "checked_at", "codec_id", "extent", "part", "pins", "stored_nbytes")
 
     def __init__(
         self, extent: Extent, part: Part, codec_id: int, stored_nbytes: tuple[int, ...]
@@ -40,6 +41,7 @@ class StoredFrame:
         self.stored_nbytes = stored_nbytes
         self.blocks: dict[int, StoredBlock] = {}  # position in the frame -> block that is live
         self.pins = 0
+        self.checked_at = float("-inf")
 
 
 class StoredPart:

@@ -18,6 +18,7 @@ from kvstore.config import FileSettings, Settings
 from kvstore.mover import Mover
 from kvstore.obs import Metrics
 from kvstore.planner import Planner
+from kvstore.scrub import Scrub
 from kvstore.server import Server
 from kvstore.store import Store
 from kvstore.tier.dram import Arena
@@ -87,7 +88,19 @@ def wire_store(settings: Settings, metrics: Metrics) -> Store:
         metrics=metrics,
         group_commit_bytes=limits.group_commit_bytes,
     )
-    return Store(arena=arena, mover=mover, planner=planner, limits=limits, metrics=metrics)
+    scrub = None
+    if file is not None and settings.file.scrub_bytes:
+        scrub = Scrub(
+            planner,
+            mover,
+            nbytes_per_s=settings.file.scrub_bytes,
+            every_s=settings.file.scrub_every_s,
+            metrics=metrics,
+            now=time.monotonic,
+        )
+    return Store(
+        arena=arena, mover=mover, planner=planner, limits=limits, metrics=metrics, scrub=scrub
+    )
 
 
 def _file_tier(settings: FileSettings) -> FileTier:

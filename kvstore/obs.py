@@ -93,7 +93,7 @@ class Metrics:
     def _tiers(self) -> None:
         self.blocks = self._gauge("blocks", "Blocks held, by tier", "tier")
         self.bytes = self._counter(
-            "tier_bytes", "Bytes read from and written to a tier", "tier", "direction"
+            "tier_bytes", "Bytes read from, written to and scrubbed in a tier", "tier", "direction"
         )
         self.evictions = self._counter(
             "evicted_blocks",
@@ -132,7 +132,7 @@ class Metrics:
         self.corrupt_blocks = self._counter(
             "corrupt_blocks",
             "Blocks dropped because bytes did not match a checksum, by who noticed: put, "
-            "write_behind, promote, reader",
+            "write_behind, promote, reader, scrub (it writes those anew that the arena has too)",
             "where",
         )
         self.write_behind_errors = self._counter(

@@ -45,6 +45,7 @@ from kvstore.planner import (
     needed_spans,
 )
 from kvstore.promotion import PROMOTE_ROUNDS_MAX, Promotion
+from kvstore.scrub import Scrub
 from kvstore.snapshot import snapshot
 from kvstore.tier.dram import Arena
 
@@ -102,8 +103,10 @@ class Store:
         limits: LimitSettings,
         metrics: Metrics,
         now: Callable[[], float] = time.monotonic,
+        scrub: Scrub | None = None,
     ) -> None:
         self.arena = arena
+        self._scrub = scrub
         self._mover = mover
         self._planner = planner
         self._limits = limits
@@ -123,21 +126,22 @@ class Store:
             planner, self._leases, metrics, outcomes_max=limits.outcomes_max, now=now
         )
         self._promotion = Promotion(planner, mover, now)
-        self._housekeeping: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
         """Open the tiers and index what they hold."""
         await self.arena.start()
         await self._mover.start()
         self._publish()
-        self._housekeeping = asyncio.create_task(self._keep_house())
+        self._tasks.append(asyncio.create_task(self._keep_house()))
+        if self._scrub is not None:
+            self._tasks.append(asyncio.create_task(self._scrub.run()))
 
     async def close(self, drain_s: float = 10.0) -> None:
         """Flush for at most `drain_s` and close the tiers."""
-        if self._housekeeping is not None:
-            self._housekeeping.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._housekeeping
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._mover.close(drain_s)
         await self.arena.close()
 

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvstore import Client
 from kvstore.block import BlockKey, NamespaceId
@@ -28,6 +28,28 @@ if TYPE_CHECKING:
     from kvstore_vllm.pages import Pages
 
 logger = logging.getLogger(__name__)
+
+
+class _Copy(NamedTuple):
+    """Records of one group on their way from the arena into device blocks."""
+
+    group: int
+    keys: Sequence[BlockKey]
+    records: Sequence[memoryview]
+    checksums: Sequence[int]
+    device_blocks: Sequence[int]
+
+    def share(self, part: int, parts: int) -> _Copy:
+        """Return one of `parts` about equal parts."""
+        count = len(self.records)
+        cut = slice(count * part // parts, count * (part + 1) // parts)
+        return _Copy(
+            self.group,
+            self.keys[cut],
+            self.records[cut],
+            self.checksums[cut],
+            self.device_blocks[cut],
+        )
 
 
 class Loader:
@@ -149,38 +171,41 @@ class Loader:
 
         Returns the keys whose record was not what its writer committed.
         """
+        # All views at once: from here on the arena stays mapped, whatever the daemon does.
+        copies = [self._copy_of(span) for span in spans]
         mine, *others = (
-            [_share(span, part, self._pages.writers) for span in spans]
+            [copy.share(part, self._pages.writers) for copy in copies]
             for part in range(self._pages.writers)
         )
-        jobs = [self._helpers.submit(self._copy_spans, share, after) for share in others]
+        jobs = [self._helpers.submit(self._carry_out, share, after) for share in others]
         try:
-            corrupt = self._copy_spans(mine, after)
+            corrupt = self._carry_out(mine, after)
         finally:
             wait(jobs)  # while one still writes, the device blocks must not be anybody else's
         return corrupt + [key for job in jobs for key in job.result()]
 
-    def _copy_spans(self, spans: Sequence[LoadSpan], after: Any) -> list[BlockKey]:
-        return [key for span in spans for key in self._copy_span(span, after)]
-
-    def _copy_span(self, span: LoadSpan, after: Any) -> list[BlockKey]:
+    def _copy_of(self, span: LoadSpan) -> _Copy:
         size = self._pages.record_nbytes[span.group]
         if any(slot.nbytes < size for slot in span.slots):
             raise Unavailable("the stored records have another size than this engine's")
         records = [self._client.view(slot)[:size] for slot in span.slots]
-        sums: list[int] = []
-        step = self._pages.batch(span.group)
-        for first in range(0, len(records), step):
-            part = slice(first, first + step)
-            self._pages.write(span.group, span.device_blocks[part], records[part], after)
-            # After the copy, so that a slot that changed under it is noticed too, and at once,
-            # while the bytes are in the processor's cache.
-            sums += map(checksum, records[part])
-        return [
-            key
-            for key, found, expected in zip(span.keys, sums, span.checksums, strict=True)
-            if found != expected
-        ]
+        return _Copy(span.group, span.keys, records, span.checksums, span.device_blocks)
+
+    def _carry_out(self, copies: Sequence[_Copy], after: Any) -> list[BlockKey]:
+        """Copy, and return the keys of corrupt records."""
+        corrupt = []
+        for group, keys, records, checksums, device_blocks in copies:
+            sums: list[int] = []
+            step = self._pages.batch(group)
+            for first in range(0, len(records), step):
+                part = slice(first, first + step)
+                self._pages.write(group, device_blocks[part], records[part], after)
+                # After the copy, so that a slot that changed under it is noticed too, and at once,
+                # while the bytes are in the processor's cache.
+                sums += map(checksum, records[part])
+            checked = zip(keys, sums, checksums, strict=True)
+            corrupt += [key for key, found, expected in checked if found != expected]
+        return corrupt
 
     def _drop(self, namespace_id: NamespaceId, keys: list[BlockKey]) -> None:
         """Delete blocks found corrupt, so that nobody is offered them again. Best effort."""
@@ -188,17 +213,3 @@ class Loader:
             self._client.delete(namespace_id, sorted(set(keys)), corrupt=True)
         except KVStoreError as error:
             logger.warning("drop=failed blocks=%d error=%r", len(keys), error)
-
-
-def _share(span: LoadSpan, part: int, parts: int) -> LoadSpan:
-    """Return one of `parts` about equal parts of a span."""
-    count = len(span.slots)
-    cut = slice(count * part // parts, count * (part + 1) // parts)
-    return LoadSpan(
-        group=span.group,
-        shard=span.shard,
-        keys=span.keys[cut],
-        slots=span.slots[cut],
-        checksums=span.checksums[cut],
-        device_blocks=span.device_blocks[cut],
-    )

@@ -8,13 +8,14 @@ from kvstore.planner.departures import Departures
 from kvstore.planner.explain import Explainer
 from kvstore.planner.leases import DAEMON_SESSION, Leases, MemberId, Reservation, SessionId
 from kvstore.planner.match import longest_hit, needed_spans
-from kvstore.planner.moves import Read, Space, Write
+from kvstore.planner.moves import Check, Read, Space, Write
 from kvstore.planner.outcomes import Outcomes
 from kvstore.planner.planner import Planner
 from kvstore.planner.steps import Steps
 
 __all__ = [
     "DAEMON_SESSION",
+    "Check",
     "Departures",
     "Explainer",
     "Leases",

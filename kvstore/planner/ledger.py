@@ -6,7 +6,7 @@ Four steps change where a record is: `make_resident` and `make_absent` in the ar
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -55,6 +55,7 @@ class Ledger:
         self.resident_blocks = 0
         self.framed_blocks = 0
         self.has_file = file is not None
+        self.frames: OrderedDict[StoredFrame, None] = OrderedDict()  # longest unchecked first
         self._dram = dram
         self._file = file
         self._dram_policy = policy()
@@ -131,6 +132,7 @@ class Ledger:
         if not frame.blocks and not frame.pins:
             assert self._file is not None
             self._file.free(frame.extent)
+            self.frames.pop(frame, None)
 
     def _drop_frame(self, frame: StoredFrame) -> int:
         for block in list(frame.blocks.values()):
@@ -203,6 +205,7 @@ class Ledger:
     ) -> None:
         record.frame, record.position = frame, position
         frame.blocks[position] = block
+        self.frames.setdefault(frame)
         block.framed_parts += 1
         if block.framed_parts == 1:
             self._file_policy.insert(block.key, block.parent)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from kvstore.block import NamespaceId, Part
+from kvstore.block import NamespaceId, Part, padded
 from kvstore.index import Extent, HeldSlot, StoredBlock, StoredFrame, StoredPart
 
 
@@ -45,3 +45,17 @@ class Read:
     blocks: Sequence[StoredBlock]
     stored: Sequence[StoredPart]
     held: Sequence[HeldSlot]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Look whether the live records of a frame, pinned until `Planner.check_done`, are good."""
+
+    frame: StoredFrame
+    positions: Sequence[int]  # ascending
+    blocks: Sequence[StoredBlock]
+    stored: Sequence[StoredPart]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(padded(self.frame.stored_nbytes[position]) for position in self.positions)

@@ -27,7 +27,7 @@ from kvstore.planner.dirty import DirtyRecords
 from kvstore.planner.leases import Reservation
 from kvstore.planner.ledger import Counts, Ledger
 from kvstore.planner.match import longest_hit
-from kvstore.planner.moves import Read, Space, Write
+from kvstore.planner.moves import Check, Read, Space, Write
 from kvstore.planner.steps import STEP_BLOCKS, Steps
 from kvstore.policy import Policy, TailFirstLru
 
@@ -74,6 +74,7 @@ class Planner:
         run_nbytes_max: int = RUN_NBYTES_MAX,
         read_nbytes_max: int = READ_NBYTES,
     ) -> None:
+        self._now = now
         self._ledger = Ledger(dram, file, policy, now, departed_keys_max)
         self._run_nbytes_max = min(run_nbytes_max, RUN_NBYTES_MAX)
         self._read_nbytes_max = read_nbytes_max
@@ -253,6 +254,7 @@ class Planner:
     ) -> None:
         """Note that a run is durable in a frame."""
         frame = StoredFrame(extent, write.part, codec_id, stored_nbytes)
+        frame.checked_at = self._now()  # it was verified on its way
         for position, (block, record) in enumerate(zip(write.blocks, write.stored, strict=True)):
             if block.parts.get(write.part) is record:
                 self.dirty.clean(record)
@@ -336,6 +338,39 @@ class Planner:
         self._ledger.drop_pins(read.held)
         read.frame.pins -= 1
         self._ledger.free_if_dead(read.frame)
+
+    def next_check(self, before: float) -> Check | None:
+        """Take the frame that was not looked at for longest, if that was `before` some time."""
+        for frame in self._ledger.frames:
+            if frame.checked_at >= before:
+                return None
+            if frame.blocks:  # else it only waits for somebody's pin
+                break
+        else:
+            return None
+        self._ledger.frames.move_to_end(frame)
+        frame.checked_at = self._now()
+        frame.pins += 1
+        positions, blocks = zip(*sorted(frame.blocks.items()), strict=True)
+        return Check(frame, positions, blocks, [block.parts[frame.part] for block in blocks])
+
+    def check_done(self, check: Check, bad: Sequence[int]) -> None:
+        """Note which positions of a frame are rotten. What the arena has as well is written anew;
+        of the rest, the part is forgotten."""
+        part = check.frame.part
+        for position, block, record in zip(
+            check.positions, check.blocks, check.stored, strict=True
+        ):
+            gone = block.parts.get(part) is not record or record.frame is not check.frame
+            if gone or position not in bad:
+                continue
+            if record.resident is None:
+                self._ledger.forget_part(block, part, Reason.CORRUPT)
+            else:
+                self._ledger.detach(block, record)
+                self.dirty.add(block, part, record)
+        check.frame.pins -= 1
+        self._ledger.free_if_dead(check.frame)
 
     def recover(
         self,

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from kvstore.block import BlockKey, Group, Namespace, Part, Span
 from kvstore.index import HeldSlot
 from kvstore.keys import KeyChain, root_key
-from kvstore.planner import Planner, Read, Reservation, Steps, Write, needed_spans
+from kvstore.planner import Check, Planner, Read, Reservation, Steps, Write, needed_spans
 from kvstore.tier.dram.allocator import ExtentAllocator
 
 RECORD = 4096
@@ -71,6 +71,7 @@ class PlannerMachine(RuleBasedStateMachine):
         self.planner.index.register(SPEC)
         self.writes: list[Write] = []
         self.reads: list[Read] = []
+        self.checks: list[Check] = []
         self.leased: list[HeldSlot] = []
         self.deleted: set[BlockKey] = set()
 
@@ -127,6 +128,17 @@ class PlannerMachine(RuleBasedStateMachine):
     def finish_read(self, bad: set[int], corrupt: bool) -> None:
         self.planner.read_done(self.reads.pop(0), sorted(bad), corrupt=corrupt)
 
+    @rule()
+    def start_check(self) -> None:
+        check = self.planner.next_check(float("inf"))
+        if check is not None:
+            self.checks.append(check)
+
+    @precondition(lambda self: self.checks)
+    @rule(bad=st.sets(st.integers(0, 15), max_size=2))
+    def finish_check(self, bad: set[int]) -> None:
+        self.planner.check_done(self.checks.pop(0), sorted(bad))
+
     @rule(chain=st.sampled_from(CHAINS))
     def lease(self, chain: list[BlockKey]) -> None:
         hit = self.planner.match(SPEC.id, chain).resident_blocks
@@ -164,6 +176,7 @@ class PlannerMachine(RuleBasedStateMachine):
         assert self.dram.live == slots
         extents = {r.frame.extent for r in records if r.frame}
         extents |= {read.extent for read in self.reads}
+        extents |= {check.frame.extent for check in self.checks}
         assert self.file.live == extents
 
     @invariant()
@@ -260,6 +273,26 @@ def test_reads_come_in_prefix_order_over_all_parts_and_in_bounded_pieces() -> No
     for read in reads:
         node.planner.read_done(read, [], corrupt=False)
     assert node.planner.match(SPEC.id, chain).resident_blocks == 8
+
+
+def test_a_rotten_record_is_written_anew_from_the_arena_or_forgotten() -> None:
+    node = Node(dram_records=4)
+    node.put(chain_of(4))
+    node.write_all()
+    assert node.planner.next_check(0.0) is None, "what was just written is not due"
+    check = node.planner.next_check(1.0)
+    assert check is not None
+    assert list(check.positions) == [0, 1, 2, 3]
+    node.planner.check_done(check, [1])
+    assert [len(write.blocks) for write in node.write_all()] == [1]
+    assert [block.framed_parts for block in node.planner.index] == [1] * 4
+    node.put(CHAINS[0][:4])  # the arena is needed: now the frames hold the only copies
+    node.write_all()
+    for _ in range(2):
+        check = node.planner.next_check(1.0)
+        assert check is not None
+        node.planner.check_done(check, [0])
+    assert node.planner.find(SPEC.id, chain_of(4), (Span(PARTS[0], 0, 4),))[:2] == [None, None]
 
 
 def test_the_tail_leaves_the_file_tier_first_and_a_run_leaves_whole() -> None:

@@ -18,6 +18,7 @@ from kvstore.index import StoredPart
 from kvstore.mover import Mover
 from kvstore.obs import Metrics
 from kvstore.planner import DAEMON_SESSION, Planner, SessionId
+from kvstore.scrub import Scrub
 from kvstore.store import Member, Store
 from kvstore.tier.dram import Arena
 from kvstore.tier.file import FileExtent, FileTier
@@ -28,6 +29,7 @@ from tests.sim.model import KEYS, PARTS, SPEC, Item, Model, Version, Violation
 
 ARENA_BYTES = 1 << 20
 LEASE_S = 0.6
+SCRUB_EVERY_S = 0.5
 CHECK_KEYS = 8  # read back in one step: their slots must fit into half of the arena
 
 
@@ -100,6 +102,14 @@ class Daemon:
             limits=limits,
             metrics=self.metrics,
             now=loop.time,
+            scrub=Scrub(
+                self.planner,
+                mover,
+                nbytes_per_s=settings.file_bytes,
+                every_s=SCRUB_EVERY_S,
+                metrics=self.metrics,
+                now=loop.time,
+            ),
         )
 
     async def start(self) -> None:

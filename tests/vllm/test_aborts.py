@@ -10,6 +10,7 @@ import pytest
 
 from kvstore import Client
 from kvstore.testing.wait import until
+from tests.vllm.test_faults import arena_files, flip_bits
 
 pytestmark = [pytest.mark.vllm, pytest.mark.fault, pytest.mark.timeout(300)]
 
@@ -96,12 +97,12 @@ def while_it_is_loaded_and_the_load_fails(engine, turn, gate: Path):
     failed = engine.process.counter("loads_failed")
     begin_load(engine, "fails", turn, gate)
     engine.process("abort", name="fails")
-    engine.daemon.kill()
+    for file in arena_files(engine.daemon.pid):
+        flip_bits(file)
     gate.touch()
     assert engine.process("reset_prefix_cache"), "a device block leaked"
     assert engine.process("held") == {}
     assert engine.process.counter("loads_failed") == failed + 1
-    engine.daemon.start()
     until(lambda: stored_again(engine, turn))
     engine.nothing_is_left()
 
@@ -113,7 +114,7 @@ def begin_load(engine, name: str, turn: list[int], gate: Path) -> None:
 
 
 def stored_again(engine, turn: list[int]) -> bool:
-    """Whether the engine has found the restarted daemon."""
+    """Whether what was dropped as corrupt is there again."""
     loads = engine.process.counter("loads")
     engine.process.generate(turn)
     engine.process("reset_prefix_cache")

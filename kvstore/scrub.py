@@ -1,0 +1,80 @@
+"""Reads frames again, slowly, and verifies them.
+
+A disk that rots is found while the arena may still have a good copy, which is then written anew,
+and before anybody waits for the bytes. The idea is that of ZFS: nothing else ever reads cold data.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from kvstore.errors import KVStoreError
+from kvstore.mover import Mover
+from kvstore.obs import Metrics
+from kvstore.planner import Planner
+
+logger = logging.getLogger(__name__)
+
+START_S = 60.0  # a daemon that has just started has better things to do
+LOOK_S = 1.0
+GIVE_WAY_S = 0.05
+GIVE_WAY_S_MAX = 1.0  # then it goes on beside the readers: rot must be found on a busy node, too
+FAILED_S = 60.0
+
+
+class Scrub:
+    """One task beside the store's. `nbytes_per_s`: at most; `every_s`: how often for one frame."""
+
+    def __init__(
+        self,
+        planner: Planner,
+        mover: Mover,
+        *,
+        nbytes_per_s: int,
+        every_s: float,
+        metrics: Metrics,
+        now: Callable[[], float],
+    ) -> None:
+        self._planner = planner
+        self._mover = mover
+        self._nbytes_per_s = nbytes_per_s
+        self._every_s = every_s
+        self._metrics = metrics
+        self._now = now
+
+    async def run(self) -> None:
+        """Scrub until cancelled."""
+        pause_s = min(START_S, self._every_s)
+        while True:
+            await asyncio.sleep(pause_s)
+            pause_s = await self._step()
+
+    async def _step(self) -> float:
+        """Check one frame, if one is due. Returns how long to pause."""
+        await self._give_way()
+        began = self._now()
+        check = self._planner.next_check(began - self._every_s)
+        if check is None:
+            return LOOK_S
+        bad: Sequence[int] = ()
+        try:
+            bad = await self._mover.check(check)
+        except KVStoreError as error:
+            self._metrics.read_errors.inc()
+            logger.warning("scrub=failed reason=%r", str(error))
+            return FAILED_S
+        finally:
+            self._planner.check_done(check, bad)
+        if bad:
+            self._metrics.corrupt_blocks.labels("scrub").inc(len(bad))
+            logger.warning("scrub=corrupt blocks=%d frame=%s", len(bad), check.frame.extent)
+            self._mover.wake()
+        return max(0.0, check.nbytes / self._nbytes_per_s - (self._now() - began))
+
+    async def _give_way(self) -> None:
+        """Wait while somebody waits for the disk, for a while."""
+        end = self._now() + GIVE_WAY_S_MAX
+        while self._mover.reads_under_way and self._now() < end:  # noqa: ASYNC110 - not for one
+            await asyncio.sleep(GIVE_WAY_S)

@@ -1,0 +1,62 @@
+"""Bits that flip on the disk of a running daemon are found by nobody but the scrub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kvstore import Client, Match
+from kvstore.block import PAGE_NBYTES, padded
+from kvstore.testing.daemon import Daemon
+from kvstore.testing.samples import (
+    RECORD_NBYTES,
+    sample_keys,
+    sample_namespace,
+    sample_records,
+)
+from kvstore.testing.wait import until
+
+SCRUB = ("file.scrub=1GiB", "file.scrub_every_s=0.2")
+KEYS = sample_keys("scrubbed", 32)
+
+
+def flip(directory: Path, frame: int, block: int) -> None:
+    """Flip a bit of a block of the n-th frame of the first segment."""
+    (segment, *_) = sorted(directory.glob("*.segment"))
+    pages = padded(RECORD_NBYTES)
+    offset = PAGE_NBYTES + frame * (PAGE_NBYTES + 16 * pages) + PAGE_NBYTES + block * pages + 99
+    with segment.open("r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([byte ^ 1]))
+
+
+def found(client: Client) -> int:
+    return int(client.stats()["totals"].get("corrupt_blocks", {}).get("scrub", 0))
+
+
+def test_rot_under_a_good_copy_is_healed_and_otherwise_forgotten() -> None:
+    with Daemon() as daemon:
+        daemon.start(*SCRUB)
+        with Client(daemon.target) as client:
+            namespace_id = client.register(sample_namespace())
+            assert client.put(namespace_id, KEYS, sample_records(KEYS), durable=True).durable
+            flip(daemon.directory / "file", 0, 3)
+            flip(daemon.directory / "file", 1, 7)
+            until(lambda: found(client) == 2)
+            assert client.flush(10)
+        daemon.stop()
+        daemon.start("file.scrub=0")
+        with Client(daemon.target) as client:
+            client.register(sample_namespace())
+            assert client.get(namespace_id, KEYS, wait_s=5) == sample_records(KEYS)
+            assert client.corrupt_blocks == 0
+        daemon.stop()
+        flip(daemon.directory / "file", 0, 5)
+        daemon.start(*SCRUB)
+        with Client(daemon.target) as client:
+            client.register(sample_namespace())
+            until(lambda: found(client) == 1)
+            assert client.match(namespace_id, KEYS) == Match(5, 0)
+            assert client.match(namespace_id, KEYS[6:]) == Match(26, 0)
+        daemon.stop()
