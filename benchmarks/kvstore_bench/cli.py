@@ -120,3 +120,38 @@ def tier(
             click.echo(msgspec.json.format(msgspec.json.encode({"tier": kind, **result}), indent=1))
         else:
             print_tier(result)
+
+
+@bench.command()
+@click.option(
+    "--path",
+    type=click.Path(exists=True, file_okay=False, writable=True, path_type=Path),
+    default=".",
+    help="Directory on the device to measure; a scratch folder in it is used.  [default: here]",
+)
+@click.option("--flips", type=click.IntRange(1), default=20, show_default=True)
+@click.option(
+    "--rate-mib", type=click.IntRange(1), default=8, show_default=True, help="MiB/s, while read."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def scrub(*, path: Path, flips: int, rate_mib: int, as_json: bool) -> None:
+    """Measure the background check of the file tier: what it finds, and what it costs.
+
+    Bits are flipped in stored records; the daemon has to find all of them by itself. Then cold
+    reads from a daemon that scrubs alternate with those from one that does not.
+
+    \b
+    Examples:
+      kvstore bench scrub --path /mnt/nvme0
+      kvstore bench scrub --json | jq .read_ratio_while_scrubbing
+    """
+    with explained():
+        from kvstore_bench.ratio_tables import print_scrub
+        from kvstore_bench.scrub import ScrubPlan, run
+
+        plan = ScrubPlan(flips=flips, nbytes_per_s=rate_mib << 20)
+        result = run(plan, path, lambda text: click.echo(text, err=True))
+        if as_json:
+            click.echo(msgspec.json.format(msgspec.json.encode(result), indent=1))
+        else:
+            print_scrub(result)

@@ -1,4 +1,4 @@
-"""The results of `kvstore bench store` and `tier` as a person reads them."""
+"""The results of `kvstore bench store`, `tier` and `scrub` as a person reads them."""
 
 from __future__ import annotations
 
@@ -26,6 +26,13 @@ TIER_MEANINGS = {
     "first_block_extra_ms": "first block of a cold prefix there, beyond one direct read, ms",
 }
 
+SCRUB_MEANINGS = {
+    "flips_found": "flipped bits that the daemon found by itself",
+    "flips": "of so many",
+    "found_s": "seconds until then, at full speed",
+    "read_ratio_while_scrubbing": "speed of cold reads beside it, of that without",
+}
+
 
 def print_store(result: Mapping[str, Any]) -> None:
     """Print the ratios, then what they were made of."""
@@ -42,8 +49,17 @@ def print_store(result: Mapping[str, Any]) -> None:
 
 def print_tier(result: Mapping[str, Any]) -> None:
     """Print the ratios, then the speeds they were made of."""
+    _print_with_speeds("File tier", TIER_MEANINGS, result)
+
+
+def print_scrub(result: Mapping[str, Any]) -> None:
+    """Print what was found and what it cost."""
+    _print_with_speeds("Scrub", SCRUB_MEANINGS, result)
+
+
+def _print_with_speeds(title: str, meanings: Mapping[str, str], result: Mapping[str, Any]) -> None:
     console = Console()
-    console.print(_ratios("File tier", TIER_MEANINGS, result))
+    console.print(_ratios(title, meanings, result))
     speeds = Table(title="MB/s", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     for column in ("", "min", "median", "max"):
         speeds.add_column(column, justify="left" if not column else "right")

@@ -78,7 +78,7 @@ def run(plan: TierPlan, directory: Path, say: Say) -> dict[str, Any]:
 
 
 def _measure(client: Client, plan: TierPlan, scratch: Path, say: Say) -> dict[str, Any]:
-    prefixes = _Prefixes(client, plan)
+    prefixes = Prefixes(client, plan)
     fio_files = [scratch / f"fio-{number}" for number in range(plan.rounds)]
     fio = {"block_nbytes": plan.record_nbytes, "depth": plan.depth, "nbytes": plan.round_nbytes}
     speeds: dict[str, list[float]] = {"write": [], "fio_write": [], "read": [], "fio_read": []}
@@ -119,7 +119,7 @@ def _measure(client: Client, plan: TierPlan, scratch: Path, say: Say) -> dict[st
     }
 
 
-class _Prefixes:
+class Prefixes:
     """What is stored: one prefix a round."""
 
     def __init__(self, client: Client, plan: TierPlan) -> None:
@@ -185,7 +185,7 @@ class _Prefixes:
         return leased_s
 
 
-def _first_blocks(prefixes: _Prefixes, plan: TierPlan, fio_file: Path) -> tuple[Timing, Timing]:
+def _first_blocks(prefixes: Prefixes, plan: TierPlan, fio_file: Path) -> tuple[Timing, Timing]:
     """Time until the first block of a cold prefix is there, while all of it is on its way up."""
     firsts, directs = [], []
     draw = random.Random(0)

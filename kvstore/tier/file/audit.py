@@ -106,6 +106,14 @@ class Audit:
         return [self._report(segment) for segment in self._segments]
 
     @property
+    def runs(self) -> Iterator[tuple[Path, int, FrameHeader]]:
+        """Yield the frames of records: file, offset of the header page, header."""
+        for segment in self._segments:
+            for offset, header in segment.frames:
+                if not header.is_tombstone:
+                    yield self._files.path(segment.tag), offset, header
+
+    @property
     def namespaces(self) -> dict[NamespaceId, NamespaceReport]:
         return self._namespaces
 

@@ -1,0 +1,135 @@
+"""`kvstore bench scrub`: does the background check find rot, and does it cost the readers anything?
+
+Bits are flipped in the segments of a daemon that is down; started again, it has to find every one
+by itself. Two more daemons on the same device, one that scrubs all the time and one that does not,
+are then read from in turns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from kvstore import Client
+from kvstore.errors import Unavailable
+from kvstore.testing.daemon import Daemon
+from kvstore.tier.file import Audit
+from kvstore_bench.store import EXTENT_NBYTES, await_arena
+from kvstore_bench.tier import Prefixes, TierPlan
+
+Say = Callable[[str], None]
+
+FIND_S_MAX = 600.0
+POLL_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class ScrubPlan:
+    """What to store, how many bits to flip, and how fast to scrub beside the readers."""
+
+    tier: TierPlan = TierPlan(blocks=128, rounds=8)  # noqa: RUF009 - frozen
+    flips: int = 20
+    nbytes_per_s: int = 8 << 20
+    seed: int = 0
+
+
+def run(plan: ScrubPlan, directory: Path, say: Say) -> dict[str, Any]:
+    """Measure in a scratch folder of `directory`, which is removed again."""
+    with tempfile.TemporaryDirectory(prefix="kvstore-bench-", dir=directory) as scratch:
+        found, seconds = _find(plan, Path(scratch) / "rotten", say)
+        speeds = _read_beside(plan, Path(scratch), say)
+    return {
+        "flips_found": found,
+        "flips": plan.flips,
+        "found_s": seconds,
+        "read_ratio_while_scrubbing": statistics.median(speeds["scrubbing"])
+        / statistics.median(speeds["quiet"]),
+        "bytes_per_s": {
+            name: {"p50": statistics.median(each), "min": min(each), "max": max(each)}
+            for name, each in speeds.items()
+        },
+        "plan": asdict(plan),
+    }
+
+
+def _settings(plan: TierPlan, path: Path) -> list[str]:
+    return [
+        f"dram.capacity={plan.arena_nbytes}",
+        f"dram.extent={EXTENT_NBYTES}",
+        f"file.path={path}",
+        f"file.capacity={2 * plan.rounds * plan.round_nbytes}",
+        f"file.threads={plan.depth}",
+    ]
+
+
+def _find(plan: ScrubPlan, path: Path, say: Say) -> tuple[int, float]:
+    """Return how many flipped bits were found, and how long that took."""
+    with Daemon(*_settings(plan.tier, path), "file.scrub=0") as daemon:
+        say(f"storing {plan.tier.rounds * plan.tier.round_nbytes >> 20} MiB")
+        with Client(daemon.start().target) as client:
+            await_arena(client, plan.tier.arena_nbytes)
+            prefixes = Prefixes(client, plan.tier)
+            for number in range(plan.tier.rounds):
+                prefixes.write(number)
+        daemon.stop()
+        _flip(plan, path)
+        say(f"{plan.flips} bits flipped; scrubbing at full speed")
+        started = time.perf_counter()
+        daemon.start("file.scrub=100GiB", "file.scrub_every_s=0.5")
+        found = 0
+        with Client(daemon.target) as client:
+            while found < plan.flips and time.perf_counter() - started < FIND_S_MAX:
+                time.sleep(POLL_S)
+                found = client.stats()["totals"].get("corrupt_blocks", {}).get("scrub", 0)
+        daemon.stop()
+    return int(found), time.perf_counter() - started
+
+
+def _flip(plan: ScrubPlan, path: Path) -> None:
+    """Flip one bit in each of `flips` records."""
+    places = [
+        (file, offset + start, block.stored_nbytes)
+        for file, offset, header in Audit(path).runs
+        for start, block in zip(header.offsets, header.blocks, strict=True)
+    ]
+    draw = random.Random(plan.seed)
+    if len(places) < plan.flips:
+        raise Unavailable(f"only {len(places)} records for {plan.flips} flips")
+    for file, start, nbytes in draw.sample(places, plan.flips):
+        with file.open("r+b") as target:
+            target.seek(start + draw.randrange(nbytes))
+            byte = target.read(1)[0]
+            target.seek(-1, 1)
+            target.write(bytes([byte ^ 1 << draw.randrange(8)]))
+
+
+def _read_beside(plan: ScrubPlan, scratch: Path, say: Say) -> dict[str, list[float]]:
+    """Return the speeds of cold reads from a daemon that scrubs and from one that does not."""
+    sides = {
+        "scrubbing": (f"file.scrub={plan.nbytes_per_s}", "file.scrub_every_s=0.5"),
+        "quiet": ("file.scrub=0",),
+    }
+    speeds: dict[str, list[float]] = {name: [] for name in sides}
+    with contextlib.ExitStack() as stack:
+        prefixes = {}
+        for name, settings in sides.items():
+            daemon = stack.enter_context(Daemon(*_settings(plan.tier, scratch / name), *settings))
+            client = stack.enter_context(Client(daemon.start().target))
+            await_arena(client, plan.tier.arena_nbytes)
+            prefixes[name] = Prefixes(client, plan.tier)
+            for number in range(plan.tier.rounds):
+                prefixes[name].write(number)
+        for number in range(2 * plan.tier.rounds):
+            say(f"reading, {number + 1} of {2 * plan.tier.rounds}")
+            for name in list(sides)[:: 1 if number % 2 else -1]:
+                started = time.perf_counter()
+                prefixes[name].read(number % plan.tier.rounds)
+                speeds[name].append(plan.tier.round_nbytes / (time.perf_counter() - started))
+    return speeds
