@@ -71,7 +71,9 @@ def grant_of(reply: pb.GrantReply, namespace: Namespace, *, reading: bool) -> Gr
         nbytes = [namespace.record_nbytes(part) for part, _, _ in spans]
     except InvalidRequest as error:
         raise Incompatible(f"the daemon sent a grant of something else: {error}") from error
-    counts = [max(0, end - begin) for _, begin, end in spans]
+    counts = [end - begin for _, begin, end in spans]
+    if min(counts, default=0) < 0:
+        raise Incompatible("the daemon sent a grant with a span that ends before it begins")
     checksums = sum(counts) if reading else len(reply.checksums)
     if not sum(counts) == len(reply.extents) == len(reply.offsets) or checksums != len(
         reply.checksums
