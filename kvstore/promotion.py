@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import closing
 
 from kvstore.block import BlockKey, NamespaceId, Span
 from kvstore.mover import Mover
@@ -40,8 +41,10 @@ class Promotion:
                 break
             # What is up already must not make room for what comes up.
             with self._planner.pinned([r.resident for r in records if r.resident is not None]):
-                for read in self._planner.plan_reads(namespace_id, keys, spans):
-                    self._mover.start_read(read)
+                with closing(self._planner.plan_reads(namespace_id, keys, spans)) as reads:
+                    for read in reads:
+                        self._mover.start_read(read)
+                        await asyncio.sleep(0)  # it goes to the disk now; others' turn, too
                 pending = self._mover.reads_of(missing)
                 timeout_s = deadline - self._now()
                 if not pending or timeout_s <= 0:

@@ -12,7 +12,8 @@ A record is always in one of these places, and every method below is a step betw
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -37,7 +38,18 @@ READ_NBYTES = 4 << 20
 WRITE_BATCH_RECORDS_MAX = 8192
 DEPARTED_KEYS_MAX = 1 << 16
 
-_Arrival = tuple[int, StoredBlock, StoredPart, HeldSlot]  # position in its frame, where it goes
+
+@dataclass(slots=True)
+class _Piece:
+    """What one read will bring up: position in the frame, which record, where it goes."""
+
+    frame: StoredFrame  # pinned
+    items: list[tuple[int, StoredBlock, StoredPart, HeldSlot]] = field(default_factory=list)
+
+    def read(self) -> Read:
+        self.items.sort(key=itemgetter(0))
+        positions, blocks, records, slots = zip(*self.items, strict=True)
+        return Read(self.frame, self.frame.extent, positions, blocks, records, slots)
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,37 +303,53 @@ class Planner:
 
     def plan_reads(
         self, namespace_id: NamespaceId, keys: Sequence[BlockKey], spans: Sequence[Span]
-    ) -> list[Read]:
+    ) -> Generator[Read]:
         """Plan to bring up what `spans` names and the arena lacks, as far as there is room.
 
-        In prefix order, in pieces of at most `read_nbytes_max` or one record: the first blocks of a
-        prefix are there before the last ones, and one large frame keeps a device's queue busy.
+        In prefix order, in pieces of at most `read_nbytes_max` or one record, each yielded as soon
+        as it is planned: the disk reads the first while the last are still looked for, and one
+        large frame keeps a device's queue busy. Closed early, it gives back what it took.
         """
-        reads: list[tuple[int, list[_Arrival]]] = []
-        last_of: dict[StoredFrame, list[_Arrival]] = {}
-        for part, begin, end in spans:
-            for index, key in enumerate(keys[begin:end], begin):
+        pieces: dict[Part, _Piece] = {}
+        planned: deque[Read] = deque()
+        try:
+            for index, key in enumerate(keys):
+                while planned:
+                    yield planned.popleft()
                 block = self.index.get(namespace_id, key)
-                record = block.parts.get(part) if block else None
-                if block is None or record is None or record.frame is None:
-                    continue
-                if record.resident is not None or record.loading is not None:
-                    continue
-                slot = self._ledger.find_slot(record.nbytes)
-                if slot is None:
+                wanted = [part for part, begin, end in spans if begin <= index < end]
+                if block and not all(self._arrives(block, p, pieces, planned) for p in wanted):
                     break
-                slot.pins += 1
-                record.loading = slot
-                piece = last_of.get(record.frame)
-                if (
-                    piece is None
-                    or (len(piece) + 1) * padded(record.nbytes) > self._read_nbytes_max
-                ):
-                    piece = last_of[record.frame] = []
-                    reads.append((index, piece))
-                piece.append((record.position, block, record, slot))
-        reads.sort(key=itemgetter(0))
-        return [_pinned_read(piece) for _, piece in reads]
+            planned += [piece.read() for piece in pieces.values()]
+            pieces.clear()
+            while planned:
+                yield planned.popleft()
+        finally:
+            for read in (*planned, *(piece.read() for piece in pieces.values())):
+                self.read_done(read, read.positions, corrupt=False)
+
+    def _arrives(
+        self, block: StoredBlock, part: Part, pieces: dict[Part, _Piece], planned: deque[Read]
+    ) -> bool:
+        """Put a record that is only in a frame into the part's piece. False: there is no room."""
+        record = block.parts.get(part)
+        if record is None or record.frame is None or record.resident or record.loading:
+            return True
+        slot = self._ledger.find_slot(record.nbytes)
+        if slot is None:
+            return False
+        slot.pins += 1
+        record.loading = slot
+        piece = pieces.get(part)
+        limit = self._read_nbytes_max // padded(record.nbytes)
+        if piece is not None and (piece.frame is not record.frame or len(piece.items) >= limit):
+            planned.append(piece.read())
+            piece = None
+        if piece is None:
+            record.frame.pins += 1
+            piece = pieces[part] = _Piece(record.frame)
+        piece.items.append((record.position, block, record, slot))
+        return True
 
     def read_done(self, read: Read, bad: Sequence[int], *, corrupt: bool) -> None:
         """Note which blocks came up; positions in `bad` did not, and are forgotten if `corrupt`."""
@@ -454,13 +482,3 @@ def _pinned_write(
         held.append(record.resident)
     blocks, records = zip(*run, strict=True)
     return Write(namespace_id, part, blocks, records, held)
-
-
-def _pinned_read(piece: list[_Arrival]) -> Read:
-    """Return the read of records that lie in one frame."""
-    piece.sort(key=itemgetter(0))
-    frame = piece[0][2].frame
-    assert frame is not None  # only what lies in a frame is read
-    frame.pins += 1
-    positions, blocks, records, slots = zip(*piece, strict=True)
-    return Read(frame, frame.extent, positions, blocks, records, slots)

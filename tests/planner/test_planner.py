@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass
+from itertools import islice
 from typing import TypeVar, cast
 
 from hypothesis import settings
@@ -122,6 +124,12 @@ class PlannerMachine(RuleBasedStateMachine):
     def start_reads(self, chain: list[BlockKey]) -> None:
         hit = self.planner.match(SPEC.id, chain).hit_blocks
         self.reads += self.planner.plan_reads(SPEC.id, chain, needed_spans(SPEC, hit))
+
+    @rule(chain=st.sampled_from(CHAINS), count=st.integers(0, 2))
+    def start_reads_and_give_up(self, chain: list[BlockKey], count: int) -> None:
+        hit = self.planner.match(SPEC.id, chain).hit_blocks
+        with closing(self.planner.plan_reads(SPEC.id, chain, needed_spans(SPEC, hit))) as reads:
+            self.reads += islice(reads, count)
 
     @precondition(lambda self: self.reads)
     @rule(bad=st.sets(st.integers(0, 15), max_size=2), corrupt=st.booleans())
@@ -266,13 +274,32 @@ def test_reads_come_in_prefix_order_over_all_parts_and_in_bounded_pieces() -> No
     node.put(chain_of(40)[8:32])  # 24 others take the arena
     node.write_all()
     spans = tuple(Span(part, 0, 8) for part in PARTS)
-    reads = node.planner.plan_reads(SPEC.id, chain, spans)
+    reads = list(node.planner.plan_reads(SPEC.id, chain, spans))
     assert [(list(read.positions), read.frame.part) for read in reads] == [
         (positions, part) for positions in ([0, 1, 2], [3, 4, 5], [6, 7]) for part in PARTS
     ]
     for read in reads:
         node.planner.read_done(read, [], corrupt=False)
     assert node.planner.match(SPEC.id, chain).resident_blocks == 8
+
+
+def test_reads_that_nobody_waits_for_any_more_give_back_what_they_took() -> None:
+    node = Node(dram_records=8)
+    chain = chain_of(8)
+    node.put(chain)
+    node.write_all()
+    node.put(chain_of(40)[8:16])  # 8 others take the arena
+    node.write_all()
+    reads = node.planner.plan_reads(SPEC.id, chain, (Span(PARTS[0], 0, 8),))
+    first = next(reads)
+    reads.close()
+    assert list(first.positions) == [0, 1, 2]
+    records = node.planner.find(SPEC.id, chain, (Span(PARTS[0], 0, 8),))
+    assert [record is not None and record.loading is not None for record in records] == (
+        [True] * 3 + [False] * 5
+    )
+    node.planner.read_done(first, [], corrupt=False)
+    assert node.put(chain_of(60)[40:48]) == 0, "no slot stayed pinned"
 
 
 def test_a_rotten_record_is_written_anew_from_the_arena_or_forgotten() -> None:
