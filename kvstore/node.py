@@ -113,9 +113,24 @@ def _file_tier(settings: FileSettings) -> FileTier:
     )
 
 
-# The index is millions of objects that live long and form no cycles: a full collection would walk
-# all of them, and stop the daemon for half a second per half million blocks. Young ones go on.
-GC_THRESHOLDS = (500, 4, 1_000_000)
+# The index is millions of objects that live long and form no cycles: a collection of all of them
+# stops the daemon for half a second per half million blocks. So what has survived a collection of
+# the oldest generation is never looked at again: the next has a few ten thousand objects to look
+# at, and what forms cycles and outlived the young generations (gRPC's calls do) is still freed.
+GC_THRESHOLDS = (500, 4, 10)
+
+
+def bound_collections() -> None:
+    """Let this process's garbage collections take milliseconds however much it holds."""
+    gc.set_threshold(*GC_THRESHOLDS)
+    gc.callbacks.append(_freeze_survivors)
+
+
+def _freeze_survivors(phase: str, info: dict[str, int]) -> None:
+    if phase == "stop" and info["generation"] == 2:
+        gc.freeze()
+
+
 # Codec and disk threads hash and copy: the event loop, which answers everybody, asks them for the
 # interpreter after this long instead of Python's 5 ms.
 SWITCH_INTERVAL_S = 0.0005
@@ -123,7 +138,7 @@ SWITCH_INTERVAL_S = 0.0005
 
 async def serve(settings: Settings) -> None:
     """Run a daemon until SIGTERM or SIGINT; a second signal stops it at once."""
-    gc.set_threshold(*GC_THRESHOLDS)
+    bound_collections()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     loop = asyncio.get_running_loop()
     told = asyncio.Event()
