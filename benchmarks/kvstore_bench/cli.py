@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,21 @@ from kvstore_bench.compare_command import compare
 from kvstore_bench.exits import explained
 from kvstore_bench.options import generator_options
 from kvstore_bench.workload import Conversation, dump, save
+
+_json = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+_path = click.option(
+    "--path",
+    type=click.Path(exists=True, file_okay=False, writable=True, path_type=Path),
+    default=".",
+    help="Directory on the device to measure; a scratch folder in it is used.  [default: here]",
+)
+
+
+def _show(result: dict[str, Any], as_json: bool, table: Callable[[dict[str, Any]], None]) -> None:
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(result), indent=1))
+    else:
+        table(result)
 
 
 @click.group()
@@ -58,7 +74,7 @@ def make_conversations(output: Path, **shape: Any) -> None:
     default=0,
     help="Also time matches with so many small blocks stored (4 KiB each) and a busy writer.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@_json
 def store(
     *, records: int, record_mib: int, rounds: int, resident_blocks: int, as_json: bool
 ) -> None:
@@ -78,25 +94,17 @@ def store(
 
         plan = StorePlan(records, record_mib << 20, rounds, resident_blocks=resident_blocks)
         result = run(plan, lambda text: click.echo(text, err=True))
-        if as_json:
-            click.echo(msgspec.json.format(msgspec.json.encode(result), indent=1))
-        else:
-            print_store(result)
+        _show(result, as_json, print_store)
 
 
 @bench.command()
 @click.option("--tier", "kind", type=click.Choice(["file"]), default="file", show_default=True)
-@click.option(
-    "--path",
-    type=click.Path(exists=True, file_okay=False, writable=True, path_type=Path),
-    default=".",
-    help="Directory on the device to measure; a scratch folder in it is used.  [default: here]",
-)
+@_path
 @click.option("--record-mib", type=click.IntRange(1), default=2, show_default=True)
 @click.option("--blocks", type=click.IntRange(64), default=512, show_default=True, help="A round.")
 @click.option("--rounds", type=click.IntRange(4), default=8, show_default=True)
 @click.option("--depth", type=click.IntRange(1, 64), default=16, show_default=True)
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@_json
 def tier(
     *, kind: str, path: Path, record_mib: int, blocks: int, rounds: int, depth: int, as_json: bool
 ) -> None:
@@ -116,24 +124,16 @@ def tier(
 
         plan = TierPlan(record_mib << 20, blocks, rounds, depth)
         result = run(plan, path, lambda text: click.echo(text, err=True))
-        if as_json:
-            click.echo(msgspec.json.format(msgspec.json.encode({"tier": kind, **result}), indent=1))
-        else:
-            print_tier(result)
+        _show({"tier": kind, **result}, as_json, print_tier)
 
 
 @bench.command()
-@click.option(
-    "--path",
-    type=click.Path(exists=True, file_okay=False, writable=True, path_type=Path),
-    default=".",
-    help="Directory on the device to measure; a scratch folder in it is used.  [default: here]",
-)
+@_path
 @click.option("--flips", type=click.IntRange(1), default=20, show_default=True)
 @click.option(
     "--rate-mib", type=click.IntRange(1), default=8, show_default=True, help="MiB/s, while read."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@_json
 def scrub(*, path: Path, flips: int, rate_mib: int, as_json: bool) -> None:
     """Measure the background check of the file tier: what it finds, and what it costs.
 
@@ -151,7 +151,4 @@ def scrub(*, path: Path, flips: int, rate_mib: int, as_json: bool) -> None:
 
         plan = ScrubPlan(flips=flips, nbytes_per_s=rate_mib << 20)
         result = run(plan, path, lambda text: click.echo(text, err=True))
-        if as_json:
-            click.echo(msgspec.json.format(msgspec.json.encode(result), indent=1))
-        else:
-            print_scrub(result)
+        _show(result, as_json, print_scrub)

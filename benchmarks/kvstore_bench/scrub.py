@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -21,8 +20,8 @@ from kvstore import Client
 from kvstore.errors import Unavailable
 from kvstore.testing.daemon import Daemon
 from kvstore.tier.file import Audit
-from kvstore_bench.store import EXTENT_NBYTES, await_arena
-from kvstore_bench.tier import Prefixes, TierPlan
+from kvstore_bench.store import await_arena
+from kvstore_bench.tier import Prefixes, TierPlan, summed_up
 
 Say = Callable[[str], None]
 
@@ -44,34 +43,20 @@ def run(plan: ScrubPlan, directory: Path, say: Say) -> dict[str, Any]:
     """Measure in a scratch folder of `directory`, which is removed again."""
     with tempfile.TemporaryDirectory(prefix="kvstore-bench-", dir=directory) as scratch:
         found, seconds = _find(plan, Path(scratch) / "rotten", say)
-        speeds = _read_beside(plan, Path(scratch), say)
+        bytes_per_s = summed_up(_read_beside(plan, Path(scratch), say))
     return {
         "flips_found": found,
         "flips": plan.flips,
         "found_s": seconds,
-        "read_ratio_while_scrubbing": statistics.median(speeds["scrubbing"])
-        / statistics.median(speeds["quiet"]),
-        "bytes_per_s": {
-            name: {"p50": statistics.median(each), "min": min(each), "max": max(each)}
-            for name, each in speeds.items()
-        },
+        "read_ratio_while_scrubbing": bytes_per_s["scrubbing"]["p50"] / bytes_per_s["quiet"]["p50"],
+        "bytes_per_s": bytes_per_s,
         "plan": asdict(plan),
     }
 
 
-def _settings(plan: TierPlan, path: Path) -> list[str]:
-    return [
-        f"dram.capacity={plan.arena_nbytes}",
-        f"dram.extent={EXTENT_NBYTES}",
-        f"file.path={path}",
-        f"file.capacity={2 * plan.rounds * plan.round_nbytes}",
-        f"file.threads={plan.depth}",
-    ]
-
-
 def _find(plan: ScrubPlan, path: Path, say: Say) -> tuple[int, float]:
     """Return how many flipped bits were found, and how long that took."""
-    with Daemon(*_settings(plan.tier, path), "file.scrub=0") as daemon:
+    with Daemon(*plan.tier.settings(path), "file.scrub=0") as daemon:
         say(f"storing {plan.tier.rounds * plan.tier.round_nbytes >> 20} MiB")
         with Client(daemon.start().target) as client:
             await_arena(client, plan.tier.arena_nbytes)
@@ -120,7 +105,7 @@ def _read_beside(plan: ScrubPlan, scratch: Path, say: Say) -> dict[str, list[flo
     with contextlib.ExitStack() as stack:
         prefixes = {}
         for name, settings in sides.items():
-            daemon = stack.enter_context(Daemon(*_settings(plan.tier, scratch / name), *settings))
+            daemon = stack.enter_context(Daemon(*plan.tier.settings(scratch / name), *settings))
             client = stack.enter_context(Client(daemon.start().target))
             await_arena(client, plan.tier.arena_nbytes)
             prefixes[name] = Prefixes(client, plan.tier)

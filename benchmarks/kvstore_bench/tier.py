@@ -13,8 +13,8 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from kvstore import Client, Group, Namespace
+from kvstore import AsyncClient, Client, Group, Namespace
 from kvstore.block import BlockKey, NamespaceId
 from kvstore.errors import Unavailable
 from kvstore.testing.daemon import Daemon
@@ -56,24 +56,38 @@ class TierPlan:
         """Room for a round and a half: a round is gone when its turn comes again."""
         return -(-3 * self.round_nbytes // 2 // EXTENT_NBYTES) * EXTENT_NBYTES
 
+    def settings(self, path: Path) -> list[str]:
+        """Return those of a daemon that keeps its file tier at `path`."""
+        return [
+            f"dram.capacity={self.arena_nbytes}",
+            f"dram.extent={EXTENT_NBYTES}",
+            f"file.path={path}",
+            f"file.capacity={2 * self.rounds * self.round_nbytes}",
+            f"file.threads={self.depth}",
+        ]
+
+
+def summed_up(speeds: Mapping[str, Sequence[float]]) -> dict[str, dict[str, float]]:
+    """Return median and range of each side's bytes/s over the rounds."""
+    return {
+        name: {"p50": statistics.median(each), "min": min(each), "max": max(each)}
+        for name, each in speeds.items()
+    }
+
 
 def run(plan: TierPlan, directory: Path, say: Say) -> dict[str, Any]:
     """Measure the file tier in a scratch folder of `directory`, which is removed again."""
     check_fio()
     if plan.rounds < ROUNDS_MIN or plan.blocks < FIRST_BLOCKS:
         raise Unavailable(f"{ROUNDS_MIN} rounds of {FIRST_BLOCKS} blocks are the least")
-    with tempfile.TemporaryDirectory(prefix="kvstore-bench-", dir=directory) as scratch:
-        settings = (
-            f"dram.capacity={plan.arena_nbytes}",
-            f"dram.extent={EXTENT_NBYTES}",
-            f"file.path={scratch}/tier",
-            f"file.capacity={2 * plan.rounds * plan.round_nbytes}",
-            f"file.threads={plan.depth}",
-        )
-        with Daemon(*settings) as daemon, Client(daemon.start().target) as client:
-            await_arena(client, plan.arena_nbytes)
-            result = _measure(client, plan, Path(scratch), say)
-            daemon.stop()
+    with (
+        tempfile.TemporaryDirectory(prefix="kvstore-bench-", dir=directory) as scratch,
+        Daemon(*plan.settings(Path(scratch) / "tier")) as daemon,
+        Client(daemon.start().target) as client,
+    ):
+        await_arena(client, plan.arena_nbytes)
+        result = _measure(client, plan, Path(scratch), say)
+        daemon.stop()
     return result
 
 
@@ -103,17 +117,15 @@ def _measure(client: Client, plan: TierPlan, scratch: Path, say: Say) -> dict[st
         both("read", number, prefixes.read)
     say(f"first block of {FIRST_BLOCKS}, {plan.first_rounds} rounds")
     first, direct = _first_blocks(prefixes, plan, fio_files[0])
+    bytes_per_s = summed_up(speeds)
     ratios = {
-        f"{kind}_vs_fio": statistics.median(speeds[kind]) / statistics.median(speeds[f"fio_{kind}"])
+        f"{kind}_vs_fio": bytes_per_s[kind]["p50"] / bytes_per_s[f"fio_{kind}"]["p50"]
         for kind in ("read", "write")
     }
     return {
         **ratios,
         "first_block_extra_ms": 1e3 * (first.p50 - direct.p50),
-        "bytes_per_s": {
-            name: {"p50": statistics.median(each), "min": min(each), "max": max(each)}
-            for name, each in speeds.items()
-        },
+        "bytes_per_s": bytes_per_s,
         "seconds": {"first_block": asdict(first), "direct_read": asdict(direct)},
         "plan": asdict(plan),
     }
@@ -138,7 +150,6 @@ class Prefixes:
             chain(self._namespace_id, plan.blocks, salt=number.to_bytes(4))
             for number in range(plan.rounds)
         ]
-        self._threads = ThreadPoolExecutor(2, thread_name_prefix="bench-tier")
 
     def keys(self, number: int) -> list[BlockKey]:
         return self._keys[number]
@@ -170,19 +181,20 @@ class Prefixes:
         return match.resident_blocks <= skip_blocks and match.hit_blocks == len(keys)
 
     def start(self, keys: Sequence[BlockKey], skip_blocks: int = 0) -> Future[float]:
-        return self._threads.submit(self.bring_up, keys, skip_blocks)
+        """Lease blocks and give them back. The future has the seconds until the lease was there."""
 
-    def bring_up(self, keys: Sequence[BlockKey], skip_blocks: int = 0) -> float:
-        """Lease blocks and give them back. Returns the seconds until the lease was there."""
-        started = time.perf_counter()
-        grant = self._client.acquire(
-            self._namespace_id, keys, skip_blocks=skip_blocks, wait_s=WAIT_S
-        )
-        leased_s = time.perf_counter() - started
-        self._client.release(grant.lease_id)
-        if grant.hit_blocks != len(keys):
-            raise Unavailable(f"{grant.hit_blocks} of {len(keys)} blocks came up")
-        return leased_s
+        async def bring_up(remote: AsyncClient) -> float:
+            started = time.perf_counter()
+            grant = await remote.acquire(
+                self._namespace_id, keys, skip_blocks=skip_blocks, wait_s=WAIT_S
+            )
+            leased_s = time.perf_counter() - started
+            await remote.release(grant.lease_id)
+            if grant.hit_blocks != len(keys):
+                raise Unavailable(f"{grant.hit_blocks} of {len(keys)} blocks came up")
+            return leased_s
+
+        return self._client.submit(bring_up)
 
 
 def _first_blocks(prefixes: Prefixes, plan: TierPlan, fio_file: Path) -> tuple[Timing, Timing]:
@@ -199,7 +211,7 @@ def _first_blocks(prefixes: Prefixes, plan: TierPlan, fio_file: Path) -> tuple[T
         cold = [window for window in windows if prefixes.is_cold(*window)]
         for keys, begin in cold[: plan.first_rounds]:
             rest = prefixes.start(keys, begin)
-            firsts.append(prefixes.bring_up(keys[: begin + 1], begin))
+            firsts.append(prefixes.start(keys[: begin + 1], begin).result())
             rest.result()
             offset = draw.randrange(plan.blocks) * plan.record_nbytes
             started = time.perf_counter()

@@ -13,12 +13,11 @@ from typing import Any
 
 import click
 
-from kvstore.cli.words import size
+from kvstore.cli.words import SHORT_CHARS, size
 from kvstore.tier.file import Audit, Damage, FileTier, SegmentReport
 from kvstore.tier.file.directory import LOCK_NAME
 
 GC_CAPACITY_BYTES = 1 << 60  # no cap: nothing is evicted
-SHORT_CHARS = 12
 
 directories = click.argument(
     "paths",

@@ -8,9 +8,8 @@ import click
 
 from kvstore.block import Namespace, NamespaceId
 from kvstore.cli.target import connect, daemon_options
+from kvstore.cli.words import SHORT_CHARS
 from kvstore.client import Client
-
-SHORT_CHARS = 12
 
 
 @click.command()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvstore.outcome import Ending, Reason
 
+SHORT_CHARS = 12  # of an id in hex, where people read it
 _SIZE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _TIME_UNITS = ((86400.0, "days"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
 

@@ -168,7 +168,7 @@ class Bulk:
 
     @property
     def _window_nbytes(self) -> int:
-        """What to move at once. Of the arena, not the half that is all it lends to readers."""
+        """What to move at once; a quarter of a mapped arena at most, half of what it lends."""
         mapped = sum(map(len, self._client.extents().values()))
         return min(LEASED_WINDOW_NBYTES, mapped // 4) if mapped else STREAM_WINDOW_NBYTES
 

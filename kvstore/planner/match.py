@@ -15,7 +15,7 @@ def longest_hit(namespace: Namespace, masks: Sequence[int], skip_blocks: int = 0
     caller's own and need not be. Returns `skip_blocks` when nothing beyond them can be used.
     """
     if masks.count((1 << len(namespace.groups)) - 1) == len(masks):
-        return max(len(masks), skip_blocks)  # everything is there, found out at the speed of C
+        return len(masks)  # everything is there, found out at the speed of C
     prefix_bits = window_bits = 0
     for group, spec in enumerate(namespace.groups):
         if spec.window_tokens:

@@ -14,21 +14,18 @@ from kvstore.testing.samples import (
     sample_records,
 )
 from kvstore.testing.wait import until
+from tests.tier_file.frames import flip
 
 SCRUB = ("file.scrub=1GiB", "file.scrub_every_s=0.2")
 KEYS = sample_keys("scrubbed", 32)
 
 
-def flip(directory: Path, frame: int, block: int) -> None:
+def flip_block(directory: Path, frame: int, block: int) -> None:
     """Flip a bit of a block of the n-th frame of the first segment."""
     (segment, *_) = sorted(directory.glob("*.segment"))
     pages = padded(RECORD_NBYTES)
-    offset = PAGE_NBYTES + frame * (PAGE_NBYTES + 16 * pages) + PAGE_NBYTES + block * pages + 99
-    with segment.open("r+b") as file:
-        file.seek(offset)
-        byte = file.read(1)[0]
-        file.seek(offset)
-        file.write(bytes([byte ^ 1]))
+    header = PAGE_NBYTES + frame * (PAGE_NBYTES + 16 * pages)
+    flip(segment, header + PAGE_NBYTES + block * pages + 99)
 
 
 def found(client: Client) -> int:
@@ -41,8 +38,8 @@ def test_rot_under_a_good_copy_is_healed_and_otherwise_forgotten() -> None:
         with Client(daemon.target) as client:
             namespace_id = client.register(sample_namespace())
             assert client.put(namespace_id, KEYS, sample_records(KEYS), durable=True).durable
-            flip(daemon.directory / "file", 0, 3)
-            flip(daemon.directory / "file", 1, 7)
+            flip_block(daemon.directory / "file", 0, 3)
+            flip_block(daemon.directory / "file", 1, 7)
             until(lambda: found(client) == 2)
             assert client.flush(10)
         daemon.stop()
@@ -52,7 +49,7 @@ def test_rot_under_a_good_copy_is_healed_and_otherwise_forgotten() -> None:
             assert client.get(namespace_id, KEYS, wait_s=5) == sample_records(KEYS)
             assert client.corrupt_blocks == 0
         daemon.stop()
-        flip(daemon.directory / "file", 0, 5)
+        flip_block(daemon.directory / "file", 0, 5)
         daemon.start(*SCRUB)
         with Client(daemon.target) as client:
             client.register(sample_namespace())

@@ -94,6 +94,15 @@ def segments(path: Path) -> list[Path]:
     return sorted(path.glob("*.segment"))
 
 
+def flip(path: Path, offset: int) -> None:
+    """Flip a bit of a file."""
+    with path.open("r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)
+        file.seek(offset)
+        file.write(bytes([byte[0] ^ 0x10]))
+
+
 def physical_nbytes(path: Path) -> int:
     return sum(segment.stat().st_blocks * 512 for segment in segments(path))
 

@@ -18,6 +18,7 @@ from kvstore.tier.file.segment_file import parse_segment_name
 from tests.tier_file.frames import (
     NAMESPACE,
     OTHER,
+    flip,
     key,
     killed,
     opened,
@@ -26,7 +27,6 @@ from tests.tier_file.frames import (
     segments,
     tombstone,
 )
-from tests.tier_file.test_recovery import flip
 
 
 async def fill(path: Path, count: int = 30) -> list[FileExtent]:

@@ -16,6 +16,7 @@ from kvstore.tier.file.segment_file import parse_segment_name
 from tests.tier_file.frames import (
     OTHER,
     expected,
+    flip,
     killed,
     live,
     opened,
@@ -24,14 +25,6 @@ from tests.tier_file.frames import (
     tombstone,
     verify,
 )
-
-
-def flip(path: Path, offset: int) -> None:
-    with path.open("r+b") as file:
-        file.seek(offset)
-        byte = file.read(1)
-        file.seek(offset)
-        file.write(bytes([byte[0] ^ 0x10]))
 
 
 async def recovered_names(path: Path, **settings: object) -> dict[object, int]:

@@ -26,8 +26,8 @@ REQUEST_TIMEOUT_S = 300.0
 GPU_MEMORY_UTILIZATION = 0.25  # three engines share the device
 KV_SPACE_GIB = 2
 SERVED_NAME = "demo"
-# Tensors of one layer are freed and wanted again in the next: to give them back to the kernel each
-# time costs a prefill on the CPU a tenth or more. vLLM advises another allocator for that.
+# Tensors of one layer are freed and wanted again in the next: giving them back to the kernel each
+# time costs a prefill on the CPU. vLLM advises another allocator for that.
 KEEP_MEMORY = ":".join(
     (
         "glibc.malloc.hugetlb=1",
