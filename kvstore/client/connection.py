@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from typing import Final, Protocol
+from typing import Final, Protocol, cast
 
 import grpc
 import grpc.aio
 
 from kvstore.client.arena import ClientArena
+from kvstore.client.calls import CallStub
 from kvstore.errors import SessionEnded, Unavailable
 from kvstore.rpc import RPC_VERSION
 from kvstore.rpc.status import error_of
@@ -50,6 +51,7 @@ class Connection:
         self.instance = ""
         self.batch_keys_max = 0
         self.arena: ClientArena | None = None
+        self._calls: CallStub | None = None
 
     @classmethod
     async def open(
@@ -93,10 +95,22 @@ class Connection:
                     on_lost=lambda: watcher.lost(self),
                     on_ended=lambda: watcher.ended(self),
                 )
+                await self._use_call_socket(reply.call_socket, timeout_s)
                 return
             except SessionEnded:
                 if last:
                     raise
+
+    async def _use_call_socket(self, path: str, timeout_s: float) -> None:
+        """Make the hot calls past gRPC, if the daemon can. Raises Unavailable."""
+        if not path:
+            return
+        try:
+            async with asyncio.timeout(timeout_s):
+                self._calls = await CallStub.connect(path, self.stub)
+        except (OSError, TimeoutError) as error:
+            raise Unavailable(f"cannot call the daemon at {path}: {error!r}") from error
+        self.stub = cast("rpc.KVStoreAsyncStub", self._calls)
 
     async def ping(self, timeout_s: float) -> None:
         """Make the smallest call. Raises AioRpcError."""
@@ -113,5 +127,7 @@ class Connection:
         """Close the channel and end the session."""
         with contextlib.suppress(grpc.aio.BaseError):
             await self.channel.close()
+        if self._calls is not None:
+            self._calls.close()
         if self.arena is not None:
             await self.arena.close()

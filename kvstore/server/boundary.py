@@ -69,6 +69,16 @@ class Boundary(grpc.aio.ServerInterceptor):
             self._wrapped[name] = self._wrap(name.rpartition("/")[2], handler)
         return self._wrapped[name]
 
+    def unary(
+        self, method: str, behaviour: Any, deserialize: Callable[[bytes], Any]
+    ) -> Callable[[bytes, Any], Awaitable[Any]]:
+        """Return the same for a call that comes another way: from its bytes to its reply.
+
+        Refusals go to `abort` of the context, which has to raise.
+        """
+        answer, read = self._single(method, behaviour), _reader(deserialize)
+        return lambda data, context: answer(read(data), context)
+
     def _wrap(self, method: str, handler: Handler) -> Handler:
         assert handler.request_deserializer is not None  # protobuf's, always
         codecs = (_reader(handler.request_deserializer), handler.response_serializer)

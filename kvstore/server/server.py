@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
 import threading
 from pathlib import Path
 from typing import Final
@@ -19,16 +20,19 @@ from kvstore.errors import ConfigError
 from kvstore.obs import Metrics
 from kvstore.rpc.v1 import kvstore_pb2_grpc as rpc
 from kvstore.server.boundary import Boundary
+from kvstore.server.calls import CallServer
 from kvstore.server.service import Service
 from kvstore.server.sockets import (
     arena_socket_path,
-    listen_seqpacket,
+    call_socket_path,
+    listen_unix,
     owned_socket_path,
     private_umask,
 )
 from kvstore.server.tracing import Tracing
 from kvstore.store import Store
 from kvstore.transport.arena_host import ArenaHost
+from kvstore.transport.call_wire import METHODS
 from kvstore.transport.messages import MESSAGE_NBYTES_MAX, Epoch
 
 logger = logging.getLogger(__name__)
@@ -63,6 +67,7 @@ class Server:
             self._epoch,
             metrics,
             arena_socket=str(arena_socket_path(self._socket)),
+            call_socket=str(call_socket_path(self._socket)),
             version=version,
         )
         self._open = contextlib.AsyncExitStack()
@@ -82,10 +87,21 @@ class Server:
             rpc.add_KVStoreServicer_to_server(self._service, server)
             health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
             self._bind(server)
-            listener = listen_seqpacket(arena_socket_path(self._socket))
+            listener = listen_unix(arena_socket_path(self._socket), socket.SOCK_SEQPACKET)
             arena = ArenaHost(listener, self._store, self._store.arena, self._epoch)
             arena.start()
             stack.push_async_callback(arena.close)
+            calls = CallServer(
+                listen_unix(call_socket_path(self._socket), socket.SOCK_STREAM),
+                [
+                    self._boundary.unary(
+                        m.name, getattr(self._service, m.name), m.request.FromString
+                    )
+                    for m in METHODS
+                ],
+            )
+            await calls.start()
+            stack.push_async_callback(calls.close)
             await server.start()
             if self._tracing is not None:
                 stack.push_async_callback(asyncio.to_thread, self._tracing.close)

@@ -56,6 +56,7 @@ class Service(rpc.KVStoreServicer):
         metrics: Metrics,
         *,
         arena_socket: str,
+        call_socket: str,
         version: str,
     ) -> None:
         self._store = store
@@ -63,6 +64,7 @@ class Service(rpc.KVStoreServicer):
         self._epoch = epoch
         self._metrics = metrics
         self._arena_socket = arena_socket
+        self._call_socket = call_socket
         self._version = version
         self._streams = Streams(store, metrics)
 
@@ -79,6 +81,7 @@ class Service(rpc.KVStoreServicer):
             session=self._epoch.id_out(session),
             instance=self._epoch.name,
             arena_socket=self._arena_socket,
+            call_socket=self._call_socket,
             batch_keys_max=self._limits.batch_keys_max,
             server_version=self._version,
         )

@@ -35,10 +35,11 @@ def owned_socket_path(path: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise ConfigError(f"server.socket={path} is used by another kvstore daemon") from error
-        for each in (path, arena_socket_path(path)):
+        ours = (path, arena_socket_path(path), call_socket_path(path))
+        for each in ours:
             _remove_dead(each)
         yield
-        for each in (path, arena_socket_path(path)):
+        for each in ours:
             each.unlink(missing_ok=True)
     finally:
         os.close(lock)
@@ -48,9 +49,13 @@ def arena_socket_path(path: Path) -> Path:
     return path.with_name(f"{path.name}.arena")
 
 
-def listen_seqpacket(path: Path) -> socket.socket:
-    """Return a listening SOCK_SEQPACKET socket at `path`, mode 0600."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+def call_socket_path(path: Path) -> Path:
+    return path.with_name(f"{path.name}.calls")
+
+
+def listen_unix(path: Path, kind: socket.SocketKind) -> socket.socket:
+    """Return a listening socket at `path`, mode 0600."""
+    listener = socket.socket(socket.AF_UNIX, kind)
     try:
         with private_umask():
             listener.bind(str(path))

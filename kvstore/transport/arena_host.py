@@ -116,7 +116,7 @@ class ArenaHost:
     async def _serve(self, connection: socket.socket) -> None:
         with connection:
             try:
-                pid = _check_peer(connection)
+                pid = check_peer(connection)
                 async with asyncio.timeout(HELLO_TIMEOUT_S):
                     hello, fd = await receive(connection)
                 if fd is not None:
@@ -196,7 +196,7 @@ def check_version(rpc_version: int) -> None:
         )
 
 
-def _check_peer(connection: socket.socket) -> int:
+def check_peer(connection: socket.socket) -> int:
     """Return the peer's process id. Raises Unauthorized for another user's process."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
     pid, uid, _ = struct.unpack("iII", credentials)

@@ -75,6 +75,7 @@ class Host:
             EPOCH,
             metrics=self._daemon.metrics,
             arena_socket="/none",
+            call_socket="/none",
             version="fuzz",
         )
         self.run(self._daemon.start())

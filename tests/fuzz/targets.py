@@ -42,6 +42,7 @@ from kvstore.rpc.v1 import kvstore_pb2 as pb
 from kvstore.tier.file.recovery import adopted, live_records, load_segment
 from kvstore.tier.file.segment_file import SegmentFiles, segment_name
 from kvstore.transport import arena_wire
+from kvstore.transport.call_wire import Frame, FrameLink, Kind, Status, decode_status, encode_status
 from kvstore.transport.chunks import Scatter
 from kvstore.transport.messages import grant_of
 from tests.sim.disk import File, Platter, SimDisk
@@ -174,6 +175,18 @@ def _packet(data: bytes) -> None:
     assert arena_wire.decode(msgspec.msgpack.encode(packet)) == packet
 
 
+def _call_frames(data: bytes) -> None:
+    """In two pieces, as a socket may cut them."""
+    frames: list[Frame] = []
+    link = FrameLink(frames.append, lambda: None)
+    for piece in (data[: len(data) // 2], data[len(data) // 2 :]):
+        link.data_received(piece)
+    for frame in frames:
+        assert len(frame.body) <= len(data)
+        if frame.kind is Kind.ERROR:
+            decode_status(frame.body)
+
+
 def _grant(data: bytes) -> None:
     try:
         reply = pb.GrantReply.FromString(data)
@@ -235,6 +248,13 @@ TARGETS: dict[str, Target] = {
                 arena_wire.Ended(),
                 arena_wire.Refused("Unavailable", "why"),
             )
+        ],
+    ),
+    "call_frames": Target(
+        _call_frames,
+        [
+            Frame(Kind.REQUEST, 1, b"x" * 9, 1, 5.0).encode(),
+            Frame(Kind.ERROR, 2, encode_status(Status(14, "why", (("k", "v"),)))).encode(),
         ],
     ),
     "grant": Target(_grant, [_seed_grant()]),

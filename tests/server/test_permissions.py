@@ -48,7 +48,7 @@ def test_every_file_and_socket_is_0600_and_every_directory_0700() -> None:
                 )
             run, file = daemon.socket.parent, daemon.directory / "file"
             found = {path.name: mode(path) for path in (*run.iterdir(), *file.iterdir())}
-            assert {"k.sock", "k.sock.arena", "k.sock.lock", "LOCK"} < found.keys()
+            assert {"k.sock", "k.sock.arena", "k.sock.calls", "k.sock.lock", "LOCK"} < found.keys()
             assert any(name.endswith(".segment") for name in found)
             assert {name: value for name, value in found.items() if value != 0o600} == {}
             assert (mode(run), mode(file)) == (0o700, 0o700)

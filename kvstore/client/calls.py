@@ -1,0 +1,124 @@
+"""The client's end of the call socket: looks like gRPC's stub, and falls back to it.
+
+Errors are gRPC's, so that whoever calls cannot tell which way a call went.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from functools import partial
+from typing import Any
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+from kvstore.errors import Incompatible, Unavailable
+from kvstore.rpc.v1 import kvstore_pb2 as pb
+from kvstore.transport.call_wire import METHODS, Frame, FrameLink, Kind, decode_status
+
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
+_RELEASE = next(i for i, method in enumerate(METHODS) if method.name == "Release")
+RELEASE_TIMEOUT_S = 10.0
+ABANDONED_MAX = 1024
+
+
+class CallStub:
+    """The calls of METHODS over a socket; every other one is the gRPC stub's."""
+
+    def __init__(self, fallback: Any) -> None:
+        self._fallback = fallback
+        self._link = FrameLink(self._take, self._lost)
+        self._ids = itertools.count(1)
+        self._waiting: dict[int, asyncio.Future[Frame]] = {}
+        self._abandoned: dict[int, Any] = {}  # calls nobody waits for, and their requests
+        for number, method in enumerate(METHODS):
+            setattr(self, method.name, partial(self._call, number))
+
+    @classmethod
+    async def connect(cls, path: str, fallback: Any) -> CallStub:
+        """Connect to the daemon's call socket. Raises OSError."""
+        stub = cls(fallback)
+        await asyncio.get_running_loop().create_unix_connection(lambda: stub._link, path)
+        return stub
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._fallback, name)
+
+    def close(self) -> None:
+        self._link.close()
+
+    async def _call(
+        self,
+        number: int,
+        request: Any,
+        *,
+        timeout: float,  # noqa: ASYNC109 - as gRPC's stubs have it
+    ) -> Any:
+        """Make one call. Raises AioRpcError; Unavailable if the daemon does not read; Incompatible
+        for an answer that is none.
+
+        Cancelled or late, it tells the daemon, and gives back what may have been granted.
+        """
+        if not self._link.open:
+            raise _error(grpc.StatusCode.UNAVAILABLE, "the daemon closed the call socket")
+        if self._link.clogged:
+            raise Unavailable("the daemon does not take calls as fast as they are made")
+        call = next(self._ids)
+        answer = self._waiting[call] = asyncio.get_running_loop().create_future()
+        self._link.send(Frame(Kind.REQUEST, call, request.SerializeToString(), number, timeout))
+        try:
+            async with asyncio.timeout(timeout):
+                frame = await answer
+        except TimeoutError:
+            raise _error(grpc.StatusCode.DEADLINE_EXCEEDED, "no answer in time") from None
+        finally:
+            del self._waiting[call]
+            if answer.cancelled():
+                self._abandon(call, request)
+        if frame.kind is Kind.ERROR:
+            status = decode_status(frame.body)
+            code = _CODES.get(status.code, grpc.StatusCode.UNKNOWN)
+            raise _error(code, status.message, status.metadata)
+        try:
+            return METHODS[number].reply.FromString(frame.body)
+        except DecodeError as error:
+            raise Incompatible("the daemon answered with something else") from error
+
+    def _take(self, frame: Frame) -> None:
+        if frame.kind not in (Kind.REPLY, Kind.ERROR):
+            raise Incompatible("a daemon only answers")
+        answer = self._waiting.get(frame.id)
+        if answer is not None and not answer.done():
+            answer.set_result(frame)
+        elif (request := self._abandoned.pop(frame.id, None)) and frame.kind is Kind.REPLY:
+            self._give_back(request, frame)
+
+    def _abandon(self, call: int, request: Any) -> None:
+        self._link.send(Frame(Kind.CANCEL, call))
+        if isinstance(request, (pb.AcquireRequest, pb.ReserveRequest)):
+            self._abandoned[call] = request
+            if len(self._abandoned) > ABANDONED_MAX:
+                del self._abandoned[next(iter(self._abandoned))]
+
+    def _give_back(self, request: Any, frame: Frame) -> None:
+        """Release what was granted just before the daemon heard that nobody waits any more."""
+        try:
+            lease = pb.GrantReply.FromString(frame.body).lease
+        except DecodeError as error:
+            raise Incompatible("the daemon answered with something else") from error
+        leases = [lease] * max(1, getattr(request, "readers", 1))
+        body = pb.ReleaseRequest(session=request.session, leases=leases).SerializeToString()
+        self._link.send(Frame(Kind.REQUEST, next(self._ids), body, _RELEASE, RELEASE_TIMEOUT_S))
+
+    def _lost(self) -> None:
+        for answer in self._waiting.values():
+            if not answer.done():
+                answer.set_exception(_error(grpc.StatusCode.UNAVAILABLE, "the daemon is gone"))
+
+
+def _error(
+    code: grpc.StatusCode, details: str, metadata: tuple[tuple[str, str], ...] = ()
+) -> grpc.aio.AioRpcError:
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(*metadata), details)
