@@ -110,6 +110,21 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             ),
             "Time to bring a frame up (first two), and to write a batch behind.",
         ),
+        Panel(
+            "Load or recompute",
+            "short",
+            (rate("kvstore_load_decisions_total", "decision"),),
+            "What was decided about prefixes in slower tiers; cut: given up on the way.",
+        ),
+        Panel(
+            "Loads, expected and real",
+            "s",
+            (
+                quantile(0.5, "kvstore_load_predicted_seconds"),
+                quantile(0.5, "kvstore_load_seconds"),
+                quantile(0.99, "kvstore_load_seconds"),
+            ),
+        ),
     ),
     "Durability and queues": (
         Panel(
@@ -143,6 +158,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
                 rate("kvstore_write_behind_errors_total", "instance", legend="writes failed"),
                 rate("kvstore_read_errors_total", "instance", legend="reads failed"),
                 gauge("kvstore_file_failing", "failing now"),
+                rate("kvstore_unwritten_records_total", "instance", legend="over the write budget"),
             ),
         ),
         Panel("Calls refused", "reqps", (rate("kvstore_rpc_errors_total", "error", "reason"),)),

@@ -6,9 +6,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kvstore.block import BlockKey, Namespace, NamespaceId
+from kvstore.block import BlockKey, Match, Namespace, NamespaceId
 from kvstore.obs import Metrics
 from kvstore.outcome import COMPLETE, Ending, Explanation, Outcome, Reason
+from kvstore.pace import Stakes
 from kvstore.planner import Explainer, Leases, Outcomes, Planner, SessionId
 
 
@@ -23,6 +24,16 @@ class Ask:
     keys: Sequence[BlockKey]
     skip_blocks: int
     began: float
+    recompute_s_per_block: float = 0.0  # 0: not told
+
+    def stakes(self, match: Match) -> Stakes | None:
+        """Return what bringing up all of `match` competes with; None if that was not told."""
+        if not self.recompute_s_per_block:
+            return None
+        saved = match.hit_blocks - max(self.skip_blocks, match.resident_blocks)
+        prompt = len(self.keys) - self.skip_blocks
+        pace = self.recompute_s_per_block
+        return Stakes(saved * pace, prompt * pace, self.began)
 
 
 class Answers:

@@ -216,10 +216,17 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """What a prefix would hit now, unpinned: in any tier, and in DRAM alone. Counts from key 0."""
+    """What a prefix would hit now, unpinned: in any tier, and in DRAM alone. Counts from key 0.
+
+    worth_blocks: how much of the hit is worth loading, None: all of it, or the asker did not tell
+    what recomputing takes. load_s: how long it will take to come up; 0: it is up, or none like it
+    has come up yet.
+    """
 
     hit_blocks: int
     resident_blocks: int
+    worth_blocks: int | None = None
+    load_s: float = 0.0
 
 
 def split_keys(keys: bytes, *, keys_max: int) -> list[BlockKey]:

@@ -139,6 +139,11 @@ class FileSettings:
     threads: int = _setting(
         "Threads that block in file I/O; also the depth of the device's queue.", 4
     )
+    write_bytes_per_day: int = _setting(
+        "Bytes a day the file tier may be written, to spare flash; 0 is no limit. Beyond it no new "
+        "prefix is written, those begun go on: what is left out lives in DRAM alone.",
+        0,
+    )
     scrub_bytes: int = _setting(
         "Bytes a second at which stored frames are read again and verified while nobody waits for "
         "the disk; 0 is off. Faster finds a disk that rots sooner; slower wears it less.",

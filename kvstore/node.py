@@ -18,6 +18,7 @@ from kvstore.config import FileSettings, Settings
 from kvstore.mover import Mover
 from kvstore.obs import Metrics
 from kvstore.planner import Planner
+from kvstore.policy import WriteBudget
 from kvstore.scrub import Scrub
 from kvstore.server import Server
 from kvstore.store import Store
@@ -79,6 +80,7 @@ def wire_store(settings: Settings, metrics: Metrics) -> Store:
         now=time.monotonic,
         departed_keys_max=limits.departed_keys_max,
         run_nbytes_max=file.max_frame_nbytes - PAGE_NBYTES if file else 0,
+        write_budget=_write_budget(settings.file),
     )
     mover = Mover(
         planner,
@@ -101,6 +103,11 @@ def wire_store(settings: Settings, metrics: Metrics) -> Store:
     return Store(
         arena=arena, mover=mover, planner=planner, limits=limits, metrics=metrics, scrub=scrub
     )
+
+
+def _write_budget(settings: FileSettings) -> WriteBudget | None:
+    nbytes = settings.write_bytes_per_day
+    return WriteBudget(nbytes, time.monotonic) if nbytes else None
 
 
 def _file_tier(settings: FileSettings) -> FileTier:

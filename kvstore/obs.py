@@ -33,6 +33,7 @@ class Metrics:
         self._gauge("build_info", "1; its label is the version", "version").labels(version).set(1)
         ProcessCollector(registry=self.registry)  # CPU, memory and descriptors of the daemon
         self._left: dict[tuple[str, str], int] = {}
+        self._unwritten = 0
 
     def publish(self, stats: Mapping[str, Any], left: Mapping[tuple[str, str], int]) -> None:
         """Set the gauges from `Store.stats()`, and count the blocks that left, by tier and reason.
@@ -47,6 +48,8 @@ class Metrics:
             self.blocks.labels(tier).set(stats[tier]["blocks"])
         for name, depth in stats["queues"].items():
             self.queue_depth.labels(name).set(depth)
+        self.unwritten.inc(stats["file"]["unwritten_records"] - self._unwritten)
+        self._unwritten = stats["file"]["unwritten_records"]
         for labels, count in left.items():
             self.evictions.labels(*labels).inc(count - self._left.get(labels, 0))
             self._left[labels] = count
@@ -114,6 +117,17 @@ class Metrics:
         self.promote_seconds = self._seconds(
             "promote_seconds", "Time to bring one frame up, its wait for a place included"
         )
+        self.load_decisions = self._counter(
+            "load_decisions",
+            "Prefixes in slower tiers, of askers that told how fast they recompute: load, explore "
+            "(nothing is known of such loads, or was long ago), refuse (recomputing is faster); "
+            "cut: of those loaded, waited for no longer",
+            "decision",
+        )
+        self.load_predicted_seconds = self._seconds(
+            "load_predicted_seconds", "Time that loads which came up were expected to take"
+        )
+        self.load_seconds = self._seconds("load_seconds", "Time that these loads did take")
         self.write_behind_seconds = self._seconds(
             "write_behind_seconds", "Time to write one batch behind, its fdatasync included"
         )
@@ -129,6 +143,9 @@ class Metrics:
 
     def _losses(self) -> None:
         self.refusals = self._counter("refused_parts", "Records not stored, by reason", "reason")
+        self.unwritten = self._counter(
+            "unwritten_records", "Records kept in DRAM alone, by file.write_bytes_per_day"
+        )
         self.corrupt_blocks = self._counter(
             "corrupt_blocks",
             "Blocks dropped because bytes did not match a checksum, by who noticed: put, "

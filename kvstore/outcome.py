@@ -25,6 +25,7 @@ class Reason(StrEnum):
     NO_ROOM = "no_room"
     READ_FAILED = "read_failed"
     LEASED_BYTES = "leased_bytes"
+    SLOWER = "slower_than_recompute"
     UNKNOWN = "unknown"  # of a daemon that is newer than its client
 
 

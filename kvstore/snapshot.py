@@ -36,6 +36,7 @@ def snapshot(
         "file": {
             "blocks": planner.framed_blocks,
             "evicted_blocks": planner.counts.evicted_file,
+            "unwritten_records": planner.counts.unwritten,
             **mover.stats(),
         },
         "dirty_bytes": planner.dirty.nbytes,

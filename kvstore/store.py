@@ -13,7 +13,7 @@ import heapq
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
 from kvstore.answers import Answers, Ask
@@ -125,7 +125,7 @@ class Store:
         self._answers = Answers(
             planner, self._leases, metrics, outcomes_max=limits.outcomes_max, now=now
         )
-        self._promotion = Promotion(planner, mover, now)
+        self._promotion = Promotion(planner, mover, metrics, now)
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -197,11 +197,25 @@ class Store:
     # ---- get ---------------------------------------------------------------------------------
 
     def match(
-        self, namespace_id: NamespaceId, keys: Sequence[BlockKey], skip_blocks: int = 0
+        self,
+        namespace_id: NamespaceId,
+        keys: Sequence[BlockKey],
+        skip_blocks: int = 0,
+        recompute_s_per_block: float = 0.0,
     ) -> Match:
-        """Return how long the prefix would hit now. Pins nothing."""
+        """Return how long the prefix would hit now, and how much is worth loading. Pins nothing."""
         _check_skip(keys, skip_blocks)
-        return self._planner.match(namespace_id, keys, skip_blocks)
+        match = self._planner.match(namespace_id, keys, skip_blocks)
+        if match.resident_blocks == match.hit_blocks:
+            return match
+        spans = needed_spans(self._planner.namespace(namespace_id), match.hit_blocks, skip_blocks)
+        found = self._planner.find(namespace_id, keys, spans)
+        nbytes = sum(r.nbytes for r in found if r is not None and r.resident is None)
+        pace = self._promotion.pace
+        saved = match.hit_blocks - max(skip_blocks, match.resident_blocks)
+        if recompute_s_per_block and pace.loses(nbytes, saved * recompute_s_per_block):
+            return replace(match, worth_blocks=match.resident_blocks)
+        return replace(match, load_s=pace.predict(nbytes) or 0.0)
 
     async def acquire(
         self,
@@ -214,19 +228,30 @@ class Store:
         wait_s: float = 0.0,
         spans: tuple[Span, ...] | None = None,
         request_id: str = "",
+        recompute_s_per_block: float = 0.0,
     ) -> Grant:
         """Bring the longest stored prefix up and lease it; with `spans`, exactly those parts.
 
-        Bytes in slower tiers have `wait_s` to come up; past it the answer is a shorter prefix. Over
-        the bound on leased bytes the answer is an estimate without slots (`leased` is false); with
-        `spans`, parts beyond it have no slot, as if they were missing. How the prefix of
-        `request_id` was answered is remembered: see `outcomes`.
+        Bytes in slower tiers have `wait_s` to come up, or as long as that is faster than computing
+        them, if told what that takes; past it the answer is a shorter prefix. Over the bound on
+        leased bytes the answer is an estimate without slots (`leased` is false); with `spans`,
+        parts beyond it have no slot, as if they were missing. How the prefix of `request_id` was
+        answered is remembered: see `outcomes`.
         """
         client = self._leases.check(session).client
         _check_skip(keys, skip_blocks)
         began = self._now()
         deadline = began + min(wait_s, self._limits.wait_max_s)
-        ask = Ask(session, client, request_id, namespace_id, keys, skip_blocks, began)
+        ask = Ask(
+            session,
+            client,
+            request_id,
+            namespace_id,
+            keys,
+            skip_blocks,
+            began,
+            recompute_s_per_block,
+        )
         if spans is None:
             return await self._lease_prefix(ask, readers, deadline)
         self._check_spans(namespace_id, keys, spans)
@@ -236,7 +261,7 @@ class Store:
         self, ask: Ask, spans: tuple[Span, ...], readers: int, deadline: float
     ) -> Grant:
         namespace = self._planner.namespace(ask.namespace_id)
-        absent = await self._promotion.bring_up(ask.namespace_id, ask.keys, spans, deadline)
+        absent, _ = await self._promotion.bring_up(ask.namespace_id, ask.keys, spans, deadline)
         grant = self._grant(ask, spans, readers, hit_blocks=0)
         found = sum(slot is not None for slot in grant.slots)
         file = min(absent, found)
@@ -275,11 +300,16 @@ class Store:
             if wanted is None:
                 return _Reached(match.hit_blocks, Reason.LEASED_BYTES, resident, affordable=False)
             spans = needed_spans(namespace, wanted, ask.skip_blocks)
-            await self._promotion.bring_up(ask.namespace_id, ask.keys, spans, deadline)
+            stakes = ask.stakes(replace(match, hit_blocks=wanted))
+            brought = await self._promotion.bring_up(
+                ask.namespace_id, ask.keys, spans, deadline, stakes
+            )
             hit = self._match(ask, wanted).resident_blocks
             if hit == wanted:
                 why = Reason.LEASED_BYTES if wanted < match.hit_blocks else None
                 return _Reached(hit, why, resident)
+            if brought.slower:
+                return _Reached(hit, Reason.SLOWER, resident)
             if self._now() >= deadline:
                 return _Reached(hit, Reason.DEADLINE, resident)
         failed = self._mover.failed_reads > failed_reads

@@ -1,13 +1,12 @@
 """`kvstore bench scrub`: does the background check find rot, and does it cost the readers anything?
 
 Bits are flipped in the segments of a daemon that is down; started again, it has to find every one
-by itself. Two more daemons on the same device, one that scrubs all the time and one that does not,
-are then read from in turns.
+by itself. Then one directory is read again and again, by a daemon that scrubs it all the time and
+by one that does not, in turns: two directories would not do, a disk has fast and slow places.
 """
 
 from __future__ import annotations
 
-import contextlib
 import random
 import tempfile
 import time
@@ -31,9 +30,11 @@ POLL_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class ScrubPlan:
-    """What to store, how many bits to flip, and how fast to scrub beside the readers."""
+    """What to store, how many bits to flip, and how fast to scrub beside the readers, who read all
+    of it `passes` times on each side."""
 
     tier: TierPlan = TierPlan(blocks=128, rounds=8)  # noqa: RUF009 - frozen
+    passes: int = 6
     flips: int = 20
     nbytes_per_s: int = 8 << 20
     seed: int = 0
@@ -43,7 +44,7 @@ def run(plan: ScrubPlan, directory: Path, say: Say) -> dict[str, Any]:
     """Measure in a scratch folder of `directory`, which is removed again."""
     with tempfile.TemporaryDirectory(prefix="kvstore-bench-", dir=directory) as scratch:
         found, seconds = _find(plan, Path(scratch) / "rotten", say)
-        bytes_per_s = summed_up(_read_beside(plan, Path(scratch), say))
+        bytes_per_s = summed_up(_read_beside(plan, Path(scratch) / "read", say))
     return {
         "flips_found": found,
         "flips": plan.flips,
@@ -95,26 +96,36 @@ def _flip(plan: ScrubPlan, path: Path) -> None:
             target.write(bytes([byte ^ 1 << draw.randrange(8)]))
 
 
-def _read_beside(plan: ScrubPlan, scratch: Path, say: Say) -> dict[str, list[float]]:
-    """Return the speeds of cold reads from a daemon that scrubs and from one that does not."""
+def _read_beside(plan: ScrubPlan, path: Path, say: Say) -> dict[str, list[float]]:
+    """Return the speeds of cold reads of one directory, with and without a scrub beside them."""
     sides = {
         "scrubbing": (f"file.scrub={plan.nbytes_per_s}", "file.scrub_every_s=0.5"),
         "quiet": ("file.scrub=0",),
     }
     speeds: dict[str, list[float]] = {name: [] for name in sides}
-    with contextlib.ExitStack() as stack:
-        prefixes = {}
-        for name, settings in sides.items():
-            daemon = stack.enter_context(Daemon(*plan.tier.settings(scratch / name), *settings))
-            client = stack.enter_context(Client(daemon.start().target))
-            await_arena(client, plan.tier.arena_nbytes)
-            prefixes[name] = Prefixes(client, plan.tier)
-            for number in range(plan.tier.rounds):
-                prefixes[name].write(number)
-        for number in range(2 * plan.tier.rounds):
-            say(f"reading, {number + 1} of {2 * plan.tier.rounds}")
+    with Daemon(*plan.tier.settings(path)) as daemon:
+        _read(plan, daemon, sides["quiet"], write=True)
+        for number in range(plan.passes):
+            say(f"reading, {number + 1} of {plan.passes}")
             for name in list(sides)[:: 1 if number % 2 else -1]:
-                started = time.perf_counter()
-                prefixes[name].read(number % plan.tier.rounds)
-                speeds[name].append(plan.tier.round_nbytes / (time.perf_counter() - started))
+                speeds[name] += _read(plan, daemon, sides[name])
+    return speeds
+
+
+def _read(
+    plan: ScrubPlan, daemon: Daemon, settings: tuple[str, ...], *, write: bool = False
+) -> list[float]:
+    """Start the daemon, read every prefix, stop it. Returns bytes/s; first `write` what is read."""
+    speeds = []
+    with Client(daemon.start(*settings).target) as client:
+        await_arena(client, plan.tier.arena_nbytes)
+        prefixes = Prefixes(client, plan.tier)
+        for number in range(plan.tier.rounds):
+            if write:
+                prefixes.write(number)
+        for number in range(plan.tier.rounds):
+            started = time.perf_counter()
+            prefixes.read(number)
+            speeds.append(plan.tier.round_nbytes / (time.perf_counter() - started))
+    daemon.stop()
     return speeds

@@ -130,15 +130,21 @@ class KVStoreConnector(KVConnectorBase_V1, compat.HybridSupport):  # type: ignor
     def build_connector_worker_meta(self) -> WorkerFacts | None:
         """Tell the namespace with the first step too: a MultiConnector passes on the handshake of
         only one of its connectors, which may not be this one."""
+        if self._worker is None:
+            return None
+        tokens, seconds = self._worker.clock.take()
         facts = self._facts if self._told is None else None
         self._told = self._facts
-        return facts
+        if facts is None and not tokens:
+            return None
+        return WorkerFacts(facts.namespace if facts else None, tokens, seconds)
 
     def _learn(self, facts: WorkerFacts) -> bool:
         """Take part from now on. False if the workers do not agree."""
         if facts.namespace and not self.scheduler_side.takes_part:
             self.scheduler_side.use_namespace(Namespace.from_json(facts.namespace))
-        return bool(facts.namespace)
+        self.scheduler_side.note_computed(facts.tokens, facts.seconds)
+        return facts.namespace != ""
 
     def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
         super().bind_kv_cache_manager(kv_cache_manager)
@@ -204,8 +210,7 @@ class KVStoreConnector(KVConnectorBase_V1, compat.HybridSupport):  # type: ignor
         self._computed = (
             getattr(forward_context, "attn_metadata", None) is not None or "request_ids" in kwargs
         )
-        meta = self._get_connector_metadata()
-        self.worker_side.start_loads(meta)
+        self.worker_side.start_loads(self._get_connector_metadata())
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Nothing to wait for: a request runs only after its load has ended."""

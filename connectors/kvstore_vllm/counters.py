@@ -12,6 +12,8 @@ COUNTERS = {
     "loaded_blocks": "Records copied to the device, verified, and confirmed as still leased.",
     "loaded_bytes": "Bytes of those records.",
     "load_seconds": "Time spent copying and verifying them.",
+    "computed_tokens": "Tokens computed by large steps, on each worker.",
+    "computed_seconds": "Time these steps took: what loading competes with.",
     "loads": "Requests loaded.",
     "loads_failed": "Requests whose load failed and that were recomputed.",
     "corrupt_blocks": "Records that did not match their checksum; dropped from the cache.",

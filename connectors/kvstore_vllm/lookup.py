@@ -47,8 +47,12 @@ class Lookup:
         readers: int,
         wait_s: float,
         request_id: str,
+        recompute_s_per_block: float,
     ) -> None:
-        """Ask for `keys`, of which the engine holds the first `skip_blocks` itself."""
+        """Ask for `keys`, of which the engine holds the first `skip_blocks` itself.
+
+        recompute_s_per_block: what computing a block takes the engine, 0 while that is unknown.
+        """
         keys = keys[:KEYS_MAX]
         self.skip_blocks = skip_blocks
         self.instance = ""  # of the daemon's life that answered
@@ -65,6 +69,7 @@ class Lookup:
                 readers=readers,
                 wait_s=wait_s,
                 request_id=request_id,
+                recompute_s_per_block=recompute_s_per_block,
             )
             self.instance = remote.instance
             return grant

@@ -72,6 +72,7 @@ class StepMetadata:
     handed_out: device blocks that this step, or a load it starts, may overwrite.
     waiting: some request waits for the cache; an empty step should yield the interpreter to it.
     epoch: changes when weights may have been changed in place; the namespace follows it.
+    tokens: how many the step computes, of all requests.
     """
 
     saves: list[SaveOrder] = field(default_factory=list)
@@ -79,17 +80,26 @@ class StepMetadata:
     handed_out: list[int] = field(default_factory=list)
     waiting: bool = False
     epoch: str = ""
+    tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerFacts:
-    """The namespace as a worker sees it, once its KV cache exists. All workers must agree."""
+    """What a worker tells: the namespace as it sees it, once its KV cache exists, and how long its
+    last large steps took. namespace: None if it was told before; all workers must agree."""
 
-    namespace: str
+    namespace: str | None = None
+    tokens: int = 0
+    seconds: float = 0.0
 
     def aggregate(self, other: WorkerFacts) -> WorkerFacts:
         """Return what both say; an empty namespace if they do not agree."""
-        return self if self == other else WorkerFacts("")
+        told = {self.namespace, other.namespace} - {None}
+        return WorkerFacts(
+            namespace=None if not told else told.pop() if len(told) == 1 else "",
+            tokens=self.tokens + other.tokens,
+            seconds=self.seconds + other.seconds,
+        )
 
 
 def in_epoch(namespace: Namespace, epoch: str) -> Namespace:

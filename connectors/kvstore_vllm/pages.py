@@ -13,6 +13,7 @@ import torch
 
 from kvstore_kernels.host import HostPages
 from kvstore_kernels.paged import gather_blocks, record_nbytes, scatter_blocks
+from kvstore_vllm.prefill import Event, HostEvent
 
 STAGING_NBYTES = 64 << 20
 
@@ -25,6 +26,10 @@ class Pages(Protocol):
 
     def mark(self) -> Any:
         """Return the point the engine has reached; a copy made `after` it sees that work done."""
+        ...
+
+    def event(self) -> Event:
+        """Return an event to time the engine's work with."""
         ...
 
     def batch(self, group: int) -> int:
@@ -73,6 +78,10 @@ class HostMemory:
     def mark(self) -> None:
         """CPU engines compute synchronously: nothing is ever in flight here."""
 
+    def event(self) -> HostEvent:
+        """Return an event to time steps with."""
+        return HostEvent()
+
     def batch(self, group: int) -> int:
         return 1
 
@@ -106,6 +115,9 @@ class StagedMemory:
 
     def mark(self) -> Any:
         return torch.cuda.current_stream(self._device).record_event()
+
+    def event(self) -> torch.cuda.Event:
+        return torch.cuda.Event(enable_timing=True)
 
     def batch(self, group: int) -> int:
         return self._in.batch(self.record_nbytes[group])

@@ -23,6 +23,7 @@ from kvstore.keys import root_key
 from kvstore_vllm.counters import Counters
 from kvstore_vllm.lookup import KEYS_MAX, Lookup
 from kvstore_vllm.metadata import LoadOrder, LoadSpan, SaveOrder, StepMetadata, in_epoch
+from kvstore_vllm.prefill import PrefillPace
 from kvstore_vllm.settings import Settings
 from kvstore_vllm.tracked import NULL_BLOCK, Tables, Tracked
 
@@ -47,6 +48,7 @@ class SchedulerSide:
     ) -> None:
         """readers: workers that each load their shard. drafts: speculative decoding is on."""
         self.counters = Counters()
+        self.prefill = PrefillPace()
         self._settings = settings
         self._client = client
         self._readers = readers
@@ -65,6 +67,12 @@ class SchedulerSide:
         self._reloaded_adapters: set[int] = set()
         self._waiting = False
         self._epoch = ""
+
+    def note_computed(self, tokens: int, seconds: float) -> None:
+        """Learn how long a worker took to compute so many tokens."""
+        if tokens:
+            self.prefill.note(tokens, seconds)
+            self.counters.add(computed_tokens=tokens, computed_seconds=seconds)
 
     def use_namespace(self, namespace: Namespace) -> None:
         """Start to take part: until a namespace is known every request passes by."""
@@ -138,6 +146,7 @@ class SchedulerSide:
             readers=self._readers,
             wait_s=self._settings.load_deadline_s,
             request_id=tracked.request.request_id,
+            recompute_s_per_block=self.prefill.s_per_token * self._block_tokens,
         )
 
     # What to offer --------------------------------------------------------------------------------
@@ -299,7 +308,11 @@ class SchedulerSide:
         Saves are planned from the block tables as the *last* step left them, before this step's are
         noted: see `tracked`.
         """
-        meta = StepMetadata(waiting=self._waiting, epoch=self._epoch)
+        meta = StepMetadata(
+            waiting=self._waiting,
+            epoch=self._epoch,
+            tokens=sum(scheduler_output.num_scheduled_tokens.values()),
+        )
         for tracked in [*self._ran.values(), *self._finished]:
             meta.saves.extend(self._plan(tracked))
         self._ran = {key: left for key, left in self._ran.items() if self._left_over(left)}

@@ -1,7 +1,8 @@
 """The worker side: joins pages, saves and loads, and gives vLLM's hooks their order in a step.
 
 begin_step ... before anything of this step is overwritten: queue saves, pass the fence
-start_loads .. after the fence, so a load never lands in blocks that are still being saved
+start_loads .. after the fence, so a load never lands in blocks that are still being saved; from
+               here on the model computes
 results ...... at the end of the step
 """
 
@@ -14,6 +15,7 @@ from kvstore.block import Namespace
 from kvstore_vllm.counters import Counters
 from kvstore_vllm.loading import Loader
 from kvstore_vllm.metadata import StepMetadata, in_epoch
+from kvstore_vllm.prefill import StepClock
 from kvstore_vllm.saving import Saver
 from kvstore_vllm.settings import Settings
 
@@ -45,6 +47,7 @@ class WorkerSide:
         self.saver = Saver(settings, client, pages, shard=shard, counters=self.counters)
         self.loader = Loader(client, pages, shard=shard, counters=self.counters)
         self._waiting = False
+        self.clock = StepClock(pages.event)
 
     def begin_step(self, meta: StepMetadata) -> None:
         if meta.epoch != self._epoch:
@@ -57,6 +60,7 @@ class WorkerSide:
     def start_loads(self, meta: StepMetadata) -> None:
         for order in meta.loads:
             self.loader.put(order)
+        self.clock.begin(meta.tokens)
 
     def results(self, *, computed: bool) -> tuple[set[str], set[str]]:
         """Return the requests (loaded, failed) since the last step.
@@ -64,7 +68,9 @@ class WorkerSide:
         computed: whether the step ran the model. If not, the engine is about to spin until a load
         or a lookup has ended; a short wait here lets the threads that do it have the interpreter.
         """
-        if not computed and (self._waiting or self.loader.pending):
+        if computed:
+            self.clock.end()
+        elif self._waiting or self.loader.pending:
             self.loader.wait(IDLE_WAIT_S)
         return self.loader.take()
 

@@ -129,16 +129,21 @@ class AsyncClient:
         keys: Sequence[BlockKey],
         *,
         skip_blocks: int = 0,
+        recompute_s_per_block: float = 0.0,
         timeout_s: float | None = None,
     ) -> Match:
-        """Return how long the prefix would hit now. Pins nothing."""
+        """Return how long the prefix would hit now, and how much is worth loading. Pins nothing."""
         request = pb.MatchRequest(
-            namespace_id=namespace_id, keys=self._caller.joined(keys), skip_blocks=skip_blocks
+            namespace_id=namespace_id,
+            keys=self._caller.joined(keys),
+            skip_blocks=skip_blocks,
+            recompute_s_per_block=recompute_s_per_block,
         )
         reply = await self._caller.call(
             lambda stub, _, t: stub.Match(request, timeout=t), timeout_s=timeout_s
         )
-        return Match(reply.hit_blocks, reply.resident_blocks)
+        worth = reply.worth_blocks if reply.HasField("worth_blocks") else None
+        return Match(reply.hit_blocks, reply.resident_blocks, worth, reply.load_s)
 
     async def acquire(
         self,
@@ -150,8 +155,12 @@ class AsyncClient:
         wait_s: float = 0.0,
         spans: Sequence[Span] | None = None,
         request_id: str = "",
+        recompute_s_per_block: float = 0.0,
     ) -> Grant:
         """Lease the longest stored prefix, or exactly the parts `spans` names.
+
+        recompute_s_per_block: what computing a block takes instead; nothing is waited for that
+        would be computed sooner. 0: wait for `wait_s`.
 
         Read through `view`, verify with `checksum`, then `release`; bytes that were read count only
         if it answers True. `readers` releases end the lease. `kvstore explain REQUEST_ID` tells
@@ -173,6 +182,7 @@ class AsyncClient:
                 wait_s=wait_s,
                 spans=messages,
                 request_id=request_id[:REQUEST_ID_CHARS_MAX],
+                recompute_s_per_block=recompute_s_per_block,
             )
             return stub.Acquire(request, timeout=timeout_s)
 

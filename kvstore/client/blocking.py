@@ -110,11 +110,16 @@ class Client:
         keys: Sequence[BlockKey],
         *,
         skip_blocks: int = 0,
+        recompute_s_per_block: float = 0.0,
         timeout_s: float | None = None,
     ) -> Match:
         return self.submit(
             lambda client: client.match(
-                namespace_id, keys, skip_blocks=skip_blocks, timeout_s=timeout_s
+                namespace_id,
+                keys,
+                skip_blocks=skip_blocks,
+                recompute_s_per_block=recompute_s_per_block,
+                timeout_s=timeout_s,
             )
         ).result()
 
@@ -128,6 +133,7 @@ class Client:
         wait_s: float = 0.0,
         spans: Sequence[Span] | None = None,
         request_id: str = "",
+        recompute_s_per_block: float = 0.0,
     ) -> Grant:
         return self.submit(
             lambda client: client.acquire(
@@ -138,6 +144,7 @@ class Client:
                 wait_s=wait_s,
                 spans=spans,
                 request_id=request_id,
+                recompute_s_per_block=recompute_s_per_block,
             )
         ).result()
 

@@ -28,12 +28,14 @@ VICTIMS_MAX = 1024
 class Counts:
     """What left the tiers, ever; `lost` went from the arena without a copy in the file tier.
 
-    left: blocks by (tier, why), those deleted on purpose included.
+    left: blocks by (tier, why), those deleted on purpose included. unwritten: records that the
+    write budget kept out of the file tier.
     """
 
     evicted_dram: int = 0
     evicted_file: int = 0
     lost: int = 0
+    unwritten: int = 0
     left: Counter[tuple[str, str]] = field(default_factory=Counter)
 
 

@@ -30,7 +30,7 @@ from kvstore.planner.ledger import Counts, Ledger
 from kvstore.planner.match import longest_hit
 from kvstore.planner.moves import Check, Read, Space, Write
 from kvstore.planner.steps import STEP_BLOCKS, Steps
-from kvstore.policy import Policy, TailFirstLru
+from kvstore.policy import Policy, TailFirstLru, WriteBudget
 
 RUN_BLOCKS_MAX = 16
 RUN_NBYTES_MAX = 16 << 20
@@ -72,7 +72,8 @@ class Planner:
     """Plans over one arena (`dram`) and at most one file tier (`file`).
 
     run_nbytes_max: payload of the largest frame that the file tier takes. read_nbytes_max: what one
-    read brings up at most, if that is more than one record.
+    read brings up at most, if that is more than one record. write_budget: what it does not admit
+    stays in the arena alone.
     """
 
     def __init__(
@@ -85,8 +86,10 @@ class Planner:
         departed_keys_max: int = DEPARTED_KEYS_MAX,
         run_nbytes_max: int = RUN_NBYTES_MAX,
         read_nbytes_max: int = READ_NBYTES,
+        write_budget: WriteBudget | None = None,
     ) -> None:
         self._now = now
+        self._write_budget = write_budget
         self._ledger = Ledger(dram, file, policy, now, departed_keys_max)
         self._run_nbytes_max = min(run_nbytes_max, RUN_NBYTES_MAX)
         self._read_nbytes_max = read_nbytes_max
@@ -215,7 +218,7 @@ class Planner:
                     continue
                 record = block.parts[part] = StoredPart(slot.slot.nbytes, checksums[at])
                 self._ledger.make_resident(block, record, slot)
-                if self._ledger.has_file:
+                if self._ledger.has_file and self._to_be_written(block, record):
                     self.dirty.add(block, part, record)
                 touched = block
                 new += 1
@@ -232,6 +235,17 @@ class Planner:
             block = StoredBlock(key, reservation.namespace_id, reservation.first_block + i, parent)
             self.index.add(block)
         return block
+
+    def _to_be_written(self, block: StoredBlock, record: StoredPart) -> bool:
+        """Spend the write budget on a record, if it lets it pass."""
+        if self._write_budget is None:
+            return True
+        above = self.index.by_key(block.parent) if block.parent else None
+        near = [*block.parts.values(), *(above.parts.values() if above else ())]
+        continues = any(each.frame is not None or each.dirty for each in near)
+        admitted = self._write_budget.admits(record.nbytes, continues=continues)
+        self.counts.unwritten += not admitted
+        return admitted
 
     # ---- write behind ------------------------------------------------------------------------
 

@@ -94,9 +94,17 @@ class Service(rpc.KVStoreServicer):
 
     async def Match(self, request: pb.MatchRequest, context: Context) -> pb.MatchReply:
         match = self._store.match(
-            self._known(request.namespace_id), self._keys(request.keys), request.skip_blocks
+            self._known(request.namespace_id),
+            self._keys(request.keys),
+            request.skip_blocks,
+            _pace(request.recompute_s_per_block),
         )
-        return pb.MatchReply(hit_blocks=match.hit_blocks, resident_blocks=match.resident_blocks)
+        return pb.MatchReply(
+            hit_blocks=match.hit_blocks,
+            resident_blocks=match.resident_blocks,
+            worth_blocks=match.worth_blocks,
+            load_s=match.load_s,
+        )
 
     async def Acquire(self, request: pb.AcquireRequest, context: Context) -> pb.GrantReply:
         if request.readers > READERS_MAX:
@@ -113,6 +121,7 @@ class Service(rpc.KVStoreServicer):
             wait_s=self._wait(request.wait_s),
             spans=spans_of(request.spans) or None,
             request_id=request.request_id,
+            recompute_s_per_block=_pace(request.recompute_s_per_block),
         )
         return self._granted(grant, session, context)
 
@@ -268,6 +277,12 @@ class Service(rpc.KVStoreServicer):
         if not (math.isfinite(wait_s) and wait_s >= 0):
             raise InvalidRequest(f"wait_s={wait_s} is not a time to wait")
         return min(wait_s, self._limits.wait_max_s)
+
+
+def _pace(seconds: float) -> float:
+    if not (math.isfinite(seconds) and seconds >= 0):
+        raise InvalidRequest(f"recompute_s_per_block={seconds} is not a time")
+    return seconds
 
 
 def _namespace_id(value: bytes) -> NamespaceId:

@@ -10,7 +10,7 @@ from kvstore_bench.tier import TierPlan
 
 def test_every_flip_is_found_and_reads_are_compared(tmp_path: Path) -> None:
     said: list[str] = []
-    plan = ScrubPlan(TierPlan(record_nbytes=1 << 20, blocks=64, rounds=6), flips=5)
+    plan = ScrubPlan(TierPlan(record_nbytes=1 << 20, blocks=64, rounds=6), flips=5, passes=2)
     result = run(plan, tmp_path, said.append)
     assert result["flips_found"] == result["flips"] == 5
     speeds = result["bytes_per_s"]

@@ -15,6 +15,7 @@ from kvstore.block import BlockKey, Group, Namespace, Part, Span
 from kvstore.index import HeldSlot
 from kvstore.keys import KeyChain, root_key
 from kvstore.planner import Check, Planner, Read, Reservation, Steps, Write, needed_spans
+from kvstore.policy import WriteBudget
 from kvstore.tier.dram.allocator import ExtentAllocator
 
 RECORD = 4096
@@ -363,3 +364,16 @@ def test_a_large_batch_is_placed_in_steps_and_given_up_between_them_it_keeps_not
     assert 0 < len(dram.live) < 200
     steps.close()
     assert not dram.live
+
+
+def test_beyond_the_write_budget_no_prefix_is_begun_and_begun_ones_go_on() -> None:
+    machine = PlannerMachine()
+    budget = WriteBudget(48 * 2 * RECORD, lambda: 0.0)  # half an hour of it is two records
+    machine.planner = Planner(machine.dram, machine.file, now=lambda: 0.0, write_budget=budget)
+    machine.planner.index.register(SPEC)
+    first, second, _ = CHAINS
+    for chain, begin, count in ((first, 0, 2), (second, 0, 2), (first, 2, 1)):
+        machine.put(chain, begin, count, {Part(0, 0)})
+    dirty = {block.key for write in machine.planner.take_writes(1 << 20) for block in write.blocks}
+    assert dirty == set(first[:3])
+    assert machine.planner.counts.unwritten == 2

@@ -13,8 +13,6 @@ from contextvars import Context
 from random import Random
 from typing import Any
 
-IO_S = 0.002  # mean of each half of a blocking call: until it takes effect, until that is noticed
-
 
 class Stuck(Exception):
     """Every task waits for something that no timer will bring."""
@@ -62,7 +60,12 @@ class SimLoop(asyncio.SelectorEventLoop):
 
 
 class SimThreads(Executor):
-    """Runs work on the loop, in one instant, somewhere between its start and its end."""
+    """Runs work on the loop, in one instant, somewhere between its start and its end.
+
+    io_s: mean of each half of a blocking call, until it takes effect and until that is noticed.
+    """
+
+    io_s = 0.002
 
     def __init__(self, loop: SimLoop, draw: Random) -> None:
         self._loop = loop
@@ -80,7 +83,7 @@ class SimThreads(Executor):
         """Others go on using it."""
 
     def _later(self, work: Callable[..., object], *args: object) -> None:
-        self._loop.call_later(self._draw.expovariate(1 / IO_S), work, *args)
+        self._loop.call_later(self._draw.expovariate(1 / self.io_s), work, *args)
 
     def _run(self, future: Future[Any], work: Callable[[], Any]) -> None:
         if not future.set_running_or_notify_cancel():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,6 +20,7 @@ from kvstore.planner import DAEMON_SESSION, Planner
 from kvstore.store import Store
 from kvstore.tier.dram import Arena
 from kvstore.tier.file import Disk, FileTier
+from tests.sim.loop import SimLoop
 
 T = TypeVar("T")
 RECORD = 10_000  # not a whole number of pages, on purpose
@@ -37,7 +39,10 @@ def record_bytes(key: BlockKey, part: Part) -> bytes:
 
 
 class Node:
-    """`with Node(path) as node:`; leave the block to close it, or call `crash`."""
+    """`with Node(path) as node:`; leave the block to close it, or call `crash`.
+
+    loop: runs it in virtual time.
+    """
 
     def __init__(
         self,
@@ -48,13 +53,22 @@ class Node:
         segment_nbytes: int = 1 << 20,
         codec: str = "raw",
         disk: Disk | None = None,
+        loop: SimLoop | None = None,
         **limits: Any,
     ) -> None:
-        self.loop = asyncio.new_event_loop()
+        threads = loop.threads if loop else None
+        now = loop.time if loop else time.monotonic
+        self.loop = loop or asyncio.new_event_loop()
         self.metrics = Metrics()
         self.arena = Arena(arena_bytes, arena_bytes)
         self.file = (
-            FileTier(path, capacity_bytes=file_bytes, segment_nbytes=segment_nbytes, disk=disk)
+            FileTier(
+                path,
+                capacity_bytes=file_bytes,
+                segment_nbytes=segment_nbytes,
+                disk=disk,
+                executor=threads,
+            )
             if path
             else None
         )
@@ -68,6 +82,8 @@ class Node:
             codec=codec_by_name(codec),
             metrics=self.metrics,
             group_commit_bytes=settings.group_commit_bytes,
+            executor=threads,
+            now=now,
         )
         self.store = Store(
             arena=self.arena,
@@ -75,6 +91,7 @@ class Node:
             planner=self.planner,
             limits=settings,
             metrics=self.metrics,
+            now=now,
         )
 
     def __enter__(self) -> Node:

@@ -159,6 +159,11 @@ def test_a_namespace_whose_handshake_another_connector_hid_comes_with_the_first_
     )
     connector.update_connector_output(step)
     assert connector.scheduler_side.takes_part
+    took = vllm.connector.WorkerFacts(None, 500, 0.5)
+    assert facts.aggregate(took).aggregate(took).namespace == facts.namespace
+    step.kv_connector_worker_meta = took.aggregate(took)
+    connector.update_connector_output(step)
+    assert connector.scheduler_side.prefill.s_per_token == 0.001
     other = vllm.connector.WorkerFacts(build(vllm, backends=["other"]).to_json())
     with pytest.raises(Incompatible, match="different kinds of KV"):
         connector.set_xfer_handshake_metadata_pp_aware({(0, 0): facts, (0, 1): other})

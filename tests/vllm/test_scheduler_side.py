@@ -54,9 +54,25 @@ class FakeClient:
     def namespace(self, namespace_id):
         assert namespace_id == NAMESPACE.id or len(namespace_id) == 32
 
-    async def acquire(self, namespace_id, keys, *, skip_blocks, readers, wait_s, request_id):
+    async def acquire(
+        self,
+        namespace_id,
+        keys,
+        *,
+        skip_blocks,
+        readers,
+        wait_s,
+        request_id,
+        recompute_s_per_block,
+    ):
         self.asked.append(
-            SimpleNamespace(keys=list(keys), skip=skip_blocks, readers=readers, name=request_id)
+            SimpleNamespace(
+                keys=list(keys),
+                skip=skip_blocks,
+                readers=readers,
+                name=request_id,
+                recompute_s_per_block=recompute_s_per_block,
+            )
         )
         if self.error is not None:
             raise self.error
@@ -167,6 +183,14 @@ def saved(meta) -> dict[tuple[int, int], int]:
 
 
 # ---- asking and offering -------------------------------------------------------------------------
+
+
+def test_the_question_tells_what_computing_a_block_takes_once_that_is_known(engine):
+    for name, told in (("a", (0, 0.0)), ("b", (1000, 2.0)), ("c", (0, 0.0))):
+        engine.side.note_computed(*told)
+        engine.side.on_new_request(make_request(22, name))
+    paces = [asked.recompute_s_per_block for asked in engine.client.asked]
+    assert paces == [0.0, BLOCK * 2.0 / 1000, BLOCK * 2.0 / 1000]
 
 
 def test_a_hit_is_offered_beyond_what_the_engine_holds(engine):

@@ -29,6 +29,7 @@ from kvstore_vllm.metadata import (
     StepMetadata,
     in_epoch,
 )
+from kvstore_vllm.prefill import STEP_TOKENS_MIN, HostEvent
 from kvstore_vllm.settings import Settings
 from kvstore_vllm.worker import WorkerSide
 
@@ -54,6 +55,9 @@ class FakePages:
         self.error: Exception | None = None
 
     def mark(self) -> None: ...
+
+    def event(self) -> HostEvent:
+        return HostEvent()
 
     def read(self, group, blocks, records, after):
         self.copying.set()
@@ -204,6 +208,18 @@ def load(side: WorkerSide, order: LoadOrder) -> tuple[set[str], set[str]]:
 
 
 # ---- saves ---------------------------------------------------------------------------------------
+
+
+def test_large_steps_that_computed_are_timed(side):
+    for tokens, computed in ((STEP_TOKENS_MIN, True), (STEP_TOKENS_MIN - 1, True), (9999, False)):
+        meta = StepMetadata(tokens=tokens)
+        side.begin_step(meta)
+        side.start_loads(meta)
+        side.results(computed=computed)
+    tokens, seconds = side.clock.take()
+    assert tokens == STEP_TOKENS_MIN
+    assert seconds > 0
+    assert side.clock.take() == (0, 0.0)
 
 
 def test_a_save_is_reserved_copied_and_committed_with_its_checksums(side, client, pages):

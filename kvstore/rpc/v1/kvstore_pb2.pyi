@@ -57,25 +57,31 @@ class Span(_message.Message):
     def __init__(self, group: _Optional[int] = ..., shard: _Optional[int] = ..., begin: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
 
 class MatchRequest(_message.Message):
-    __slots__ = ("namespace_id", "keys", "skip_blocks")
+    __slots__ = ("namespace_id", "keys", "skip_blocks", "recompute_s_per_block")
     NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     SKIP_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    RECOMPUTE_S_PER_BLOCK_FIELD_NUMBER: _ClassVar[int]
     namespace_id: bytes
     keys: bytes
     skip_blocks: int
-    def __init__(self, namespace_id: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., skip_blocks: _Optional[int] = ...) -> None: ...
+    recompute_s_per_block: float
+    def __init__(self, namespace_id: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., skip_blocks: _Optional[int] = ..., recompute_s_per_block: _Optional[float] = ...) -> None: ...
 
 class MatchReply(_message.Message):
-    __slots__ = ("hit_blocks", "resident_blocks")
+    __slots__ = ("hit_blocks", "resident_blocks", "worth_blocks", "load_s")
     HIT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     RESIDENT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    WORTH_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    LOAD_S_FIELD_NUMBER: _ClassVar[int]
     hit_blocks: int
     resident_blocks: int
-    def __init__(self, hit_blocks: _Optional[int] = ..., resident_blocks: _Optional[int] = ...) -> None: ...
+    worth_blocks: int
+    load_s: float
+    def __init__(self, hit_blocks: _Optional[int] = ..., resident_blocks: _Optional[int] = ..., worth_blocks: _Optional[int] = ..., load_s: _Optional[float] = ...) -> None: ...
 
 class AcquireRequest(_message.Message):
-    __slots__ = ("session", "namespace_id", "keys", "skip_blocks", "readers", "wait_s", "spans", "request_id")
+    __slots__ = ("session", "namespace_id", "keys", "skip_blocks", "readers", "wait_s", "spans", "request_id", "recompute_s_per_block")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
@@ -84,6 +90,7 @@ class AcquireRequest(_message.Message):
     WAIT_S_FIELD_NUMBER: _ClassVar[int]
     SPANS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    RECOMPUTE_S_PER_BLOCK_FIELD_NUMBER: _ClassVar[int]
     session: int
     namespace_id: bytes
     keys: bytes
@@ -92,7 +99,8 @@ class AcquireRequest(_message.Message):
     wait_s: float
     spans: _containers.RepeatedCompositeFieldContainer[Span]
     request_id: str
-    def __init__(self, session: _Optional[int] = ..., namespace_id: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., skip_blocks: _Optional[int] = ..., readers: _Optional[int] = ..., wait_s: _Optional[float] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., request_id: _Optional[str] = ...) -> None: ...
+    recompute_s_per_block: float
+    def __init__(self, session: _Optional[int] = ..., namespace_id: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., skip_blocks: _Optional[int] = ..., readers: _Optional[int] = ..., wait_s: _Optional[float] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., request_id: _Optional[str] = ..., recompute_s_per_block: _Optional[float] = ...) -> None: ...
 
 class ReserveRequest(_message.Message):
     __slots__ = ("session", "namespace_id", "keys", "first_block", "parent", "spans", "wait_s")

@@ -1,0 +1,120 @@
+"""Never slower than recompute: what is worth bringing up, and until when to wait for it.
+
+A load races the engine, which could compute the same blocks at a pace it tells. `Pace` remembers
+how long loads of about this size took, and refuses those that would lose. A prediction may be
+wrong, so a `Race` bounds what is lost then: every share of the bytes that has come up buys the time
+that computing it would have taken, and nothing else does.
+
+    loss so far = time waited - what computing the part that came up would have taken <= patience
+
+Whatever a tier does, an answer thus comes at most `patience_s` later than recomputing would have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+PATIENCE = 0.1
+"""Of the time that computing the whole prompt would take: what a load may lose at most, while
+nothing is known of the tier. Once its pace is known, what it usually takes may be waited for."""
+PATIENCE_SAVED_MAX = 0.5
+"""Of what the load would save: even a tier that is known to be slow to begin gets no more."""
+FORGET_S = 30.0
+"""A tier that was too slow this long ago is tried again, by one load."""
+SIZES = 48  # powers of two, in bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Stakes:
+    """What the engine would do instead. saved_s: computing what is to come up; prompt_s: computing
+    all it asked for; began: when it asked, on the clock of `Pace`."""
+
+    saved_s: float
+    prompt_s: float
+    began: float
+
+
+@dataclass(frozen=True, slots=True)
+class Race:
+    """One load under way. predicted_s: None if nothing is known, or trusted any more."""
+
+    stakes: Stakes
+    patience_s: float
+    predicted_s: float | None
+
+    def until(self, share: float) -> float:
+        """Return how long to wait on, when `share` (0 to 1) of the bytes has come up."""
+        return self.stakes.began + self.patience_s + share * self.stakes.saved_s
+
+
+class Average:
+    """A moving mean and mean deviation, as TCP keeps them of round trips (RFC 6298)."""
+
+    __slots__ = ("at", "deviation", "mean")
+
+    def __init__(self, sample: float, at: float) -> None:
+        self.mean, self.deviation, self.at = sample, sample / 2, at
+
+    def add(self, sample: float, at: float) -> None:
+        self.deviation += (abs(sample - self.mean) - self.deviation) / 4
+        self.mean += (sample - self.mean) / 8
+        self.at = at
+
+
+class Pace:
+    """How long loads from one tier take: seconds per byte, by the power of two of their size.
+
+    By size, because a load of one block is all latency and one of a thousand all bandwidth. While a
+    load that was given up is still under way, the tier is slow, whatever it was before.
+    """
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._by_size: list[Average | None] = [None] * SIZES
+        self._behind = 0
+        self._behind_at = 0.0
+
+    def note(self, nbytes: int, seconds: float) -> None:
+        """Learn from a load that brought all its bytes."""
+        known = self._by_size[_size(nbytes)]
+        if known is None:
+            self._by_size[_size(nbytes)] = Average(seconds / nbytes, self._now())
+        else:
+            known.add(seconds / nbytes, self._now())
+
+    def fell_behind(self) -> None:
+        """Note that a load is not waited for any more; `caught_up` when it has ended."""
+        self._behind += 1
+        self._behind_at = self._now()
+
+    def caught_up(self) -> None:
+        self._behind -= 1
+
+    def predict(self, nbytes: int) -> float | None:
+        """Return the seconds that a load would take, None if there was none of its size."""
+        known = self._by_size[_size(nbytes)]
+        return known.mean * nbytes if known else None
+
+    def loses(self, nbytes: int, saved_s: float) -> bool:
+        """Return whether computing takes less than loading, as far as is known."""
+        return bool(self._behind) or (self.predict(nbytes) or 0.0) > saved_s
+
+    def race(self, nbytes: int, stakes: Stakes) -> Race | None:
+        """Return the terms on which to bring `nbytes` up; None: computing them is faster."""
+        known, now = self._by_size[_size(nbytes)], self._now()
+        patience_s = PATIENCE * stakes.prompt_s
+        if self.loses(nbytes, stakes.saved_s):
+            if now - max(known.at if known else 0.0, self._behind_at) < FORGET_S:
+                return None
+            self._behind_at = now
+            known = None
+        if known is None:
+            return Race(stakes, patience_s, None)
+        usual_s = (known.mean + 4 * known.deviation) * nbytes
+        patience_s = max(patience_s, min(usual_s, PATIENCE_SAVED_MAX * stakes.saved_s))
+        return Race(stakes, patience_s, known.mean * nbytes)
+
+
+def _size(nbytes: int) -> int:
+    return min(nbytes.bit_length(), SIZES - 1)
