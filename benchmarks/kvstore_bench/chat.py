@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -22,6 +21,7 @@ from kvstore_bench.exits import (
     explained,
 )
 from kvstore_bench.options import chat_options
+from kvstore_bench.progress import progress
 from kvstore_bench.sections import SectionedCommand
 
 if TYPE_CHECKING:
@@ -152,7 +152,11 @@ def _run(points: Sequence[Point], given: dict[str, Any]) -> dict[str, Result]:
     """
     quiet = given["as_json"] or given["no_progress"] or not sys.stderr.isatty()
     results: dict[str, Result] = {}
-    with _progress(sum(_requests(point) for point in points), quiet=quiet) as on_sample:
+    with progress("requests", sum(map(_requests, points)), quiet=quiet) as say:
+
+        def on_sample(point: str, sample: Sample) -> None:
+            say(_label(point, sample))
+
         for point in points:
             try:
                 result = asyncio.run(_run_point(point, partial(on_sample, point.name)))
@@ -194,33 +198,12 @@ def _requests(point: Point) -> int:
     return sum(max(0, min(last, one.turns) - first + 1) for one in dialogues)
 
 
-@contextmanager
-def _progress(total: int, *, quiet: bool) -> Iterator[Callable[[str, Sample], None]]:
-    if quiet:
-        yield lambda point, sample: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-        TextColumn("{task.fields[last]}"),
-    )  # fmt: skip
-    # Twice a second: drawing takes the time of the thread that measures.
-    with Progress(
-        *columns, console=Console(stderr=True), transient=True, refresh_per_second=2
-    ) as progress:
-        task = progress.add_task("requests", total=total, last="")
-
-        def advance(point: str, sample: Sample) -> None:
-            last = f"{point} turn {sample.turn}".lstrip()
-            if sample.failure is not None:
-                last += f": {sample.failure.label}"
-            elif sample.ttft_s is not None:
-                last += f": TTFT {1e3 * sample.ttft_s:,.0f} ms"
-            progress.update(task, advance=1, last=last)
-
-        yield advance
+def _label(point: str, sample: Sample) -> str:
+    """Say in a few words how a request ended."""
+    text = f"{point} turn {sample.turn}".lstrip()
+    if sample.failure is not None:
+        return f"{text}: {sample.failure.label}"
+    return text if sample.ttft_s is None else f"{text}: TTFT {1e3 * sample.ttft_s:,.0f} ms"
 
 
 def _write(points: Sequence[Point], results: Mapping[str, Result], given: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ from kvstore_bench.chat import chat
 from kvstore_bench.compare_command import compare
 from kvstore_bench.exits import explained
 from kvstore_bench.options import generator_options
+from kvstore_bench.peers.command import peers
 from kvstore_bench.workload import Conversation, dump, save
 
 _json = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
@@ -38,6 +39,7 @@ def bench() -> None:
 
 bench.add_command(chat)
 bench.add_command(compare)
+bench.add_command(peers)
 
 
 @bench.command("make-conversations")

@@ -1,0 +1,127 @@
+"""`kvstore bench peers` on the command line."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kvstore_bench.exits import EXIT_FAILED_REQUESTS, check_targets, explained
+from kvstore_bench.options import PLOT
+from kvstore_bench.peers.roster import OURS, PEERS
+from kvstore_bench.progress import progress
+
+NAMES = [peer.name for peer in PEERS]
+QUICK = {"block_mib": 1, "blocks": 16, "rounds": 2}
+
+
+def _python_of(ctx: Any, param: Any, values: tuple[str, ...]) -> dict[str, str]:
+    """Read NAME=PATH, as the callback of an option."""
+    pythons = {}
+    for value in values:
+        name, _, path = value.partition("=")
+        found = shutil.which(path)
+        if name not in NAMES or found is None:
+            raise click.BadParameter(
+                f"{value!r} is no NAME=PATH with a name of {', '.join(NAMES)} and a Python"
+            )
+        pythons[name] = found
+    return pythons
+
+
+@click.command()
+@click.option(
+    "--system",
+    "systems",
+    type=click.Choice(NAMES),
+    multiple=True,
+    help="Take part, besides kvstore itself; may be repeated.  [default: all]",
+)
+@click.option(
+    "--python-of",
+    "pythons",
+    callback=_python_of,
+    multiple=True,
+    metavar="NAME=PATH",
+    help="Python that has this peer installed, where it is not this one; may be repeated.",
+)
+@click.option(
+    "--path",
+    type=click.Path(exists=True, file_okay=False, writable=True, path_type=Path),
+    default=".",
+    help="Directory on the device to measure; a scratch folder in it is used.  [default: here]",
+)
+@click.option("--block-mib", type=click.IntRange(1, 64), default=2, show_default=True)
+@click.option("--blocks", type=click.IntRange(4), default=128, show_default=True, help="A round.")
+@click.option("--rounds", type=click.IntRange(2), default=5, show_default=True)
+@click.option(
+    "--threads",
+    type=click.IntRange(1, 64),
+    default=8,
+    show_default=True,
+    help="For I/O, of every system that has such a setting.",
+)
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+@click.option("--quick", is_flag=True, help="1 MiB, 16 blocks, 2 rounds: does it work?")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@PLOT
+@click.option("--no-progress", is_flag=True, help="No progress bar.")
+def peers(*, plot: Path | None, as_json: bool, no_progress: bool, **given: Any) -> None:
+    """Measure kvstore beside comparable systems: the same blocks put, got hot, got cold, and got
+    after everything was killed.
+
+    Every system runs in a process of its own, one at a time, in turns; every byte that comes back
+    is compared. What is not installed is skipped, with a line on how to get it. Valkey and Mooncake
+    come with kvstore-tiers[peers]. Others pin old versions or bring CUDA: give them an environment
+    of their own, with numpy:
+
+    \b
+      python -m venv peers
+      peers/bin/pip install lmcache numpy
+      kvstore bench peers --python-of lmcache=peers/bin/python
+
+    A put is "accepted" when the system says so and "durable" when it has synced it to the device. A
+    get ends with the bytes in the caller's memory. Hot: got once before. Cold: from the device; the
+    table says how. After that all processes are killed (SIGKILL), the page cache is dropped, and
+    what comes back is got once more.
+
+    \b
+    Examples:
+      kvstore bench peers --path /mnt/nvme0
+      kvstore bench peers --system valkey --block-mib 4 --json | jq .cold_get_vs_best
+    """
+    import msgspec
+
+    with explained():
+        from kvstore_bench.peers.course import Course
+        from kvstore_bench.peers.show import plot_peers, print_peers
+        from kvstore_bench.peers.turn import PeersPlan
+
+        check_targets(plot)
+        given |= QUICK if given["quick"] else {}
+        plan = PeersPlan(
+            block_nbytes=given["block_mib"] << 20,
+            blocks=given["blocks"],
+            rounds=given["rounds"],
+            threads=given["threads"],
+            seed=given["seed"],
+        )
+        course = Course(plan, given["path"].resolve(), given["pythons"])
+        wanted = {OURS, *(given["systems"] or NAMES)}
+        present, absent = course.present([peer for peer in PEERS if peer.name in wanted])
+        for name, line in absent.items():
+            click.echo(f"{name}: skipped: {line}", err=True)
+        quiet = as_json or no_progress or not sys.stderr.isatty()
+        with progress("turns", plan.rounds * len(present), quiet=quiet) as say:
+            result = course.run(present, say) | {"skipped": absent}
+        if as_json:
+            click.echo(msgspec.json.format(msgspec.json.encode(result), indent=1))
+        else:
+            print_peers(result)
+        if plot:
+            plot_peers(result, plot)
+    if result["wrong"]:
+        sys.exit(EXIT_FAILED_REQUESTS)

@@ -1,0 +1,107 @@
+"""The rounds: every system in turn does the same with the same bytes. Only one lives at a time."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kvstore.errors import Unavailable
+from kvstore_bench.peers.process import Process
+from kvstore_bench.peers.roster import PEERS, Peer
+from kvstore_bench.peers.turn import PeersPlan, Record, Turn
+from kvstore_bench.tier import summed_up
+
+Say = Callable[[str], None]
+
+GETS = ("hot_get", "cold_get", "restart_get")
+PUTS = ("put_accepted", "put_durable")
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """One run in a scratch folder of `directory`. pythons: by a peer's name, where not our own."""
+
+    plan: PeersPlan
+    directory: Path
+    pythons: Mapping[str, str] = field(default_factory=dict)
+
+    def present(self, peers: Sequence[Peer]) -> tuple[list[Peer], dict[str, str]]:
+        """Return the peers that are installed, and for the others what to do about it."""
+        lines = {peer.name: self._lacks(peer) for peer in peers}
+        absent = {name: line for name, line in lines.items() if line}
+        return [peer for peer in peers if peer.name not in absent], absent
+
+    def run(self, peers: Sequence[Peer], say: Say) -> dict[str, Any]:
+        """Measure. Raises Unavailable if this store fails; a peer that does takes no more turns."""
+        records = {peer.name: Record() for peer in peers}
+        failed: dict[str, str] = {}
+        for number in range(self.plan.rounds):
+            for peer in peers[:: -1 if number % 2 else 1]:
+                say(peer.name)
+                if peer.name in failed:
+                    continue
+                try:
+                    self._turn(peer, number, records[peer.name])
+                except Unavailable as error:
+                    if peer.ours:
+                        raise
+                    failed[peer.name] = f"round {number + 1}: {error}"
+        return result(self.plan, records) | {"failed": failed}
+
+    def _turn(self, peer: Peer, number: int, record: Record) -> None:
+        with (
+            tempfile.TemporaryDirectory(prefix="kvstore-bench-", dir=self.directory) as directory,
+            tempfile.TemporaryDirectory(prefix="kvb-") as runtime,
+        ):
+            Turn(
+                peer, self._python(peer), self.plan, number, record, Path(directory), Path(runtime)
+            ).run()
+
+    def _lacks(self, peer: Peer) -> str:
+        """Return in one line what is missing and how to get it; "" if nothing is."""
+        python = self._python(peer)
+        try:
+            with Process(peer, python, Path(tempfile.gettempdir())) as process:
+                missing = process.ask("check", needs=peer.needs)["missing"]
+        except Unavailable as error:
+            return f"{python} cannot run it: {error}"
+        return f"{python} has no {', '.join(missing)}: {peer.install}" if missing else ""
+
+    def _python(self, peer: Peer) -> str:
+        return self.pythons.get(peer.name, sys.executable)
+
+
+def result(plan: PeersPlan, records: Mapping[str, Record]) -> dict[str, Any]:
+    """Sum up: medians and ranges, and ours over the best peer's median of each measure."""
+    peers = {peer.name: peer for peer in PEERS}
+    speeds = {name: summed_up(record.bytes_per_s) for name, record in records.items()}
+    ratios: dict[str, Any] = {}
+    for measure in PUTS + GETS:
+        medians = {name: each[measure]["p50"] for name, each in speeds.items() if measure in each}
+        ours = [value for name, value in medians.items() if peers[name].ours]
+        rivals = {n: v for n, v in medians.items() if not (peers[n].ours or peers[n].floor)}
+        best = max(rivals, key=lambda name: rivals[name], default=None)
+        ratios[f"{measure}_best"] = best
+        ratios[f"{measure}_vs_best"] = ours[0] / rivals[best] if ours and best else None
+    return {
+        **ratios,
+        "wrong": sum(record.wrong for record in records.values()),
+        "systems": {
+            name: {
+                "bytes_per_s": speeds[name],
+                "ready_s": summed_up({"": record.ready_s})[""] if record.ready_s else None,
+                "kept": min(record.kept, default=None),
+                "missed": record.missed,
+                "wrong": record.wrong,
+                "checks": peers[name].checks,
+                "durable": peers[name].durable or None,
+                "cold": peers[name].cold or None,
+            }
+            for name, record in records.items()
+        },
+        "plan": asdict(plan),
+    }

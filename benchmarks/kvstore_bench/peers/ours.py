@@ -1,0 +1,99 @@
+"""This store: a daemon of our own over an arena and a file tier, and its blocking client."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future
+from functools import partial
+
+from kvstore import AsyncClient, Client, Group, Namespace
+from kvstore.block import BlockKey
+from kvstore.errors import Unavailable
+from kvstore.testing.daemon import Daemon
+from kvstore_bench.peers.system import Place, System
+
+WAIT_S = 30.0
+WINDOW_NBYTES = 16 << 20
+WINDOWS = 4  # in flight: one is copied out while others come up
+FILLERS_MAX = 6
+
+
+def open_system(place: Place) -> System:
+    return Ours(place)
+
+
+class Ours:
+    """The arena holds two rounds. Every get verifies the checksum of each record, after its copy
+    out of the arena into the caller's memory."""
+
+    def __init__(self, place: Place) -> None:
+        self._blocks = place.blocks
+        self._daemon = Daemon(
+            f"dram.capacity={2 * place.round_nbytes}",
+            f"dram.extent={place.round_nbytes // 2}",
+            f"file.path={place.directory / 'tier'}",
+            f"file.capacity={(FILLERS_MAX + 2) * (2 * place.round_nbytes + (64 << 20))}",
+            f"file.threads={place.threads}",
+            f"limits.write_behind_max={2 * place.round_nbytes}",
+        ).start()
+        self._client = Client(self._daemon.target, name="kvstore bench peers")
+        group = Group("all", place.blocks.nbytes)
+        self._namespace_id = self._client.register(
+            Namespace(block_tokens=16, groups=(group,), identity=(("bench", "peers"),))
+        )
+        self._await_arena(2 * place.round_nbytes)
+        self._keys: list[BlockKey] = []
+
+    def put(self, keys: Sequence[bytes]) -> None:
+        self._keys = [BlockKey(key) for key in keys]
+        done = self._client.put(self._namespace_id, self._keys, self._blocks.sources, wait_s=WAIT_S)
+        if done.refused:
+            raise Unavailable(f"the daemon refused {done.refused} of {len(keys)} blocks")
+
+    def flush(self) -> None:
+        if not self._client.flush(WAIT_S):
+            raise Unavailable("the daemon did not get everything written")
+
+    def get(self, keys: Sequence[bytes]) -> list[bool]:
+        step = max(1, WINDOW_NBYTES // self._blocks.nbytes)
+        targets = self._blocks.targets
+        under_way: deque[Future[list[bool]]] = deque()
+        found: list[bool] = []
+        for start in range(0, len(keys), step):
+            if len(under_way) == WINDOWS:
+                found += under_way.popleft().result()
+            window = slice(start, start + step)
+            move = partial(self._get_window, keys[window], targets[window])
+            under_way.append(self._client.submit(move))
+        return found + [each for future in under_way for each in future.result()]
+
+    def chill(self) -> bool:
+        """Put other blocks until these have left the arena, as they do in a busy daemon."""
+        keys = self._keys
+        for filler in range(1, FILLERS_MAX + 1):
+            self.put(self._blocks.keys(-filler))
+            self.flush()
+            if not self._client.match(self._namespace_id, keys).resident_blocks:
+                return True
+        raise Unavailable("what was to be read cold is still in the arena")
+
+    def close(self) -> None:
+        self._client.close()
+        self._daemon.stop()
+
+    async def _get_window(
+        self, keys: Sequence[bytes], targets: Sequence[memoryview], client: AsyncClient
+    ) -> list[bool]:
+        named = [BlockKey(key) for key in keys]
+        return await client.get_into(self._namespace_id, named, targets, wait_s=WAIT_S)
+
+    def _await_arena(self, nbytes: int) -> None:
+        """Wait until the daemon has touched all of its arena once."""
+        self._client.connect()
+        deadline = time.monotonic() + WAIT_S
+        while sum(map(len, self._client.extents().values())) < nbytes:
+            if time.monotonic() > deadline:
+                raise Unavailable(f"the arena stays under {nbytes:,} bytes")
+            time.sleep(0.005)

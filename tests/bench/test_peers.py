@@ -1,0 +1,141 @@
+"""`kvstore bench peers`: the store and plain files for real; peers that are absent; results."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from kvstore.errors import Unavailable
+from kvstore_bench.cli import bench
+from kvstore_bench.peers.blocks import Blocks
+from kvstore_bench.peers.course import GETS, PUTS, Course, result
+from kvstore_bench.peers.process import Process
+from kvstore_bench.peers.roster import FLOOR, OURS, PEERS, Peer
+from kvstore_bench.peers.turn import PeersPlan, Record
+
+BOTH = ("--system", FLOOR, "--blocks", "8", "--block-mib", "1", "--rounds", "2")
+SMALL = PeersPlan(block_nbytes=1 << 20, blocks=4, rounds=1, threads=2)
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner(env={"COLUMNS": "200"}).invoke(bench, ["peers", *map(str, arguments)])
+
+
+def test_both_sides_are_measured_and_nothing_stays_behind(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    plot = tmp_path / "peers.png"
+    done = invoke(*BOTH, "--path", kept, "--plot", plot, "--json")
+    assert done.exit_code == 0, done.output
+    document = json.loads(done.stdout)
+    assert document["wrong"] == 0
+    assert set(document["systems"]) == {OURS, FLOOR}
+    for system in document["systems"].values():
+        assert set(system["bytes_per_s"]) == {*PUTS, *GETS}
+        assert system["kept"] == 1.0
+        assert (system["missed"], system["wrong"]) == (0, 0)
+        assert system["ready_s"]["min"] > 0
+    assert document["cold_get_vs_best"] is None, "plain files are no peer"
+    assert document["failed"] == document["skipped"] == {}
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert list(kept.iterdir()) == []
+
+
+def test_the_table_names_every_measure(tmp_path: Path) -> None:
+    done = invoke(*BOTH, "--path", tmp_path)
+    assert done.exit_code == 0, done.output
+    for text in ("put, durable", "cold get", "get after kill", "100%", "XXH3"):
+        assert text in done.stdout
+
+
+def test_an_absent_peer_is_skipped_with_what_to_install(tmp_path: Path) -> None:
+    absent = Peer("absent", "plain", checks="", durable="", cold="", needs=("no_such_package",),
+                  install="pip install no-such-package")  # fmt: skip
+    present, lines = Course(SMALL, tmp_path).present([absent])
+    assert present == []
+    assert lines == {
+        "absent": f"{sys.executable} has no no_such_package: pip install no-such-package"
+    }
+
+
+def test_a_python_that_cannot_run_a_worker_is_one_line(tmp_path: Path) -> None:
+    course = Course(SMALL, tmp_path, {FLOOR: "/bin/false"})
+    present, lines = course.present([peer for peer in PEERS if peer.floor])
+    assert present == []
+    assert "/bin/false cannot run it" in lines[FLOOR]
+    assert "\n" not in lines[FLOOR]
+
+
+def test_a_peer_that_fails_takes_no_more_turns_and_ours_goes_on(tmp_path: Path) -> None:
+    broken = Peer(FLOOR, "no_such_module", checks="", durable="", cold="")
+    ours = [peer for peer in PEERS if peer.ours]
+    said: list[str] = []
+    document = Course(SMALL, tmp_path).run([broken, *ours], said.append)
+    assert "no_such_module" in document["failed"][FLOOR]
+    assert document["systems"][OURS]["kept"] == 1.0
+    assert said == [FLOOR, OURS]
+
+
+def test_wrong_bytes_are_counted_whatever_they_are(tmp_path: Path) -> None:
+    blocks = Blocks(count=4, nbytes=1 << 20, seed=1)
+    blocks.stamp(0)
+    for source, target in zip(blocks.sources, blocks.targets, strict=True):
+        target[:] = source
+    assert blocks.wrong([True] * 4) == 0
+    blocks.targets[1][5000] ^= 1
+    blocks.targets[2][:] = blocks.sources[3]
+    assert blocks.wrong([True] * 4) == 2
+    assert blocks.wrong([True, False, False, True]) == 0
+    blocks.stamp(1)
+    assert blocks.wrong([True] * 4) == 4, "blocks of another round are wrong"
+
+
+def test_a_run_with_wrong_bytes_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    document = result(SMALL, {OURS: Record(wrong=3)}) | {"failed": {}}
+    monkeypatch.setattr(Course, "run", lambda *_: document)
+    done = invoke(*BOTH, "--path", tmp_path)
+    assert done.exit_code == 1
+    assert "3 blocks came back with wrong bytes" in done.stdout
+
+
+def test_a_ratio_is_of_medians_over_the_best_peer_and_a_loss_is_shown() -> None:
+    records = {
+        OURS: Record({"cold_get": [3.0, 2.0, 1.0], "restart_get": [4.0]}, kept=[1.0]),
+        "valkey": Record({"restart_get": [5.0]}, kept=[1.0]),
+        "lmcache": Record({"cold_get": [4.0, 4.0, 9.0]}, kept=[0.0]),
+        FLOOR: Record({"cold_get": [100.0]}),
+    }
+    document = result(SMALL, records)
+    assert (document["cold_get_vs_best"], document["cold_get_best"]) == (0.5, "lmcache")
+    assert (document["restart_get_vs_best"], document["restart_get_best"]) == (0.8, "valkey")
+    assert document["hot_get_vs_best"] is None
+    assert document["systems"]["lmcache"]["kept"] == 0.0
+
+
+def test_a_killed_worker_is_told_apart_from_a_slow_one(tmp_path: Path) -> None:
+    (floor,) = (peer for peer in PEERS if peer.floor)
+    with Process(floor, sys.executable, tmp_path) as process:
+        assert process.ask("check", needs=["sys", "no_such_package"]) == {
+            "missing": ["no_such_package"]
+        }
+        process.kill()
+        with pytest.raises(Unavailable, match="it ended during check"):
+            process.ask("check", needs=[])
+
+
+@pytest.mark.parametrize("value", ["valkey", "nobody=/bin/sh", "valkey=/no/such/python"])
+def test_an_interpreter_is_name_and_path(value: str) -> None:
+    done = invoke("--python-of", value)
+    assert done.exit_code == 2
+    assert "NAME=PATH" in done.output
+
+
+def test_help_says_how_peers_get_an_environment_of_their_own() -> None:
+    done = invoke("--help")
+    assert done.exit_code == 0
+    for text in ("--python-of", "environment of their own", "--quick", "SIGKILL"):
+        assert text in " ".join(done.output.split())
