@@ -42,6 +42,7 @@ class Manager:
     """L1 holds two rounds and a half."""
 
     def __init__(self, place: Place) -> None:
+        torch.set_num_threads(1)  # a copy of one block is not worth a team of threads
         self._blocks = place.blocks
         self._layout = MemoryLayoutDesc([torch.Size([place.blocks.nbytes])], [torch.uint8])
         self._rows = torch.frombuffer(place.blocks.mapping, dtype=torch.uint8).view(

@@ -1,9 +1,12 @@
 """Mooncake Store: the client, with its memory, in this process; its master beside it; and offload
 to the device in the background. A new client tells a new master what it finds in its folder.
+
+Some of its ports are open on all interfaces, whatever it is told.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import subprocess
@@ -18,8 +21,8 @@ from kvstore_bench.peers.system import Place, System
 
 WAIT_S = 60.0
 POLL_S = 0.02
-BUCKET_KEYS = 8  # only full buckets are written
-STAGING_NBYTES = 256 << 20
+BUCKET_KEYS_MAX = 8
+STAGING_NBYTES_MIN = 256 << 20
 
 
 def open_system(place: Place) -> System:
@@ -42,10 +45,12 @@ class Store:
             ]
         )
         _await_port(port)
+        staging_nbytes = max(STAGING_NBYTES_MIN, 2 * place.round_nbytes)
+        bucket_keys = math.gcd(place.blocks.count, BUCKET_KEYS_MAX)  # only full ones are written
         os.environ.update(
             MOONCAKE_OFFLOAD_HEARTBEAT_INTERVAL_SECONDS="1",
-            MOONCAKE_OFFLOAD_BUCKET_KEYS_LIMIT=str(BUCKET_KEYS),
-            MOONCAKE_OFFLOAD_LOCAL_BUFFER_SIZE_BYTES=str(STAGING_NBYTES),
+            MOONCAKE_OFFLOAD_BUCKET_KEYS_LIMIT=str(bucket_keys),
+            MOONCAKE_OFFLOAD_LOCAL_BUFFER_SIZE_BYTES=str(staging_nbytes),
             MOONCAKE_OFFLOAD_USE_URING="true",
         )
         self._store = MooncakeDistributedStore()
@@ -54,7 +59,7 @@ class Store:
                 "local_hostname": "127.0.0.1",
                 "metadata_server": "P2PHANDSHAKE",
                 "global_segment_size": str(2 * place.round_nbytes),
-                "local_buffer_size": str(STAGING_NBYTES),
+                "local_buffer_size": str(staging_nbytes),
                 "protocol": "tcp",
                 "master_server_addr": f"127.0.0.1:{port}",
                 "enable_ssd_offload": "true",

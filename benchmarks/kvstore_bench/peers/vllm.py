@@ -37,7 +37,7 @@ class FsTier:
         self._jobs = 0
         self._tier = FileSystemTierManager(
             SimpleNamespace(config=_config(place.blocks.nbytes), blocks_per_chunk=1),
-            memoryview(place.blocks.rows),
+            place.blocks.rows.data,
             "fs",
             str(place.directory),
             # Either kind takes the other's jobs when it has none.
