@@ -131,6 +131,30 @@ def tier(
 
 @bench.command()
 @_path
+@click.option("--blocks", type=click.IntRange(1000), default=1_000_000, show_default=True)
+@click.option("--rounds", type=click.IntRange(1), default=3, show_default=True)
+@_json
+def recovery(*, path: Path, blocks: int, rounds: int, as_json: bool) -> None:
+    """Measure how soon after SIGKILL a daemon of our own serves what it had stored.
+
+    Blocks of 4 KiB: what takes time is knowing them again, not their bytes. Seconds count from the
+    start of the process.
+
+    \b
+    Examples:
+      kvstore bench recovery --path /mnt/nvme0
+      kvstore bench recovery --blocks 100000 --json | jq .first_hit_s
+    """
+    with explained():
+        from kvstore_bench.ratio_tables import print_recovery
+        from kvstore_bench.recovery import RecoveryPlan, run
+
+        result = run(RecoveryPlan(blocks, rounds), path, lambda text: click.echo(text, err=True))
+        _show(result, as_json, print_recovery)
+
+
+@bench.command()
+@_path
 @click.option("--flips", type=click.IntRange(1), default=20, show_default=True)
 @click.option(
     "--rate-mib", type=click.IntRange(1), default=8, show_default=True, help="MiB/s, while read."

@@ -1,4 +1,4 @@
-"""The results of `kvstore bench store`, `tier` and `scrub` as a person reads them."""
+"""The results of `kvstore bench store`, `tier`, `recovery` and `scrub` as a person reads them."""
 
 from __future__ import annotations
 
@@ -33,6 +33,11 @@ SCRUB_MEANINGS = {
     "read_ratio_while_scrubbing": "speed of cold reads beside it, of that without",
 }
 
+RECOVERY_MEANINGS = {
+    "first_hit_s": "seconds from the start of the process to a hit",
+    "complete_s": "to knowing every block",
+}
+
 
 def print_store(result: Mapping[str, Any]) -> None:
     """Print the ratios, then what they were made of."""
@@ -50,6 +55,12 @@ def print_store(result: Mapping[str, Any]) -> None:
 def print_tier(result: Mapping[str, Any]) -> None:
     """Print the ratios, then the speeds they were made of."""
     _print_with_speeds("File tier", TIER_MEANINGS, result)
+
+
+def print_recovery(result: Mapping[str, Any]) -> None:
+    """Print how long it took."""
+    title = f"Recovery of {result['plan']['blocks']:,} blocks"
+    Console().print(_ratios(title, RECOVERY_MEANINGS, result))
 
 
 def print_scrub(result: Mapping[str, Any]) -> None:
