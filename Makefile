@@ -1,7 +1,7 @@
 # Every command a developer or CI runs. `make` alone lists them.
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-demo demo demo-native test test-fast test-vllm-matrix soak
-.PHONY: faults sim fuzz check fmt proto dashboard clean
+.PHONY: faults torture sim fuzz check fmt proto dashboard clean
 .SILENT:
 
 BIN := .venv/bin
@@ -18,6 +18,8 @@ MODEL ?= $(GEMMA)
 ARGS ?=
 SIM_SEEDS ?= 1000
 FUZZ_SECONDS ?= 120
+KILLS ?= 100
+SEED ?= 1
 
 # Besides the version in .venv. What the connector does is tested with these; how fast, is not.
 VLLM_VERSIONS := 0.28.0 0.30.0
@@ -47,6 +49,9 @@ test-fast: setup ## the tests without vLLM
 
 faults: setup ## kill, stop and starve real processes; writes build/faults.json
 	$(BIN)/python -m tests.faults.run --json build/faults.json $(ARGS)
+
+torture: setup ## a daemon killed KILLS times, on a disk that fills up, fails, hangs and rots; writes build/torture.json
+	$(BIN)/python -m tests.torture.run --kills $(KILLS) --seed $(SEED) --json build/torture.json $(ARGS)
 
 sim: setup ## a thousand seeds of power cuts and lost messages; writes build/sim.json
 	$(BIN)/python -m tests.sim.run --seeds $(SIM_SEEDS) --json build/sim.json $(ARGS)

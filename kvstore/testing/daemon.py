@@ -64,6 +64,15 @@ class Daemon:
         assert self._process is not None
         return self._process.pid
 
+    @property
+    def alive(self) -> bool:
+        """Whether the process runs."""
+        return self._process is not None and self._process.poll() is None
+
+    def command(self, *arguments: str) -> list[str]:
+        """Return the `kvstore` command with these arguments; a test may run it its own way."""
+        return [sys.executable, "-m", "kvstore.cli", *arguments]
+
     def start(self, *overrides: str, wait: bool = True) -> Self:
         """Start the process and wait until it serves. Raises RuntimeError with its log if not."""
         arguments = [*self._arguments, *(f"--set={each}" for each in overrides)]
@@ -71,7 +80,7 @@ class Daemon:
         self.log.unlink(missing_ok=True)
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "kvstore.cli", "serve", *arguments],
+                self.command("serve", *arguments),
                 stderr=log,
                 env={**os.environ, "PYTHONPATH": root},
             )
@@ -105,7 +114,7 @@ class Daemon:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._process is not None and self._process.poll() is None:
+        if self.alive:
             self.kill()
         shutil.rmtree(self.directory)
 

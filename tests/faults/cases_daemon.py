@@ -14,7 +14,6 @@ from kvstore import AsyncClient, Client, KVStoreError, Unavailable
 from kvstore.frame.page import guard
 from kvstore.testing.samples import sample_keys, sample_namespace, sample_records
 from kvstore.testing.wait import until
-from tests.faults.kill9 import kill_in_put_loop
 from tests.faults.scene import EngineProcess, Scene
 
 NAMESPACE = sample_namespace()
@@ -175,14 +174,6 @@ def deleted_stays_deleted(scene: Scene) -> None:
         scene.expect(not back, f"{len(back)} deleted blocks came back")
     scene.details["deleted"] = len(gone)
     scene.expect(gone, "nothing was deleted")
-
-
-def kill_9_in_a_put_loop(scene: Scene) -> None:
-    """What was acknowledged as durable is served after each restart: see kill9.py."""
-    result = kill_in_put_loop(5 if scene.quick else 30, seed=1)
-    scene.details |= {"acknowledged": result.acknowledged, "lost": result.lost}
-    scene.wrong += result.lost + result.wrong
-    scene.expect(result.acknowledged, "nothing was acknowledged")
 
 
 class _Deleter(threading.Thread):

@@ -54,7 +54,6 @@ CASES: dict[str, Case] = {
         (of_daemon.another_format_version,),
         (of_daemon.clients_reconnect_and_map_again,),
         (of_daemon.deleted_stays_deleted,),
-        (of_daemon.kill_9_in_a_put_loop,),
         (no_wall_clock,),
     )
 }

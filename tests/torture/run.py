@@ -1,0 +1,112 @@
+"""Kill a daemon again and again, spoil its disk, and count the promises it broke.
+
+    python -m tests.torture.run --kills 100 --seed 1 --json build/torture.json
+
+Clients put (durable and not), get, delete, clear and flush, and keep a journal of every answer. The
+daemon dies by SIGKILL: at any time, or in the middle of a call to its disk (writing, sealing,
+punching a hole, recovering, scrubbing, `kvstore gc`). Its disk fills up, fails, hangs; last writes
+are torn, bits flip. After each death everything is asked for: `durable_lost` counts records that
+were answered as durable and are gone although neither evicted nor damaged, `resurrected` what came
+back after a delete was answered, `wrong` bytes nobody put, `hung` calls past their deadlines.
+All have to be 0, and `cap_overshoot_bytes`, the worst moment, at most one segment.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tests.torture.amplification import amplification
+from tests.torture.plan import Life, plan
+from tests.torture.volume import Volume
+from tests.torture.world import KINDS, SEGMENT_NBYTES, Findings, World
+
+EXT4_SHARE = 10  # one life of so many more is lived there, if this is root
+EXT4_DEATHS = ("power", "timer", "write", "seal")
+SHOWN_MAX = 5
+
+
+@click.command(help=(__doc__ or "").splitlines()[0])
+@click.option("--kills", default=100, show_default=True, help="Lives of the daemon.")
+@click.option("--seed", default=1, show_default=True, help="Draws what happens in each.")
+@click.option("--json", "file", type=click.Path(path_type=Path), help="Write the result here too.")
+def main(kills: int, seed: int, file: Path | None) -> None:
+    logging.disable(logging.WARNING)  # every client loses its daemon, again and again
+    began = time.monotonic()
+    again = f"python -m tests.torture.run --kills {kills} --seed {seed}"
+    click.echo(f"again: {again}", err=True)
+    result = torture(plan(kills, seed), progress=True) | amplification()
+    result |= {"seed": seed, "ext4": _on_ext4(kills // EXT4_SHARE, seed)}
+    result["seconds"] = round(time.monotonic() - began, 1)
+    text = json.dumps(result, indent=2)
+    click.echo(text)
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text + "\n")
+    sys.exit(not (good(result) and good(result["ext4"])))
+
+
+def _on_ext4(kills: int, seed: int) -> dict[str, Any]:
+    """The same on a small file system of its own, which fills up and whose power is cut."""
+    lives = plan(kills, seed, EXT4_DEATHS, lives_per_cap=kills)
+    if not lives or not Volume.possible():
+        return summary(Findings())
+    with Volume() as volume:
+        return torture(lives, volume, progress=True)
+
+
+def torture(
+    lives: list[Life], volume: Volume | None = None, *, progress: bool = False
+) -> dict[str, Any]:
+    """Live these lives and return what was found."""
+    with (
+        World(volume) as world,
+        click.progressbar(
+            length=len(lives), label="lives", file=sys.stderr, hidden=not progress
+        ) as bar,
+    ):
+
+        def told(life: Life) -> None:
+            bar.update(1)
+            mine = [text for text in world.findings.violations if f"life {life.number}: " in text]
+            for text in mine[:SHOWN_MAX]:
+                click.echo(f"\n{text}\n  {life}", err=True)
+
+        world.run(lives, told)
+        return summary(world.findings) | {
+            "durable_records": world.journal.durable,
+            "calls": dict(world.traffic.calls),
+        }
+
+
+def summary(findings: Findings) -> dict[str, Any]:
+    counts = {kind: findings.count(kind) for kind in KINDS}
+    return {
+        "kills": findings.kills,
+        "durable_lost": counts.pop("lost"),
+        **counts,
+        "cap_overshoot_bytes": findings.cap_overshoot_bytes,
+        "cap_looks": findings.cap_looks,
+        "evicted_records": findings.evicted,
+        "checked_blocks": findings.checked,
+        "start_s_max": round(findings.start_s_max, 2),
+        "deaths": dict(findings.deaths),
+        "faults": dict(findings.faults),
+        "wounds": dict(findings.wounds),
+        "violations": findings.violations,
+    }
+
+
+def good(result: dict[str, Any]) -> bool:
+    """Whether every promise was kept."""
+    return not result["violations"] and result["cap_overshoot_bytes"] <= SEGMENT_NBYTES
+
+
+if __name__ == "__main__":
+    main()

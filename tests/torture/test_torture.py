@@ -1,0 +1,136 @@
+"""A few lives of `make torture`, and that broken promises are found at all."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvstore import Client
+from kvstore.block import Committed, Part
+from kvstore.testing.samples import sample_keys
+from tests.torture.check import check
+from tests.torture.control import CALLS
+from tests.torture.journal import Item, Journal, record_bytes
+from tests.torture.plan import DEATHS, plan
+from tests.torture.run import good, torture
+from tests.torture.traffic import NAMESPACES
+from tests.torture.world import SteeredDaemon
+
+NAMESPACE = NAMESPACES[0]
+NBYTES = NAMESPACE.groups[0].record_nbytes
+KEYS = sample_keys("torture", 4)
+ITEMS = [Item(NAMESPACE.id, key, Part(0, 0)) for key in KEYS]
+DURABLE = Committed(4, 0, 0, True)
+
+
+@pytest.mark.fault
+def test_promises_are_kept_whatever_kills_the_daemon() -> None:
+    result = torture(plan(3, seed=5, deaths=("gc", "punch", "start"), lives_per_cap=1))
+    assert good(result), result
+    assert result["kills"] >= 3
+    assert result["durable_records"] > 0
+
+
+def test_a_seed_draws_the_same_lives_again_and_every_death() -> None:
+    lives = plan(len(DEATHS), seed=7)
+    assert lives == plan(len(DEATHS), seed=7) != plan(len(DEATHS), seed=8)
+    assert {life.death for life in lives} == set(DEATHS)
+    assert {call for life in lives if life.rule for call in life.rule.calls} == set(CALLS)
+
+
+class Store:
+    """A daemon with four durable records, and the journal of them."""
+
+    def __init__(self, daemon: SteeredDaemon) -> None:
+        self.daemon = daemon
+        self.files = daemon.directory / "file"
+        self.journal = Journal()
+        daemon.start()
+        with Client(daemon.target) as client:
+            client.register(NAMESPACE)
+            call = self.journal.put(ITEMS)
+            records = [record_bytes(item, call.number, NBYTES) for item in ITEMS]
+            done = client.put(NAMESPACE.id, KEYS, records, durable=True)
+            self.journal.put_done(call, ITEMS, NBYTES, done)
+
+    def delete(self) -> None:
+        with Client(self.daemon.target) as client:
+            call = self.journal.delete(*KEYS)
+            client.delete(NAMESPACE.id, KEYS)
+            self.journal.delete_done(call)
+
+    def die(self) -> None:
+        self.daemon.kill()
+        self.journal.life_over()
+
+    def check(self) -> set[str]:
+        """Return the kinds of promises that were broken."""
+        self.daemon.start()
+        with Client(self.daemon.target) as client:
+            broken = check(client, self.journal, lambda: None)
+        return {text.partition(":")[0] for text in broken}
+
+
+@pytest.fixture
+def store() -> Iterator[Store]:
+    with SteeredDaemon() as daemon:
+        yield Store(daemon)
+
+
+@pytest.mark.fault
+def test_a_durable_block_that_is_gone_is_found(store: Store) -> None:
+    store.die()
+    for segment in store.files.glob("*.segment"):
+        segment.unlink()
+    assert store.check() == {"lost"}
+
+
+@pytest.mark.fault
+def test_a_deleted_block_that_comes_back_is_found(store: Store, tmp_path: Path) -> None:
+    kept = shutil.copytree(store.files, tmp_path / "kept")
+    store.delete()
+    store.die()
+    shutil.rmtree(store.files)
+    shutil.copytree(kept, store.files)
+    assert store.check() == {"resurrected"}
+
+
+def test_the_journal_knows_what_may_be_served() -> None:
+    journal = Journal()
+    first = journal.put(ITEMS)
+    journal.put_done(first, ITEMS, NBYTES, DURABLE)
+    old, item = record_bytes(ITEMS[0], first.number, NBYTES), ITEMS[0]
+    assert set(journal.owed()) == set(ITEMS)
+    assert journal.judge(item, old, first.end) == ""
+    assert journal.judge(item, old[:-1] + b"?", first.end) == "wrong"
+    assert journal.judge(ITEMS[1], old, first.end) == "wrong"
+
+    failed = journal.delete(KEYS[0])  # it may have happened, or happen yet
+    assert journal.judge(item, old, failed.begin) == ""
+    assert item not in set(journal.owed())
+    journal.life_over()
+
+    deleted = journal.delete(NAMESPACE.id)
+    journal.delete_done(deleted)
+    assert not set(journal.owed())
+    assert journal.judge(item, old, deleted.begin) == ""  # asked before it was answered
+    assert journal.judge(item, old, deleted.end + 1) == "resurrected"
+    assert not journal.may_exist(item)
+
+
+def test_the_journal_excuses_what_was_evicted_or_damaged_until_it_is_put_anew() -> None:
+    journal = Journal()
+    first = journal.put(ITEMS)
+    journal.put_done(first, ITEMS, NBYTES, DURABLE)
+    journal.evicted(ITEMS[0], first.end)
+    journal.damaged(ITEMS[1])
+    assert set(journal.owed()) == set(ITEMS[2:])
+    again = journal.put(ITEMS)
+    journal.put_done(again, ITEMS, NBYTES, Committed(3, 1, 0, True))  # which one was there?
+    assert set(journal.owed()) == {ITEMS[0], *ITEMS[2:]}
+    anew = journal.put(ITEMS)
+    journal.put_done(anew, ITEMS, NBYTES, DURABLE)
+    assert set(journal.owed()) == set(ITEMS)

@@ -1,0 +1,201 @@
+"""Clients that put, get, delete, clear and flush until the daemon is dead, and keep the journal."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import TypeVar
+
+from kvstore import Client, KVStoreError
+from kvstore.block import BlockKey, Group, Namespace, Part
+from kvstore.testing.samples import sample_keys
+from tests.torture.journal import Item, Journal, record_bytes
+
+T = TypeVar("T")
+
+NAMESPACES = (
+    Namespace(
+        16, (Group("full", 20_000), Group("window", 9_000, window_tokens=64)), (("model", "two"),)
+    ),
+    Namespace(16, (Group("full", 12_288, shards=2),), (("model", "sharded"),)),
+)
+PARTS = {
+    namespace.id: [
+        Part(group, shard)
+        for group, each in enumerate(namespace.groups)
+        for shard in range(each.shards)
+    ]
+    for namespace in NAMESPACES
+}
+CHAIN_BLOCKS = 24
+PUT_BLOCKS_MAX = 8
+KEPT_NBYTES_MAX = 48 << 20  # a writer clears its namespace beyond this: restarts stay short
+# No call may take longer: what it was told to wait, its own deadlines, and a busy machine.
+CALL_S_MAX = 25.0
+DURABLE_CALL_S_MAX = 60.0
+PAUSE_S = 0.02  # after a refusal, before the next call
+
+
+class Traffic:
+    """What the clients of one run share."""
+
+    def __init__(self, journal: Journal) -> None:
+        self.journal = journal
+        self.calls: Counter[str] = Counter()
+        self.violations: list[str] = []  # "kind: words"
+        self.over = threading.Event()
+        self.quiet = threading.Event()  # nothing is called while it is set
+        self.flushes = True  # whether an answered flush is believed
+
+
+class Worker(threading.Thread):
+    """Steps until the traffic is over. Each step is one call that the daemon may refuse."""
+
+    def __init__(self, traffic: Traffic, client: Client, draw: Random) -> None:
+        super().__init__(daemon=True)
+        self.steps = 0
+        self._traffic = traffic
+        self._journal = traffic.journal
+        self._client = client
+        self._draw = draw
+
+    def run(self) -> None:
+        while not self._traffic.over.is_set():
+            if self._traffic.quiet.is_set():
+                self._traffic.over.wait(PAUSE_S)
+                continue
+            try:
+                self._step()
+            except KVStoreError:
+                self._traffic.calls["refused"] += 1
+                self._traffic.over.wait(PAUSE_S)
+            except Exception as error:
+                self._traffic.violations.append(f"bug: {type(self).__name__}: {error!r}")
+                return
+            self.steps += 1
+
+    def _step(self) -> None:
+        raise NotImplementedError
+
+    def _timed(self, name: str, call: Callable[[], T], limit_s: float = CALL_S_MAX) -> T:
+        self._traffic.calls[name] += 1
+        began = time.monotonic()
+        try:
+            return call()
+        finally:
+            took_s = time.monotonic() - began
+            if took_s > limit_s:
+                self._traffic.violations.append(f"hung: {name} took {took_s:.0f} s")
+
+    def _get(self, namespace: Namespace, keys: Sequence[BlockKey], part: Part) -> None:
+        asked_at = time.monotonic()
+        records = self._timed(
+            "get",
+            lambda: self._client.get(namespace.id, keys, group=part.group, shard=part.shard),
+        )
+        for key, record in zip(keys, records, strict=True):
+            if record is not None:
+                item = Item(namespace.id, key, part)
+                found = self._journal.judge(item, record, asked_at)
+                if found:
+                    self._traffic.violations.append(f"{found}: get of {name_of(item)}")
+
+
+class Writer(Worker):
+    """Owns its chains of blocks: nobody else puts or deletes them, but for a clear."""
+
+    def __init__(
+        self, traffic: Traffic, client: Client, draw: Random, namespace: Namespace, name: str
+    ) -> None:
+        super().__init__(traffic, client, draw)
+        self.namespace = namespace
+        self.chains: list[list[BlockKey]] = []
+        self._chain_name = name
+        self._put_nbytes = 0
+
+    def _step(self) -> None:
+        chance = self._draw.random()
+        if not self.chains or chance < 0.15:
+            self.chains.append(sample_keys(f"{self._chain_name} {len(self.chains)}", CHAIN_BLOCKS))
+            self._put(self.chains[-1], 0)
+        elif self._put_nbytes > KEPT_NBYTES_MAX or chance < 0.16:
+            self._clear_all()
+        elif chance < 0.65:
+            self._put(self._draw.choice(self.chains), self._draw.randrange(CHAIN_BLOCKS))
+        elif chance < 0.8:
+            part = self._draw.choice(PARTS[self.namespace.id])
+            self._get(self.namespace, self._draw.choice(self.chains), part)
+        elif chance < 0.97:
+            self._delete_keys()
+        else:
+            self._flush()
+
+    def _put(self, chain: list[BlockKey], first: int) -> None:
+        keys = chain[first : first + self._draw.randint(1, PUT_BLOCKS_MAX)]
+        durable = self._draw.random() < 0.5
+        for part in PARTS[self.namespace.id]:
+            items = [Item(self.namespace.id, key, part) for key in keys]
+            nbytes = self.namespace.record_nbytes(part)
+            call = self._journal.put(items)
+            records = [record_bytes(item, call.number, nbytes) for item in items]
+            done = self._timed(
+                "put durable" if durable else "put",
+                lambda records=records, part=part: self._client.put(  # type: ignore[misc]
+                    self.namespace.id,
+                    keys,
+                    records,
+                    group=part.group,
+                    shard=part.shard,
+                    first_block=first,
+                    parent=chain[first - 1] if first else None,
+                    durable=durable,
+                ),
+                DURABLE_CALL_S_MAX if durable else CALL_S_MAX,
+            )
+            self._journal.put_done(call, items, nbytes, done)
+            self._put_nbytes += done.committed * nbytes
+
+    def _delete_keys(self) -> None:
+        chain = self._draw.choice(self.chains)
+        first = self._draw.randrange(CHAIN_BLOCKS)
+        keys = chain[first : first + self._draw.randint(1, CHAIN_BLOCKS)]
+        call = self._journal.delete(*keys)
+        self._timed("delete", lambda: self._client.delete(self.namespace.id, keys))
+        self._journal.delete_done(call)
+
+    def _clear_all(self) -> None:
+        call = self._journal.delete(self.namespace.id)
+        self._timed("clear", lambda: self._client.clear(self.namespace.id))
+        self._journal.delete_done(call)
+        self._put_nbytes = 0
+
+    def _flush(self) -> None:
+        began = time.monotonic()
+        durable = self._timed("flush", lambda: self._client.flush(5.0))
+        if durable and self._traffic.flushes:
+            self._journal.flushed(began)
+
+
+class Reader(Worker):
+    """Reads what the writers put, as a client without the arena does."""
+
+    def __init__(
+        self, traffic: Traffic, client: Client, draw: Random, writers: Sequence[Writer]
+    ) -> None:
+        super().__init__(traffic, client, draw)
+        self._writers = writers
+
+    def _step(self) -> None:
+        writer = self._draw.choice(self._writers)
+        if not writer.chains:
+            self._traffic.over.wait(PAUSE_S)
+            return
+        part = self._draw.choice(PARTS[writer.namespace.id])
+        self._get(writer.namespace, self._draw.choice(writer.chains), part)
+
+
+def name_of(item: Item) -> str:
+    return f"{item.key[:4].hex()} group {item.part.group} shard {item.part.shard}"

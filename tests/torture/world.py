@@ -1,0 +1,340 @@
+"""A daemon that is killed again and again: its lives, its clients and its disk."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from kvstore import Client
+from kvstore.block import BlockKey, NamespaceId, Part
+from kvstore.testing.daemon import Daemon
+from kvstore.testing.wait import until
+from tests.torture.cap import CapWatch, physical_nbytes
+from tests.torture.check import check
+from tests.torture.control import Control
+from tests.torture.journal import Item, Journal
+from tests.torture.plan import TROUBLES, Life
+from tests.torture.traffic import NAMESPACES, Reader, Traffic, Worker, Writer
+from tests.torture.volume import Volume
+from tests.torture.wounds import Wounds
+
+ROOT = Path(__file__).parents[2]
+SEGMENT_NBYTES = 1 << 20
+AMPLE_BYTES = 4 << 30  # nothing may be evicted below it
+CHURN_BYTES = 12 << 20
+SETTINGS = (
+    *("dram.capacity=8MiB", "dram.extent=4MiB", f"file.segment={SEGMENT_NBYTES}"),
+    *("limits.group_commit=1MiB", "file.scrub=64MiB"),
+)
+KINDS = ("lost", "wrong", "resurrected", "hung", "bug")
+WRITERS = 3
+READERS = 2
+WARM_STEPS = 20
+WARM_S = 5.0
+TROUBLE_S = (0.2, 1.0)
+KILL_AFTER_S = (0.05, 0.6)
+DEATH_S = 3.0  # a call that does not come by then: killed all the same
+SCRUB_S = 0.3
+END_S = 60.0
+CUT_S = 20.0  # to get under a cap that is smaller than the last one
+
+
+class SteeredDaemon(Daemon):
+    """Runs `kvstore` as `process.py` does."""
+
+    def __init__(self, *overrides: str) -> None:
+        super().__init__(*overrides)
+        self.control = Control(self.directory)
+
+    def command(self, *arguments: str) -> list[str]:
+        (python, _, _, *rest) = super().command(*arguments)
+        return [python, "-m", "tests.torture.process", str(self.directory), *rest]
+
+
+@dataclass(slots=True)
+class Findings:
+    """What a run found; the violations say in which life."""
+
+    kills: int = 0
+    violations: list[str] = field(default_factory=list)
+    cap_overshoot_bytes: int = 0
+    cap_looks: int = 0
+    evicted: int = 0
+    checked: int = 0
+    start_s_max: float = 0.0
+    deaths: Counter[str] = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)
+    wounds: Counter[str] = field(default_factory=Counter)
+
+    def count(self, kind: str) -> int:
+        return sum(f" {kind}: " in text for text in self.violations)
+
+
+class World:
+    """See the module. A context manager; at its end nothing is left.
+
+    volume: where its files are then, instead of beside the daemon's socket; it may be full.
+    """
+
+    def __init__(self, volume: Volume | None = None) -> None:
+        self.findings = Findings()
+        self.journal = Journal()
+        self.traffic = Traffic(self.journal)
+        self.daemon = SteeredDaemon(*SETTINGS)
+        self._control = self.daemon.control
+        self._volume = volume
+        self._files = (volume.path if volume else self.daemon.directory) / "file"
+        self._wounds = Wounds(self._files)
+        self._churn = False
+
+    def __enter__(self) -> World:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.daemon.__exit__(None, None, None)
+
+    def run(self, lives: Sequence[Life], told: Callable[[Life], None] = lambda life: None) -> None:
+        """Live all lives, and one more to look at what is left."""
+        for life in lives:
+            self._guarded(life, self._live)
+            told(life)
+        self._guarded(lives[-1], self._last)
+
+    def _guarded(self, life: Life, part: Callable[[Life], None]) -> None:
+        """Count what goes wrong; the next life begins all the same."""
+        try:
+            part(life)
+        except (TimeoutError, subprocess.TimeoutExpired) as error:
+            self._found(life, [f"hung: {error!r}"])
+        except Exception as error:
+            self._found(life, [f"bug: {error!r}"])
+        finally:
+            self._control.set()
+            if self.daemon.alive:
+                self.daemon.kill()
+            self._over()
+
+    # ---- one life --------------------------------------------------------------------------------
+
+    def _live(self, life: Life) -> None:
+        draw = Random(life.seed)
+        cut = life.churn and not self._churn
+        self._churn = life.churn
+        if life.death == "start":
+            self._die_at_start(life)
+        self._start(life)
+        if cut:
+            until(lambda: physical_nbytes(self._files) <= CHURN_BYTES, CUT_S)
+        with self._watched(life):
+            self._check(life)
+            self._work(life, draw)
+        if self._volume and life.death == "power":
+            self._volume.restore_power()
+        if life.death == "gc":
+            self._die_in_gc(life)
+        self._wound(life)
+
+    def _last(self, life: Life) -> None:
+        self._start(life)
+        self._check(life)
+        if self.daemon.stop() != 0:
+            self._found(life, ["hung: the daemon did not drain"])
+
+    def _start(self, life: Life) -> None:
+        began = time.monotonic()
+        capacity_bytes = CHURN_BYTES if life.churn else AMPLE_BYTES
+        self.daemon.start(
+            f"file.path={self._files}",
+            f"file.capacity={capacity_bytes}",
+            f"file.codec={life.codec}",
+            f"file.scrub_every_s={SCRUB_S if life.death == 'scrub' else 60.0}",
+        )
+        self.findings.start_s_max = max(self.findings.start_s_max, time.monotonic() - began)
+
+    @contextmanager
+    def _watched(self, life: Life) -> Iterator[None]:
+        """Keep an eye on the cap, if it is one that can be reached."""
+        if not life.churn:
+            yield
+            return
+        with CapWatch(self._files, CHURN_BYTES) as watch:
+            yield
+        found = self.findings
+        found.cap_looks += watch.looks
+        found.cap_overshoot_bytes = max(found.cap_overshoot_bytes, watch.overshoot_bytes)
+
+    def _check(self, life: Life) -> None:
+        with Client(self.daemon.target, timeout_s=10.0) as client:
+            self._found(life, check(client, self.journal, self._hear))
+            self.findings.checked += client.stats()["blocks"]
+
+    def _work(self, life: Life, draw: Random) -> None:
+        """Let the clients work, trouble the disk for a while, and kill the daemon."""
+        self.traffic.over.clear()
+        self.traffic.quiet.clear()
+        self.traffic.flushes = not (life.churn or life.trouble or self._volume)
+        with ExitStack() as stack:
+            workers = self._workers(stack, life, draw)
+            for worker in workers:
+                worker.start()
+            try:
+                self._warm_up(life, workers)
+                if life.trouble:
+                    self._trouble(life, draw)
+                self._kill(life, draw)
+            finally:
+                self._end(life, workers)
+
+    def _workers(self, stack: ExitStack, life: Life, draw: Random) -> list[Worker]:
+        def client(target: str) -> Client:
+            client = stack.enter_context(Client(target))
+            for namespace in NAMESPACES:
+                client.register(namespace)
+            return client
+
+        target, address = self.daemon.target, self.daemon.address
+        seeds = [Random(draw.getrandbits(32)) for _ in range(WRITERS + READERS)]
+        writers = [
+            Writer(
+                self.traffic,
+                client(target),
+                seeds.pop(),
+                NAMESPACES[number % len(NAMESPACES)],
+                f"life {life.number} {life.seed} writer {number}",
+            )
+            for number in range(WRITERS)
+        ]
+        readers = [
+            Reader(self.traffic, client(address if number else target), seeds.pop(), writers)
+            for number in range(READERS)
+        ]
+        return [*writers, *readers]
+
+    def _warm_up(self, life: Life, workers: Sequence[Worker]) -> None:
+        """Let everybody work for a while; at a small cap, until it was filled once more."""
+        enough = self.journal.accepted_nbytes + (CHURN_BYTES if life.churn else 0)
+        _wait(
+            lambda: (
+                self.journal.accepted_nbytes >= enough
+                and all(worker.steps >= WARM_STEPS for worker in workers)
+            ),
+            WARM_S,
+        )
+
+    def _trouble(self, life: Life, draw: Random) -> None:
+        self._control.set(TROUBLES[life.trouble])
+        time.sleep(draw.uniform(*TROUBLE_S))
+        self._control.set()
+        if not life.churn and not self._volume:
+            with Client(self.daemon.address) as client:
+                if not client.flush(END_S / 2):
+                    self._found(life, [f"hung: not durable after {life.trouble!r} was over"])
+
+    def _kill(self, life: Life, draw: Random) -> None:
+        """Let it die as the life says, or, if that call does not come, by a signal."""
+        if life.death == "scrub":  # with nobody else on the disk
+            self.traffic.quiet.set()
+            with Client(self.daemon.address) as client:
+                client.flush(5.0)
+        if self._volume and life.death == "power":
+            self._volume.cut_power()
+        if life.rule is None or life.death in ("start", "gc"):
+            time.sleep(draw.uniform(*KILL_AFTER_S))
+        else:
+            self._control.set(life.rule)
+            _wait(lambda: not self.daemon.alive, DEATH_S)
+        self._killed(life.death)
+
+    def _end(self, life: Life, workers: Sequence[Worker]) -> None:
+        self.traffic.over.set()
+        for worker in workers:
+            worker.join(END_S)
+            if worker.is_alive():
+                self._found(life, [f"hung: {type(worker).__name__} outlives its daemon"])
+        self._found(life, self.traffic.violations)
+        self.traffic.violations.clear()
+
+    def _killed(self, death: str) -> None:
+        """See to it that the daemon is dead, and note what of."""
+        planned = not self.daemon.alive
+        if not planned:
+            self.daemon.kill()
+        if self.daemon.wait() != -signal.SIGKILL:
+            raise RuntimeError(f"the daemon ended by itself:\n{self.daemon.output()}")
+        self._control.set()
+        self.findings.kills += 1
+        self.findings.deaths[death if planned or death == "power" else "timer"] += 1
+        self._over()
+
+    def _die_at_start(self, life: Life) -> None:
+        assert life.rule is not None
+        self._control.set(life.rule)
+        try:
+            self._start(life)
+        except RuntimeError:
+            if self.daemon.wait() != -signal.SIGKILL:
+                raise
+            self._killed(life.death)
+        else:  # there was less to recover
+            self._killed(life.death)
+
+    def _die_in_gc(self, life: Life) -> None:
+        assert life.rule is not None
+        self._control.set(life.rule)
+        command = self.daemon.command("gc", str(self._files))
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=END_S, check=False)
+        self._control.set()
+        if done.returncode == -signal.SIGKILL:
+            self.findings.kills += 1
+            self.findings.deaths["gc"] += 1
+        elif done.returncode:
+            raise RuntimeError(f"gc failed:\n{done.stderr.decode()}")
+
+    # ---- between lives ---------------------------------------------------------------------------
+
+    def _wound(self, life: Life) -> None:
+        if life.wound:
+            self.findings.wounds[life.wound] += 1
+            wound = self._wounds.tear if life.wound == "tear" else self._wounds.rot
+            for item in wound(Random(life.seed)):
+                self.journal.damaged(item)
+
+    def _hear(self) -> None:
+        """Take in what the daemon wrote down. Below an ample cap no eviction is excused."""
+        for event in self._control.news():
+            match event.what:
+                case ["fault", do, call]:
+                    self.findings.faults[f"{do} {call}"] += 1
+                case ["evicted", namespace, key, group, shard]:
+                    self.findings.evicted += 1
+                    if self._churn:
+                        part = Part(int(group), int(shard))
+                        item = Item(_id(namespace), BlockKey(bytes.fromhex(key)), part)
+                        self.journal.evicted(item, event.at)
+
+    def _over(self) -> None:
+        self._hear()
+        self.journal.life_over()
+
+    def _found(self, life: Life, violations: Sequence[str]) -> None:
+        self.findings.violations += [f"life {life.number}: {text}" for text in violations]
+
+
+def _id(text: str) -> NamespaceId:
+    return NamespaceId(bytes.fromhex(text))
+
+
+def _wait(true: Callable[[], object], timeout_s: float) -> None:
+    """Wait for what need not come."""
+    try:
+        until(true, timeout_s)
+    except TimeoutError:
+        pass  # then it goes on without
