@@ -454,7 +454,9 @@ class Store:
         safe = False
         if durable:
             records = self._planner.find(write.namespace_id, write.keys, write.spans)
-            safe = await self._durable([r for r in records if r is not None], wait_s)
+            # What was stored already may have left since `reserve` passed it over.
+            gone = records.count(None) > write.refused
+            safe = not gone and await self._durable([r for r in records if r is not None], wait_s)
         return Committed(new, existing + unwritten, write.refused, safe)
 
     async def flush(self, wait_s: float) -> bool:

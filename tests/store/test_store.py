@@ -230,6 +230,24 @@ def test_what_a_full_disk_refused_is_not_called_durable_and_is_written_once_ther
         assert node.get(A) == 16
 
 
+def test_a_block_that_left_before_the_commit_is_not_called_durable(tmp_path: Path) -> None:
+    """The disk refused its first blocks, so the only copy of them is in the arena: and it leaves
+    when room is made for the rest of the same batch."""
+    disk = FaultyDisk()
+    with Node(tmp_path / "kv", arena_bytes=256 << 10, disk=disk) as node:
+        disk.budget_nbytes = 0
+        assert not node.put(A, 0, 4, parts=(FULL,), durable=True).durable
+        node.put(B, 0, 16, parts=(FULL,))
+        node.flush()
+        disk.budget_nbytes = None
+        node.mover._retry_at = 0.0
+        done = node.put(A, 0, 16, parts=(FULL,), durable=True)
+        assert (done.committed, done.existing, done.refused) == (12, 4, 0)
+        lost = 16 - sum(item.key in A for item in node.store.scan(None, None, 100))
+        assert lost > 0, "nothing left before the commit"
+        assert not done.durable
+
+
 def test_a_disk_that_is_gone_is_tried_once_in_a_while_not_for_every_commit(tmp_path: Path) -> None:
     disk = FaultyDisk()
     with Node(tmp_path / "kv", disk=disk) as node:
