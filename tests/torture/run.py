@@ -30,6 +30,7 @@ from tests.torture.world import KINDS, SEGMENT_NBYTES, Findings, World
 EXT4_SHARE = 10  # one life of so many more is lived there, if this is root
 EXT4_DEATHS = ("power", "timer", "write", "seal")
 SHOWN_MAX = 5
+VIOLATIONS_MAX = 100
 
 
 @click.command(help=(__doc__ or "").splitlines()[0])
@@ -99,7 +100,7 @@ def summary(findings: Findings) -> dict[str, Any]:
         "deaths": dict(findings.deaths),
         "faults": dict(findings.faults),
         "wounds": dict(findings.wounds),
-        "violations": findings.violations,
+        "violations": findings.violations[:VIOLATIONS_MAX],
     }
 
 

@@ -121,11 +121,11 @@ class Writer(Worker):
         if not self.chains or chance < 0.15:
             self.chains.append(sample_keys(f"{self._chain_name} {len(self.chains)}", CHAIN_BLOCKS))
             self._put(self.chains[-1], 0)
-        elif self._put_nbytes > KEPT_NBYTES_MAX or chance < 0.16:
+        elif self._put_nbytes > KEPT_NBYTES_MAX or chance < 0.154:
             self._clear_all()
-        elif chance < 0.65:
+        elif chance < 0.75:
             self._put(self._draw.choice(self.chains), self._draw.randrange(CHAIN_BLOCKS))
-        elif chance < 0.8:
+        elif chance < 0.9:
             part = self._draw.choice(PARTS[self.namespace.id])
             self._get(self.namespace, self._draw.choice(self.chains), part)
         elif chance < 0.97:
@@ -161,7 +161,7 @@ class Writer(Worker):
     def _delete_keys(self) -> None:
         chain = self._draw.choice(self.chains)
         first = self._draw.randrange(CHAIN_BLOCKS)
-        keys = chain[first : first + self._draw.randint(1, CHAIN_BLOCKS)]
+        keys = chain[first : first + self._draw.randint(1, PUT_BLOCKS_MAX)]
         call = self._journal.delete(*keys)
         self._timed("delete", lambda: self._client.delete(self.namespace.id, keys))
         self._journal.delete_done(call)
