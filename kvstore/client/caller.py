@@ -15,8 +15,8 @@ import grpc
 import grpc.aio
 
 from kvstore.block import BlockKey, Namespace, NamespaceId, check_keys
+from kvstore.breaker import Breaker
 from kvstore.client.arena import ClientArena
-from kvstore.client.breaker import Breaker
 from kvstore.client.connection import Connection
 from kvstore.errors import InvalidRequest, KVStoreError, SessionEnded, Unavailable
 from kvstore.rpc.status import error_of, is_answer

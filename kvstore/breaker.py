@@ -1,10 +1,10 @@
-"""Decides when calls are refused at once instead of waiting for a daemon that does not answer.
+"""Decides when calls are refused at once instead of waiting for somebody who does not answer.
 
     closed --trip--> open --backoff over--> half open
     half open --probe failed, backoff doubled--> open;  half open --probe succeeded--> closed
 
 Calls pass only when it is closed: the probe is a background task's, so no request ever pays for
-finding out that the daemon is still dead. Pure: the clock is injected.
+finding out that the other side is still dead. Pure: the clock is injected.
 """
 
 from __future__ import annotations
@@ -23,12 +23,18 @@ class State(Enum):
 
 
 class Breaker:
-    """One daemon's circuit breaker. trips: how often it has opened."""
+    """One daemon's, or one object store's. trips: how often it has opened."""
 
-    def __init__(self, now: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        now: Callable[[], float],
+        backoff_min_s: float = BACKOFF_MIN_S,
+        backoff_max_s: float = BACKOFF_MAX_S,
+    ) -> None:
         self.trips = 0
         self._now = now
-        self._backoff_s = BACKOFF_MIN_S
+        self._backoff_min_s = self._backoff_s = backoff_min_s
+        self._backoff_max_s = backoff_max_s
         self._retry_at: float | None = None  # None: closed
 
     @property
@@ -48,17 +54,17 @@ class Breaker:
         return 0.0 if self._retry_at is None else max(0.0, self._retry_at - self._now())
 
     def success(self) -> None:
-        """Note that the daemon answered."""
-        self._backoff_s = BACKOFF_MIN_S
+        """Note that there was an answer."""
+        self._backoff_s = self._backoff_min_s
         self._retry_at = None
 
     def trip(self) -> None:
-        """Open: the daemon is gone, or did not answer a call in time. No effect when open."""
+        """Open: the other side is gone, or did not answer in time. No effect when open."""
         if self._retry_at is None:
             self.trips += 1
             self._retry_at = self._now() + self._backoff_s
 
     def probe_failed(self) -> None:
         """Stay open, and wait twice as long before the next probe."""
-        self._backoff_s = min(BACKOFF_MAX_S, 2 * self._backoff_s)
+        self._backoff_s = min(self._backoff_max_s, 2 * self._backoff_s)
         self._retry_at = self._now() + self._backoff_s
