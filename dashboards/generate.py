@@ -56,7 +56,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         Panel(
             "Hit ratio by tier",
             "percentunit",
-            (ratio("dram"), ratio("file")),
+            (ratio("dram"), ratio("file"), ratio("object")),
             "Blocks served over blocks asked for.",
         ),
         Panel(
@@ -178,6 +178,35 @@ ROWS: dict[str, tuple[Panel, ...]] = {
                 Query(f"rate(process_cpu_seconds_total{OF}{OVER})", "CPU cores"),
                 gauge("kvstore_build_info", "up, release {{version}}"),
             ),
+        ),
+    ),
+    "Object tier": (
+        Panel("Bucket", "bytes", (gauge("kvstore_object_bytes", "{{state}}"),)),
+        Panel(
+            "Requests",
+            "reqps",
+            (
+                rate("kvstore_object_requests_total", "kind"),
+                rate("kvstore_object_retries_total", "kind", legend="{{kind}}, again"),
+            ),
+            "Each one costs.",
+        ),
+        Panel(
+            "Errors",
+            "reqps",
+            (
+                rate("kvstore_object_errors_total", "kind", "reason"),
+                gauge("kvstore_object_breaker_open", "breaker open"),
+            ),
+        ),
+        Panel(
+            "Not written, and collected",
+            "short",
+            (
+                rate("kvstore_object_refused_writes_total", "reason", legend="refused {{reason}}"),
+                rate("kvstore_object_collected_total", "reason", legend="deleted {{reason}}"),
+            ),
+            "Objects a second.",
         ),
     ),
     "In the engine (vLLM)": (

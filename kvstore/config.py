@@ -153,6 +153,55 @@ class FileSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectSettings:
+    """The object tier: a bucket, or a folder, that several daemons share."""
+
+    url: str = _setting(
+        'Bucket and prefix: s3://, gs:// or az://bucket/prefix, or file:///folder; "" runs without '
+        "one. Needs the extra kvstore-tiers[object]. Credentials come from the provider's own "
+        "environment variables or the machine's role, never from here.",
+        "",
+    )
+    endpoint: str = _setting(
+        'URL of an S3-compatible store, e.g. https://minio.internal:9000; "" is the provider of '
+        "the url.",
+        "",
+    )
+    region: str = _setting('Region of an s3:// bucket; "" is what the environment says.', "")
+    allow_http: bool = _setting(
+        "Talk to an endpoint without TLS: whoever sees that network can read every prompt's KV.",
+        False,
+    )
+    capacity_bytes: int = _setting(
+        "Cap on the bytes under that prefix, all daemons together; each one keeps it by its last "
+        "count and what it has written since.",
+        1024 * GIB,
+    )
+    max_age_s: float = _setting(
+        "Seconds after which a run is deleted, used or not; 0 is never.", 30 * 86400.0
+    )
+    grace_s: float = _setting(
+        "Nobody deletes what is younger, in seconds, and an upload may take half of it. Shorter "
+        "frees room sooner; longer suits slow links. The same for all daemons of a bucket.",
+        600.0,
+    )
+    collect_every_s: float = _setting(
+        "Seconds between two counts of the bucket, which take one request per thousand objects.",
+        3600.0,
+    )
+    believed_s: float = _setting(
+        "Seconds a listing is believed. Longer costs fewer requests; shorter sees sooner what "
+        "other daemons have stored and deleted.",
+        60.0,
+    )
+    timeout_s: float = _setting("Seconds one request may take before it is tried again.", 10.0)
+    requests_max: int = _setting("Requests under way at once.", 32)
+    in_flight_bytes_max: int = _setting(
+        "Bytes on their way up at once; a write beyond it waits.", 256 * MIB
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LimitSettings:
     """Bounds on what clients may hold, ask and wait for."""
 
@@ -201,6 +250,7 @@ class Settings:
     server: ServerSettings = field(default_factory=ServerSettings)
     dram: DramSettings = field(default_factory=DramSettings)
     file: FileSettings = field(default_factory=FileSettings)
+    object: ObjectSettings = field(default_factory=ObjectSettings)
     limits: LimitSettings = field(default_factory=LimitSettings)
 
     def __post_init__(self) -> None:
@@ -361,9 +411,28 @@ def _size_text(nbytes: int) -> str:
     return str(nbytes)
 
 
+def _check_object(settings: ObjectSettings) -> None:
+    """Raise ConfigError on an address that is none. It is not quoted: it may hold a password."""
+    for key, text, schemes in (
+        ("object.url", settings.url, ("s3", "gs", "az", "file")),
+        ("object.endpoint", settings.endpoint, ("https", "http")),
+    ):
+        scheme, separator, rest = text.partition("://")
+        if text and not (scheme in schemes and separator and rest and _is_path(rest)):
+            raise ConfigError(f"{key} begins with one of {', '.join(f'{s}://' for s in schemes)}")
+        if set(rest) & set("@?#"):
+            raise ConfigError(f"{key}: credentials and parameters do not belong into the address")
+    if settings.endpoint.startswith("http://") and not settings.allow_http:
+        raise ConfigError("object.endpoint has no TLS: allow it by object.allow_http=true")
+    if settings.endpoint and settings.url.partition("://")[0] not in ("s3", "az", ""):
+        raise ConfigError("object.endpoint goes with s3:// and az:// only")
+
+
 def _check(settings: Settings) -> None:
     """Raise ConfigError on values that cannot work on any machine."""
     server, dram, file, limits = settings.server, settings.dram, settings.file, settings.limits
+    _check_object(settings.object)
+    object_ = settings.object
     for key, path in (("server.socket", server.socket), ("file.path", file.path)):
         if not _is_path(path):
             raise ConfigError(f"{key}={path!r} is not a path")
@@ -384,6 +453,14 @@ def _check(settings: Settings) -> None:
         ("file.threads", file.threads, 1, 256),
         ("file.scrub", file.scrub_bytes, 0, 1 << 40),
         ("file.scrub_every_s", file.scrub_every_s, 0, 10 * 365 * 86400),
+        ("object.capacity", object_.capacity_bytes, MIB, 1 << 60),
+        ("object.max_age_s", object_.max_age_s, 0, 100 * 365 * 86400),
+        ("object.grace_s", object_.grace_s, 1, 30 * 86400),
+        ("object.collect_every_s", object_.collect_every_s, 1, 30 * 86400),
+        ("object.believed_s", object_.believed_s, 1, 86400),
+        ("object.timeout_s", object_.timeout_s, 0.05, 3600),
+        ("object.requests_max", object_.requests_max, 1, 1024),
+        ("object.in_flight_max", object_.in_flight_bytes_max, MIB, 1 << 40),
         ("limits.batch_keys_max", limits.batch_keys_max, 1, 1 << 16),
         ("limits.sessions_max", limits.sessions_max, 1, 1 << 20),
         ("limits.lease_s", limits.lease_s, 0.01, 86400),

@@ -21,7 +21,7 @@ SECONDS_BUCKETS = (
 
 
 class Metrics:
-    """The metrics of one node. `tier` is dram or file; `direction` is read or write."""
+    """The metrics of one node. `tier` is dram, file or object; `direction` is read or write."""
 
     def __init__(self, registry: CollectorRegistry | None = None, version: str = "") -> None:
         self.registry = registry or CollectorRegistry()
@@ -29,6 +29,7 @@ class Metrics:
         self._tiers()
         self._moves()
         self._losses()
+        self._objects()
         self._clients()
         self._gauge("build_info", "1; its label is the version", "version").labels(version).set(1)
         ProcessCollector(registry=self.registry)  # CPU, memory and descriptors of the daemon
@@ -149,7 +150,8 @@ class Metrics:
         self.corrupt_blocks = self._counter(
             "corrupt_blocks",
             "Blocks dropped because bytes did not match a checksum, by who noticed: put, "
-            "write_behind, promote, reader, scrub (it writes those anew that the arena has too)",
+            "write_behind, promote, reader, scrub (it writes those anew that the arena has too), "
+            "object (whole objects)",
             "where",
         )
         self.write_behind_errors = self._counter(
@@ -157,6 +159,38 @@ class Metrics:
         )
         self.read_errors = self._counter("read_errors", "Reads from the file tier that failed")
         self.file_failing = self._gauge("file_failing", "1 while the file tier fails to write")
+
+    def _objects(self) -> None:
+        self.object_requests = self._counter(
+            "object_requests",
+            "Requests sent to the object store: list, head, get, put, delete; each one costs",
+            "kind",
+        )
+        self.object_errors = self._counter(
+            "object_errors",
+            "Requests to the object store that failed: timeout, throttled, server, connection, "
+            "short, refused",
+            "kind",
+            "reason",
+        )
+        self.object_retries = self._counter(
+            "object_retries", "Requests to the object store that were tried again", "kind"
+        )
+        self.object_refused_writes = self._counter(
+            "object_refused_writes",
+            "Runs not written to the object store: full, busy (too many bytes under way), breaker, "
+            "unsurveyed (not counted yet), or the error",
+            "reason",
+        )
+        self.object_collected = self._counter(
+            "object_collected", "Objects deleted by this daemon: age, capacity, deleted", "reason"
+        )
+        self.object_bytes = self._gauge(
+            "object_bytes", "Bytes of the object tier: counted, capacity, in_flight", "state"
+        )
+        self.object_breaker_open = self._gauge(
+            "object_breaker_open", "1 while requests to the object store are refused at once"
+        )
 
     def _clients(self) -> None:
         self.sessions = self._gauge("sessions", "Sessions open")

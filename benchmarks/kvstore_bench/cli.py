@@ -100,32 +100,52 @@ def store(
 
 
 @bench.command()
-@click.option("--tier", "kind", type=click.Choice(["file"]), default="file", show_default=True)
+@click.option(
+    "--tier", "kind", type=click.Choice(["file", "object"]), default="file", show_default=True
+)
 @_path
+@click.option("--url", default="", help="Object tier: bucket.  [default: a SeaweedFS of our own]")
+@click.option("--endpoint", default="", help="Object tier: URL of an S3-compatible store.")
 @click.option("--record-mib", type=click.IntRange(1), default=2, show_default=True)
-@click.option("--blocks", type=click.IntRange(64), default=512, show_default=True, help="A round.")
-@click.option("--rounds", type=click.IntRange(4), default=8, show_default=True)
-@click.option("--depth", type=click.IntRange(1, 64), default=16, show_default=True)
+@click.option("--blocks", type=click.IntRange(16), help="A round.  [default: 512; object: 96]")
+@click.option("--rounds", type=click.IntRange(1), help="[default: 8; object: 5]")
+@click.option("--depth", type=click.IntRange(1, 64), help="At once.  [default: 16; object: 4]")
 @_json
 def tier(
-    *, kind: str, path: Path, record_mib: int, blocks: int, rounds: int, depth: int, as_json: bool
+    *, kind: str, path: Path, url: str, endpoint: str, record_mib: int, as_json: bool, **size: int
 ) -> None:
-    """Measure a slower tier of a daemon of our own, beside the device it lies on.
+    """Measure a slower tier beside what it lies on.
 
-    Written: put and flushed. Read: cold, up into the arena, checksums verified. fio does the same
-    in turns with us: sequential, direct, the same block size and depth.
+    file: a daemon of our own. Written: put and flushed. Read: cold, up into the arena, checksums
+    verified. fio does the same in turns with us: sequential, direct, the same block size and depth.
+
+    object: runs of 16 blocks, written, then found by a tier that knows nothing yet, read and
+    verified. Plain obstore loops do the same in turns with us. Then lookups of what is not there.
 
     \b
     Examples:
       kvstore bench tier --tier file --path /mnt/nvme0
+      kvstore bench tier --tier object --url s3://bucket/bench
       kvstore bench tier --json | jq .read_vs_fio
     """
+    given = {name: value for name, value in size.items() if value is not None}
+
+    def say(text: str) -> None:
+        click.echo(text, err=True)
+
     with explained():
-        from kvstore_bench.ratio_tables import print_tier
+        from kvstore_bench.ratio_tables import print_object_tier, print_tier
+
+        if kind == "object":
+            from kvstore_bench.object_tier import ObjectPlan
+            from kvstore_bench.object_tier import run as run_object
+
+            result = run_object(ObjectPlan(record_mib << 20, **given), url, endpoint, say)
+            _show({"tier": kind, **result}, as_json, print_object_tier)
+            return
         from kvstore_bench.tier import TierPlan, run
 
-        plan = TierPlan(record_mib << 20, blocks, rounds, depth)
-        result = run(plan, path, lambda text: click.echo(text, err=True))
+        result = run(TierPlan(record_mib << 20, **given), path, say)
         _show({"tier": kind, **result}, as_json, print_tier)
 
 

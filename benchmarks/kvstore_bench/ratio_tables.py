@@ -26,6 +26,13 @@ TIER_MEANINGS = {
     "first_block_extra_ms": "first block of a cold prefix there, beyond one direct read, ms",
 }
 
+OBJECT_MEANINGS = {
+    "read_vs_raw": "found, read and verified, at this share of plain gets' speed",
+    "write_vs_raw": "written with checksums, at this share of plain puts' speed",
+    "absent_requests_cold": "requests to find out that a prefix is not there",
+    "absent_requests_warm": "the same, once more",
+}
+
 SCRUB_MEANINGS = {
     "flips_found": "flipped bits that the daemon found by itself",
     "flips": "of so many",
@@ -61,6 +68,11 @@ def print_recovery(result: Mapping[str, Any]) -> None:
     """Print how long it took."""
     title = f"Recovery of {result['plan']['blocks']:,} blocks"
     Console().print(_ratios(title, RECOVERY_MEANINGS, result))
+
+
+def print_object_tier(result: Mapping[str, Any]) -> None:
+    """Print the ratios, then the speeds they were made of."""
+    _print_with_speeds("Object tier", OBJECT_MEANINGS, result)
 
 
 def print_scrub(result: Mapping[str, Any]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 from random import Random
@@ -41,6 +41,10 @@ from kvstore.frame.page import BODY_NBYTES, guard
 from kvstore.rpc.v1 import kvstore_pb2 as pb
 from kvstore.tier.file.recovery import adopted, live_records, load_segment
 from kvstore.tier.file.segment_file import SegmentFiles, segment_name
+from kvstore.tier.object import lay_out
+from kvstore.tier.object.layout import read_footer, read_trailer
+from kvstore.tier.object.names import TombstoneName
+from kvstore.tier.object.tombstones import encode_tombstone, parse_tombstone
 from kvstore.transport import arena_wire
 from kvstore.transport.call_wire import Frame, FrameLink, Kind, Status, decode_status, encode_status
 from kvstore.transport.chunks import Scatter
@@ -122,6 +126,24 @@ def _footer(data: bytes) -> None:
     if trailer is not None:
         parse_footer(data[: trailer.footer_nbytes], trailer, TAG)
     parse_footer(data, Trailer(1 << 20, len(data), data[:1].count(1), checksum(data), 1), TAG)
+
+
+def _object(data: bytes) -> None:
+    name = OBJECT[0].name
+    page = guard(data[-PAGE_NBYTES:][:BODY_NBYTES], name.nonce)
+    trailer = parse_trailer(page, name.tag)
+    if trailer is not None:
+        nbytes = trailer.file_nbytes
+        body = memoryview(data)[: read_trailer(name, nbytes, memoryview(page)).footer_nbytes]
+        fixed = replace(trailer, footer_nbytes=len(body), footer_checksum=checksum(body))
+        read_footer(name, nbytes, fixed, body)
+
+
+def _tombstone(data: bytes) -> None:
+    name = TombstoneName(NAMESPACE.id, 5)
+    pages = [data[at : at + BODY_NBYTES] for at in range(0, len(data), PAGE_NBYTES)]
+    fixed = b"".join(guard(page, name.nonce) for page in pages)
+    parse_tombstone(name, 0.0, memoryview(fixed))
 
 
 def _recovery(data: bytes) -> None:
@@ -227,10 +249,17 @@ def _seed_grant() -> bytes:
     return reply.SerializeToString()
 
 
+OBJECT = lay_out([_frame(1, 0, KEYS)[0]])
+
 TARGETS: dict[str, Target] = {
     "segment_header": Target(_segment_header, [encode_segment_header(TAG)]),
     "frame_header": Target(_frame_header, [_frame(5, PAGE_NBYTES, KEYS)[1][:PAGE_NBYTES]]),
     "footer": Target(_footer, [_segment(sealed=True)[-2 * PAGE_NBYTES :]]),
+    "object": Target(_object, [OBJECT[2]]),
+    "tombstone": Target(
+        _tombstone,
+        [encode_tombstone(TombstoneName(NAMESPACE.id, 5), keys) for keys in (KEYS, None)],
+    ),
     "recovery": Target(_recovery, [_segment(sealed=False), _segment(sealed=True)]),
     "namespace": Target(_namespace, [NAMESPACE.to_json().encode()]),
     "config": Target(

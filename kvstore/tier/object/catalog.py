@@ -1,0 +1,125 @@
+"""What is known of the bucket without asking it: listings and footers, both bounded. Pure.
+
+Objects never change, so a footer is true until its object is gone. A listing is believed for
+`believed_s`, whether it named objects or none: for so long a hit that another daemon has just
+stored may go unseen. What this daemon writes and finds gone is entered at once.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import NamedTuple, TypeAlias
+
+from kvstore.block import BlockKey, NamespaceId
+from kvstore.tier.object.layout import Run
+from kvstore.tier.object.names import RunName
+
+DIRECTORIES_MAX = 1 << 16
+RECORDS_MAX = 1 << 17  # about 300 bytes each
+Directory: TypeAlias = tuple[NamespaceId, BlockKey]
+
+
+class Entry(NamedTuple):
+    """An object as a listing has it."""
+
+    name: RunName
+    nbytes: int
+    modified: float
+
+    @property
+    def directory(self) -> Directory:
+        return self.name.namespace_id, self.name.first
+
+
+class Catalog:
+    """Both caches. None always means: not known, ask."""
+
+    def __init__(
+        self,
+        now: Callable[[], float],
+        believed_s: float,
+        *,
+        directories_max: int = DIRECTORIES_MAX,
+        records_max: int = RECORDS_MAX,
+    ) -> None:
+        self._now = now
+        self._believed_s = believed_s
+        self._directories_max = directories_max
+        self._records_max = records_max
+        self._records = 0
+        self._listings: OrderedDict[Directory, tuple[float, tuple[Entry, ...]]] = OrderedDict()
+        self._runs: OrderedDict[RunName, Run | None] = OrderedDict()
+
+    def listing(self, directory: Directory) -> tuple[Entry, ...] | None:
+        """Return the objects that begin with a block; () if there are none."""
+        expires, entries = self._listings.get(directory, (0.0, ()))
+        if expires <= self._now():
+            return None
+        self._listings.move_to_end(directory)
+        return entries
+
+    def listed(
+        self, directory: Directory, entries: Iterable[Entry], expires: float | None = None
+    ) -> None:
+        """Note what the bucket answered just now."""
+        if expires is None:
+            expires = self._now() + self._believed_s
+        self._listings[directory] = (expires, tuple(entries))
+        self._listings.move_to_end(directory)
+        while len(self._listings) > self._directories_max:
+            self._listings.popitem(last=False)
+
+    def has(self, name: RunName) -> bool:
+        """Say whether an object is known to be there."""
+        entries = self.listing((name.namespace_id, name.first)) or ()
+        return any(entry.name == name for entry in entries)
+
+    def has_read(self, name: RunName) -> bool:
+        """Say whether the footer was read, be it good or not."""
+        return name in self._runs
+
+    def run(self, name: RunName) -> Run | None:
+        """Return what an object holds; None if its footer was not read, or is no good."""
+        found = self._runs.get(name)
+        if found is not None:
+            self._runs.move_to_end(name)
+        return found
+
+    def read(self, name: RunName, run: Run | None) -> None:
+        """Note a footer; None: it is not one, and need not be read again."""
+        self._drop(name)
+        self._runs[name] = run
+        self._records += run.records if run else 1
+        while self._records > self._records_max and len(self._runs) > 1:
+            self._drop(next(iter(self._runs)))
+
+    def written(self, run: Run, modified: float) -> None:
+        """Note an object of our own."""
+        self._change(run.name, [Entry(run.name, run.nbytes, modified)])
+        self.read(run.name, run)
+
+    def gone(self, name: RunName) -> None:
+        """Note that an object does not exist any more."""
+        self._drop(name)
+        self._change(name, [])
+
+    def _change(self, name: RunName, entries: Sequence[Entry]) -> None:
+        """Let a listing have `entries` for `name`. It is not believed for longer than before."""
+        directory = (name.namespace_id, name.first)
+        others = self.listing(directory)
+        if others is not None or entries:
+            expires = self._listings[directory][0] if others is not None else None
+            left = [entry for entry in others or () if entry.name != name]
+            self.listed(directory, [*left, *entries], expires)
+
+    def holding(self, namespace_id: NamespaceId, keys: Collection[BlockKey] | None) -> list[Run]:
+        """Return the known objects with any of `keys`, or (None) of the namespace."""
+        wanted = None if keys is None else set(keys)
+        known = [run for run in self._runs.values() if run is not None]
+        return [run for run in known if run.holds(namespace_id, wanted)]
+
+    def _drop(self, name: RunName) -> None:
+        if name in self._runs:
+            run = self._runs.pop(name)
+            self._records -= run.records if run else 1

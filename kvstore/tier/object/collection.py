@@ -1,0 +1,93 @@
+"""Who leaves the bucket, from one listing of it. Pure.
+
+Every daemon may collect, at any time and together with others: all of them delete the oldest first,
+by the store's own times and in one order, so two that count at once choose the same victims, and
+deleting twice is deleting once. Nobody deletes what is younger than the grace period: an upload
+that is listed may be another daemon's newest.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+from typing import NamedTuple
+
+from kvstore.tier.object.catalog import Entry
+from kvstore.tier.object.names import (
+    CLOCK,
+    Listed,
+    TombstoneName,
+    parse_run_name,
+    parse_tombstone_name,
+)
+
+LOW_WATER = 0.9  # over the cap, collect down to here: the next objects need room at once
+VICTIMS_MAX = 10_000
+SUSPECTS_MAX = 10_000
+
+
+class Victim(NamedTuple):
+    entry: Entry
+    reason: str  # age or capacity
+
+
+class Survey:
+    """A listing of the whole bucket, summed up page by page in bounded memory.
+
+    is_suspect: says which objects may hold what was deleted.
+    """
+
+    def __init__(self, is_suspect: Callable[[Entry], bool] = lambda _: False) -> None:
+        self.nbytes = 0
+        self.objects = 0
+        self.suspects: list[Entry] = []
+        self.all_suspects = True
+        self.tombstones: dict[TombstoneName, Listed] = {}
+        self._is_suspect = is_suspect
+        self._oldest: list[Entry] = []
+
+    def add(self, page: Iterable[Listed]) -> None:
+        """Count a page. What is not ours by its name is left alone, and not counted."""
+        entries = []
+        for listed in page:
+            name, tombstone = parse_run_name(listed.name), parse_tombstone_name(listed.name)
+            if name is not None:
+                entries.append(Entry(name, listed.nbytes, listed.modified))
+            elif tombstone is not None:
+                self.tombstones[tombstone] = listed
+            elif listed.name != CLOCK:
+                continue
+            self.nbytes += listed.nbytes
+        self.objects += len(entries)
+        for entry in filter(self._is_suspect, entries):
+            self.all_suspects &= len(self.suspects) < SUSPECTS_MAX
+            if self.all_suspects:
+                self.suspects.append(entry)
+        self._oldest = heapq.nsmallest(VICTIMS_MAX, chain(self._oldest, entries), key=_age)
+
+    def victims(
+        self,
+        now: float,
+        *,
+        capacity_bytes: int,
+        max_age_s: float,
+        grace_s: float,
+        room_nbytes: int = 0,
+    ) -> Iterator[Victim]:
+        """Yield who leaves. now: on the store's clock. max_age_s: 0 is for ever. room_nbytes: what
+        was refused, and should fit afterwards."""
+        left = target = self.nbytes
+        if left + room_nbytes > capacity_bytes:
+            target = min(int(capacity_bytes * LOW_WATER), capacity_bytes - room_nbytes)
+        for entry in self._oldest:
+            age_s = now - entry.modified
+            too_old = bool(max_age_s) and age_s > max_age_s
+            if age_s < grace_s or not (too_old or left > target):
+                return
+            left -= entry.nbytes
+            yield Victim(entry, "age" if too_old else "capacity")
+
+
+def _age(entry: Entry) -> tuple[float, str]:
+    return entry.modified, str(entry.name)

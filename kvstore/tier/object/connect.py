@@ -1,0 +1,21 @@
+"""Settings -> a bucket. The library is loaded here, and only if there is an address."""
+
+from __future__ import annotations
+
+from kvstore.config import ObjectSettings
+from kvstore.errors import ConfigError
+from kvstore.tier.object.requests import Bucket
+
+
+def connect(settings: ObjectSettings) -> Bucket:
+    """Return the bucket that `object.url` names. Asks nothing yet.
+
+    Raises ConfigError without the library, or for an address that cannot be one.
+    """
+    try:
+        from kvstore.tier.object.bucket import open_bucket
+    except ImportError as error:
+        raise ConfigError(
+            "object.url is set, and obstore is not installed: pip install 'kvstore-tiers[object]'"
+        ) from error
+    return open_bucket(settings)

@@ -1,0 +1,30 @@
+"""Read what an object holds."""
+
+from __future__ import annotations
+
+from kvstore.block import PAGE_NBYTES
+from kvstore.errors import CorruptBlock
+from kvstore.tier.object.catalog import Entry
+from kvstore.tier.object.layout import OBJECT_NBYTES_MAX, Run, read_footer, read_trailer
+from kvstore.tier.object.requests import Requests
+
+TAIL_NBYTES = 32 << 10  # most footers are smaller, and come with the trailer in one request
+
+
+async def fetch_footer(requests: Requests, entry: Entry, deadline: float) -> Run:
+    """Return what an object holds, in one or two requests.
+
+    Raises CorruptBlock if it is none of ours, ObjectGone, and what requests raise.
+    """
+    name, nbytes = entry.name, entry.nbytes
+    if not 2 * PAGE_NBYTES <= nbytes <= OBJECT_NBYTES_MAX:
+        raise CorruptBlock(f"an object of {nbytes} bytes")
+    start = max(0, nbytes - TAIL_NBYTES)
+    tail = await requests.fetch(str(name), start, nbytes - start, deadline)
+    trailer = read_trailer(name, nbytes, tail[-PAGE_NBYTES:])
+    begin, size = trailer.footer_offset, trailer.footer_nbytes
+    if begin >= start:
+        body = tail[begin - start : begin - start + size]
+    else:
+        body = await requests.fetch(str(name), begin, size, deadline)
+    return read_footer(name, nbytes, trailer, body)

@@ -1,0 +1,166 @@
+"""What a run's object holds: frames back to back, then a footer that lists them. Pure.
+
+The frames and the footer are those of a sealed segment (`kvstore.frame` has the byte tables), with
+these differences: there is no segment header, so the first frame stands at offset 0; the segment
+number is 0, the nonce is the name's; every sequence is 1, because time in the bucket is the
+store's. Whatever is read is checked as a whole: sizes, checksums, that the frames stand back to
+back, and that their blocks are one run which begins and ends with the keys in the name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import xxhash
+
+from kvstore.block import BlockKey, Namespace, NamespaceId, Part, padded
+from kvstore.errors import CorruptBlock, InvalidRequest
+from kvstore.frame import (
+    NO_TENANT,
+    FrameHeader,
+    SegmentTag,
+    Trailer,
+    encode_footer,
+    encode_header,
+    pack_header,
+    parse_footer,
+    parse_trailer,
+)
+from kvstore.tier.object.names import RunName
+
+OBJECT_NBYTES = 32 << 20  # what a run is cut to
+OBJECT_BLOCKS_MAX = 256
+OBJECT_NBYTES_MAX = 1 << 40
+FOOTER_NBYTES_MAX = 4 << 20
+SEQUENCE = 1
+
+
+class ObjectExtent(NamedTuple):
+    """Where a frame is: bytes [offset, offset + nbytes) of the object `name`."""
+
+    name: str
+    offset: int
+    nbytes: int
+
+
+class PlacedFrame(NamedTuple):
+    """A frame of an object."""
+
+    offset: int
+    header: FrameHeader
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What an object holds. keys: its consecutive blocks; `frames` may cover some of them each."""
+
+    name: RunName
+    nbytes: int
+    first_block: int
+    keys: tuple[BlockKey, ...]
+    frames: tuple[PlacedFrame, ...]
+
+    @property
+    def records(self) -> int:
+        return sum(len(frame.header.blocks) for frame in self.frames)
+
+    def holds(self, namespace_id: NamespaceId, keys: AbstractSet[BlockKey] | None) -> bool:
+        """Say whether any of `keys`, or (None) anything of the namespace, is in it."""
+        same = self.name.namespace_id == namespace_id
+        return same and (keys is None or not keys.isdisjoint(self.keys))
+
+    def extent(self, frame: PlacedFrame) -> ObjectExtent:
+        return ObjectExtent(str(self.name), frame.offset, frame.header.nbytes)
+
+
+def run_blocks(namespace: Namespace) -> int:
+    """Return how many blocks an object of this namespace holds at most.
+
+    Runs end at the multiples of it. A power of two, so that 16 to 32 MiB of records go into an
+    object where blocks are neither tiny nor larger. Part of the format: it must come out the same
+    for everybody who shares a bucket, so nothing but the namespace goes in.
+    """
+    block_nbytes = sum(padded(group.record_nbytes) * group.shards for group in namespace.groups)
+    fitting = max(1, min(OBJECT_NBYTES // block_nbytes, OBJECT_BLOCKS_MAX))
+    return 1 << (fitting.bit_length() - 1)
+
+
+def lay_out(headers: Sequence[FrameHeader]) -> tuple[Run, list[bytes], bytes]:
+    """Return the run that `headers` make, their header pages in order, and the footer.
+
+    The object is each page followed by the padded stored bytes of its frame, then the footer.
+    Raises InvalidRequest if they are not frames of one run.
+    """
+    frames, end = [], 0
+    for header in headers:
+        frames.append(PlacedFrame(end, replace(header, sequence=SEQUENCE)))
+        end += header.nbytes
+    problem, first_block, keys = _chain(frames)
+    if problem or not frames or len(keys) > OBJECT_BLOCKS_MAX or end > OBJECT_NBYTES_MAX:
+        raise InvalidRequest(f"not the frames of one run: {problem or 'too many or too few'}")
+    unnamed = [encode_header(header, SegmentTag(0, 0), offset) for offset, header in frames]
+    nonce = xxhash.xxh3_64_intdigest(b"".join(map(pack_header, unnamed)))
+    name = RunName(frames[0].header.namespace_id, keys[0], keys[-1], nonce)
+    pages = [encode_header(header, name.tag, offset) for offset, header in frames]
+    footer = encode_footer(name.tag, end, [pack_header(page) for page in pages], SEQUENCE)
+    if len(footer) > FOOTER_NBYTES_MAX:
+        raise InvalidRequest(f"the footer of {len(frames)} frames takes {len(footer)} bytes")
+    return Run(name, end + len(footer), first_block, keys, tuple(frames)), pages, footer
+
+
+def read_trailer(name: RunName, nbytes: int, page: memoryview) -> Trailer:
+    """Return what the last page of an object of `nbytes` bytes says. Raises CorruptBlock."""
+    trailer = parse_trailer(page, name.tag)
+    if trailer is None or trailer.file_nbytes != nbytes:
+        raise CorruptBlock(f"{_short(name)}: no trailer of this format for {nbytes} bytes")
+    if trailer.footer_nbytes > FOOTER_NBYTES_MAX:
+        raise CorruptBlock(f"{_short(name)}: a footer of {trailer.footer_nbytes} bytes")
+    return trailer
+
+
+def read_footer(name: RunName, nbytes: int, trailer: Trailer, body: memoryview) -> Run:
+    """Return what an object holds. Raises CorruptBlock unless everything fits together."""
+    found = parse_footer(body, trailer, name.tag)
+    if not found:
+        raise CorruptBlock(f"{_short(name)}: the footer does not list its frames")
+    frames = [PlacedFrame(*frame) for frame in found]
+    problem, first_block, keys = _chain(frames)
+    ends = [offset + header.nbytes for offset, header in frames]
+    if [0, *ends] != [*(offset for offset, _ in frames), trailer.footer_offset]:
+        problem = "the frames do not stand back to back"
+    elif frames[0].header.namespace_id != name.namespace_id:
+        problem = "another namespace"
+    if problem or (keys[0], keys[-1]) != (name.first, name.last):
+        raise CorruptBlock(f"{_short(name)}: {problem or 'other keys than in its name'}")
+    return Run(name, nbytes, first_block, keys, tuple(frames))
+
+
+def _chain(frames: Sequence[PlacedFrame]) -> tuple[str, int, tuple[BlockKey, ...]]:
+    """Return why the frames are not one run, or "", its first block and all its keys in order."""
+    keys: dict[int, BlockKey] = {}
+    records: set[tuple[Part, int]] = set()
+    namespaces = {header.namespace_id for _, header in frames}
+    for _, header in frames:
+        if header.is_tombstone or header.sequence != SEQUENCE or header.tenant != NO_TENANT:
+            return "a frame that is no run of the default tenant", 0, ()
+        for at, block in enumerate(header.blocks, header.first_block):
+            if keys.setdefault(at, block.key) != block.key or (header.part, at) in records:
+                return "a record twice, or another key for the same block", 0, ()
+            records.add((header.part, at))
+    first = min(keys, default=0)
+    if len(namespaces) != 1 or set(keys) != set(range(first, first + len(keys))):
+        return "several namespaces, or blocks that do not follow each other", 0, ()
+    if len(keys) > OBJECT_BLOCKS_MAX:
+        return f"{len(keys)} blocks", 0, ()
+    for _, header in frames:
+        before = keys.get(header.first_block - 1, header.parent)
+        if before != header.parent and header.first_block > first:
+            return "a frame after another block than the one before it", 0, ()
+    return "", first, tuple(keys[at] for at in sorted(keys))
+
+
+def _short(name: RunName) -> str:
+    return f"object {name.first[:4].hex()}..{name.last[:4].hex()}-{name.nonce:016x}"

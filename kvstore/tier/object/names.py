@@ -1,0 +1,88 @@
+"""Names in the bucket. Pure.
+
+    <namespace id>/<first key>/<last key>-<nonce>   a run: keys of its first and its last block
+    tombstones/<namespace id>/<nonce>               what was deleted
+    clock                                           written to learn the store's own time
+
+All ids in lower-case hex. A listing of `<namespace id>/<first key>/` finds every run that begins
+with that block, however it goes on. (By the key *before* the run, a listing at the root, or behind
+a system prompt that many share, would return thousands.) `nonce` is a digest of what the object
+holds, so two writers of the same bytes write the same object, and of different bytes two objects.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from kvstore.block import BlockKey, NamespaceId
+from kvstore.frame import SegmentTag
+
+CLOCK = "clock"
+TOMBSTONES = "tombstones"
+_RUN = re.compile(r"([0-9a-f]{64})/([0-9a-f]{64})/([0-9a-f]{64})-([0-9a-f]{16})", re.ASCII)
+_TOMBSTONE = re.compile(TOMBSTONES + r"/([0-9a-f]{64})/([0-9a-f]{16})", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class RunName:
+    """The name of a run, apart."""
+
+    namespace_id: NamespaceId
+    first: BlockKey
+    last: BlockKey
+    nonce: int
+
+    def __str__(self) -> str:
+        return f"{directory(self.namespace_id, self.first)}/{self.last.hex()}-{self.nonce:016x}"
+
+    @property
+    def tag(self) -> SegmentTag:
+        """What the pages of the object are bound to: copied to another name, they are not read."""
+        return SegmentTag(0, self.nonce)
+
+
+@dataclass(frozen=True, slots=True)
+class TombstoneName:
+    """The name of a tombstone, apart."""
+
+    namespace_id: NamespaceId
+    nonce: int
+
+    def __str__(self) -> str:
+        return f"{TOMBSTONES}/{self.namespace_id.hex()}/{self.nonce:016x}"
+
+    @property
+    def tag(self) -> SegmentTag:
+        return SegmentTag(0, self.nonce)
+
+
+class Listed(NamedTuple):
+    """What a listing says of an object. modified: seconds on the store's clock."""
+
+    name: str
+    nbytes: int
+    modified: float
+
+
+def directory(namespace_id: NamespaceId, first: BlockKey) -> str:
+    """Return what the names of all runs that begin with the block `first` begin with."""
+    return f"{namespace_id.hex()}/{first.hex()}"
+
+
+def parse_run_name(text: str) -> RunName | None:
+    """Return what a name says; None if it is not the name of a run."""
+    found = _RUN.fullmatch(text)
+    if found is None:
+        return None
+    namespace_id, first, last = (bytes.fromhex(found[at]) for at in (1, 2, 3))
+    return RunName(NamespaceId(namespace_id), BlockKey(first), BlockKey(last), int(found[4], 16))
+
+
+def parse_tombstone_name(text: str) -> TombstoneName | None:
+    """Return what a name says; None if it is not the name of a tombstone."""
+    found = _TOMBSTONE.fullmatch(text)
+    if found is None:
+        return None
+    return TombstoneName(NamespaceId(bytes.fromhex(found[1])), int(found[2], 16))

@@ -1,0 +1,110 @@
+"""What was deleted, and since when: it stays deleted, whoever still has an object with it. Pure.
+
+A tombstone object holds tombstone frames (`kvstore.frame`), nothing else. It kills its keys, or its
+whole namespace, in all objects that are not younger than itself *by the store's clock*; what is
+stored later lives. Objects within SKEW_S of it count as older, because listings round to seconds
+and a store's machines need not agree to the second: that costs a miss, never a resurrection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from kvstore.block import PAGE_NBYTES, BlockKey, NamespaceId
+from kvstore.errors import CorruptBlock
+from kvstore.frame import KILLED_MAX, FrameHeader, FrameKind, encode_header, parse_header
+from kvstore.tier.object.names import TombstoneName
+
+SKEW_S = 5.0
+KEYS_MAX = 16_384  # in one tombstone object
+TOMBSTONE_NBYTES_MAX = KEYS_MAX // KILLED_MAX * PAGE_NBYTES
+KNOWN_KEYS_MAX = 1 << 20
+NEVER = float("-inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Tombstone:
+    """keys: None kills the whole namespace."""
+
+    name: TombstoneName
+    modified: float
+    keys: frozenset[BlockKey] | None
+
+
+def encode_tombstone(name: TombstoneName, keys: Sequence[BlockKey] | None) -> bytes:
+    """Return the object that kills 1..KEYS_MAX keys, or (None) the namespace."""
+    kind = FrameKind.TOMBSTONE_NAMESPACE if keys is None else FrameKind.TOMBSTONE_KEYS
+    batches: list[Sequence[BlockKey]] = [()]
+    if keys is not None:
+        batches = [keys[start : start + KILLED_MAX] for start in range(0, len(keys), KILLED_MAX)]
+    headers = [FrameHeader(kind, 1, name.namespace_id, killed=tuple(each)) for each in batches]
+    return b"".join(
+        encode_header(header, name.tag, number * PAGE_NBYTES)
+        for number, header in enumerate(headers)
+    )
+
+
+def parse_tombstone(name: TombstoneName, modified: float, data: memoryview) -> Tombstone:
+    """Return what the object says. Raises CorruptBlock on anything `encode_tombstone` never wrote.
+
+    Who cannot read a tombstone takes it for one of the whole namespace: see `unreadable`.
+    """
+    keys: set[BlockKey] = set()
+    for offset in range(0, max(len(data), 1), PAGE_NBYTES):
+        header = parse_header(data[offset : offset + PAGE_NBYTES], name.tag, offset)
+        if header is None or not header.is_tombstone or header.namespace_id != name.namespace_id:
+            raise CorruptBlock(f"tombstone {name.nonce:016x}: page {offset // PAGE_NBYTES}")
+        if header.kind is FrameKind.TOMBSTONE_NAMESPACE:
+            return Tombstone(name, modified, None)
+        keys.update(header.killed)
+    return Tombstone(name, modified, frozenset(keys))
+
+
+def unreadable(name: TombstoneName, modified: float) -> Tombstone:
+    """Return what has to be assumed of a tombstone whose keys are not to be had."""
+    return Tombstone(name, modified, None)
+
+
+class Tombstones:
+    """Those known. A store with more keys than fit loses whole namespaces, not deletes."""
+
+    def __init__(self, keys_max: int = KNOWN_KEYS_MAX) -> None:
+        self._keys_max = keys_max
+        self.known: dict[TombstoneName, Tombstone] = {}
+        self._keys: dict[BlockKey, float] = {}
+        self._namespaces: dict[NamespaceId, float] = {}
+        self._newest: dict[NamespaceId, float] = {}  # of any kind
+
+    def add(self, tombstone: Tombstone) -> None:
+        self.known[tombstone.name] = tombstone
+        self._apply(tombstone)
+
+    def keep(self, names: Iterable[TombstoneName]) -> None:
+        """Forget all others: nothing they kill is left."""
+        kept = [self.known[name] for name in names if name in self.known]
+        if len(kept) < len(self.known):
+            self._keys.clear()
+            self._namespaces.clear()
+            self._newest.clear()
+            self.known = {tombstone.name: tombstone for tombstone in kept}
+            for tombstone in kept:
+                self._apply(tombstone)
+
+    def kills(self, namespace_id: NamespaceId, key: BlockKey, modified: float) -> bool:
+        """Say whether the block is dead in an object that is as old as that."""
+        since = max(self._keys.get(key, NEVER), self._namespaces.get(namespace_id, NEVER))
+        return modified <= since + SKEW_S
+
+    def may_kill(self, namespace_id: NamespaceId, modified: float) -> bool:
+        """Say whether anything could be dead in an object of that namespace and age."""
+        return modified <= self._newest.get(namespace_id, NEVER) + SKEW_S
+
+    def _apply(self, tombstone: Tombstone) -> None:
+        namespace_id, since = tombstone.name.namespace_id, tombstone.modified
+        self._newest[namespace_id] = max(self._newest.get(namespace_id, NEVER), since)
+        if tombstone.keys is None or len(self._keys) + len(tombstone.keys) > self._keys_max:
+            self._namespaces[namespace_id] = max(self._namespaces.get(namespace_id, NEVER), since)
+            return
+        for key in tombstone.keys:  # a key is unique over namespaces
+            self._keys[key] = max(self._keys.get(key, NEVER), since)

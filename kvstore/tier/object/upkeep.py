@@ -1,0 +1,248 @@
+"""What is done in the background: learn what was deleted, count, collect, probe.
+
+One round lists the tombstones; from time to time it lists everything instead, and collects what is
+too old or too much. A round is also the probe of the breaker, so no request pays for finding out
+that the store is still down. Age is counted on the store's own clock: the round writes the tiny
+object `clock` and looks when that was; no decision reads the clock of this machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+
+from kvstore.config import ObjectSettings
+from kvstore.errors import CorruptBlock, KVStoreError
+from kvstore.obs import Metrics
+from kvstore.tier.object.catalog import Catalog, Entry
+from kvstore.tier.object.collection import Survey
+from kvstore.tier.object.failure import ObjectGone
+from kvstore.tier.object.footers import fetch_footer
+from kvstore.tier.object.names import (
+    CLOCK,
+    TOMBSTONES,
+    Listed,
+    TombstoneName,
+    parse_tombstone_name,
+)
+from kvstore.tier.object.requests import Requests
+from kvstore.tier.object.tombstones import (
+    TOMBSTONE_NBYTES_MAX,
+    Tombstone,
+    Tombstones,
+    parse_tombstone,
+    unreadable,
+)
+
+logger = logging.getLogger(__name__)
+ROUND_S = 60.0  # all the small requests of one round together
+RETRY_S = 5.0
+COLLECT_AGAIN_S = 30.0  # a bucket full of what is too young to delete is not listed all the time
+AT_ONCE = 16  # footers and tombstones read
+
+
+class Upkeep:
+    """The task of one daemon. Every number is of the whole bucket, whoever wrote it.
+
+    informed: what was deleted is known. surveyed: so is what is there.
+    """
+
+    def __init__(
+        self,
+        requests: Requests,
+        catalog: Catalog,
+        tombstones: Tombstones,
+        *,
+        settings: ObjectSettings,
+        metrics: Metrics,
+        now: Callable[[], float],
+    ) -> None:
+        self._requests = requests
+        self._catalog = catalog
+        self._tombstones = tombstones
+        self._settings = settings
+        self._metrics = metrics
+        self._now = now
+        self._wake = asyncio.Event()
+        self._collect_at = now()
+        self._collected_at = float("-inf")
+        self._retry_s = RETRY_S
+        self._refused_nbytes = 0
+        self._failing = False
+        self.informed = asyncio.Event()
+        self.surveyed = asyncio.Event()
+        self.nbytes = 0
+        self.objects = 0
+        self._written_nbytes = 0  # by us, ever
+
+    def wrote(self, nbytes: int) -> None:
+        """Count what we write between two counts of the bucket."""
+        self.nbytes += nbytes
+        self._written_nbytes += nbytes
+
+    def collect_soon(self, nbytes: int) -> None:
+        """So much was refused for want of room: count and collect, unless that was just done."""
+        self._refused_nbytes = max(self._refused_nbytes, nbytes)
+        soon = max(self._now(), self._collected_at + COLLECT_AGAIN_S)
+        if soon < self._collect_at:
+            self._collect_at = soon
+            self._wake.set()
+
+    async def run(self) -> None:
+        """Keep house until cancelled."""
+        while True:
+            pause_s = await self._round()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._wake.wait()
+            self._wake.clear()
+
+    async def _round(self) -> float:
+        """Do what is due; return how long to wait for the next one."""
+        breaker = self._requests.breaker
+        try:
+            await self.inform()
+            await self._collect_if_due()
+        except KVStoreError as error:
+            if not breaker.closed:
+                breaker.probe_failed()
+            self._note(str(error))
+            return max(RETRY_S, breaker.retry_after_s)
+        except Exception:
+            logger.exception("object_tier=bug")
+            return self._settings.believed_s
+        self._note("")
+        return min(self._settings.believed_s, max(0.0, self._collect_at - self._now()))
+
+    async def _collect_if_due(self) -> None:
+        if self._now() < self._collect_at:
+            return
+        every_s = self._settings.collect_every_s
+        try:
+            await self.collect()
+        except KVStoreError:
+            # Without the right to delete, say: counting a bucket for nothing costs money.
+            self._collect_at = self._now() + self._retry_s
+            self._retry_s = min(2 * self._retry_s, every_s)
+            raise
+        self._retry_s = RETRY_S
+        # Daemons that started together shall not collect together for ever.
+        self._collect_at = self._now() + every_s * random.uniform(0.5, 1.5)
+
+    def _note(self, error: str) -> None:
+        if bool(error) != self._failing:
+            self._failing = bool(error)
+            log = logger.warning if error else logger.info
+            log("object_tier=%s reason=%r", "failing" if error else "ok", error)
+
+    async def inform(self) -> None:
+        """Learn what others deleted. One request, and one for each tombstone not seen before."""
+        deadline = self._now() + ROUND_S
+        page = await self._requests.first_page(TOMBSTONES, deadline, probe=True)
+        await self._learn(page)
+        if len(page) >= 1000:
+            async for more in self._requests.pages(TOMBSTONES):
+                await self._learn(more)
+        self.informed.set()
+
+    async def _learn(self, page: Iterable[Listed]) -> None:
+        names = ((parse_tombstone_name(listed.name), listed) for listed in page)
+        unknown = [(n, at) for n, at in names if n is not None and n not in self._tombstones.known]
+        for start in range(0, len(unknown), AT_ONCE):
+            batch = [self._fetch(name, at) for name, at in unknown[start : start + AT_ONCE]]
+            for tombstone in await asyncio.gather(*batch):
+                if tombstone is not None:
+                    self._tombstones.add(tombstone)
+
+    async def _fetch(self, name: TombstoneName, listed: Listed) -> Tombstone | None:
+        deadline = self._now() + ROUND_S
+        try:
+            if not 0 < listed.nbytes <= TOMBSTONE_NBYTES_MAX:
+                raise CorruptBlock(f"a tombstone of {listed.nbytes} bytes")
+            data = await self._requests.fetch(str(name), 0, listed.nbytes, deadline)
+            return parse_tombstone(name, listed.modified, data)
+        except ObjectGone:
+            return None  # all it killed is gone, too
+        except CorruptBlock as error:
+            logger.warning("tombstone=unreadable kills=namespace reason=%r", str(error))
+            return unreadable(name, listed.modified)
+
+    async def collect(self) -> None:
+        """Count everything and delete what is too old, too much, or holds what was deleted."""
+        now = await self._store_time()
+        before = self._written_nbytes
+        buried = dict(self._tombstones.known)
+        survey = Survey(lambda e: self._tombstones.may_kill(e.name.namespace_id, e.modified))
+        async for page in self._requests.pages(""):
+            survey.add(page)
+        await self._learn(survey.tombstones.values())
+        meanwhile = [name for name in self._tombstones.known if name not in buried]
+        self._tombstones.keep([*survey.tombstones, *meanwhile])
+        victims = survey.victims(
+            now,
+            capacity_bytes=self._settings.capacity_bytes,
+            max_age_s=self._settings.max_age_s,
+            grace_s=self._settings.grace_s,
+            room_nbytes=self._refused_nbytes,
+        )
+        doomed = {victim.entry: victim.reason for victim in victims}
+        complete = await self._suspect(survey, doomed)
+        left = survey.nbytes - await self._delete(doomed)
+        if complete:
+            await self._unbury(buried.values(), now)
+        self.nbytes = left + self._written_nbytes - before
+        self.objects = survey.objects - len(doomed)
+        self._refused_nbytes = 0
+        self._collected_at = self._now()
+        self.surveyed.set()
+
+    async def _store_time(self) -> float:
+        deadline = self._now() + ROUND_S
+        await self._requests.put(CLOCK, [b"kvstore\n"], 8, deadline)
+        return (await self._requests.head(CLOCK, deadline)).modified
+
+    async def _suspect(self, survey: Survey, doomed: dict[Entry, str]) -> bool:
+        """Doom the objects that hold deleted blocks. False: not all could be looked into."""
+        complete = survey.all_suspects
+        for start in range(0, len(survey.suspects), AT_ONCE):
+            batch = survey.suspects[start : start + AT_ONCE]
+            dead = await asyncio.gather(*map(self._is_dead, batch))
+            doomed |= {e: "deleted" for e, is_dead in zip(batch, dead, strict=True) if is_dead}
+            complete &= None not in dead
+        return complete
+
+    async def _is_dead(self, entry: Entry) -> bool | None:
+        """Return whether an object holds a deleted block; None: not to be found out now."""
+        try:
+            run = self._catalog.run(entry.name)
+            if run is None:
+                run = await fetch_footer(self._requests, entry, self._now() + ROUND_S)
+        except (CorruptBlock, ObjectGone):
+            return False  # nobody will serve it
+        except KVStoreError:
+            return None
+        return any(
+            self._tombstones.kills(entry.name.namespace_id, key, entry.modified) for key in run.keys
+        )
+
+    async def _delete(self, doomed: dict[Entry, str]) -> int:
+        """Delete objects; return their bytes."""
+        await self._requests.delete([str(e.name) for e in doomed], self._now() + ROUND_S)
+        for entry, reason in doomed.items():
+            self._catalog.gone(entry.name)
+            self._metrics.object_collected.labels(reason).inc()
+        if doomed:
+            logger.info("object_tier=collected objects=%d", len(doomed))
+        return sum(entry.nbytes for entry in doomed)
+
+    async def _unbury(self, buried: Iterable[Tombstone], now: float) -> None:
+        """Delete the tombstones that have nothing left to kill.
+
+        Not before the grace period is over: until then an upload may end that began before them.
+        """
+        dead = [t.name for t in buried if now - t.modified > self._settings.grace_s]
+        await self._requests.delete(list(map(str, dead)), self._now() + ROUND_S)
+        self._tombstones.keep(set(self._tombstones.known) - set(dead))

@@ -1,0 +1,154 @@
+"""Find a prefix, run after run: what to ask for next, and what was found. Pure.
+
+The walk begins at a block where a run may begin. An object that begins there brings it on to the
+block after the last one they share; there the next object begins. So one listing, and one footer,
+carry it over a run, and a prefix that was never stored ends it with the first listing. Once a run
+was found, the next ones are asked for ahead, ever more of them: most objects begin at multiples of
+`run_blocks`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from kvstore.block import BlockKey, NamespaceId, Part
+from kvstore.frame import FrameHeader
+from kvstore.tier.object.catalog import Catalog, Directory, Entry
+from kvstore.tier.object.layout import ObjectExtent, Run
+from kvstore.tier.object.tombstones import Tombstones
+
+CANDIDATES_MAX = 4  # objects that begin with one block and are looked into
+AHEAD_MAX = 16
+
+
+class FoundFrame(NamedTuple):
+    """A frame with blocks that were asked for. live: their positions in it, ascending.
+
+    What `kvstore.tier.file.FrameRecord` is for the file tier.
+    """
+
+    location: ObjectExtent
+    header: FrameHeader
+    live: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """blocks: how many of the keys, from the first on, have a record at all. complete: the bucket
+    has no more; otherwise the deadline or an error ended the walk."""
+
+    blocks: int
+    frames: tuple[FoundFrame, ...]
+    complete: bool
+
+
+class Wanted(NamedTuple):
+    """What a walk needs to go on: nothing at its end."""
+
+    listings: tuple[Directory, ...] = ()
+    footers: tuple[Entry, ...] = ()
+
+    @property
+    def all(self) -> Iterator[Directory | Entry]:
+        yield from self.listings
+        yield from self.footers
+
+
+class Walk:
+    """One lookup. `step` until it wants nothing."""
+
+    def __init__(
+        self,
+        namespace_id: NamespaceId,
+        keys: Sequence[BlockKey],
+        run_blocks: int,
+        catalog: Catalog,
+        tombstones: Tombstones,
+    ) -> None:
+        self._namespace_id = namespace_id
+        self._keys = keys
+        self._at = {key: index for index, key in enumerate(keys)}
+        self._run_blocks = run_blocks
+        self._catalog = catalog
+        self._tombstones = tombstones
+        self._position = 0
+        self._ahead = 0
+        self._frames: list[FoundFrame] = []
+        self._seen: set[tuple[Part, BlockKey]] = set()
+
+    def found(self, *, complete: bool) -> Found:
+        """Return what the walk has found so far."""
+        return Found(self._position, tuple(self._frames), complete)
+
+    def step(self) -> Wanted:
+        """Go as far as what is known carries; return what must be known to go on."""
+        while self._position < len(self._keys):
+            listings, footers = self._unknown(self._position)
+            if listings or footers:
+                for position in self._boundaries():
+                    more = self._unknown(position)
+                    listings, footers = listings + more.listings, footers + more.footers
+                self._ahead = min(AHEAD_MAX, 2 * self._ahead)
+                return Wanted(listings, footers)
+            reached = self._take(self._position)
+            if reached == self._position:
+                break
+            self._position, self._ahead = reached, max(1, self._ahead)
+        return Wanted()
+
+    def _unknown(self, position: int) -> Wanted:
+        directory = (self._namespace_id, self._keys[position])
+        entries = self._catalog.listing(directory)
+        if entries is None:
+            return Wanted(listings=(directory,))
+        unread = [e for e in self._candidates(entries) if not self._catalog.has_read(e.name)]
+        return Wanted(footers=tuple(unread))
+
+    def _boundaries(self) -> range:
+        """Return the next positions at which runs usually begin."""
+        first = (self._position // self._run_blocks + 1) * self._run_blocks
+        end = min(len(self._keys), first + self._ahead * self._run_blocks)
+        return range(first, end, self._run_blocks)
+
+    def _candidates(self, entries: Sequence[Entry]) -> list[Entry]:
+        """Return the objects worth a look: those whose last key we have, the longest first, then
+        the newest."""
+        ranked = sorted(
+            entries, key=lambda entry: (self._at.get(entry.name.last, -1), entry.modified)
+        )
+        return ranked[: -CANDIDATES_MAX - 1 : -1]
+
+    def _take(self, position: int) -> int:
+        """Take the frames of the runs that begin at `position`; return where they end."""
+        reached = position
+        entries = self._catalog.listing((self._namespace_id, self._keys[position])) or ()
+        for entry in self._candidates(entries):
+            run = self._catalog.run(entry.name)
+            if run is not None:
+                shared = self._shared(run, position)
+                self._frames += self._live_frames(run, shared, entry.modified)
+                reached = max(reached, position + shared)
+        return reached
+
+    def _shared(self, run: Run, position: int) -> int:
+        ours = self._keys[position : position + len(run.keys)]
+        pairs = zip(run.keys, ours, strict=False)
+        differ = (index for index, (theirs, our) in enumerate(pairs) if theirs != our)
+        return next(differ, len(ours))
+
+    def _live_frames(self, run: Run, shared: int, modified: float) -> Iterator[FoundFrame]:
+        for frame in run.frames:
+            header = frame.header
+            live = []
+            for position, block in enumerate(header.blocks):
+                if header.first_block + position - run.first_block >= shared:
+                    break
+                record = (header.part, block.key)
+                dead = self._tombstones.kills(self._namespace_id, block.key, modified)
+                if not dead and record not in self._seen:
+                    self._seen.add(record)
+                    live.append(position)
+            if live:
+                yield FoundFrame(run.extent(frame), header, tuple(live))

@@ -1,0 +1,27 @@
+"""One SeaweedFS for all tests here; each test has a prefix of its own in its bucket."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from kvstore.testing.seaweed import Seaweed
+
+
+@pytest.fixture(scope="session")
+def seaweed() -> Iterator[Seaweed]:
+    with Seaweed() as server:
+        yield server.start()
+
+
+@pytest.fixture
+def credentials(seaweed: Seaweed, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in seaweed.environment.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture
+def own_prefix() -> str:
+    return os.urandom(8).hex()
