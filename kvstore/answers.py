@@ -3,13 +3,14 @@ of them for `kvstore explain`."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvstore.block import BlockKey, Match, Namespace, NamespaceId
 from kvstore.obs import Metrics
 from kvstore.outcome import COMPLETE, Ending, Explanation, Outcome, Reason
-from kvstore.pace import Stakes
+from kvstore.pace import PATIENCE, Stakes
 from kvstore.planner import Explainer, Leases, Outcomes, Planner, SessionId
 
 
@@ -25,6 +26,14 @@ class Ask:
     skip_blocks: int
     began: float
     recompute_s_per_block: float = 0.0  # 0: not told
+
+    @property
+    def look_until(self) -> float:
+        """When to stop looking for more in slow places, on the clock of `began`."""
+        if not self.recompute_s_per_block:
+            return math.inf
+        blocks = len(self.keys) - self.skip_blocks
+        return self.began + PATIENCE * blocks * self.recompute_s_per_block
 
     def stakes(self, match: Match) -> Stakes | None:
         """Return what bringing up all of `match` competes with; None if that was not told."""
@@ -63,12 +72,14 @@ class Answers:
         match = self._planner.match(namespace_id, keys)
         return self._explainer.explanation(namespace_id, keys, match)
 
-    def count(self, namespace: Namespace, *, asked: int, dram: int, file: int) -> None:
+    def count(
+        self, namespace: Namespace, *, asked: int, dram: int, file: int, objects: int = 0
+    ) -> None:
         """Count blocks asked for and served."""
         metrics, tokens = self._metrics, namespace.block_tokens
         metrics.lookups.inc(asked)
         metrics.lookup_tokens.inc(asked * tokens)
-        for tier, blocks in (("dram", dram), ("file", file)):
+        for tier, blocks in (("dram", dram), ("file", file), ("object", objects)):
             metrics.hits.labels(tier).inc(blocks)
             metrics.hit_tokens.labels(tier).inc(blocks * tokens)
 

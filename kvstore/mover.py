@@ -17,8 +17,8 @@ from typing import Any
 
 from kvstore.block import PAGE_NBYTES, BlockKey, NamespaceId, padded
 from kvstore.checksum import checksum
-from kvstore.codec import Codec, codec_by_id, encode_run
-from kvstore.errors import CorruptBlock, Incompatible, KVStoreError, Unavailable
+from kvstore.codec import Codec, decodes_to, encode_run
+from kvstore.errors import CorruptBlock, KVStoreError, Unavailable
 from kvstore.frame import KILLED_MAX, NO_KEY, FrameHeader, FrameKind, RunBlock
 from kvstore.index import StoredFrame, StoredPart
 from kvstore.obs import Metrics
@@ -72,6 +72,7 @@ class Mover:
         self._wake = asyncio.Event()
         self._progress: asyncio.Future[None] | None = None
         self._writer: asyncio.Task[None] | None = None
+        self.on_written: Callable[[Write], None] = lambda write: None
         self._failing = False
         self._failures = 0
         self.failed_reads = 0
@@ -241,6 +242,7 @@ class Mover:
                 extent, header = result
                 stored_nbytes = tuple(block.stored_nbytes for block in header.blocks)
                 self._planner.written(write, extent, header.codec_id, stored_nbytes)
+                self.on_written(write)
                 self._metrics.bytes.labels("file", "write").inc(header.nbytes)
         self._metrics.write_behind_seconds.observe(self._now() - began)
         self._note_health([e for e in (synced, *results) if isinstance(e, BaseException)])
@@ -440,25 +442,16 @@ class Mover:
             at = sum(sizes[first:position])
             stored = buffer[at : at + read.frame.stored_nbytes[position]]
             target = self._arena.view(held.slot)
-            if not _decodes(read.frame.codec_id, stored, target, record):
+            if not decodes_to(read.frame.codec_id, stored, target, record.checksum):
                 bad.append(position)
         return bad
-
-
-def _decodes(codec_id: int, stored: memoryview, target: memoryview, record: StoredPart) -> bool:
-    """Decode a record into `target`; return whether it is what was put."""
-    try:
-        codec_by_id(codec_id).decode(stored, target)
-    except (CorruptBlock, Incompatible):
-        return False
-    return checksum(target) == record.checksum
 
 
 def _is_good(codec_id: int, stored: memoryview, record: StoredPart) -> bool:
     """Return whether stored bytes are what was put, without keeping what they decode to."""
     if codec_id == 0:
         return checksum(stored) == record.checksum
-    return _decodes(codec_id, stored, memoryview(bytearray(record.nbytes)), record)
+    return decodes_to(codec_id, stored, memoryview(bytearray(record.nbytes)), record.checksum)
 
 
 class _CorruptRun(CorruptBlock):

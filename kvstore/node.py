@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import kvstore
@@ -16,14 +17,17 @@ from kvstore.block import PAGE_NBYTES
 from kvstore.codec import codec_by_name
 from kvstore.config import FileSettings, Settings
 from kvstore.mover import Mover
+from kvstore.objects import Objects
 from kvstore.obs import Metrics
 from kvstore.planner import Planner
 from kvstore.policy import WriteBudget
+from kvstore.promotion import Promotion
 from kvstore.scrub import Scrub
 from kvstore.server import Server
 from kvstore.store import Store
 from kvstore.tier.dram import Arena
 from kvstore.tier.file import FileTier
+from kvstore.tier.object import ObjectTier
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +105,31 @@ def wire_store(settings: Settings, metrics: Metrics) -> Store:
             now=time.monotonic,
         )
     return Store(
-        arena=arena, mover=mover, planner=planner, limits=limits, metrics=metrics, scrub=scrub
+        arena=arena,
+        mover=mover,
+        planner=planner,
+        limits=limits,
+        metrics=metrics,
+        scrub=scrub,
+        objects=_objects(settings, planner, arena, metrics) if settings.object.url else None,
+    )
+
+
+def _objects(
+    settings: Settings, planner: Planner, arena: Arena, metrics: Metrics
+) -> Callable[[Promotion], Objects]:
+    """Return what makes the object tier of the node. Raises ConfigError."""
+    tier = ObjectTier(settings.object, metrics)
+    leasable = arena.capacity_bytes * settings.limits.leased_fraction
+    return lambda promotion: Objects(
+        tier,
+        planner,
+        promotion,
+        arena,
+        codec=codec_by_name(settings.file.codec),
+        metrics=metrics,
+        fetch_nbytes_max=int(leasable),
+        now=time.monotonic,
     )
 
 

@@ -32,7 +32,9 @@ from kvstore.block import (
 from kvstore.config import LimitSettings
 from kvstore.errors import InvalidRequest, KVStoreError, Unavailable
 from kvstore.index import HeldSlot, StoredPart
+from kvstore.loads import Ended
 from kvstore.mover import Mover
+from kvstore.objects import Objects
 from kvstore.obs import Metrics
 from kvstore.outcome import Explanation, Outcome, Reason
 from kvstore.planner import (
@@ -70,6 +72,7 @@ class _Reached(NamedTuple):
     why: Reason | None
     resident: int
     affordable: bool = True
+    fetched: int = 0  # of the hit, from the object tier
 
 
 class Member(NamedTuple):
@@ -104,7 +107,9 @@ class Store:
         metrics: Metrics,
         now: Callable[[], float] = time.monotonic,
         scrub: Scrub | None = None,
+        objects: Callable[[Promotion], Objects] | None = None,
     ) -> None:
+        """objects: makes the node's object tier, if it has one."""
         self.arena = arena
         self._scrub = scrub
         self._mover = mover
@@ -126,6 +131,9 @@ class Store:
             planner, self._leases, metrics, outcomes_max=limits.outcomes_max, now=now
         )
         self._promotion = Promotion(planner, mover, metrics, now)
+        self._objects = objects(self._promotion) if objects is not None else None
+        if self._objects is not None:
+            mover.on_written = self._objects.written
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -134,6 +142,8 @@ class Store:
         await self._mover.start()
         self._publish()
         self._tasks.append(asyncio.create_task(self._keep_house()))
+        if self._objects is not None:
+            self._objects.start(self)
         if self._scrub is not None:
             self._tasks.append(asyncio.create_task(self._scrub.run()))
 
@@ -142,6 +152,9 @@ class Store:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._objects is not None:
+            await self._mover.flush(self._now() + drain_s)
+            await self._objects.close(drain_s)
         await self._mover.close(drain_s)
         await self.arena.close()
 
@@ -271,7 +284,7 @@ class Store:
     async def _lease_prefix(self, ask: Ask, readers: int, deadline: float) -> Grant:
         namespace = self._planner.namespace(ask.namespace_id)
         skip = ask.skip_blocks
-        hit, why, resident, affordable = await self._reach(ask, deadline)
+        hit, why, resident, affordable, fetched = await self._reach(ask, deadline)
         spans = needed_spans(namespace, hit, skip)
         # Others may have been granted theirs while this one waited for its bytes.
         if hit > skip and _span_nbytes(namespace, spans) > self._lease_room_bytes:
@@ -279,16 +292,38 @@ class Store:
         if not affordable:
             self._answers.note(ask, hit, 0, Reason.LEASED_BYTES, 0)
             return Grant(0, 0.0, (), (), hit_blocks=hit, leased=False)
-        file = max(0, hit - max(skip, resident))
+        below = max(0, hit - max(skip, resident))  # from slower tiers
         self._answers.count(
-            namespace, asked=len(ask.keys) - skip, dram=hit - skip - file, file=file
+            namespace,
+            asked=len(ask.keys) - skip,
+            dram=hit - skip - below,
+            file=below - fetched,
+            objects=fetched,
         )
         grant = self._grant(ask, spans, readers, hit_blocks=hit)
-        self._answers.note(ask, hit, file, why, grant.lease_id)
+        self._answers.note(ask, hit, below, why, grant.lease_id)
         return grant
 
     async def _reach(self, ask: Ask, deadline: float) -> _Reached:
-        """Bring up as much of the prefix as may be leased and comes up until the deadline."""
+        """Bring up as much of the prefix as may be leased and comes up until the deadline.
+
+        What this node lacks comes from the object tier, while the rest comes from the file tier.
+        """
+        match = self._match(ask)
+        if self._objects is None or match.hit_blocks == len(ask.keys):
+            return await self._promote(ask, deadline)
+        fetch = asyncio.create_task(self._objects.bring_up(ask, match, deadline))
+        reached = await self._promote(ask, deadline)
+        ended = await fetch
+        if self._match(ask).hit_blocks <= match.hit_blocks or not reached.affordable:
+            cut = ended is Ended.CUT and reached.why is None
+            return reached._replace(why=Reason.SLOWER) if cut else reached
+        again = await self._promote(ask, deadline)
+        fetched = max(0, again.hit - max(ask.skip_blocks, match.hit_blocks))
+        return again._replace(resident=reached.resident, fetched=fetched)
+
+    async def _promote(self, ask: Ask, deadline: float) -> _Reached:
+        """Bring up what this node has of a prefix."""
         namespace = self._planner.namespace(ask.namespace_id)
         failed_reads = self._mover.failed_reads
         match = self._match(ask)
@@ -506,6 +541,8 @@ class Store:
             self._metrics.corrupt_blocks.labels("reader").inc(deletion.deleted)
         # Keys the index does not know are buried too: an evicted frame may still be on disk.
         await self._mover.bury([namespace_id], keys)
+        if self._objects is not None:
+            await self._objects.delete(namespace_id, keys)
         self._room.set()
         return deletion.deleted
 
@@ -516,6 +553,9 @@ class Store:
         if namespace_id is None:
             namespaces = deletion.namespaces | set(self._planner.index.namespaces)
         await self._mover.bury(namespaces, None)
+        if self._objects is not None:
+            for each in namespaces:
+                await self._objects.delete(each, None)
         self._room.set()
         return deletion.deleted
 
@@ -554,7 +594,8 @@ class Store:
             "write_behind": self._planner.dirty.count,
             "room": self._waiting_for_room,
         }
-        return {"uptime_s": self._now() - self._started, "queues": queues, **now}
+        objects = {"object": self._objects.stats()} if self._objects is not None else {}
+        return {"uptime_s": self._now() - self._started, "queues": queues, **now, **objects}
 
     # ---- inside --------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from kvstore.codec.base import Codec
 from kvstore.codec.lz4 import Lz4Codec
 from kvstore.codec.raw import RawCodec
 from kvstore.codec.registry import CODECS, codec_by_id, codec_by_name
-from kvstore.codec.run import encode_run
+from kvstore.codec.run import decodes_to, encode_run
 from kvstore.codec.zstd import ZstdCodec
 
 __all__ = [
@@ -22,5 +22,6 @@ __all__ = [
     "ZstdCodec",
     "codec_by_id",
     "codec_by_name",
+    "decodes_to",
     "encode_run",
 ]

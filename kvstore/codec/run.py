@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvstore.block import Buffer, padded
+from kvstore.checksum import checksum
 from kvstore.codec.base import Codec
 from kvstore.codec.registry import codec_by_id
+from kvstore.errors import CorruptBlock, Incompatible
 
 
 def encode_run(codec: Codec, raws: Sequence[memoryview]) -> tuple[Codec, list[Buffer]]:
@@ -20,6 +22,15 @@ def encode_run(codec: Codec, raws: Sequence[memoryview]) -> tuple[Codec, list[Bu
         if _pages_nbytes(stored) < _pages_nbytes(raws):
             return codec, stored
     return codec_by_id(0), list(raws)
+
+
+def decodes_to(codec_id: int, stored: memoryview, target: memoryview, expected: int) -> bool:
+    """Decode a block into `target`; return whether it has the checksum expected. Blocking."""
+    try:
+        codec_by_id(codec_id).decode(stored, target)
+    except (CorruptBlock, Incompatible):
+        return False
+    return checksum(target) == expected
 
 
 def _pages_nbytes(buffers: Sequence[Buffer]) -> int:

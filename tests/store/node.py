@@ -5,21 +5,24 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from kvstore.block import BlockKey, Committed, Grant, Group, Namespace, Part, Span
 from kvstore.checksum import checksum
 from kvstore.codec import codec_by_name
-from kvstore.config import LimitSettings
+from kvstore.config import LimitSettings, ObjectSettings
 from kvstore.keys import KeyChain, root_key
 from kvstore.mover import Mover
+from kvstore.objects import Objects
 from kvstore.obs import Metrics
 from kvstore.planner import DAEMON_SESSION, Planner
+from kvstore.promotion import Promotion
 from kvstore.store import Store
 from kvstore.tier.dram import Arena
 from kvstore.tier.file import Disk, FileTier
+from kvstore.tier.object import ObjectTier
 from tests.sim.loop import SimLoop
 
 T = TypeVar("T")
@@ -41,7 +44,7 @@ def record_bytes(key: BlockKey, part: Part) -> bytes:
 class Node:
     """`with Node(path) as node:`; leave the block to close it, or call `crash`.
 
-    loop: runs it in virtual time.
+    loop: runs it in virtual time. bucket: the folder of an object tier.
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class Node:
         codec: str = "raw",
         disk: Disk | None = None,
         loop: SimLoop | None = None,
+        bucket: Path | None = None,
         **limits: Any,
     ) -> None:
         threads = loop.threads if loop else None
@@ -72,6 +76,8 @@ class Node:
             if path
             else None
         )
+        if bucket:
+            self.objects = ObjectTier(ObjectSettings(url=f"file://{bucket}"), self.metrics)
         self.time = 0.0
         self.planner = Planner(self.arena, self.file, now=lambda: self.time)
         settings = LimitSettings(**limits)
@@ -92,11 +98,26 @@ class Node:
             limits=settings,
             metrics=self.metrics,
             now=now,
+            objects=self._objects(codec) if bucket else None,
+        )
+
+    def _objects(self, codec: str) -> Callable[[Promotion], Objects]:
+        return lambda promotion: Objects(
+            self.objects,
+            self.planner,
+            promotion,
+            self.arena,
+            codec=codec_by_name(codec),
+            metrics=self.metrics,
+            fetch_nbytes_max=self.arena.capacity_bytes // 2,
+            now=time.monotonic,
         )
 
     def __enter__(self) -> Node:
         self.run(self.store.start())
         self.store.register(SPEC)
+        if hasattr(self, "objects"):
+            self.run(self.objects.ready(time.monotonic() + 10))
         return self
 
     def __exit__(self, *_: object) -> None:

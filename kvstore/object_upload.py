@@ -1,0 +1,206 @@
+"""Arena to object tier: what was written behind is uploaded too, run by run, in the background.
+
+A prefix that grows is noted by its last block. Once it has rested, the runs on the way up to it
+that are not in the bucket yet are brought up, copied and written as one object each. The last run
+of a prefix may be short; when it has grown, it is written once more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
+from itertools import groupby
+
+from kvstore.block import BlockKey, Part, Span
+from kvstore.checksum import checksum
+from kvstore.codec import Codec, encode_run
+from kvstore.errors import CorruptBlock, InvalidRequest, Unavailable
+from kvstore.frame import FrameHeader, FrameKind, RunBlock
+from kvstore.index import StoredBlock
+from kvstore.obs import Metrics
+from kvstore.planner import Planner, Write
+from kvstore.promotion import Promotion
+from kvstore.tier.dram import Arena
+from kvstore.tier.file import aligned_copy
+from kvstore.tier.object import ObjectTier, run_blocks
+
+logger = logging.getLogger(__name__)
+
+REST_S = 5.0  # a prefix that was added to so lately is likely to be added to again
+TICK_S = 0.5
+RETRY_S = 30.0
+TIPS_MAX = 1 << 16
+UPLOADED_MAX = 1 << 18
+FRAME_BLOCKS_MAX = 16
+WAIT_S = 10.0
+WRITE_S = 120.0
+
+Frame = tuple[FrameHeader, list[memoryview]]
+
+
+class ObjectUpload:
+    """One task beside the store's."""
+
+    def __init__(
+        self,
+        tier: ObjectTier,
+        planner: Planner,
+        promotion: Promotion,
+        arena: Arena,
+        *,
+        metrics: Metrics,
+        executor: Executor,
+        codec: Codec,
+        now: Callable[[], float],
+        rest_s: float = REST_S,
+    ) -> None:
+        self._tier = tier
+        self._planner = planner
+        self._promotion = promotion
+        self._arena = arena
+        self._metrics = metrics
+        self._executor = executor
+        self._codec = codec
+        self._now = now
+        self._rest_s = rest_s
+        self._tips: OrderedDict[BlockKey, float] = OrderedDict()  # -> when to look at it
+        self._uploaded: OrderedDict[BlockKey, None] = OrderedDict()  # last blocks of whole runs
+
+    @property
+    def waiting(self) -> int:
+        """Prefixes with blocks that may not be in the bucket yet."""
+        return len(self._tips)
+
+    def note(self, write: Write) -> None:
+        """Note that a run of blocks is durable on this node."""
+        self._tips.pop(write.blocks[0].parent or write.blocks[0].key, None)
+        self._look_at(write.blocks[-1].key, self._now() + self._rest_s)
+
+    async def run(self) -> None:
+        """Upload until cancelled."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            await self.upload(self._now())
+
+    async def upload(self, until: float) -> None:
+        """Upload the prefixes that have rested at `until`."""
+        due = [key for key, at in self._tips.items() if at <= until]
+        for key in due:
+            self._tips.pop(key, None)
+            block = self._planner.index.by_key(key)
+            if block is None or block.namespace_id not in self._planner.index.namespaces:
+                continue
+            try:
+                for run in self._missing_runs(block):
+                    await self._upload(run)
+            except Unavailable as error:
+                logger.warning("upload=failed key=%s reason=%r", key[:4].hex(), str(error))
+                self._look_at(key, self._now() + RETRY_S)
+            except (CorruptBlock, InvalidRequest) as error:  # no better the next time
+                logger.warning("upload=dropped key=%s reason=%r", key[:4].hex(), str(error))
+
+    def _look_at(self, key: BlockKey, at: float) -> None:
+        self._tips[key] = at
+        self._tips.move_to_end(key)
+        if len(self._tips) > TIPS_MAX:
+            self._tips.popitem(last=False)
+            self._metrics.object_refused_writes.labels("queue").inc()
+
+    def _missing_runs(self, tip: StoredBlock) -> list[list[StoredBlock]]:
+        """Return the runs up to `tip` that were not uploaded, in prefix order."""
+        aligned = run_blocks(self._planner.namespace(tip.namespace_id))
+        runs: list[list[StoredBlock]] = []
+        run: list[StoredBlock] = []
+        block: StoredBlock | None = tip
+        while block is not None and not (not run and block.key in self._uploaded):
+            run.append(block)
+            above = self._planner.index.by_key(block.parent) if block.parent else None
+            if block.block_index % aligned == 0:  # else what is before it is gone, or not ours
+                runs.append(run[::-1])
+                run = []
+            block = above
+        return runs[::-1]
+
+    async def _upload(self, run: Sequence[StoredBlock]) -> None:
+        namespace_id, keys = run[0].namespace_id, [block.key for block in run]
+        parts = sorted({part for block in run for part in block.parts})
+        spans = tuple(Span(part, 0, len(run)) for part in parts)
+        await self._promotion.bring_up(namespace_id, keys, spans, self._now() + WAIT_S)
+        records = self._planner.find(namespace_id, keys, spans)
+        held = [record.resident if record is not None else None for record in records]
+        views = [self._arena.view(slot.slot) if slot is not None else None for slot in held]
+        checksums = [record.checksum if record is not None else 0 for record in records]
+        with self._planner.pinned([slot for slot in held if slot is not None]):
+            frames = await asyncio.get_running_loop().run_in_executor(
+                self._executor, self._frames, run, parts, views, checksums
+            )
+        if not frames:
+            return  # evicted meanwhile
+        await self._tier.write(frames, self._now() + WRITE_S)
+        self._metrics.bytes.labels("object", "write").inc(sum(h.nbytes for h, _ in frames))
+        aligned = run_blocks(self._planner.namespace(namespace_id))
+        if len(run) == aligned:
+            self._uploaded[keys[-1]] = None
+            if len(self._uploaded) > UPLOADED_MAX:
+                self._uploaded.popitem(last=False)
+
+    def _frames(
+        self,
+        run: Sequence[StoredBlock],
+        parts: Sequence[Part],
+        views: Sequence[memoryview | None],
+        checksums: Sequence[int],
+    ) -> list[Frame]:
+        """Verify, encode and copy a run: nothing of it is looked at in the arena after this."""
+        frames = []
+        for number, part in enumerate(parts):
+            first = number * len(run)
+            for begin, end in _pieces(views[first : first + len(run)]):
+                frames.append(
+                    self._frame(
+                        run[begin:end],
+                        part,
+                        [view for view in views[first + begin : first + end] if view is not None],
+                        checksums[first + begin : first + end],
+                    )
+                )
+        return frames
+
+    def _frame(
+        self,
+        blocks: Sequence[StoredBlock],
+        part: Part,
+        raws: list[memoryview],
+        checksums: Sequence[int],
+    ) -> Frame:
+        if list(map(checksum, raws)) != list(checksums):
+            raise CorruptBlock("a record in the arena does not match its checksum")
+        codec, stored = encode_run(self._codec, raws)
+        header = FrameHeader(
+            kind=FrameKind.RUN,
+            sequence=1,
+            namespace_id=blocks[0].namespace_id,
+            part=part,
+            first_block=blocks[0].block_index,
+            parent=blocks[0].parent,
+            codec_id=codec.id,
+            blocks=tuple(
+                RunBlock(block.key, len(raw), len(buffer), value, checksum(buffer))
+                for block, raw, buffer, value in zip(blocks, raws, stored, checksums, strict=True)
+            ),
+        )
+        return header, [aligned_copy(buffer) for buffer in stored]
+
+
+def _pieces(views: Sequence[memoryview | None]) -> Iterator[tuple[int, int]]:
+    """Yield where a frame begins and ends: consecutive records that are there, not too many."""
+    begin = 0
+    for there, group in groupby(view is not None for view in views):
+        end = begin + len(list(group))
+        if there:
+            for first in range(begin, end, FRAME_BLOCKS_MAX):
+                yield first, min(first + FRAME_BLOCKS_MAX, end)
+        begin = end

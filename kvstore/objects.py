@@ -1,0 +1,102 @@
+"""What a node does with an object tier: looks there, brings up, uploads, deletes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from kvstore.answers import Ask
+from kvstore.block import BlockKey, Match, NamespaceId
+from kvstore.codec import Codec
+from kvstore.errors import Unavailable
+from kvstore.loads import Ended
+from kvstore.object_fetch import ObjectFetch, Writer
+from kvstore.object_upload import ObjectUpload
+from kvstore.obs import Metrics
+from kvstore.planner import Planner, Write
+from kvstore.promotion import Promotion
+from kvstore.tier.dram import Arena
+from kvstore.tier.object import ObjectTier
+
+logger = logging.getLogger(__name__)
+
+DELETE_S = 30.0
+THREADS = 2
+
+
+class Objects:
+    """The object tier of one node, and what moves between it and the arena."""
+
+    def __init__(
+        self,
+        tier: ObjectTier,
+        planner: Planner,
+        promotion: Promotion,
+        arena: Arena,
+        *,
+        codec: Codec,
+        metrics: Metrics,
+        fetch_nbytes_max: int,
+        now: Callable[[], float],
+    ) -> None:
+        self._tier = tier
+        self._now = now
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="kvstore-object")
+        self._fetch = ObjectFetch(
+            tier, planner, metrics, self._threads, nbytes_max=fetch_nbytes_max, now=now
+        )
+        self._upload = ObjectUpload(
+            tier,
+            planner,
+            promotion,
+            arena,
+            metrics=metrics,
+            executor=self._threads,
+            codec=codec,
+            now=now,
+        )
+        self._uploading: asyncio.Task[None] | None = None
+
+    def start(self, store: Writer) -> None:
+        """Begin; a store that does not answer delays nothing. store: takes in what comes up."""
+        self._fetch.store = store
+        self._tier.start()
+        self._uploading = asyncio.create_task(self._upload.run())
+
+    async def close(self, drain_s: float) -> None:
+        """Upload what has not rested yet, for at most `drain_s`, and stop."""
+        if self._uploading is not None:
+            self._uploading.cancel()
+            await asyncio.gather(self._uploading, return_exceptions=True)
+        with contextlib.suppress(TimeoutError, Unavailable):
+            async with asyncio.timeout(drain_s):
+                await self._tier.ready(self._now() + drain_s)
+                await self._upload.upload(float("inf"))
+        if self._upload.waiting:
+            logger.warning("drain=incomplete prefixes_not_uploaded=%d", self._upload.waiting)
+        await self._fetch.close()
+        await self._tier.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def written(self, write: Write) -> None:
+        """Note what is durable on this node."""
+        self._upload.note(write)
+
+    async def bring_up(self, ask: Ask, match: Match, deadline: float) -> Ended:
+        """Make the hit of a prefix longer than `match`, as far as the bucket has more of it."""
+        return await self._fetch.bring_up(ask, match, deadline)
+
+    async def delete(self, namespace_id: NamespaceId, keys: Sequence[BlockKey] | None) -> None:
+        """Delete keys, or (None) a namespace, for every node that shares the bucket.
+
+        Raises Unavailable: then they may come back.
+        """
+        self._fetch.forget(namespace_id, keys)
+        await self._tier.delete(namespace_id, keys, self._now() + DELETE_S)
+
+    def stats(self) -> dict[str, Any]:
+        return {**self._tier.stats(), "uploads_waiting": self._upload.waiting}

@@ -1,0 +1,124 @@
+"""Nodes that share a bucket: what one has uploaded the others find, and deleted means deleted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvstore.outcome import Reason
+from kvstore.planner import DAEMON_SESSION
+from tests.store.node import FULL, SPEC, WINDOW, Node, chain
+
+A, B = chain(1), chain(2)
+
+
+@pytest.fixture
+def bucket(tmp_path: Path) -> Path:
+    (tmp_path / "bucket").mkdir()
+    return tmp_path / "bucket"
+
+
+def objects_in(bucket: Path) -> list[Path]:
+    return [path for path in bucket.rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize("codec", ["raw", "zstd"])
+def test_what_one_node_stored_another_finds(tmp_path: Path, bucket: Path, codec: str) -> None:
+    with Node(tmp_path / "1", bucket=bucket, codec=codec) as one:
+        one.put(A, 0, 20, durable=True)
+    with Node(tmp_path / "2", bucket=bucket, codec=codec) as two:
+        assert two.get(A) == 20
+        assert two.metrics.totals()["hit_blocks"]["object"] == 20
+        assert two.flush()
+    with Node(tmp_path / "2") as again:  # it is on this node's disk now
+        assert again.get(A) == 20
+
+
+def test_a_prefix_that_diverges_or_has_grown_is_found_as_far_as_it_goes(
+    tmp_path: Path, bucket: Path
+) -> None:
+    with Node(tmp_path / "1", bucket=bucket) as one:
+        one.put(A, 0, 8, durable=True)
+    with Node(tmp_path / "1", bucket=bucket) as one:
+        one.put(A, 8, 20, durable=True)
+    other = [*A[:12], *B[12:]]
+    with Node(tmp_path / "2", bucket=bucket) as two:
+        assert two.get(other) == 12
+        assert two.get(A) == 20
+        assert two.get(B) == 0
+
+
+def test_only_what_a_hit_needs_comes_up(tmp_path: Path, bucket: Path) -> None:
+    """Of the window group, the last blocks only."""
+    with Node(tmp_path / "1", bucket=bucket) as one:
+        one.put(A, 0, 20, durable=True)
+    with Node(tmp_path / "2", bucket=bucket) as two:
+        two.get(A)
+        blocks = [two.planner.index.by_key(key) for key in A[:20]]
+        assert all(block is not None and FULL in block.parts for block in blocks)
+        first = SPEC.groups[WINDOW.group].blocks_needed(20, SPEC.block_tokens).start
+        has_window = [WINDOW in block.parts for block in blocks if block is not None]
+        assert has_window == [False] * first + [True] * (20 - first)
+
+
+def test_what_is_there_already_is_not_fetched_and_the_rest_is(tmp_path: Path, bucket: Path) -> None:
+    with Node(tmp_path / "1", bucket=bucket) as one:
+        one.put(A, 0, 20, durable=True)
+    with Node(tmp_path / "2", bucket=bucket) as two:
+        two.put(A, 0, 10)
+        assert two.get(A) == 20
+        hits = two.metrics.totals()["hit_blocks"]
+        assert (hits["dram"], hits["object"]) == (10, 10)
+
+
+@pytest.mark.parametrize("everything", [False, True])
+def test_what_one_node_deleted_no_node_finds(
+    tmp_path: Path, bucket: Path, everything: bool
+) -> None:
+    with Node(tmp_path / "1", bucket=bucket) as one:
+        one.put(A, 0, 20, durable=True)
+    with Node(tmp_path / "2", bucket=bucket) as two:
+        assert two.get(A) == 20
+        if everything:
+            two.run(two.store.clear(SPEC.id))
+        else:
+            two.run(two.store.delete(SPEC.id, A[5:6]))
+        left = 0 if everything else 5
+        assert two.get(A) <= left  # what its window needs may be gone, too
+    with Node(tmp_path / "3", bucket=bucket) as three:
+        assert three.get(A) <= left
+
+
+def test_a_rotten_object_is_a_miss(tmp_path: Path, bucket: Path) -> None:
+    with Node(tmp_path / "1", bucket=bucket) as one:
+        one.put(A, 0, 20, durable=True)
+    path = max(objects_in(bucket), key=lambda path: path.stat().st_size)
+    data = bytearray(path.read_bytes())
+    data[5000] ^= 1  # in the payload of the first frame
+    path.write_bytes(data)
+    with Node(tmp_path / "2", bucket=bucket) as two:
+        assert two.get(A) == 0
+        assert two.metrics.totals()["corrupt_blocks"]["object"] == 1
+
+
+def test_a_bucket_that_vanished_costs_a_miss(tmp_path: Path, bucket: Path) -> None:
+    with Node(tmp_path / "1", bucket=bucket) as one:
+        one.put(A, 0, 20, durable=True)
+    with Node(tmp_path / "2", bucket=bucket) as two:
+        two.run(two.store.acquire(DAEMON_SESSION, SPEC.id, A[:0]))
+        for path in objects_in(bucket):
+            path.unlink()
+        assert two.get(A) == 0
+
+
+def test_who_computes_faster_than_the_bucket_answers_does_not_wait_for_it(
+    tmp_path: Path, bucket: Path
+) -> None:
+    with Node(tmp_path / "1", bucket=bucket) as one:
+        one.put(A, 0, 20, durable=True)
+    with Node(tmp_path / "2", bucket=bucket) as two:
+        assert two.get(A, recompute_s_per_block=1e-7, request_id="fast") == 0
+        ending = two.store.outcomes("fast", 1)[0].ending
+        assert ending is not None
+        assert ending.reason in (Reason.NEVER_STORED, Reason.SLOWER)
