@@ -83,8 +83,17 @@ class Answers:
             metrics.hits.labels(tier).inc(blocks)
             metrics.hit_tokens.labels(tier).inc(blocks * tokens)
 
-    def note(self, ask: Ask, hit: int, file: int, why: Reason | None, lease_id: int) -> None:
-        """Remember an answer: a hit of which `file` blocks came from the file tier.
+    def note(
+        self,
+        ask: Ask,
+        hit: int,
+        why: Reason | None,
+        lease_id: int = 0,
+        *,
+        file: int = 0,
+        objects: int = 0,
+    ) -> None:
+        """Remember an answer, and how many blocks of the hit came from the file and object tiers.
 
         why: what kept the hit from being what is stored, if anything did.
         """
@@ -98,6 +107,7 @@ class Answers:
             skip_blocks=ask.skip_blocks,
             hit_blocks=hit,
             file_blocks=file,
+            object_blocks=objects,
             took_s=self._now() - ask.began,
             ending=ending,
         )

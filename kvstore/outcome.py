@@ -65,6 +65,7 @@ class Outcome:
     skip_blocks: int
     hit_blocks: int
     file_blocks: int
+    object_blocks: int
     took_s: float
     ending: Ending | None
     asks: int = 1

@@ -290,18 +290,14 @@ class Store:
         if hit > skip and _span_nbytes(namespace, spans) > self._lease_room_bytes:
             affordable = False
         if not affordable:
-            self._answers.note(ask, hit, 0, Reason.LEASED_BYTES, 0)
+            self._answers.note(ask, hit, Reason.LEASED_BYTES)
             return Grant(0, 0.0, (), (), hit_blocks=hit, leased=False)
-        below = max(0, hit - max(skip, resident))  # from slower tiers
-        self._answers.count(
-            namespace,
-            asked=len(ask.keys) - skip,
-            dram=hit - skip - below,
-            file=below - fetched,
-            objects=fetched,
-        )
+        file = max(0, hit - max(skip, resident)) - fetched
+        dram = hit - skip - file - fetched
+        asked = len(ask.keys) - skip
+        self._answers.count(namespace, asked=asked, dram=dram, file=file, objects=fetched)
         grant = self._grant(ask, spans, readers, hit_blocks=hit)
-        self._answers.note(ask, hit, below, why, grant.lease_id)
+        self._answers.note(ask, hit, why, grant.lease_id, file=file, objects=fetched)
         return grant
 
     async def _reach(self, ask: Ask, deadline: float) -> _Reached:

@@ -136,13 +136,15 @@ def _where(each: BlockRange) -> str:
 def _outcome_lines(outcome: Outcome, block_tokens: int) -> list[str]:
     asked = outcome.asked_blocks - outcome.skip_blocks
     hit = outcome.hit_blocks - outcome.skip_blocks
+    below = outcome.file_blocks + outcome.object_blocks
+    objects = f", {outcome.object_blocks} from object" if outcome.object_blocks else ""
     again = f", asked {outcome.asks} times" if outcome.asks > 1 else ""
     own = f" beyond the engine's own {outcome.skip_blocks}" if outcome.skip_blocks else ""
     lines = [
         f"request {outcome.request_id or '(without an id)'}, {duration(outcome.age_s)} ago, from "
         f"{outcome.client or 'a client without a name'}{again}",
         f"  hit {hit} of {asked} blocks{own} ({percent(hit, asked)}, {hit * block_tokens} tokens): "
-        f"{hit - outcome.file_blocks} from dram, {outcome.file_blocks} from file, in "
+        f"{hit - below} from dram, {outcome.file_blocks} from file{objects}, in "
         f"{duration(outcome.took_s)}",
     ]
     if outcome.ending is not None:

@@ -84,15 +84,24 @@ def _screen(target: str, stats: dict[str, Any], findings: list[Finding], *, bad:
             f"{size(file['physical_bytes'])} of {size(file['capacity_bytes'])}, "
             f"{file['blocks']} blocks, {file['evicted_blocks']} evicted"
         )
+    if "object" in stats:
+        objects = stats["object"]
+        lines.append(
+            f"object {bar(objects['physical_bytes'], objects['capacity_bytes'])} "
+            f"{size(objects['physical_bytes'])} of {size(objects['capacity_bytes'])}, "
+            f"{objects['objects']} objects, {objects['state']}, "
+            f"{objects['uploads_waiting']} prefixes to upload"
+        )
     return [*lines, *_hits(stats["totals"]), *_clients(stats)]
 
 
 def _hits(totals: dict[str, Any]) -> list[str]:
-    asked, hits = totals["lookup_blocks"], totals.get("hit_blocks", {})
-    dram, file = hits.get("dram", 0), hits.get("file", 0)
+    asked, hits = totals["lookup_blocks"], {"dram": 0, "file": 0} | totals.get("hit_blocks", {})
+    hits = {tier: count for tier, count in hits.items() if count or tier != "object"}
+    shares = ", ".join(f"{percent(count, asked)} from {tier}" for tier, count in hits.items())
     lines = [
-        f"hits  {percent(dram + file, asked)} of {asked:.0f} blocks asked for since the start: "
-        f"{percent(dram, asked)} from dram, {percent(file, asked)} from file"
+        f"hits  {percent(sum(hits.values()), asked)} of {asked:.0f} blocks asked for since the "
+        f"start: {shares}"
     ]
     ended = {reason: count for reason, count in totals.get("requests", {}).items() if count}
     if ended:

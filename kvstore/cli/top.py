@@ -17,6 +17,7 @@ from kvstore.errors import Unavailable
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+TIERS = ("dram", "file", "object")
 _CALLS = ("Match", "Acquire", "Reserve", "Commit", "Release", "Put", "Get")
 
 
@@ -78,7 +79,7 @@ def summary(before: dict[str, Any], after: dict[str, Any], seconds: float) -> di
         return (_at(after["totals"], path) - _at(before["totals"], path)) / seconds
 
     lookups = rate("lookup_blocks")
-    hits = {tier: rate("hit_blocks", tier) for tier in ("dram", "file")}
+    hits = {tier: rate("hit_blocks", tier) for tier in TIERS}
     calls = {}
     for method in _CALLS:
         count = rate("rpc_seconds", method, "count")
@@ -101,7 +102,7 @@ def summary(before: dict[str, Any], after: dict[str, Any], seconds: float) -> di
         "refused": _changed(before["totals"], after["totals"], "refused_parts"),
         "bytes_per_s": {
             f"{tier}_{direction}": rate("tier_bytes", f"{tier}/{direction}")
-            for tier in ("dram", "file")
+            for tier in TIERS
             for direction in ("read", "write")
         },
         "queues": after["queues"],
@@ -176,7 +177,11 @@ def _rows(frame: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield (
         "hits",
         f"{_ratio(hits['ratio'])} of {hits['lookup_blocks_per_s']:.0f} blocks/s: "
-        f"{_ratio(hits['dram_ratio'])} dram, {_ratio(hits['file_ratio'])} file",
+        + ", ".join(
+            f"{_ratio(hits[f'{tier}_ratio'])} {tier}"
+            for tier in TIERS
+            if tier != "object" or hits["object_ratio"]
+        ),
     )
     yield "ended by", _counts(frame["ended_by"])
     yield "refused", _counts(frame["refused"])

@@ -355,7 +355,7 @@ class Ending(_message.Message):
     def __init__(self, reason: _Optional[str] = ..., block: _Optional[int] = ..., group: _Optional[str] = ..., left_s: _Optional[float] = ..., differs: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Outcome(_message.Message):
-    __slots__ = ("request_id", "client", "namespace_id", "asked_blocks", "skip_blocks", "hit_blocks", "file_blocks", "took_s", "ending", "asks", "age_s", "lease")
+    __slots__ = ("request_id", "client", "namespace_id", "asked_blocks", "skip_blocks", "hit_blocks", "file_blocks", "took_s", "ending", "asks", "age_s", "lease", "object_blocks")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     CLIENT_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -368,6 +368,7 @@ class Outcome(_message.Message):
     ASKS_FIELD_NUMBER: _ClassVar[int]
     AGE_S_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
+    OBJECT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     client: str
     namespace_id: bytes
@@ -380,7 +381,8 @@ class Outcome(_message.Message):
     asks: int
     age_s: float
     lease: str
-    def __init__(self, request_id: _Optional[str] = ..., client: _Optional[str] = ..., namespace_id: _Optional[bytes] = ..., asked_blocks: _Optional[int] = ..., skip_blocks: _Optional[int] = ..., hit_blocks: _Optional[int] = ..., file_blocks: _Optional[int] = ..., took_s: _Optional[float] = ..., ending: _Optional[_Union[Ending, _Mapping]] = ..., asks: _Optional[int] = ..., age_s: _Optional[float] = ..., lease: _Optional[str] = ...) -> None: ...
+    object_blocks: int
+    def __init__(self, request_id: _Optional[str] = ..., client: _Optional[str] = ..., namespace_id: _Optional[bytes] = ..., asked_blocks: _Optional[int] = ..., skip_blocks: _Optional[int] = ..., hit_blocks: _Optional[int] = ..., file_blocks: _Optional[int] = ..., took_s: _Optional[float] = ..., ending: _Optional[_Union[Ending, _Mapping]] = ..., asks: _Optional[int] = ..., age_s: _Optional[float] = ..., lease: _Optional[str] = ..., object_blocks: _Optional[int] = ...) -> None: ...
 
 class OutcomesRequest(_message.Message):
     __slots__ = ("request_id", "limit")
