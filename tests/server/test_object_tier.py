@@ -1,0 +1,47 @@
+"""Two daemons with nothing in common but a bucket on a real S3 server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from kvstore import Client
+from kvstore.testing.daemon import Daemon
+from kvstore.testing.samples import sample_keys, sample_namespace, sample_records
+from kvstore.testing.seaweed import Seaweed
+from kvstore.testing.wait import until
+
+BLOCKS = 40
+
+
+@pytest.fixture
+def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[Seaweed]:
+    with Seaweed() as server:
+        server.start()
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        yield server
+
+
+def daemon_of(server: Seaweed) -> Daemon:
+    settings = {**server.settings(), "timeout_s": 2, "believed_s": 1}
+    return Daemon(*(f"object.{key}={str(value).lower()}" for key, value in settings.items()))
+
+
+def test_another_host_gets_what_was_stored_and_a_dead_bucket_costs_no_hang(s3: Seaweed) -> None:
+    keys = sample_keys("shared", BLOCKS)
+    records = sample_records(keys)
+    with daemon_of(s3) as one:
+        with Client(one.start().target) as client:
+            client.put(client.register(sample_namespace()), keys, records, durable=True)
+        assert one.stop() == 0  # uploads before it ends
+    with daemon_of(s3) as two, Client(two.start().target) as client:
+        namespace_id = client.register(sample_namespace())
+        until(lambda: client.acquire(namespace_id, keys, wait_s=5.0).hit_blocks == BLOCKS)
+        assert client.get(namespace_id, keys) == records
+        assert client.stats()["totals"]["hit_blocks"]["object"] == BLOCKS
+        assert client.delete(namespace_id, keys[5:]) == BLOCKS - 5
+        s3.stop()
+        assert client.get(namespace_id, keys[:5]) == records[:5]
+        assert client.acquire(namespace_id, keys, wait_s=1.0).hit_blocks == 5
