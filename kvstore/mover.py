@@ -75,6 +75,7 @@ class Mover:
         self.on_written: Callable[[Write], None] = lambda write: None
         self._failing = False
         self._failures = 0
+        self._left_out = 0  # records, ever, that the last flush has told of
         self.failed_reads = 0
         self._retry_s = RETRY_S
         self._retry_at = 0.0
@@ -163,13 +164,17 @@ class Mover:
         return True
 
     async def flush(self, deadline: float) -> bool:
-        """Wait until everything committed so far is durable. False if it is not."""
+        """Wait until everything committed so far is durable. False if it is not, or if some of it
+        never was: it left the arena, or was not within the write budget, since the last flush.
+        """
         if self._file is None:
             return False
         self._retry_at = 0.0  # asked for: a disk that fails is tried now
         self._planner.retry_failed()
         settled = await self.settle(self._planner.dirty.last, deadline)
-        return settled and not self._planner.dirty.any_failed
+        counts = self._planner.counts
+        before, self._left_out = self._left_out, counts.lost + counts.unwritten
+        return settled and not self._planner.dirty.any_failed and self._left_out == before
 
     async def bury(
         self, namespaces: Collection[NamespaceId], keys: Sequence[BlockKey] | None

@@ -349,7 +349,8 @@ class AsyncClient:
         return (await self._caller.call(lambda stub, _, t: stub.Clear(request, timeout=t))).deleted
 
     async def flush(self, wait_s: float = 30.0) -> bool:
-        """Wait until everything committed is durable. False if `wait_s` was not enough."""
+        """Wait until everything committed is durable. False if `wait_s` was not enough, or if
+        something was lost before it could be written, which is told once."""
         request = pb.FlushRequest(wait_s=wait_s)
         reply = await self._caller.call(
             lambda stub, _, t: stub.Flush(request, timeout=t), wait_s=wait_s

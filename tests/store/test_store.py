@@ -248,6 +248,19 @@ def test_a_block_that_left_before_the_commit_is_not_called_durable(tmp_path: Pat
         assert not done.durable
 
 
+def test_a_flush_does_not_pass_over_what_was_lost_before_it(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    with Node(tmp_path / "kv", arena_bytes=256 << 10, disk=disk) as node:
+        disk.budget_nbytes = 0
+        node.put(A, 0, 16, parts=(FULL,))
+        assert not node.flush()
+        node.put(B, 0, 16, parts=(FULL,))  # makes room for itself
+        disk.budget_nbytes = None
+        assert not node.flush()
+        assert node.store.stats()["dram"]["lost_records"] > 0
+        assert node.flush()  # told once
+
+
 def test_a_disk_that_is_gone_is_tried_once_in_a_while_not_for_every_commit(tmp_path: Path) -> None:
     disk = FaultyDisk()
     with Node(tmp_path / "kv", disk=disk) as node:
