@@ -1,8 +1,9 @@
 """The worker side: joins pages, saves and loads, and gives vLLM's hooks their order in a step.
 
-begin_step ... before anything of this step is overwritten: queue saves, pass the fence
-start_loads .. after the fence, so a load never lands in blocks that are still being saved; from
-               here on the model computes
+begin_step ... before anything of this step is overwritten: queue saves, pass the fence; from here
+               on the model computes
+start_loads .. after the fence, so a load never lands in blocks that are still being saved; before
+               or after the model, as this version of vLLM has it
 results ...... at the end of the step
 """
 
@@ -56,11 +57,11 @@ class WorkerSide:
             self.saver.put(meta.saves, self._namespace)
         self.saver.fence(meta.handed_out)
         self._waiting = meta.waiting
+        self.clock.begin(meta.tokens)
 
     def start_loads(self, meta: StepMetadata) -> None:
         for order in meta.loads:
             self.loader.put(order)
-        self.clock.begin(meta.tokens)
 
     def results(self, *, computed: bool) -> tuple[set[str], set[str]]:
         """Return the requests (loaded, failed) since the last step.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
@@ -18,8 +20,14 @@ def test_a_new_engine_continues_where_the_last_one_stopped(start_engine, daemon,
     plain.close()
 
     saving = start_engine("gemma3", daemon, dtype="float32")
+    began = time.perf_counter()
     assert saving.generate(first_turn) == answer
     assert saving.generate(whole_blocks) == other_answer
+    took_s = time.perf_counter() - began
+    counters = saving("counters")
+    assert counters["computed_tokens"] == 705 + 704
+    # Most of the time is decoding; what is timed must be the model all the same.
+    assert 0.01 * took_s < counters["computed_seconds"] < took_s
     saving("settle")
     saving.close()
     assert daemon.stop() == 0
