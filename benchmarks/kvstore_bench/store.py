@@ -284,7 +284,7 @@ def await_arena(client: Client, nbytes: int) -> None:
                 f"the daemon's arena stays under {nbytes:,} bytes: raise dram.capacity"
             )
         time.sleep(0.05)
-    time.sleep(0.5)  # our own page tables fill meanwhile
+    time.sleep(0.5 + nbytes / 1e9)  # our own page tables fill meanwhile
 
 
 def _namespace(name: str, record_nbytes: int) -> Namespace:
