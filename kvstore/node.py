@@ -63,7 +63,7 @@ class Node:
         )
 
     async def stop(self) -> None:
-        """Drain, flush, close. Takes at most about twice `server.drain_s`."""
+        """Drain, flush, upload, close: each takes at most `server.drain_s`."""
         drain_s = self.settings.server.drain_s
         logger.info("node=draining drain_s=%g", drain_s)
         if not await self.server.drain(drain_s):
