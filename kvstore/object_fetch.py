@@ -279,7 +279,10 @@ class ObjectFetch:
     ) -> list[int] | None:
         """Read records into their slots; return their checksums, None if one could not be had."""
         places = [place for _, place in wanted if place is not None]
-        if len(places) < len(wanted):
+        if len(places) < len(wanted) or not all(
+            place.block.raw_nbytes == len(view) and place.block.stored_nbytes <= 2 * len(view)
+            for (view, _), place in zip(wanted, places, strict=True)
+        ):
             return None
         stored = [
             view
@@ -314,8 +317,6 @@ def _all_good(
     """Decode what needs it; return whether every record is what was put."""
     for view, buffer, place in zip(views, stored, places, strict=True):
         codec_id, expected = place.frame.header.codec_id, place.block.raw_checksum
-        if len(view) != place.block.raw_nbytes:
-            return False
         if codec_id == 0:
             if checksum(view) != expected:
                 return False

@@ -101,6 +101,8 @@ class ObjectUpload:
                 self._look_at(key, self._now() + RETRY_S)
             except (CorruptBlock, InvalidRequest) as error:  # no better the next time
                 logger.warning("upload=dropped key=%s reason=%r", key[:4].hex(), str(error))
+            except Exception:  # a bug: the others are uploaded all the same
+                logger.exception("upload=bug key=%s", key[:4].hex())
 
     def _look_at(self, key: BlockKey, at: float) -> None:
         self._tips[key] = at
@@ -118,6 +120,8 @@ class ObjectUpload:
         while block is not None and not (not run and block.key in self._uploaded):
             run.append(block)
             above = self._planner.index.by_key(block.parent) if block.parent else None
+            if above is not None and above.block_index != block.block_index - 1:
+                above = None  # what a client said of parents may even be a circle
             if block.block_index % aligned == 0:  # else what is before it is gone, or not ours
                 runs.append(run[::-1])
                 run = []

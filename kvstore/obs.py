@@ -205,7 +205,7 @@ class Metrics:
         self.rpc_errors = self._counter(
             "rpc_errors",
             "Calls refused, by class of error, and why: limbo, sessions, draining, late, "
-            "slow_stream",
+            "slow_stream, busy",
             "method",
             "error",
             "reason",

@@ -7,7 +7,9 @@ that computing it would have taken, and nothing else does.
 
     loss so far = time waited - what computing the part that came up would have taken <= patience
 
-Whatever a tier does, an answer thus comes at most `patience_s` later than recomputing would have.
+So where every part that came up can be used, an answer comes at most `patience_s` later than
+recomputing would have. Of a hybrid model's prefix that was cut, windows may be missing: then what
+came up is worth less than was counted.
 """
 
 from __future__ import annotations

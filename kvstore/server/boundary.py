@@ -147,10 +147,14 @@ class Boundary(grpc.aio.ServerInterceptor):
         if not self._running:
             self._idle.set()
 
+    def refused(self, method: str, error: Exception) -> None:
+        """Count a call that is not answered."""
+        reason = error.reason if isinstance(error, Unavailable) else ""
+        self._metrics.rpc_errors.labels(method, type(error).__name__, reason).inc()
+
     def _translate(self, call: _Call, error: Exception) -> KVStoreError:
         """Return what the client is told. A bug here must not look like the client's mistake."""
-        reason = error.reason if isinstance(error, Unavailable) else ""
-        self._metrics.rpc_errors.labels(call.method, type(error).__name__, reason).inc()
+        self.refused(call.method, error)
         if call.span is not None:
             fail(call.span, error)
         if isinstance(error, KVStoreError):

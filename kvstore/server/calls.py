@@ -11,7 +11,8 @@ from typing import Any, NoReturn
 
 import grpc
 
-from kvstore.errors import Incompatible, KVStoreError
+from kvstore.errors import Incompatible, KVStoreError, Unavailable
+from kvstore.rpc.status import status_of
 from kvstore.transport.arena_host import check_peer
 from kvstore.transport.call_wire import (
     METHODS,
@@ -25,7 +26,7 @@ from kvstore.transport.call_wire import (
 Handler = Callable[[bytes, Any], Awaitable[Any]]
 
 LINKS_MAX = 4096
-CALLS_MAX = 256  # of one link at once
+CALLS_MAX = 1024  # at once, of all links together
 
 
 class Aborted(Exception):
@@ -68,12 +69,22 @@ class CallContext:
 
 
 class CallServer:
-    """Serves one listening unix socket until `close`. handlers: one for each of METHODS."""
+    """Serves one listening unix socket until `close`.
 
-    def __init__(self, listener: socket.socket, handlers: Sequence[Handler]) -> None:
+    handlers: one for each of METHODS. refused: is told of each call that was one too many.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        handlers: Sequence[Handler],
+        refused: Callable[[str, KVStoreError], None],
+    ) -> None:
         self._listener = listener
-        self._handlers = handlers
-        self._links: set[_Link] = set()
+        self.handlers = handlers
+        self.refused = refused
+        self.calls = 0
+        self.links: set[_Link] = set()
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
@@ -83,30 +94,29 @@ class CallServer:
     async def close(self) -> None:
         if self._server is not None:
             self._server.close()
-        for link in list(self._links):
+        for link in list(self.links):
             link.close()
 
     def _connected(self) -> _Link:
-        return _Link(self._handlers, self._links)
+        return _Link(self)
 
 
 class _Link(FrameLink):
     """One client."""
 
-    def __init__(self, handlers: Sequence[Handler], links: set[_Link]) -> None:
+    def __init__(self, server: CallServer) -> None:
         super().__init__(self._take, self._end)
-        self._handlers = handlers
-        self._links = links
+        self._server = server
         self._calls: dict[int, asyncio.Task[None]] = {}
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self._links.add(self)
+        self._server.links.add(self)
         try:
             check_peer(transport.get_extra_info("socket"))
         except (KVStoreError, OSError):
             self.close()
-        if len(self._links) > LINKS_MAX:
+        if len(self._server.links) > LINKS_MAX:
             self.close()
 
     def pause_writing(self) -> None:
@@ -118,19 +128,34 @@ class _Link(FrameLink):
                 call.cancel()
             return
         known = frame.kind is Kind.REQUEST and frame.method < len(METHODS)
-        if not known or frame.id in self._calls or len(self._calls) >= CALLS_MAX:
-            raise Incompatible("not a call, or too many at once")
+        if not known or frame.id in self._calls:
+            raise Incompatible("not a call")
         if not (math.isfinite(frame.timeout_s) and frame.timeout_s >= 0):
             raise Incompatible("not a time to wait")
+        if self._server.calls >= CALLS_MAX:
+            self._refuse(frame)
+            return
         call = asyncio.get_running_loop().create_task(self._answer(frame))
         self._calls[frame.id] = call
-        call.add_done_callback(lambda _: self._calls.pop(frame.id, None))
+        self._server.calls += 1
+        call.add_done_callback(lambda _: self._ended(frame.id))
+
+    def _ended(self, call: int) -> None:
+        del self._calls[call]
+        self._server.calls -= 1
+
+    def _refuse(self, frame: Frame) -> None:
+        error = Unavailable(f"{CALLS_MAX} calls are being answered", reason="busy")
+        self._server.refused(METHODS[frame.method].name, error)
+        code, message, metadata = status_of(error)
+        status = Status(code.value[0], message, metadata)
+        self.send(Frame(Kind.ERROR, frame.id, encode_status(status)))
 
     async def _answer(self, frame: Frame) -> None:
         context = CallContext(frame.timeout_s)
         answered = False
         try:
-            reply = await self._handlers[frame.method](frame.body, context)
+            reply = await self._server.handlers[frame.method](frame.body, context)
             self.send(Frame(Kind.REPLY, frame.id, reply.SerializeToString()))
             answered = True
         except Aborted as error:
@@ -139,6 +164,6 @@ class _Link(FrameLink):
             context.over(answered=answered)
 
     def _end(self) -> None:
-        self._links.discard(self)
+        self._server.links.discard(self)
         for call in self._calls.values():
             call.cancel()

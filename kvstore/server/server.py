@@ -99,6 +99,7 @@ class Server:
                     )
                     for m in METHODS
                 ],
+                self._boundary.refused,
             )
             await calls.start()
             stack.push_async_callback(calls.close)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstore import Client, Part, Span, Unavailable
+from kvstore import AsyncClient, Client, Part, Span, Unavailable
 from kvstore.client.calls import CallStub
 from kvstore.rpc.v1 import kvstore_pb2 as pb
 from kvstore.server.calls import CALLS_MAX
@@ -138,15 +138,30 @@ def test_a_grant_that_comes_too_late_is_given_back(tmp_path: Path, cancel: bool)
     assert (released.session, list(released.leases)) == (7, [9, 9])
 
 
-def test_too_many_calls_at_once_end_the_link(daemon: Daemon) -> None:
-    with connected(daemon) as link:
-        for number in range(2 * CALLS_MAX):
-            try:
-                link.sendall(Frame(Kind.REQUEST, number, b"", NUMBER["Match"], 5.0).encode())
-            except OSError:
-                break
+def test_calls_beyond_the_bound_are_refused_and_the_others_answered(daemon: Daemon) -> None:
+    """As many calls as fit wait for room; one more is told so, at once, on the same link."""
     with Client(daemon.target) as client:
-        assert client.stats()["uptime_s"] > 0
+        namespace_id = client.register(sample_namespace())
+        keys = sample_keys("full", 2 * (64 << 20) // sample_namespace().groups[0].record_nbytes)
+        spans = [Span(Part(0, 0), 0, len(keys))]
+        held = client.reserve(namespace_id, keys, first_block=0, parent=None, spans=spans)
+
+        async def wait(remote: AsyncClient) -> object:
+            one = [Span(Part(0, 0), 0, 1)]
+            more = sample_keys("more", 1)
+            return await remote.reserve(
+                namespace_id, more, first_block=0, parent=None, spans=one, wait_s=20.0
+            )
+
+        waiting = [client.submit(wait) for _ in range(CALLS_MAX)]
+        until(lambda: client.stats()["queues"]["room"] == CALLS_MAX)
+        with pytest.raises(Unavailable, match="being answered"):
+            client.match(namespace_id, keys[:3])
+        for call in waiting:
+            call.cancel()
+        until(lambda: client.stats()["queues"]["room"] == 0)
+        assert client.match(namespace_id, keys[:3]).hit_blocks == 0
+        assert client.release(held.lease_id) == [True]
 
 
 def test_a_daemon_that_dies_fails_the_calls_under_way_at_once() -> None:

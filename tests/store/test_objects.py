@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 
 from kvstore.outcome import Reason
-from kvstore.planner import DAEMON_SESSION
+from kvstore.tier.object import run_blocks
 from tests.store.node import FULL, SPEC, WINDOW, Node, chain
 
 A, B = chain(1), chain(2)
@@ -106,7 +107,9 @@ def test_a_bucket_that_vanished_costs_a_miss(tmp_path: Path, bucket: Path) -> No
     with Node(tmp_path / "1", bucket=bucket) as one:
         one.put(A, 0, 20, durable=True)
     with Node(tmp_path / "2", bucket=bucket) as two:
-        two.run(two.store.acquire(DAEMON_SESSION, SPEC.id, A[:0]))
+        aligned, deadline = run_blocks(SPEC), time.monotonic() + 10
+        found = two.run(two.objects.find(SPEC.id, A, run_blocks=aligned, deadline=deadline))
+        assert found.blocks == 20  # it is known, and then
         for path in objects_in(bucket):
             path.unlink()
         assert two.get(A) == 0
