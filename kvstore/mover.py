@@ -15,12 +15,12 @@ from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any
 
-from kvstore.block import PAGE_NBYTES, BlockKey, NamespaceId, padded
+from kvstore.block import PAGE_NBYTES, BlockKey, NamespaceId, Part, padded
 from kvstore.checksum import checksum
 from kvstore.codec import Codec, decodes_to, encode_run
 from kvstore.errors import CorruptBlock, KVStoreError, Unavailable
 from kvstore.frame import KILLED_MAX, NO_KEY, FrameHeader, FrameKind, RunBlock
-from kvstore.index import StoredFrame, StoredPart
+from kvstore.index import StoredBlock, StoredFrame, StoredPart
 from kvstore.obs import Metrics
 from kvstore.planner import Check, Planner, Read, Write
 from kvstore.tier.dram import Arena
@@ -307,22 +307,13 @@ class Mover:
         else:
             payload = [aligned_copy(buffer) for buffer in stored]
             stored_checksums = [checksum(buffer) for buffer in stored]
-        header = FrameHeader(
-            kind=FrameKind.RUN,
-            sequence=sequence,
-            namespace_id=write.namespace_id,
-            part=write.part,
-            first_block=write.blocks[0].block_index,
-            parent=write.blocks[0].parent if write.blocks[0].parent != NO_KEY else None,
-            codec_id=codec.id,
-            blocks=tuple(
-                RunBlock(block.key, len(raw), len(buffer), raw_sum, stored_sum)
-                for block, raw, buffer, raw_sum, stored_sum in zip(
-                    write.blocks, raws, stored, checksums, stored_checksums, strict=True
-                )
-            ),
-        )
-        return header, payload
+        described = [
+            RunBlock(block.key, len(raw), len(buffer), raw_sum, stored_sum)
+            for block, raw, buffer, raw_sum, stored_sum in zip(
+                write.blocks, raws, stored, checksums, stored_checksums, strict=True
+            )
+        ]
+        return run_header(write.blocks[0], write.part, codec, described, sequence), payload
 
     async def _room_for(self, nbytes: int) -> FileExtent:
         """Find room in the file tier, evicting for it. Raises Unavailable if there is none."""
@@ -450,6 +441,22 @@ class Mover:
             if not decodes_to(read.frame.codec_id, stored, target, record.checksum):
                 bad.append(position)
         return bad
+
+
+def run_header(
+    first: StoredBlock, part: Part, codec: Codec, blocks: Sequence[RunBlock], sequence: int
+) -> FrameHeader:
+    """Return the header of the frame of a run that begins with `first`."""
+    return FrameHeader(
+        kind=FrameKind.RUN,
+        sequence=sequence,
+        namespace_id=first.namespace_id,
+        part=part,
+        first_block=first.block_index,
+        parent=first.parent if first.parent != NO_KEY else None,
+        codec_id=codec.id,
+        blocks=tuple(blocks),
+    )
 
 
 def _is_good(codec_id: int, stored: memoryview, record: StoredPart) -> bool:

@@ -18,8 +18,9 @@ from kvstore.block import BlockKey, Part, Span
 from kvstore.checksum import checksum
 from kvstore.codec import Codec, encode_run
 from kvstore.errors import CorruptBlock, InvalidRequest, Unavailable
-from kvstore.frame import FrameHeader, FrameKind, RunBlock
+from kvstore.frame import FrameHeader, RunBlock
 from kvstore.index import StoredBlock
+from kvstore.mover import run_header
 from kvstore.obs import Metrics
 from kvstore.planner import Planner, Write
 from kvstore.promotion import Promotion
@@ -183,19 +184,11 @@ class ObjectUpload:
         if list(map(checksum, raws)) != list(checksums):
             raise CorruptBlock("a record in the arena does not match its checksum")
         codec, stored = encode_run(self._codec, raws)
-        header = FrameHeader(
-            kind=FrameKind.RUN,
-            sequence=1,
-            namespace_id=blocks[0].namespace_id,
-            part=part,
-            first_block=blocks[0].block_index,
-            parent=blocks[0].parent,
-            codec_id=codec.id,
-            blocks=tuple(
-                RunBlock(block.key, len(raw), len(buffer), value, checksum(buffer))
-                for block, raw, buffer, value in zip(blocks, raws, stored, checksums, strict=True)
-            ),
-        )
+        described = [
+            RunBlock(block.key, len(raw), len(buffer), value, checksum(buffer))
+            for block, raw, buffer, value in zip(blocks, raws, stored, checksums, strict=True)
+        ]
+        header = run_header(blocks[0], part, codec, described, sequence=1)
         return header, [aligned_copy(buffer) for buffer in stored]
 
 

@@ -284,7 +284,8 @@ def await_arena(client: Client, nbytes: int) -> None:
                 f"the daemon's arena stays under {nbytes:,} bytes: raise dram.capacity"
             )
         time.sleep(0.05)
-    time.sleep(0.5 + nbytes / 1e9)  # our own page tables fill meanwhile
+    for view in client.extents().values():
+        view[::PAGE_NBYTES].tobytes()  # now our own page tables are full, too
 
 
 def _namespace(name: str, record_nbytes: int) -> Namespace:
