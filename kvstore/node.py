@@ -22,6 +22,7 @@ from kvstore.obs import Metrics
 from kvstore.planner import Planner
 from kvstore.policy import WriteBudget
 from kvstore.promotion import Promotion
+from kvstore.scheduling import run_promptly
 from kvstore.scrub import Scrub
 from kvstore.server import Server
 from kvstore.store import Store
@@ -175,6 +176,7 @@ async def serve(settings: Settings) -> None:
     """Run a daemon until SIGTERM or SIGINT; a second signal stops it at once."""
     bound_collections()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    run_promptly()
     loop = asyncio.get_running_loop()
     told = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -17,6 +17,10 @@ import time
 from dataclasses import dataclass
 from typing import cast
 
+import uvloop
+
+from kvstore.scheduling import run_promptly
+
 HEAD_END = b"\r\n\r\n"
 STREAM_HEAD = (
     b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -132,7 +136,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=32)
     given = parser.parse_args()
     gc.disable()
-    asyncio.run(_serve(Pace(given.first_ms / 1e3, given.itl_ms / 1e3, given.tokens)))
+    run_promptly()
+    uvloop.run(_serve(Pace(given.first_ms / 1e3, given.itl_ms / 1e3, given.tokens)))
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from kvstore.client.async_client import AsyncClient
 from kvstore.errors import InvalidRequest
 from kvstore.outcome import Explanation, Outcome
 from kvstore.rpc.v1 import kvstore_pb2 as pb
+from kvstore.scheduling import run_promptly
 
 T = TypeVar("T")
 
@@ -314,6 +315,7 @@ class Client:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
+        run_promptly()
         try:
             self._loop.run_forever()
         finally:
