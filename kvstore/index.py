@@ -28,14 +28,30 @@ class HeldSlot:
 
 class StoredFrame:
     """A run in the file tier. It leaves as a whole; pins are reads and writes under way.
-    checked_at: when its bytes were last seen to be good, on the planner's clock."""
+    sequence: the higher one is the newer one. checked_at: when its bytes were last seen to be good,
+    on the planner's clock."""
 
-    __slots__ = ("blocks", "checked_at", "codec_id", "extent", "part", "pins", "stored_nbytes")
+    __slots__ = (
+        "blocks",
+        "checked_at",
+        "codec_id",
+        "extent",
+        "part",
+        "pins",
+        "sequence",
+        "stored_nbytes",
+    )
 
     def __init__(
-        self, extent: Extent, part: Part, codec_id: int, stored_nbytes: tuple[int, ...]
+        self,
+        extent: Extent,
+        part: Part,
+        codec_id: int,
+        stored_nbytes: tuple[int, ...],
+        sequence: int,
     ) -> None:
         self.extent = extent
+        self.sequence = sequence
         self.part = part
         self.codec_id = codec_id
         self.stored_nbytes = stored_nbytes

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence, Set
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any
 
@@ -29,6 +29,7 @@ from kvstore.tier.file import (
     DiskFull,
     FileExtent,
     FileTier,
+    FrameRecord,
     aligned_buffer,
     aligned_copy,
 )
@@ -39,6 +40,7 @@ RETRY_S = 5.0  # how long after a first failure what could not be written is tri
 RETRY_MAX_S = 60.0  # it doubles up to here: a disk that is gone for long costs nothing
 READS_MAX = 8  # frames on their way up at once; beyond that they queue in prefix order
 EVICT_ROUNDS_MAX = 8
+RECALL_STEP_RUNS = 8  # indexed before anybody else gets a turn: about a millisecond
 _DISK_ERRORS = (DiskFailed, DiskFull)
 
 
@@ -79,35 +81,24 @@ class Mover:
         self.failed_reads = 0
         self._retry_s = RETRY_S
         self._retry_at = 0.0
+        self._recalling: asyncio.Task[None] | None = None
         self.recovered_s = 0.0
 
     async def start(self) -> None:
-        """Open the file tier, index what it holds and begin to write behind."""
+        """Open the file tier, begin to index what it holds and to write behind."""
         if self._file is None:
             return
         recovered = await self._file.open()
-        for record in recovered.frames:
-            header = record.header
-            stored_nbytes = tuple(block.stored_nbytes for block in header.blocks)
-            self._planner.recover(
-                header.namespace_id,
-                StoredFrame(record.location, header.part, header.codec_id, stored_nbytes),
-                [
-                    (at, block.key, block.raw_nbytes, block.raw_checksum)
-                    for at, block in enumerate(header.blocks)
-                    if at in record.live
-                ],
-                first_block=header.first_block,
-                parent=header.parent,
-            )
-        self._evict_excess()
         self._sequence = recovered.next_sequence
         self.recovered_s = recovered.scan_s
+        self._recalling = asyncio.create_task(self._recall_all())
         self._writer = asyncio.create_task(self._write_behind())
 
     async def close(self, drain_s: float) -> None:
         """Write what is dirty, for at most `drain_s`, and close the file tier."""
         if self._file is not None:
+            if self._recalling is not None:
+                self._recalling.cancel()
             if not await self.flush(self._now() + drain_s):
                 logger.warning("drain=incomplete dirty_bytes=%d", self._planner.dirty.nbytes)
             if self._writer is not None:
@@ -118,6 +109,68 @@ class Mover:
                 await asyncio.wait(set(self._reads.values()), timeout=drain_s)
             await self._file.close()
         self._workers.shutdown(wait=False, cancel_futures=True)
+
+    # ---- what the last life left on disk -------------------------------------------------------
+
+    def recall(self, keys: Sequence[BlockKey]) -> None:
+        """Index what was found on disk of these blocks. Nothing to do once all of it is indexed."""
+        if self._file is not None:
+            self._index(self._file.recall(keys))
+
+    @property
+    def unrecalled_runs(self) -> int:
+        """How many of the runs found on disk are not indexed yet."""
+        return self._file.unrecalled_runs if self._file is not None else 0
+
+    async def recalled(self, deadline: float) -> bool:
+        """Wait until everything found is indexed. False: the time ran out."""
+        if self._recalling is not None and not self._recalling.done():
+            await asyncio.wait([self._recalling], timeout=max(0.0, deadline - self._now()))
+        return not self.unrecalled_runs
+
+    @property
+    def found_namespaces(self) -> Set[NamespaceId]:
+        """The namespaces of what was found on disk."""
+        return self._file.found_namespaces if self._file is not None else frozenset()
+
+    async def _recall_all(self) -> None:
+        """Index everything, oldest first, a little at a time."""
+        assert self._file is not None
+        began = self._now()
+        while self.unrecalled_runs:
+            self._recall_oldest()
+            self._evict_excess()
+            await asyncio.sleep(0)
+        self._evict_excess()
+        logger.info("recall=complete s=%.3f", self._now() - began)
+
+    def _recall_oldest(self) -> bool:
+        """Index a few runs; return whether there were any left to index."""
+        assert self._file is not None
+        some = self._file.unrecalled_runs > 0
+        self._index(self._file.recall_oldest(RECALL_STEP_RUNS))
+        return some
+
+    def _index(self, records: Sequence[FrameRecord]) -> None:
+        for record in records:
+            header, blocks = record.header, record.header.blocks
+            frame = StoredFrame(
+                record.location,
+                header.part,
+                header.codec_id,
+                tuple(block.stored_nbytes for block in blocks),
+                header.sequence,
+            )
+            self._planner.recover(
+                header.namespace_id,
+                frame,
+                [
+                    (at, blocks[at].key, blocks[at].raw_nbytes, blocks[at].raw_checksum)
+                    for at in record.live
+                ],
+                first_block=header.first_block,
+                parent=header.parent,
+            )
 
     @property
     def record_nbytes_max(self) -> int | None:
@@ -202,6 +255,8 @@ class Mover:
             for namespace_id in namespaces
             for killed in batches
         ]
+        for header in headers:
+            self._file.kill_found(header)
         await self._file.sync([await self._file.write_tombstone(header) for header in headers])
 
     async def _write_behind(self) -> None:
@@ -246,7 +301,9 @@ class Mover:
             else:
                 extent, header = result
                 stored_nbytes = tuple(block.stored_nbytes for block in header.blocks)
-                self._planner.written(write, extent, header.codec_id, stored_nbytes)
+                self._planner.written(
+                    write, extent, header.codec_id, stored_nbytes, header.sequence
+                )
                 self.on_written(write)
                 self._metrics.bytes.labels("file", "write").inc(header.nbytes)
         self._metrics.write_behind_seconds.observe(self._now() - began)
@@ -325,7 +382,7 @@ class Mover:
             coming = self._file.freeing_nbytes
             missing = nbytes - self._file.available_nbytes - coming
             if missing > 0 or not coming:
-                coming += self._planner.evict_file(max(missing, nbytes))
+                coming += self._evict(max(missing, nbytes))
             if not coming:
                 break
             await self._file.settle()
@@ -336,8 +393,20 @@ class Mover:
         assert self._file is not None
         for _ in range(EVICT_ROUNDS_MAX):
             excess = -self._file.available_nbytes - self._file.freeing_nbytes
-            if excess <= 0 or not self._planner.evict_file(excess):
+            if excess <= 0 or not self._evict(excess):
                 return
+
+    def _evict(self, nbytes: int) -> int:
+        """Make room for frames; returns the bytes that will come back, which may be fewer.
+
+        What is oldest may not be indexed yet, and only what is indexed can leave.
+        """
+        coming = self._planner.evict_file(nbytes)
+        for _ in range(EVICT_ROUNDS_MAX):
+            if coming or not self._recall_oldest():
+                break
+            coming = self._planner.evict_file(nbytes)
+        return coming
 
     def _take_sequence(self) -> int:
         self._sequence += 1

@@ -134,7 +134,8 @@ class Metrics:
         )
         self.queue_depth = self._gauge(
             "queue_depth",
-            "Waiting or under way: promote (frames), write_behind (records), room (puts)",
+            "Waiting or under way: promote (frames), write_behind (records), room (puts), recall "
+            "(runs found by the last start and not indexed yet)",
             "queue",
         )
         self.dirty_bytes = self._gauge("dirty_bytes", "Committed bytes no fdatasync covers yet")

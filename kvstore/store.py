@@ -188,9 +188,10 @@ class Store:
 
     def namespaces(self) -> list[tuple[NamespaceId, Namespace | None, int]]:
         """Return each namespace and how many blocks it has; None: not registered since the start,
-        its blocks were found on disk."""
+        its blocks were found on disk. Of those, what is not indexed yet is not counted."""
         index = self._planner.index
-        known = dict.fromkeys([*index.namespaces, *index.namespaces_with_blocks()])
+        found = self._mover.found_namespaces if self._mover.unrecalled_runs else ()
+        known = dict.fromkeys([*index.namespaces, *index.namespaces_with_blocks(), *found])
         return [(each, index.namespaces.get(each), index.blocks_of(each)) for each in known]
 
     def open_session(self, token: str, client: str) -> SessionId:
@@ -218,6 +219,7 @@ class Store:
     ) -> Match:
         """Return how long the prefix would hit now, and how much is worth loading. Pins nothing."""
         _check_skip(keys, skip_blocks)
+        self._mover.recall(keys)
         match = self._planner.match(namespace_id, keys, skip_blocks)
         if match.resident_blocks == match.hit_blocks:
             return match
@@ -253,6 +255,7 @@ class Store:
         """
         client = self._leases.check(session).client
         _check_skip(keys, skip_blocks)
+        self._mover.recall(keys)
         began = self._now()
         deadline = began + min(wait_s, self._limits.wait_max_s)
         ask = Ask(
@@ -401,6 +404,8 @@ class Store:
 
     def explain(self, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> Explanation:
         """Return where each block of a prefix is now, and what would end its hit."""
+        check_keys(keys)
+        self._mover.recall(keys)
         return self._answers.explain(namespace_id, keys)
 
     # ---- put ---------------------------------------------------------------------------------
@@ -426,6 +431,7 @@ class Store:
         check_keys(keys)
         if first_block + len(keys) - 1 > BLOCK_INDEX_MAX:
             raise InvalidRequest(f"block {first_block} and {len(keys)} more: beyond 2**32 blocks")
+        self._mover.recall(keys)
         deadline = self._now() + min(wait_s, self._limits.wait_max_s)
         while True:
             behind = self._planner.dirty.nbytes > self._limits.write_behind_bytes_max
@@ -529,6 +535,7 @@ class Store:
         corrupt: a reader found that their bytes do not match their checksums.
         """
         check_keys(keys)
+        self._mover.recall(keys)
         if not any(self._planner.index.get(namespace_id, key) for key in keys):
             self._planner.namespace(namespace_id)  # after a restart, blocks are known before it is
         reason = Reason.CORRUPT if corrupt else Reason.DELETED
@@ -547,7 +554,8 @@ class Store:
         deletion = self._planner.clear(namespace_id)
         namespaces = {namespace_id} if namespace_id is not None else set()
         if namespace_id is None:
-            namespaces = deletion.namespaces | set(self._planner.index.namespaces)
+            known = set(self._planner.index.namespaces)
+            namespaces = deletion.namespaces | known | self._mover.found_namespaces
         await self._mover.bury(namespaces, None)
         if self._objects is not None:
             for each in namespaces:
@@ -555,10 +563,19 @@ class Store:
         self._room.set()
         return deletion.deleted
 
+    async def recalled(self, wait_s: float) -> None:
+        """Wait until all that was found on disk is indexed. Raises Unavailable after `wait_s`."""
+        if not await self._mover.recalled(self._now() + min(wait_s, self._limits.wait_max_s)):
+            raise Unavailable(
+                f"{self._mover.unrecalled_runs} runs found on disk are not indexed yet: try again "
+                "in a while"
+            )
+
     def scan(
         self, namespace_id: NamespaceId | None, after: BlockKey | None, limit: int
     ) -> list[ScanItem]:
-        """Return up to `limit` blocks in key order, those behind `after`."""
+        """Return up to `limit` blocks in key order, those behind `after`. What was found on disk
+        and is not indexed yet is left out: see `recalled`."""
         blocks = (
             block
             for block in self._planner.index
@@ -589,6 +606,7 @@ class Store:
             "promote": self._mover.reads_under_way,
             "write_behind": self._planner.dirty.count,
             "room": self._waiting_for_room,
+            "recall": self._mover.unrecalled_runs,
         }
         objects = {"object": self._objects.stats()} if self._objects is not None else {}
         return {"uptime_s": self._now() - self._started, "queues": queues, **now, **objects}

@@ -1,7 +1,8 @@
 """`kvstore bench recovery`: how long after a kill a daemon serves what it had stored.
 
 Many small blocks, the worst case: what takes time is indexing them, not reading their bytes. The
-daemon is killed with SIGKILL, so the newest segment has no footer and is read page by page.
+daemon is killed with SIGKILL, so the newest segment has no footer and is read page by page. The
+first hit is that of blocks from the middle of what is stored; all are there when all are indexed.
 """
 
 from __future__ import annotations
@@ -92,13 +93,14 @@ def _restart(daemon: Daemon, namespace: Namespace, keys: list[BlockKey]) -> dict
     started = time.perf_counter()
     daemon.start(wait=False)
     first_hit_s = 0.0
-    prefix = keys[:PREFIX_BLOCKS]
+    middle = len(keys) // 2  # neither what is indexed first in the background nor what is last
+    asked = keys[middle : middle + PREFIX_BLOCKS]
     with Client(daemon.target, timeout_s=5.0) as client:
         while time.perf_counter() - started < START_S_MAX:
             try:
                 if not first_hit_s:
-                    hit = client.match(client.register(namespace), prefix).hit_blocks
-                    first_hit_s = time.perf_counter() - started if hit == len(prefix) else 0.0
+                    hit = client.match(client.register(namespace), asked).hit_blocks
+                    first_hit_s = time.perf_counter() - started if hit == len(asked) else 0.0
                 if client.stats()["blocks"] == len(keys):
                     return {
                         "first_hit_s": first_hit_s,

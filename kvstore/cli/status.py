@@ -84,6 +84,8 @@ def _screen(target: str, stats: dict[str, Any], findings: list[Finding], *, bad:
             f"{size(file['physical_bytes'])} of {size(file['capacity_bytes'])}, "
             f"{file['blocks']} blocks, {file['evicted_blocks']} evicted"
         )
+    if left := stats["queues"].get("recall"):
+        lines.append(f"      {left} runs found on disk are served, but not counted yet")
     if "object" in stats:
         objects = stats["object"]
         lines.append(

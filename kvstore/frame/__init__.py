@@ -93,6 +93,7 @@ from kvstore.frame.header import (
     pack_header,
     parse_header,
 )
+from kvstore.frame.packed import PackedFrames
 from kvstore.frame.page import SegmentTag
 from kvstore.frame.segment import (
     FOOTER_RECORD_NBYTES_MAX,
@@ -100,6 +101,7 @@ from kvstore.frame.segment import (
     Trailer,
     encode_footer,
     encode_segment_header,
+    packed_footer,
     parse_footer,
     parse_segment_header,
     parse_trailer,
@@ -114,6 +116,7 @@ __all__ = [
     "RUN_BLOCKS_MAX",
     "FrameHeader",
     "FrameKind",
+    "PackedFrames",
     "RunBlock",
     "SegmentTag",
     "Trailer",
@@ -121,6 +124,7 @@ __all__ = [
     "encode_header",
     "encode_segment_header",
     "pack_header",
+    "packed_footer",
     "parse_footer",
     "parse_header",
     "parse_segment_header",

@@ -9,18 +9,18 @@ from dataclasses import dataclass
 from kvstore.block import FORMAT_VERSION, PAGE_NBYTES, padded
 from kvstore.checksum import checksum
 from kvstore.errors import Incompatible
-from kvstore.frame.header import KILLED_MAX, FrameHeader, unpack_header
+from kvstore.frame.header import FrameHeader
+from kvstore.frame.packed import PACKED_NBYTES_MAX, PackedFrames, join_packed
 from kvstore.frame.page import U64_MAX, SegmentTag, guard, is_guarded
 
 SEGMENT_MAGIC = b"KVSEGMNT"
 TRAILER_MAGIC = b"KVSTRAIL"
 NO_SEQUENCE = U64_MAX
+I64_MAX = (1 << 63) - 1
 
 _HEADER = struct.Struct("<8sH6xQQ")
 _TRAILER = struct.Struct("<8sH6xQQQQQQQ")
-_RECORD_NBYTES = struct.Struct("<H")
-# The largest header is a tombstone full of keys.
-FOOTER_RECORD_NBYTES_MAX = _RECORD_NBYTES.size + 136 + KILLED_MAX * 32 + 8
+FOOTER_RECORD_NBYTES_MAX = PACKED_NBYTES_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ def encode_footer(
 
     packed: `pack_header` of the frames to keep. run_sequence_min: see Trailer.
     """
-    body = b"".join(_RECORD_NBYTES.pack(len(record)) + record for record in packed)
+    body = join_packed(packed)
     trailer = _TRAILER.pack(
         TRAILER_MAGIC,
         FORMAT_VERSION,
@@ -93,20 +93,24 @@ def parse_trailer(page: bytes | memoryview, tag: SegmentTag) -> Trailer | None:
     return trailer
 
 
+def packed_footer(
+    body: bytes | memoryview, trailer: Trailer, tag: SegmentTag
+) -> PackedFrames | None:
+    """Return the frames listed, not yet parsed, or None if `body` is no footer of this trailer."""
+    if len(body) != trailer.footer_nbytes or checksum(body) != trailer.footer_checksum:
+        return None
+    try:
+        frames = PackedFrames(bytes(body), tag)
+    except ValueError:
+        return None
+    inside = (frames.offsets <= min(trailer.footer_offset, I64_MAX) - frames.nbytes).all()
+    return frames if inside and len(frames) == trailer.frames else None
+
+
 def parse_footer(
     body: bytes | memoryview, trailer: Trailer, tag: SegmentTag
 ) -> list[tuple[int, FrameHeader]] | None:
     """Return (offset, header) of every frame listed, or None if anything in `body` is wrong."""
-    if len(body) != trailer.footer_nbytes or checksum(body) != trailer.footer_checksum:
-        return None
-    frames: list[tuple[int, FrameHeader]] = []
-    position = 0
-    while position + _RECORD_NBYTES.size <= len(body):
-        (nbytes,) = _RECORD_NBYTES.unpack_from(body, position)
-        position += _RECORD_NBYTES.size
-        frame = unpack_header(body[position : position + nbytes], tag)
-        position += nbytes
-        if frame is None or frame[0] + frame[1].nbytes > trailer.footer_offset:
-            return None
-        frames.append(frame)
-    return frames if position == len(body) and len(frames) == trailer.frames else None
+    frames = packed_footer(body, trailer, tag)
+    headers = frames.headers() if frames is not None else []
+    return headers if frames is not None and len(headers) == len(frames) else None

@@ -203,14 +203,22 @@ class Ledger:
             self.resident_blocks -= 1
 
     def attach(
-        self, frame: StoredFrame, position: int, block: StoredBlock, record: StoredPart
+        self,
+        frame: StoredFrame,
+        position: int,
+        block: StoredBlock,
+        record: StoredPart,
+        *,
+        found: bool = False,
     ) -> None:
+        """found: the frame is of an earlier life."""
         record.frame, record.position = frame, position
         frame.blocks[position] = block
         self.frames.setdefault(frame)
         block.framed_parts += 1
         if block.framed_parts == 1:
-            self._file_policy.insert(block.key, block.parent)
+            admit = self._file_policy.adopt if found else self._file_policy.insert
+            admit(block.key, block.parent)
             self.framed_blocks += 1
 
     def detach(self, block: StoredBlock, record: StoredPart) -> None:

@@ -276,10 +276,15 @@ class Planner:
         return nbytes <= self._run_nbytes_max
 
     def written(
-        self, write: Write, extent: Extent, codec_id: int, stored_nbytes: tuple[int, ...]
+        self,
+        write: Write,
+        extent: Extent,
+        codec_id: int,
+        stored_nbytes: tuple[int, ...],
+        sequence: int,
     ) -> None:
         """Note that a run is durable in a frame."""
-        frame = StoredFrame(extent, write.part, codec_id, stored_nbytes)
+        frame = StoredFrame(extent, write.part, codec_id, stored_nbytes, sequence)
         frame.checked_at = self._now()  # it was verified on its way
         for position, (block, record) in enumerate(zip(write.blocks, write.stored, strict=True)):
             if block.parts.get(write.part) is record:
@@ -425,7 +430,9 @@ class Planner:
     ) -> None:
         """Index a frame found on disk. blocks: (position, key, raw bytes, checksum) that are live.
 
-        Called in the order the frames were written, so that recency survives a restart.
+        Called in the order the frames were written, but for those that somebody asks for first, so
+        that recency survives a restart. Of a record in several frames the one of the highest
+        sequence stays: an older copy may be rotten, and the newer one is why nobody noticed.
         """
         key_at = {position: key for position, key, _, _ in blocks}
         for position, key, nbytes, value in blocks:
@@ -436,8 +443,13 @@ class Planner:
                 above = key_at.get(position - 1) if position else parent
                 block = StoredBlock(key, namespace_id, first_block + position, above)
                 self.index.add(block)
+            elif (older := block.parts.get(frame.part)) is not None:
+                in_use = older.resident is not None or older.loading is not None
+                if in_use or older.frame is None or older.frame.sequence > frame.sequence:
+                    continue
+                self._ledger.detach(block, older)
             record = block.parts[frame.part] = StoredPart(nbytes, value)
-            self._ledger.attach(frame, position, block, record)
+            self._ledger.attach(frame, position, block, record, found=True)
             self.index.refresh(block)
         self._ledger.free_if_dead(frame)
 

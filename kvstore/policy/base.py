@@ -14,6 +14,10 @@ class Policy(Protocol):
     def insert(self, key: BlockKey, parent: BlockKey | None) -> None:
         """Admit a block that was just written; `parent` is the block before it in its prefix."""
 
+    def adopt(self, key: BlockKey, parent: BlockKey | None) -> None:
+        """Admit a block of an earlier life, as the newest of those but older than whatever was
+        inserted or touched in this one."""
+
     def touch(self, prefix: Sequence[BlockKey]) -> None:
         """Note that these consecutive blocks of a prefix were used. Unknown keys are ignored."""
 

@@ -29,16 +29,17 @@ class TailFirstLru:
     def __init__(self) -> None:
         self._nodes: dict[BlockKey, _Node] = {}
         self._ring = _Node(BlockKey(b""))  # sentinel: newer = the oldest block, older = the newest
+        self._found = _Node(BlockKey(b""))  # everything above it was inserted or touched since
+        self._link(self._found, self._ring)
 
     def __len__(self) -> int:
         return len(self._nodes)
 
     def insert(self, key: BlockKey, parent: BlockKey | None) -> None:
-        if key in self._nodes:
-            return
-        above = self._nodes.get(parent) if parent is not None else None
-        node = self._nodes[key] = _Node(key)
-        self._link(node, above if above is not None else self._ring)
+        self._insert(key, parent, self._ring)
+
+    def adopt(self, key: BlockKey, parent: BlockKey | None) -> None:
+        self._insert(key, parent, self._found)
 
     def touch(self, prefix: Sequence[BlockKey]) -> None:
         nodes = self._nodes
@@ -56,11 +57,17 @@ class TailFirstLru:
     def victims(self) -> Iterator[BlockKey]:
         node = self._ring.newer
         while node is not self._ring:
-            yield node.key
-            node = node.newer
             # What was removed meanwhile still points on to newer blocks: follow it into the ring.
-            while node is not self._ring and self._nodes.get(node.key) is not node:
-                node = node.newer
+            if self._nodes.get(node.key) is node:
+                yield node.key
+            node = node.newer
+
+    def _insert(self, key: BlockKey, parent: BlockKey | None, newest: _Node) -> None:
+        if key in self._nodes:
+            return
+        above = self._nodes.get(parent) if parent is not None else None
+        node = self._nodes[key] = _Node(key)
+        self._link(node, above if above is not None else newest)
 
     @staticmethod
     def _link(node: _Node, above: _Node) -> None:

@@ -39,6 +39,7 @@ from kvstore.transport.messages import (
 TOKEN_CHARS = range(16, 129)
 CLIENT_CHARS_MAX = 256
 SCAN_ITEMS_MAX = 10_000
+SCAN_WAIT_S = 2.0  # for what a restart found to be indexed
 OUTCOMES_MAX = 1000
 NAMESPACES_MAX = 1000  # a spec has some KiB; the message must stay under its limit
 READERS_MAX = 1 << 16
@@ -206,6 +207,7 @@ class Service(rpc.KVStoreServicer):
     async def Scan(self, request: pb.ScanRequest, context: Context) -> pb.ScanReply:
         limit = min(request.limit or SCAN_ITEMS_MAX, SCAN_ITEMS_MAX)
         only = _namespace_id(request.namespace_id) if request.namespace_id else None
+        await self._store.recalled(SCAN_WAIT_S)
         items = self._store.scan(only, parent_of(request.after), limit)
         return pb.ScanReply(
             items=[

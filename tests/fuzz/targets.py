@@ -39,7 +39,8 @@ from kvstore.frame import (
 )
 from kvstore.frame.page import BODY_NBYTES, guard
 from kvstore.rpc.v1 import kvstore_pb2 as pb
-from kvstore.tier.file.recovery import adopted, live_records, load_segment
+from kvstore.tier.file.found import Found
+from kvstore.tier.file.recovery import adopted, load_segment
 from kvstore.tier.file.segment_file import SegmentFiles, segment_name
 from kvstore.tier.object import lay_out
 from kvstore.tier.object.layout import read_footer, read_trailer
@@ -160,8 +161,9 @@ def _recovery(data: bytes) -> None:
         names = {segment_name(TAG): file}
         disk = SimDisk(Platter(names, dict(names)), Random(0))
         loaded = load_segment(SegmentFiles(disk, Path("/fuzz"), direct=False), TAG)
-        live_records([loaded])
         adopted(loaded)
+        found = Found([loaded])
+        found.take_oldest(len(found))
 
 
 # ---- users ---------------------------------------------------------------------------------------

@@ -119,7 +119,7 @@ class PlannerMachine(RuleBasedStateMachine):
                 self.file.free(extent)
             self.planner.write_failed(write)
         else:
-            self.planner.written(write, extent, 0, (RECORD,) * len(write.blocks))
+            self.planner.written(write, extent, 0, (RECORD,) * len(write.blocks), 1)
 
     @rule(chain=st.sampled_from(CHAINS))
     def start_reads(self, chain: list[BlockKey]) -> None:
@@ -234,7 +234,7 @@ class Node:
         writes = self.planner.take_writes(1 << 40)
         for write in writes:
             extent = self.file.allocate(write.nbytes)
-            self.planner.written(write, extent, 0, (RECORD,) * len(write.blocks))
+            self.planner.written(write, extent, 0, (RECORD,) * len(write.blocks), 1)
         return writes
 
 

@@ -176,6 +176,12 @@ class SimDisk:
         page = min((page for page in self._file(fd).pages if page >= first), default=None)
         return None if page is None else max(offset, page * PAGE_NBYTES)
 
+    def next_hole(self, fd: int, offset: int) -> int:
+        file, page = self._file(fd), offset // PAGE_NBYTES
+        while page in file.pages:
+            page += 1
+        return min(max(offset, page * PAGE_NBYTES), file.size)
+
     def sizes(self, fd: int) -> Sizes:
         file = self._file(fd)
         return Sizes(file.size, len(file.pages) * PAGE_NBYTES)

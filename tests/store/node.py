@@ -183,5 +183,9 @@ class Node:
         assert self.store.release(DAEMON_SESSION, [grant.lease_id]) == [True]
         return grant.hit_blocks
 
+    def recall(self) -> None:
+        """Wait until everything found on disk is indexed."""
+        self.run(self.store.recalled(10))
+
     def flush(self) -> bool:
         return self.run(self.store.flush(10))

@@ -383,6 +383,7 @@ class StoreMachine(RuleBasedStateMachine):
     def restart(self) -> None:
         self.node.__exit__()
         self.node = self._open()
+        self.node.recall()
         stored = {item.key for item in self.node.store.scan(None, None, 1000)}
         assert self.durable <= stored
         assert not self.deleted & stored

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from kvstore.errors import CorruptBlock
 from kvstore.frame import FrameHeader, FrameKind, RunBlock
 from kvstore.testing.disks import FaultyDisk
 from kvstore.testing.tier import pages
-from kvstore.tier.file import FileExtent, FileTier, FrameRecord, Recovered
+from kvstore.tier.file import FileExtent, FileTier, FrameRecord
+from kvstore.tier.file.live import live_positions
 
 NAMESPACE = NamespaceId(b"n" * 32)
 OTHER = NamespaceId(b"o" * 32)
@@ -77,7 +79,33 @@ async def verify(tier: FileTier, record: FrameRecord) -> None:
             raise CorruptBlock("not the bytes that were put")
 
 
-def live(recovered: Recovered) -> dict[BlockKey, int]:
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What `Recovered` says, and all frames, indexed: only what is newest of a record is live."""
+
+    frames: list[FrameRecord]
+    next_sequence: int
+    dropped_frames: int
+
+
+async def recover(tier: FileTier) -> Opened:
+    """Open a tier, recall everything and free what is superseded, as a mover does."""
+    recovered = await tier.open()
+    found: list[FrameRecord] = []
+    while tier.unrecalled_runs:
+        found += tier.recall_oldest(7)
+    frames = []
+    positions = live_positions([record.header for record in found])
+    for record, newest in zip(found, positions, strict=True):
+        live = tuple(position for position in newest if position in record.live)
+        if live:
+            frames.append(replace(record, live=live))
+        else:
+            tier.free(record.location)
+    return Opened(frames, recovered.next_sequence, recovered.dropped_frames)
+
+
+def live(recovered: Opened) -> dict[BlockKey, int]:
     """Return which keys are live, and in the frame of which sequence."""
     return {
         record.header.blocks[position].key: record.header.sequence
@@ -108,10 +136,10 @@ def physical_nbytes(path: Path) -> int:
 
 
 @asynccontextmanager
-async def opened(path: Path, **settings: Any) -> AsyncIterator[tuple[FileTier, Recovered]]:
+async def opened(path: Path, **settings: Any) -> AsyncIterator[tuple[FileTier, Opened]]:
     """Open a tier of 32 MiB with segments of 1 MiB, and close it."""
     tier = FileTier(path, **{"capacity_bytes": 32 * MIB, "segment_nbytes": MIB, **settings})
-    recovered = await tier.open()
+    recovered = await recover(tier)
     try:
         yield tier, recovered
     finally:
@@ -119,11 +147,22 @@ async def opened(path: Path, **settings: Any) -> AsyncIterator[tuple[FileTier, R
 
 
 @asynccontextmanager
-async def killed(path: Path, **settings: Any) -> AsyncIterator[tuple[FileTier, Recovered]]:
+async def unrecalled(path: Path, **settings: Any) -> AsyncIterator[FileTier]:
+    """The same, with nothing recalled."""
+    tier = FileTier(path, **{"capacity_bytes": 32 * MIB, "segment_nbytes": MIB, **settings})
+    await tier.open()
+    try:
+        yield tier
+    finally:
+        await tier.close()
+
+
+@asynccontextmanager
+async def killed(path: Path, **settings: Any) -> AsyncIterator[tuple[FileTier, Opened]]:
     """Open a tier and, at the end, take its descriptors away as a kill -9 does."""
     disk = settings.setdefault("disk", FaultyDisk())
     tier = FileTier(path, **{"capacity_bytes": 32 * MIB, "segment_nbytes": MIB, **settings})
-    recovered = await tier.open()
+    recovered = await recover(tier)
     await tier.settle()
     try:
         yield tier, recovered

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.tier.file import FileTier
-from tests.tier_file.frames import MIB, key, live, put, verify
+from tests.tier_file.frames import MIB, key, live, put, recover, verify
 
 KILLS = 5
 FRAMES_BEFORE_KILL = 12
@@ -54,7 +54,7 @@ def put_until_killed(path: Path) -> int:
 def test_what_was_said_to_be_durable_survives_kill_9(tmp_path: Path) -> None:
     async def check(durable: int) -> None:
         tier = FileTier(tmp_path, capacity_bytes=256 * MIB, segment_nbytes=MIB)
-        recovered = await tier.open()
+        recovered = await recover(tier)
         found = live(recovered)
         for sequence in range(1, durable + 1):
             assert found[key(sequence)] == sequence

@@ -15,8 +15,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from kvstore.testing.disks import FaultyDisk
-from kvstore.tier.file import FileExtent, FileTier, Recovered
-from tests.tier_file.frames import key, live, physical_nbytes, run, tombstone, verify
+from kvstore.tier.file import FileExtent, FileTier
+from tests.tier_file.frames import (
+    Opened,
+    key,
+    live,
+    physical_nbytes,
+    recover,
+    run,
+    tombstone,
+    verify,
+)
 
 T = TypeVar("T")
 CAPACITY_BYTES = 1 << 19
@@ -42,12 +51,12 @@ class FileTierMachine(RuleBasedStateMachine):
 
         return self.runner.run(main())
 
-    def open(self) -> Recovered:
+    def open(self) -> Opened:
         self.disk = FaultyDisk(syncs=False, before=self.disk)
         self.tier = FileTier(
             self.path, capacity_bytes=CAPACITY_BYTES, segment_nbytes=1 << 16, disk=self.disk
         )
-        recovered = self.await_(self.tier.open())
+        recovered = self.await_(recover(self.tier))
         found = [record.header.sequence for record in recovered.frames]
         assert recovered.next_sequence > max(found, default=0)
         self.sequence = recovered.next_sequence
@@ -129,7 +138,7 @@ class FileTierMachine(RuleBasedStateMachine):
         assert found == {}
         self.adopt(recovered)
 
-    def adopt(self, recovered: Recovered) -> None:
+    def adopt(self, recovered: Opened) -> None:
         for record in recovered.frames:
             self.await_(verify(self.tier, record))
         self.extents = {record.header.sequence: record.location for record in recovered.frames}

@@ -19,8 +19,9 @@ from kvstore.errors import ConfigError, CorruptBlock
 from kvstore.frame import FrameHeader, SegmentTag, parse_header
 from kvstore.tier.file.disk import Disk, RealDisk
 from kvstore.tier.file.failure import DiskFailed
+from kvstore.tier.file.live import live_positions
 from kvstore.tier.file.pages import aligned_buffer
-from kvstore.tier.file.recovery import LoadedSegment, live_records, look_at_segment
+from kvstore.tier.file.recovery import LoadedSegment, look_at_segment
 from kvstore.tier.file.segment_file import SegmentFiles, parse_segment_name, segment_name
 
 Progress = Callable[[int], None]
@@ -79,6 +80,12 @@ class NamespaceReport:
     nbytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Segment:
+    loaded: LoadedSegment
+    frames: list[tuple[int, FrameHeader]]  # offset and header
+
+
 class Audit:
     """The frames of one directory, as found when it was made. Blocking.
 
@@ -96,7 +103,8 @@ class Audit:
         self._files = SegmentFiles(self._disk, path, direct=True)
         tags = sorted(tag for tag in map(parse_segment_name, names) if tag is not None)
         self._files.direct = all(map(self._can_direct, tags[:1]))
-        self._segments = [loaded for tag in tags if (loaded := self._look(tag)) is not None]
+        looked = [loaded for tag in tags if (loaded := self._look(tag)) is not None]
+        self._segments = [_Segment(loaded, loaded.frames.headers()) for loaded in looked]
         self._live: dict[tuple[int, int], tuple[int, ...]] = {}
         self._namespaces: dict[NamespaceId, NamespaceReport] = {}
         self._find_live()
@@ -111,7 +119,7 @@ class Audit:
         for segment in self._segments:
             for offset, header in segment.frames:
                 if not header.is_tombstone:
-                    yield self._files.path(segment.tag), offset, header
+                    yield self._files.path(segment.loaded.tag), offset, header
 
     @property
     def namespaces(self) -> dict[NamespaceId, NamespaceReport]:
@@ -126,8 +134,9 @@ class Audit:
         """Read every frame and yield what is damaged; `progress` hears how many bytes were read."""
         for segment in self._segments:
             for offset, header in segment.frames:
-                damages = list(self._verify_frame(segment.tag, offset, header))
-                if damages and self._is_there(segment.tag, offset):
+                tag = segment.loaded.tag
+                damages = list(self._verify_frame(tag, offset, header))
+                if damages and self._is_there(tag, offset):
                     yield from damages
                 progress(header.nbytes)
 
@@ -147,14 +156,16 @@ class Audit:
         return True
 
     def _find_live(self) -> None:
-        records, _ = live_records(self._segments)
+        placed = [(s.loaded.tag.number, *frame) for s in self._segments for frame in s.frames]
         keys: dict[NamespaceId, set[BlockKey]] = {}
         count: Counter[NamespaceId] = Counter()
         nbytes: Counter[NamespaceId] = Counter()
-        for record in records:
-            header = record.header
-            self._live[record.location.segment, record.location.offset] = record.live
-            blocks = [header.blocks[position] for position in record.live]
+        all_live = live_positions([header for _, _, header in placed])
+        for (number, offset, header), live in zip(placed, all_live, strict=True):
+            if not live:
+                continue
+            self._live[number, offset] = live
+            blocks = [header.blocks[position] for position in live]
             keys.setdefault(header.namespace_id, set()).update(block.key for block in blocks)
             count[header.namespace_id] += len(blocks)
             nbytes[header.namespace_id] += sum(block.stored_nbytes for block in blocks)
@@ -162,15 +173,16 @@ class Audit:
             each: NamespaceReport(len(keys[each]), count[each], nbytes[each]) for each in keys
         }
 
-    def _report(self, segment: LoadedSegment) -> SegmentReport:
-        live = [self._live.get((segment.tag.number, offset), ()) for offset, _ in segment.frames]
+    def _report(self, segment: _Segment) -> SegmentReport:
+        loaded = segment.loaded
+        live = [self._live.get((loaded.tag.number, offset), ()) for offset, _ in segment.frames]
         headers = [header for _, header in segment.frames]
         runs = [header for header in headers if not header.is_tombstone]
         return SegmentReport(
-            name=segment_name(segment.tag),
-            sealed=segment.sealed,
-            nbytes=segment.sizes.nbytes,
-            physical_nbytes=segment.sizes.physical_nbytes,
+            name=segment_name(loaded.tag),
+            sealed=loaded.sealed,
+            nbytes=loaded.sizes.nbytes,
+            physical_nbytes=loaded.sizes.physical_nbytes,
             runs=len(runs),
             tombstones=len(headers) - len(runs),
             records=sum(len(header.blocks) for header in runs),
@@ -180,7 +192,7 @@ class Audit:
                 for header, positions in zip(headers, live, strict=True)
                 if not positions and not header.is_tombstone
             ),
-            dropped=segment.dropped,
+            dropped=loaded.dropped,
         )
 
     def _verify_frame(self, tag: SegmentTag, offset: int, header: FrameHeader) -> Iterator[Damage]:

@@ -55,6 +55,9 @@ class Disk(Protocol):
     def next_data(self, fd: int, offset: int) -> int | None:
         """Return the first offset from `offset` on that is not in a hole, None if there is none."""
 
+    def next_hole(self, fd: int, offset: int) -> int:
+        """Return the first offset from `offset` on that is in a hole, at least the file's end."""
+
     def sizes(self, fd: int) -> Sizes: ...
 
     def unlink(self, path: Path) -> None: ...
@@ -116,6 +119,14 @@ class RealDisk:
                 return None
             if error.errno == errno.EINVAL:  # the file system cannot tell: all is data
                 return offset
+            raise
+
+    def next_hole(self, fd: int, offset: int) -> int:
+        try:
+            return os.lseek(fd, offset, os.SEEK_HOLE)
+        except OSError as error:
+            if error.errno == errno.EINVAL:
+                return os.fstat(fd).st_size
             raise
 
     def sizes(self, fd: int) -> Sizes:

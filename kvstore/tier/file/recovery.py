@@ -1,10 +1,15 @@
-"""Read a segment back: through its footer where there is one, else page by page, verifying all."""
+"""Read a segment back: through its footer where there is one, else page by page, verifying all.
+
+Headers stay packed: what a start needs of all of them is found without parsing them.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
 
 from kvstore.block import PAGE_NBYTES, padded
 from kvstore.checksum import checksum
@@ -12,46 +17,24 @@ from kvstore.errors import ConfigError, Incompatible
 from kvstore.frame import (
     NO_SEQUENCE,
     FrameHeader,
+    PackedFrames,
     SegmentTag,
-    Trailer,
     encode_header,
     pack_header,
-    parse_footer,
+    packed_footer,
     parse_header,
     parse_segment_header,
     parse_trailer,
 )
 from kvstore.frame.header import MAGIC as FRAME_MAGIC
+from kvstore.frame.packed import Ints
 from kvstore.tier.file.disk import Disk, Sizes
 from kvstore.tier.file.failure import disk_errors
-from kvstore.tier.file.live import live_positions
 from kvstore.tier.file.pages import aligned_buffer
 from kvstore.tier.file.segment_file import SegmentFiles, transfer
-from kvstore.tier.file.space import FileExtent, Hole, Phase, PlacedFrame, Segment, State
+from kvstore.tier.file.space import Hole, Phase, PlacedFrame, Segment, State
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class FrameRecord:
-    """A run found on disk. live: positions of the blocks to serve, ascending, at least one."""
-
-    location: FileExtent
-    header: FrameHeader
-    live: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Recovered:
-    """What `open` found: runs in the order they were written, and where numbering goes on.
-
-    dropped_frames: torn or rotten, found in scans. Rot in sealed segments shows when it is read.
-    """
-
-    frames: list[FrameRecord]
-    next_sequence: int
-    dropped_frames: int
-    scan_s: float
 
 
 @dataclass(slots=True)
@@ -60,12 +43,21 @@ class LoadedSegment:
 
     tag: SegmentTag
     sizes: Sizes
-    frames: list[tuple[int, FrameHeader]] = field(default_factory=list)
+    frames: PackedFrames
     sealed: bool = False
     dropped: int = 0
     run_sequence_min: int = NO_SEQUENCE
     sequence_max: int = 0
     gaps: list[Hole] = field(default_factory=list)
+
+    @property
+    def tombstones(self) -> list[FrameHeader]:
+        """The tombstones in it, parsed."""
+        return [
+            header
+            for index in np.flatnonzero(self.frames.blocks == 0).tolist()
+            if (header := self.frames.header(index)) is not None
+        ]
 
     def saw(self, header: FrameHeader) -> None:
         """Count a header's sequence, be its payload good or not."""
@@ -93,10 +85,11 @@ def _load(files: SegmentFiles, tag: SegmentTag, *, write: bool) -> LoadedSegment
         fd = disk.open(files.path(tag), write=write)
         try:
             reader = _Reader(disk, fd)
-            loaded = LoadedSegment(tag, disk.sizes(fd))
+            sizes = disk.sizes(fd)
             _check_identity(reader, tag, files)
-            if not _load_footer(reader, loaded):
-                _scan(reader, loaded)
+            loaded = _load_footer(reader, tag, sizes)
+            if loaded is None:
+                loaded = _scan(reader, tag, sizes)
                 if write:
                     disk.fdatasync(fd)
             return loaded
@@ -104,43 +97,23 @@ def _load(files: SegmentFiles, tag: SegmentTag, *, write: bool) -> LoadedSegment
             disk.close(fd)
 
 
-def live_records(segments: Sequence[LoadedSegment]) -> tuple[list[FrameRecord], list[FileExtent]]:
-    """Return the runs with live blocks, by sequence, and the extents of all other runs."""
-    placed = [
-        (header, FileExtent(segment.tag.number, offset, header.nbytes))
-        for segment in segments
-        for offset, header in segment.frames
-    ]
-    placed.sort(key=lambda item: (item[0].sequence, item[1]))
-    records: list[FrameRecord] = []
-    dead: list[FileExtent] = []
-    headers = [header for header, _ in placed]
-    for (header, extent), live in zip(placed, live_positions(headers), strict=True):
-        if live:
-            records.append(FrameRecord(extent, header, live))
-        elif not header.is_tombstone:
-            dead.append(extent)
-    return records, dead
-
-
 def adopted(loaded: LoadedSegment) -> Segment:
     """Return the bookkeeping of a segment found on disk. Unsealed ones will get their footer."""
+    frames = loaded.frames
     segment = Segment(
         loaded.tag,
         phase=Phase.CLOSED if loaded.sealed else Phase.FULL,
         end=padded(loaded.sizes.nbytes),
-        placed=len(loaded.frames),
+        placed=len(frames),
+        runs=int(np.count_nonzero(frames.blocks)),
         run_sequence_min=loaded.run_sequence_min,
+        tombstone_sequence_max=max((h.sequence for h in loaded.tombstones), default=0),
     )
-    for offset, header in loaded.frames:
-        frame = PlacedFrame(header.nbytes, header.is_tombstone, State.WRITTEN)
+    columns = (frames.offsets.tolist(), frames.nbytes.tolist(), frames.blocks.tolist())
+    for index, (offset, nbytes, blocks) in enumerate(zip(*columns, strict=True)):
+        frame = segment.frames[offset] = PlacedFrame(nbytes, not blocks, State.WRITTEN)
         if not loaded.sealed:
-            frame.packed = pack_header(encode_header(header, loaded.tag, offset))
-        if header.is_tombstone:
-            segment.tombstone_sequence_max = max(segment.tombstone_sequence_max, header.sequence)
-        else:
-            segment.runs += 1
-        segment.frames[offset] = frame
+            frame.packed = frames.packed(index)
     return segment
 
 
@@ -179,37 +152,48 @@ def _check_identity(reader: _Reader, tag: SegmentTag, files: SegmentFiles) -> No
         raise ConfigError(f"{path} was renamed or copied from another place: move it away")
 
 
-def _load_footer(reader: _Reader, loaded: LoadedSegment) -> bool:
-    size = loaded.sizes.nbytes
+def _load_footer(reader: _Reader, tag: SegmentTag, sizes: Sizes) -> LoadedSegment | None:
+    size = sizes.nbytes
     if size % PAGE_NBYTES or size < 2 * PAGE_NBYTES:
-        return False
+        return None
     page = reader.read(size - PAGE_NBYTES, PAGE_NBYTES)
-    trailer = parse_trailer(page, loaded.tag) if page is not None else None
+    trailer = parse_trailer(page, tag) if page is not None else None
     if trailer is None or trailer.file_nbytes != size:
-        return False
-    frames = _footer_frames(reader, trailer, loaded.tag)
-    if frames is None:
-        return False
-    for offset, header in frames:
-        loaded.saw(header)
-        # Evicted since the footer was written: the header page is a hole.
-        if reader.disk.next_data(reader.fd, offset) == offset:
-            loaded.frames.append((offset, header))
-    loaded.run_sequence_min = trailer.run_sequence_min
-    loaded.sealed = True
-    return True
-
-
-def _footer_frames(
-    reader: _Reader, trailer: Trailer, tag: SegmentTag
-) -> list[tuple[int, FrameHeader]] | None:
+        return None
     body = reader.read(trailer.footer_offset, trailer.footer_nbytes)
-    return parse_footer(body, trailer, tag) if body is not None else None
+    listed = packed_footer(body, trailer, tag) if body is not None else None
+    if listed is None:
+        return None
+    return LoadedSegment(
+        tag,
+        sizes,
+        # Of what was evicted since the footer was written, the header page is a hole.
+        listed.where(_is_data(reader, listed.offsets, size)),
+        sealed=True,
+        run_sequence_min=trailer.run_sequence_min,
+        sequence_max=int(listed.sequences.max(initial=0)),
+    )
 
 
-def _scan(reader: _Reader, loaded: LoadedSegment) -> None:
+def _is_data(reader: _Reader, offsets: Ints, end: int) -> npt.NDArray[np.bool_]:
+    """Say of each offset whether the file has data there, not a hole."""
+    starts, ends, at = [], [], 0
+    while at < end and (data := reader.disk.next_data(reader.fd, at)) is not None:
+        at = reader.disk.next_hole(reader.fd, data)
+        starts.append(data)
+        ends.append(at)
+    if not starts:
+        return np.zeros(len(offsets), np.bool_)
+    before = np.searchsorted(starts, offsets, side="right") - 1
+    inside: npt.NDArray[np.bool_] = (before >= 0) & (offsets < np.array(ends)[before])
+    return inside
+
+
+def _scan(reader: _Reader, tag: SegmentTag, sizes: Sizes) -> LoadedSegment:
     """Find frames page by page. After a bad one, go on at the next page that is a header."""
-    end = padded(loaded.sizes.nbytes)
+    loaded = LoadedSegment(tag, sizes, PackedFrames(b"", tag))
+    found: list[bytes] = []
+    end = padded(sizes.nbytes)
     position = free = PAGE_NBYTES
     while position < end:
         data = reader.disk.next_data(reader.fd, position)
@@ -220,12 +204,14 @@ def _scan(reader: _Reader, loaded: LoadedSegment) -> None:
         if header is None:
             position += PAGE_NBYTES
             continue
-        loaded.frames.append((position, header))
+        found.append(pack_header(encode_header(header, tag, position)))
         if free < position:
             loaded.gaps.append(Hole(free, position - free))
         position = free = position + header.nbytes
     if free < end:
         loaded.gaps.append(Hole(free, end - free))
+    loaded.frames = PackedFrames.of(found, tag)
+    return loaded
 
 
 def _scan_frame(reader: _Reader, loaded: LoadedSegment, offset: int) -> FrameHeader | None:

@@ -10,21 +10,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from kvstore.block import PAGE_NBYTES
+from kvstore.block import PAGE_NBYTES, BlockKey, NamespaceId
 from kvstore.errors import InvalidRequest, Unavailable
 from kvstore.frame import FrameHeader, encode_header
 from kvstore.tier.file.directory import Directory, take_directory
 from kvstore.tier.file.disk import Disk, RealDisk
 from kvstore.tier.file.failure import DiskFailed
+from kvstore.tier.file.found import Found, FrameRecord, Taken
 from kvstore.tier.file.pages import PagePool
-from kvstore.tier.file.recovery import Recovered, adopted, live_records, load_segment
+from kvstore.tier.file.recovery import adopted, load_segment
 from kvstore.tier.file.segment_file import SegmentFiles, parse_segment_name
 from kvstore.tier.file.space import (
     FileExtent,
@@ -40,6 +42,19 @@ T = TypeVar("T")
 SEGMENT_NBYTES = 256 << 20
 CLOSE_TIMEOUT_S = 10.0
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """What `open` found: how many runs, and where numbering goes on.
+
+    dropped_frames: torn or rotten, found in scans. Rot in sealed segments shows when it is read.
+    """
+
+    runs: int
+    next_sequence: int
+    dropped_frames: int
+    scan_s: float
 
 
 class FileTier:
@@ -73,6 +88,7 @@ class FileTier:
         self._run = partial(run_blocking, self._executor)
         self._upkeep = Upkeep(self._space, self._files, self._run)
         self._directory: Directory | None = None
+        self._found = Found()
         self._is_open = False
         self._calls = 0
         self._quiet = asyncio.Event()
@@ -107,10 +123,10 @@ class FileTier:
         return self._space.frame_nbytes_max
 
     async def open(self) -> Recovered:
-        """Lock the directory and recover. Call it once.
+        """Lock the directory and find what is in it; `recall` and `recall_oldest` index it.
 
-        Raises ConfigError (locked, read-only, not a directory), Incompatible (another format
-        version), DiskFailed.
+        Call it once. Raises ConfigError (locked, read-only, not a directory), Incompatible (another
+        format version), DiskFailed.
         """
         started = time.monotonic()
         self._is_open = True
@@ -126,6 +142,27 @@ class FileTier:
             raise
         self._start_maintenance()
         return recovered
+
+    @property
+    def unrecalled_runs(self) -> int:
+        """How many of the runs found are not indexed yet."""
+        return len(self._found)
+
+    @property
+    def found_namespaces(self) -> Set[NamespaceId]:
+        """The namespaces of all runs found."""
+        return self._found.namespaces
+
+    def recall(self, keys: Sequence[BlockKey]) -> list[FrameRecord]:
+        """Return the runs found that hold any of `keys`, oldest first, each once ever.
+
+        They are the caller's to index, and to `free`. Costs next to nothing when all are recalled.
+        """
+        return self._recalled(self._found.take(keys))
+
+    def recall_oldest(self, count: int) -> list[FrameRecord]:
+        """Return up to `count` runs by age, maybe none though some are left: see `recall`."""
+        return self._recalled(self._found.take_oldest(count))
 
     def allocate(self, nbytes: int) -> FileExtent | None:
         """Set `nbytes` (FrameHeader.nbytes or more) aside. None: no room under the cap now.
@@ -184,6 +221,10 @@ class FileTier:
         _check_pages(targets)
         with self._call():
             await self._run(partial(self._files.read, segment.tag, targets, extent.offset + offset))
+
+    def kill_found(self, tombstone: FrameHeader) -> None:
+        """Let a tombstone that will be written kill what is not recalled yet, from now on."""
+        self._found.note(tombstone)
 
     async def write_tombstone(self, header: FrameHeader) -> FileExtent:
         """Write a tombstone, with its own room. A delete is durable after `sync([extent])`.
@@ -269,26 +310,31 @@ class FileTier:
         for loaded in segments:
             for gap in loaded.gaps:
                 self._space.add_hole(self._space.segments[loaded.tag.number], gap)
-        records, dead = await self._run(partial(live_records, segments))
-        for extent in dead:
-            self._space.free(extent)
+        self._found = await self._run(partial(Found, segments))
         recovered = Recovered(
-            frames=records,
+            runs=len(self._found),
             next_sequence=max((loaded.sequence_max for loaded in segments), default=0) + 1,
             dropped_frames=sum(loaded.dropped for loaded in segments),
             scan_s=time.monotonic() - started,
         )
         _log.info(
-            "file tier open path=%s segments=%d unsealed=%d frames=%d dropped=%d nbytes=%d s=%.3f",
+            "file tier open path=%s segments=%d unsealed=%d runs=%d dropped=%d nbytes=%d s=%.3f",
             self._path,
             len(segments),
             sum(not loaded.sealed for loaded in segments),
-            len(records),
+            recovered.runs,
             recovered.dropped_frames,
             self.physical_nbytes,
             recovered.scan_s,
         )
         return recovered
+
+    def _recalled(self, taken: Taken) -> list[FrameRecord]:
+        for extent in taken.dead:
+            self._space.free(extent)
+        if taken.dead:
+            self._start_maintenance()
+        return taken.records
 
     def _encode(self, extent: FileExtent, header: FrameHeader) -> memoryview:
         segment, frame = self._space.find(extent)

@@ -1,0 +1,121 @@
+"""What a start found on disk and nobody has asked for yet.
+
+Indexing a million blocks takes a daemon many seconds; nobody should wait for that. So runs stay as
+they were found, packed, behind one sorted array of the first eight bytes of every key. Whoever asks
+for a key gets the runs that may hold it; the others follow in the order they were written, so that
+what is indexed in the background is older than whatever was asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import NamedTuple
+
+import numpy as np
+
+from kvstore.block import BlockKey, NamespaceId
+from kvstore.frame import FrameHeader
+from kvstore.frame.packed import Ints, Unsigned
+from kvstore.tier.file.live import Deaths
+from kvstore.tier.file.recovery import LoadedSegment
+from kvstore.tier.file.space import FileExtent
+
+_HEADS_OF_A_KEY = 4  # a key is four numbers of eight bytes; the first one is its head
+
+
+@dataclass(frozen=True, slots=True)
+class FrameRecord:
+    """A run found on disk. live: positions of the blocks that nothing killed, ascending, one or
+    more. The same block may be live in several runs: the one of the highest sequence counts."""
+
+    location: FileExtent
+    header: FrameHeader
+    live: tuple[int, ...]
+
+
+class Taken(NamedTuple):
+    """Runs to index, oldest first, and the extents of those with nothing live in them."""
+
+    records: list[FrameRecord]
+    dead: list[FileExtent]
+
+
+class Found:
+    """The runs of one directory that are not indexed yet. `len`: how many."""
+
+    def __init__(self, segments: Sequence[LoadedSegment] = ()) -> None:
+        self._deaths = Deaths(header for s in segments for header in s.tombstones)
+        self.namespaces: set[NamespaceId] = set()
+        runs = [segment.frames.where(segment.frames.blocks > 0) for segment in segments]
+        self._runs = [frames for frames in runs if len(frames)]
+        for frames in self._runs:
+            self.namespaces |= frames.namespaces()
+        # A run has one number over all segments: this segment's first, and its place there.
+        self._firsts = np.cumsum([0, *map(len, self._runs)])
+        self._left = int(self._firsts[-1])
+        self._taken = bytearray(self._left)
+        none: Unsigned = np.zeros(0, np.uint64)
+        sequences = np.concatenate([none, *(frames.sequences for frames in self._runs)])
+        self._by_age = iter(np.argsort(sequences, kind="stable").tolist())
+        blocks: Ints = np.concatenate([none.astype(np.int64), *(f.blocks for f in self._runs)])
+        heads: Unsigned = np.concatenate([none, *(frames.heads for frames in self._runs)])
+        by_head = np.argsort(heads)
+        self._heads = heads[by_head]
+        self._run_of = np.repeat(np.arange(self._left, dtype=np.uint32), blocks)[by_head]
+
+    def __len__(self) -> int:
+        return self._left
+
+    def note(self, tombstone: FrameHeader) -> None:
+        """Let a tombstone written since kill what is still here."""
+        if self._left:
+            self._deaths.note(tombstone)
+
+    def take(self, keys: Sequence[BlockKey]) -> Taken:
+        """Take the runs that hold any of `keys`; a few others may be among them."""
+        if not self._left or not keys:
+            return Taken([], [])
+        heads = np.frombuffer(b"".join(keys), "<u8")[::_HEADS_OF_A_KEY]
+        first = np.searchsorted(self._heads, heads, "left").tolist()
+        last = np.searchsorted(self._heads, heads, "right").tolist()
+        runs = {
+            run
+            for start, end in zip(first, last, strict=True)
+            for run in self._run_of[start:end].tolist()
+        }
+        return self._take(sorted(run for run in runs if not self._taken[run]))
+
+    def take_oldest(self, count: int) -> Taken:
+        """Take up to `count` of the runs, by age."""
+        return self._take(islice((run for run in self._by_age if not self._taken[run]), count))
+
+    def _take(self, runs: Iterable[int]) -> Taken:
+        taken = Taken([], [])
+        for run in runs:
+            self._taken[run] = True
+            self._left -= 1
+            segment = int(np.searchsorted(self._firsts, run, "right")) - 1
+            frames, index = self._runs[segment], run - int(self._firsts[segment])
+            location = FileExtent(
+                frames.tag.number, int(frames.offsets[index]), int(frames.nbytes[index])
+            )
+            header = frames.header(index)
+            live = self._live(header) if header is not None else ()
+            if header is not None and live:
+                taken.records.append(FrameRecord(location, header, live))
+            else:
+                taken.dead.append(location)
+        taken.records.sort(key=lambda record: record.header.sequence)
+        if not self._left:
+            self._runs = []
+            self._heads, self._run_of = self._heads[:0], self._run_of[:0]
+        return taken
+
+    def _live(self, header: FrameHeader) -> tuple[int, ...]:
+        return tuple(
+            position
+            for position, block in enumerate(header.blocks)
+            if not self._deaths.kill(header, block.key)
+        )
