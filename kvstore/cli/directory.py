@@ -135,10 +135,11 @@ def gc(paths: tuple[Path, ...], as_json: bool, dry_run: bool) -> None:
 
 
 async def _collect(path: Path) -> None:
-    """Open the directory as a daemon does, which frees what is dead, and close it again."""
+    """Open the directory as a daemon does, free what is dead, and close it again."""
     tier = FileTier(path, capacity_bytes=GC_CAPACITY_BYTES)
     await tier.open()
     try:
+        tier.recall_all()
         await tier.settle()
     finally:
         await tier.close()

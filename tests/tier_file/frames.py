@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ from kvstore.frame import FrameHeader, FrameKind, RunBlock
 from kvstore.testing.disks import FaultyDisk
 from kvstore.testing.tier import pages
 from kvstore.tier.file import FileExtent, FileTier, FrameRecord
-from kvstore.tier.file.live import live_positions
 
 NAMESPACE = NamespaceId(b"n" * 32)
 OTHER = NamespaceId(b"o" * 32)
@@ -89,20 +88,9 @@ class Opened:
 
 
 async def recover(tier: FileTier) -> Opened:
-    """Open a tier, recall everything and free what is superseded, as a mover does."""
+    """Open a tier and recall everything."""
     recovered = await tier.open()
-    found: list[FrameRecord] = []
-    while tier.unrecalled_runs:
-        found += tier.recall_oldest(7)
-    frames = []
-    positions = live_positions([record.header for record in found])
-    for record, newest in zip(found, positions, strict=True):
-        live = tuple(position for position in newest if position in record.live)
-        if live:
-            frames.append(replace(record, live=live))
-        else:
-            tier.free(record.location)
-    return Opened(frames, recovered.next_sequence, recovered.dropped_frames)
+    return Opened(tier.recall_all(), recovered.next_sequence, recovered.dropped_frames)
 
 
 def live(recovered: Opened) -> dict[BlockKey, int]:

@@ -14,10 +14,10 @@ What is promised:
 How it recovers: of a sealed segment the footer is read, never the payload; who reads a frame later
 verifies it. A segment without a valid footer (the tail of a process that was killed, or a rotten
 footer) is scanned, and there every payload is verified, so that a torn frame cannot supersede an
-older durable one; then it is sealed. New frames always go to a fresh segment. After `open` all tombstones are known and
-every run can be found by its keys; the headers of runs are parsed as they are asked for, or one
-after another in the background: see `found.py`. A key in several frames is live in the one of the
-highest sequence, unless a later tombstone killed it.
+older durable one; then it is sealed. New frames always go to a fresh segment. After `open` all
+tombstones are known and every run can be found by its keys; the headers of runs are parsed as they
+are asked for, or one after another in the background: see `found.py`. A key in several frames is
+live in the one of the highest sequence, unless a later tombstone killed it.
 
 A directory written by another format version is refused (Incompatible), not skipped: a skipped
 segment may hold the tombstone of a block that this release would then serve again.

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Sequence, Set
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -25,6 +25,7 @@ from kvstore.tier.file.directory import Directory, take_directory
 from kvstore.tier.file.disk import Disk, RealDisk
 from kvstore.tier.file.failure import DiskFailed
 from kvstore.tier.file.found import Found, FrameRecord, Taken
+from kvstore.tier.file.live import live_positions
 from kvstore.tier.file.pages import PagePool
 from kvstore.tier.file.recovery import adopted, load_segment
 from kvstore.tier.file.segment_file import SegmentFiles, parse_segment_name
@@ -163,6 +164,24 @@ class FileTier:
     def recall_oldest(self, count: int) -> list[FrameRecord]:
         """Return up to `count` runs by age, maybe none though some are left: see `recall`."""
         return self._recalled(self._found.take_oldest(count))
+
+    def recall_all(self) -> list[FrameRecord]:
+        """Return all runs found, by age, and free those with nothing live: for who has no index.
+
+        live: positions that no newer run holds either.
+        """
+        found: list[FrameRecord] = []
+        while self.unrecalled_runs:
+            found += self.recall_oldest(self.unrecalled_runs)
+        records = []
+        newest = live_positions([record.header for record in found])
+        for record, positions in zip(found, newest, strict=True):
+            live = tuple(position for position in positions if position in record.live)
+            if live:
+                records.append(replace(record, live=live))
+            else:
+                self.free(record.location)
+        return records
 
     def allocate(self, nbytes: int) -> FileExtent | None:
         """Set `nbytes` (FrameHeader.nbytes or more) aside. None: no room under the cap now.
