@@ -218,7 +218,8 @@ class Mover:
 
     async def flush(self, deadline: float) -> bool:
         """Wait until everything committed so far is durable. False if it is not, or if some of it
-        never was: it left the arena, or was not within the write budget, since the last flush.
+        never was, since the last flush: it left the arena before a write of it succeeded, or was
+        not within the write budget.
         """
         if self._file is None:
             return False
@@ -226,7 +227,7 @@ class Mover:
         self._planner.retry_failed()
         settled = await self.settle(self._planner.dirty.last, deadline)
         counts = self._planner.counts
-        before, self._left_out = self._left_out, counts.lost + counts.unwritten
+        before, self._left_out = self._left_out, counts.never_durable + counts.unwritten
         return settled and not self._planner.dirty.any_failed and self._left_out == before
 
     async def bury(

@@ -65,9 +65,13 @@ class DirtyRecords:
         self._failed[key, part] = record
 
     def take_failed(self) -> dict[tuple[BlockKey, Part], StoredPart]:
-        """Return what failed since the last call, evicted or not."""
+        """Return what failed since the last call and has not left since."""
         failed, self._failed = self._failed, {}
         return failed
+
+    def give_up(self, key: BlockKey, part: Part) -> bool:
+        """Forget a record that leaves the arena unwritten. True: nothing ever made it durable."""
+        return self._failed.pop((key, part), None) is not None
 
     def drop(self, key: BlockKey, part: Part, record: StoredPart) -> None:
         """Forget a record whether or not it was taken."""

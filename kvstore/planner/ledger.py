@@ -26,7 +26,8 @@ VICTIMS_MAX = 1024
 
 @dataclass(slots=True)
 class Counts:
-    """What left the tiers, ever; `lost` went from the arena without a copy in the file tier.
+    """What left the tiers, ever; `lost` went from the arena without a copy in the file tier, and
+    of these `never_durable` had none ever, because writes failed.
 
     left: blocks by (tier, why), those deleted on purpose included. unwritten: records that the
     write budget kept out of the file tier.
@@ -35,6 +36,7 @@ class Counts:
     evicted_dram: int = 0
     evicted_file: int = 0
     lost: int = 0
+    never_durable: int = 0
     unwritten: int = 0
     left: Counter[tuple[str, str]] = field(default_factory=Counter)
 
@@ -104,6 +106,7 @@ class Ledger:
             if record.frame is None:
                 del block.parts[part]
                 lost += 1
+                self.counts.never_durable += self.dirty.give_up(key, part)
         if lost:
             self.departures.note(key, Reason.LOST)
         self.counts.lost += lost

@@ -261,6 +261,14 @@ def test_a_flush_does_not_pass_over_what_was_lost_before_it(tmp_path: Path) -> N
         assert node.flush()  # told once
 
 
+def test_a_flush_is_not_troubled_by_what_left_the_file_tier_first(tmp_path: Path) -> None:
+    with Node(tmp_path / "kv", arena_bytes=2 << 20, file_bytes=1 << 20) as node:
+        for name in range(20):
+            assert node.put(chain(name), 0, 12, durable=True, wait_s=5.0).durable
+        assert node.store.stats()["dram"]["lost_records"] > 0
+        assert node.flush()
+
+
 def test_a_disk_that_is_gone_is_tried_once_in_a_while_not_for_every_commit(tmp_path: Path) -> None:
     disk = FaultyDisk()
     with Node(tmp_path / "kv", disk=disk) as node:
