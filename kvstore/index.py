@@ -110,16 +110,21 @@ class StoredBlock:
 
     def refresh(self, namespace: Namespace) -> None:
         """Recompute the group masks after a part came or went."""
-        stored = [0] * len(namespace.groups)
-        resident = [0] * len(namespace.groups)
+        groups = namespace.groups
+        stored, resident = [0] * len(groups), [0] * len(groups)
+        complete = resident_groups = 0
         for (group, _), part in self.parts.items():
-            if group < len(stored):
-                stored[group] += 1
-                resident[group] += part.resident is not None
-        self.complete = self.resident_groups = 0
-        for group, spec in enumerate(namespace.groups):
-            self.complete |= (stored[group] >= spec.shards) << group
-            self.resident_groups |= (resident[group] >= spec.shards) << group
+            if group >= len(groups):
+                continue
+            shards = groups[group].shards
+            stored[group] += 1
+            if stored[group] == shards:
+                complete |= 1 << group
+            if part.resident is not None:
+                resident[group] += 1
+                if resident[group] == shards:
+                    resident_groups |= 1 << group
+        self.complete, self.resident_groups = complete, resident_groups
 
 
 class Index:

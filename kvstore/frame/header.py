@@ -225,18 +225,20 @@ def _run_problem(header: FrameHeader) -> str:
         return f"first block {header.first_block} or codec {header.codec_id}"
     if header.parent is not None and (len(header.parent) != KEY_NBYTES or header.parent == NO_KEY):
         return "parent is not a key"
-    return next(
-        filter(None, (_block_problem(block, header.codec_id) for block in header.blocks)), ""
-    )
+    for block in header.blocks:
+        if problem := _block_problem(block, header.codec_id):
+            return problem
+    return ""
 
 
 def _block_problem(block: RunBlock, codec_id: int) -> str:
-    if not 1 <= block.raw_nbytes <= RECORD_NBYTES_MAX or len(block.key) != KEY_NBYTES:
-        return f"a block of {block.raw_nbytes} bytes or with a key of a wrong size"
-    if not 1 <= block.stored_nbytes <= STORED_NBYTES_MAX:
-        return f"a block stored in {block.stored_nbytes} bytes"
-    if codec_id == 0 and block.stored_nbytes != block.raw_nbytes:
+    key, raw_nbytes, stored_nbytes, raw_checksum, stored_checksum = block
+    if not 1 <= raw_nbytes <= RECORD_NBYTES_MAX or len(key) != KEY_NBYTES:
+        return f"a block of {raw_nbytes} bytes or with a key of a wrong size"
+    if not 1 <= stored_nbytes <= STORED_NBYTES_MAX:
+        return f"a block stored in {stored_nbytes} bytes"
+    if codec_id == 0 and stored_nbytes != raw_nbytes:
         return "a raw block stored in another size"
-    if not 0 <= min(block[3:]) <= max(block[3:]) <= U64_MAX:
+    if not (0 <= raw_checksum <= U64_MAX and 0 <= stored_checksum <= U64_MAX):
         return "a checksum beyond 64 bits"
     return ""

@@ -434,23 +434,24 @@ class Planner:
         that recency survives a restart. Of a record in several frames the one of the highest
         sequence stays: an older copy may be rotten, and the newer one is why nobody noticed.
         """
+        index, part = self.index, frame.part
         key_at = {position: key for position, key, _, _ in blocks}
         for position, key, nbytes, value in blocks:
-            block = self.index.get(namespace_id, key)
+            block = index.by_key(key)
             if block is None:
-                if self.index.by_key(key) is not None:
-                    continue  # no honest writer stores one key in two namespaces
                 above = key_at.get(position - 1) if position else parent
                 block = StoredBlock(key, namespace_id, first_block + position, above)
-                self.index.add(block)
-            elif (older := block.parts.get(frame.part)) is not None:
+                index.add(block)
+            elif block.namespace_id != namespace_id:
+                continue  # no honest writer stores one key in two namespaces
+            elif (older := block.parts.get(part)) is not None:
                 in_use = older.resident is not None or older.loading is not None
                 if in_use or older.frame is None or older.frame.sequence > frame.sequence:
                     continue
                 self._ledger.detach(block, older)
-            record = block.parts[frame.part] = StoredPart(nbytes, value)
+            record = block.parts[part] = StoredPart(nbytes, value)
             self._ledger.attach(frame, position, block, record, found=True)
-            self.index.refresh(block)
+            index.refresh(block)
         self._ledger.free_if_dead(frame)
 
     # ---- leaving -----------------------------------------------------------------------------

@@ -8,9 +8,10 @@ what is indexed in the background is older than whatever was asked for.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import accumulate, islice
 from typing import NamedTuple
 
 import numpy as np
@@ -53,8 +54,8 @@ class Found:
         for frames in self._runs:
             self.namespaces |= frames.namespaces()
         # A run has one number over all segments: this segment's first, and its place there.
-        self._firsts = np.cumsum([0, *map(len, self._runs)])
-        self._left = int(self._firsts[-1])
+        self._firsts = [0, *accumulate(map(len, self._runs))]
+        self._left = self._firsts[-1]
         self._taken = bytearray(self._left)
         none: Unsigned = np.zeros(0, np.uint64)
         sequences = np.concatenate([none, *(frames.sequences for frames in self._runs)])
@@ -96,13 +97,13 @@ class Found:
         for run in runs:
             self._taken[run] = True
             self._left -= 1
-            segment = int(np.searchsorted(self._firsts, run, "right")) - 1
-            frames, index = self._runs[segment], run - int(self._firsts[segment])
+            segment = bisect_right(self._firsts, run) - 1
+            frames, index = self._runs[segment], run - self._firsts[segment]
             location = FileExtent(
                 frames.tag.number, int(frames.offsets[index]), int(frames.nbytes[index])
             )
             header = frames.header(index)
-            live = self._live(header) if header is not None else ()
+            live = self._deaths.live(header) if header is not None else ()
             if header is not None and live:
                 taken.records.append(FrameRecord(location, header, live))
             else:
@@ -112,10 +113,3 @@ class Found:
             self._runs = []
             self._heads, self._run_of = self._heads[:0], self._run_of[:0]
         return taken
-
-    def _live(self, header: FrameHeader) -> tuple[int, ...]:
-        return tuple(
-            position
-            for position, block in enumerate(header.blocks)
-            if not self._deaths.kill(header, block.key)
-        )

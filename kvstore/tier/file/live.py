@@ -28,11 +28,18 @@ class Deaths:
         for key in header.killed:
             self._killed[owner, key] = max(self._killed.get((owner, key), 0), header.sequence)
 
-    def kill(self, header: FrameHeader, key: BlockKey) -> bool:
-        """Say whether a block of a run is dead."""
+    def live(self, header: FrameHeader) -> tuple[int, ...]:
+        """Return the positions of a run's blocks that nothing killed."""
         owner = (header.tenant, header.namespace_id)
-        death = max(self._cleared.get(owner, 0), self._killed.get((owner, key), 0))
-        return death >= header.sequence
+        if self._cleared.get(owner, 0) >= header.sequence:
+            return ()
+        if not self._killed:
+            return tuple(range(len(header.blocks)))
+        return tuple(
+            position
+            for position, block in enumerate(header.blocks)
+            if self._killed.get((owner, block.key), 0) < header.sequence
+        )
 
 
 def live_positions(headers: Sequence[FrameHeader]) -> list[tuple[int, ...]]:
@@ -44,11 +51,10 @@ def live_positions(headers: Sequence[FrameHeader]) -> list[tuple[int, ...]]:
     deaths = Deaths(headers)
     newest: dict[_Record, tuple[int, int]] = {}
     for index, header in enumerate(headers):
-        owner = (header.tenant, header.namespace_id)
-        for block in header.blocks:
-            if not deaths.kill(header, block.key):
-                record = (*owner, header.part, block.key)
-                newest[record] = max(newest.get(record, (0, 0)), (header.sequence, index))
+        for position in deaths.live(header):
+            key = header.blocks[position].key
+            record = (header.tenant, header.namespace_id, header.part, key)
+            newest[record] = max(newest.get(record, (0, 0)), (header.sequence, index))
     return [
         tuple(
             position
