@@ -38,6 +38,7 @@ logger = logging.getLogger(__name__)
 
 RETRY_S = 5.0  # how long after a first failure what could not be written is tried again
 RETRY_MAX_S = 60.0  # it doubles up to here: a disk that is gone for long costs nothing
+HEAD_START_S = 0.005  # a device that takes longer for one block is not waited for
 READS_MAX = 8  # frames on their way up at once; beyond that they queue in prefix order
 EVICT_ROUNDS_MAX = 8
 RECALL_STEP_RUNS = 8  # indexed before anybody else gets a turn: about a millisecond
@@ -415,21 +416,29 @@ class Mover:
 
     # ---- up: file to arena ---------------------------------------------------------------------
 
-    def start_read(self, read: Read) -> None:
-        """Carry a read out in the background; `reads_of` finds it again."""
-        task = asyncio.get_running_loop().create_task(self._read(read))
+    def start_read(
+        self, read: Read, *, after: Collection[asyncio.Task[None]] = ()
+    ) -> asyncio.Task[None]:
+        """Carry a read out in the background; `reads_of` finds it again.
+
+        after: reads that have the disk to themselves until they end, for HEAD_START_S at most.
+        """
+        task = asyncio.get_running_loop().create_task(self._read(read, after))
         for record in read.stored:
             self._reads[record] = task
+        return task
 
     def reads_of(self, records: Sequence[StoredPart]) -> set[asyncio.Task[None]]:
         """Return the tasks that are bringing any of `records` up."""
         return {self._reads[record] for record in records if record in self._reads}
 
-    async def _read(self, read: Read) -> None:
+    async def _read(self, read: Read, after: Collection[asyncio.Task[None]]) -> None:
         bad: Sequence[int] = read.positions
         corrupt = False
         began = self._now()
         try:
+            if after:
+                await asyncio.wait(after, timeout=HEAD_START_S)
             async with self._read_places:
                 bad, corrupt = await self._fetch(read), True
         except CorruptBlock:

@@ -44,6 +44,7 @@ class _Piece:
     """What one read will bring up: position in the frame, which record, where it goes."""
 
     frame: StoredFrame  # pinned
+    records_max: int
     items: list[tuple[int, StoredBlock, StoredPart, HeldSlot]] = field(default_factory=list)
 
     def read(self) -> Read:
@@ -327,7 +328,8 @@ class Planner:
 
         In prefix order, in pieces of at most `read_nbytes_max` or one record, each yielded as soon
         as it is planned: the disk reads the first while the last are still looked for, and one
-        large frame keeps a device's queue busy. Closed early, it gives back what it took.
+        large frame keeps a device's queue busy. The first of each part is one record, to be up
+        soon. Closed early, it gives back what it took.
         """
         pieces: dict[Part, _Piece] = {}
         planned: deque[Read] = deque()
@@ -360,13 +362,17 @@ class Planner:
         slot.pins += 1
         record.loading = slot
         piece = pieces.get(part)
-        limit = self._read_nbytes_max // padded(record.nbytes)
-        if piece is not None and (piece.frame is not record.frame or len(piece.items) >= limit):
-            planned.append(piece.read())
-            piece = None
-        if piece is None:
+        if (
+            piece is None
+            or piece.frame is not record.frame
+            or len(piece.items) >= piece.records_max
+        ):
+            records_max = 1
+            if piece is not None:
+                planned.append(piece.read())
+                records_max = self._read_nbytes_max // padded(record.nbytes)
             record.frame.pins += 1
-            piece = pieces[part] = _Piece(record.frame)
+            piece = pieces[part] = _Piece(record.frame, records_max)
         piece.items.append((record.position, block, record, slot))
         return True
 

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import grpc.aio
 import pytest
@@ -42,6 +43,19 @@ def exchange(daemon: Daemon, talk: Callable[[socket.socket], Awaitable[None]]) -
                 await talk(connection)
 
     asyncio.run(run())
+
+
+def touched(pid: int) -> dict[str, int]:
+    """Return how many bytes of each extent that a process maps are in its page tables."""
+    nbytes: dict[str, int] = {}
+    inode = ""
+    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        fields = line.split()
+        if not fields[0].endswith(":"):
+            inode = fields[4] if "memfd:kvstore-arena" in line else ""
+        elif inode and fields[0] == "Rss:":
+            nbytes[inode] = int(fields[1]) << 10
+    return nbytes
 
 
 def refusal(daemon: Daemon, packet: Packet) -> Refused:
@@ -93,6 +107,16 @@ def test_every_extent_arrives_those_made_later_too() -> None:
             client.connect()
             until(lambda: len(client.extents()) == 32)
             assert {len(view) for view in client.extents().values()} == {2 << 20}
+
+
+def test_both_ends_touch_the_whole_arena_before_it_is_needed() -> None:
+    with Daemon("dram.extent=16MiB", "dram.capacity=64MiB", file=False) as daemon:
+        daemon.start()
+        with Client(daemon.target) as client:
+            client.connect()
+            until(lambda: len(client.extents()) == 4)
+            until(lambda: sum(touched(daemon.pid).values()) == 64 << 20)
+            until(lambda: touched(daemon.pid).items() <= touched(os.getpid()).items())
 
 
 def test_an_extent_cannot_be_shrunk_under_the_daemon(daemon: Daemon) -> None:

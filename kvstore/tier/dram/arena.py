@@ -4,13 +4,15 @@ A memfd, because a file in /dev/shm would outlive a crash, and because it is not
 64 MiB that containers give /dev/shm: running out there kills the engine with SIGBUS. An extent's
 pages are reserved (fallocate) before anybody may touch it and it is sealed against shrinking, so
 that no mapping of it can fault. Reserving a gigabyte takes a fraction of a second, so the first
-extent exists when the daemon starts and a background task makes the others.
+extent exists when the daemon starts and a background task makes the others. It also touches every
+page once: a disk reads into pages that nobody has touched yet at half the speed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import fcntl
 import logging
 import mmap
@@ -26,6 +28,10 @@ from kvstore.tier.dram.allocator import ExtentAllocator
 logger = logging.getLogger(__name__)
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+TOUCH_STEP_NBYTES = 32 << 20
+_MADV_POPULATE_WRITE = 23  # Linux 5.14; older kernels refuse it, and pages fault in on first use
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +68,8 @@ class Arena:
 
     async def start(self) -> None:
         """Make the first extent, and the others in the background."""
-        await self._add_extent(min(self._extent_bytes, self.capacity_bytes))
+        nbytes = min(self._extent_bytes, self.capacity_bytes)
+        self._add(*await asyncio.to_thread(_make_extent, nbytes))
         self._grow_task = asyncio.create_task(self._grow())
 
     async def close(self) -> None:
@@ -137,10 +144,11 @@ class Arena:
 
     async def _grow(self) -> None:
         made = sum(handle.nbytes for handle in self._handles)
+        await asyncio.to_thread(_touch, self._maps[0])
         while made < self.capacity_bytes:
             nbytes = min(self._extent_bytes, self.capacity_bytes - made)
             try:
-                await self._add_extent(nbytes)
+                self._add(*await asyncio.to_thread(_make_touched_extent, nbytes))
             except ConfigError as error:
                 # Less cache is better than no daemon: stay with what could be reserved.
                 logger.warning("arena=short capacity_bytes=%d reason=%r", made, str(error))
@@ -149,32 +157,50 @@ class Arena:
             made += nbytes
         logger.info("arena=complete extents=%d capacity_bytes=%d", len(self._handles), made)
 
-    async def _add_extent(self, nbytes: int) -> None:
-        fd = await asyncio.to_thread(_make_extent, nbytes)
-        try:
-            mapped = mmap.mmap(fd, nbytes, flags=mmap.MAP_SHARED)
-        except OSError as error:
-            os.close(fd)
-            raise ConfigError(f"cannot map {nbytes} bytes of arena: {error}") from error
-        handle = ExtentHandle(len(self._handles), fd, nbytes)
+    def _add(self, fd: int, mapped: mmap.mmap) -> None:
+        handle = ExtentHandle(len(self._handles), fd, len(mapped))
         self._handles.append(handle)
         self._maps.append(mapped)
         self._views.append(memoryview(mapped))
-        self._free.append(ExtentAllocator(nbytes))
+        self._free.append(ExtentAllocator(len(mapped)))
         for callback in list(self._callbacks):
             callback(handle)
 
 
-def _make_extent(nbytes: int) -> int:
+def _make_extent(nbytes: int) -> tuple[int, mmap.mmap]:
     fd = os.memfd_create("kvstore-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, nbytes)
         os.posix_fallocate(fd, 0, nbytes)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+        mapped = mmap.mmap(fd, nbytes, flags=mmap.MAP_SHARED)
     except OSError as error:
         os.close(fd)
         raise ConfigError(
             f"cannot reserve {nbytes} bytes of shared memory ({error.strerror}): "
             "lower dram.capacity, or raise the container's memory limit"
         ) from error
-    return fd
+    return fd, mapped
+
+
+def _make_touched_extent(nbytes: int) -> tuple[int, mmap.mmap]:
+    fd, mapped = _make_extent(nbytes)
+    _touch(mapped)
+    return fd, mapped
+
+
+def _touch(mapped: mmap.mmap) -> None:
+    """Fill the page tables of an extent, as far as the kernel can.
+
+    In steps, and by way of ctypes: mmap.madvise would keep the interpreter lock.
+    """
+    try:
+        anchor = ctypes.c_char.from_buffer(mapped)  # while it lives, nobody can unmap it
+    except ValueError:  # closed by now
+        return
+    address = ctypes.addressof(anchor)
+    for offset in range(0, len(mapped), TOUCH_STEP_NBYTES):
+        nbytes = min(TOUCH_STEP_NBYTES, len(mapped) - offset)
+        if _libc.madvise(address + offset, nbytes, _MADV_POPULATE_WRITE):
+            logger.debug("touch=refused errno=%d", ctypes.get_errno())
+            return

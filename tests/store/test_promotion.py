@@ -1,0 +1,57 @@
+"""What comes up first, while a long prefix is on its way."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from kvstore.block import Span
+from kvstore.planner import DAEMON_SESSION
+from kvstore.testing.disks import FaultyDisk
+from tests.sim.loop import SimLoop
+from tests.store.node import FULL, SPEC, Node, chain
+
+A = chain(1)
+
+
+def read_times(path: Path, io_s: float) -> tuple[float, list[float]]:
+    """Bring a prefix up; return when its first block was there, and when the disk was asked."""
+    with Node(path) as node:
+        node.put(A, durable=True)
+    loop = SimLoop(Random(3))
+    disk = FaultyDisk()
+    with Node(path, disk=disk, loop=loop) as node:
+        loop.threads.io_s = io_s
+        asked: list[float] = []
+        disk.fault = lambda call: asked.append(loop.time()) if call == "preadv" else None
+
+        async def bring_up() -> float:
+            acquire = node.store.acquire
+            rest = asyncio.create_task(acquire(DAEMON_SESSION, SPEC.id, A, wait_s=20.0))
+            await asyncio.sleep(0)  # it begins
+            first = (Span(FULL, 0, 1),)
+            await acquire(DAEMON_SESSION, SPEC.id, A[:1], wait_s=20.0, spans=first)
+            up_at = loop.time()
+            assert (await rest).hit_blocks == len(A)
+            return up_at
+
+        return node.run(bring_up()), sorted(asked)
+
+
+@pytest.fixture(autouse=True)
+def every_load_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvstore.promotion.HEAD_START_NBYTES", 0)
+
+
+def test_an_idle_disk_reads_the_first_block_alone(tmp_path: Path) -> None:
+    up_at, (first, *others) = read_times(tmp_path / "kv", io_s=0.0001)
+    assert first < up_at <= others[0]
+    assert len(others) == 3
+
+
+def test_a_slow_first_block_is_not_waited_for(tmp_path: Path) -> None:
+    up_at, (*_, last) = read_times(tmp_path / "kv", io_s=1.0)
+    assert last < up_at
