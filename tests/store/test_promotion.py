@@ -49,7 +49,6 @@ def every_load_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_idle_disk_reads_the_first_block_alone(tmp_path: Path) -> None:
     up_at, (first, *others) = read_times(tmp_path / "kv", io_s=0.0001)
     assert first < up_at <= others[0]
-    assert len(others) == 3
 
 
 def test_a_slow_first_block_is_not_waited_for(tmp_path: Path) -> None:
