@@ -65,8 +65,12 @@ class Promotion:
             # What is up already must not make room for what comes up.
             with self._planner.pinned([r.resident for r in records if r.resident is not None]):
                 began = self._now()
-                with closing(self._planner.plan_reads(namespace_id, keys, spans)) as plan:
-                    await self._start(plan, head_start=nbytes >= HEAD_START_NBYTES)
+                alone = nbytes >= HEAD_START_NBYTES and not self._mover.reads_under_way
+                reads_planned = self._planner.plan_reads(
+                    namespace_id, keys, spans, first_alone=alone
+                )
+                with closing(reads_planned) as plan:
+                    await self._start(plan, first_alone=alone)
                 reads = self._mover.reads_of(missing)
                 if not reads:
                     break  # there is no room for them
@@ -82,18 +86,17 @@ class Promotion:
                 return Brought(absent, slower=ended is Ended.CUT)
         return Brought(absent)
 
-    async def _start(self, plan: Iterable[Read], *, head_start: bool) -> None:
+    async def _start(self, plan: Iterable[Read], *, first_alone: bool) -> None:
         """Start reads as they are planned.
 
-        head_start: an idle disk is first given the first block alone. Among the reads behind it, it
-        would take several times as long; they lose next to nothing.
+        first_alone: the first block has the disk to itself for a moment. Among the reads behind it,
+        it would take several times as long; alone, it costs them next to nothing.
         """
-        head_start = head_start and not self._mover.reads_under_way
         first: StoredBlock | None = None
         ahead: list[asyncio.Task[None]] = []
         for read in plan:
             first = first or read.blocks[0]
-            if head_start and read.blocks[0] is first:
+            if first_alone and read.blocks[0] is first:
                 ahead.append(self._mover.start_read(read))
             else:
                 self._mover.start_read(read, after=ahead)

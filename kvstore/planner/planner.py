@@ -44,7 +44,6 @@ class _Piece:
     """What one read will bring up: position in the frame, which record, where it goes."""
 
     frame: StoredFrame  # pinned
-    records_max: int
     items: list[tuple[int, StoredBlock, StoredPart, HeldSlot]] = field(default_factory=list)
 
     def read(self) -> Read:
@@ -322,14 +321,19 @@ class Planner:
     # ---- promotion ---------------------------------------------------------------------------
 
     def plan_reads(
-        self, namespace_id: NamespaceId, keys: Sequence[BlockKey], spans: Sequence[Span]
+        self,
+        namespace_id: NamespaceId,
+        keys: Sequence[BlockKey],
+        spans: Sequence[Span],
+        *,
+        first_alone: bool = False,
     ) -> Generator[Read]:
         """Plan to bring up what `spans` names and the arena lacks, as far as there is room.
 
         In prefix order, in pieces of at most `read_nbytes_max` or one record, each yielded as soon
         as it is planned: the disk reads the first while the last are still looked for, and one
-        large frame keeps a device's queue busy. The first of each part is one record, to be up
-        soon. Closed early, it gives back what it took.
+        large frame keeps a device's queue busy. Closed early, it gives back what it took.
+        first_alone: the first block comes in reads of its own, and so is up sooner.
         """
         pieces: dict[Part, _Piece] = {}
         planned: deque[Read] = deque()
@@ -341,6 +345,10 @@ class Planner:
                 wanted = [part for part, begin, end in spans if begin <= index < end]
                 if block and not all(self._arrives(block, p, pieces, planned) for p in wanted):
                     break
+                if first_alone and pieces:
+                    planned += [piece.read() for piece in pieces.values()]
+                    pieces.clear()
+                    first_alone = False
             planned += [piece.read() for piece in pieces.values()]
             pieces.clear()
             while planned:
@@ -362,17 +370,13 @@ class Planner:
         slot.pins += 1
         record.loading = slot
         piece = pieces.get(part)
-        if (
-            piece is None
-            or piece.frame is not record.frame
-            or len(piece.items) >= piece.records_max
-        ):
-            records_max = 1
-            if piece is not None:
-                planned.append(piece.read())
-                records_max = self._read_nbytes_max // padded(record.nbytes)
+        limit = self._read_nbytes_max // padded(record.nbytes)
+        if piece is not None and (piece.frame is not record.frame or len(piece.items) >= limit):
+            planned.append(piece.read())
+            piece = None
+        if piece is None:
             record.frame.pins += 1
-            piece = pieces[part] = _Piece(record.frame, records_max)
+            piece = pieces[part] = _Piece(record.frame)
         piece.items.append((record.position, block, record, slot))
         return True
 

@@ -121,10 +121,11 @@ class PlannerMachine(RuleBasedStateMachine):
         else:
             self.planner.written(write, extent, 0, (RECORD,) * len(write.blocks), 1)
 
-    @rule(chain=st.sampled_from(CHAINS))
-    def start_reads(self, chain: list[BlockKey]) -> None:
+    @rule(chain=st.sampled_from(CHAINS), first_alone=st.booleans())
+    def start_reads(self, chain: list[BlockKey], first_alone: bool) -> None:
         hit = self.planner.match(SPEC.id, chain).hit_blocks
-        self.reads += self.planner.plan_reads(SPEC.id, chain, needed_spans(SPEC, hit))
+        spans = needed_spans(SPEC, hit)
+        self.reads += self.planner.plan_reads(SPEC.id, chain, spans, first_alone=first_alone)
 
     @rule(chain=st.sampled_from(CHAINS), count=st.integers(0, 2))
     def start_reads_and_give_up(self, chain: list[BlockKey], count: int) -> None:
@@ -266,7 +267,7 @@ def test_runs_are_consecutive_blocks_of_one_prefix_and_bounded() -> None:
     assert [len(write.blocks) for write in node.write_all()] == [16, 16, 8, 3]
 
 
-def test_reads_come_in_prefix_order_over_all_parts_the_first_block_alone_then_in_pieces() -> None:
+def test_reads_come_in_prefix_order_over_all_parts_and_in_bounded_pieces() -> None:
     node = Node(dram_records=24)
     chain = chain_of(8)
     for part in PARTS:
@@ -275,12 +276,17 @@ def test_reads_come_in_prefix_order_over_all_parts_the_first_block_alone_then_in
     node.put(chain_of(40)[8:32])  # 24 others take the arena
     node.write_all()
     spans = tuple(Span(part, 0, 8) for part in PARTS)
-    reads = list(node.planner.plan_reads(SPEC.id, chain, spans))
-    assert [(list(read.positions), read.frame.part) for read in reads] == [
-        (positions, part) for positions in ([0], [1, 2, 3], [4, 5, 6], [7]) for part in PARTS
-    ]
-    for read in reads:
-        node.planner.read_done(read, [], corrupt=False)
+    for first_alone, pieces in (
+        (True, ([0], [1, 2, 3], [4, 5, 6], [7])),
+        (False, ([0, 1, 2], [3, 4, 5], [6, 7])),
+    ):
+        reads = list(node.planner.plan_reads(SPEC.id, chain, spans, first_alone=first_alone))
+        assert [(list(read.positions), read.frame.part) for read in reads] == [
+            (positions, part) for positions in pieces for part in PARTS
+        ]
+        for read in reads:
+            bad = read.positions if first_alone else []  # unread, it is asked for again
+            node.planner.read_done(read, bad, corrupt=False)
     assert node.planner.match(SPEC.id, chain).resident_blocks == 8
 
 
@@ -292,15 +298,14 @@ def test_reads_that_nobody_waits_for_any_more_give_back_what_they_took() -> None
     node.put(chain_of(40)[8:16])  # 8 others take the arena
     node.write_all()
     reads = node.planner.plan_reads(SPEC.id, chain, (Span(PARTS[0], 0, 8),))
-    started = [next(reads), next(reads)]
+    first = next(reads)
     reads.close()
-    assert [list(read.positions) for read in started] == [[0], [1, 2, 3]]
+    assert list(first.positions) == [0, 1, 2]
     records = node.planner.find(SPEC.id, chain, (Span(PARTS[0], 0, 8),))
     assert [record is not None and record.loading is not None for record in records] == (
-        [True] * 4 + [False] * 4
+        [True] * 3 + [False] * 5
     )
-    for read in started:
-        node.planner.read_done(read, [], corrupt=False)
+    node.planner.read_done(first, [], corrupt=False)
     assert node.put(chain_of(60)[40:48]) == 0, "no slot stayed pinned"
 
 
