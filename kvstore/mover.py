@@ -71,6 +71,7 @@ class Mover:
         self._sequence = 1
         self._workers = executor or ThreadPoolExecutor(threads, thread_name_prefix="kvstore-codec")
         self._reads: dict[StoredPart, asyncio.Task[None]] = {}
+        self._ahead: set[asyncio.Task[None]] = set()  # reads that have the disk to themselves
         self._read_places = asyncio.Semaphore(READS_MAX)
         self._wake = asyncio.Event()
         self._progress: asyncio.Future[None] | None = None
@@ -416,17 +417,18 @@ class Mover:
 
     # ---- up: file to arena ---------------------------------------------------------------------
 
-    def start_read(
-        self, read: Read, *, after: Collection[asyncio.Task[None]] = ()
-    ) -> asyncio.Task[None]:
+    def start_read(self, read: Read, *, ahead: bool = False) -> None:
         """Carry a read out in the background; `reads_of` finds it again.
 
-        after: reads that have the disk to themselves until they end, for HEAD_START_S at most.
+        ahead: others wait until it has ended, for HEAD_START_S at most; they keep their order.
         """
+        after = () if ahead else tuple(self._ahead)
         task = asyncio.get_running_loop().create_task(self._read(read, after))
         for record in read.stored:
             self._reads[record] = task
-        return task
+        if ahead:
+            self._ahead.add(task)
+            task.add_done_callback(self._ahead.discard)
 
     def reads_of(self, records: Sequence[StoredPart]) -> set[asyncio.Task[None]]:
         """Return the tasks that are bringing any of `records` up."""

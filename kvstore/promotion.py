@@ -93,11 +93,7 @@ class Promotion:
         it would take several times as long; alone, it costs them next to nothing.
         """
         first: StoredBlock | None = None
-        ahead: list[asyncio.Task[None]] = []
         for read in plan:
             first = first or read.blocks[0]
-            if first_alone and read.blocks[0] is first:
-                ahead.append(self._mover.start_read(read))
-            else:
-                self._mover.start_read(read, after=ahead)
+            self._mover.start_read(read, ahead=first_alone and read.blocks[0] is first)
             await asyncio.sleep(0)  # it goes to the disk now; others' turn, too
