@@ -147,8 +147,8 @@ def _ints(values: Sequence[int]) -> Ints:
 
 
 def _numbers(data: Bytes, places: Ints, nbytes: int) -> Ints:
-    """Return the little-endian number of `nbytes` bytes at each place."""
-    numbers = np.zeros(len(places), np.int64)
-    for i in range(nbytes):
-        numbers |= data[places + i].astype(np.int64) << (8 * i)
-    return numbers
+    """Return the little-endian number of 1, 4 or 8 bytes at each place."""
+    if not len(places):
+        return _ints([])
+    rows = np.lib.stride_tricks.sliding_window_view(data, nbytes)[places]
+    return rows.view(f"<u{nbytes}").ravel().astype(np.int64)
