@@ -158,8 +158,8 @@ class ObjectSettings:
 
     url: str = _setting(
         'Bucket and prefix: s3://, gs:// or az://bucket/prefix, or file:///folder; "" runs without '
-        "one. Needs the extra kvstore-tiers[object]. Credentials come from the provider's own "
-        "environment variables or the machine's role, never from here.",
+        "one. Needs a file tier and the extra kvstore-tiers[object]. Credentials come from the "
+        "provider's own environment variables or the machine's role, never from here.",
         "",
     )
     endpoint: str = _setting(
@@ -411,7 +411,7 @@ def _size_text(nbytes: int) -> str:
     return str(nbytes)
 
 
-def _check_object(settings: ObjectSettings) -> None:
+def _check_object(settings: ObjectSettings, *, has_file_tier: bool) -> None:
     """Raise ConfigError on an address that is none. It is not quoted: it may hold a password."""
     for key, text, schemes in (
         ("object.url", settings.url, ("s3", "gs", "az", "file")),
@@ -426,12 +426,17 @@ def _check_object(settings: ObjectSettings) -> None:
         raise ConfigError("object.endpoint has no TLS: allow it by object.allow_http=true")
     if settings.endpoint and settings.url.partition("://")[0] not in ("s3", "az", ""):
         raise ConfigError("object.endpoint goes with s3:// and az:// only")
+    if settings.url and not has_file_tier:
+        raise ConfigError(
+            "object.url needs a file tier, because what was written there is uploaded: set "
+            'file.path, or object.url=""'
+        )
 
 
 def _check(settings: Settings) -> None:
     """Raise ConfigError on values that cannot work on any machine."""
     server, dram, file, limits = settings.server, settings.dram, settings.file, settings.limits
-    _check_object(settings.object)
+    _check_object(settings.object, has_file_tier=bool(file.path))
     object_ = settings.object
     for key, path in (("server.socket", server.socket), ("file.path", file.path)):
         if not _is_path(path):

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from kvstore.answers import Ask
@@ -29,8 +31,9 @@ from kvstore.block import (
 from kvstore.checksum import checksum
 from kvstore.codec import decodes_to
 from kvstore.errors import KVStoreError
-from kvstore.frame import RunBlock
+from kvstore.frame import RUN_BLOCKS_MAX, RunBlock
 from kvstore.loads import Ended, Loads
+from kvstore.object_watch import Watch, Watches
 from kvstore.obs import Metrics
 from kvstore.planner import DAEMON_SESSION, Planner, SessionId, longest_hit, needed_spans
 from kvstore.tier.object import FoundFrame, ObjectRead, ObjectTier, Outcome, run_blocks
@@ -40,6 +43,7 @@ logger = logging.getLogger(__name__)
 WINDOW_NBYTES = 16 << 20  # of records published at once: the first are up while the last are asked
 WINDOWS_MAX = 8  # on their way at once; beyond that they queue in prefix order
 LEASE_MARGIN = 0.8  # of a lease's time, to read into its slots
+STEP_BLOCKS = 128  # looked at before others run: about a millisecond
 
 
 class Writer(Protocol):
@@ -67,9 +71,6 @@ class Writer(Protocol):
     def view(self, slot: Slot) -> memoryview: ...
 
 
-_Record = tuple[BlockKey, Part]
-
-
 class _Place(NamedTuple):
     """Where in the bucket a record is."""
 
@@ -84,6 +85,9 @@ class _Place(NamedTuple):
     def begin(self) -> int:
         before = self.frame.header.blocks[: self.position]
         return PAGE_NBYTES + sum(padded(block.stored_nbytes) for block in before)
+
+
+_Places = Mapping[Part, Mapping[BlockKey, _Place]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +114,12 @@ class ObjectFetch:
         metrics: Metrics,
         executor: Executor,
         *,
+        watches: Watches,
         nbytes_max: int,
         now: Callable[[], float],
     ) -> None:
         """nbytes_max: of records brought up for one prefix."""
+        self._watches = watches
         self._nbytes_max = nbytes_max
         self._tier = tier
         self._planner = planner
@@ -123,36 +129,20 @@ class ObjectFetch:
         self._loads = Loads(metrics, now)
         self._room = asyncio.Semaphore(WINDOWS_MAX)
         self._under_way: dict[_Window, asyncio.Task[bool]] = {}
-        self._doomed: set[_Window] = set()  # of these
 
     async def bring_up(self, ask: Ask, match: Match, deadline: float) -> Ended:
         """Make the hit of a prefix longer than `match`, as far as the bucket has more of it."""
-        namespace = self._planner.namespace(ask.namespace_id)
-        aligned = run_blocks(namespace)
-        start = match.hit_blocks // aligned * aligned
-        found = await self._tier.find(
-            ask.namespace_id,
-            ask.keys[start:],
-            run_blocks=aligned,
-            deadline=min(deadline, ask.look_until),
-        )
-        places = {
-            (frame.header.blocks[at].key, frame.header.part): _Place(frame, at)
-            for frame in found.frames
-            for at in frame.live
-        }
-        goal = self._goal(ask, start + found.blocks, places)
-        goal = min(goal, match.hit_blocks + self._nbytes_max // _block_nbytes(namespace))
-        windows = list(self._windows(ask, goal)) if goal > match.hit_blocks else []
-        nbytes = sum(window.nbytes for window in windows)
-        if not nbytes:
-            return Ended.DONE
-        stakes = ask.stakes(Match(goal, match.hit_blocks))
-        race = self._loads.race(nbytes, stakes) if stakes is not None else None
-        if stakes is not None and race is None:
-            return Ended.CUT
-        began = self._now()
-        parts = [self._started(window, places) for window in windows]
+        with self._watches.watch(ask.namespace_id, ask.keys) as watch:
+            goal, windows, places = await self._find(ask, match, deadline)
+            nbytes = sum(window.nbytes for window in windows)
+            if not nbytes or watch.dead:
+                return Ended.DONE
+            stakes = ask.stakes(Match(goal, match.hit_blocks))
+            race = self._loads.race(nbytes, stakes) if stakes is not None else None
+            if stakes is not None and race is None:
+                return Ended.CUT
+            began = self._now()
+            parts = [self._started(window, places) for window in windows]
         return await self._loads.wait(
             parts,
             nbytes,
@@ -162,12 +152,29 @@ class ObjectFetch:
             came_up=lambda: all(part.result() for part in parts),
         )
 
-    def forget(self, namespace_id: NamespaceId, keys: Collection[BlockKey] | None) -> None:
-        """Let nothing come up any more that is on its way and deleted now; None: all of it."""
-        dead = set(keys or ())
-        for window in self._under_way:
-            if window.namespace_id == namespace_id and (keys is None or dead & set(window.keys)):
-                self._doomed.add(window)
+    async def _find(
+        self, ask: Ask, match: Match, deadline: float
+    ) -> tuple[int, list[_Window], _Places]:
+        """Return how long the hit can get, what it lacks, and where in the bucket that is."""
+        namespace = self._planner.namespace(ask.namespace_id)
+        aligned = run_blocks(namespace)
+        start = match.hit_blocks // aligned * aligned
+        found = await self._tier.find(
+            ask.namespace_id,
+            ask.keys[start:],
+            run_blocks=aligned,
+            deadline=min(deadline, ask.look_until),
+        )
+        places: defaultdict[Part, dict[BlockKey, _Place]] = defaultdict(dict)
+        for number, frame in enumerate(found.frames):
+            if number % (STEP_BLOCKS // RUN_BLOCKS_MAX) == 0:
+                await asyncio.sleep(0)
+            blocks = frame.header.blocks
+            places[frame.header.part] |= {blocks[at].key: _Place(frame, at) for at in frame.live}
+        goal = await self._goal(ask, start + found.blocks, places)
+        goal = min(goal, match.hit_blocks + self._nbytes_max // _block_nbytes(namespace))
+        windows = await self._windows(ask, goal) if goal > match.hit_blocks else []
+        return goal, windows, places
 
     async def close(self) -> None:
         """Stop what is under way."""
@@ -176,69 +183,75 @@ class ObjectFetch:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _goal(self, ask: Ask, blocks: int, places: Mapping[_Record, _Place]) -> int:
+    async def _goal(self, ask: Ask, blocks: int, places: _Places) -> int:
         """Return how long the hit is with what the bucket has."""
         namespace = self._planner.namespace(ask.namespace_id)
-        keys = ask.keys[:blocks]
+        groups = [
+            (1 << group, [(p, places.get(p, {})) for p in map(partial(Part, group), range(shards))])
+            for group, shards in enumerate(spec.shards for spec in namespace.groups)
+        ]
         masks = []
-        for key, block in zip(keys, self._planner.index.find(ask.namespace_id, keys), strict=True):
-            mask = block.complete if block is not None else 0
-            stored = block.parts if block is not None else {}
-            for group, spec in enumerate(namespace.groups):
-                parts = [Part(group, shard) for shard in range(spec.shards)]
-                if all(part in stored or (key, part) in places for part in parts):
-                    mask |= 1 << group
-            masks.append(mask)
+        for first in range(0, blocks, STEP_BLOCKS):
+            await asyncio.sleep(0)
+            keys = ask.keys[first : min(first + STEP_BLOCKS, blocks)]
+            stored = self._planner.index.find(ask.namespace_id, keys)
+            for key, block in zip(keys, stored, strict=True):
+                here = block.parts if block is not None else {}
+                mask = block.complete if block is not None else 0
+                for bit, parts in groups:
+                    if not mask & bit and all(p in here or key in there for p, there in parts):
+                        mask |= bit
+                masks.append(mask)
         return longest_hit(namespace, masks, ask.skip_blocks)
 
-    def _windows(self, ask: Ask, goal: int) -> Iterator[_Window]:
+    async def _windows(self, ask: Ask, goal: int) -> list[_Window]:
         """Cut what a hit of `goal` blocks lacks into pieces, in prefix order."""
         namespace = self._planner.namespace(ask.namespace_id)
         spans = needed_spans(namespace, goal, ask.skip_blocks)
         step = max(1, WINDOW_NBYTES // _block_nbytes(namespace))
+        windows = []
         for first in range(min(span.begin for span in spans), goal, step):
+            await asyncio.sleep(0)
             keys = tuple(ask.keys[first : min(first + step, goal)])
             clipped = tuple(
                 Span(part, max(begin, first) - first, min(end, first + len(keys)) - first)
                 for part, begin, end in spans
                 if begin < first + len(keys) and end > first
             )
-            records = self._planner.find(ask.namespace_id, keys, clipped)
-            sizes = [
-                namespace.record_nbytes(part)
-                for part, begin, end in clipped
-                for _ in range(begin, end)
-            ]
+            missing = iter(self._planner.find(ask.namespace_id, keys, clipped))
             nbytes = sum(
-                size for size, record in zip(sizes, records, strict=True) if record is None
+                sum(next(missing) is None for _ in range(begin, end))
+                * namespace.record_nbytes(part)
+                for part, begin, end in clipped
             )
             if nbytes:
                 parent = ask.keys[first - 1] if first else None
-                yield _Window(ask.namespace_id, first, keys, parent, clipped, nbytes)
+                windows.append(_Window(ask.namespace_id, first, keys, parent, clipped, nbytes))
+        return windows
 
-    def _started(self, window: _Window, places: Mapping[_Record, _Place]) -> asyncio.Task[bool]:
+    def _started(self, window: _Window, places: _Places) -> asyncio.Task[bool]:
         """Return the task that brings a window, which goes on whoever stops waiting for it."""
         task = self._under_way.get(window)
         if task is None:
             task = asyncio.get_running_loop().create_task(self._quietly(window, places))
             self._under_way[window] = task
-            task.add_done_callback(lambda _: self._ended(window))
+            task.add_done_callback(lambda _: self._under_way.pop(window))
         return task
 
-    def _ended(self, window: _Window) -> None:
-        del self._under_way[window]
-        self._doomed.discard(window)
+    async def _quietly(self, window: _Window, places: _Places) -> bool:
+        with self._watches.watch(window.namespace_id, window.keys) as watch:
+            return await self._in_turn(window, places, watch)
 
-    async def _quietly(self, window: _Window, places: Mapping[_Record, _Place]) -> bool:
+    async def _in_turn(self, window: _Window, places: _Places, watch: Watch) -> bool:
         async with self._room:
             try:
-                return await self._bring(window, places)
+                return not watch.dead and await self._bring(window, places, watch)
             except KVStoreError as error:
                 self._metrics.read_errors.inc()
                 logger.warning("fetch=failed blocks=%d reason=%r", len(window.keys), str(error))
                 return False
 
-    async def _bring(self, window: _Window, places: Mapping[_Record, _Place]) -> bool:
+    async def _bring(self, window: _Window, places: _Places, watch: Watch) -> bool:
         """Write a window of records into the store. False: some could not be had."""
         grant = await self.store.reserve(
             DAEMON_SESSION,
@@ -249,26 +262,24 @@ class ObjectFetch:
             spans=window.spans,
         )
         try:
-            records = [
-                (window.keys[at], part)
+            found = [
+                places.get(part, {}).get(key)
                 for part, begin, end in window.spans
-                for at in range(begin, end)
+                for key in window.keys[begin:end]
             ]
             wanted = [
-                (self.store.view(slot), places.get(record))
-                for slot, record in zip(grant.slots, records, strict=True)
+                (self.store.view(slot), place)
+                for slot, place in zip(grant.slots, found, strict=True)
                 if slot is not None
             ]
             sums = await self._fill(wanted, grant.deadline_s)
-            if grant.refused or sums is None:
-                return False
-            if window in self._doomed:
+            if grant.refused or sums is None or watch.dead:
                 return False
             left = iter(sums)
             checksums = [next(left) if slot is not None else 0 for slot in grant.slots]
             await self.store.commit(DAEMON_SESSION, grant.lease_id, checksums)
-            if window in self._doomed:  # between two steps of the commit
-                await self.store.delete(window.namespace_id, window.keys)
+            if watch.dead:  # between two steps of the commit
+                await self.store.delete(window.namespace_id, list(watch.dead))
                 return False
             return True
         finally:
@@ -297,7 +308,6 @@ class ObjectFetch:
         deadline = self._now() + LEASE_MARGIN * lease_s
         if set(await self._tier.read(reads, deadline)) - {Outcome.READ}:
             return None
-        self._metrics.bytes.labels("object", "read").inc(sum(read.nbytes for read in reads))
         good = await asyncio.get_running_loop().run_in_executor(
             self._executor, _all_good, [view for view, _ in wanted], stored, places
         )

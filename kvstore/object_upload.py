@@ -21,6 +21,7 @@ from kvstore.errors import CorruptBlock, InvalidRequest, Unavailable
 from kvstore.frame import FrameHeader, RunBlock
 from kvstore.index import StoredBlock
 from kvstore.mover import run_header
+from kvstore.object_watch import Watches
 from kvstore.obs import Metrics
 from kvstore.planner import Planner, Write
 from kvstore.promotion import Promotion
@@ -52,12 +53,14 @@ class ObjectUpload:
         promotion: Promotion,
         arena: Arena,
         *,
+        watches: Watches,
         metrics: Metrics,
         executor: Executor,
         codec: Codec,
         now: Callable[[], float],
         rest_s: float = REST_S,
     ) -> None:
+        self._watches = watches
         self._tier = tier
         self._planner = planner
         self._promotion = promotion
@@ -97,6 +100,9 @@ class ObjectUpload:
             try:
                 for run in self._missing_runs(block):
                     await self._upload(run)
+            except asyncio.CancelledError:  # a drain goes on with it
+                self._look_at(key, self._now())
+                raise
             except Unavailable as error:
                 logger.warning("upload=failed key=%s reason=%r", key[:4].hex(), str(error))
                 self._look_at(key, self._now() + RETRY_S)
@@ -131,6 +137,20 @@ class ObjectUpload:
 
     async def _upload(self, run: Sequence[StoredBlock]) -> None:
         namespace_id, keys = run[0].namespace_id, [block.key for block in run]
+        with self._watches.watch(namespace_id, keys) as watch:
+            frames = await self._frames_of(run)
+            if watch.dead:  # from here on, a delete waits for what is being written
+                raise Unavailable("some of it was deleted meanwhile")
+            if not frames:
+                return  # evicted meanwhile
+            await self._tier.write(frames, self._now() + WRITE_S)
+        if len(run) == run_blocks(self._planner.namespace(namespace_id)):
+            self._uploaded[keys[-1]] = None
+            if len(self._uploaded) > UPLOADED_MAX:
+                self._uploaded.popitem(last=False)
+
+    async def _frames_of(self, run: Sequence[StoredBlock]) -> list[Frame]:
+        namespace_id, keys = run[0].namespace_id, [block.key for block in run]
         parts = sorted({part for block in run for part in block.parts})
         spans = tuple(Span(part, 0, len(run)) for part in parts)
         await self._promotion.bring_up(namespace_id, keys, spans, self._now() + WAIT_S)
@@ -139,18 +159,9 @@ class ObjectUpload:
         views = [self._arena.view(slot.slot) if slot is not None else None for slot in held]
         checksums = [record.checksum if record is not None else 0 for record in records]
         with self._planner.pinned([slot for slot in held if slot is not None]):
-            frames = await asyncio.get_running_loop().run_in_executor(
+            return await asyncio.get_running_loop().run_in_executor(
                 self._executor, self._frames, run, parts, views, checksums
             )
-        if not frames:
-            return  # evicted meanwhile
-        await self._tier.write(frames, self._now() + WRITE_S)
-        self._metrics.bytes.labels("object", "write").inc(sum(h.nbytes for h, _ in frames))
-        aligned = run_blocks(self._planner.namespace(namespace_id))
-        if len(run) == aligned:
-            self._uploaded[keys[-1]] = None
-            if len(self._uploaded) > UPLOADED_MAX:
-                self._uploaded.popitem(last=False)
 
     def _frames(
         self,

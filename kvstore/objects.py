@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -16,6 +16,7 @@ from kvstore.errors import Unavailable
 from kvstore.loads import Ended
 from kvstore.object_fetch import ObjectFetch, Writer
 from kvstore.object_upload import ObjectUpload
+from kvstore.object_watch import Watches
 from kvstore.obs import Metrics
 from kvstore.planner import Planner, Write
 from kvstore.promotion import Promotion
@@ -24,7 +25,8 @@ from kvstore.tier.object import ObjectTier
 
 logger = logging.getLogger(__name__)
 
-DELETE_S = 30.0
+DELETE_S = 30.0  # for all namespaces of one delete together
+DELETES_MAX = 16  # namespaces at once
 THREADS = 2
 
 
@@ -46,14 +48,22 @@ class Objects:
         self._tier = tier
         self._now = now
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="kvstore-object")
+        self._watches = Watches()
         self._fetch = ObjectFetch(
-            tier, planner, metrics, self._threads, nbytes_max=fetch_nbytes_max, now=now
+            tier,
+            planner,
+            metrics,
+            self._threads,
+            watches=self._watches,
+            nbytes_max=fetch_nbytes_max,
+            now=now,
         )
         self._upload = ObjectUpload(
             tier,
             planner,
             promotion,
             arena,
+            watches=self._watches,
             metrics=metrics,
             executor=self._threads,
             codec=codec,
@@ -90,13 +100,30 @@ class Objects:
         """Make the hit of a prefix longer than `match`, as far as the bucket has more of it."""
         return await self._fetch.bring_up(ask, match, deadline)
 
-    async def delete(self, namespace_id: NamespaceId, keys: Sequence[BlockKey] | None) -> None:
-        """Delete keys, or (None) a namespace, for every node that shares the bucket.
+    def deleting(
+        self, namespaces: Collection[NamespaceId], keys: Collection[BlockKey] | None
+    ) -> contextlib.AbstractContextManager[None]:
+        """Let nothing of it come up, from when the planner forgot it until `delete` is done."""
+        return self._watches.deleting(namespaces, keys)
 
-        Raises Unavailable: then they may come back.
+    async def delete(
+        self, namespaces: Collection[NamespaceId], keys: Sequence[BlockKey] | None
+    ) -> None:
+        """Delete keys, or (None) whole namespaces, for every node that shares the bucket.
+
+        Raises Unavailable after the last of them was tried: what could not be deleted may come
+        back.
         """
-        self._fetch.forget(namespace_id, keys)
-        await self._tier.delete(namespace_id, keys, self._now() + DELETE_S)
+        deadline = self._now() + DELETE_S
+        places = asyncio.Semaphore(DELETES_MAX)
+
+        async def one(namespace_id: NamespaceId) -> None:
+            async with places:
+                await self._tier.delete(namespace_id, keys, deadline)
+
+        results = await asyncio.gather(*map(one, namespaces), return_exceptions=True)
+        for failed in filter(None, results):
+            raise failed
 
     def stats(self) -> dict[str, Any]:
         return {**self._tier.stats(), "uploads_waiting": self._upload.waiting}

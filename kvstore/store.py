@@ -12,7 +12,7 @@ import contextlib
 import heapq
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -312,8 +312,11 @@ class Store:
         if self._objects is None or match.hit_blocks == len(ask.keys):
             return await self._promote(ask, deadline)
         fetch = asyncio.create_task(self._objects.bring_up(ask, match, deadline))
-        reached = await self._promote(ask, deadline)
-        ended = await fetch
+        try:
+            reached = await self._promote(ask, deadline)
+            ended = await fetch
+        finally:
+            fetch.cancel()  # if nobody waits any more; what it began is seen through
         if self._match(ask).hit_blocks <= match.hit_blocks or not reached.affordable:
             cut = ended is Ended.CUT and reached.why is None
             return reached._replace(why=Reason.SLOWER) if cut else reached
@@ -543,9 +546,7 @@ class Store:
         if corrupt:
             self._metrics.corrupt_blocks.labels("reader").inc(deletion.deleted)
         # Keys the index does not know are buried too: an evicted frame may still be on disk.
-        await self._mover.bury([namespace_id], keys)
-        if self._objects is not None:
-            await self._objects.delete(namespace_id, keys)
+        await self._bury([namespace_id], keys)
         self._room.set()
         return deletion.deleted
 
@@ -556,10 +557,7 @@ class Store:
         if namespace_id is None:
             known = set(self._planner.index.namespaces)
             namespaces = deletion.namespaces | known | self._mover.found_namespaces
-        await self._mover.bury(namespaces, None)
-        if self._objects is not None:
-            for each in namespaces:
-                await self._objects.delete(each, None)
+        await self._bury(namespaces, None)
         self._room.set()
         return deletion.deleted
 
@@ -570,6 +568,17 @@ class Store:
                 f"{self._mover.unrecalled_runs} runs found on disk are not indexed yet: try again "
                 "in a while"
             )
+
+    async def _bury(
+        self, namespaces: Collection[NamespaceId], keys: Sequence[BlockKey] | None
+    ) -> None:
+        """Make a delete durable, here and in the bucket. Call it in one step with the planner's."""
+        if self._objects is None:
+            await self._mover.bury(namespaces, keys)
+            return
+        with self._objects.deleting(namespaces, keys):
+            await self._mover.bury(namespaces, keys)
+            await self._objects.delete(namespaces, keys)
 
     def scan(
         self, namespace_id: NamespaceId | None, after: BlockKey | None, limit: int

@@ -308,7 +308,10 @@ class AsyncClient:
         shard: int = 0,
         wait_s: float = 2.0,
     ) -> list[bytes | None]:
-        """Return one part of each block, None for a miss. Every byte returned was verified."""
+        """Return one part of each block, None for a miss. Every byte returned was verified.
+
+        The node alone is asked: a bucket finds blocks by the prefix they are in, as `acquire` does.
+        """
         return await self._bulk.get(namespace_id, keys, part=Part(group, shard), wait_s=wait_s)
 
     async def get_into(

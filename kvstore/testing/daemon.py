@@ -26,7 +26,8 @@ class Daemon:
     """One daemon on free ports and a unix socket in a short temporary directory.
 
     overrides: as `kvstore serve --set` takes them. file: give it a file tier in that directory.
-    A context manager; at its end the process and the directory are gone.
+    environment: of the process, beside our own. A context manager; at its end the process and the
+    directory are gone.
     """
 
     def __init__(self, *overrides: str, file: bool = True) -> None:
@@ -36,6 +37,7 @@ class Daemon:
         self.log = self.directory / "log"
         self.port = 0
         self.metrics_port = 0
+        self.environment: dict[str, str] = {}
         self._process: subprocess.Popen[bytes] | None = None
         settings = [
             f"server.socket={self.socket}",
@@ -82,7 +84,7 @@ class Daemon:
             self._process = subprocess.Popen(
                 self.command("serve", *arguments),
                 stderr=log,
-                env={**os.environ, "PYTHONPATH": root},
+                env={**os.environ, **self.environment, "PYTHONPATH": root},
             )
         if wait:
             self._await_serving()

@@ -12,6 +12,7 @@ import aiohttp
 from aiohttp import web
 from yarl import URL
 
+SLOW_S = 1.0
 HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "content-length", "date", "server"}
 
 
@@ -28,16 +29,18 @@ class Fault(Enum):
     CUT = "half of the body, then the connection closes"
     SHORT = "half of the body, as if it were all"
     OVERSIZE = "the body, and then the same again"
+    SLOW = "half of the body, and the rest a second later"
 
 
 class Proxy:
-    """fault: asked before each request what to do with it. seen: how many there were by method."""
+    """fault: asked before each request what to do with it. seen: how many there were by method.
+    upstream: the endpoint of the real server, which may be another one after a restart."""
 
     def __init__(self, upstream: str) -> None:
         self.endpoint = ""
         self.fault: Callable[[web.BaseRequest], Fault | None] = lambda _: None
         self.seen: Counter[str] = Counter()
-        self._upstream = upstream
+        self.upstream = upstream
         self._released = asyncio.Event()
 
     def times(self, count: int, fault: Fault, method: str = "GET") -> None:
@@ -60,12 +63,16 @@ class Proxy:
             return web.Response()
         if fault is not None and isinstance(fault.value, int):
             return web.Response(status=fault.value, text="<Error><Code>Fault</Code></Error>")
-        return await self._pass_on(request, body, fault)
+        try:
+            return await self._pass_on(request, body, fault)
+        except aiohttp.ClientError:  # the real server is down
+            _hang_up(request)
+            return web.Response()
 
     async def _pass_on(
         self, request: web.BaseRequest, body: bytes, fault: Fault | None
     ) -> web.StreamResponse:
-        url = URL(self._upstream + request.raw_path, encoded=True)
+        url = URL(self.upstream + request.raw_path, encoded=True)
         async with self._session.request(
             request.method, url, headers=request.headers, data=body or None, allow_redirects=False
         ) as answer:
@@ -77,12 +84,16 @@ class Proxy:
             data += data
         if request.method == "HEAD" and "Content-Length" in answer.headers:
             kept["Content-Length"] = answer.headers["Content-Length"]
-        if fault not in (Fault.CUT, Fault.STALL_IN_BODY):
+        if fault not in (Fault.CUT, Fault.STALL_IN_BODY, Fault.SLOW):
             return web.Response(status=answer.status, headers=kept, body=data)
         response = web.StreamResponse(status=answer.status, headers=kept)
         response.content_length = len(data)
         await response.prepare(request)
         await response.write(data[: len(data) // 2])
+        if fault is Fault.SLOW:
+            await asyncio.sleep(SLOW_S)
+            await response.write(data[len(data) // 2 :])
+            return response
         if fault is Fault.STALL_IN_BODY:
             await self._released.wait()
         _hang_up(request)

@@ -44,9 +44,13 @@ class World:
 
     def find(self, keys: Sequence[BlockKey], run_blocks: int = 16) -> Found:
         walk = Walk(NAMESPACE, keys, run_blocks, self.catalog, self.tombstones)
-        while (wanted := walk.step()) != Wanted():
-            self.asked.append(wanted)
-            for directory in wanted.listings:
+        while not walk.ended:
+            wanted = walk.step()
+            if wanted != Wanted():
+                self.asked.append(wanted)
+            for directory in (*wanted.now, *wanted.ahead):
+                if isinstance(directory, Entry):
+                    continue  # its footer is known
                 there = [entry for entry in self.entries if entry.directory == directory]
                 self.catalog.listed(directory, there)
         return walk.found(complete=True)
@@ -57,13 +61,13 @@ def test_a_walk_asks_ahead_ever_more_but_only_once_something_was_found() -> None
     for first in range(0, 192, 16):
         world.store(PREFIX, first, first + 16)
     assert world.find(PREFIX).blocks == 192
-    widths = [len(wanted.listings) for wanted in world.asked]
-    assert widths[:3] == [1, 2, 3]
+    widths = [len(wanted.now) + len(wanted.ahead) for wanted in world.asked]
+    assert widths[:2] == [1, 5]
     assert max(widths) <= 1 + AHEAD_MAX
     assert sum(widths) <= 14
     world.asked.clear()
     world.find(prefix_of("absent", 200))
-    assert [len(wanted.listings) for wanted in world.asked] == [1]
+    assert [len(wanted.now) + len(wanted.ahead) for wanted in world.asked] == [1]
 
 
 @settings(max_examples=50)

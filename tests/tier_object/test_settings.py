@@ -30,6 +30,7 @@ SECRET = "s3cr3t-t0k3n"
         (["object.url=s3://b", f"object.endpoint=https://u:{SECRET}@h"], "credentials"),
         (["object.url=gs://b", "object.endpoint=https://h"], "az://"),
         (["object.requests_max=0"], "1..1024"),
+        (["object.url=s3://b", "file.path="], "set file.path"),
     ],
 )
 def test_an_impossible_address_is_refused_and_not_quoted(overrides: list[str], word: str) -> None:

@@ -139,6 +139,11 @@ class Journal:
         history = self._histories.setdefault(item, History())
         history.damaged, history.durable_from = True, -inf
 
+    def disk_lost(self) -> None:
+        """The next life is on another host: what a bucket has may be served, nothing is owed."""
+        for item in self._histories:
+            self.damaged(item)
+
     # ---- judgement -------------------------------------------------------------------------------
 
     def owed(self) -> Iterator[Item]:

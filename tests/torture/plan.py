@@ -58,7 +58,11 @@ class Life:
 
 
 def plan(
-    lives: int, seed: int, deaths: Sequence[str] = DEATHS, lives_per_cap: int = LIVES_PER_CAP
+    lives: int,
+    seed: int,
+    deaths: Sequence[str] = DEATHS,
+    lives_per_cap: int = LIVES_PER_CAP,
+    troubles: Sequence[str] = tuple(TROUBLES),
 ) -> list[Life]:
     """Return the lives of a run. Every death comes before any comes again; after `lives_per_cap`
     lives the cap changes."""
@@ -68,7 +72,7 @@ def plan(
             number=number,
             churn=number // lives_per_cap % 2 == 1,
             death=death,
-            trouble=draw.choice([*TROUBLES, *[""] * len(TROUBLES)]),
+            trouble=draw.choice([*troubles, *[""] * len(troubles)]),
             wound=draw.choice([*WOUNDS, "", ""]),
             codec=draw.choice(["raw", "raw", "lz4"]),
             seed=draw.getrandbits(32),

@@ -13,7 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from kvstore import objects
 from kvstore.cli import main
+from kvstore.object_upload import ObjectUpload
 from kvstore.planner.ledger import Ledger
 from kvstore.tier.file import tier
 from tests.torture.control import Steered
@@ -41,8 +43,12 @@ def note_evictions(steered: Steered) -> None:
     Ledger.evict_file, Ledger.detach = watched_evict, watched_detach  # type: ignore[method-assign]
 
 
+UPLOAD_REST_S = 0.2  # a life is short
+
+
 if __name__ == "__main__":
     steered = Steered(Path(sys.argv.pop(1)))
     note_evictions(steered)
     tier.RealDisk = partial(SteeredDisk, steered)  # type: ignore[assignment,attr-defined]
+    objects.ObjectUpload = partial(ObjectUpload, rest_s=UPLOAD_REST_S)  # type: ignore[assignment,attr-defined,misc]
     main()

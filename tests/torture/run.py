@@ -22,12 +22,16 @@ from typing import Any
 
 import click
 
+from tests.torture import shared
 from tests.torture.amplification import amplification
+from tests.torture.bucket import Bucket
 from tests.torture.plan import Life, plan
+from tests.torture.shared import SharedWorld
 from tests.torture.volume import Volume
 from tests.torture.world import KINDS, SEGMENT_NBYTES, Findings, World
 
 EXT4_SHARE = 10  # one life of so many more is lived there, if this is root
+BUCKET_SHARE = 5  # and one of so many with a bucket behind it
 EXT4_DEATHS = ("power", "timer", "write", "seal")
 SHOWN_MAX = 5
 VIOLATIONS_MAX = 100
@@ -42,15 +46,16 @@ def main(kills: int, seed: int, file: Path | None) -> None:
     began = time.monotonic()
     again = f"python -m tests.torture.run --kills {kills} --seed {seed}"
     click.echo(f"again: {again}", err=True)
-    result = torture(plan(kills, seed), progress=True) | amplification()
+    result = torture(plan(kills, seed), World(), progress=True) | amplification()
     result |= {"seed": seed, "ext4": _on_ext4(kills // EXT4_SHARE, seed)}
+    result["bucket"] = _with_bucket(kills // BUCKET_SHARE, seed)
     result["seconds"] = round(time.monotonic() - began, 1)
     text = json.dumps(result, indent=2)
     click.echo(text)
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text + "\n")
-    sys.exit(not (good(result) and good(result["ext4"])))
+    sys.exit(not all(map(good, (result, result["ext4"], result["bucket"]))))
 
 
 def _on_ext4(kills: int, seed: int) -> dict[str, Any]:
@@ -59,15 +64,31 @@ def _on_ext4(kills: int, seed: int) -> dict[str, Any]:
     if not lives or not Volume.possible():
         return summary(Findings())
     with Volume() as volume:
-        return torture(lives, volume, progress=True)
+        return torture(lives, World(volume), progress=True)
 
 
-def torture(
-    lives: list[Life], volume: Volume | None = None, *, progress: bool = False
-) -> dict[str, Any]:
+def _with_bucket(kills: int, seed: int) -> dict[str, Any]:
+    """The same with a real S3 server, which fails, answers wrongly and is killed."""
+    lives = plan(kills, seed, shared.DEATHS, lives_per_cap=max(1, kills), troubles=shared.TROUBLES)
+    return torture_shared(lives, progress=True) if lives else summary(Findings())
+
+
+def torture_shared(lives: list[Life], *, progress: bool = False) -> dict[str, Any]:
+    """Live these lives with a bucket and return what was found."""
+    with Bucket() as bucket:
+        world = SharedWorld(bucket)
+        result = torture(lives, world, progress=progress)
+        return result | {
+            "bucket_requests": bucket.requests,
+            "bucket_faults": dict(bucket.met),
+            "fetched_blocks": world.fetched_blocks,
+        }
+
+
+def torture(lives: list[Life], world: World, *, progress: bool = False) -> dict[str, Any]:
     """Live these lives and return what was found."""
     with (
-        World(volume) as world,
+        world,
         click.progressbar(
             length=len(lives), label="lives", file=sys.stderr, hidden=not progress
         ) as bar,

@@ -17,7 +17,7 @@ from tests.torture.journal import Item, Journal, record_bytes
 from tests.torture.plan import DEATHS, plan
 from tests.torture.run import good, torture
 from tests.torture.traffic import NAMESPACES
-from tests.torture.world import SteeredDaemon
+from tests.torture.world import SteeredDaemon, World
 
 NAMESPACE = NAMESPACES[0]
 NBYTES = NAMESPACE.groups[0].record_nbytes
@@ -28,7 +28,7 @@ DURABLE = Committed(4, 0, 0, True)
 
 @pytest.mark.fault
 def test_promises_are_kept_whatever_kills_the_daemon() -> None:
-    result = torture(plan(3, seed=5, deaths=("gc", "punch", "start"), lives_per_cap=1))
+    result = torture(plan(3, seed=5, deaths=("gc", "punch", "start"), lives_per_cap=1), World())
     assert good(result), result
     assert result["kills"] >= 3
     assert result["durable_records"] > 0

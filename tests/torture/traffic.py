@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from random import Random
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from kvstore import Client, KVStoreError
 from kvstore.block import BlockKey, Group, Namespace, Part
@@ -36,7 +36,15 @@ KEPT_NBYTES_MAX = 48 << 20  # a writer clears its namespace beyond this: restart
 # No call may take longer: what it was told to wait, its own deadlines, and a busy machine.
 CALL_S_MAX = 25.0
 DURABLE_CALL_S_MAX = 60.0
+ACQUIRE_S = 3.0
 PAUSE_S = 0.02  # after a refusal, before the next call
+
+
+class Chain(NamedTuple):
+    """A prefix that somebody writes to."""
+
+    namespace: Namespace
+    keys: list[BlockKey]
 
 
 class Traffic:
@@ -195,6 +203,51 @@ class Reader(Worker):
             return
         part = self._draw.choice(PARTS[writer.namespace.id])
         self._get(writer.namespace, self._draw.choice(writer.chains), part)
+
+
+class PrefixReader(Worker):
+    """Reads prefixes as an engine does: so what the node lacks comes up from a bucket."""
+
+    def __init__(
+        self,
+        traffic: Traffic,
+        client: Client,
+        draw: Random,
+        chains: Callable[[], Sequence[Chain]],
+    ) -> None:
+        super().__init__(traffic, client, draw)
+        self._chains = chains
+
+    def _step(self) -> None:
+        chains = self._chains()
+        if not chains:
+            self._traffic.over.wait(PAUSE_S)
+            return
+        chain = self._draw.choice(chains)
+        self._traffic.violations += self._timed(
+            "acquire", lambda: read_prefix(self._client, self._journal, chain)
+        )
+
+
+def read_prefix(client: Client, journal: Journal, chain: Chain) -> list[str]:
+    """Lease what is stored of a prefix, copy it, release it; return what was wrong with it."""
+    asked_at = time.monotonic()
+    grant = client.acquire(chain.namespace.id, chain.keys, wait_s=ACQUIRE_S)
+    if not grant.leased:
+        return []
+    items = [
+        Item(chain.namespace.id, key, part)
+        for part, begin, end in grant.spans
+        for key in chain.keys[begin:end]
+    ]
+    copies = [bytes(client.view(slot)) if slot is not None else None for slot in grant.slots]
+    if client.release(grant.lease_id) != [True]:
+        return []
+    return [
+        f"{found}: prefix with {name_of(item)}"
+        for item, copy in zip(items, copies, strict=True)
+        if copy is not None and (found := journal.judge(item, copy, asked_at))
+    ]
 
 
 def name_of(item: Item) -> str:

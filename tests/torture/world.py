@@ -84,11 +84,11 @@ class World:
     volume: where its files are then, instead of beside the daemon's socket; it may be full.
     """
 
-    def __init__(self, volume: Volume | None = None) -> None:
+    def __init__(self, volume: Volume | None = None, settings: Sequence[str] = ()) -> None:
         self.findings = Findings()
         self.journal = Journal()
         self.traffic = Traffic(self.journal)
-        self.daemon = SteeredDaemon(*SETTINGS)
+        self.daemon = SteeredDaemon(*SETTINGS, *settings)
         self._control = self.daemon.control
         self._volume = volume
         self._files = (volume.path if volume else self.daemon.directory) / "file"
@@ -221,7 +221,7 @@ class World:
     def _warm_up(self, life: Life, workers: Sequence[Worker]) -> None:
         """Let everybody work for a while; at a small cap, until it was filled once more."""
         enough = self.journal.accepted_nbytes + (CHURN_BYTES if life.churn else 0)
-        _wait(
+        wait_for(
             lambda: (
                 self.journal.accepted_nbytes >= enough
                 and all(worker.steps >= WARM_STEPS for worker in workers)
@@ -251,7 +251,7 @@ class World:
             time.sleep(draw.uniform(*KILL_AFTER_S))
         else:
             self._control.set(life.rule)
-            _wait(lambda: not self.daemon.alive, DEATH_S)
+            wait_for(lambda: not self.daemon.alive, DEATH_S)
         self._killed(life.death)
 
     def _end(self, life: Life, workers: Sequence[Worker]) -> None:
@@ -333,7 +333,7 @@ def _id(text: str) -> NamespaceId:
     return NamespaceId(bytes.fromhex(text))
 
 
-def _wait(true: Callable[[], object], timeout_s: float) -> None:
+def wait_for(true: Callable[[], object], timeout_s: float) -> None:
     """Wait for what need not come."""
     try:
         until(true, timeout_s)

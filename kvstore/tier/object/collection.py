@@ -8,9 +8,8 @@ that is listed may be another daemon's newest.
 
 from __future__ import annotations
 
-import heapq
+from bisect import insort
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
 from typing import NamedTuple
 
 from kvstore.tier.object.catalog import Entry
@@ -45,7 +44,7 @@ class Survey:
         self.all_suspects = True
         self.tombstones: dict[TombstoneName, Listed] = {}
         self._is_suspect = is_suspect
-        self._oldest: list[Entry] = []
+        self._oldest: list[tuple[float, str, Entry]] = []  # ascending: by age, then by name
 
     def add(self, page: Iterable[Listed]) -> None:
         """Count a page. What is not ours by its name is left alone, and not counted."""
@@ -54,6 +53,7 @@ class Survey:
             name, tombstone = parse_run_name(listed.name), parse_tombstone_name(listed.name)
             if name is not None:
                 entries.append(Entry(name, listed.nbytes, listed.modified))
+                self._keep_if_old(listed, entries[-1])
             elif tombstone is not None:
                 self.tombstones[tombstone] = listed
             elif listed.name != CLOCK:
@@ -64,7 +64,6 @@ class Survey:
             self.all_suspects &= len(self.suspects) < SUSPECTS_MAX
             if self.all_suspects:
                 self.suspects.append(entry)
-        self._oldest = heapq.nsmallest(VICTIMS_MAX, chain(self._oldest, entries), key=_age)
 
     def victims(
         self,
@@ -80,7 +79,7 @@ class Survey:
         left = target = self.nbytes
         if left + room_nbytes > capacity_bytes:
             target = min(int(capacity_bytes * LOW_WATER), capacity_bytes - room_nbytes)
-        for entry in self._oldest:
+        for _, _, entry in self._oldest:
             age_s = now - entry.modified
             too_old = bool(max_age_s) and age_s > max_age_s
             if age_s < grace_s or not (too_old or left > target):
@@ -88,6 +87,8 @@ class Survey:
             left -= entry.nbytes
             yield Victim(entry, "age" if too_old else "capacity")
 
-
-def _age(entry: Entry) -> tuple[float, str]:
-    return entry.modified, str(entry.name)
+    def _keep_if_old(self, listed: Listed, entry: Entry) -> None:
+        aged = (listed.modified, listed.name, entry)
+        if len(self._oldest) < VICTIMS_MAX or aged < self._oldest[-1]:
+            insort(self._oldest, aged)
+            del self._oldest[VICTIMS_MAX:]

@@ -27,7 +27,7 @@ from kvstore.tier.object.connect import connect
 from kvstore.tier.object.failure import ObjectFailed, ObjectGone
 from kvstore.tier.object.footers import fetch_footer
 from kvstore.tier.object.layout import Run, lay_out
-from kvstore.tier.object.names import Listed, TombstoneName, directory, parse_run_name
+from kvstore.tier.object.names import Listed, RunName, TombstoneName, directory, parse_run_name
 from kvstore.tier.object.ranges import ObjectRead, Request, plan_requests, scatter
 from kvstore.tier.object.requests import Bucket, Requests
 from kvstore.tier.object.tombstones import KEYS_MAX, Tombstone, Tombstones, encode_tombstone
@@ -153,14 +153,20 @@ class ObjectTier:
         walk = Walk(namespace_id, keys, run_blocks, self._catalog, self._tombstones)
         if not self._upkeep.informed.is_set():
             return walk.found(complete=False)
-        asked: set[Directory | Entry] = set()
-        while (wanted := walk.step()) != Wanted():
-            asks = {each for each in wanted.all if each not in asked}
+        asked: dict[Directory | Entry, asyncio.Task[None]] = {}
+        while not walk.ended:
+            wanted = walk.step()
+            if wanted == Wanted():
+                await asyncio.sleep(0)  # a long prefix, all of it known: others' turn, too
+                continue
+            for each in (*wanted.now, *wanted.ahead):
+                asked[each] = asked.get(each) or self._ask(each)
+            answered = all(asked[each].done() for each in wanted.now)
             timeout_s = deadline - self._now()
-            if not asks or timeout_s <= 0:  # nothing new to ask: it could not be answered
+            if answered or timeout_s <= 0:  # it was asked for, and could not be found out
                 return walk.found(complete=False)
-            asked |= asks
-            await asyncio.wait([self._ask(each) for each in asks], timeout=timeout_s)
+            pending = [task for task in asked.values() if not task.done()]
+            await asyncio.wait(pending, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         return walk.found(complete=True)
 
     def _ask(self, wanted: Directory | Entry) -> asyncio.Task[None]:
@@ -258,15 +264,23 @@ class ObjectTier:
 
     async def _store(self, run: Run, buffers: Sequence[memoryview], deadline: float) -> None:
         self._check_room(run, ahead_nbytes=run.nbytes)
-        async with self._budget.take(run.nbytes, deadline - self._now()):
-            self._check_room(run, ahead_nbytes=0)  # it is among the bytes in flight by now
-            with self._under_way(run):
+        # Under way from the first await on: a delete either waits for it, or was known before.
+        with self._under_way(run):
+            async with self._budget.take(run.nbytes, deadline - self._now()):
+                self._check_room(run, ahead_nbytes=0)  # it is among the bytes in flight by now
                 await self._requests.put(str(run.name), buffers, run.nbytes, deadline)
                 self._upkeep.wrote(run.nbytes)
-                stored = await self._requests.head(str(run.name), deadline)
-                if stored.nbytes != run.nbytes:
-                    raise ObjectFailed("stored in another size", reason="short")
-                self._catalog.written(run, stored.modified)
+                self._catalog.written(run, await self._modified(run.name, deadline))
+
+    async def _modified(self, name: RunName, deadline: float) -> float:
+        """Return when an object of ours was stored, if any tombstone has to be compared with it.
+
+        Otherwise it counts as old: a tombstone that comes kills it here too, and what the next
+        listing says of it is true.
+        """
+        if not self._tombstones.any_in(name.namespace_id):
+            return 0.0
+        return (await self._requests.head(str(name), deadline)).modified
 
     def _check_room(self, run: Run, *, ahead_nbytes: int) -> None:
         if not self._upkeep.surveyed.is_set():

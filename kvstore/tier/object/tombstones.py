@@ -62,7 +62,7 @@ def parse_tombstone(name: TombstoneName, modified: float, data: memoryview) -> T
 
 
 def unreadable(name: TombstoneName, modified: float) -> Tombstone:
-    """Return what has to be assumed of a tombstone whose keys are not to be had."""
+    """Return what has to be assumed of a tombstone whose keys are not to be had, or too many."""
     return Tombstone(name, modified, None)
 
 
@@ -77,6 +77,8 @@ class Tombstones:
         self._newest: dict[NamespaceId, float] = {}  # of any kind
 
     def add(self, tombstone: Tombstone) -> None:
+        if tombstone.keys is not None and len(self._keys) + len(tombstone.keys) > self._keys_max:
+            tombstone = unreadable(tombstone.name, tombstone.modified)
         self.known[tombstone.name] = tombstone
         self._apply(tombstone)
 
@@ -100,10 +102,14 @@ class Tombstones:
         """Say whether anything could be dead in an object of that namespace and age."""
         return modified <= self._newest.get(namespace_id, NEVER) + SKEW_S
 
+    def any_in(self, namespace_id: NamespaceId) -> bool:
+        """Say whether anything of that namespace is known to be deleted."""
+        return namespace_id in self._newest
+
     def _apply(self, tombstone: Tombstone) -> None:
         namespace_id, since = tombstone.name.namespace_id, tombstone.modified
         self._newest[namespace_id] = max(self._newest.get(namespace_id, NEVER), since)
-        if tombstone.keys is None or len(self._keys) + len(tombstone.keys) > self._keys_max:
+        if tombstone.keys is None:
             self._namespaces[namespace_id] = max(self._namespaces.get(namespace_id, NEVER), since)
             return
         for key in tombstone.keys:  # a key is unique over namespaces

@@ -19,7 +19,7 @@ from kvstore.errors import CorruptBlock, KVStoreError
 from kvstore.obs import Metrics
 from kvstore.tier.object.catalog import Catalog, Entry
 from kvstore.tier.object.collection import Survey
-from kvstore.tier.object.failure import ObjectGone
+from kvstore.tier.object.failure import ObjectFailed, ObjectGone
 from kvstore.tier.object.footers import fetch_footer
 from kvstore.tier.object.names import (
     CLOCK,
@@ -154,18 +154,19 @@ class Upkeep:
         for start in range(0, len(unknown), AT_ONCE):
             batch = [self._fetch(name, at) for name, at in unknown[start : start + AT_ONCE]]
             for tombstone in await asyncio.gather(*batch):
-                if tombstone is not None:
-                    self._tombstones.add(tombstone)
+                self._tombstones.add(tombstone)
 
-    async def _fetch(self, name: TombstoneName, listed: Listed) -> Tombstone | None:
+    async def _fetch(self, name: TombstoneName, listed: Listed) -> Tombstone:
         deadline = self._now() + ROUND_S
         try:
             if not 0 < listed.nbytes <= TOMBSTONE_NBYTES_MAX:
                 raise CorruptBlock(f"a tombstone of {listed.nbytes} bytes")
             data = await self._requests.fetch(str(name), 0, listed.nbytes, deadline)
             return parse_tombstone(name, listed.modified, data)
-        except ObjectGone:
-            return None  # all it killed is gone, too
+        except ObjectGone as error:
+            # Somebody may have deleted it since it was listed: then the next round does not see it.
+            # Nobody else may lead us to believe that nothing was deleted.
+            raise ObjectFailed("a tombstone is listed, and not there", reason="gone") from error
         except CorruptBlock as error:
             logger.warning("tombstone=unreadable kills=namespace reason=%r", str(error))
             return unreadable(name, listed.modified)

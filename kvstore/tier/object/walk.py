@@ -2,15 +2,16 @@
 
 The walk begins at a block where a run may begin. An object that begins there brings it on to the
 block after the last one they share; there the next object begins. So one listing, and one footer,
-carry it over a run, and a prefix that was never stored ends it with the first listing. Once a run
-was found, the next ones are asked for ahead, ever more of them: most objects begin at multiples of
-`run_blocks`.
+carry it over a run, and a prefix that was never stored ends it with the first listing. Once an
+object was found, the next ones are asked for ahead, ever more of them: most objects begin at
+multiples of `run_blocks`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
 
 from kvstore.block import BlockKey, NamespaceId, Part
@@ -20,7 +21,7 @@ from kvstore.tier.object.layout import ObjectExtent, Run
 from kvstore.tier.object.tombstones import Tombstones
 
 CANDIDATES_MAX = 4  # objects that begin with one block and are looked into
-AHEAD_MAX = 16
+AHEAD_MIN, AHEAD_MAX = 2, 16
 
 
 class FoundFrame(NamedTuple):
@@ -45,19 +46,14 @@ class Found:
 
 
 class Wanted(NamedTuple):
-    """What a walk needs to go on: nothing at its end."""
+    """What a walk needs to go on, and (ahead) what it will probably need then."""
 
-    listings: tuple[Directory, ...] = ()
-    footers: tuple[Entry, ...] = ()
-
-    @property
-    def all(self) -> Iterator[Directory | Entry]:
-        yield from self.listings
-        yield from self.footers
+    now: tuple[Directory | Entry, ...] = ()
+    ahead: tuple[Directory | Entry, ...] = ()
 
 
 class Walk:
-    """One lookup. `step` until it wants nothing."""
+    """One lookup. `step` until it has `ended`."""
 
     def __init__(
         self,
@@ -73,8 +69,9 @@ class Walk:
         self._run_blocks = run_blocks
         self._catalog = catalog
         self._tombstones = tombstones
+        self.ended = not keys
         self._position = 0
-        self._ahead = 0
+        self._ahead = AHEAD_MIN
         self._frames: list[FoundFrame] = []
         self._seen: set[tuple[Part, BlockKey]] = set()
 
@@ -83,31 +80,28 @@ class Walk:
         return Found(self._position, tuple(self._frames), complete)
 
     def step(self) -> Wanted:
-        """Go as far as what is known carries; return what must be known to go on."""
-        while self._position < len(self._keys):
-            listings, footers = self._unknown(self._position)
-            if listings or footers:
-                for position in self._boundaries():
-                    more = self._unknown(position)
-                    listings, footers = listings + more.listings, footers + more.footers
-                self._ahead = min(AHEAD_MAX, 2 * self._ahead)
-                return Wanted(listings, footers)
-            reached = self._take(self._position)
-            if reached == self._position:
-                break
-            self._position, self._ahead = reached, max(1, self._ahead)
+        """Go over one run, if it is known; else return what must be known to go on."""
+        now = self._unknown(self._position)
+        if now:
+            ahead = chain.from_iterable(map(self._unknown, self._boundaries(now)))
+            return Wanted(now, tuple(ahead))
+        reached = self._take(self._position)
+        self.ended = reached in (self._position, len(self._keys))
+        self._position, self._ahead = reached, min(AHEAD_MAX, 2 * self._ahead)
         return Wanted()
 
-    def _unknown(self, position: int) -> Wanted:
+    def _unknown(self, position: int) -> tuple[Directory | Entry, ...]:
         directory = (self._namespace_id, self._keys[position])
         entries = self._catalog.listing(directory)
         if entries is None:
-            return Wanted(listings=(directory,))
-        unread = [e for e in self._candidates(entries) if not self._catalog.has_read(e.name)]
-        return Wanted(footers=tuple(unread))
+            return (directory,)
+        return tuple(e for e in self._candidates(entries) if not self._catalog.has_read(e.name))
 
-    def _boundaries(self) -> range:
-        """Return the next positions at which runs usually begin."""
+    def _boundaries(self, now: tuple[Directory | Entry, ...]) -> range:
+        """Return the next positions at which runs usually begin; none, until something was
+        found."""
+        if not self._position and not isinstance(now[0], Entry):
+            return range(0)
         first = (self._position // self._run_blocks + 1) * self._run_blocks
         end = min(len(self._keys), first + self._ahead * self._run_blocks)
         return range(first, end, self._run_blocks)
@@ -139,6 +133,7 @@ class Walk:
         return next(differ, len(ours))
 
     def _live_frames(self, run: Run, shared: int, modified: float) -> Iterator[FoundFrame]:
+        may_be_dead = self._tombstones.may_kill(self._namespace_id, modified)
         for frame in run.frames:
             header = frame.header
             live = []
@@ -146,7 +141,9 @@ class Walk:
                 if header.first_block + position - run.first_block >= shared:
                     break
                 record = (header.part, block.key)
-                dead = self._tombstones.kills(self._namespace_id, block.key, modified)
+                dead = may_be_dead and self._tombstones.kills(
+                    self._namespace_id, block.key, modified
+                )
                 if not dead and record not in self._seen:
                     self._seen.add(record)
                     live.append(position)
