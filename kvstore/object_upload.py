@@ -1,8 +1,8 @@
 """Arena to object tier: what was written behind is uploaded too, run by run, in the background.
 
 A prefix that grows is noted by its last block. Once it has rested, the runs on the way up to it
-that are not in the bucket yet are brought up, copied and written as one object each. The last run
-of a prefix may be short; when it has grown, it is written once more.
+that are not in the bucket yet, whoever stored them, are brought up, copied and written as one
+object each. The last run of a prefix may be short; when it has grown, it is written once more.
 """
 
 from __future__ import annotations
@@ -138,16 +138,32 @@ class ObjectUpload:
     async def _upload(self, run: Sequence[StoredBlock]) -> None:
         namespace_id, keys = run[0].namespace_id, [block.key for block in run]
         with self._watches.watch(namespace_id, keys) as watch:
-            frames = await self._frames_of(run)
-            if watch.dead:  # from here on, a delete waits for what is being written
-                raise Unavailable("some of it was deleted meanwhile")
-            if not frames:
-                return  # evicted meanwhile
-            await self._tier.write(frames, self._now() + WRITE_S)
+            if not await self._is_there(run):
+                frames = await self._frames_of(run)
+                if watch.dead:  # from here on, a delete waits for what is being written
+                    raise Unavailable("some of it was deleted meanwhile")
+                if not frames:
+                    return  # evicted meanwhile
+                await self._tier.write(frames, self._now() + WRITE_S)
         if len(run) == run_blocks(self._planner.namespace(namespace_id)):
             self._uploaded[keys[-1]] = None
             if len(self._uploaded) > UPLOADED_MAX:
                 self._uploaded.popitem(last=False)
+
+    async def _is_there(self, run: Sequence[StoredBlock]) -> bool:
+        """Say whether the bucket has all of it: it came from there, or another node was faster."""
+        found = await self._tier.find(
+            run[0].namespace_id,
+            [block.key for block in run],
+            run_blocks=run_blocks(self._planner.namespace(run[0].namespace_id)),
+            deadline=self._now() + WAIT_S,
+        )
+        there = {
+            (frame.header.part, frame.header.blocks[at].key)
+            for frame in found.frames
+            for at in frame.live
+        }
+        return all((part, block.key) in there for block in run for part in block.parts)
 
     async def _frames_of(self, run: Sequence[StoredBlock]) -> list[Frame]:
         namespace_id, keys = run[0].namespace_id, [block.key for block in run]

@@ -23,7 +23,9 @@ from kvstore.store import Store
 from kvstore.tier.dram import Arena
 from kvstore.tier.file import Disk, FileTier
 from kvstore.tier.object import ObjectTier
+from kvstore.tier.object.connect import connect
 from tests.sim.loop import SimLoop
+from tests.tier_object.gate import GatedBucket
 
 T = TypeVar("T")
 RECORD = 10_000  # not a whole number of pages, on purpose
@@ -44,7 +46,8 @@ def record_bytes(key: BlockKey, part: Part) -> bytes:
 class Node:
     """`with Node(path) as node:`; leave the block to close it, or call `crash`.
 
-    loop: runs it in virtual time. bucket: the folder of an object tier.
+    loop: runs it in virtual time. bucket: the folder of an object tier, whose requests `gate` holds
+    back if told to.
     """
 
     def __init__(
@@ -77,7 +80,9 @@ class Node:
             else None
         )
         if bucket:
-            self.objects = ObjectTier(ObjectSettings(url=f"file://{bucket}"), self.metrics)
+            where = ObjectSettings(url=f"file://{bucket}")
+            self.gate = GatedBucket(connect(where))
+            self.objects = ObjectTier(where, self.metrics, bucket=self.gate)
         self.time = 0.0
         self.planner = Planner(self.arena, self.file, now=lambda: self.time)
         settings = LimitSettings(**limits)

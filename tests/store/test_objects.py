@@ -7,9 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from kvstore.block import Namespace
+from kvstore.errors import Unavailable
 from kvstore.outcome import Reason
+from kvstore.planner import DAEMON_SESSION
 from kvstore.tier.object import run_blocks
 from tests.store.node import FULL, SPEC, WINDOW, Node, chain
+from tests.tier_object.gate import buries
 
 A, B = chain(1), chain(2)
 
@@ -89,6 +93,63 @@ def test_what_one_node_deleted_no_node_finds(
         assert two.get(A) <= left  # what its window needs may be gone, too
     with Node(tmp_path / "3", bucket=bucket) as three:
         assert three.get(A) <= left
+
+
+def test_nothing_comes_up_while_its_delete_is_on_its_way_to_the_bucket(
+    tmp_path: Path, bucket: Path
+) -> None:
+    with Node(tmp_path / "1", bucket=bucket) as one:
+        one.put(A, 0, 20, durable=True)
+    with Node(tmp_path / "2", bucket=bucket) as two:
+        two.gate.holds = buries
+        deleting = two.loop.create_task(two.store.delete(SPEC.id, A[5:6]))
+        two.run(two.gate.arrived.wait())
+        assert two.get(A) == 0
+        two.gate.opened.set()
+        two.loop.run_until_complete(deleting)
+        assert two.get(A) == 0  # the object had a deleted block, and left
+
+
+def test_what_is_deleted_on_its_way_up_does_not_arrive(tmp_path: Path, bucket: Path) -> None:
+    with Node(tmp_path / "1", bucket=bucket) as one:
+        one.put(A, 0, 20, durable=True)
+    with Node(tmp_path / "2", bucket=bucket) as two:
+        assert two.get(A[:1]) == 1  # its footer is known
+        two.gate.holds = lambda kind, name: kind == "got"
+        asked = two.store.acquire(DAEMON_SESSION, SPEC.id, A, wait_s=5.0)
+        acquiring = two.loop.create_task(asked)
+        two.run(two.gate.arrived.wait())
+        two.run(two.store.delete(SPEC.id, A[5:6]))
+        two.gate.opened.set()
+        grant = two.loop.run_until_complete(acquiring)
+        assert grant.hit_blocks == 1
+        two.store.release(DAEMON_SESSION, [grant.lease_id])
+        assert two.get(A) == 1
+
+
+def test_a_delete_of_many_namespaces_from_a_bucket_that_hangs_ends_in_time(
+    tmp_path: Path, bucket: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvstore.objects.DELETE_S", 0.5)
+    with Node(tmp_path / "1", bucket=bucket) as node:
+        for number in range(50):
+            node.store.register(Namespace(2, SPEC.groups, (("model", str(number)),)))
+        node.gate.holds = buries
+        began = time.monotonic()
+        with pytest.raises(Unavailable):
+            node.run(node.store.clear(None))
+        assert time.monotonic() - began < 5
+
+
+def test_what_came_from_the_bucket_is_not_stored_there_again(tmp_path: Path, bucket: Path) -> None:
+    """Although not all of its parts came up."""
+    with Node(tmp_path / "1", bucket=bucket) as one:
+        one.put(A, 0, 20, durable=True)
+    before = objects_in(bucket)
+    with Node(tmp_path / "2", bucket=bucket) as two:
+        assert two.get(A) == 20
+        assert two.flush()
+    assert objects_in(bucket) == before
 
 
 def test_a_rotten_object_is_a_miss(tmp_path: Path, bucket: Path) -> None:

@@ -7,6 +7,7 @@ import os
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from aiohttp import web
 from kvstore.errors import Unavailable
 from kvstore.testing.seaweed import Seaweed
 from kvstore.tier.object import ObjectFailed, ObjectRefused, Outcome
+from kvstore.tier.object.names import TOMBSTONES
 from kvstore.tier.object.requests import ATTEMPTS_MAX, FAILURES_MAX
 from tests.tier_object.opened import Side, opened, run
 from tests.tier_object.proxy import Fault, Proxy
@@ -143,6 +145,24 @@ def test_a_404_of_a_known_object_is_a_miss(seaweed: Seaweed) -> None:
             proxy.times(100, Fault.NOT_FOUND)
             assert set(await side.tier.read(reads, side.deadline())) == {Outcome.GONE}
             assert side.counted("object_errors") == side.counted("object_retries") == {}
+
+    run(test)
+
+
+def test_a_404_of_a_listed_tombstone_does_not_bring_back_what_it_killed(seaweed: Seaweed) -> None:
+    async def test() -> None:
+        async with behind_a_proxy(seaweed) as (proxy, side):
+            await side.write(frames(KEYS))
+            await side.delete(KEYS)
+            await side.write(frames(KEYS))  # as if the object had stayed
+            proxy.fault = lambda request: Fault.NOT_FOUND if TOMBSTONES in request.path else None
+            async with opened(asdict(side.settings), ready=False) as other:
+                with pytest.raises(ObjectFailed):
+                    await other.tier.ready(other.deadline(1.0))
+                assert (await other.find(KEYS)).blocks == 0
+                proxy.fault = lambda _: None
+                await other.tier.collect()
+                assert (await other.find(KEYS)).blocks == 0
 
     run(test)
 

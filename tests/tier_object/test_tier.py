@@ -113,7 +113,7 @@ def test_large_objects_go_up_and_come_down_in_parts(where: dict[str, Any]) -> No
         keys = prefix_of("large", 4)
         nbytes = 5 << 20
         stored = frames(keys, parts=[Part(0, 0)], nbytes=nbytes)
-        async with opened(where) as side:
+        async with opened({**where, "grace_s": 60.0}) as side:
             await side.write(stored)
             reads, targets = reads_of(await side.find(keys))
             assert set(await side.tier.read(reads, side.deadline())) == {Outcome.READ}
