@@ -37,6 +37,7 @@ RETRY_S = 30.0
 TIPS_MAX = 1 << 16
 UPLOADED_MAX = 1 << 18
 FRAME_BLOCKS_MAX = 16
+RUNS_AT_ONCE = 4  # of a prefix: a connection and a copy in memory each
 WAIT_S = 10.0
 WRITE_S = 120.0
 
@@ -98,8 +99,7 @@ class ObjectUpload:
             if block is None or block.namespace_id not in self._planner.index.namespaces:
                 continue
             try:
-                for run in self._missing_runs(block):
-                    await self._upload(run)
+                await self._upload_all(self._missing_runs(block))
             except asyncio.CancelledError:  # a drain goes on with it
                 self._look_at(key, self._now())
                 raise
@@ -134,6 +134,17 @@ class ObjectUpload:
                 run = []
             block = above
         return runs[::-1]
+
+    async def _upload_all(self, runs: Sequence[Sequence[StoredBlock]]) -> None:
+        places = asyncio.Semaphore(RUNS_AT_ONCE)
+
+        async def one(run: Sequence[StoredBlock]) -> None:
+            async with places:
+                await self._upload(run)
+
+        results = await asyncio.gather(*map(one, runs), return_exceptions=True)
+        for failed in filter(None, results):
+            raise failed
 
     async def _upload(self, run: Sequence[StoredBlock]) -> None:
         namespace_id, keys = run[0].namespace_id, [block.key for block in run]

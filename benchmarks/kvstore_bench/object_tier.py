@@ -70,12 +70,13 @@ class _Contest:
     """Both sides, on one bucket."""
 
     def __init__(self, plan: ObjectPlan, settings: ObjectSettings, say: Say) -> None:
-        from kvstore.tier.object.bucket import open_store
+        from kvstore.tier.object.bucket import ObstoreBucket, open_store
 
         self._plan = plan
         self._settings = settings
         self._say = say
-        self._store = open_store(settings)
+        self._store = open_store(settings)  # of both sides: the same connections
+        self._bucket = ObstoreBucket(self._store)
         self._namespace_id = NamespaceId(os.urandom(32))
         rng = np.random.default_rng(0)
         shape = (plan.objects * RUN_BLOCKS, plan.record_nbytes)
@@ -119,7 +120,7 @@ class _Contest:
 
             async def put(index: int) -> None:
                 at = range(index * RUN_BLOCKS, (index + 1) * RUN_BLOCKS)
-                header = self._header(keys, at)
+                header = await asyncio.to_thread(self._header, keys, at)
                 payload = [self._records[i] for i in at]
                 await tier.write([(header, payload)], time.monotonic() + WAIT_S)
 
@@ -168,14 +169,14 @@ class _Contest:
     async def _raw_write(self, number: int) -> float:
         import obstore
 
-        from kvstore.tier.object.bucket import PART_NBYTES, PARTS_AT_ONCE
+        from kvstore.tier.object.bucket import PART_NBYTES, PARTS_AT_ONCE, WHOLE_NBYTES_MAX
 
         async def put(index: int) -> None:
             await obstore.put_async(
                 self._store,
                 f"raw/{number}/{index}",
                 self._body,
-                use_multipart=len(self._body) > PART_NBYTES,
+                use_multipart=len(self._body) > WHOLE_NBYTES_MAX,
                 chunk_size=PART_NBYTES,
                 max_concurrency=PARTS_AT_ONCE,
             )
@@ -238,7 +239,7 @@ class _Contest:
     @asynccontextmanager
     async def _opened(self) -> AsyncIterator[tuple[ObjectTier, Metrics]]:
         metrics = Metrics()
-        tier = ObjectTier(self._settings, metrics)
+        tier = ObjectTier(self._settings, metrics, bucket=self._bucket)
         tier.start()
         try:
             await tier.ready(time.monotonic() + WAIT_S)

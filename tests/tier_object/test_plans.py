@@ -70,7 +70,7 @@ def test_a_walk_asks_ahead_ever_more_but_only_once_something_was_found() -> None
     assert [len(wanted.now) + len(wanted.ahead) for wanted in world.asked] == [1]
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 39), st.integers(1, 16)), max_size=12), st.data())
 def test_a_walk_finds_what_objects_chain_up_to(
     pieces: list[tuple[int, int]], data: st.DataObject

@@ -108,7 +108,13 @@ def test_writers_of_the_same_bytes_at_once_leave_one_object(where: dict[str, Any
     run(test)
 
 
-def test_large_objects_go_up_and_come_down_in_parts(where: dict[str, Any]) -> None:
+@pytest.mark.parametrize("parts", [False, True])
+def test_large_objects_go_up_whole_or_in_parts_and_come_down(
+    where: dict[str, Any], parts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if parts:
+        monkeypatch.setattr("kvstore.tier.object.bucket.WHOLE_NBYTES_MAX", 16 << 20)
+
     async def test() -> None:
         keys = prefix_of("large", 4)
         nbytes = 5 << 20

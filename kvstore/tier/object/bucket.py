@@ -7,9 +7,10 @@ that sends more than was asked for costs no memory.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,8 +36,10 @@ if TYPE_CHECKING:
     from obstore.store import ClientConfig, ObjectStore, RetryConfig
 
 PAGE_OBJECTS = 1000  # what S3 lists in one request
-CHUNK_NBYTES = 1 << 20
-PART_NBYTES = 8 << 20  # larger objects go up in several parts
+CHUNK_NBYTES = 4 << 20  # handed over at once: smaller ones take more turns of the event loop
+INLINE_NBYTES_MAX = 64 << 10  # copied on the event loop
+WHOLE_NBYTES_MAX = 64 << 20  # larger objects go up in parts: three requests and one for each part
+PART_NBYTES = 16 << 20
 PARTS_AT_ONCE = 4
 CONNECT_TIMEOUT_S = 5.0
 _STATUS = re.compile(r"status[^0-9]{1,24}([1-5][0-9]{2})\b", re.ASCII)
@@ -82,13 +85,13 @@ class ObstoreBucket:
             async for chunk in result.stream(min_chunk_size=CHUNK_NBYTES):
                 if filled + len(chunk) > nbytes:
                     raise ObjectFailed("get: more bytes than asked for", reason="short")
-                sink(filled, memoryview(chunk))
+                await _give(sink, filled, memoryview(chunk))
                 filled += len(chunk)
         if filled < nbytes:
             raise ObjectFailed(f"get: {filled} of {nbytes} bytes", reason="short")
 
     async def put(self, name: str, buffers: Sequence[Buffer], nbytes: int) -> int:
-        several = nbytes > PART_NBYTES
+        several = nbytes > WHOLE_NBYTES_MAX
         with _translated("put"):
             await obstore.put_async(
                 self._store,
@@ -108,6 +111,21 @@ class ObstoreBucket:
             if len(names) > 1:  # a folder says so of the first that is not there, and stops
                 for name in names:
                     await self.delete([name])
+
+
+async def _give(sink: Sink, position: int, data: memoryview) -> None:
+    """Let `sink` copy, and return when it has, cancelled or not: then its target is not ours."""
+    if len(data) <= INLINE_NBYTES_MAX:
+        sink(position, data)
+        return
+    copying = asyncio.ensure_future(asyncio.to_thread(sink, position, data))
+    try:
+        await asyncio.shield(copying)
+    except asyncio.CancelledError:
+        while not copying.done():  # milliseconds, however often it is cancelled
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([copying])
+        raise
 
 
 @contextmanager
