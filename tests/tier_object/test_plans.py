@@ -153,6 +153,7 @@ def test_more_keys_than_fit_cost_a_namespace_and_no_delete() -> None:
 # ---- ranges ------------------------------------------------------------------------------------
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_every_target_is_filled_whatever_is_joined_or_cut(data: st.DataObject) -> None:
     content = bytes(range(256)) * 3000

@@ -34,7 +34,7 @@ SETTINGS = (
     "server.drain_s=4",
 )
 TROUBLE_S = (1.0, 4.0)
-UPLOAD_S = 4.0  # for the first prefixes of a life to get into the bucket
+UPLOAD_S = 2.0  # for the first prefixes of a life to get into the bucket
 CHECKED_CHAINS_MAX = 60
 PREFIX_READERS = 2
 

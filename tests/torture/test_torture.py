@@ -15,7 +15,7 @@ from tests.torture.check import check
 from tests.torture.control import CALLS
 from tests.torture.journal import Item, Journal, record_bytes
 from tests.torture.plan import DEATHS, plan
-from tests.torture.run import good, torture
+from tests.torture.run import good, torture, torture_shared
 from tests.torture.traffic import NAMESPACES
 from tests.torture.world import SteeredDaemon, World
 
@@ -32,6 +32,14 @@ def test_promises_are_kept_whatever_kills_the_daemon() -> None:
     assert good(result), result
     assert result["kills"] >= 3
     assert result["durable_records"] > 0
+
+
+@pytest.mark.fault
+def test_promises_are_kept_with_a_bucket_that_answers_wrongly() -> None:
+    result = torture_shared(plan(2, seed=3, deaths=("drain", "timer"), troubles=("anything",)))
+    assert good(result), result
+    assert result["fetched_blocks"] > 0  # by the second life, on an empty disk
+    assert result["bucket_faults"]
 
 
 def test_a_seed_draws_the_same_lives_again_and_every_death() -> None:

@@ -18,5 +18,5 @@ class ObjectRefused(Unavailable):
 
 
 class ObjectFailed(Unavailable):
-    """It may work later. reason: timeout, throttled, server, connection, short; busy: our own
+    """It may work later. reason: timeout, throttled, server, connection, short; busy, long: our own
     bounds; breaker: not even tried."""

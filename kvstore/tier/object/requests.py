@@ -31,6 +31,7 @@ FAILURES_MAX = 5
 BACKOFF_MIN_S = 1.0
 BACKOFF_MAX_S = 30.0
 DELETES_MAX = 1000  # what S3 deletes in one request
+PAGES_MAX = 100_000  # of a thousand objects each
 # A caller's own short deadline says little about the store: it counts as its failure from here on.
 STALL_S = 1.0
 
@@ -86,10 +87,15 @@ class Requests:
         return await self._send("list", call, deadline, probe=probe)
 
     async def pages(self, prefix: str) -> AsyncIterator[list[Listed]]:
-        """Yield a whole listing. It cannot be resumed, so nothing is retried."""
+        """Yield a whole listing. It cannot be resumed, so nothing is retried. Raises ObjectFailed
+        for one that does not end."""
         async with aclosing(self._bucket.pages(prefix)) as pages:
-            while page := await self._attempt("list", lambda: anext(pages, []), self._timeout_s):
+            for _ in range(PAGES_MAX):
+                page = await self._attempt("list", lambda: anext(pages, []), self._timeout_s)
+                if not page:
+                    return
                 yield page
+        raise ObjectFailed(f"a listing of more than {PAGES_MAX} pages", reason="long")
 
     async def head(self, name: str, deadline: float) -> Listed:
         return await self._send("head", lambda: self._bucket.head(name), deadline)
