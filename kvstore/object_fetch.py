@@ -12,7 +12,6 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
-from functools import partial
 from typing import NamedTuple, Protocol
 
 from kvstore.answers import Ask
@@ -186,10 +185,10 @@ class ObjectFetch:
     async def _goal(self, ask: Ask, blocks: int, places: _Places) -> int:
         """Return how long the hit is with what the bucket has."""
         namespace = self._planner.namespace(ask.namespace_id)
-        groups = [
-            (1 << group, [(p, places.get(p, {})) for p in map(partial(Part, group), range(shards))])
-            for group, shards in enumerate(spec.shards for spec in namespace.groups)
-        ]
+        groups = []
+        for group, spec in enumerate(namespace.groups):
+            needed = [Part(group, shard) for shard in range(spec.shards)]
+            groups.append((1 << group, [(part, places.get(part, {})) for part in needed]))
         masks = []
         for first in range(0, blocks, STEP_BLOCKS):
             await asyncio.sleep(0)

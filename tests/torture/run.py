@@ -9,6 +9,7 @@ are torn, bits flip. After each death everything is asked for: `durable_lost` co
 were answered as durable and are gone although neither evicted nor damaged, `resurrected` what came
 back after a delete was answered, `wrong` bytes nobody put, `hung` calls past their deadlines.
 All have to be 0, and `cap_overshoot_bytes`, the worst moment, at most one segment.
+`bucket` is the same with an S3 server behind it, which fails, answers wrongly and is killed.
 """
 
 from __future__ import annotations
