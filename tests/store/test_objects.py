@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from kvstore.block import Namespace
+from kvstore.block import Buffer, Namespace
+from kvstore.checksum import checksum
 from kvstore.outcome import Reason
 from kvstore.planner import DAEMON_SESSION
 from kvstore.tier.object import run_blocks
@@ -125,6 +128,28 @@ def test_what_is_deleted_on_its_way_up_does_not_arrive(tmp_path: Path, bucket: P
         assert grant.hit_blocks == 1
         two.store.release(DAEMON_SESSION, [grant.lease_id])
         assert two.get(A) == 1
+
+
+def test_what_is_deleted_while_it_is_prepared_for_upload_is_not_uploaded(
+    tmp_path: Path, bucket: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow_checksum(data: Buffer) -> int:
+        begun.set()
+        go_on.wait(10)
+        return checksum(data)
+
+    with Node(tmp_path / "1", bucket=bucket) as node:
+        node.put(A, 0, 20, durable=True)
+        monkeypatch.setattr("kvstore.object_upload.checksum", slow_checksum)
+        upload = node.store._objects._upload.upload(math.inf)  # type: ignore[union-attr]
+        uploading = node.loop.create_task(upload)
+        node.run(asyncio.to_thread(begun.wait, 10))
+        node.run(node.store.delete(SPEC.id, A[5:6]))
+        go_on.set()
+        node.loop.run_until_complete(uploading)
+        assert not [path for path in objects_in(bucket) if path.name.startswith(A[19].hex())]
 
 
 def test_namespaces_are_deleted_from_a_slow_bucket_at_once(tmp_path: Path, bucket: Path) -> None:
