@@ -29,6 +29,7 @@ from tests.sim.model import KEYS, PARTS, SPEC, Item, Model, Version, Violation
 
 ARENA_BYTES = 1 << 20
 LEASE_S = 0.6
+RECALL_S = 30.0
 SCRUB_EVERY_S = 3.0
 CHECK_KEYS = 8  # read back in one step: their slots must fit into half of the arena
 
@@ -112,10 +113,14 @@ class Daemon:
             ),
         )
 
-    async def start(self) -> None:
+    async def start(self, asked: Sequence[BlockKey]) -> None:
+        """Serve, and be asked for some keys, one by one, before everything is indexed."""
         await self.store.start()
         self.disk.failing = self._failing
         self.store.register(SPEC)
+        for key in asked:
+            self.store.match(SPEC.id, [key])
+        await self.store.recalled(RECALL_S)
 
     # ---- what engines call -------------------------------------------------------------------
 
