@@ -56,6 +56,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 HOUSEKEEPING_S = 0.5
+RECALL_STEP_KEYS = 64
 SPANS_MAX = 4096
 RECORDS_MAX = 1 << 18  # in one call: the answer has a slot for each
 NAMESPACES_MAX = 4096
@@ -255,7 +256,7 @@ class Store:
         """
         client = self._leases.check(session).client
         _check_skip(keys, skip_blocks)
-        self._mover.recall(keys)
+        await self._recall(keys)
         began = self._now()
         deadline = began + min(wait_s, self._limits.wait_max_s)
         ask = Ask(
@@ -434,7 +435,7 @@ class Store:
         check_keys(keys)
         if first_block + len(keys) - 1 > BLOCK_INDEX_MAX:
             raise InvalidRequest(f"block {first_block} and {len(keys)} more: beyond 2**32 blocks")
-        self._mover.recall(keys)
+        await self._recall(keys)
         deadline = self._now() + min(wait_s, self._limits.wait_max_s)
         while True:
             behind = self._planner.dirty.nbytes > self._limits.write_behind_bytes_max
@@ -538,7 +539,7 @@ class Store:
         corrupt: a reader found that their bytes do not match their checksums.
         """
         check_keys(keys)
-        self._mover.recall(keys)
+        await self._recall(keys)
         if not any(self._planner.index.get(namespace_id, key) for key in keys):
             self._planner.namespace(namespace_id)  # after a restart, blocks are known before it is
         reason = Reason.CORRUPT if corrupt else Reason.DELETED
@@ -560,6 +561,14 @@ class Store:
         await self._bury(namespaces, None)
         self._room.set()
         return deletion.deleted
+
+    async def _recall(self, keys: Sequence[BlockKey]) -> None:
+        """Index what was found on disk of these blocks, letting others run between its steps."""
+        for start in range(0, len(keys), RECALL_STEP_KEYS):
+            if not self._mover.unrecalled_runs:
+                return
+            self._mover.recall(keys[start : start + RECALL_STEP_KEYS])
+            await asyncio.sleep(0)
 
     async def recalled(self, wait_s: float) -> None:
         """Wait until all that was found on disk is indexed. Raises Unavailable after `wait_s`."""
