@@ -8,6 +8,7 @@ import platform
 
 SLICE_NS = 100_000  # the shortest Linux grants
 _SCHED_OTHER = 0
+_RESET_ON_FORK = 1  # threads it starts get slices of the usual length
 _SYS_SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -32,7 +33,8 @@ def run_promptly() -> bool:
 
     For threads that sleep most of the time and answer others. From Linux 6.12 on a thread may ask
     for slices of its own length; shorter ones come sooner, and its share stays what it was. Needs
-    no privilege. Without it such a thread waits for whoever runs to use up milliseconds.
+    no privilege. Without it such a thread waits for whoever runs to use up milliseconds. Threads it
+    starts, which copy and hash, get slices as usual: cut short, they would lose their caches.
     """
     number = _SYS_SCHED_SETATTR.get(platform.machine())
     if number is None or os.sched_getscheduler(0) != _SCHED_OTHER:
@@ -40,6 +42,7 @@ def run_promptly() -> bool:
     wanted = _Attributes(
         size=ctypes.sizeof(_Attributes),
         policy=_SCHED_OTHER,
+        flags=_RESET_ON_FORK,
         nice=os.getpriority(os.PRIO_PROCESS, 0),
         runtime=SLICE_NS,
     )
