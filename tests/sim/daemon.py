@@ -113,7 +113,7 @@ class Daemon:
             ),
         )
 
-    async def start(self, asked: Sequence[BlockKey]) -> None:
+    async def start(self, asked: Sequence[BlockKey] = ()) -> None:
         """Serve, and be asked for some keys, one by one, before everything is indexed."""
         await self.store.start()
         self.disk.failing = self._failing
