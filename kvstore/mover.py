@@ -141,9 +141,8 @@ class Mover:
         began = self._now()
         while self.unrecalled_runs:
             self._recall_oldest()
-            self._evict_excess()
             await asyncio.sleep(0)
-        self._evict_excess()
+        self._evict_excess()  # not before: what is dead must leave before what is old
         logger.info("recall=complete s=%.3f", self._now() - began)
 
     def _recall_oldest(self) -> bool:

@@ -483,12 +483,13 @@ def test_what_is_put_again_while_a_large_delete_is_written_stays(tmp_path: Path)
         assert node.get(keys) == 4
 
 
-def test_a_cut_cap_is_kept_from_the_start_on(tmp_path: Path) -> None:
+def test_a_cut_cap_is_kept_once_all_is_indexed(tmp_path: Path) -> None:
     with Node(tmp_path / "kv", segment_nbytes=256 << 10) as node:
         for name in range(12):
             node.put(chain(name), 0, 24, durable=True, wait_s=5.0)
     with Node(tmp_path / "kv", file_bytes=2 << 20, segment_nbytes=256 << 10) as node:
         assert node.file is not None
+        node.recall()
         node.run(node.file.settle())
         used = sum(f.stat().st_blocks * 512 for f in (tmp_path / "kv").glob("*.segment"))
         assert 0 < used <= 2 << 20
