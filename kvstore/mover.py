@@ -38,6 +38,7 @@ logger = logging.getLogger(__name__)
 
 RETRY_S = 5.0  # how long after a first failure what could not be written is tried again
 RETRY_MAX_S = 60.0  # it doubles up to here: a disk that is gone for long costs nothing
+INLINE_NBYTES_MAX = 256 << 10  # verified sooner than a thread wakes up
 HEAD_START_S = 0.005  # a device that takes longer for one block is not waited for
 READS_MAX = 8  # frames on their way up at once; beyond that they queue in prefix order
 EVICT_ROUNDS_MAX = 8
@@ -475,6 +476,8 @@ class Mover:
                 for at in range(first, last + 1)
             ]
             await self._file.read(read.extent, begin, targets)
+            if sum(sizes[first : last + 1]) <= INLINE_NBYTES_MAX:
+                return self._verify(read)
             return await loop.run_in_executor(self._workers, self._verify, read)
         buffer = aligned_buffer(sum(sizes[first : last + 1]))
         await self._file.read(read.extent, begin, [buffer])

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from typing import NamedTuple
 
-from kvstore.block import BlockKey, NamespaceId, Span
+from kvstore.block import BlockKey, NamespaceId, Span, padded
 from kvstore.index import StoredBlock
 from kvstore.loads import Ended, Loads
 from kvstore.mover import Mover
@@ -16,7 +16,8 @@ from kvstore.pace import Stakes
 from kvstore.planner import Planner, Read
 
 PROMOTE_ROUNDS_MAX = 3
-HEAD_START_NBYTES = 16 << 20  # a smaller load is up soon anyway
+HEAD_START_NBYTES = 64 << 20  # of a smaller load, a moment is too large a part
+STEP_NBYTES = 1 << 20  # of small reads, begun in one step: they share a thread
 
 
 class Brought(NamedTuple):
@@ -93,7 +94,11 @@ class Promotion:
         it would take several times as long; alone, it costs them next to nothing.
         """
         first: StoredBlock | None = None
+        begun_nbytes = 0
         for read in plan:
             first = first or read.blocks[0]
             self._mover.start_read(read, ahead=first_alone and read.blocks[0] is first)
-            await asyncio.sleep(0)  # it goes to the disk now; others' turn, too
+            begun_nbytes += sum(padded(record.nbytes) for record in read.stored)
+            if begun_nbytes >= STEP_NBYTES:
+                begun_nbytes = 0
+                await asyncio.sleep(0)  # they go to the disk now; others' turn, too

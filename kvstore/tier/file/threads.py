@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from concurrent.futures import Executor
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
 
 from kvstore.errors import Unavailable
 
@@ -18,15 +20,102 @@ async def run_blocking(executor: Executor, work: Callable[[], T]) -> T:
     A thread cannot be stopped: if the caller went on, it would give a slot to somebody else while
     the read still lands in it. Work that has not begun is taken back at once.
     """
+    job = _submit(executor, work)
+    return await _done(asyncio.wrap_future(job), job.cancel)
+
+
+class SmallJobs:
+    """Small works that come in one turn of the event loop, up to `batch_nbytes` to a thread.
+
+    A thread takes longer to wake up, and the loop to hear of its end, than a small read takes.
+    """
+
+    def __init__(self, executor: Executor, batch_nbytes: int) -> None:
+        self._executor = executor
+        self._batch_nbytes = batch_nbytes
+        self._waiting: list[tuple[int, _Job]] = []
+
+    async def run(self, nbytes: int, work: Callable[[], T]) -> T:
+        """Do as `run_blocking` does."""
+        loop = asyncio.get_running_loop()
+        job = _Job(work, loop.create_future())
+        if not self._waiting:
+            loop.call_soon(self._hand_out)
+        self._waiting.append((nbytes, job))
+        result: T = await _done(job.future, job.take_back)
+        return result
+
+    def _hand_out(self) -> None:
+        batch: list[_Job] = []
+        batch_nbytes = 0
+        for nbytes, job in self._waiting:
+            if batch and batch_nbytes + nbytes > self._batch_nbytes:
+                self._start(batch)
+                batch, batch_nbytes = [], 0
+            batch.append(job)
+            batch_nbytes += nbytes
+        self._waiting.clear()
+        self._start(batch)
+
+    def _start(self, batch: Sequence[_Job]) -> None:
+        def tell(done: asyncio.Future[None]) -> None:
+            for job in batch:
+                job.tell(cancelled=done.cancelled())
+
+        try:
+            running = _submit(self._executor, partial(_carry_out, batch))
+        except Unavailable as error:
+            for job in batch:
+                job.error = error
+                job.tell()
+        else:
+            asyncio.wrap_future(running).add_done_callback(tell)
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """A work and, when it has been carried out, what came of it."""
+
+    work: Callable[[], Any]
+    future: asyncio.Future[Any]
+    wanted: bool = True
+    result: Any = None
+    error: BaseException | None = None
+
+    def take_back(self) -> None:
+        self.wanted = False
+
+    def tell(self, *, cancelled: bool = False) -> None:
+        if cancelled:
+            self.future.cancel()
+        elif self.error is not None:
+            self.future.set_exception(self.error)
+        else:
+            self.future.set_result(self.result)
+
+
+def _carry_out(batch: Sequence[_Job]) -> None:
+    for job in batch:
+        if job.wanted:
+            try:
+                job.result = job.work()
+            except BaseException as error:  # it is for whoever waits for this job, nobody else
+                job.error = error
+
+
+def _submit(executor: Executor, work: Callable[[], T]) -> Future[T]:
     try:
-        job = executor.submit(work)
+        return executor.submit(work)
     except RuntimeError as error:  # what a pool says after its shutdown
         raise Unavailable("the file tier is closed") from error
-    future = asyncio.wrap_future(job)
+
+
+async def _done(future: asyncio.Future[T], take_back: Callable[[], object]) -> T:
+    """Wait for what a thread does; cancelled, until no thread is at it any more."""
     try:
         return await asyncio.shield(future)
     except asyncio.CancelledError:
-        job.cancel()
+        take_back()
         while not future.done():
             try:
                 await asyncio.wait([future])

@@ -36,11 +36,13 @@ from kvstore.tier.file.space import (
     Space,
     State,
 )
-from kvstore.tier.file.threads import run_blocking
+from kvstore.tier.file.threads import SmallJobs, run_blocking
 from kvstore.tier.file.upkeep import Upkeep
 
 T = TypeVar("T")
 SEGMENT_NBYTES = 256 << 20
+SMALL_READ_NBYTES = 256 << 10  # such reads share a thread,
+SMALL_READS_NBYTES = 1 << 20  # so many bytes of them: less than a millisecond each
 CLOSE_TIMEOUT_S = 10.0
 _log = logging.getLogger(__name__)
 
@@ -87,6 +89,7 @@ class FileTier:
         self._pages = PagePool()
         self._executor = executor or ThreadPoolExecutor(threads, thread_name_prefix="kvstore-file")
         self._run = partial(run_blocking, self._executor)
+        self._small_reads = SmallJobs(self._executor, SMALL_READS_NBYTES)
         self._upkeep = Upkeep(self._space, self._files, self._run)
         self._directory: Directory | None = None
         self._found = Found()
@@ -239,7 +242,11 @@ class FileTier:
             raise InvalidRequest(f"bytes {offset}..{offset + nbytes} of {extent}")
         _check_pages(targets)
         with self._call():
-            await self._run(partial(self._files.read, segment.tag, targets, extent.offset + offset))
+            read = partial(self._files.read, segment.tag, targets, extent.offset + offset)
+            if nbytes <= SMALL_READ_NBYTES:
+                await self._small_reads.run(nbytes, read)
+            else:
+                await self._run(read)
 
     def kill_found(self, tombstone: FrameHeader) -> None:
         """Let a tombstone that will be written kill what is not recalled yet, from now on."""
