@@ -30,7 +30,7 @@ from kvstore.block import (
     padded,
 )
 from kvstore.config import LimitSettings
-from kvstore.errors import InvalidRequest, KVStoreError, Unavailable
+from kvstore.errors import InvalidRequest, Unavailable
 from kvstore.index import HeldSlot, StoredPart
 from kvstore.loads import Ended
 from kvstore.mover import Mover
@@ -455,8 +455,9 @@ class Store:
             self._metrics.refusals.labels("write_behind" if behind else "no_room").inc(refused)
         write = Reservation(namespace_id, tuple(keys), first_block, parent, spans, refused)
         try:
+            await asyncio.sleep(0)
             lease = self._leases.grant(session, held, write=write)
-        except KVStoreError:  # the session ended between two steps
+        except BaseException:  # the session ended between two steps, or nobody waits any more
             self._free(held)
             raise
         return Grant(
@@ -486,12 +487,15 @@ class Store:
             raise InvalidRequest(f"{len(checksums)} checksums for {len(lease.held)} slots")
         write = lease.write
         # The session may end between two steps; what is published must not be freed by that.
-        with self._planner.pinned([slot for slot in lease.held if slot is not None]):
-            new, existing = await _in_steps(self._planner.commit(write, lease.held, checksums))
+        try:
+            with self._planner.pinned([slot for slot in lease.held if slot is not None]):
+                new, existing = await _in_steps(self._planner.commit(write, lease.held, checksums))
+            self._mover.wake()
+            await asyncio.sleep(0)
+        finally:
+            self._leases.release(session, lease_id)
         self._metrics.bytes.labels("dram", "write").inc(lease.nbytes)
         unwritten = sum(slot is None for slot in lease.held) - write.refused
-        self._leases.release(session, lease_id)
-        self._mover.wake()
         safe = False
         if durable:
             records = self._planner.find(write.namespace_id, write.keys, write.spans)

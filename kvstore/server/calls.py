@@ -135,6 +135,9 @@ class _Link(FrameLink):
         if self._server.calls >= CALLS_MAX:
             self._refuse(frame)
             return
+        if METHODS[frame.method].at_once:
+            self._answer_at_once(frame)
+            return
         call = asyncio.get_running_loop().create_task(self._answer(frame))
         self._calls[frame.id] = call
         self._server.calls += 1
@@ -150,6 +153,16 @@ class _Link(FrameLink):
         code, message, metadata = status_of(error)
         status = Status(code.value[0], message, metadata)
         self.send(Frame(Kind.ERROR, frame.id, encode_status(status)))
+
+    def _answer_at_once(self, frame: Frame) -> None:
+        """Answer without a task, which would wait for a turn behind one step of every other."""
+        answering = self._answer(frame)
+        try:
+            answering.send(None)
+        except StopIteration:
+            return
+        answering.close()
+        raise RuntimeError(f"{METHODS[frame.method].name} waits for something")
 
     async def _answer(self, frame: Frame) -> None:
         context = CallContext(frame.timeout_s)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import os
@@ -124,7 +125,7 @@ class Service(rpc.KVStoreServicer):
             request_id=request.request_id,
             recompute_s_per_block=_pace(request.recompute_s_per_block),
         )
-        return self._granted(grant, session, context)
+        return await self._granted(grant, session, context)
 
     async def Reserve(self, request: pb.ReserveRequest, context: Context) -> pb.GrantReply:
         session = self._session(request.session)
@@ -137,7 +138,7 @@ class Service(rpc.KVStoreServicer):
             spans=spans_of(request.spans),
             wait_s=self._wait(request.wait_s),
         )
-        return self._granted(grant, session, context)
+        return await self._granted(grant, session, context)
 
     async def Commit(self, request: pb.CommitRequest, context: Context) -> pb.CommitReply:
         done = await self._store.commit(
@@ -249,7 +250,7 @@ class Service(rpc.KVStoreServicer):
         )
         return explanation_to_message(explanation)
 
-    def _granted(self, grant: Grant, session: SessionId, context: Context) -> pb.GrantReply:
+    async def _granted(self, grant: Grant, session: SessionId, context: Context) -> pb.GrantReply:
         """Answer with a grant, unless its client will not get it: it could never release it."""
 
         def take_back(done: Context | None = None) -> None:
@@ -262,6 +263,7 @@ class Service(rpc.KVStoreServicer):
             raise Unavailable("the call's deadline came before its answer", reason="late")
         # The stubs declare the callback's type as a class, which no function can be.
         context.add_done_callback(take_back)  # type: ignore[arg-type]
+        await asyncio.sleep(0)  # a large grant takes a while to tell: others' turn first
         return grant_to_message(grant, self._epoch)
 
     def _session(self, wire: int) -> SessionId:

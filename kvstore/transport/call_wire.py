@@ -27,15 +27,19 @@ BUFFERED_NBYTES_MAX = 4 * MESSAGE_NBYTES_MAX
 
 
 class Method(NamedTuple):
-    """A call that may come this way. Its number is its place in METHODS, never reused."""
+    """A call that may come this way. Its number is its place in METHODS, never reused.
+
+    at_once: its handler never waits for anything.
+    """
 
     name: str
     request: Any
     reply: Any
+    at_once: bool = False
 
 
 METHODS = (
-    Method("Match", pb.MatchRequest, pb.MatchReply),
+    Method("Match", pb.MatchRequest, pb.MatchReply, at_once=True),
     Method("Acquire", pb.AcquireRequest, pb.GrantReply),
     Method("Reserve", pb.ReserveRequest, pb.GrantReply),
     Method("Commit", pb.CommitRequest, pb.CommitReply),
