@@ -1,6 +1,6 @@
 # Every command a developer or CI runs. `make` alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo demo demo-native test test-fast test-vllm-matrix soak
+.PHONY: help setup setup-demo demo demo-native slowed test test-fast test-vllm-matrix soak
 .PHONY: faults torture sim fuzz check fmt proto dashboard clean
 .SILENT:
 
@@ -37,6 +37,9 @@ setup-demo: ## the same, and the model that the demo uses
 
 demo: setup-demo ## real vLLM with and without kvstore, up to killing both; writes build/demo/result.json
 	$(BIN)/python -m kvstore_bench.demo --model "$(MODEL)" $(ARGS)
+
+slowed: setup-demo ## stored prompts asked of a real vLLM while one tier is 50 times slower; writes build/slowed/result.json
+	$(BIN)/python -m kvstore_bench.slowed --model "$(MODEL)" $(ARGS)
 
 demo-native: setup-demo ## the same workload on vLLM's own offloading, beside ours; writes build/demo/native.json
 	$(BIN)/python -m kvstore_bench.demo --native --model "$(MODEL)" $(ARGS)

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 STEP_TOKENS_MIN = 128
 """Smaller steps are decoding, whose time says nothing of prefill."""
 STEPS_MAX = 64
+SAMPLES_MAX = 16
 
 
 class Event(Protocol):
@@ -75,13 +76,21 @@ class StepClock:
 
 
 class PrefillPace:
-    """A moving mean of seconds per token; 0 until a large step was seen."""
+    """How fast prompts are computed when nothing disturbs: the lower quartile of the last samples.
+
+    A first step warms up, another shares the machine. Told too slow a pace, loads would be waited
+    for longer than computing takes.
+    """
 
     def __init__(self) -> None:
-        self.s_per_token = 0.0
+        self._samples: deque[float] = deque(maxlen=SAMPLES_MAX)
+
+    @property
+    def s_per_token(self) -> float:
+        """Seconds per token; 0 until a large step was seen."""
+        return sorted(self._samples)[(len(self._samples) - 1) // 4] if self._samples else 0.0
 
     def note(self, tokens: int, seconds: float) -> None:
+        """Learn from what one or several large steps computed."""
         if tokens and seconds > 0:
-            sample = seconds / tokens
-            before = self.s_per_token or sample
-            self.s_per_token = before + (sample - before) / 8
+            self._samples.append(seconds / tokens)

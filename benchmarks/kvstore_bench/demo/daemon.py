@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,24 +53,34 @@ class Daemon:
                 time.sleep(0.1)
 
 
-def start_daemon(*, scratch: Path, directory: Path, dram_nbytes: int, log: Path) -> Daemon:
-    """Start a daemon with its socket in `scratch`, whose path must be short."""
+def start_daemon(
+    *,
+    scratch: Path,
+    directory: Path,
+    dram_nbytes: int,
+    log: Path,
+    program: Sequence[str] | None = None,
+    settings: Mapping[str, str] | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> Daemon:
+    """Start a daemon with its socket in `scratch`, whose path must be short.
+
+    program: runs it instead of `kvstore`. settings: further ones. environ: of the process.
+    """
     metrics_port = free_port()
     socket = scratch / "kvstore.sock"
-    settings = {
+    all_settings = {
         "server.socket": str(socket),
         "server.listen": "",
         "server.metrics_listen": f"127.0.0.1:{metrics_port}",
         "dram.capacity": str(dram_nbytes),
         "file.path": str(directory),
         "file.capacity": "16GiB",
+        **(settings or {}),
     }
-    command = [
-        str(Path(sys.executable).with_name("kvstore")),
-        "serve",
-        *_overrides(settings.items()),
-    ]
-    child = Child("kvstore", command, environ=os.environ, log=log)
+    program = program or [str(Path(sys.executable).with_name("kvstore"))]
+    command = [*program, "serve", *_overrides(all_settings.items())]
+    child = Child("kvstore", command, environ=environ, log=log)
     return Daemon(child, f"unix:{socket}", metrics_port)
 
 

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from kvstore.errors import Unavailable
 from kvstore_bench.demo.daemon import Daemon, start_daemon
@@ -66,12 +66,16 @@ class Stage:
         """Own a child: it ends with the stage."""
         self._children.append(child)
 
-    def daemon(self, *, dram_nbytes: int) -> Daemon:
-        """Start a daemon and wait for it."""
+    def daemon(self, *, dram_nbytes: int, **options: Any) -> Daemon:
+        """Start a daemon and wait for it. options: those of `start_daemon`."""
         self.store.mkdir(exist_ok=True)
         log = self.logs / "kvstore.log"
         daemon = start_daemon(
-            scratch=self.scratch, directory=self.store, dram_nbytes=dram_nbytes, log=log
+            scratch=self.scratch,
+            directory=self.store,
+            dram_nbytes=dram_nbytes,
+            log=log,
+            **options,
         )
         self.adopt(daemon.child)
         daemon.wait_healthy()
