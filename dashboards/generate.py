@@ -78,6 +78,9 @@ ROWS: dict[str, tuple[Panel, ...]] = {
     "Tiers": (
         Panel("Arena", "bytes", (gauge("kvstore_dram_bytes", "{{state}}"),)),
         Panel("File tier", "bytes", (gauge("kvstore_file_bytes", "{{state}}"),)),
+        Panel(
+            "Disks of the file tier", "bytes", (gauge("kvstore_file_device_bytes", "{{device}}"),)
+        ),
         Panel("Blocks", "short", (gauge("kvstore_blocks", "{{tier}}"),)),
         Panel("Bandwidth", "Bps", (rate("kvstore_tier_bytes_total", "tier", "direction"),)),
         Panel(
@@ -160,6 +163,12 @@ ROWS: dict[str, tuple[Panel, ...]] = {
                 gauge("kvstore_file_failing", "failing now"),
                 rate("kvstore_unwritten_records_total", "instance", legend="over the write budget"),
             ),
+        ),
+        Panel(
+            "State of disks",
+            "short",
+            (gauge("kvstore_file_device_state", "{{device}} {{state}}"),),
+            "1 for the state a directory of the file tier is in.",
         ),
         Panel("Calls refused", "reqps", (rate("kvstore_rpc_errors_total", "error", "reason"),)),
         Panel(

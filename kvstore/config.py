@@ -24,6 +24,7 @@ from kvstore.errors import ConfigError
 
 SIZE_UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 SOCKET_PATH_NBYTES_MAX = 107 - len(".arena")
+DIRECTORIES_MAX = 64
 MIB = 1 << 20
 GIB = 1 << 30
 
@@ -114,12 +115,24 @@ class DramSettings:
 class FileSettings:
     """The file tier: what survives restarts."""
 
-    path: str = _setting(
-        'Directory of the file tier, best on NVMe; "" runs without one, in DRAM alone.',
+    path: str | tuple[str, ...] = _setting(
+        'Directory of the file tier, best on NVMe; "" runs without one, in DRAM alone. Or several, '
+        'one for each disk: path = ["/nvme0/kvstore", "/nvme1/kvstore"]. Each block is on one of '
+        "them; when a disk fails, is full or not mounted, the others serve on.",
         factory=default_directory,
     )
     capacity_bytes: int = _setting(
-        "Cap on the physical bytes of that directory, headers and padding included.", 16 * GIB
+        "Cap on the physical bytes of each directory, headers and padding included.", 16 * GIB
+    )
+    free_bytes_min: int = _setting(
+        "Bytes of each disk left free for its other users: with less, nothing is written, and "
+        "blocks are evicted until it is free again; 0 looks at `capacity` alone.",
+        0,
+    )
+    hang_s: float = _setting(
+        "Seconds after which a disk that does not answer a call is taken out of use. Longer "
+        "tolerates a busier disk; shorter keeps requests waiting less for one that hangs.",
+        10.0,
     )
     segment_bytes: int = _setting(
         "Size of one append-only file. Larger: fewer files. Smaller: a restart scans a shorter "
@@ -150,6 +163,11 @@ class FileSettings:
         8 * MIB,
     )
     scrub_every_s: float = _setting("Seconds after which a frame is verified again.", 86400.0)
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The directories; none if there is no file tier."""
+        return tuple(filter(None, (self.path,) if isinstance(self.path, str) else self.path))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -373,8 +391,10 @@ def _nearest(wrong: str, valid: Sequence[str]) -> str:
     return f"; did you mean {near[0]}?" if near else ""
 
 
-def _parse(item: Field[Any], kind: type, value: Any) -> Any:
+def _parse(item: Field[Any], kind: Any, value: Any) -> Any:
     """Return `value`, from TOML or from an override's text, as the type the field declares."""
+    if kind == str | tuple[str, ...]:
+        return _one_or_several(value)
     if _is_size(item) and isinstance(value, str):
         return parse_size(value)
     if kind is bool and value in ("true", "false", True, False):
@@ -388,6 +408,20 @@ def _parse(item: Field[Any], kind: type, value: Any) -> Any:
     raise ConfigError(f"{value!r} is not a {kind.__name__}")
 
 
+def _one_or_several(value: Any) -> str | tuple[str, ...]:
+    """Return a text, or the texts of an array, which an override writes as TOML does."""
+    if isinstance(value, str) and value.startswith("["):
+        try:
+            value = tomllib.loads(f"value = {value}")["value"]
+        except (tomllib.TOMLDecodeError, RecursionError) as error:
+            raise ConfigError(f'{value!r} is not an array: write ["/a", "/b"]') from error
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and value and all(isinstance(each, str) for each in value):
+        return tuple(value)
+    raise ConfigError(f'{value!r} is not a text or an array of texts: write ["/a", "/b"]')
+
+
 def _is_size(item: Field[Any]) -> bool:
     return "_bytes" in item.name
 
@@ -399,6 +433,8 @@ def _toml_key(item: Field[Any]) -> str:
 def _toml_value(item: Field[Any], value: Any) -> str:
     if _is_size(item):
         return f'"{_size_text(value)}"'
+    if isinstance(value, tuple):
+        return f"[{', '.join(_toml_value(item, each) for each in value)}]"
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return str(value).lower() if isinstance(value, bool) else repr(value)
@@ -438,9 +474,11 @@ def _check(settings: Settings) -> None:
     server, dram, file, limits = settings.server, settings.dram, settings.file, settings.limits
     _check_object(settings.object, has_file_tier=bool(file.path))
     object_ = settings.object
-    for key, path in (("server.socket", server.socket), ("file.path", file.path)):
+    for key, path in (("server.socket", server.socket), *(("file.path", p) for p in file.paths)):
         if not _is_path(path):
             raise ConfigError(f"{key}={path!r} is not a path")
+    if (not isinstance(file.path, str) and "" in file.path) or len(file.paths) > DIRECTORIES_MAX:
+        raise ConfigError(f"file.path names 1 to {DIRECTORIES_MAX} directories; none is empty")
     socket_nbytes = len(os.fsencode(server.socket))
     if not 0 < socket_nbytes <= SOCKET_PATH_NBYTES_MAX:
         raise ConfigError(
@@ -454,6 +492,8 @@ def _check(settings: Settings) -> None:
         ("dram.capacity", dram.capacity_bytes, MIB, 1 << 50),
         ("dram.extent", dram.extent_bytes, MIB, 1 << 50),
         ("file.capacity", file.capacity_bytes, MIB, 1 << 60),
+        ("file.free_min", file.free_bytes_min, 0, 1 << 60),
+        ("file.hang_s", file.hang_s, 0.1, 3600),
         ("file.segment", file.segment_bytes, MIB, 1 << 40),
         ("file.threads", file.threads, 1, 256),
         ("file.scrub", file.scrub_bytes, 0, 1 << 40),

@@ -20,16 +20,18 @@ from kvstore.checksum import checksum
 from kvstore.codec import Codec, decodes_to, encode_run
 from kvstore.errors import CorruptBlock, KVStoreError, Unavailable
 from kvstore.frame import KILLED_MAX, NO_KEY, FrameHeader, FrameKind, RunBlock
-from kvstore.index import StoredBlock, StoredFrame, StoredPart
+from kvstore.index import HeldSlot, StoredBlock, StoredFrame, StoredPart
 from kvstore.obs import Metrics
 from kvstore.planner import Check, Planner, Read, Write
 from kvstore.tier.dram import Arena
 from kvstore.tier.file import (
+    Devices,
     DiskFailed,
     DiskFull,
-    FileExtent,
-    FileTier,
+    DiskHung,
     FrameRecord,
+    Mount,
+    Placed,
     aligned_buffer,
     aligned_copy,
 )
@@ -40,20 +42,23 @@ RETRY_S = 5.0  # how long after a first failure what could not be written is tri
 RETRY_MAX_S = 60.0  # it doubles up to here: a disk that is gone for long costs nothing
 INLINE_NBYTES_MAX = 256 << 10  # verified sooner than a thread wakes up
 HEAD_START_S = 0.005  # a device that takes longer for one block is not waited for
-READS_MAX = 8  # frames on their way up at once; beyond that they queue in prefix order
 EVICT_ROUNDS_MAX = 8
 RECALL_STEP_RUNS = 8  # indexed before anybody else gets a turn: about a millisecond
+CLOSE_S = 1.0  # for a writer to end; one that a hung device holds is left behind
 _DISK_ERRORS = (DiskFailed, DiskFull)
 
 
 class Mover:
-    """Moves between one arena and at most one file tier. Lives on the store's event loop."""
+    """Moves between one arena and at most one file tier. Lives on the store's event loop.
+
+    A `Listener` of the file tier's devices.
+    """
 
     def __init__(
         self,
         planner: Planner,
         arena: Arena,
-        file: FileTier | None,
+        file: Devices | None,
         *,
         codec: Codec,
         metrics: Metrics,
@@ -69,11 +74,9 @@ class Mover:
         self._metrics = metrics
         self._group_commit_bytes = group_commit_bytes
         self._now = now
-        self._sequence = 1
         self._workers = executor or ThreadPoolExecutor(threads, thread_name_prefix="kvstore-codec")
         self._reads: dict[StoredPart, asyncio.Task[None]] = {}
         self._ahead: set[asyncio.Task[None]] = set()  # reads that have the disk to themselves
-        self._read_places = asyncio.Semaphore(READS_MAX)
         self._wake = asyncio.Event()
         self._progress: asyncio.Future[None] | None = None
         self._writer: asyncio.Task[None] | None = None
@@ -91,29 +94,27 @@ class Mover:
         """Open the file tier, begin to index what it holds and to write behind."""
         if self._file is None:
             return
-        recovered = await self._file.open()
-        self._sequence = recovered.next_sequence
-        self.recovered_s = recovered.scan_s
-        self._recalling = asyncio.create_task(self._recall_all())
+        began = time.monotonic()
+        await self._file.open(self)
+        self.recovered_s = time.monotonic() - began
         self._writer = asyncio.create_task(self._write_behind())
 
     async def close(self, drain_s: float) -> None:
         """Write what is dirty, for at most `drain_s`, and close the file tier."""
         if self._file is not None:
-            if self._recalling is not None:
-                self._recalling.cancel()
             if not await self.flush(self._now() + drain_s):
                 logger.warning("drain=incomplete dirty_bytes=%d", self._planner.dirty.nbytes)
             if self._writer is not None:
                 self._writer.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await self._writer
+                await asyncio.wait([self._writer], timeout=CLOSE_S)
             if self._reads:
                 await asyncio.wait(set(self._reads.values()), timeout=drain_s)
+            if self._recalling is not None:
+                self._recalling.cancel()
             await self._file.close()
         self._workers.shutdown(wait=False, cancel_futures=True)
 
-    # ---- what the last life left on disk -------------------------------------------------------
+    # ---- what was found on disk; devices that go and come back: see admission.Listener ----------
 
     def recall(self, keys: Sequence[BlockKey]) -> None:
         """Index what was found on disk of these blocks. Nothing to do once all of it is indexed."""
@@ -135,6 +136,17 @@ class Mover:
     def found_namespaces(self) -> Set[NamespaceId]:
         """The namespaces of what was found on disk."""
         return self._file.found_namespaces if self._file is not None else frozenset()
+
+    def admitted(self) -> None:
+        """Begin to index what is on devices that take part from now on."""
+        if self._recalling is None or self._recalling.done():
+            self._recalling = asyncio.create_task(self._recall_all())
+
+    async def withdrawn(self, mount: Mount) -> None:
+        """Take the frames of a device out of the index."""
+        for _ in self._planner.withdraw(mount.holds):
+            await asyncio.sleep(0)
+        self.wake()  # what the arena has of them is written to the others
 
     async def _recall_all(self) -> None:
         """Index everything, oldest first, a little at a time."""
@@ -173,6 +185,8 @@ class Mover:
                 first_block=header.first_block,
                 parent=header.parent,
             )
+        if records:
+            self._tell_progress()  # what waited to be written may have been found durable
 
     @property
     def record_nbytes_max(self) -> int | None:
@@ -189,6 +203,7 @@ class Mover:
             "failed_reads": self.failed_reads,
             "state": "failing" if self._failing else "ok",
             "recovery_s": self.recovered_s,
+            "devices": self._file.status(),
         }
 
     @property
@@ -207,6 +222,11 @@ class Mover:
         if self._progress is None:
             self._progress = asyncio.get_running_loop().create_future()
         return asyncio.shield(self._progress)
+
+    def _tell_progress(self) -> None:
+        progress, self._progress = self._progress, None
+        if progress is not None:
+            progress.set_result(None)
 
     async def settle(self, sequence: int, deadline: float) -> bool:
         """Wait until the file tier has answered for every commit up to `sequence`."""
@@ -237,8 +257,8 @@ class Mover:
     ) -> None:
         """Write tombstones for keys, or (None) for whole namespaces, and make them durable.
 
-        Raises Unavailable if the file tier cannot take them: then the blocks may come back after a
-        restart, and the caller must be told so.
+        Raises Unavailable if one device of the file tier cannot take them: then the blocks may come
+        back after a restart, and the caller must be told so.
         """
         if self._file is None:
             return
@@ -251,16 +271,14 @@ class Mover:
         headers = [
             FrameHeader(
                 kind=kind,
-                sequence=self._take_sequence(),
+                sequence=self._file.take_sequence(),
                 namespace_id=namespace_id,
                 killed=killed,
             )
             for namespace_id in namespaces
             for killed in batches
         ]
-        for header in headers:
-            self._file.kill_found(header)
-        await self._file.sync([await self._file.write_tombstone(header) for header in headers])
+        await self._file.bury(headers)
 
     async def _write_behind(self) -> None:
         """Write what is dirty, for ever. While the disk fails, one batch in a while tries it.
@@ -273,6 +291,7 @@ class Mover:
                 async with asyncio.timeout(RETRY_S):
                     await self._wake.wait()
             self._wake.clear()
+            self._evict_excess()
             if self._failing and self._now() >= self._retry_at:
                 self._planner.retry_failed()
             while writes := self._planner.take_writes(self._group_commit_bytes):
@@ -281,36 +300,65 @@ class Mover:
                         self._planner.write_failed(write)
                 else:
                     await self._write_batch(writes)
-                progress, self._progress = self._progress, None
-                if progress is not None:
-                    progress.set_result(None)
+                self._tell_progress()
 
     async def _write_batch(self, writes: Sequence[Write]) -> None:
-        """Write runs, sync once, and settle each with the planner, whatever happens."""
+        """Write runs, sync once, and settle each with the planner, whatever happens.
+
+        What one device fails to take is written to the others.
+        """
         assert self._file is not None
         began = self._now()
-        results = await asyncio.gather(*map(self._write_run, writes), return_exceptions=True)
-        synced: KVStoreError | None = None
+        failed = await self._try_batch(writes)
+        for _ in self._file.devices[1:]:
+            again = [write for write, error in failed if self._goes_elsewhere(write, error)]
+            if not again:
+                break
+            failed = [each for each in failed if not self._goes_elsewhere(*each)]
+            failed += await self._try_batch(again)
+        for write, error in failed:
+            self._fail(write, error)
+        self._metrics.write_behind_seconds.observe(self._now() - began)
+        self._note_health([error for _, error in failed])
+
+    async def _try_batch(self, writes: Sequence[Write]) -> list[tuple[Write, BaseException]]:
+        """Write runs and sync once; return those that failed."""
+        assert self._file is not None
+        # Numbered before anything else runs: what is deleted from now on, a higher number kills.
+        numbers = self._file.begin_runs(len(writes))
         try:
-            await self._file.sync([r[0] for r in results if not isinstance(r, BaseException)])
-        except KVStoreError as error:
-            synced = error
+            return await self._write_and_sync(writes, numbers)
+        finally:
+            self._file.end_runs(numbers)
+
+    async def _write_and_sync(
+        self, writes: Sequence[Write], numbers: Sequence[int]
+    ) -> list[tuple[Write, BaseException]]:
+        assert self._file is not None
+        runs = map(self._write_run, writes, numbers)
+        results = await asyncio.gather(*runs, return_exceptions=True)
+        lost = await self._file.sync([r[0] for r in results if not isinstance(r, BaseException)])
+        failed: list[tuple[Write, BaseException]] = []
         for write, result in zip(writes, results, strict=True):
             if isinstance(result, BaseException):
-                self._fail(write, result)
-            elif synced is not None:
+                failed.append((write, result))
+            elif result[0] in lost or not result[0].mount.is_current:
                 self._file.free(result[0])
-                self._fail(write, synced)
+                error = lost.get(result[0]) or DiskFailed("the device was taken out of use")
+                failed.append((write, error))
             else:
-                extent, header = result
+                place, header = result
                 stored_nbytes = tuple(block.stored_nbytes for block in header.blocks)
-                self._planner.written(
-                    write, extent, header.codec_id, stored_nbytes, header.sequence
-                )
+                self._planner.written(write, place, header.codec_id, stored_nbytes, header.sequence)
                 self.on_written(write)
                 self._metrics.bytes.labels("file", "write").inc(header.nbytes)
-        self._metrics.write_behind_seconds.observe(self._now() - began)
-        self._note_health([e for e in (synced, *results) if isinstance(e, BaseException)])
+        return failed
+
+    def _goes_elsewhere(self, write: Write, error: BaseException) -> bool:
+        """Say whether to give a run to another device: not if something of it is deleted."""
+        assert self._file is not None
+        failed = isinstance(error, _DISK_ERRORS) and self._file.takes_writes
+        return failed and self._planner.is_wanted(write)
 
     def _fail(self, write: Write, error: BaseException) -> None:
         if not isinstance(error, KVStoreError):
@@ -324,7 +372,9 @@ class Mover:
             self._planner.write_corrupt(write, error.keys)
 
     def _note_health(self, errors: Sequence[BaseException]) -> None:
-        if any(isinstance(error, _DISK_ERRORS) for error in errors):
+        assert self._file is not None
+        refused = any(isinstance(error, _DISK_ERRORS) for error in errors)
+        if refused and not self._file.takes_writes:
             self._retry_at = self._now() + self._retry_s
             self._retry_s = min(2 * self._retry_s, RETRY_MAX_S)
         else:
@@ -334,20 +384,26 @@ class Mover:
             log = logger.warning if self._failing else logger.info
             log("file_tier=%s failed_writes=%d", "failing" if errors else "ok", self._failures)
 
-    async def _write_run(self, write: Write) -> tuple[FileExtent, FrameHeader]:
+    async def _write_run(self, write: Write, sequence: int) -> tuple[Placed, FrameHeader]:
         """Write one frame. Returns where it is; it is durable after the next sync."""
         assert self._file is not None
         loop = asyncio.get_running_loop()
-        header, payload = await loop.run_in_executor(
-            self._workers, self._encode, write, self._take_sequence()
-        )
-        extent = await self._room_for(header.nbytes)
+        header, payload = await loop.run_in_executor(self._workers, self._encode, write, sequence)
+        place = await self._room_for(header.nbytes)
         try:
-            await self._file.write(extent, [self._file.encode(extent, header), *payload])
-        except BaseException:
-            self._file.free(extent)
+            await self._file.write(place, [self._file.encode(place, header), *payload])
+        except BaseException as error:
+            self._keep_pinned(write.held, error)
+            self._file.free(place)
             raise
-        return extent, header
+        return place, header
+
+    def _keep_pinned(self, held: Sequence[HeldSlot], error: BaseException) -> None:
+        """Keep slots from reuse for as long as the thread of a hung call may touch them."""
+        if isinstance(error, DiskHung) and not error.call.done():
+            pins = contextlib.ExitStack()
+            pins.enter_context(self._planner.pinned(held))
+            error.call.add_done_callback(lambda _: pins.close())
 
     def _encode(self, write: Write, sequence: int) -> tuple[FrameHeader, list[memoryview]]:
         """Verify and encode a run. Returns its header and page-aligned payload buffers."""
@@ -375,45 +431,43 @@ class Mover:
         ]
         return run_header(write.blocks[0], write.part, codec, described, sequence), payload
 
-    async def _room_for(self, nbytes: int) -> FileExtent:
+    async def _room_for(self, nbytes: int) -> Placed:
         """Find room in the file tier, evicting for it. Raises Unavailable if there is none."""
         assert self._file is not None
         for _ in range(EVICT_ROUNDS_MAX):
-            extent = self._file.allocate(nbytes)
-            if extent is not None:
-                return extent
+            place = self._file.allocate(nbytes)
+            if place is not None:
+                return place
             coming = self._file.freeing_nbytes
             missing = nbytes - self._file.available_nbytes - coming
             if missing > 0 or not coming:
-                coming += self._evict(max(missing, nbytes))
+                coming += self._evict(max(missing, nbytes), self._file.helps)
             if not coming:
                 break
             await self._file.settle()
         raise Unavailable("the file tier is full and nothing in it may leave now")
 
     def _evict_excess(self) -> None:
-        """Get under the cap: it was cut, or holes punched before a power cut are data again."""
+        """Get under the caps: one was cut, holes punched before a power cut are data again, or
+        others fill the disk."""
         assert self._file is not None
-        for _ in range(EVICT_ROUNDS_MAX):
-            excess = -self._file.available_nbytes - self._file.freeing_nbytes
-            if excess <= 0 or not self._evict(excess):
-                return
+        for mount in self._file.mounts:
+            for _ in range(EVICT_ROUNDS_MAX):
+                excess = -mount.tier.available_nbytes - mount.tier.freeing_nbytes
+                if excess <= 0 or not self._evict(excess, mount.holds):
+                    break
 
-    def _evict(self, nbytes: int) -> int:
+    def _evict(self, nbytes: int, helps: Callable[[Placed], bool]) -> int:
         """Make room for frames; returns the bytes that will come back, which may be fewer.
 
         What is oldest may not be indexed yet, and only what is indexed can leave.
         """
-        coming = self._planner.evict_file(nbytes)
+        coming = self._planner.evict_file(nbytes, helps)
         for _ in range(EVICT_ROUNDS_MAX):
             if coming or not self._recall_oldest():
                 break
-            coming = self._planner.evict_file(nbytes)
+            coming = self._planner.evict_file(nbytes, helps)
         return coming
-
-    def _take_sequence(self) -> int:
-        self._sequence += 1
-        return self._sequence - 1
 
     # ---- up: file to arena ---------------------------------------------------------------------
 
@@ -441,11 +495,12 @@ class Mover:
         try:
             if after:
                 await asyncio.wait(after, timeout=HEAD_START_S)
-            async with self._read_places:
+            async with read.extent.mount.reading:
                 bad, corrupt = await self._fetch(read), True
         except CorruptBlock:
             corrupt = True  # the file is gone or too short
         except KVStoreError as error:
+            self._keep_pinned(read.held, error)
             self.failed_reads += 1
             self._metrics.read_errors.inc()
             logger.warning("read=failed blocks=%d reason=%r", len(read.blocks), str(error))

@@ -27,7 +27,7 @@ from kvstore.scrub import Scrub
 from kvstore.server import Server
 from kvstore.store import Store
 from kvstore.tier.dram import Arena
-from kvstore.tier.file import FileTier
+from kvstore.tier.file import Devices
 from kvstore.tier.object import ObjectTier
 
 logger = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ class Node:
 def wire_store(settings: Settings, metrics: Metrics) -> Store:
     """Put the tiers, planner and mover of one node together."""
     arena = Arena(settings.dram.capacity_bytes, settings.dram.extent_bytes)
-    file = _file_tier(settings.file) if settings.file.path else None
+    file = _file_tier(settings.file) if settings.file.paths else None
     limits = settings.limits
     planner = Planner(
         arena,
@@ -139,10 +139,12 @@ def _write_budget(settings: FileSettings) -> WriteBudget | None:
     return WriteBudget(nbytes, time.monotonic) if nbytes else None
 
 
-def _file_tier(settings: FileSettings) -> FileTier:
-    return FileTier(
-        Path(settings.path),
+def _file_tier(settings: FileSettings) -> Devices:
+    return Devices(
+        [Path(path) for path in settings.paths],
         capacity_bytes=settings.capacity_bytes,
+        free_bytes_min=settings.free_bytes_min,
+        hang_s=settings.hang_s,
         segment_nbytes=settings.segment_bytes,
         direct=settings.direct,
         threads=settings.threads,

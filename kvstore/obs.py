@@ -35,6 +35,7 @@ class Metrics:
         ProcessCollector(registry=self.registry)  # CPU, memory and descriptors of the daemon
         self._left: dict[tuple[str, str], int] = {}
         self._unwritten = 0
+        self._device_states: dict[str, str] = {}
 
     def publish(self, stats: Mapping[str, Any], left: Mapping[tuple[str, str], int]) -> None:
         """Set the gauges from `Store.stats()`, and count the blocks that left, by tier and reason.
@@ -54,11 +55,20 @@ class Metrics:
         for labels, count in left.items():
             self.evictions.labels(*labels).inc(count - self._left.get(labels, 0))
             self._left[labels] = count
+        for device in stats["file"].get("devices", ()):
+            self._publish_device(device["path"], device["state"], device["physical_bytes"])
         self.dirty_bytes.set(stats["dirty_bytes"])
         self.durable_lag_seconds.set(stats["durable_lag_s"])
         self.file_failing.set(stats["file"].get("state") == "failing")
         self.sessions.set(stats["sessions"])
         self.leases.set(stats["leases"])
+
+    def _publish_device(self, path: str, state: str, physical_nbytes: int) -> None:
+        before = self._device_states.get(path, state)
+        self.file_device_state.labels(path, before).set(0)
+        self.file_device_state.labels(path, state).set(1)
+        self._device_states[path] = state
+        self.file_device_bytes.labels(path).set(physical_nbytes)
 
     def totals(self) -> dict[str, Any]:
         """Return what was counted since the start: a number by name, or by label values too.
@@ -102,7 +112,7 @@ class Metrics:
         self.evictions = self._counter(
             "evicted_blocks",
             "Blocks that left a tier: evicted (for room), lost (for room, without a copy in the "
-            "file tier), deleted, cleared, corrupt",
+            "file tier), deleted, cleared, corrupt, device_out (its disk is out of use)",
             "tier",
             "reason",
         )
@@ -111,6 +121,16 @@ class Metrics:
         )
         self.file_bytes = self._gauge(
             "file_bytes", "Bytes of the file tier: physical, capacity", "state"
+        )
+        self.file_device_bytes = self._gauge(
+            "file_device_bytes", "Physical bytes in each directory of the file tier", "device"
+        )
+        self.file_device_state = self._gauge(
+            "file_device_state",
+            "1 for the state each directory of the file tier is in: ok; only read: full, "
+            "read_only, failing; out of use: missing, failed, hung",
+            "device",
+            "state",
         )
 
     def _moves(self) -> None:

@@ -24,6 +24,7 @@ class Reason(StrEnum):
     DEADLINE = "deadline"
     NO_ROOM = "no_room"
     READ_FAILED = "read_failed"
+    DEVICE_OUT = "device_out"
     LEASED_BYTES = "leased_bytes"
     SLOWER = "slower_than_recompute"
     UNKNOWN = "unknown"  # of a daemon that is newer than its client

@@ -551,8 +551,10 @@ class Store:
         if corrupt:
             self._metrics.corrupt_blocks.labels("reader").inc(deletion.deleted)
         # Keys the index does not know are buried too: an evicted frame may still be on disk.
-        await self._bury([namespace_id], keys)
-        self._room.set()
+        try:
+            await self._bury([namespace_id], keys)
+        finally:
+            self._room.set()
         return deletion.deleted
 
     async def clear(self, namespace_id: NamespaceId | None) -> int:
@@ -562,8 +564,10 @@ class Store:
         if namespace_id is None:
             known = set(self._planner.index.namespaces)
             namespaces = deletion.namespaces | known | self._mover.found_namespaces
-        await self._bury(namespaces, None)
-        self._room.set()
+        try:
+            await self._bury(namespaces, None)
+        finally:
+            self._room.set()
         return deletion.deleted
 
     async def _recall(self, keys: Sequence[BlockKey]) -> None:
@@ -590,8 +594,10 @@ class Store:
             await self._mover.bury(namespaces, keys)
             return
         with self._objects.deleting(namespaces, keys):
-            await self._mover.bury(namespaces, keys)
-            await self._objects.delete(namespaces, keys)
+            try:
+                await self._mover.bury(namespaces, keys)
+            finally:  # a disk that is out of use keeps no other copy alive
+                await self._objects.delete(namespaces, keys)
 
     def scan(
         self, namespace_id: NamespaceId | None, after: BlockKey | None, limit: int

@@ -31,12 +31,31 @@ _VOLATILE = {
 
 
 def check_disk(settings: FileSettings) -> Iterator[Finding]:
-    """Yield findings about file.path. Leaves nothing behind."""
-    if not settings.path:
+    """Yield findings about each directory of file.path. Leaves nothing behind."""
+    paths = [Path(path) for path in settings.paths]
+    if not paths:
         yield note("file tier", "file.path is empty: nothing survives a restart")
         return
-    path = Path(settings.path)
-    there = next(each for each in (path, *path.parents) if each.exists())
+    for path in paths:
+        device = os.stat(_existing(path)).st_dev
+        on_it = [each for each in paths if os.stat(_existing(each)).st_dev == device]
+        if len(on_it) > 1:
+            yield note(
+                "disk",
+                f"{path} shares its file system with {len(on_it) - 1} more: they fail together",
+                "name one directory for each disk",
+            )
+        yield from _check_directory(settings, path, on_it)
+
+
+def _existing(path: Path) -> Path:
+    """Return the directory that is there, or that it would be made in."""
+    return next(each for each in (path, *path.parents) if each.exists())
+
+
+def _check_directory(settings: FileSettings, path: Path, on_it: list[Path]) -> Iterator[Finding]:
+    """on_it: all directories on its file system."""
+    there = _existing(path)
     if not there.is_dir():
         yield wrong("directory", f"{there} is not a directory", "--set file.path=DIRECTORY")
         return
@@ -48,8 +67,7 @@ def check_disk(settings: FileSettings) -> Iterator[Finding]:
         )
         return
     yield _medium(path, there)
-    room = _room(settings, path, there)
-    yield room
+    yield _room(settings.capacity_bytes, on_it, there)
     try:
         with _nameless_file(there) as fd:
             yield from _try_out(fd, settings)
@@ -65,16 +83,17 @@ def _medium(path: Path, there: Path) -> Finding:
     return ok("directory", text)
 
 
-def _room(settings: FileSettings, path: Path, there: Path) -> Finding:
+def _room(capacity_bytes: int, paths: list[Path], there: Path) -> Finding:
     space = os.statvfs(there)
     free = space.f_frsize * space.f_bavail
-    own = _physical_nbytes(path)
-    text = f"{size(free)} free, {size(own)} taken; file.capacity is {size(settings.capacity_bytes)}"
-    if free + own < settings.capacity_bytes:
+    own = sum(map(_physical_nbytes, paths))
+    text = f"{size(free)} free, {size(own)} taken; file.capacity is {size(capacity_bytes)}"
+    share = (free + own) // len(paths)
+    if share < capacity_bytes:
         return wrong(
             "room",
             f"{text}: the disk would be full before the cap is reached",
-            f"--set file.capacity={max(1, int((free + own) * 0.9) >> 20)}MiB, or a larger disk",
+            f"--set file.capacity={max(1, int(share * 0.9) >> 20)}MiB, or a larger disk",
         )
     return ok("room", text)
 

@@ -36,7 +36,8 @@ def inspect(paths: tuple[Path, ...], as_json: bool) -> None:
     """Tell what the file tier's directories hold: segments, frames, namespaces.
 
     Reads headers only and changes nothing; a daemon may be using DIR. A record is one part of one
-    block. Dead bytes are of frames without a live record; `kvstore gc` wins them back.
+    block. Dead bytes are of frames without a live record; `kvstore gc` wins them back. Of several
+    directories that are one tier, each is judged alone: a newer copy elsewhere does not count.
 
     \b
     Examples:

@@ -8,6 +8,11 @@ from typing import Any
 
 from kvstore.cli.words import duration, percent, size
 
+_DEVICE_ADVICE = {
+    "missing": "mount it, or take it out of file.path; until then deletes are refused",
+    "full": "make room on it, or set file.free_min; what is on it is served",
+    "read_only": "look at `dmesg` and remount it; what is on it is served, deletes are refused",
+}
 LAG_S_MAX = 10.0
 FULL_FRACTION = 0.9
 LIMBO_FRACTION = 0.1
@@ -52,6 +57,7 @@ def daemon_health(stats: dict[str, Any]) -> list[Finding]:
     """Judge what `Client.stats` returned."""
     return [
         _file_tier(stats),
+        *_devices(stats),
         _durability(stats),
         _arena(stats),
         _limbo(stats),
@@ -86,6 +92,22 @@ def _file_tier(stats: dict[str, Any]) -> Finding:
             "look at the daemon's log and at `dmesg`",
         )
     return ok("file tier", "reads and writes")
+
+
+def _devices(stats: dict[str, Any]) -> list[Finding]:
+    """Judge the directories that are not as they should be."""
+    return [
+        wrong(
+            "disk",
+            f"{each['path']} is {each['state']} for {duration(each['since_s'])}: {each['reason']}",
+            _DEVICE_ADVICE.get(
+                each["state"],
+                "look at `dmesg`; it is tried again by itself, deletes are refused till then",
+            ),
+        )
+        for each in stats["file"].get("devices", ())
+        if each["state"] != "ok"
+    ]
 
 
 def _durability(stats: dict[str, Any]) -> Finding:

@@ -50,7 +50,10 @@ def serve(
     logging.basicConfig(level=log_level.upper(), format=_LOG_FORMAT)
     from kvstore import node
 
-    asyncio.run(node.serve(settings))
-    # A thread that a hung disk holds must not keep a drained daemon from ending.
-    logging.shutdown()
-    os._exit(0)
+    async def run() -> None:
+        await node.serve(settings)
+        # Calls and threads that a hung disk holds must not keep a drained daemon from ending.
+        logging.shutdown()
+        os._exit(0)
+
+    asyncio.run(run())

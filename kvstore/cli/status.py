@@ -86,6 +86,9 @@ def _screen(target: str, stats: dict[str, Any], findings: list[Finding], *, bad:
         )
     if left := stats["queues"].get("recall"):
         lines.append(f"      {left} runs found on disk are served, but not counted yet")
+    devices = file.get("devices", ())
+    if len(devices) > 1:
+        lines += [f"      {d['path']}: {d['state']}, {size(d['physical_bytes'])}" for d in devices]
     if "object" in stats:
         objects = stats["object"]
         lines.append(

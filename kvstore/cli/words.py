@@ -52,6 +52,10 @@ _REASONS: dict[Reason, tuple[str, str]] = {
         "in the file tier, but the disk failed to read it",
         "look at the daemon's log and at `dmesg`",
     ),
+    Reason.DEVICE_OUT: (
+        "on a disk of the file tier that was taken out of use {left} ago, and is not back yet",
+        "look at `kvstore status`, the daemon's log and `dmesg`; it is let in again by itself",
+    ),
     Reason.LEASED_BYTES: (
         "stored, but leases held as much of the arena as they may",
         "nothing if it is rare: the engine asks again; else raise dram.capacity or "

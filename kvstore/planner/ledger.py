@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from kvstore.block import BlockKey, Part
-from kvstore.index import HeldSlot, Index, StoredBlock, StoredFrame, StoredPart
+from kvstore.index import Extent, HeldSlot, Index, StoredBlock, StoredFrame, StoredPart
 from kvstore.outcome import Reason
 from kvstore.planner.departures import Departures
 from kvstore.planner.dirty import DirtyRecords
@@ -22,6 +22,7 @@ from kvstore.policy import Policy
 # Blocks looked at for one slot before giving up: pinned and dirty ones are passed over, and a long
 # queue of them must not turn one reserve into a walk over the whole index.
 VICTIMS_MAX = 1024
+FILE_VICTIMS_MAX = 8192  # of which one of several disks may have few
 
 
 @dataclass(slots=True)
@@ -117,21 +118,40 @@ class Ledger:
 
     # ---- frames ------------------------------------------------------------------------------
 
-    def evict_file(self, nbytes: int) -> int:
+    def evict_file(self, nbytes: int, helps: Callable[[Extent], bool]) -> int:
         """Drop whole frames, tails of prefixes first, until `nbytes` are on their way back.
 
-        Returns the bytes that will come back, which may be fewer.
+        Only frames where `helps` says so are counted. Others leave if what helps is newer, because
+        the end of a prefix is worth nothing without its start, on whichever disk. Returns the bytes
+        that will come back, which may be fewer.
         """
         freed = 0
-        for key in islice(self._file_policy.victims(), VICTIMS_MAX):
+        passed: dict[StoredFrame, None] = {}
+        for key in islice(self._file_policy.victims(), FILE_VICTIMS_MAX):
             if freed >= nbytes:
                 break
             block = self.index.by_key(key)
             assert block is not None
-            frames = {record.frame for record in block.parts.values() if record.frame is not None}
-            if not any(frame.pins for frame in frames):
-                freed += sum(self._drop_frame(frame) for frame in frames)
+            found = [record.frame for record in block.parts.values()]
+            frames = dict.fromkeys(frame for frame in found if frame is not None)
+            if any(frame.pins for frame in frames):
+                continue
+            passed |= frames
+            if any(helps(frame.extent) for frame in frames):
+                freed += sum(frame.extent.nbytes for frame in passed if helps(frame.extent))
+                for frame in passed:
+                    self._drop_frame(frame, Reason.EVICTED)
+                passed.clear()
         return freed
+
+    def withdraw(self, frame: StoredFrame) -> None:
+        """Drop a frame whose disk is out of use. What the arena has is to be written elsewhere."""
+        blocks = list(frame.blocks.values())
+        self._drop_frame(frame, Reason.DEVICE_OUT)
+        for block in blocks:
+            record = block.parts.get(frame.part)
+            if record is not None and not record.dirty:
+                self.dirty.add(block, frame.part, record)
 
     def free_if_dead(self, frame: StoredFrame) -> None:
         if not frame.blocks and not frame.pins:
@@ -139,18 +159,17 @@ class Ledger:
             self._file.free(frame.extent)
             self.frames.pop(frame, None)
 
-    def _drop_frame(self, frame: StoredFrame) -> int:
+    def _drop_frame(self, frame: StoredFrame, reason: Reason) -> None:
         for block in list(frame.blocks.values()):
             record = block.parts[frame.part]
             self.detach(block, record)
             if record.resident is None:
                 del block.parts[frame.part]
-                self.departures.note(block.key, Reason.EVICTED)
+                self.departures.note(block.key, reason)
             if not block.framed_parts:
-                self.counts.evicted_file += 1
-                self.counts.left["file", Reason.EVICTED] += 1
+                self.counts.evicted_file += reason is Reason.EVICTED
+                self.counts.left["file", reason] += 1
             self._settle(block)
-        return int(frame.extent.nbytes)
 
     # ---- blocks ------------------------------------------------------------------------------
 
@@ -160,7 +179,7 @@ class Ledger:
         self.counts.left["dram", reason] += block.resident_parts > 0
         self.counts.left["file", reason] += block.framed_parts > 0
         for part in list(block.parts):
-            self._drop(block, part)
+            self.drop(block, part)
         self._settle(block)
 
     def forget_part(self, block: StoredBlock, part: Part, reason: Reason) -> None:
@@ -168,10 +187,11 @@ class Ledger:
         self.departures.note(block.key, reason)
         self.counts.left["dram", reason] += block.parts[part].resident is not None
         self.counts.left["file", reason] += block.parts[part].frame is not None
-        self._drop(block, part)
+        self.drop(block, part)
         self._settle(block)
 
-    def _drop(self, block: StoredBlock, part: Part) -> None:
+    def drop(self, block: StoredBlock, part: Part) -> None:
+        """Drop a part that another version takes the place of, or that is forgotten."""
         record = block.parts[part]
         self.dirty.drop(block.key, part, record)
         self.make_absent(block, record)

@@ -36,6 +36,7 @@ RUN_BLOCKS_MAX = 16
 RUN_NBYTES_MAX = 16 << 20
 READ_NBYTES = 4 << 20
 WRITE_BATCH_RECORDS_MAX = 8192
+WITHDRAW_STEP_FRAMES = 64
 DEPARTED_KEYS_MAX = 1 << 16
 
 
@@ -289,6 +290,7 @@ class Planner:
         for position, (block, record) in enumerate(zip(write.blocks, write.stored, strict=True)):
             if block.parts.get(write.part) is record:
                 self.dirty.clean(record)
+                self._ledger.detach(block, record)  # that of a disk that came back meanwhile
                 self._ledger.attach(frame, position, block, record)
         self._ledger.drop_pins(write.held)
         self._ledger.free_if_dead(frame)
@@ -299,6 +301,11 @@ class Planner:
             if block.parts.get(write.part) is record:
                 self.dirty.fail(block.key, write.part, record)
         self._ledger.drop_pins(write.held)
+
+    def is_wanted(self, write: Write) -> bool:
+        """Say whether every record of a run under way is still stored."""
+        records = zip(write.blocks, write.stored, strict=True)
+        return all(block.parts.get(write.part) is record for block, record in records)
 
     def write_corrupt(self, write: Write, keys: Sequence[BlockKey]) -> None:
         """Forget records of a failed write whose bytes are not what was committed."""
@@ -311,12 +318,14 @@ class Planner:
         for (key, part), record in self.dirty.take_failed().items():
             block = self.index.by_key(key)
             alive = block is not None and block.parts.get(part) is record
-            if block and alive and record.resident is not None and not record.dirty:
+            unwritten = record.resident is not None and record.frame is None
+            if block and alive and unwritten and not record.dirty:
                 self.dirty.add(block, part, record)
 
-    def evict_file(self, nbytes: int) -> int:
-        """Make room for a frame; returns the bytes that are on their way back, maybe fewer."""
-        return self._ledger.evict_file(nbytes)
+    def evict_file(self, nbytes: int, helps: Callable[[Extent], bool] = lambda extent: True) -> int:
+        """Make room for a frame, of frames for which `helps` holds; returns the bytes of those
+        that are on their way back, maybe fewer."""
+        return self._ledger.evict_file(nbytes, helps)
 
     # ---- promotion ---------------------------------------------------------------------------
 
@@ -390,7 +399,9 @@ class Planner:
             if position not in bad:
                 self._ledger.make_resident(block, record, slot)
                 self.index.refresh(block)
-            elif corrupt:
+            elif (
+                corrupt and record.frame is read.frame
+            ):  # else a disk that is back has a better one
                 self._ledger.forget_part(block, read.frame.part, Reason.CORRUPT)
         self._ledger.drop_pins(read.held)
         read.frame.pins -= 1
@@ -425,7 +436,8 @@ class Planner:
                 self._ledger.forget_part(block, part, Reason.CORRUPT)
             else:
                 self._ledger.detach(block, record)
-                self.dirty.add(block, part, record)
+                if not record.dirty:
+                    self.dirty.add(block, part, record)
         check.frame.pins -= 1
         self._ledger.free_if_dead(check.frame)
 
@@ -442,7 +454,10 @@ class Planner:
 
         Called in the order the frames were written, but for those that somebody asks for first, so
         that recency survives a restart. Of a record in several frames the one of the highest
-        sequence stays: an older copy may be rotten, and the newer one is why nobody noticed.
+        sequence stays: an older copy may be rotten or freed, and the newer one is why nobody
+        noticed. At a start all are here before one is read. A disk that is back later may have a
+        newer copy of what is in the arena or on its way there, or the durable one of what is not
+        durable yet: then that copy counts as well, and what has other bytes leaves the arena.
         """
         index, part = self.index, frame.part
         key_at = {position: key for position, key, _, _ in blocks}
@@ -454,15 +469,29 @@ class Planner:
                 index.add(block)
             elif block.namespace_id != namespace_id:
                 continue  # no honest writer stores one key in two namespaces
-            elif (older := block.parts.get(part)) is not None:
-                in_use = older.resident is not None or older.loading is not None
-                if in_use or older.frame is None or older.frame.sequence > frame.sequence:
+            record = block.parts.get(part)
+            if record is not None:
+                if record.frame is not None and record.frame.sequence >= frame.sequence:
                     continue
-                self._ledger.detach(block, older)
-            record = block.parts[part] = StoredPart(nbytes, value)
+                if (record.nbytes, record.checksum) == (nbytes, value):
+                    self.dirty.drop(key, part, record)
+                    self._ledger.detach(block, record)
+                else:
+                    self._ledger.drop(block, part)
+                    record = None
+            if record is None:
+                record = block.parts[part] = StoredPart(nbytes, value)
             self._ledger.attach(frame, position, block, record, found=True)
             index.refresh(block)
         self._ledger.free_if_dead(frame)
+
+    def withdraw(self, is_out: Callable[[Extent], bool]) -> Steps[None]:
+        """Forget the frames of a disk that is out of use, but for what the arena has of them."""
+        for at, frame in enumerate(list(self._ledger.frames)):
+            if at % WITHDRAW_STEP_FRAMES == 0:
+                yield
+            if is_out(frame.extent):
+                self._ledger.withdraw(frame)
 
     # ---- leaving -----------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ class FaultyDisk(RealDisk):
 
     budget_nbytes: bytes that can still be written; None: no limit. A write beyond it is cut short,
     the next one fails with ENOSPC, as on a real file system.
+    free: what the disk says it has left; None: what it really has.
     syncs: False only keeps count of what is durable, which is much faster.
     before: the disk that the killed process used: what it left unsynced still is.
     kill: what the death of a process does to its descriptors; locks fall, files stay as they are.
@@ -28,6 +29,7 @@ class FaultyDisk(RealDisk):
         self.syncs = syncs
         self.fault: Callable[[str], None] | None = None
         self.budget_nbytes: int | None = None
+        self.free: int | None = None
         self.opened: dict[int, Path] = {}
         # Offsets of pages, and files created since their directory was synced.
         self.unsynced: dict[Path, set[int]] = before.unsynced if before else {}
@@ -123,6 +125,15 @@ class FaultyDisk(RealDisk):
         if self.syncs:
             super().sync_directory(path)
         self.unnamed = {file for file in self.unnamed if file.parent != path}
+
+    def names(self, path: Path) -> list[str]:
+        self._before("names")
+        return super().names(path)
+
+    def free_nbytes(self, path: Path) -> int:
+        self._before("free_nbytes")
+        left = (self.free, self.budget_nbytes, super().free_nbytes(path))
+        return min(nbytes for nbytes in left if nbytes is not None)
 
 
 def failing(call: str, code: int) -> Callable[[str], None]:

@@ -94,6 +94,15 @@ def test_without_a_daemon_it_says_how_to_start_one_and_whether_that_would_work(
     assert not doctor.path.exists(), "it only looks"
 
 
+def test_each_of_several_directories_is_looked_at(doctor: Doctor, directory: Path) -> None:
+    paths = json.dumps([f"{directory}/one", f"{directory}/two"])
+    done = doctor(f"file.path={paths}", options=("--json",))
+    found = [each["found"] for each in json.loads(done.output)["findings"]]
+    for name in ("one", "two"):
+        assert any(f"{directory}/{name} on " in text for text in found)
+        assert any(f"{directory}/{name} shares its file system" in text for text in found)
+
+
 def test_a_port_that_is_taken(doctor: Doctor) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

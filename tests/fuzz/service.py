@@ -66,8 +66,8 @@ class Host:
 
     def __init__(self) -> None:
         self._loop = SimLoop(Random(0))
-        settings = Settings(file_bytes=16 << 20, codec="raw", failing=0.0, rots=False)
-        self._daemon = Daemon(self._loop, Platter(), Model(), Random(0), settings)
+        settings = Settings(devices=1, file_bytes=16 << 20, codec="raw", failing=0.0, rots=False)
+        self._daemon = Daemon(self._loop, [Platter()], Model(), Random(0), settings)
         store = self._daemon.store
         self._service = Service(
             store,
@@ -78,7 +78,7 @@ class Host:
             call_socket="/none",
             version="fuzz",
         )
-        self.run(self._daemon.start())
+        self.run(self._daemon.start({}, []))
         store.register(NAMESPACE)
         session = store.open_session(TOKEN, "fuzz")
         self.session = EPOCH.id_out(session)

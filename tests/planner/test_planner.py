@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from kvstore.block import BlockKey, Group, Namespace, Part, Span
-from kvstore.index import HeldSlot
+from kvstore.index import HeldSlot, StoredFrame
 from kvstore.keys import KeyChain, root_key
 from kvstore.planner import Check, Planner, Read, Reservation, Steps, Write, needed_spans
 from kvstore.policy import WriteBudget
@@ -77,6 +77,7 @@ class PlannerMachine(RuleBasedStateMachine):
         self.checks: list[Check] = []
         self.leased: list[HeldSlot] = []
         self.deleted: set[BlockKey] = set()
+        self.sequence = 10
 
     @rule(
         chain=st.sampled_from(CHAINS),
@@ -119,7 +120,46 @@ class PlannerMachine(RuleBasedStateMachine):
                 self.file.free(extent)
             self.planner.write_failed(write)
         else:
-            self.planner.written(write, extent, 0, (RECORD,) * len(write.blocks), 1)
+            self.sequence += 1
+            sizes = (RECORD,) * len(write.blocks)
+            self.planner.written(write, extent, 0, sizes, self.sequence)
+
+    @rule(
+        chain=st.sampled_from(CHAINS),
+        blocks=st.tuples(st.integers(0, 10), st.integers(1, 6)),
+        part=st.sampled_from(PARTS),
+        age=st.integers(0, 5),
+        checksum=st.sampled_from([1, 1, 2]),
+    )
+    def find_on_disk(
+        self, chain: list[BlockKey], blocks: tuple[int, int], part: Part, age: int, checksum: int
+    ) -> None:
+        begin, count = blocks
+        extent = self.file.allocate(count * RECORD)
+        if extent is None:
+            return
+        keys = chain[begin : begin + count]
+        frame = StoredFrame(extent, part, 0, (RECORD,) * count, self.sequence - age)
+        self.planner.recover(
+            SPEC.id,
+            frame,
+            [(at, key, RECORD, checksum) for at, key in enumerate(keys)],
+            first_block=begin,
+            parent=chain[begin - 1] if begin else None,
+        )
+        for record in self.planner.find(SPEC.id, keys, (Span(part, 0, count),)):
+            assert record is not None
+            assert record.frame is not None
+            assert not record.dirty
+            if record.frame is frame:
+                assert record.checksum == checksum
+            else:
+                assert record.frame.sequence >= frame.sequence
+        self.deleted -= set(keys)
+
+    @rule(half=st.integers(0, 1))
+    def lose_a_disk(self, half: int) -> None:
+        at_once(self.planner.withdraw(lambda extent: extent.offset // (20 * RECORD) == half))
 
     @rule(chain=st.sampled_from(CHAINS), first_alone=st.booleans())
     def start_reads(self, chain: list[BlockKey], first_alone: bool) -> None:
@@ -383,3 +423,66 @@ def test_beyond_the_write_budget_no_prefix_is_begun_and_begun_ones_go_on() -> No
     dirty = {block.key for write in machine.planner.take_writes(1 << 20) for block in write.blocks}
     assert dirty == set(first[:3])
     assert machine.planner.counts.unwritten == 2
+
+
+def found(node: Node, keys: list[BlockKey], checksum: int, sequence: int) -> StoredFrame:
+    """Index a frame as that of a disk that is back."""
+    extent = node.file.allocate(len(keys) * RECORD)
+    assert extent is not None
+    frame = StoredFrame(extent, PARTS[0], 0, (RECORD,) * len(keys), sequence)
+    blocks = [(at, key, RECORD, checksum) for at, key in enumerate(keys)]
+    node.planner.recover(SPEC.id, frame, blocks, first_block=0, parent=None)
+    return frame
+
+
+def resident(node: Node, keys: list[BlockKey]) -> int:
+    records = node.planner.find(SPEC.id, keys, (Span(PARTS[0], 0, len(keys)),))
+    return sum(record is not None and record.resident is not None for record in records)
+
+
+def test_what_is_not_durable_yet_is_as_soon_as_the_same_bytes_are_found() -> None:
+    node = Node(dram_records=4)
+    node.put(chain_of(4))
+    frame = found(node, chain_of(4), 7, sequence=1)
+    assert node.planner.dirty.count == 0
+    assert node.write_all() == []
+    assert resident(node, chain_of(4)) == 4
+    assert node.file.live == {frame.extent}
+
+
+def test_the_durable_copy_counts_of_two_that_differ_and_the_slot_of_the_other_is_free() -> None:
+    node = Node(dram_records=4)
+    node.put(chain_of(4))
+    (write,) = node.planner.take_writes(1 << 40)
+    frame = found(node, chain_of(4), 8, sequence=1)
+    extent = node.file.allocate(write.nbytes)
+    node.planner.written(write, extent, 0, (RECORD,) * 4, 2)
+    assert node.file.live == {frame.extent}, "what was being written is nobody's"
+    assert resident(node, chain_of(4)) == 0
+    assert node.put(CHAINS[0][:4]) == 0
+
+
+def test_a_rotten_copy_that_is_being_read_does_not_cost_the_newer_one_found_meanwhile() -> None:
+    node = Node(dram_records=4)
+    found(node, chain_of(4), 7, sequence=1)
+    (first, second) = node.planner.plan_reads(SPEC.id, chain_of(4), (Span(PARTS[0], 0, 4),))
+    newer = found(node, chain_of(4), 7, sequence=2)
+    node.planner.read_done(first, list(first.positions), corrupt=True)
+    node.planner.read_done(second, [], corrupt=False)
+    assert node.file.live == {newer.extent}
+    assert len(newer.blocks) == 4
+    assert resident(node, chain_of(4)) == 1
+    assert found(node, chain_of(4), 7, sequence=1).blocks == {}
+    assert node.file.live == {newer.extent}
+
+
+def test_room_on_a_disk_is_not_paid_for_by_another_that_has_nothing_newer() -> None:
+    node = Node(dram_records=100)
+    for chain in CHAINS:
+        node.put(chain[:4])
+        node.write_all()
+    assert node.planner.evict_file(RECORD, lambda extent: extent.offset >= 40 * RECORD) == 0
+    assert len(node.file.live) == 3
+    second = sorted(node.file.live, key=lambda place: place.offset)[1]
+    assert node.planner.evict_file(RECORD, lambda extent: extent == second) == 4 * RECORD
+    assert len(node.file.live) == 1, "what is older leaves with it"

@@ -26,6 +26,7 @@ from kvstore.errors import ConfigError
             dram=DramSettings(capacity_bytes=3 * 4096 * 1000),
             file=FileSettings(path="/data/ü", direct=False, codec="zstd"),
         ),
+        Settings(file=FileSettings(path=("/a", '/b "quoted"'), free_bytes_min=1 << 30)),
     ],
 )
 def test_printed_settings_load_back_equal(settings: Settings, tmp_path: Path) -> None:
@@ -47,6 +48,12 @@ def test_overrides_win_over_the_file(tmp_path: Path) -> None:
     settings = load_settings(file, ["dram.capacity=1.5GiB", "file.direct=false"])
     assert settings.dram.capacity_bytes == 3 << 29
     assert (settings.file.threads, settings.file.direct) == (2, False)
+
+
+def test_the_file_tier_has_one_directory_or_several() -> None:
+    assert load_settings(None, ["file.path=/a"]).file.paths == ("/a",)
+    assert load_settings(None, ["file.path="]).file.paths == ()
+    assert load_settings(None, ['file.path=["/a", "/b"]']).file.paths == ("/a", "/b")
 
 
 def test_a_misspelt_key_is_refused_with_the_key_the_file_and_the_nearest(tmp_path: Path) -> None:
@@ -74,6 +81,10 @@ def test_a_misspelt_key_is_refused_with_the_key_the_file_and_the_nearest(tmp_pat
         ("limits.lease_s=nan", "lease_s"),
         (f"server.socket=/tmp/{'x' * 120}", "shorter"),
         ("dram.capacity=1048577", "4096"),
+        ("file.path=[1]", "array"),
+        ("file.path=[/a", "array"),
+        ('file.path=["/a", ""]', "empty"),
+        ("file.hang_s=0", "hang_s"),
     ],
 )
 def test_an_impossible_value_is_refused_and_named(override: str, word: str) -> None:

@@ -3,11 +3,11 @@ and around it what the RPC service does: ids of this life, and the model told of
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kvstore.block import PAGE_NBYTES, BlockKey, Committed, Grant, Slot, Span
 from kvstore.codec import codec_by_name
@@ -17,11 +17,11 @@ from kvstore.frame import FOOTER_RECORD_NBYTES_MAX
 from kvstore.index import StoredPart
 from kvstore.mover import Mover
 from kvstore.obs import Metrics
-from kvstore.planner import DAEMON_SESSION, Planner, SessionId
+from kvstore.planner import DAEMON_SESSION, Planner, SessionId, Write
 from kvstore.scrub import Scrub
 from kvstore.store import Member, Store
 from kvstore.tier.dram import Arena
-from kvstore.tier.file import FileExtent, FileTier
+from kvstore.tier.file import Devices, FileExtent, Mount
 from kvstore.transport.messages import Epoch
 from tests.sim.disk import Platter, SimDisk
 from tests.sim.loop import SimLoop
@@ -30,15 +30,17 @@ from tests.sim.model import KEYS, PARTS, SPEC, Item, Model, Version, Violation
 ARENA_BYTES = 1 << 20
 LEASE_S = 0.6
 RECALL_S = 30.0
-SCRUB_EVERY_S = 3.0
+SCRUB_EVERY_S = 1.0
 CHECK_KEYS = 8  # read back in one step: their slots must fit into half of the arena
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
     """What one seed is about. failing: the chance that the disk refuses a write or a sync.
-    rots: a bit flips now and then while the power is off."""
+    rots: a bit flips now and then while the power is off. devices: directories of the file tier;
+    of several, one may be missing or fail to read for a while."""
 
+    devices: int
     file_bytes: int
     codec: str
     failing: float
@@ -47,6 +49,7 @@ class Settings:
     @classmethod
     def drawn(cls, draw: Random) -> Settings:
         return cls(
+            devices=draw.choice([1, 2, 2]),
             file_bytes=draw.choice([16 << 20, 768 << 10]),
             codec=draw.choice(["raw", "raw", "lz4", "zstd"]),
             failing=draw.choice([0.0, 0.0, 0.0, 0.02]),
@@ -59,34 +62,46 @@ class Framed(NamedTuple):
 
     checksum: int
     extent: FileExtent
+    device: int
 
 
 class Daemon:
     """Alive from `start` to `die` or `close`. Methods of engines raise KVStoreError."""
 
     def __init__(
-        self, loop: SimLoop, platter: Platter, model: Model, draw: Random, settings: Settings
+        self,
+        loop: SimLoop,
+        platters: Sequence[Platter],
+        model: Model,
+        draw: Random,
+        settings: Settings,
     ) -> None:
-        self._platter = platter
+        self._loop = loop
+        self._platters = platters
         self._failing = settings.failing
-        self.disk = SimDisk(platter, draw)
+        self.disks = [SimDisk(platter, draw) for platter in platters]
+        self.out: dict[Item, Framed] = {}  # durable on devices that are out of use
+        self.lost_on_return = 0
+        self.taken_out = 0
         self.model = model
         self.arena = Arena(ARENA_BYTES, ARENA_BYTES // 2)
         self.metrics = Metrics()
         self._epoch = Epoch(f"{draw.random()}", draw.getrandbits(62), draw.getrandbits(31))
         limits = LimitSettings(lease_s=LEASE_S, group_commit_bytes=1 << 17)
-        file = FileTier(
-            Path("/sim"),
+        file = Devices(
+            [Path(f"/sim/{number}") for number in range(len(platters))],
             capacity_bytes=settings.file_bytes,
             segment_nbytes=1 << 17,
-            disk=self.disk,
+            disks=self.disks,
             executor=loop.threads,
         )
         self.file = file
-        self.planner = Planner(
+        self.rewritten: set[Item] = set()  # also on a device that was out at the time
+        self.given_up: set[Item] = set()  # written too, but without success
+        self.planner = _Planner(
             self.arena, file, now=loop.time, run_nbytes_max=file.max_frame_nbytes - PAGE_NBYTES
         )
-        mover = Mover(
+        mover = _Mover(
             self.planner,
             self.arena,
             file,
@@ -96,6 +111,9 @@ class Daemon:
             executor=loop.threads,
             now=loop.time,
         )
+        self.planner.on_written, self.planner.on_failed = self._written, self._failed
+        mover.on_withdrawn = self._withdrawn
+        self._mover = mover
         self.store = Store(
             arena=self.arena,
             mover=mover,
@@ -113,14 +131,79 @@ class Daemon:
             ),
         )
 
-    async def start(self, asked: Sequence[BlockKey] = ()) -> None:
-        """Serve, and be asked for some keys, one by one, before everything is indexed."""
+    async def start(self, expected: dict[Item, Framed], asked: Sequence[BlockKey]) -> None:
+        """Serve, and be asked for some keys, one by one, before everything is indexed.
+
+        Of what is `expected` to be durable, that on missing devices is out.
+        """
         await self.store.start()
-        self.disk.failing = self._failing
+        for disk in self.disks:
+            disk.failing = self._failing
+        used = {mount.device for mount in self.file.mounts}
+        numbers = [n for n, device in enumerate(self.file.devices) if device not in used]
+        self.out = {item: framed for item, framed in expected.items() if framed.device in numbers}
         self.store.register(SPEC)
         for key in asked:
             self.store.match(SPEC.id, [key])
         await self.store.recalled(RECALL_S)
+
+    def pull_the_plug(self) -> None:
+        for disk in self.disks:
+            disk.dead = True
+
+    def trouble(self, draw: Random) -> None:
+        """Let one of several devices fail to read for a while, and a missing one come back."""
+        for disk in self.disks if len(self.disks) > 1 else ():
+            if disk.away:
+                self._loop.call_later(draw.uniform(0, 2), setattr, disk, "away", False)
+            elif draw.random() < 0.4:
+                at = draw.uniform(0, 1)
+                self._loop.call_later(at, setattr, disk, "sick", True)
+                self._loop.call_later(at + draw.uniform(0, 2), setattr, disk, "sick", False)
+
+    def _written(self, write: Write) -> None:
+        items = (Item(block.key, write.part) for block in write.blocks)
+        self.rewritten.update(item for item in items if item in self.out)
+
+    def _failed(self, write: Write) -> None:
+        items = (Item(block.key, write.part) for block in write.blocks)
+        self.given_up.update(item for item in items if item in self.out)
+
+    def _withdrawn(self, mount: Mount) -> None:
+        self.taken_out += 1
+        suspects = mount.device.suspects
+        for item, framed in self.framed().items():
+            if self.file.devices[framed.device] is mount.device:
+                if framed.extent[:2] not in suspects:
+                    self.out[item] = framed
+                else:
+                    self.model.owed.pop(item, None)  # the disk did not read it: given up
+
+    def _look_at_returned(self) -> None:
+        """See that what was durable on a device that is back is there, unless it was deleted."""
+        if self._mover.unrecalled_runs:
+            return
+        framed = self.framed()
+        for item, before in list(self.out.items()):
+            if self.file.devices[before.device].mount is None:
+                continue
+            del self.out[item]
+            gone = item not in framed and not self.model.may_be_gone(item, before.checksum)
+            if gone and not self.planner.counts.evicted_file and not self.corrupt:
+                self.lost_on_return += 1
+
+    def durable(self) -> dict[Item, Framed]:
+        """Return what has to survive: what is in frames, and what devices hold that are out of use
+        or not indexed yet."""
+        self._look_at_returned()
+        evicted = self.planner.counts.evicted_file > 0
+        out = {
+            item: framed
+            for item, framed in self.out.items()
+            if not (evicted and self.file.devices[framed.device].mount is not None)
+            and not self.model.may_be_gone(item, framed.checksum)
+        }
+        return out | self.framed()
 
     # ---- what engines call -------------------------------------------------------------------
 
@@ -202,26 +285,41 @@ class Daemon:
 
     def framed(self) -> dict[Item, Framed]:
         """Return what the store says is durable, and where."""
+        numbers = {device: number for number, device in enumerate(self.file.devices)}
         return {
-            item: Framed(record.checksum, record.frame.extent)
+            item: Framed(record.checksum, place.extent, numbers[place.mount.device])
             for item, record in self.records()
-            if record.frame is not None
+            if record.frame is not None and (place := record.frame.extent)
         }
 
     def check(self) -> None:
         """Compare the index with the model. Raises Violation."""
         for item, record in self.records():
             self.model.check(item, record.checksum)
+        self._look_at_returned()
         framed = self.framed()
-        lost = [item for item in self.model.owed if item not in framed]
+        if self.lost_on_return:
+            raise Violation(
+                "lost", f"{self.lost_on_return} durable records of a device that is back"
+            )
+        missing = [item for item in self.model.owed if item not in framed and item not in self.out]
+        several = len(self.disks) > 1
+        lost = [
+            i for i in missing if not (several and self.model.may_be_gone(i, self.model.owed[i]))
+        ]
         if lost and not self.planner.counts.evicted_file and not self.corrupt:
             raise Violation("lost", f"{len(lost)} durable records, and nothing was evicted")
-        for item in lost:
+        for item in missing:
             del self.model.owed[item]
-        # Tombstones may exceed the cap, each by its page and its place in a footer.
-        excess = self.file.physical_nbytes - self.file.freeing_nbytes - self.file.capacity_bytes
-        if excess > self._platter.tombstones * (PAGE_NBYTES + FOOTER_RECORD_NBYTES_MAX):
-            raise Violation("leaked", f"the file tier is {excess} bytes over its cap")
+        # Tombstones may exceed the cap, each by its page and its place in a footer. Holes that a
+        # power cut made data again leave when all is indexed.
+        for device, platter in zip(self.file.devices, self._platters, strict=True):
+            if device.mount is None or device.mount.tier.unrecalled_runs:
+                continue
+            tier = device.mount.tier
+            excess = tier.physical_nbytes - tier.freeing_nbytes - tier.capacity_bytes
+            if excess > platter.tombstones * (PAGE_NBYTES + FOOTER_RECORD_NBYTES_MAX):
+                raise Violation("leaked", f"the file tier is {excess} bytes over its cap")
 
     @property
     def corrupt(self) -> int:
@@ -234,8 +332,11 @@ class Daemon:
             if slot is not None:
                 self.model.check(item, value)
 
-    async def read_back(self, expected: dict[Item, int]) -> None:
-        """Read everything; what is `expected` has to be there, with these checksums."""
+    async def read_back(self, expected: dict[Item, Framed]) -> None:
+        """Read everything; what is `expected` has to be there, unless its device is out of use.
+
+        Of several devices, one that comes back may hold a newer version than was served meanwhile.
+        """
         found: dict[Item, int] = {}
         for start in range(0, len(KEYS), CHECK_KEYS):
             keys = KEYS[start : start + CHECK_KEYS]
@@ -252,7 +353,14 @@ class Daemon:
                     if self.read(slot) != self.model.check(item, value).data:
                         raise Violation("wrong", "a record does not have the bytes that were put")
             self.store.release(DAEMON_SESSION, [grant.lease_id])
-        lost = [item for item, value in expected.items() if found.get(item) != value]
+        several = len(self.disks) > 1
+        lost = [
+            item
+            for item, framed in expected.items()
+            if item not in self.out
+            and found.get(item) != framed.checksum
+            and not (several and (item in found or self.model.may_be_gone(item, framed.checksum)))
+        ]
         if lost and not self.planner.counts.evicted_file:
             raise Violation("lost", f"{len(lost)} durable records after a restart")
 
@@ -265,11 +373,36 @@ class Daemon:
         for item in items:
             if item in framed:
                 self.model.owed[item] = framed[item].checksum
-            elif not self.planner.counts.evicted_file:
+            elif not self.planner.counts.evicted_file and item not in self.out:
                 raise Violation("lost", "answered as durable, and in no frame")
 
     def _in(self, session: int) -> SessionId:
         return SessionId(self._epoch.id_in(session))
+
+
+class _Planner(Planner):
+    """Tells what was written, or failed to be."""
+
+    on_written: Callable[[Write], None]
+    on_failed: Callable[[Write], None]
+
+    def write_failed(self, write: Write) -> None:
+        self.on_failed(write)
+        super().write_failed(write)
+
+    def written(self, write: Write, *args: Any) -> None:
+        self.on_written(write)
+        super().written(write, *args)
+
+
+class _Mover(Mover):
+    """Tells when devices go."""
+
+    on_withdrawn: Callable[[Mount], None]
+
+    async def withdrawn(self, mount: Mount) -> None:
+        self.on_withdrawn(mount)
+        await super().withdrawn(mount)
 
 
 def items(keys: Sequence[BlockKey], grant: Grant) -> list[Item]:

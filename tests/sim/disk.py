@@ -92,6 +92,7 @@ class Platter:
             (name, page)
             for name, file in sorted(self.names.items())
             for page in sorted(file.pages)
+            if name.endswith(".segment")
             if file.pages[page][:8] != FRAME_MAGIC or file.pages[page][10] == FrameKind.RUN
         ]
         if not pages:
@@ -104,11 +105,16 @@ class Platter:
 
 
 class SimDisk:
-    """One process's descriptors. `failing`: the chance that a write or sync is refused."""
+    """One process's descriptors. `failing`: the chance that a write or sync is refused.
+
+    away: not mounted. sick: reads are refused.
+    """
 
     def __init__(self, platter: Platter, draw: random.Random) -> None:
         self.dead = False
         self.failing = 0.0
+        self.away = False
+        self.sick = False
         self.faults = 0
         self._platter = platter
         self._draw = draw
@@ -122,6 +128,8 @@ class SimDisk:
         return self._open(path, create=path.name not in self._platter.names)
 
     def names(self, path: Path) -> list[str]:
+        if self.away:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
         self._alive()
         return list(self._platter.names)
 
@@ -147,6 +155,8 @@ class SimDisk:
 
     def preadv(self, fd: int, buffers: Sequence[memoryview], offset: int) -> int:
         file, at = self._file(fd), offset
+        if self.sick:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
         for buffer in buffers:
             filled = 0
             while filled < len(buffer) and at < file.size:
@@ -191,6 +201,10 @@ class SimDisk:
         if self._platter.names.pop(path.name, None) is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
 
+    def free_nbytes(self, path: Path) -> int:
+        self._alive()
+        return 1 << 60
+
     def sync_directory(self, path: Path) -> None:
         self._alive()
         self._platter.durable_names = dict(self._platter.names)
@@ -198,6 +212,8 @@ class SimDisk:
     def _alive(self) -> None:
         if self.dead:
             raise OSError(errno.EIO, "the process is dead")
+        if self.away:
+            raise OSError(errno.ENXIO, os.strerror(errno.ENXIO))
 
     def _fails(self) -> bool:
         fails = self._draw.random() < self.failing

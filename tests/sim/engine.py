@@ -184,7 +184,7 @@ class Engine:
             process.alive = False
         daemon = self._wire.daemon
         for process in self._processes:
-            if process.member is not None and daemon is not None and not daemon.disk.dead:
+            if process.member is not None and daemon is not None and not daemon.disks[0].dead:
                 daemon.store.leave(process.member)
             process.member = None
         self._processes = []

@@ -57,6 +57,7 @@ class Model:
         self._published: dict[int, int] = {}  # checksum -> event
         self._forgotten: dict[BlockKey, int] = {}  # key -> event of a delete carried out
         self._buried: dict[BlockKey, int] = {}  # key -> event of a delete answered
+        self._asked: dict[BlockKey, int] = {}  # key -> event of a delete, in any life
 
     def write(self, item: Item) -> Version:
         """Return new bytes for an item, unlike any before."""
@@ -88,7 +89,7 @@ class Model:
         """Note that a delete is carried out."""
         self._event += 1
         for key in keys:
-            self._forgotten[key] = self._event
+            self._forgotten[key] = self._asked[key] = self._event
             for part in PARTS:
                 self.owed.pop(Item(key, part), None)
         return self._event
@@ -97,6 +98,13 @@ class Model:
         """Note that this delete was answered."""
         for key in keys:
             self._buried[key] = max(event, self._buried.get(key, 0))
+
+    def may_be_gone(self, item: Item, value: int) -> bool:
+        """Say whether somebody asked for the deletion of a version.
+
+        One that was not answered may be found on a disk that was missing, and count from then on.
+        """
+        return self._published.get(value, 0) <= self._asked.get(item.key, 0)
 
     def restart(self) -> None:
         """Deletes that were not answered may or may not have happened."""

@@ -8,7 +8,6 @@ from random import Random
 from typing import Any
 
 from kvstore.block import PAGE_NBYTES
-from kvstore.tier.file import FileExtent
 from tests.sim.daemon import Daemon, Framed, Settings
 from tests.sim.disk import Platter
 from tests.sim.engine import Engine, Wire
@@ -36,6 +35,8 @@ class Outcome:
     faults: int = 0
     rotten: int = 0
     evicted: int = 0
+    away: int = 0
+    taken_out: int = 0
 
     def count(self, kind: str) -> int:
         return sum(text.startswith(f"{kind}:") for text in self.violations)
@@ -67,13 +68,16 @@ class World:
         self._loop = loop
         self._draw = draw
         self._settings = Settings.drawn(draw)
-        self._platter = Platter()
+        self._platters = [Platter() for _ in range(self._settings.devices)]
         self._model = Model()
         self._wire = Wire(draw, self._note)
-        self._rotten: set[tuple[int, int]] = set()  # segment, offset of the page
+        self._rewritten: set[Item] = set()  # to another device, while its own was out
+        self._doubtful: set[Item] = set()  # of these, what may have been freed there
+        self._copies: set[tuple[Item, Framed]] = set()  # that ever were durable
+        self._rotten: set[tuple[int, int, int]] = set()  # device, segment, offset of the page
 
     async def run(self) -> None:
-        expected: dict[Item, int] = {}
+        expected: dict[Item, Framed] = {}
         lives = self._draw.randint(*LIVES)
         for life in range(lives):
             daemon = await self._start(expected)
@@ -86,23 +90,29 @@ class World:
                 return
         await self._close(await self._start(expected), [])
 
-    async def _start(self, expected: dict[Item, int]) -> Daemon:
+    async def _start(self, expected: dict[Item, Framed]) -> Daemon:
         """Start a daemon on what the last one left and look at everything it found."""
         self.outcome.lives += 1
         self._model.restart()
-        daemon = Daemon(self._loop, self._platter, self._model, self._draw, self._settings)
+        daemon = Daemon(self._loop, self._platters, self._model, self._draw, self._settings)
+        daemon.rewritten = self._rewritten
+        if self.outcome.lives > 1 and len(daemon.disks) > 1 and self._draw.random() < 0.3:
+            self._draw.choice(daemon.disks).away = True
+            self.outcome.away += 1
         try:
             known = sorted({item.key for item in expected})
-            await daemon.start(self._draw.sample(known, k=min(len(known), ASKED_FIRST)))
+            asked = self._draw.sample(known, k=min(len(known), ASKED_FIRST))
+            await daemon.start(expected, asked)
             daemon.check()
             await daemon.read_back(expected)
+            daemon.trouble(self._draw)
         except Violation as error:
             self._note(error)
         self._model.owed = {item: record.checksum for item, record in daemon.framed().items()}
         self._wire.arrive(daemon)
         return daemon
 
-    async def _live(self, daemon: Daemon, ends: Any) -> dict[Item, int]:
+    async def _live(self, daemon: Daemon, ends: Any) -> dict[Item, Framed]:
         engines = [
             Engine(f"engine {i} of life {self.outcome.lives}", self._wire, self._draw, self._note)
             for i in range(ENGINES)
@@ -112,19 +122,20 @@ class World:
         while self._loop.time() < end and not self.outcome.violations:
             await asyncio.sleep(self._draw.uniform(0, 2 * CHECK_EVERY_S))
             self._look(daemon)
-        expected: dict[Item, int] = await ends(daemon, tasks)
+        expected: dict[Item, Framed] = await ends(daemon, tasks)
         self.outcome.loads += sum(engine.loads for engine in engines)
         self.outcome.calls = self._wire.calls
         self.outcome.durable += len(expected)
-        self.outcome.faults += daemon.disk.faults
+        self.outcome.faults += sum(disk.faults for disk in daemon.disks)
+        self.outcome.taken_out += daemon.taken_out
         self.outcome.evicted += daemon.planner.counts.evicted_file
         return expected
 
-    async def _die(self, daemon: Daemon, _: list[asyncio.Task[None]]) -> dict[Item, int]:
+    async def _die(self, daemon: Daemon, _: list[asyncio.Task[None]]) -> dict[Item, Framed]:
         """Kill the daemon, most often by cutting the power of its machine."""
         self._look(daemon)
-        durable = daemon.framed()
-        daemon.disk.dead = True
+        durable = daemon.durable()
+        daemon.pull_the_plug()
         self._wire.daemon = None
         flying = self._wire.grounded()
         await self._stop_everything()
@@ -132,13 +143,14 @@ class World:
         self._wire.fly(flying)
         # After a failed sync the page cache shows the next process what never was written, and
         # nothing says so. Only a kill within milliseconds of it, and then a cut, can meet that.
-        if self._draw.random() < 0.8 or self._platter.dropped:
-            self._platter.lose_power(self._draw)
+        if self._draw.random() < 0.8 or any(platter.dropped for platter in self._platters):
+            for platter in self._platters:
+                platter.lose_power(self._draw)
             if self._settings.rots:
                 self._rot()
-        return self._sound(durable)
+        return self._sound(daemon, durable)
 
-    async def _close(self, daemon: Daemon, engines: list[asyncio.Task[None]]) -> dict[Item, int]:
+    async def _close(self, daemon: Daemon, engines: list[asyncio.Task[None]]) -> dict[Item, Framed]:
         """Stop the engines, see that nothing is left of them, and drain the daemon."""
         for task in engines:
             task.cancel()
@@ -163,8 +175,8 @@ class World:
             self._note(Violation("lost", "flush did not end in time"))
         self._look(daemon)
         await daemon.store.close(DRAIN_S)
-        expected = self._sound(daemon.framed())
-        daemon.disk.dead = True
+        expected = self._sound(daemon, daemon.durable())
+        daemon.pull_the_plug()
         await self._stop_everything()
         return expected
 
@@ -179,20 +191,31 @@ class World:
     def _rot(self) -> None:
         """Flip bits, where the platter says."""
         for _ in range(self._draw.randint(1, 3)):
-            hit = self._platter.rot(self._draw)
+            device = self._draw.randrange(len(self._platters))
+            hit = self._platters[device].rot(self._draw)
             if hit is not None:
                 self.outcome.rotten += 1
-                self._rotten.add((int(hit[0].partition("-")[0], 16), hit[1] * PAGE_NBYTES))
+                segment = int(hit[0].partition("-")[0], 16)
+                self._rotten.add((device, segment, hit[1] * PAGE_NBYTES))
 
-    def _sound(self, durable: dict[Item, Framed]) -> dict[Item, int]:
-        """Return checksums, but for blocks in frames that were ever hit: they may be lost."""
-        lost = {item.key for item, record in durable.items() if self._is_hit(record.extent)}
-        return {item: r.checksum for item, r in durable.items() if item.key not in lost}
+    def _sound(self, daemon: Daemon, durable: dict[Item, Framed]) -> dict[Item, Framed]:
+        """Return what must survive: not blocks of which any copy was ever hit, because it may be
+        the newest one; nor what was evicted, or given up because a sync failed, on one device while
+        another one had it and was out: after a power cut, what is left of the freed frame may be
+        taken for the newer one."""
+        self._doubtful |= daemon.given_up
+        if daemon.planner.counts.evicted_file:
+            self._doubtful |= self._rewritten
+        durable = {item: framed for item, framed in durable.items() if item not in self._doubtful}
+        self._copies.update(durable.items(), daemon.out.items())
+        lost = {item.key for item, framed in self._copies if self._is_hit(framed)}
+        return {item: framed for item, framed in durable.items() if item.key not in lost}
 
-    def _is_hit(self, extent: FileExtent) -> bool:
-        end = extent.offset + extent.nbytes
+    def _is_hit(self, framed: Framed) -> bool:
+        begin, end = framed.extent.offset, framed.extent.offset + framed.extent.nbytes
         return any(
-            segment == extent.segment and extent.offset <= at < end for segment, at in self._rotten
+            (device, segment) == (framed.device, framed.extent.segment) and begin <= at < end
+            for device, segment, at in self._rotten
         )
 
     def _look(self, daemon: Daemon) -> None:

@@ -21,7 +21,7 @@ from kvstore.planner import DAEMON_SESSION, Planner
 from kvstore.promotion import Promotion
 from kvstore.store import Store
 from kvstore.tier.dram import Arena
-from kvstore.tier.file import Disk, FileTier
+from kvstore.tier.file import Devices, Disk
 from kvstore.tier.object import ObjectTier
 from kvstore.tier.object.connect import connect
 from tests.sim.loop import SimLoop
@@ -52,7 +52,7 @@ class Node:
 
     def __init__(
         self,
-        path: Path | None,
+        path: Path | Sequence[Path] | None,
         *,
         arena_bytes: int = 4 << 20,
         file_bytes: int = 64 << 20,
@@ -61,6 +61,9 @@ class Node:
         disk: Disk | None = None,
         loop: SimLoop | None = None,
         bucket: Path | None = None,
+        disks: Sequence[Disk] = (),
+        hang_s: float = 10.0,
+        free_bytes_min: int = 0,
         **limits: Any,
     ) -> None:
         threads = loop.threads if loop else None
@@ -68,15 +71,18 @@ class Node:
         self.loop = loop or asyncio.new_event_loop()
         self.metrics = Metrics()
         self.arena = Arena(arena_bytes, arena_bytes)
+        paths = [path] if isinstance(path, Path) else path
         self.file = (
-            FileTier(
-                path,
+            Devices(
+                paths,
                 capacity_bytes=file_bytes,
                 segment_nbytes=segment_nbytes,
-                disk=disk,
+                disks=[disk] if disk else disks,
+                hang_s=hang_s,
+                free_bytes_min=free_bytes_min,
                 executor=threads,
             )
-            if path
+            if paths
             else None
         )
         if bucket:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+
+import pytest
 
 from kvstore.planner import DAEMON_SESSION
 from tests.store.node import SPEC, Node, chain
@@ -12,15 +15,21 @@ A, B = CHAINS[:2]
 LAST = CHAINS[-1]
 
 
-def filled(path: Path, **options: object) -> None:
-    with Node(path, **options) as node:  # type: ignore[arg-type]
+@pytest.fixture(params=[1, 2])
+def paths(request: pytest.FixtureRequest, tmp_path: Path) -> list[Path]:
+    """The directories of the file tier."""
+    return [tmp_path / str(number) for number in range(request.param)]
+
+
+def filled(paths: Sequence[Path], **options: object) -> None:
+    with Node(paths, **options) as node:  # type: ignore[arg-type]
         for keys in CHAINS:
             assert node.put(keys, durable=True, wait_s=5.0).durable
 
 
-def test_a_prefix_hits_before_anything_else_is_indexed(tmp_path: Path) -> None:
-    filled(tmp_path)
-    with Node(tmp_path) as node:
+def test_a_prefix_hits_before_anything_else_is_indexed(paths: list[Path]) -> None:
+    filled(paths)
+    with Node(paths) as node:
         before, unindexed = len(node.planner.index), node.store.stats()["queues"]["recall"]
         assert before < 24 * 10
         assert node.store.match(SPEC.id, LAST).hit_blocks == 24
@@ -31,21 +40,21 @@ def test_a_prefix_hits_before_anything_else_is_indexed(tmp_path: Path) -> None:
         assert all(node.get(keys) == 24 for keys in CHAINS)
 
 
-def test_what_is_deleted_before_it_is_indexed_stays_away(tmp_path: Path) -> None:
-    filled(tmp_path)
-    with Node(tmp_path) as node:
+def test_what_is_deleted_before_it_is_indexed_stays_away(paths: list[Path]) -> None:
+    filled(paths)
+    with Node(paths) as node:
         assert node.planner.index.get(SPEC.id, LAST[0]) is None
         assert node.run(node.store.delete(SPEC.id, LAST[5:])) == 19
         node.recall()
         assert node.get(LAST) == 5
         assert node.get(A) == 24
-    with Node(tmp_path) as node:
+    with Node(paths) as node:
         assert node.get(LAST) == 5
 
 
-def test_clearing_all_reaches_namespaces_nobody_has_asked_for(tmp_path: Path) -> None:
-    filled(tmp_path)
-    node = Node(tmp_path)
+def test_clearing_all_reaches_namespaces_nobody_has_asked_for(paths: list[Path]) -> None:
+    filled(paths)
+    node = Node(paths)
     node.run(node.store.start())
     assert [found[:2] for found in node.store.namespaces()] == [(SPEC.id, None)]
     node.run(node.store.clear(None))
@@ -53,20 +62,20 @@ def test_clearing_all_reaches_namespaces_nobody_has_asked_for(tmp_path: Path) ->
     node.store.register(SPEC)
     assert node.store.match(SPEC.id, A).hit_blocks == 0
     node.__exit__()
-    with Node(tmp_path) as again:
+    with Node(paths) as again:
         assert again.store.match(SPEC.id, A).hit_blocks == 0
 
 
-def test_putting_what_was_found_stores_nothing_new(tmp_path: Path) -> None:
-    filled(tmp_path)
-    with Node(tmp_path) as node:
+def test_putting_what_was_found_stores_nothing_new(paths: list[Path]) -> None:
+    filled(paths)
+    with Node(paths) as node:
         done = node.put(LAST)
         assert (done.committed, done.existing) == (0, 48)
 
 
 def test_blocks_put_again_elsewhere_are_served_once(tmp_path: Path) -> None:
     """Two frames of the same records, as after an eviction whose hole the power took back."""
-    filled(tmp_path)
+    filled([tmp_path])
     segments = {path: path.read_bytes() for path in tmp_path.glob("*.segment")}
     with Node(tmp_path) as node:
         node.run(node.store.delete(SPEC.id, A))
@@ -80,11 +89,11 @@ def test_blocks_put_again_elsewhere_are_served_once(tmp_path: Path) -> None:
         assert node.get(A) == 24
 
 
-def test_a_full_disk_gives_its_oldest_before_they_are_indexed(tmp_path: Path) -> None:
-    nbytes = 8 << 20
-    filled(tmp_path, file_bytes=nbytes)
+def test_a_full_disk_gives_its_oldest_before_they_are_indexed(paths: list[Path]) -> None:
+    nbytes = (8 << 20) // len(paths)
+    filled(paths, file_bytes=nbytes)
     new = chain(99)
-    with Node(tmp_path, file_bytes=nbytes) as node:
+    with Node(paths, file_bytes=nbytes) as node:
         assert node.planner.index.get(SPEC.id, LAST[0]) is None
         assert node.put(new, durable=True).durable
         node.recall()
@@ -92,10 +101,12 @@ def test_a_full_disk_gives_its_oldest_before_they_are_indexed(tmp_path: Path) ->
         assert node.store.match(SPEC.id, LAST).hit_blocks == 24
 
 
-def test_what_is_asked_for_first_is_more_recent_than_what_nobody_asked_for(tmp_path: Path) -> None:
-    nbytes = 8 << 20
-    filled(tmp_path, file_bytes=nbytes)
-    with Node(tmp_path, file_bytes=nbytes) as node:
+def test_what_is_asked_for_first_is_more_recent_than_what_nobody_asked_for(
+    paths: list[Path],
+) -> None:
+    nbytes = (8 << 20) // len(paths)
+    filled(paths, file_bytes=nbytes)
+    with Node(paths, file_bytes=nbytes) as node:
         oldest = next(keys for keys in CHAINS if node.store.match(SPEC.id, keys).hit_blocks == 24)
         assert node.get(oldest) == 24
         node.recall()
@@ -106,9 +117,9 @@ def test_what_is_asked_for_first_is_more_recent_than_what_nobody_asked_for(tmp_p
         assert node.store.match(SPEC.id, oldest).hit_blocks == 24
 
 
-def test_reading_single_parts_finds_them_too(tmp_path: Path) -> None:
-    filled(tmp_path)
-    with Node(tmp_path) as node:
+def test_reading_single_parts_finds_them_too(paths: list[Path]) -> None:
+    filled(paths)
+    with Node(paths) as node:
         grant = node.acquire(A, spans=node.acquire(B).spans)
         assert None not in grant.slots
         node.store.release(DAEMON_SESSION, [grant.lease_id])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hashlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +17,7 @@ from kvstore.errors import CorruptBlock
 from kvstore.frame import FrameHeader, FrameKind, RunBlock
 from kvstore.testing.disks import FaultyDisk
 from kvstore.testing.tier import pages
-from kvstore.tier.file import FileExtent, FileTier, FrameRecord
+from kvstore.tier.file import Devices, FileExtent, FileTier, FrameRecord, Mount, Placed
 
 NAMESPACE = NamespaceId(b"n" * 32)
 OTHER = NamespaceId(b"o" * 32)
@@ -57,6 +59,64 @@ def tombstone(
     kind = FrameKind.TOMBSTONE_KEYS if names else FrameKind.TOMBSTONE_NAMESPACE
     killed = tuple(key(name) for name in names)
     return FrameHeader(kind=kind, sequence=sequence, namespace_id=namespace, killed=killed)
+
+
+class Frames:
+    """What several devices hold, as the index of a node has it: an `admission.Listener`."""
+
+    def __init__(self, tier: Devices) -> None:
+        self.tier = tier
+        self.live: dict[BlockKey, tuple[int, Placed]] = {}  # sequence and frame
+        self.changed = asyncio.Event()
+
+    async def withdrawn(self, mount: Mount) -> None:
+        self.live = {k: found for k, found in self.live.items() if found[1].mount is not mount}
+        self.changed.set()
+
+    def admitted(self) -> None:
+        while self.tier.unrecalled_runs:
+            self.take(self.tier.recall_oldest(2))
+        self.changed.set()
+
+    def take(self, records: Sequence[FrameRecord]) -> None:
+        for record in records:
+            header = record.header
+            for block in (header.blocks[position].key for position in record.live):
+                if self.live.get(block, (0, None))[0] < header.sequence:
+                    self.live[block] = header.sequence, record.location
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until a device that comes or goes has made it true; pytest bounds it."""
+        while not condition():
+            self.changed.clear()
+            with contextlib.suppress(TimeoutError):  # a state changes after what is heard here
+                await asyncio.wait_for(self.changed.wait(), 0.05)
+
+    @property
+    def sequences(self) -> dict[BlockKey, int]:
+        return {key: sequence for key, (sequence, _) in self.live.items()}
+
+
+async def put_on(tier: Devices, index: Frames, names: Sequence[object], **fields: Any) -> Placed:
+    """Write a run durably where there must be room, and index it."""
+    header, payload = run(tier.take_sequence(), names, **fields)
+    place = tier.allocate(header.nbytes)
+    assert place is not None
+    await tier.write(place, [tier.encode(place, header), *payload])
+    assert await tier.sync([place]) == {}
+    for name in names:
+        index.live[key(name)] = header.sequence, place
+    return place
+
+
+async def bury(tier: Devices, index: Frames, names: Sequence[object]) -> None:
+    """Delete names durably; a frame of which nothing is left is freed."""
+    header = tombstone(tier.take_sequence(), names)
+    gone = [index.live.pop(key(name)) for name in names if key(name) in index.live]
+    await tier.bury([header])
+    held = {place for _, place in index.live.values()}
+    for place in {place for _, place in gone} - held:
+        tier.free(place)
 
 
 async def put(tier: FileTier, sequence: int, names: Sequence[object], **fields: Any) -> FileExtent:

@@ -8,8 +8,8 @@ from kvstore.block import PAGE_NBYTES
 from kvstore.frame import FrameHeader, FrameKind, RunBlock
 from kvstore.testing.tier import TierContract
 from kvstore.tier import Tier
-from kvstore.tier.file import FileExtent, FileTier
-from tests.tier_file.frames import NAMESPACE, key
+from kvstore.tier.file import Devices, FileExtent, FileTier, Placed
+from tests.tier_file.frames import NAMESPACE, Frames, key
 
 
 class TestFileTier(TierContract[FileExtent]):
@@ -31,8 +31,7 @@ class TestFileTier(TierContract[FileExtent]):
 
     async def put(self, tier: Tier[FileExtent], payload: Sequence[memoryview]) -> FileExtent | None:
         assert isinstance(tier, FileTier)
-        blocks = tuple(RunBlock(key(0), len(page), len(page), 0, 0) for page in payload)
-        header = FrameHeader(kind=FrameKind.RUN, sequence=1, namespace_id=NAMESPACE, blocks=blocks)
+        header = _header(payload)
         place = tier.allocate(header.nbytes)
         if place is not None:
             await tier.write(place, [tier.encode(place, header), *payload])
@@ -45,3 +44,36 @@ class TestFileTier(TierContract[FileExtent]):
 
 class TestFileTierBuffered(TestFileTier):
     direct = False
+
+
+class TestDevices(TierContract[Placed]):
+    payload_offset = PAGE_NBYTES
+    place_fraction = 4
+
+    @asynccontextmanager
+    async def opened(self, directory: Path, capacity_bytes: int) -> AsyncIterator[Tier[Placed]]:
+        tier = Devices(
+            [directory / "a", directory / "b"],
+            capacity_bytes=capacity_bytes // 2,
+            segment_nbytes=4 << 20,
+        )
+        await tier.open(Frames(tier))
+        yield tier
+        await tier.close()
+
+    async def put(self, tier: Tier[Placed], payload: Sequence[memoryview]) -> Placed | None:
+        assert isinstance(tier, Devices)
+        header = _header(payload)
+        place = tier.allocate(header.nbytes)
+        if place is not None:
+            await tier.write(place, [tier.encode(place, header), *payload])
+        return place
+
+    async def settle(self, tier: Tier[Placed]) -> None:
+        assert isinstance(tier, Devices)
+        await tier.settle()
+
+
+def _header(payload: Sequence[memoryview]) -> FrameHeader:
+    blocks = tuple(RunBlock(key(0), len(page), len(page), 0, 0) for page in payload)
+    return FrameHeader(kind=FrameKind.RUN, sequence=1, namespace_id=NAMESPACE, blocks=blocks)

@@ -9,6 +9,7 @@ the file tier evicts, written down before their bytes can be given back.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from kvstore import objects
 from kvstore.cli import main
 from kvstore.object_upload import ObjectUpload
 from kvstore.planner.ledger import Ledger
-from kvstore.tier.file import tier
+from kvstore.tier.file import devices, tier
 from tests.torture.control import Steered
 from tests.torture.disk import SteeredDisk
 
@@ -26,11 +27,11 @@ def note_evictions(steered: Steered) -> None:
     """Write down each record that leaves the file tier for room."""
     evict_file, detach, evicting = Ledger.evict_file, Ledger.detach, False
 
-    def watched_evict(self: Ledger, nbytes: int) -> int:
+    def watched_evict(self: Ledger, nbytes: int, helps: Callable[[Any], bool]) -> int:
         nonlocal evicting
         evicting = True
         try:
-            return evict_file(self, nbytes)
+            return evict_file(self, nbytes, helps)
         finally:
             evicting = False
 
@@ -49,6 +50,7 @@ UPLOAD_REST_S = 0.2  # a life is short
 if __name__ == "__main__":
     steered = Steered(Path(sys.argv.pop(1)))
     note_evictions(steered)
-    tier.RealDisk = partial(SteeredDisk, steered)  # type: ignore[assignment,attr-defined]
+    devices.RealDisk = partial(SteeredDisk, steered)  # type: ignore[assignment,attr-defined]
+    tier.RealDisk = devices.RealDisk  # type: ignore[attr-defined]
     objects.ObjectUpload = partial(ObjectUpload, rest_s=UPLOAD_REST_S)  # type: ignore[assignment,attr-defined,misc]
     main()

@@ -65,6 +65,10 @@ class Volume:
         finally:
             os.close(fd)
 
+    def turn_read_only(self) -> None:
+        """Refuse all writes from now on, under whoever is writing, as ext4 does after an error."""
+        _run("mount", "-o", "remount,abort", str(self.path))
+
     def restore_power(self) -> None:
         """Mount it anew, which replays its journal. Nobody may be using it."""
         _run("umount", str(self.path))

@@ -10,6 +10,9 @@ What is promised:
   delete must always be possible.
 - Space is won back by punching holes where the file system can, and by unlinking dead segments.
 - One process at a time: the directory is locked.
+- Of several directories (`Devices`), one that fails takes its own frames with it and no others. A
+  delete has succeeded only when all have its tombstone, so each judges its own frames alone; of a
+  record in two of them the frame of the highest sequence counts, as soon as both are in use.
 
 How it recovers: of a sealed segment the footer is read, never the payload; who reads a frame later
 verifies it. A segment without a valid footer (the tail of a process that was killed, or a rotten
@@ -24,8 +27,10 @@ segment may hold the tombstone of a block that this release would then serve aga
 """
 
 from kvstore.tier.file.audit import Audit, Damage, NamespaceReport, Problem, SegmentReport
+from kvstore.tier.file.device import Device, DeviceState, Mount, Placed
+from kvstore.tier.file.devices import Devices
 from kvstore.tier.file.disk import Disk, RealDisk, Sizes
-from kvstore.tier.file.failure import DiskFailed, DiskFull
+from kvstore.tier.file.failure import DiskFailed, DiskFull, DiskHung
 from kvstore.tier.file.found import FrameRecord
 from kvstore.tier.file.pages import aligned_buffer, aligned_copy
 from kvstore.tier.file.space import FileExtent
@@ -34,13 +39,19 @@ from kvstore.tier.file.tier import FileTier, Recovered
 __all__ = [
     "Audit",
     "Damage",
+    "Device",
+    "DeviceState",
+    "Devices",
     "Disk",
     "DiskFailed",
     "DiskFull",
+    "DiskHung",
     "FileExtent",
     "FileTier",
     "FrameRecord",
+    "Mount",
     "NamespaceReport",
+    "Placed",
     "Problem",
     "RealDisk",
     "Recovered",

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 from pathlib import Path
 from typing import NamedTuple
 
 from kvstore.block import PAGE_NBYTES
 from kvstore.errors import ConfigError
 from kvstore.tier.file.disk import Disk
-from kvstore.tier.file.failure import NO_SPACE
-from kvstore.tier.file.pages import aligned_buffer
+from kvstore.tier.file.failure import NO_SPACE, disk_errors
+from kvstore.tier.file.pages import aligned_buffer, aligned_copy
 
 LOCK_NAME = "LOCK"
 PROBE_NAME = "PROBE"
@@ -63,17 +64,43 @@ def _refusal(path: Path, error: OSError) -> ConfigError:
 
 def _probe(disk: Disk, path: Path, *, direct: bool) -> tuple[bool, bool]:
     """Return whether O_DIRECT and hole punching work, by trying them on a scratch file."""
+    probe = _scratch(disk, path)
+    try:
+        return direct and _can_direct(disk, probe), _can_punch(disk, probe)
+    finally:
+        disk.unlink(probe)
+
+
+def try_out(disk: Disk, path: Path, *, direct: bool, room_nbytes: int) -> None:
+    """Write a small file, sync it and read it again. Raises DiskFull, DiskFailed."""
+    with disk_errors(f"try out {path}"):
+        if disk.free_nbytes(path) < room_nbytes:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        probe = _scratch(disk, path)
+        try:
+            fd = disk.open(probe, write=True, direct=direct)
+            try:
+                page = aligned_copy(os.urandom(PAGE_NBYTES))
+                found = aligned_buffer(PAGE_NBYTES)
+                disk.pwritev(fd, [page], 0)
+                disk.fdatasync(fd)
+                if disk.preadv(fd, [found], 0) != PAGE_NBYTES or found != page:
+                    raise OSError(errno.EIO, "it does not hold what was written")
+            finally:
+                disk.close(fd)
+        finally:
+            disk.unlink(probe)
+
+
+def _scratch(disk: Disk, path: Path) -> Path:
+    """Make the scratch file anew."""
     probe = path / PROBE_NAME
     try:
         disk.unlink(probe)
     except FileNotFoundError:
         pass  # the usual case: no earlier probe was interrupted
-    fd = disk.open(probe, write=True, create=True)
-    disk.close(fd)
-    try:
-        return direct and _can_direct(disk, probe), _can_punch(disk, probe)
-    finally:
-        disk.unlink(probe)
+    disk.close(disk.open(probe, write=True, create=True))
+    return probe
 
 
 def _can_direct(disk: Disk, probe: Path) -> bool:

@@ -65,6 +65,9 @@ class Disk(Protocol):
     def sync_directory(self, path: Path) -> None:
         """Make creations and removals in a directory durable."""
 
+    def free_nbytes(self, path: Path) -> int:
+        """Return what may still be written to the file system of a directory."""
+
 
 class RealDisk:
     """Linux."""
@@ -142,3 +145,7 @@ class RealDisk:
             os.fsync(fd)
         finally:
             os.close(fd)
+
+    def free_nbytes(self, path: Path) -> int:
+        status = os.statvfs(path)
+        return status.f_frsize * status.f_bavail

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from kvstore.errors import Unavailable
 
@@ -17,6 +19,18 @@ class DiskFull(Unavailable):
 
 class DiskFailed(Unavailable):
     """The device or file system refused: an I/O error. The bytes asked for are not to be had."""
+
+
+class DiskUnreadable(DiskFailed):
+    """Parts of what is in a directory cannot be read now."""
+
+
+class DiskHung(DiskFailed):
+    """A call has not come back in time. Until `call` is done, a thread may touch its buffers."""
+
+    def __init__(self, call: asyncio.Future[Any]) -> None:
+        super().__init__("the device does not answer")
+        self.call = call
 
 
 @contextmanager

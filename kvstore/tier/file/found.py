@@ -9,10 +9,10 @@ what is indexed in the background is older than whatever was asked for.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,9 +29,11 @@ _HEADS_OF_A_KEY = 4  # a key is four numbers of eight bytes; the first one is it
 @dataclass(frozen=True, slots=True)
 class FrameRecord:
     """A run found on disk. live: positions of the blocks that nothing killed, ascending, one or
-    more. The same block may be live in several runs: the one of the highest sequence counts."""
+    more. The same block may be live in several runs: the one of the highest sequence counts.
 
-    location: FileExtent
+    location: a FileExtent; where several directories are one tier, a place of that."""
+
+    location: Any
     header: FrameHeader
     live: tuple[int, ...]
 
@@ -44,9 +46,17 @@ class Taken(NamedTuple):
 
 
 class Found:
-    """The runs of one directory that are not indexed yet. `len`: how many."""
+    """The runs of one directory that are not indexed yet. `len`: how many.
 
-    def __init__(self, segments: Sequence[LoadedSegment] = ()) -> None:
+    suspects: segment and offset of runs that are not to be trusted: dead.
+    """
+
+    def __init__(
+        self,
+        segments: Sequence[LoadedSegment] = (),
+        suspects: Collection[tuple[int, int]] = (),
+    ) -> None:
+        self._suspects = frozenset(suspects)
         self._deaths = Deaths(header for s in segments for header in s.tombstones)
         self.namespaces: set[NamespaceId] = set()
         runs = [segment.frames.where(segment.frames.blocks > 0) for segment in segments]
@@ -58,8 +68,8 @@ class Found:
         self._left = self._firsts[-1]
         self._taken = bytearray(self._left)
         none: Unsigned = np.zeros(0, np.uint64)
-        sequences = np.concatenate([none, *(frames.sequences for frames in self._runs)])
-        self._by_age = iter(np.argsort(sequences, kind="stable").tolist())
+        self._sequences = np.concatenate([none, *(frames.sequences for frames in self._runs)])
+        self._by_age = np.argsort(self._sequences, kind="stable").tolist()[::-1]  # oldest last
         blocks: Ints = np.concatenate([none.astype(np.int64), *(f.blocks for f in self._runs)])
         heads: Unsigned = np.concatenate([none, *(frames.heads for frames in self._runs)])
         by_head = np.argsort(heads)
@@ -90,7 +100,20 @@ class Found:
 
     def take_oldest(self, count: int) -> Taken:
         """Take up to `count` of the runs, by age."""
-        return self._take(islice((run for run in self._by_age if not self._taken[run]), count))
+        return self._take(islice(self._oldest(), count))
+
+    @property
+    def oldest_sequence(self) -> int:
+        """That of the oldest run. There must be one."""
+        oldest = next(self._oldest())
+        self._by_age.append(oldest)
+        return int(self._sequences[oldest])
+
+    def _oldest(self) -> Iterator[int]:
+        """Take runs off the list by age."""
+        while self._by_age:
+            if not self._taken[run := self._by_age.pop()]:
+                yield run
 
     def _take(self, runs: Iterable[int]) -> Taken:
         taken = Taken([], [])
@@ -103,13 +126,14 @@ class Found:
                 frames.tag.number, int(frames.offsets[index]), int(frames.nbytes[index])
             )
             header = frames.header(index)
-            live = self._deaths.live(header) if header is not None else ()
+            trusted = header is not None and location[:2] not in self._suspects
+            live = self._deaths.live(header) if header is not None and trusted else ()
             if header is not None and live:
                 taken.records.append(FrameRecord(location, header, live))
             else:
                 taken.dead.append(location)
         taken.records.sort(key=lambda record: record.header.sequence)
         if not self._left:
-            self._runs = []
+            self._runs, self._by_age = [], []
             self._heads, self._run_of = self._heads[:0], self._run_of[:0]
         return taken

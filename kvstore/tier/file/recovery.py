@@ -39,13 +39,17 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class LoadedSegment:
-    """A segment as found. sealed: its footer is good; else gaps: the ranges without a frame."""
+    """A segment as found. sealed: its footer is good; else gaps: the ranges without a frame.
+
+    refused: reads that the device refused; what was there counts as torn.
+    """
 
     tag: SegmentTag
     sizes: Sizes
     frames: PackedFrames
     sealed: bool = False
     dropped: int = 0
+    refused: int = 0
     run_sequence_min: int = NO_SEQUENCE
     sequence_max: int = 0
     gaps: list[Hole] = field(default_factory=list)
@@ -92,6 +96,7 @@ def _load(files: SegmentFiles, tag: SegmentTag, *, write: bool) -> LoadedSegment
                 loaded = _scan(reader, tag, sizes)
                 if write:
                     disk.fdatasync(fd)
+            loaded.refused = reader.refused
             return loaded
         finally:
             disk.close(fd)
@@ -123,6 +128,7 @@ class _Reader:
     def __init__(self, disk: Disk, fd: int) -> None:
         self.disk = disk
         self.fd = fd
+        self.refused = 0
         self._buffer = aligned_buffer(PAGE_NBYTES)
 
     def read(self, offset: int, nbytes: int) -> memoryview | None:
@@ -133,6 +139,7 @@ class _Reader:
         try:
             moved = transfer(self.disk.preadv, self.fd, [target], offset)
         except OSError as error:
+            self.refused += 1
             _log.warning("unreadable offset=%d nbytes=%d error=%s", offset, nbytes, error)
             return None
         return target if moved == nbytes else None

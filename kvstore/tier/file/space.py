@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import NamedTuple
@@ -138,6 +138,7 @@ class Space:
                 f"segments of {segment_nbytes} bytes; use whole pages, 64 KiB or more"
             )
         self.capacity_bytes = capacity_bytes
+        self.room_bytes = capacity_bytes  # what the disk leaves of it: see `leave_free`
         self.segment_nbytes = segment_nbytes
         self.reserve_nbytes = min(RESERVE_NBYTES_MAX, capacity_bytes // 32)  # for tombstones
         self.segments: dict[int, Segment] = {}
@@ -146,12 +147,30 @@ class Space:
         self.next_number = 1
         self.physical_nbytes = 0  # measured and set aside, over all segments
         self.freeing_nbytes = 0  # in holes that are not yet punched
+        # The lowest sequence of a run that has a number, and is not known here yet.
+        self.expected: Callable[[], int] = lambda: NO_SEQUENCE
 
     @property
     def available_nbytes(self) -> int:
         """What runs and their overhead may still take; negative when the cap is exceeded."""
         closing = sum(segment.overhead_nbytes for segment in self.unclosed.values())
-        return self.capacity_bytes - self.reserve_nbytes - self.physical_nbytes - closing
+        cap = min(self.capacity_bytes, self.room_bytes)
+        return cap - self.reserve_nbytes - self.physical_nbytes - closing
+
+    @property
+    def not_durable(self) -> list[FileExtent]:
+        """Frames that no fdatasync is known to cover."""
+        return [
+            FileExtent(segment.tag.number, offset, frame.nbytes)
+            for segment in self.segments.values()
+            for offset, frame in segment.frames.items()
+            if frame.state is not State.WRITTEN or frame.write > segment.writes_durable
+        ]
+
+    def leave_free(self, free_nbytes: int, kept_nbytes: int) -> None:
+        """Note what is free on the disk, of which `kept_nbytes` are for others."""
+        on_disk = sum(segment.physical_nbytes for segment in self.segments.values())
+        self.room_bytes = on_disk + free_nbytes - kept_nbytes
 
     @property
     def frame_nbytes_max(self) -> int:
@@ -302,10 +321,11 @@ class Space:
 
     def is_needed(self, segment: Segment) -> bool:
         """Say whether another file may still hold a run that a tombstone in this one kills."""
-        if not segment.frames:
+        newest = segment.tombstone_sequence_max
+        if not segment.frames or not newest:
             return False
-        return any(
-            other.run_sequence_min < segment.tombstone_sequence_max
+        return self.expected() < newest or any(
+            other.run_sequence_min < newest
             for other in self.segments.values()
             if other is not segment
         )

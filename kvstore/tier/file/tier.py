@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Sequence, Set
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -20,14 +20,14 @@ from typing import TypeVar
 
 from kvstore.block import PAGE_NBYTES, BlockKey, NamespaceId
 from kvstore.errors import InvalidRequest, Unavailable
-from kvstore.frame import FrameHeader, encode_header
-from kvstore.tier.file.directory import Directory, take_directory
+from kvstore.frame import FrameHeader, SegmentTag, encode_header
+from kvstore.tier.file.directory import Directory, take_directory, try_out
 from kvstore.tier.file.disk import Disk, RealDisk
-from kvstore.tier.file.failure import DiskFailed
+from kvstore.tier.file.failure import DiskFailed, DiskUnreadable
 from kvstore.tier.file.found import Found, FrameRecord, Taken
 from kvstore.tier.file.live import live_positions
 from kvstore.tier.file.pages import PagePool
-from kvstore.tier.file.recovery import adopted, load_segment
+from kvstore.tier.file.recovery import LoadedSegment, adopted, load_segment
 from kvstore.tier.file.segment_file import SegmentFiles, parse_segment_name
 from kvstore.tier.file.space import (
     FileExtent,
@@ -66,6 +66,7 @@ class FileTier:
     capacity_bytes: cap of the segments' physical bytes. segment_nbytes: a segment is sealed when
     its next frame would end beyond this. direct: use O_DIRECT where the file system has it; buffers
     are then page-aligned. threads: I/O in flight at most; executor: runs it instead of own threads.
+    free_bytes_min: of the file system, left to others as `measure_free` finds it.
 
     No call has a deadline of its own: a disk may hang for as long as it likes. Do not cancel a call
     to enforce one. A cancelled call returns only when no thread touches its buffers any more.
@@ -79,6 +80,7 @@ class FileTier:
         segment_nbytes: int = SEGMENT_NBYTES,
         direct: bool = True,
         threads: int = 4,
+        free_bytes_min: int = 0,
         disk: Disk | None = None,
         executor: Executor | None = None,
     ) -> None:
@@ -88,12 +90,14 @@ class FileTier:
         self._space = Space(capacity_bytes, segment_nbytes)
         self._pages = PagePool()
         self._executor = executor or ThreadPoolExecutor(threads, thread_name_prefix="kvstore-file")
-        self._run = partial(run_blocking, self._executor)
+        self.run = self._run = partial(run_blocking, self._executor)
         self._small_reads = SmallJobs(self._executor, SMALL_READS_NBYTES)
+        self._free_bytes_min = free_bytes_min
         self._upkeep = Upkeep(self._space, self._files, self._run)
         self._directory: Directory | None = None
         self._found = Found()
         self._is_open = False
+        self._abandoned = False
         self._calls = 0
         self._quiet = asyncio.Event()
         self._quiet.set()
@@ -126,11 +130,22 @@ class FileTier:
         """The largest frame `allocate` can ever find room for."""
         return self._space.frame_nbytes_max
 
-    async def open(self) -> Recovered:
+    async def open(
+        self,
+        *,
+        fresh: bool = False,
+        tried: bool = True,
+        whole: bool = False,
+        suspects: Collection[tuple[int, int]] = (),
+    ) -> Recovered:
         """Lock the directory and find what is in it; `recall` and `recall_oldest` index it.
 
+        fresh: remove what is in it. tried: if not, `try_out` the device before anything is read.
+        whole: refuse a directory of which parts cannot be read, which else count as torn, and their
+        room is won back. suspects: segment and offset of runs that are not to be trusted.
+
         Call it once. Raises ConfigError (locked, read-only, not a directory), Incompatible (another
-        format version), DiskFailed.
+        format version), DiskFailed, of which DiskUnreadable if it is not whole.
         """
         started = time.monotonic()
         self._is_open = True
@@ -139,7 +154,14 @@ class FileTier:
             self._directory = await self._run(take)
             self._files.direct = self._directory.direct
             self._upkeep.punches = self._directory.punches
-            recovered = await self._recover(started)
+            if not tried:
+                await self.try_out(0)
+            if fresh:
+                await self._run(partial(self._files.unlink, await self._tags()))
+            segments = await self._load()
+            if whole and (refused := sum(loaded.refused for loaded in segments)):
+                raise DiskUnreadable(f"{refused} reads of what is on it failed")
+            recovered = await self._recover(segments, suspects, started)
         except BaseException:
             self._is_open = False
             await self._release()
@@ -151,6 +173,11 @@ class FileTier:
     def unrecalled_runs(self) -> int:
         """How many of the runs found are not indexed yet."""
         return len(self._found)
+
+    @property
+    def oldest_unrecalled(self) -> int:
+        """The sequence of the oldest of them. There must be one."""
+        return self._found.oldest_sequence
 
     @property
     def found_namespaces(self) -> Set[NamespaceId]:
@@ -296,6 +323,44 @@ class FileTier:
         self._return_page(frame)
         self._start_maintenance()
 
+    def keep_for(self, sequence_min: Callable[[], int]) -> None:
+        """Keep tombstones for runs that have a number and no place yet; it returns the least."""
+        self._space.expected = sequence_min
+
+    async def measure_free(self) -> None:
+        """Look how much the disk has left, if some of it is for others."""
+        if self._free_bytes_min:
+            measure = partial(self._disk.free_nbytes, self._path)
+            self._space.leave_free(await self._run(measure), self._free_bytes_min)
+
+    async def try_out(self, room_nbytes: int) -> None:
+        """Write a small file, sync it and read it again. Raises DiskFull, DiskFailed.
+
+        room_nbytes: what the file system must have left.
+        """
+        direct = self._files.direct
+        trial = partial(try_out, self._disk, self._path, direct=direct, room_nbytes=room_nbytes)
+        with self._call():
+            await self._run(trial)
+
+    async def abandon(self) -> list[FileExtent]:
+        """Stop using the directory and unlock it, as a kill would: nothing more is written.
+
+        Returns when the last call has come back, with the frames that no sync is known to cover.
+        """
+        self._is_open, self._abandoned = False, True
+        if self._maintenance is not None:
+            self._maintenance.cancel()
+            # A thread may be in the middle of a piece of it. Punched, sealed or unlinked after the
+            # lock is gone, a frame would vanish that whoever takes the directory next has found.
+            await self.settle()
+        await self._quiet.wait()
+        not_durable = self._space.not_durable
+        fds = [s.fd for s in self._space.segments.values() if s.fd is not None]
+        await self._run(partial(_close_all, self._disk, fds))
+        await self._release()
+        return not_durable
+
     async def settle(self) -> None:
         """Wait until footers, holes and unlinks that are due now are done."""
         while self._maintenance is not None and not self._maintenance.done():
@@ -324,19 +389,30 @@ class FileTier:
 
     # What follows is private: recovery, upkeep, threads.
 
-    async def _recover(self, started: float) -> Recovered:
+    async def _tags(self) -> list[SegmentTag]:
         names = await self._run(partial(self._disk.names, self._path))
-        tags = sorted(tag for tag in map(parse_segment_name, names) if tag is not None)
-        loads = [self._run(partial(load_segment, self._files, tag)) for tag in tags]
+        return sorted(tag for tag in map(parse_segment_name, names) if tag is not None)
+
+    async def _load(self) -> list[LoadedSegment]:
+        loads = [self._run(partial(load_segment, self._files, tag)) for tag in await self._tags()]
         segments = _all_or_raise(await asyncio.gather(*loads, return_exceptions=True))
         # A process that was killed may have left files that its directory does not durably name.
         await self._run(self._files.sync_directory)
+        return segments
+
+    async def _recover(
+        self,
+        segments: Sequence[LoadedSegment],
+        suspects: Collection[tuple[int, int]],
+        started: float,
+    ) -> Recovered:
         for loaded in segments:
             self._space.add(adopted(loaded), loaded.sizes)
         for loaded in segments:
             for gap in loaded.gaps:
                 self._space.add_hole(self._space.segments[loaded.tag.number], gap)
-        self._found = await self._run(partial(Found, segments))
+        await self.measure_free()
+        self._found = await self._run(partial(Found, segments, suspects))
         recovered = Recovered(
             runs=len(self._found),
             next_sequence=max((loaded.sequence_max for loaded in segments), default=0) + 1,
@@ -401,7 +477,7 @@ class FileTier:
 
     def _start_maintenance(self) -> None:
         running = self._maintenance is not None and not self._maintenance.done()
-        if not running and self._upkeep.next() is not None:
+        if not running and not self._abandoned and self._upkeep.next() is not None:
             self._maintenance = asyncio.get_running_loop().create_task(self._maintain())
 
     async def _maintain(self) -> None:
@@ -437,6 +513,14 @@ class FileTier:
             self._calls -= 1
             if not self._calls:
                 self._quiet.set()
+
+
+def _close_all(disk: Disk, fds: Sequence[int]) -> None:
+    for fd in fds:
+        try:
+            disk.close(fd)
+        except OSError:
+            pass  # what it could still tell is about frames that are not counted on
 
 
 def _all_or_raise(outcomes: Sequence[T | BaseException]) -> list[T]:

@@ -1,0 +1,324 @@
+"""Which devices take part: found at the start, taken out when they fail, let in when they are back.
+
+Each device stands for itself: its own tombstones kill on it, and nothing that another one holds
+does. That is sound because a delete is only answered when every device has taken its tombstone
+(`bury`). What a device missed is kept for it here, and written to it before it is used again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Protocol
+
+from kvstore.errors import ConfigError, KVStoreError
+from kvstore.frame import NO_SEQUENCE, FrameHeader
+from kvstore.tier.file import roster
+from kvstore.tier.file.device import Device, DeviceState, Mount, Placed
+from kvstore.tier.file.failure import DiskFailed, DiskFull, DiskUnreadable
+from kvstore.tier.file.survey import survey, tick_s
+from kvstore.tier.file.threads import run_blocking
+from kvstore.tier.file.tier import FileTier, Recovered
+
+RETRY_S = 1.0  # until a device is tried again; it doubles up to RETRY_MAX_S
+RETRY_MAX_S = 60.0
+CLOSE_S = 1.0  # for what is under way at the end
+SOUND_S = 600.0  # after so long without trouble, the next trouble is a new one
+REFUSALS_MAX = 3  # times a device is sent back because parts of it cannot be read
+MISSED_MAX = 4096  # tombstones kept for a device; after more, it is emptied before it is used again
+FULL_ROOM_NBYTES = 16 << 20  # a full device takes frames again when so much is free
+_Opened = tuple[FileTier, Recovered]
+_log = logging.getLogger(__name__)
+
+
+class Listener(Protocol):
+    """Whoever keeps an index of the frames."""
+
+    async def withdrawn(self, mount: Mount) -> None:
+        """Forget the frames on `mount`: they cannot be read. Do not free them."""
+
+    def admitted(self) -> None:
+        """Recall the frames of devices that have just begun to take part."""
+
+
+class Admission:
+    """Keeps the devices. Everything runs on one event loop, what blocks in the devices' threads."""
+
+    def __init__(self, devices: Sequence[Device], *, hang_s: float) -> None:
+        self.devices = devices
+        self.writing: set[int] = set()  # sequences of runs under way
+        self._sequence = 1
+        self._hang_s = hang_s
+        self._tick_s = tick_s(hang_s)
+        self._house: asyncio.Task[None] | None = None
+        self._closed = False
+
+    @property
+    def mounts(self) -> list[Mount]:
+        """The devices from which frames are served."""
+        return [device.mount for device in self.devices if device.mount is not None]
+
+    async def open(self, listener: Listener) -> None:
+        """Take in what is there; what is missing or fails is let in later.
+
+        Raises ConfigError and Incompatible if somebody must do something first, and what a device
+        said if there is no other.
+        """
+        self._listener = listener
+        names = await survey(self.devices, self._names, self._hang_s)
+        at = {device.path: found for device, found in names.items()}
+        away, strange = roster.missing(at), roster.strangers(at)
+        for device in self.devices:
+            device.is_stranger = device.path in strange
+            if device.path in away:
+                hint = f"not mounted, or emptied: to use it empty, touch {roster.OWN_NAME} in it"
+                device.note(DeviceState.MISSING, hint)
+        there = [device for device in names if device.path not in away]
+        opened = await self._open_all(there)
+        if not opened:
+            raise ConfigError(
+                f"{', '.join(map(str, away))}: not mounted; mount it, or to start with it empty: "
+                f"touch {away[0] / roster.OWN_NAME}"
+            )
+        await self._enlist({device: tier for device, (tier, _) in opened.items()})
+        for device, (tier, recovered) in opened.items():
+            await self._mount(device, tier, recovered)
+        listener.admitted()
+        self._house = asyncio.create_task(self._keep_house())
+        for device in self.devices:
+            if device.mount is None:
+                self._trouble(device, device.state, device.reason)
+
+    async def _open_all(self, devices: Sequence[Device]) -> dict[Device, _Opened]:
+        while True:
+            try:
+                return await survey(devices, self._open, self._hang_s)
+            except DiskUnreadable:  # in part, all of them: see REFUSALS_MAX
+                await asyncio.sleep(RETRY_S)
+
+    async def close(self) -> None:
+        """Stop looking after the devices. Waits for nothing that hangs."""
+        self._closed = True
+        tasks = [self._house, *(device.task for device in self.devices)]
+        running = [task for task in tasks if task is not None]
+        for task in running:
+            task.cancel()
+        leaving = [each.leaving for each in self.devices if each.leaving is not None]
+        if running or leaving:
+            await asyncio.wait([*running, *leaving], timeout=CLOSE_S)
+
+    def take_sequence(self) -> int:
+        self._sequence += 1
+        return self._sequence - 1
+
+    def sequence_min(self) -> int:
+        """The lowest sequence of a run that is being written, to whichever device."""
+        return min(self.writing, default=NO_SEQUENCE)
+
+    # ---- deletes -----------------------------------------------------------------------------
+
+    async def bury(self, headers: Sequence[FrameHeader]) -> None:
+        """See `Devices.bury`. headers: numbered since the caller last waited for anything."""
+        errors: list[KVStoreError | None] = []
+        burials = []
+        # Noted for all before anything else runs: a device may be about to be taken in.
+        for device in self.devices:
+            if device.mount is not None:
+                device.mount.kill_found(headers)
+                burials.append(self._bury_on(device.mount, headers))
+                continue
+            self._missed(device, headers)
+            errors.append(
+                DiskFailed(
+                    f"{device.path} is out of use, what is on it may come back: delete again when "
+                    "it is in use again (`kvstore status`), or take it out of file.path"
+                )
+            )
+        for error in [*await asyncio.gather(*burials), *errors]:
+            if error is not None:
+                raise error
+
+    async def _bury_on(self, mount: Mount, headers: Sequence[FrameHeader]) -> KVStoreError | None:
+        try:
+            await mount.unless_gone(_bury(mount.tier, headers))
+        except KVStoreError as error:
+            self._missed(mount.device, headers)
+            if isinstance(error, DiskFull | DiskFailed):
+                self.write_failed(mount, error)
+            return error
+        return None
+
+    def _missed(self, device: Device, headers: Sequence[FrameHeader]) -> None:
+        device.missed += headers
+        if len(device.missed) > MISSED_MAX:
+            device.missed, device.is_stranger = [], True
+
+    async def _catch_up(self, mount: Mount) -> None:
+        """Write what a device has missed. When this returns, it has missed nothing."""
+        device = mount.device
+        while missed := device.missed:
+            device.missed = []
+            mount.kill_found(missed)
+            try:
+                await mount.unless_gone(_bury(mount.tier, missed))
+            except BaseException:
+                device.missed = missed + device.missed
+                raise
+
+    # ---- trouble -----------------------------------------------------------------------------
+
+    def read_failed(self, place: Placed, error: DiskFailed) -> None:
+        """Take the device out, unless there is no other to serve from."""
+        mount = place.mount
+        if mount.is_current and len(self.mounts) > 1:
+            mount.device.suspects.add(place.extent[:2])
+            self._take_out(mount, DeviceState.FAILED, str(error))
+
+    def write_failed(self, mount: Mount, error: DiskFull | DiskFailed) -> None:
+        """Let writes go elsewhere until the device takes them again."""
+        if not mount.is_current:
+            return
+        cause = error.__cause__
+        if isinstance(error, DiskFull):
+            state = DeviceState.FULL
+        elif isinstance(cause, OSError) and cause.errno == errno.EROFS:
+            state = DeviceState.READ_ONLY
+        else:
+            state = DeviceState.FAILING
+        self._trouble(mount.device, state, str(error))
+
+    def _trouble(self, device: Device, state: DeviceState, reason: str) -> None:
+        """Note that a device is not as it should be, and see to it that it is tried again."""
+        sound_s = time.monotonic() - device.since if device.state is DeviceState.OK else 0.0
+        if not device.retry_s or sound_s > SOUND_S:
+            device.retry_s = RETRY_S
+        device.note(state, reason)
+        if device.task is None:
+            device.task = asyncio.create_task(self._tend(device))
+
+    def _take_out(self, mount: Mount, state: DeviceState, reason: str) -> None:
+        device = mount.device
+        if mount.is_current and not self._closed:
+            device.mount = None
+            mount.gone.set_result(None)
+            device.leaving = asyncio.create_task(self._leave(mount))
+            self._trouble(device, state, reason)
+
+    async def _leave(self, mount: Mount) -> None:
+        """Part with a device; ends when its last call, however late, has come back."""
+        await self._listener.withdrawn(mount)
+        mount.device.suspects.update(extent[:2] for extent in await mount.tier.abandon())
+
+    async def _keep_house(self) -> None:
+        while True:
+            await asyncio.sleep(self._tick_s)
+            for mount in self.mounts:
+                waited_s = mount.device.watch.oldest_s
+                if waited_s > self._hang_s:
+                    self._take_out(mount, DeviceState.HUNG, f"no answer for {waited_s:.1f} s")
+                elif mount.measuring is None or mount.measuring.done():
+                    mount.measuring = asyncio.create_task(_measure_free(mount))
+
+    # ---- back again --------------------------------------------------------------------------
+
+    async def _tend(self, device: Device) -> None:
+        """Try a device, ever more rarely, until it is as it should be."""
+        while device.state is not DeviceState.OK:
+            await asyncio.sleep(device.retry_s)
+            device.retry_s = min(2 * device.retry_s, RETRY_MAX_S)
+            try:
+                if device.leaving is not None:
+                    await asyncio.shield(device.leaving)
+                await self._try(device)
+            except KVStoreError:
+                continue  # it is not well yet; why it is out stays as it was said first
+            except Exception:
+                _log.exception("device=bug path=%s", device.path)
+        device.task = None
+
+    async def _try(self, device: Device) -> None:
+        mount = device.mount
+        if mount is not None:
+            full = device.state is DeviceState.FULL
+            room = min(FULL_ROOM_NBYTES, mount.tier.capacity_bytes) if full else 0
+            await mount.unless_gone(mount.tier.try_out(room))
+            await self._catch_up(mount)
+        elif roster.OWN_NAME in await self._names(device):
+            was_strange = device.is_stranger
+            await self._mount(device, *await self._open(device, tried=False))
+            self._listener.admitted()
+            if was_strange:
+                await self._enlist({each.device: each.tier for each in self.mounts})
+        if device.mount is not None:
+            device.note(DeviceState.OK)
+
+    async def _mount(self, device: Device, tier: FileTier, recovered: Recovered) -> None:
+        """Let a device take part, as one that has missed no delete."""
+        mount = Mount(device, tier)
+        try:
+            if not device.is_numbered:
+                # From here on, what is counted is newer than all on it, what it missed included.
+                self._sequence = max(self._sequence, recovered.next_sequence)
+                device.missed = [replace(h, sequence=self.take_sequence()) for h in device.missed]
+                device.is_numbered = True
+                await self._outlast(set(self.writing))
+            await self._catch_up(mount)
+            if device.is_stranger:
+                raise DiskFailed("it missed more deletes than could be kept for it")
+        except BaseException:
+            await tier.abandon()
+            raise
+        # From now on it is asked and told like the others: no await between.
+        device.mount, device.suspects, device.refusals = mount, set(), 0
+
+    async def _outlast(self, numbers: set[int]) -> None:
+        """Wait for runs that were numbered too low for a device: its tombstones would kill them."""
+        while numbers & self.writing:  # noqa: ASYNC110 - rare, and they end by themselves
+            await asyncio.sleep(self._tick_s)
+
+    # ---- looking at devices ------------------------------------------------------------------
+
+    async def _names(self, device: Device) -> list[str]:
+        look = partial(roster.names_in, device.watch.disk, device.path)
+        return await run_blocking(device.looker, look)
+
+    async def _open(self, device: Device, *, tried: bool = True) -> _Opened:
+        tier, fresh = device.make_tier(), device.is_stranger
+        tier.keep_for(self.sequence_min)
+        # What cannot be read is given up as torn, its room is won back: not at the first look.
+        whole = len(self.devices) > 1 and device.refusals < REFUSALS_MAX
+        try:
+            recovered = await tier.open(
+                fresh=fresh, tried=tried, whole=whole, suspects=device.suspects
+            )
+        except DiskUnreadable:
+            device.refusals += 1
+            raise
+        if fresh:
+            _log.warning("deletes went on without it: emptied path=%s", device.path)
+            device.is_stranger = False
+        return tier, recovered
+
+    async def _enlist(self, tiers: Mapping[Device, FileTier]) -> None:
+        """Note in each directory which make up this tier."""
+        for device, tier in tiers.items():
+            await tier.run(partial(roster.enlist, device.watch.disk, device.path))
+        members = [each.path for each in self.devices if not each.is_stranger]
+        for device, tier in tiers.items():
+            peers = [path for path in members if path != device.path]
+            await tier.run(partial(roster.note_peers, device.watch.disk, device.path, peers))
+
+
+async def _bury(tier: FileTier, headers: Sequence[FrameHeader]) -> None:
+    await tier.sync([await tier.write_tombstone(header) for header in headers])
+
+
+async def _measure_free(mount: Mount) -> None:
+    with contextlib.suppress(KVStoreError):  # then the last measurement stands
+        await mount.unless_gone(mount.tier.measure_free())

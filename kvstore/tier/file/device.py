@@ -1,0 +1,180 @@
+"""One directory of the tier, as the others see it: what may be done with it, and since when."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from kvstore.block import BlockKey
+from kvstore.frame import FrameHeader
+from kvstore.tier.file.disk import Disk
+from kvstore.tier.file.failure import DiskHung
+from kvstore.tier.file.found import FrameRecord
+from kvstore.tier.file.space import FileExtent
+from kvstore.tier.file.tier import FileTier
+from kvstore.tier.file.watch import Watch
+
+T = TypeVar("T")
+READS_MAX = 8  # frames on their way up from one device at once
+_log = logging.getLogger(__name__)
+
+
+class DeviceState(StrEnum):
+    """The values are in metrics and stats."""
+
+    OK = "ok"
+    # It is read, and written only if no other device is any better:
+    FULL = "full"  # its file system has no room, whatever the cap says
+    READ_ONLY = "read_only"
+    FAILING = "failing"  # writes fail
+    # Nothing is served from it:
+    MISSING = "missing"  # not mounted
+    FAILED = "failed"  # reads fail
+    HUNG = "hung"  # it does not answer
+
+
+class Mount:
+    """A device from one admission to the moment it is taken out of use.
+
+    gone: done from that moment on. in_flight_nbytes: being written. reading: places for readers,
+    who queue for them in the order of their prefixes.
+    """
+
+    __slots__ = ("device", "gone", "in_flight_nbytes", "measuring", "reading", "tier")
+
+    def __init__(self, device: Device, tier: FileTier) -> None:
+        self.device = device
+        self.tier = tier
+        self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.in_flight_nbytes = 0
+        self.reading = asyncio.Semaphore(READS_MAX)
+        self.measuring: asyncio.Task[None] | None = None
+
+    @property
+    def is_current(self) -> bool:
+        return self.device.mount is self
+
+    def holds(self, place: Placed) -> bool:
+        """Say whether a frame is on this device, in this life of it."""
+        return place.mount is self
+
+    def recall(self, keys: Sequence[BlockKey]) -> list[FrameRecord]:
+        """See `Devices.recall`."""
+        return self._placed(self.tier.recall(keys))
+
+    def recall_oldest(self, count: int) -> list[FrameRecord]:
+        """See `Devices.recall_oldest`."""
+        return self._placed(self.tier.recall_oldest(count))
+
+    def kill_found(self, tombstones: Sequence[FrameHeader]) -> None:
+        """Let tombstones kill what is not recalled yet, from now on."""
+        for tombstone in tombstones:
+            self.tier.kill_found(tombstone)
+
+    async def unless_gone(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do `work`, a call of the tier. Raises DiskHung when the device is taken out before.
+
+        Cancelled, it returns only when no thread touches the buffers of the call any more.
+        """
+        call: asyncio.Future[T] = asyncio.ensure_future(work)
+        call.add_done_callback(_look_at)
+        either: list[asyncio.Future[Any]] = [call, self.gone]
+        waiting = True
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            waiting = False
+        finally:
+            if waiting:
+                call.cancel()
+                await _outlive(call)
+        if call.done():
+            return call.result()
+        raise DiskHung(call)
+
+    def _placed(self, records: Sequence[FrameRecord]) -> list[FrameRecord]:
+        return [FrameRecord(Placed(self, r.location), r.header, r.live) for r in records]
+
+
+class Placed(NamedTuple):
+    """A place of the tier: a frame on one device, as it was mounted when the frame was found."""
+
+    mount: Mount
+    extent: FileExtent
+
+    @property
+    def nbytes(self) -> int:
+        return self.extent.nbytes
+
+    def __repr__(self) -> str:
+        return f"{self.mount.device.path} {self.extent}"
+
+
+class Device:
+    """One configured directory. mount: None while nothing is served from it."""
+
+    def __init__(
+        self,
+        path: Path,
+        disk: Disk,
+        make_tier: Callable[[Path, Disk], FileTier],
+        executor: Executor | None = None,
+    ) -> None:
+        self.path = path
+        self.looker = executor or ThreadPoolExecutor(1, thread_name_prefix="kvstore-device")
+        self.watch = Watch(disk)
+        self.mount: Mount | None = None
+        self.state = DeviceState.OK
+        self.reason = ""
+        self.since = time.monotonic()
+        self.retry_s = 0.0
+        # Frames that were refused by the device or never known to be durable: not to come back.
+        self.suspects: set[tuple[int, int]] = set()  # segment, offset
+        self.refusals = 0
+        self.missed: list[FrameHeader] = []  # tombstones to be written before it is used again
+        self.is_numbered = False  # the tier's count goes on beyond all that is on it
+        self.is_stranger = False  # deletes went on without it: to be emptied, see also roster.py
+        self.task: asyncio.Task[None] | None = None  # that tries it again
+        self.leaving: asyncio.Task[None] | None = None  # until the last call has come back
+        self._make_tier = make_tier
+
+    def make_tier(self) -> FileTier:
+        return self._make_tier(self.path, self.watch.disk)
+
+    def note(self, state: DeviceState, reason: str = "") -> None:
+        """Change the state, with one line in the log."""
+        if state is self.state:
+            return
+        log = _log.info if state is DeviceState.OK else _log.warning
+        log("device=%s path=%s was=%s reason=%r", state, self.path, self.state, reason)
+        self.state, self.reason, self.since = state, reason, time.monotonic()
+
+    def status(self) -> dict[str, Any]:
+        """Return plain values for stats. Bytes, seconds."""
+        tier = self.mount.tier if self.mount is not None else None
+        return {
+            "path": str(self.path),
+            "state": str(self.state),
+            "reason": self.reason,
+            "since_s": time.monotonic() - self.since,
+            "physical_bytes": tier.physical_nbytes if tier is not None else 0,
+        }
+
+
+async def _outlive(call: asyncio.Future[Any]) -> None:
+    while not call.done():
+        try:
+            await asyncio.wait([call])
+        except asyncio.CancelledError:
+            continue  # the first one is raised by who calls this
+
+
+def _look_at(call: asyncio.Future[Any]) -> None:
+    """Note that an error was seen: of a hung call, nobody else looks at it."""
+    if not call.cancelled():
+        call.exception()

@@ -1,0 +1,70 @@
+"""Look at all devices of a tier at its start, and go on without those that fail or hang."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+from kvstore.errors import ConfigError, Incompatible, KVStoreError
+from kvstore.tier.file.device import Device, DeviceState
+from kvstore.tier.file.failure import DiskFailed, DiskFull
+
+T = TypeVar("T")
+TICK_S_MAX = 1.0
+# What a start without the device follows from; anything else is for the operator to correct.
+_AWAY = frozenset({errno.EIO, errno.EROFS, errno.ENXIO, errno.ENODEV, errno.ESTALE, errno.ENOSPC})
+
+
+def tick_s(hang_s: float) -> float:
+    """Return how often to look whether a device hangs."""
+    return min(hang_s / 4, TICK_S_MAX)
+
+
+async def survey(
+    devices: Sequence[Device], look: Callable[[Device], Awaitable[T]], hang_s: float
+) -> dict[Device, T]:
+    """Return what devices answer; of several, those that fail or hang are noted.
+
+    Raises what the operator must correct, and what is the matter if none answers.
+    """
+    looks = {asyncio.ensure_future(look(device)): device for device in devices}
+    pending, answers = set(looks), dict[Device, T]()
+    while pending:
+        ended, pending = await asyncio.wait(pending, timeout=tick_s(hang_s))
+        for each in [look for look in looks if look in ended]:
+            error = each.exception()
+            if error is None:
+                answers[looks[each]] = each.result()
+            elif _is_away(error):
+                looks[each].note(DeviceState.FAILED, str(error))
+            else:
+                await asyncio.gather(*(_let_go(other) for other in looks if other.done()))
+                raise error
+        if answers and all(looks[each].watch.oldest_s > hang_s for each in pending):
+            break
+    for each in pending:
+        looks[each].note(DeviceState.HUNG, "no answer at the start")
+        looks[each].leaving = asyncio.create_task(_let_go(each))
+    if looks and not answers:
+        raise next(error for each in looks if (error := each.exception()) is not None)
+    return answers
+
+
+async def _let_go(look: asyncio.Future[Any]) -> None:
+    """Unlock a directory that was read, now or when it answers."""
+    with contextlib.suppress(KVStoreError):
+        answer = await look
+        if isinstance(answer, tuple):
+            await answer[0].abandon()
+
+
+def _is_away(error: BaseException) -> bool:
+    """Say whether a start without the device follows, not a correction by the operator."""
+    if isinstance(error, Incompatible):
+        return False
+    if isinstance(error, ConfigError):
+        return isinstance(error.__cause__, OSError) and error.__cause__.errno in _AWAY
+    return isinstance(error, DiskFailed | DiskFull)
