@@ -27,8 +27,12 @@ _CODES: dict[str, grpc.StatusCode] = {
 
 
 def status_of(error: KVStoreError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]:
-    """Return the status code, message and trailing metadata for an error."""
-    name = type(error).__name__
+    """Return the status code, message and trailing metadata for an error.
+
+    A kind of one of the public errors is that error to a client.
+    """
+    names = [kind.__name__ for kind in type(error).__mro__]
+    name = next((name for name in names if name in _CODES), names[0])
     metadata = [(ERROR_KEY, name)]
     if isinstance(error, Unavailable):
         metadata.append((RETRY_KEY, f"{error.retry_after_s:g}"))
