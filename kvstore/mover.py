@@ -291,7 +291,8 @@ class Mover:
                 async with asyncio.timeout(RETRY_S):
                     await self._wake.wait()
             self._wake.clear()
-            self._evict_excess()
+            if not self.unrecalled_runs:
+                self._evict_excess()
             if self._failing and self._now() >= self._retry_at:
                 self._planner.retry_failed()
             while writes := self._planner.take_writes(self._group_commit_bytes):
@@ -454,7 +455,9 @@ class Mover:
         for mount in self._file.mounts:
             for _ in range(EVICT_ROUNDS_MAX):
                 excess = -mount.tier.available_nbytes - mount.tier.freeing_nbytes
-                if excess <= 0 or not self._evict(excess, mount.holds):
+                if excess <= 0 or not mount.tier.holds_runs:
+                    break
+                if not self._evict(excess, mount.holds):
                     break
 
     def _evict(self, nbytes: int, helps: Callable[[Placed], bool]) -> int:

@@ -171,7 +171,7 @@ class Daemon:
 
     def _withdrawn(self, mount: Mount) -> None:
         self.taken_out += 1
-        suspects = mount.device.suspects
+        suspects = {(tag.number, offset) for tag, offset in mount.tier.suspects}
         for item, framed in self.framed().items():
             if self.file.devices[framed.device] is mount.device:
                 if framed.extent[:2] not in suspects:

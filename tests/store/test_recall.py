@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -99,6 +100,18 @@ def test_a_full_disk_gives_its_oldest_before_they_are_indexed(paths: list[Path])
         node.recall()
         assert node.get(new) == 24
         assert node.store.match(SPEC.id, LAST).hit_blocks == 24
+
+
+def test_nothing_leaves_for_a_cut_cap_before_all_is_indexed(paths: list[Path]) -> None:
+    """What is dead is only then known not to count."""
+    filled(paths)
+    with Node(paths, file_bytes=(6 << 20) // len(paths)) as node:
+        while node.mover.unrecalled_runs:
+            assert node.planner.counts.evicted_file == 0
+            node.mover.wake()
+            node.run(asyncio.sleep(0))
+        node.recall()
+        assert node.planner.counts.evicted_file > 0
 
 
 def test_what_is_asked_for_first_is_more_recent_than_what_nobody_asked_for(

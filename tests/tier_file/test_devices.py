@@ -304,6 +304,49 @@ def test_what_a_device_missed_beyond_all_bounds_is_all_that_was_on_it(
     asyncio.run(main())
 
 
+def test_a_delete_that_is_asked_for_again_and_again_is_missed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "MISSED_MAX", 3)
+
+    async def main() -> None:
+        async with two(tmp_path) as (tier, index, _):
+            await fill_both(tier, index, "abcdef")
+            before = set(index.live)
+        (tmp_path / "b").rename(tmp_path / "gone")
+        async with two(tmp_path) as (tier, index, _):
+            for _ in range(9):
+                with pytest.raises(DiskFailed):
+                    await bury(tier, index, "ab")
+            (tmp_path / "gone").rename(tmp_path / "b")
+            await index.until(lambda: state_of(tier, 1) is DeviceState.OK)
+            assert set(index.live) == before - set(expected(dict.fromkeys("ab", 0)))
+
+    asyncio.run(main())
+
+
+def test_a_device_that_took_no_delete_for_too_long_is_emptied_when_it_takes_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "MISSED_MAX", 3)
+
+    async def main() -> None:
+        async with two(tmp_path) as (tier, index, disks):
+            await fill_both(tier, index, "abcdef")
+            kept = on(index, tier.devices[0])
+            disks[1].fault = failing("pwritev", errno.EROFS)
+            for name in range(4):
+                with pytest.raises(DiskFailed):
+                    await bury(tier, index, [name])
+            assert on(index, tier.devices[1]), "it is read until then"
+            disks[1].fault = None
+            await index.until(lambda: not on(index, tier.devices[1]))
+            await index.until(lambda: state_of(tier, 1) is DeviceState.OK)
+            assert set(index.live) == kept
+
+    asyncio.run(main())
+
+
 def test_a_missing_device_is_taken_in_when_it_comes_back(tmp_path: Path) -> None:
     async def main() -> None:
         async with two(tmp_path) as (tier, index, _):
@@ -350,6 +393,51 @@ def test_a_device_that_cannot_be_read_is_out_until_it_can(tmp_path: Path) -> Non
             assert set(index.live) == set(everything) - {victim} | added
             for name in index.live:
                 await read(tier, index, name)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("recalled", [False, True])
+def test_what_was_not_trusted_once_is_not_when_the_device_was_out_again(
+    tmp_path: Path, recalled: bool
+) -> None:
+    """Neither what could not be read, nor what a failed sync may have lost, though it was freed."""
+
+    class Deaf(Frames):
+        def admitted(self) -> None:
+            if recalled:
+                super().admitted()
+
+    async def main() -> None:
+        async with two(tmp_path, disks=quick()) as (tier, index, _):
+            await fill_both(tier, index, "abcdef")
+        disks = quick()
+        tier = Devices([tmp_path / "a", tmp_path / "b"], capacity_bytes=32 * MIB, disks=disks)
+        index = Deaf(tier)
+        await tier.open(index)
+        Frames.admitted(index)
+        device, before = tier.devices[0], set(index.live)
+        assert device.mount is not None
+        extent = await put(device.mount.tier, tier.take_sequence(), ["lost"])
+        disks[0].fault = lambda call: failing(call, errno.EIO)(call)
+        with pytest.raises(DiskFailed):
+            await device.mount.tier.sync([extent])
+        device.mount.tier.free(extent)
+        await device.mount.tier.settle()  # its hole is not punched
+        suspects = set()
+        for _ in range(2):
+            disks[0].fault = lambda call: failing(call, errno.EIO)(call)
+            while not on(index, device):
+                index.take(device.mount.recall_oldest(1))
+            suspects.add(min(on(index, device)))
+            with pytest.raises(DiskFailed):
+                await read(tier, index, min(on(index, device)))
+            await index.until(lambda: not on(index, device) and device.state is DeviceState.FAILED)
+            disks[0].fault = None
+            await index.until(lambda: device.state is DeviceState.OK)
+        Frames.admitted(index)
+        assert set(index.live) == before - suspects
+        await tier.close()
 
     asyncio.run(main())
 
@@ -587,6 +675,39 @@ def test_a_directory_the_tier_was_used_without_is_emptied(
     assert ["emptied" in line for line in caplog.messages].count(True) == 1
 
 
+def test_nothing_is_written_to_an_emptied_directory_that_the_others_do_not_know_of(
+    tmp_path: Path,
+) -> None:
+    """At the next start it would be emptied again."""
+
+    async def main() -> None:
+        async with two(tmp_path) as (tier, index, _):
+            await fill_both(tier, index, "abcdef")
+        tier = Devices([tmp_path / "a"], capacity_bytes=MIB)
+        await tier.open(Frames(tier))
+        await tier.close()
+        (tmp_path / "b").rename(tmp_path / "gone")
+        async with two(tmp_path) as (tier, index, disks):
+            kept = set(index.live)
+            disks[0].fault = failing("unlink", errno.EIO)  # of the mark that it was left out
+            (tmp_path / "gone").rename(tmp_path / "b")
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(
+                    index.until(lambda: state_of(tier, 1) is DeviceState.OK), 0.5
+                )
+            assert tier.devices[1].mount is None
+            disks[0].fault = None
+            await index.until(lambda: state_of(tier, 1) is DeviceState.OK)
+            while on(index, tier.devices[1]) == set():
+                await put_on(tier, index, [f"after {len(index.live)}"])
+            before = set(index.live)
+            assert before > kept
+        async with two(tmp_path) as (_, index, _):
+            assert set(index.live) == before
+
+    asyncio.run(main())
+
+
 def test_without_any_device_the_start_is_refused_with_what_to_do(tmp_path: Path) -> None:
     async def main() -> None:
         async with two(tmp_path):
@@ -635,6 +756,7 @@ def test_a_bad_sector_on_every_device_keeps_nobody_from_starting(tmp_path: Path)
             before = index.sequences
         async with two(tmp_path, disks=(BadSector(), BadSector())) as (tier, index, _):
             assert index.sequences == before
+            assert [each["state"] for each in tier.status()] == ["ok", "ok"]
 
     asyncio.run(main())
 

@@ -13,13 +13,13 @@ import os
 import signal
 import threading
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 # What a rule may name; writes are told apart by what is written.
 WRITES = ("create", "write", "tombstone", "seal")
-CALLS = (*WRITES, "read", "fdatasync", "punch", "unlink", "sync_directory")
+CALLS = (*WRITES, "probe", "read", "fdatasync", "punch", "unlink", "sync_directory")
 POLL_S = 0.005
 
 
@@ -28,17 +28,23 @@ class Rule:
     """What befalls `calls` from the `skip`-th on, as long as the rule stands.
 
     do: "error" raises OSError(code), "hang" waits until the rule is gone, "die" is SIGKILL before
-    the call, "tear" SIGKILL in the middle of what is written.
+    the call, "tear" SIGKILL in the middle of what is written. disk: the only one it is about.
     """
 
     calls: tuple[str, ...]
     do: str
     skip: int = 0
     code: int = errno.EIO
+    disk: int | None = None
+
+    def on(self, disk: int) -> Rule:
+        """Return the same for one disk."""
+        return replace(self, disk=disk)
 
 
 class Event(NamedTuple):
-    """What the daemon did: ("fault", do, call) or ("evicted", namespace, key, group, shard)."""
+    """What the daemon did: ("fault", do, call), or ("evicted" or "unread", namespace, key, group,
+    shard)."""
 
     at: float
     what: list[str]
@@ -82,9 +88,9 @@ class Steered:
         self._standing: list[Rule] = []
         self._met: list[int] = []
 
-    def meet(self, call: str) -> str:
+    def meet(self, call: str, disk: int) -> str:
         """Suffer what a rule says of `call`. Returns "tear" if the caller is to die half done."""
-        rule = self._rule_of(call)
+        rule = self._rule_of(call, disk)
         if rule is None:
             return ""
         self.note("fault", rule.do, call)
@@ -101,11 +107,11 @@ class Steered:
         line = " ".join(map(str, (repr(time.monotonic()), *what)))
         os.write(self._events, f"{line}\n".encode())
 
-    def _rule_of(self, call: str) -> Rule | None:
+    def _rule_of(self, call: str, disk: int) -> Rule | None:
         with self._lock:
             self._look()
             for at, rule in enumerate(self._standing):
-                if call in rule.calls:
+                if call in rule.calls and rule.disk in (None, disk):
                     self._met[at] += 1
                     if self._met[at] > rule.skip:
                         return rule

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from kvstore.block import PAGE_NBYTES
@@ -14,35 +15,35 @@ _KINDS = {b"KVSEGMNT": "create", b"KVSTRAIL": "seal"}
 
 
 class SteeredDisk(RealDisk):
-    """Each call first meets the rules that stand."""
+    """Each call first meets the rules that stand. number: its name in them."""
 
-    def __init__(self, steered: Steered) -> None:
-        self._steered = steered
+    def __init__(self, steered: Steered, number: int) -> None:
+        self._meet = partial(steered.meet, disk=number)
 
     def pwritev(self, fd: int, buffers: Sequence[memoryview], offset: int) -> int:
-        if self._steered.meet(_kind(buffers)) == "tear":
+        if self._meet(_kind(buffers)) == "tear":
             super().pwritev(fd, _half(buffers), offset)
             die()
         return super().pwritev(fd, buffers, offset)
 
     def preadv(self, fd: int, buffers: Sequence[memoryview], offset: int) -> int:
-        self._steered.meet("read")
+        self._meet("read")
         return super().preadv(fd, buffers, offset)
 
     def fdatasync(self, fd: int) -> None:
-        self._steered.meet("fdatasync")
+        self._meet("fdatasync")
         super().fdatasync(fd)
 
     def punch(self, fd: int, offset: int, nbytes: int) -> None:
-        self._steered.meet("punch")
+        self._meet("punch")
         super().punch(fd, offset, nbytes)
 
     def unlink(self, path: Path) -> None:
-        self._steered.meet("unlink")
+        self._meet("unlink")
         super().unlink(path)
 
     def sync_directory(self, path: Path) -> None:
-        self._steered.meet("sync_directory")
+        self._meet("sync_directory")
         super().sync_directory(path)
 
 

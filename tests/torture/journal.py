@@ -69,6 +69,7 @@ class Journal:
     def __init__(self) -> None:
         self.accepted_nbytes = 0
         self.durable = 0  # records answered as durable
+        self.away: set[Item] = set()  # on a disk that is not there now
         self._lock = threading.Lock()
         self._number = 0
         self._histories: dict[Item, History] = {}
@@ -154,7 +155,7 @@ class Journal:
 
     def is_owed(self, item: Item) -> bool:
         history = self._histories.get(item, History())
-        if history.durable_from <= history.evicted_at:
+        if item in self.away or history.durable_from <= history.evicted_at:
             return False
         deletes = self._deletes_of(item)
         return history.durable_from > max((call.end for call in deletes), default=-inf)

@@ -2,8 +2,8 @@
 
     python -m tests.torture.process DIRECTORY serve --set ...
 
-DIRECTORY is where `control.Control` lives. Beside its disk, one thing is observed: which records
-the file tier evicts, written down before their bytes can be given back.
+DIRECTORY is where `control.Control` lives. Beside its disks, one thing is observed: which records
+the file tier gives up, written down before their bytes can be given back.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,18 @@ from kvstore import objects
 from kvstore.cli import main
 from kvstore.object_upload import ObjectUpload
 from kvstore.planner.ledger import Ledger
-from kvstore.tier.file import devices, tier
+from kvstore.tier.file import admission, devices, tier
 from tests.torture.control import Steered
 from tests.torture.disk import SteeredDisk
 
 
-def note_evictions(steered: Steered) -> None:
-    """Write down each record that leaves the file tier for room."""
+def note_losses(steered: Steered) -> None:
+    """Write down each record that leaves the file tier for room, or because it cannot be read."""
     evict_file, detach, evicting = Ledger.evict_file, Ledger.detach, False
+    withdraw = Ledger.withdraw
+
+    def note(what: str, block: Any, part: Any) -> None:
+        steered.note(what, block.namespace_id.hex(), block.key.hex(), *part)
 
     def watched_evict(self: Ledger, nbytes: int, helps: Callable[[Any], bool]) -> int:
         nonlocal evicting
@@ -37,20 +42,30 @@ def note_evictions(steered: Steered) -> None:
 
     def watched_detach(self: Ledger, block: Any, record: Any) -> None:
         if evicting and record.frame is not None:
-            names = (block.namespace_id.hex(), block.key.hex(), *record.frame.part)
-            steered.note("evicted", *names)
+            note("evicted", block, record.frame.part)
         detach(self, block, record)
 
+    def watched_withdraw(self: Ledger, frame: Any) -> None:
+        mount, extent = frame.extent
+        if extent[:2] in {(tag.number, offset) for tag, offset in mount.tier.suspects}:
+            for block in frame.blocks.values():
+                note("unread", block, frame.part)
+        withdraw(self, frame)
+
     Ledger.evict_file, Ledger.detach = watched_evict, watched_detach  # type: ignore[method-assign]
+    Ledger.withdraw = watched_withdraw  # type: ignore[method-assign]
 
 
 UPLOAD_REST_S = 0.2  # a life is short
+TRY_AGAIN_S = 0.2
 
 
 if __name__ == "__main__":
     steered = Steered(Path(sys.argv.pop(1)))
-    note_evictions(steered)
-    devices.RealDisk = partial(SteeredDisk, steered)  # type: ignore[assignment,attr-defined]
+    note_losses(steered)
+    numbers = count()  # one disk for each directory, in their order
+    devices.RealDisk = lambda: SteeredDisk(steered, next(numbers))  # type: ignore[assignment,attr-defined]
     tier.RealDisk = devices.RealDisk  # type: ignore[attr-defined]
+    admission.RETRY_S = TRY_AGAIN_S
     objects.ObjectUpload = partial(ObjectUpload, rest_s=UPLOAD_REST_S)  # type: ignore[assignment,attr-defined,misc]
     main()

@@ -9,7 +9,8 @@ are torn, bits flip. After each death everything is asked for: `durable_lost` co
 were answered as durable and are gone although neither evicted nor damaged, `resurrected` what came
 back after a delete was answered, `wrong` bytes nobody put, `hung` calls past their deadlines.
 All have to be 0, and `cap_overshoot_bytes`, the worst moment, at most one segment.
-`bucket` is the same with an S3 server behind it, which fails, answers wrongly and is killed.
+`bucket` is the same with an S3 server behind it, which fails, answers wrongly and is killed;
+`directories` the same on three of them, of which some are missing, fail, hang or fill up.
 """
 
 from __future__ import annotations
@@ -23,16 +24,19 @@ from typing import Any
 
 import click
 
-from tests.torture import shared
+from tests.torture import several, shared
 from tests.torture.amplification import amplification
 from tests.torture.bucket import Bucket
 from tests.torture.plan import Life, plan
+from tests.torture.several import SeveralWorld
 from tests.torture.shared import SharedWorld
 from tests.torture.volume import Volume
 from tests.torture.world import KINDS, SEGMENT_NBYTES, Findings, World
 
 EXT4_SHARE = 10  # one life of so many more is lived there, if this is root
 BUCKET_SHARE = 5  # and one of so many with a bucket behind it
+SEVERAL_SHARE = 4  # and one of so many on several directories
+DIRECTORIES = 3
 EXT4_DEATHS = ("power", "timer", "write", "seal")
 SHOWN_MAX = 5
 VIOLATIONS_MAX = 100
@@ -50,13 +54,15 @@ def main(kills: int, seed: int, file: Path | None) -> None:
     result = torture(plan(kills, seed), World(), progress=True) | amplification()
     result |= {"seed": seed, "ext4": _on_ext4(kills // EXT4_SHARE, seed)}
     result["bucket"] = _with_bucket(kills // BUCKET_SHARE, seed)
+    result["directories"] = _on_several(kills // SEVERAL_SHARE, seed)
     result["seconds"] = round(time.monotonic() - began, 1)
     text = json.dumps(result, indent=2)
     click.echo(text)
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text + "\n")
-    sys.exit(not all(map(good, (result, result["ext4"], result["bucket"]))))
+    worlds = (result, result["ext4"], result["bucket"], result["directories"])
+    sys.exit(not all(map(good, worlds)))
 
 
 def _on_ext4(kills: int, seed: int) -> dict[str, Any]:
@@ -84,6 +90,18 @@ def torture_shared(lives: list[Life], *, progress: bool = False) -> dict[str, An
             "bucket_faults": dict(bucket.met),
             "fetched_blocks": world.fetched_blocks,
         }
+
+
+def _on_several(kills: int, seed: int) -> dict[str, Any]:
+    """The same on several directories, of which some are missing, fail, hang or fill up."""
+    lives = plan(kills, seed, troubles=tuple(several.TROUBLES))
+    return torture_several(lives, progress=True) if lives else summary(Findings())
+
+
+def torture_several(lives: list[Life], *, progress: bool = False) -> dict[str, Any]:
+    """Live these lives on several directories and return what was found."""
+    world = SeveralWorld(DIRECTORIES)
+    return torture(lives, world, progress=progress) | {"away": world.away, "back": world.back}
 
 
 def torture(lives: list[Life], world: World, *, progress: bool = False) -> dict[str, Any]:

@@ -53,7 +53,7 @@ class SharedWorld(World):
     def _start(self, life: Life) -> None:
         self._bucket.calm()
         if life.number % 2:
-            shutil.rmtree(self._files)
+            shutil.rmtree(self._directories[0])
             self.journal.disk_lost()
         super()._start(life)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import time
@@ -82,17 +83,24 @@ class World:
     """See the module. A context manager; at its end nothing is left.
 
     volume: where its files are then, instead of beside the daemon's socket; it may be full.
+    directories: of the file tier, by name.
     """
 
-    def __init__(self, volume: Volume | None = None, settings: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        volume: Volume | None = None,
+        settings: Sequence[str] = (),
+        directories: Sequence[str] = ("file",),
+    ) -> None:
         self.findings = Findings()
         self.journal = Journal()
         self.traffic = Traffic(self.journal)
         self.daemon = SteeredDaemon(*SETTINGS, *settings)
         self._control = self.daemon.control
         self._volume = volume
-        self._files = (volume.path if volume else self.daemon.directory) / "file"
-        self._wounds = Wounds(self._files)
+        root = volume.path if volume else self.daemon.directory
+        self._directories = [root / name for name in directories]
+        self._wounds = {path: Wounds(path) for path in self._directories}
         self._churn = False
 
     def __enter__(self) -> World:
@@ -132,7 +140,7 @@ class World:
             self._die_at_start(life)
         self._start(life)
         if cut:
-            until(lambda: physical_nbytes(self._files) <= CHURN_BYTES, CUT_S)
+            until(self._is_under_cap, CUT_S)
         with self._watched(life):
             self._check(life)
             self._work(life, draw)
@@ -152,7 +160,7 @@ class World:
         began = time.monotonic()
         capacity_bytes = CHURN_BYTES if life.churn else AMPLE_BYTES
         self.daemon.start(
-            f"file.path={self._files}",
+            f"file.path={json.dumps(list(map(str, self._directories)))}",
             f"file.capacity={capacity_bytes}",
             f"file.codec={life.codec}",
             f"file.scrub_every_s={SCRUB_S if life.death == 'scrub' else 60.0}",
@@ -165,11 +173,20 @@ class World:
         if not life.churn:
             yield
             return
-        with CapWatch(self._files, CHURN_BYTES) as watch:
+        with ExitStack() as stack:
+            watches = [stack.enter_context(CapWatch(p, CHURN_BYTES)) for p in self._present()]
             yield
         found = self.findings
-        found.cap_looks += watch.looks
-        found.cap_overshoot_bytes = max(found.cap_overshoot_bytes, watch.overshoot_bytes)
+        for watch in watches:
+            found.cap_looks += watch.looks
+            found.cap_overshoot_bytes = max(found.cap_overshoot_bytes, watch.overshoot_bytes)
+
+    def _present(self) -> list[Path]:
+        """The directories that are there."""
+        return [path for path in self._directories if path.exists()]
+
+    def _is_under_cap(self) -> bool:
+        return all(physical_nbytes(path) <= CHURN_BYTES for path in self._present())
 
     def _check(self, life: Life) -> None:
         with Client(self.daemon.target, timeout_s=10.0) as client:
@@ -233,6 +250,10 @@ class World:
         self._control.set(TROUBLES[life.trouble])
         time.sleep(draw.uniform(*TROUBLE_S))
         self._control.set()
+        self._flush_after(life)
+
+    def _flush_after(self, life: Life) -> None:
+        """See that all is written once trouble is over, where there is room for it."""
         if not life.churn and not self._volume:
             with Client(self.daemon.address) as client:
                 # The first answer may tell of what was evicted while it could not be written.
@@ -290,7 +311,7 @@ class World:
     def _die_in_gc(self, life: Life) -> None:
         assert life.rule is not None
         self._control.set(life.rule)
-        command = self.daemon.command("gc", str(self._files))
+        command = self.daemon.command("gc", *map(str, self._present()))
         done = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=END_S, check=False)
         self._control.set()
         if done.returncode == -signal.SIGKILL:
@@ -304,8 +325,10 @@ class World:
     def _wound(self, life: Life) -> None:
         if life.wound:
             self.findings.wounds[life.wound] += 1
-            wound = self._wounds.tear if life.wound == "tear" else self._wounds.rot
-            for item in wound(Random(life.seed)):
+            draw = Random(life.seed)
+            wounds = self._wounds[draw.choice(self._present())]
+            wound = wounds.tear if life.wound == "tear" else wounds.rot
+            for item in wound(draw):
                 self.journal.damaged(item)
 
     def _hear(self) -> None:
@@ -314,12 +337,12 @@ class World:
             match event.what:
                 case ["fault", do, call]:
                     self.findings.faults[f"{do} {call}"] += 1
-                case ["evicted", namespace, key, group, shard]:
+                case ["evicted", *name]:
                     self.findings.evicted += 1
                     if self._churn:
-                        part = Part(int(group), int(shard))
-                        item = Item(_id(namespace), BlockKey(bytes.fromhex(key)), part)
-                        self.journal.evicted(item, event.at)
+                        self.journal.evicted(_item(*name), event.at)
+                case ["unread", *name]:
+                    self.journal.evicted(_item(*name), event.at)
 
     def _over(self) -> None:
         self._hear()
@@ -329,8 +352,9 @@ class World:
         self.findings.violations += [f"life {life.number}: {text}" for text in violations]
 
 
-def _id(text: str) -> NamespaceId:
-    return NamespaceId(bytes.fromhex(text))
+def _item(namespace: str, key: str, group: str, shard: str) -> Item:
+    of = NamespaceId(bytes.fromhex(namespace))
+    return Item(of, BlockKey(bytes.fromhex(key)), Part(int(group), int(shard)))
 
 
 def wait_for(true: Callable[[], object], timeout_s: float) -> None:

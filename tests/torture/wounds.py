@@ -37,7 +37,7 @@ class Wounds:
         for path, (offset, header) in last.items():
             if not _frame_follows(path, offset + header.nbytes):
                 os.truncate(path, offset + draw.randrange(header.nbytes))
-                return _records(header)
+                return records(header)
         return []
 
     def rot(self, draw: Random) -> list[Item]:
@@ -50,7 +50,7 @@ class Wounds:
                     lost += self._flip_payload(path, offset, header, draw)
                 case "header":
                     flip(path, offset + draw.randrange(PAGE_NBYTES))
-                    lost += _records(header)
+                    lost += records(header)
                 case "segment header":
                     flip(path, draw.randrange(PAGE_NBYTES))
                 case "trailer" if path not in self._open:
@@ -65,8 +65,8 @@ class Wounds:
         block = draw.randrange(len(header.blocks))
         stored_nbytes = header.blocks[block].stored_nbytes
         flip(path, offset + header.offsets[block] + draw.randrange(stored_nbytes))
-        self._rotten[path] += _records(header)
-        return _records(header) if path in self._open else [_records(header)[block]]
+        self._rotten[path] += records(header)
+        return records(header) if path in self._open else [records(header)[block]]
 
     def _look(self) -> Audit:
         audit = Audit(self._directory)
@@ -75,7 +75,8 @@ class Wounds:
         return audit
 
 
-def _records(header: FrameHeader) -> list[Item]:
+def records(header: FrameHeader) -> list[Item]:
+    """Return the names of what is in a frame."""
     return [Item(header.namespace_id, block.key, header.part) for block in header.blocks]
 
 

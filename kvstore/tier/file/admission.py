@@ -33,6 +33,7 @@ SOUND_S = 600.0  # after so long without trouble, the next trouble is a new one
 REFUSALS_MAX = 3  # times a device is sent back because parts of it cannot be read
 MISSED_MAX = 4096  # tombstones kept for a device; after more, it is emptied before it is used again
 FULL_ROOM_NBYTES = 16 << 20  # a full device takes frames again when so much is free
+_MISSED_TOO_MUCH = "it missed more deletes than could be kept for it"
 _Opened = tuple[FileTier, Recovered]
 _log = logging.getLogger(__name__)
 
@@ -155,20 +156,22 @@ class Admission:
         return None
 
     def _missed(self, device: Device, headers: Sequence[FrameHeader]) -> None:
-        device.missed += headers
+        for header in headers:  # of a delete that is asked for again and again, the last one
+            device.missed[header.namespace_id, header.killed] = header
         if len(device.missed) > MISSED_MAX:
-            device.missed, device.is_stranger = [], True
+            device.missed, device.is_stranger = {}, True
 
     async def _catch_up(self, mount: Mount) -> None:
         """Write what a device has missed. When this returns, it has missed nothing."""
         device = mount.device
         while missed := device.missed:
-            device.missed = []
-            mount.kill_found(missed)
+            device.missed = {}
+            headers = list(missed.values())
+            mount.kill_found(headers)
             try:
-                await mount.unless_gone(_bury(mount.tier, missed))
+                await mount.unless_gone(_bury(mount.tier, headers))
             except BaseException:
-                device.missed = missed + device.missed
+                device.missed = missed | device.missed
                 raise
 
     # ---- trouble -----------------------------------------------------------------------------
@@ -177,7 +180,7 @@ class Admission:
         """Take the device out, unless there is no other to serve from."""
         mount = place.mount
         if mount.is_current and len(self.mounts) > 1:
-            mount.device.suspects.add(place.extent[:2])
+            mount.tier.distrust(place.extent)
             self._take_out(mount, DeviceState.FAILED, str(error))
 
     def write_failed(self, mount: Mount, error: DiskFull | DiskFailed) -> None:
@@ -213,14 +216,17 @@ class Admission:
     async def _leave(self, mount: Mount) -> None:
         """Part with a device; ends when its last call, however late, has come back."""
         await self._listener.withdrawn(mount)
-        mount.device.suspects.update(extent[:2] for extent in await mount.tier.abandon())
+        mount.device.suspects = await mount.tier.abandon()
 
     async def _keep_house(self) -> None:
         while True:
+            began = time.monotonic()
             await asyncio.sleep(self._tick_s)
+            # A process that was stopped has waited for nobody.
+            late_s = time.monotonic() - began - self._tick_s
             for mount in self.mounts:
                 waited_s = mount.device.watch.oldest_s
-                if waited_s > self._hang_s:
+                if waited_s - late_s > self._hang_s:
                     self._take_out(mount, DeviceState.HUNG, f"no answer for {waited_s:.1f} s")
                 elif mount.measuring is None or mount.measuring.done():
                     mount.measuring = asyncio.create_task(_measure_free(mount))
@@ -249,14 +255,27 @@ class Admission:
             room = min(FULL_ROOM_NBYTES, mount.tier.capacity_bytes) if full else 0
             await mount.unless_gone(mount.tier.try_out(room))
             await self._catch_up(mount)
+            if device.is_stranger:
+                self._take_out(mount, DeviceState.FAILED, _MISSED_TOO_MUCH)
+            elif mount.is_current:
+                device.note(DeviceState.OK)
         elif roster.OWN_NAME in await self._names(device):
             was_strange = device.is_stranger
-            await self._mount(device, *await self._open(device, tried=False))
-            self._listener.admitted()
+            tier, recovered = await self._open(device, tried=False)
             if was_strange:
-                await self._enlist({each.device: each.tier for each in self.mounts})
-        if device.mount is not None:
-            device.note(DeviceState.OK)
+                await self._accept(device, tier)
+            await self._mount(device, tier, recovered)
+            self._listener.admitted()
+
+    async def _accept(self, device: Device, tier: FileTier) -> None:
+        """Note that a device which was emptied is one of this tier, before anything is on it: what
+        is written to a stranger is gone after the next start."""
+        try:
+            await self._enlist({each.device: each.tier for each in self.mounts} | {device: tier})
+        except BaseException:
+            device.is_stranger = True
+            await tier.abandon()
+            raise
 
     async def _mount(self, device: Device, tier: FileTier, recovered: Recovered) -> None:
         """Let a device take part, as one that has missed no delete."""
@@ -265,17 +284,21 @@ class Admission:
             if not device.is_numbered:
                 # From here on, what is counted is newer than all on it, what it missed included.
                 self._sequence = max(self._sequence, recovered.next_sequence)
-                device.missed = [replace(h, sequence=self.take_sequence()) for h in device.missed]
+                device.missed = {
+                    of: replace(header, sequence=self.take_sequence())
+                    for of, header in device.missed.items()
+                }
                 device.is_numbered = True
                 await self._outlast(set(self.writing))
             await self._catch_up(mount)
             if device.is_stranger:
-                raise DiskFailed("it missed more deletes than could be kept for it")
+                raise DiskFailed(_MISSED_TOO_MUCH)
         except BaseException:
             await tier.abandon()
             raise
         # From now on it is asked and told like the others: no await between.
-        device.mount, device.suspects, device.refusals = mount, set(), 0
+        device.mount, device.refusals = mount, 0
+        device.note(DeviceState.OK)
 
     async def _outlast(self, numbers: set[int]) -> None:
         """Wait for runs that were numbered too low for a device: its tombstones would kill them."""

@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence, Set
 from concurrent.futures import Executor, ThreadPoolExecutor
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from kvstore.block import BlockKey
+from kvstore.block import BlockKey, NamespaceId
 from kvstore.frame import FrameHeader
 from kvstore.tier.file.disk import Disk
 from kvstore.tier.file.failure import DiskHung
 from kvstore.tier.file.found import FrameRecord
-from kvstore.tier.file.space import FileExtent
+from kvstore.tier.file.space import FileExtent, FramePlace
 from kvstore.tier.file.tier import FileTier
 from kvstore.tier.file.watch import Watch
 
@@ -133,10 +133,10 @@ class Device:
         self.reason = ""
         self.since = time.monotonic()
         self.retry_s = 0.0
-        # Frames that were refused by the device or never known to be durable: not to come back.
-        self.suspects: set[tuple[int, int]] = set()  # segment, offset
+        self.suspects: Set[FramePlace] = frozenset()  # what its last mount left: not to come back
         self.refusals = 0
-        self.missed: list[FrameHeader] = []  # tombstones to be written before it is used again
+        # Tombstones to be written before it is used again, by what they kill.
+        self.missed: dict[tuple[NamespaceId, tuple[BlockKey, ...]], FrameHeader] = {}
         self.is_numbered = False  # the tier's count goes on beyond all that is on it
         self.is_stranger = False  # deletes went on without it: to be emptied, see also roster.py
         self.task: asyncio.Task[None] | None = None  # that tries it again

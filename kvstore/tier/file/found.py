@@ -9,7 +9,7 @@ what is indexed in the background is older than whatever was asked for.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from itertools import accumulate, islice
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ from kvstore.frame import FrameHeader
 from kvstore.frame.packed import Ints, Unsigned
 from kvstore.tier.file.live import Deaths
 from kvstore.tier.file.recovery import LoadedSegment
-from kvstore.tier.file.space import FileExtent
+from kvstore.tier.file.space import FileExtent, FramePlace
 
 _HEADS_OF_A_KEY = 4  # a key is four numbers of eight bytes; the first one is its head
 
@@ -48,15 +48,15 @@ class Taken(NamedTuple):
 class Found:
     """The runs of one directory that are not indexed yet. `len`: how many.
 
-    suspects: segment and offset of runs that are not to be trusted: dead.
+    suspects: runs that are not to be trusted: dead.
     """
 
     def __init__(
         self,
         segments: Sequence[LoadedSegment] = (),
-        suspects: Collection[tuple[int, int]] = (),
+        suspects: Set[FramePlace] = frozenset(),
     ) -> None:
-        self._suspects = frozenset(suspects)
+        self._suspects = suspects
         self._deaths = Deaths(header for s in segments for header in s.tombstones)
         self.namespaces: set[NamespaceId] = set()
         runs = [segment.frames.where(segment.frames.blocks > 0) for segment in segments]
@@ -126,8 +126,9 @@ class Found:
                 frames.tag.number, int(frames.offsets[index]), int(frames.nbytes[index])
             )
             header = frames.header(index)
-            trusted = header is not None and location[:2] not in self._suspects
-            live = self._deaths.live(header) if header is not None and trusted else ()
+            if FramePlace(frames.tag, location.offset) in self._suspects:
+                header = None
+            live = self._deaths.live(header) if header is not None else ()
             if header is not None and live:
                 taken.records.append(FrameRecord(location, header, live))
             else:

@@ -40,6 +40,13 @@ class FileExtent(NamedTuple):
     nbytes: int
 
 
+class FramePlace(NamedTuple):
+    """Where a frame is, under a name that no later segment of the directory gets."""
+
+    tag: SegmentTag
+    offset: int
+
+
 class Hole(NamedTuple):
     """A freed range. set_aside_nbytes: what a failed write may have left there, still charged."""
 
@@ -112,6 +119,7 @@ class Segment:
     writes_synced: int = 0  # durable, or somebody was told that they are not
     writes_durable: int = 0
     sync_failures: int = 0  # what was written before one may be gone: such a file gets no footer
+    given_up: set[int] = field(default_factory=set)  # offsets of frames freed before durable
     busy: asyncio.Lock = field(default_factory=asyncio.Lock)  # create, sync, seal, one at a time
 
     @property
@@ -120,6 +128,15 @@ class Segment:
         if self.phase is Phase.CLOSED:
             return 0
         return SEGMENT_OVERHEAD_NBYTES + self.placed * FOOTER_RECORD_NBYTES_MAX
+
+    @property
+    def not_durable(self) -> set[int]:
+        """Offsets of frames, freed or not, that no fdatasync is known to have covered."""
+        return self.given_up.union(at for at, f in self.frames.items() if not self.is_durable(f))
+
+    def is_durable(self, frame: PlacedFrame) -> bool:
+        """Say whether an fdatasync is known to cover a frame of this segment."""
+        return frame.state is State.WRITTEN and frame.write <= self.writes_durable
 
     @property
     def packed_headers(self) -> list[bytes]:
@@ -158,14 +175,13 @@ class Space:
         return cap - self.reserve_nbytes - self.physical_nbytes - closing
 
     @property
-    def not_durable(self) -> list[FileExtent]:
-        """Frames that no fdatasync is known to cover."""
-        return [
-            FileExtent(segment.tag.number, offset, frame.nbytes)
+    def not_durable(self) -> set[FramePlace]:
+        """Where frames are, or were, that no fdatasync is known to have covered."""
+        return {
+            FramePlace(segment.tag, offset)
             for segment in self.segments.values()
-            for offset, frame in segment.frames.items()
-            if frame.state is not State.WRITTEN or frame.write > segment.writes_durable
-        ]
+            for offset in segment.not_durable
+        }
 
     def leave_free(self, free_nbytes: int, kept_nbytes: int) -> None:
         """Note what is free on the disk, of which `kept_nbytes` are for others."""
@@ -247,6 +263,8 @@ class Space:
         if frame.state is State.WRITING:
             raise InvalidRequest(f"{extent} is being written")
         del segment.frames[extent.offset]
+        if not segment.is_durable(frame):
+            segment.given_up.add(extent.offset)
         segment.runs -= not frame.is_tombstone
         if frame.state is not State.WRITTEN:
             segment.pending -= 1

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -31,6 +31,7 @@ from kvstore.tier.file.recovery import LoadedSegment, adopted, load_segment
 from kvstore.tier.file.segment_file import SegmentFiles, parse_segment_name
 from kvstore.tier.file.space import (
     FileExtent,
+    FramePlace,
     PlacedFrame,
     Segment,
     Space,
@@ -96,6 +97,7 @@ class FileTier:
         self._upkeep = Upkeep(self._space, self._files, self._run)
         self._directory: Directory | None = None
         self._found = Found()
+        self.suspects: set[FramePlace] = set()  # could not be read, or be known to be durable
         self._is_open = False
         self._abandoned = False
         self._calls = 0
@@ -126,6 +128,11 @@ class FileTier:
         return self._space.freeing_nbytes
 
     @property
+    def holds_runs(self) -> bool:
+        """Whether there is anything that could be freed."""
+        return any(segment.runs for segment in self._space.segments.values())
+
+    @property
     def max_frame_nbytes(self) -> int:
         """The largest frame `allocate` can ever find room for."""
         return self._space.frame_nbytes_max
@@ -136,13 +143,13 @@ class FileTier:
         fresh: bool = False,
         tried: bool = True,
         whole: bool = False,
-        suspects: Collection[tuple[int, int]] = (),
+        suspects: Set[FramePlace] = frozenset(),
     ) -> Recovered:
         """Lock the directory and find what is in it; `recall` and `recall_oldest` index it.
 
         fresh: remove what is in it. tried: if not, `try_out` the device before anything is read.
         whole: refuse a directory of which parts cannot be read, which else count as torn, and their
-        room is won back. suspects: segment and offset of runs that are not to be trusted.
+        room is won back. suspects: runs that are not to be trusted, as `abandon` returned them.
 
         Call it once. Raises ConfigError (locked, read-only, not a directory), Incompatible (another
         format version), DiskFailed, of which DiskUnreadable if it is not whole.
@@ -161,7 +168,8 @@ class FileTier:
             segments = await self._load()
             if whole and (refused := sum(loaded.refused for loaded in segments)):
                 raise DiskUnreadable(f"{refused} reads of what is on it failed")
-            recovered = await self._recover(segments, suspects, started)
+            self.suspects |= suspects
+            recovered = await self._recover(segments, started)
         except BaseException:
             self._is_open = False
             await self._release()
@@ -343,10 +351,15 @@ class FileTier:
         with self._call():
             await self._run(trial)
 
-    async def abandon(self) -> list[FileExtent]:
+    def distrust(self, extent: FileExtent) -> None:
+        """Note that a frame could not be read: see `abandon`."""
+        self.suspects.add(FramePlace(self._space.segments[extent.segment].tag, extent.offset))
+
+    async def abandon(self) -> Set[FramePlace]:
         """Stop using the directory and unlock it, as a kill would: nothing more is written.
 
-        Returns when the last call has come back, with the frames that no sync is known to cover.
+        Returns when the last call has come back, with what is not to be trusted if the directory is
+        opened again: what never was known to be durable, and what could not be read.
         """
         self._is_open, self._abandoned = False, True
         if self._maintenance is not None:
@@ -355,11 +368,12 @@ class FileTier:
             # lock is gone, a frame would vanish that whoever takes the directory next has found.
             await self.settle()
         await self._quiet.wait()
-        not_durable = self._space.not_durable
-        fds = [s.fd for s in self._space.segments.values() if s.fd is not None]
+        segments = self._space.segments.values()
+        fds = [s.fd for s in segments if s.fd is not None]
         await self._run(partial(_close_all, self._disk, fds))
         await self._release()
-        return not_durable
+        tags = {segment.tag for segment in segments}
+        return self._space.not_durable | {each for each in self.suspects if each.tag in tags}
 
     async def settle(self) -> None:
         """Wait until footers, holes and unlinks that are due now are done."""
@@ -400,19 +414,14 @@ class FileTier:
         await self._run(self._files.sync_directory)
         return segments
 
-    async def _recover(
-        self,
-        segments: Sequence[LoadedSegment],
-        suspects: Collection[tuple[int, int]],
-        started: float,
-    ) -> Recovered:
+    async def _recover(self, segments: Sequence[LoadedSegment], started: float) -> Recovered:
         for loaded in segments:
             self._space.add(adopted(loaded), loaded.sizes)
         for loaded in segments:
             for gap in loaded.gaps:
                 self._space.add_hole(self._space.segments[loaded.tag.number], gap)
         await self.measure_free()
-        self._found = await self._run(partial(Found, segments, suspects))
+        self._found = await self._run(partial(Found, segments, frozenset(self.suspects)))
         recovered = Recovered(
             runs=len(self._found),
             next_sequence=max((loaded.sequence_max for loaded in segments), default=0) + 1,
