@@ -81,6 +81,7 @@ class Daemon:
         self._failing = settings.failing
         self.disks = [SimDisk(platter, draw) for platter in platters]
         self.out: dict[Item, Framed] = {}  # durable on devices that are out of use
+        self.unread: set[Item] = set()  # given up, though they were durable
         self.lost_on_return = 0
         self.taken_out = 0
         self.model = model
@@ -178,6 +179,7 @@ class Daemon:
                     self.out[item] = framed
                 else:
                     self.model.owed.pop(item, None)  # the disk did not read it: given up
+                    self.unread.add(item)
 
     def _look_at_returned(self) -> None:
         """See that what was durable on a device that is back is there, unless it was deleted."""
@@ -373,7 +375,7 @@ class Daemon:
         for item in items:
             if item in framed:
                 self.model.owed[item] = framed[item].checksum
-            elif not self.planner.counts.evicted_file and item not in self.out:
+            elif not (self.planner.counts.evicted_file or item in self.out or item in self.unread):
                 raise Violation("lost", "answered as durable, and in no frame")
 
     def _in(self, session: int) -> SessionId:

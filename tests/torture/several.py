@@ -89,7 +89,7 @@ class SeveralWorld(World):
 
         def well() -> bool:
             devices = client.stats()["file"]["devices"]
-            away = map(str, self._away)
+            away = set(map(str, self._away))
             return all(each["state"] == "ok" for each in devices if each["path"] not in away)
 
         with Client(self.daemon.address) as client:
