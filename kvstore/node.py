@@ -11,13 +11,13 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import kvstore
 from kvstore.block import PAGE_NBYTES
 from kvstore.codec import codec_by_name
 from kvstore.config import FileSettings, Settings
 from kvstore.mover import Mover
-from kvstore.objects import Objects
 from kvstore.obs import Metrics
 from kvstore.planner import Planner
 from kvstore.policy import WriteBudget
@@ -28,7 +28,9 @@ from kvstore.server import Server
 from kvstore.store import Store
 from kvstore.tier.dram import Arena
 from kvstore.tier.file import Devices
-from kvstore.tier.object import ObjectTier
+
+if TYPE_CHECKING:
+    from kvstore.objects import Objects
 
 logger = logging.getLogger(__name__)
 
@@ -120,6 +122,9 @@ def _objects(
     settings: Settings, planner: Planner, arena: Arena, metrics: Metrics
 ) -> Callable[[Promotion], Objects]:
     """Return what makes the object tier of the node. Raises ConfigError."""
+    from kvstore.objects import Objects
+    from kvstore.tier.object import ObjectTier
+
     tier = ObjectTier(settings.object, metrics)
     leasable = arena.capacity_bytes * settings.limits.leased_fraction
     return lambda promotion: Objects(

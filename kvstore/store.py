@@ -14,7 +14,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from kvstore.answers import Answers, Ask
 from kvstore.block import (
@@ -34,7 +34,6 @@ from kvstore.errors import InvalidRequest, Unavailable
 from kvstore.index import HeldSlot, StoredPart
 from kvstore.loads import Ended
 from kvstore.mover import Mover
-from kvstore.objects import Objects
 from kvstore.obs import Metrics
 from kvstore.outcome import Explanation, Outcome, Reason
 from kvstore.planner import (
@@ -50,6 +49,9 @@ from kvstore.promotion import PROMOTE_ROUNDS_MAX, Promotion
 from kvstore.scrub import Scrub
 from kvstore.snapshot import snapshot
 from kvstore.tier.dram import Arena
+
+if TYPE_CHECKING:  # a daemon without a bucket starts without what it takes to use one
+    from kvstore.objects import Objects
 
 logger = logging.getLogger(__name__)
 

@@ -11,11 +11,12 @@ import pytest
 from kvstore import Client
 from kvstore.block import Committed, Part
 from kvstore.testing.samples import sample_keys
+from tests.torture import several
 from tests.torture.check import check
 from tests.torture.control import CALLS
 from tests.torture.journal import Item, Journal, record_bytes
 from tests.torture.plan import DEATHS, plan
-from tests.torture.run import good, torture, torture_shared
+from tests.torture.run import good, torture, torture_several, torture_shared
 from tests.torture.traffic import NAMESPACES
 from tests.torture.world import SteeredDaemon, World
 
@@ -40,6 +41,15 @@ def test_promises_are_kept_with_a_bucket_that_answers_wrongly() -> None:
     assert good(result), result
     assert result["fetched_blocks"] > 0  # by the second life, on an empty disk
     assert result["bucket_faults"]
+
+
+@pytest.mark.fault
+def test_promises_are_kept_on_several_directories_of_which_some_are_missing() -> None:
+    troubles = tuple(several.TROUBLES)
+    result = torture_several(plan(3, seed=28, deaths=("timer", "write"), troubles=troubles))
+    assert good(result), result
+    assert result["away"] >= result["back"] > 0
+    assert result["durable_records"] > 0
 
 
 def test_a_seed_draws_the_same_lives_again_and_every_death() -> None:
