@@ -19,6 +19,8 @@ ARGS ?=
 SIM_SEEDS ?= 1000
 FUZZ_SECONDS ?= 120
 KILLS ?= 100
+# Tests on as many cores as there are, up to 4; PARALLEL= runs them one by one.
+PARALLEL ?= -n auto --maxprocesses 4 --dist loadgroup
 SEED ?= 1
 
 # Besides the version in .venv. What the connector does is tested with these; how fast, is not.
@@ -45,10 +47,10 @@ demo-native: setup-demo ## the same workload on vLLM's own offloading, beside ou
 	$(BIN)/python -m kvstore_bench.demo --native --model "$(MODEL)" $(ARGS)
 
 test: setup ## every test, those with a real vLLM engine included
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
 test-fast: setup ## the tests without vLLM
-	$(BIN)/python -m pytest -m "not vllm" $(ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) -m "not vllm" $(ARGS)
 
 faults: setup ## kill, stop and starve real processes; writes build/faults.json
 	$(BIN)/python -m tests.faults.run --json build/faults.json $(ARGS)
