@@ -77,6 +77,8 @@ class Mover:
         self._workers = executor or ThreadPoolExecutor(threads, thread_name_prefix="kvstore-codec")
         self._reads: dict[StoredPart, asyncio.Task[None]] = {}
         self._ahead: set[asyncio.Task[None]] = set()  # reads that have the disk to themselves
+        self._finding_room = asyncio.Lock()
+        self._wanted_nbytes = 0  # of the runs for which room is being found
         self._wake = asyncio.Event()
         self._progress: asyncio.Future[None] | None = None
         self._writer: asyncio.Task[None] | None = None
@@ -433,14 +435,26 @@ class Mover:
         return run_header(write.blocks[0], write.part, codec, described, sequence), payload
 
     async def _room_for(self, nbytes: int) -> Placed:
-        """Find room in the file tier, evicting for it. Raises Unavailable if there is none."""
+        """Find room in the file tier, evicting for it. Raises Unavailable if there is none.
+
+        One run after the other, so that nobody takes what another one made room for; whose turn it
+        is makes room for those who wait, too, because winning it back takes a while.
+        """
+        self._wanted_nbytes += nbytes
+        try:
+            async with self._finding_room:
+                return await self._find_room(nbytes)
+        finally:
+            self._wanted_nbytes -= nbytes
+
+    async def _find_room(self, nbytes: int) -> Placed:
         assert self._file is not None
         for _ in range(EVICT_ROUNDS_MAX):
             place = self._file.allocate(nbytes)
             if place is not None:
                 return place
             coming = self._file.freeing_nbytes
-            missing = nbytes - self._file.available_nbytes - coming
+            missing = self._wanted_nbytes - self._file.available_nbytes - coming
             if missing > 0 or not coming:
                 coming += self._evict(max(missing, nbytes), self._file.helps)
             if not coming:
