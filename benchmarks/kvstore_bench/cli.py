@@ -198,3 +198,45 @@ def scrub(*, path: Path, flips: int, rate_mib: int, as_json: bool) -> None:
         plan = ScrubPlan(flips=flips, nbytes_per_s=rate_mib << 20)
         result = run(plan, path, lambda text: click.echo(text, err=True))
         _show(result, as_json, print_scrub)
+
+
+@bench.command()
+@click.option(
+    "--model",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="A checkpoint of transformers.  [default: a random Llama of 8 layers]",
+)
+@click.option("--device", default="cpu", show_default=True)
+@click.option("--tokens", type=click.IntRange(64), default=2000, show_default=True)
+@click.option("--rounds", type=click.IntRange(1), default=5, show_default=True)
+@click.option("--dram-mib", type=click.IntRange(64), default=512, show_default=True)
+@_path
+@_json
+def transformers(
+    *,
+    model: Path | None,
+    device: str,
+    tokens: int,
+    rounds: int,
+    dram_mib: int,
+    path: Path,
+    as_json: bool,
+) -> None:
+    """Measure time to first token with kvstore_transformers, beside the same model without.
+
+    Each round: without kvstore, with an empty store, from DRAM, and from files after the daemon
+    was killed with SIGKILL. All answers must be equal.
+
+    \b
+    Examples:
+      kvstore bench transformers
+      kvstore bench transformers --model /models/gemma --json | jq .ttft_dram_vs_cold
+    """
+    with explained():
+        from kvstore_bench.ratio_tables import print_resumed
+        from kvstore_bench.resumed import ResumePlan, load_model, random_llama, run
+
+        plan = ResumePlan(prompt_tokens=tokens, rounds=rounds, dram_bytes=dram_mib << 20)
+        loaded = load_model(model, device) if model else random_llama(device)
+        result = run(loaded, plan, path, lambda text: click.echo(text, err=True))
+        _show(result, as_json, print_resumed)

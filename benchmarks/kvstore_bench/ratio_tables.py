@@ -1,4 +1,4 @@
-"""The results of `kvstore bench store`, `tier`, `recovery` and `scrub` as a person reads them."""
+"""The results of `kvstore bench store` and its like as a person reads them."""
 
 from __future__ import annotations
 
@@ -45,6 +45,15 @@ RECOVERY_MEANINGS = {
     "complete_s": "to knowing every block",
 }
 
+RESUMED_MEANINGS = {
+    "ttft_dram_vs_cold": "time to first token from DRAM / without kvstore",
+    "ttft_file_vs_cold": "the same from files, after SIGKILL of the daemon",
+    "ttft_saving_vs_cold": "the same with nothing stored: what looking it up costs",
+    "ttft_cold_s": "seconds without kvstore",
+    "ttft_dram_s": "seconds from DRAM",
+    "ttft_file_s": "seconds from files",
+}
+
 
 def print_store(result: Mapping[str, Any]) -> None:
     """Print the ratios, then what they were made of."""
@@ -68,6 +77,12 @@ def print_recovery(result: Mapping[str, Any]) -> None:
     """Print how long it took."""
     title = f"Recovery of {result['plan']['blocks']:,} blocks"
     Console().print(_ratios(title, RECOVERY_MEANINGS, result))
+
+
+def print_resumed(result: Mapping[str, Any]) -> None:
+    """Print the ratios and the medians they were made of."""
+    title = f"Resumed prompts of {result['plan']['prompt_tokens']:,} tokens: {result['model']}"
+    Console().print(_ratios(title, RESUMED_MEANINGS, result))
 
 
 def print_object_tier(result: Mapping[str, Any]) -> None:

@@ -12,10 +12,9 @@ from typing import Any, Protocol
 import torch
 
 from kvstore_kernels.host import HostPages
-from kvstore_kernels.paged import gather_blocks, record_nbytes, scatter_blocks
+from kvstore_kernels.paged import record_nbytes
+from kvstore_kernels.staging import Staging
 from kvstore_vllm.prefill import Event, HostEvent
-
-STAGING_NBYTES = 64 << 20
 
 
 class Pages(Protocol):
@@ -99,10 +98,7 @@ class HostMemory:
 
 
 class StagedMemory:
-    """Pages in device memory: gather on the device, one DMA through a pinned buffer, memmoves.
-
-    Each direction has its own stream and buffers, so loads do not queue behind saves.
-    """
+    """Pages in device memory, through pinned staging buffers."""
 
     writers = 1
 
@@ -110,8 +106,8 @@ class StagedMemory:
         self._groups = groups
         self._device = device
         self.record_nbytes = [record_nbytes(layers) for layers in groups]
-        self._out = _Lane(device, max(self.record_nbytes))
-        self._in = _Lane(device, max(self.record_nbytes))
+        self._out = Staging(device, max(self.record_nbytes))
+        self._in = Staging(device, max(self.record_nbytes))
 
     def mark(self) -> Any:
         return torch.cuda.current_stream(self._device).record_event()
@@ -125,49 +121,9 @@ class StagedMemory:
     def read(
         self, group: int, blocks: Sequence[int], records: Sequence[memoryview], after: Any
     ) -> None:
-        nbytes, lane = self.record_nbytes[group], self._out
-        for first in range(0, len(blocks), lane.batch(nbytes)):
-            part = slice(first, first + lane.batch(nbytes))
-            staged, pinned, view = lane.buffers(len(blocks[part]), nbytes)
-            with torch.cuda.stream(lane.stream):
-                lane.stream.wait_event(after)
-                gather_blocks(self._groups[group], blocks[part], staged)
-                pinned.copy_(staged, non_blocking=True)
-            lane.stream.synchronize()
-            for index, record in enumerate(records[part]):
-                record[:nbytes] = view[index * nbytes : (index + 1) * nbytes]
+        self._out.read(self._groups[group], blocks, records, after)
 
     def write(
         self, group: int, blocks: Sequence[int], records: Sequence[memoryview], after: Any
     ) -> None:
-        nbytes, lane = self.record_nbytes[group], self._in
-        for first in range(0, len(blocks), lane.batch(nbytes)):
-            part = slice(first, first + lane.batch(nbytes))
-            staged, pinned, view = lane.buffers(len(blocks[part]), nbytes)
-            for index, record in enumerate(records[part]):
-                view[index * nbytes : (index + 1) * nbytes] = record[:nbytes]
-            with torch.cuda.stream(lane.stream):
-                lane.stream.wait_event(after)
-                staged.copy_(pinned, non_blocking=True)
-                scatter_blocks(staged, self._groups[group], blocks[part])
-            lane.stream.synchronize()
-
-
-class _Lane:
-    """One direction's stream and its two staging buffers."""
-
-    def __init__(self, device: torch.device, record_nbytes_max: int) -> None:
-        nbytes = max(STAGING_NBYTES, record_nbytes_max)
-        self.stream = torch.cuda.Stream(device)
-        self._staged = torch.empty(nbytes, dtype=torch.uint8, device=device)
-        self._pinned = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
-        self._view = memoryview(self._pinned.numpy())
-
-    def batch(self, nbytes: int) -> int:
-        """Return how many records of `nbytes` are staged at once."""
-        return len(self._view) // nbytes
-
-    def buffers(self, count: int, nbytes: int) -> tuple[torch.Tensor, torch.Tensor, memoryview]:
-        """Return the device rows, the pinned rows and the bytes of `count` records."""
-        staged = self._staged[: count * nbytes].view(count, nbytes)
-        return staged, self._pinned[: count * nbytes].view(count, nbytes), self._view
+        self._in.write(self._groups[group], blocks, records, after)

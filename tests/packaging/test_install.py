@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = {"kvstore", "kvstore_vllm", "kvstore_kernels", "kvstore_bench"}
+PACKAGES = {"kvstore", "kvstore_bench", "kvstore_kernels", "kvstore_transformers", "kvstore_vllm"}
 
 
 def python(code: str) -> str:

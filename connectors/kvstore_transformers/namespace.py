@@ -1,0 +1,138 @@
+"""What makes one model's KV bytes not interchangeable with another's, and which models we serve."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+from kvstore import Group, Incompatible, Namespace
+
+SAMPLE_NBYTES = 4096
+_VOLATILE = {"_name_or_path", "transformers_version", "torch_dtype", "dtype"}
+
+
+@dataclass(frozen=True, slots=True)
+class LayerGroup:
+    """Layers stored in one record, with their KV of one token: tensors (1, heads, 1, head size)."""
+
+    window_tokens: int
+    layers: tuple[int, ...]
+    keys: tuple[Tensor, ...]
+    values: tuple[Tensor, ...]
+
+    def record_nbytes(self, block_tokens: int) -> int:
+        return int(block_tokens * sum(each.nbytes for each in (*self.keys, *self.values)))
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The KV of a model: its groups of layers, and the device they are on."""
+
+    groups: tuple[LayerGroup, ...]
+    device: torch.device
+
+
+def check_supported(model: Any) -> None:
+    """Raise Incompatible, naming the reason, for a model whose KV cannot be kept as it is now."""
+    if getattr(model, "_hf_peft_config_loaded", False) or hasattr(model, "peft_config"):
+        raise Incompatible("adapters change the KV; merge the adapter into the model first")
+    if model.training:
+        raise Incompatible("the model is in training mode; call model.eval() first")
+
+
+def find_layout(model: Any) -> Layout:
+    """Return how `model` keeps its KV, found by computing one token.
+
+    Raises Incompatible for a model that keeps something else than keys and values of tokens.
+    """
+    check_supported(model)
+    if model.config.is_encoder_decoder or model.config.get_text_config() is not model.config:
+        raise Incompatible("kvstore serves decoders of text alone: a key names tokens, not images")
+    rope = json.dumps(model.config.to_dict(), default=str)
+    if "longrope" in rope or '"dynamic"' in rope:
+        raise Incompatible("this model's positions depend on the length of the whole text")
+    cache = DynamicCache(config=model.config)
+    for layer in cache.layers:
+        if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
+            raise Incompatible(f"kvstore does not support {type(layer).__name__} yet")
+    with torch.inference_mode():
+        token = torch.zeros((1, 1), dtype=torch.int64, device=model.device)
+        model(input_ids=token, past_key_values=cache, use_cache=True)
+    devices = {layer.keys.device for layer in cache.layers}
+    if len(devices) != 1:
+        raise Incompatible("kvstore does not support models spread over several devices yet")
+    return Layout(tuple(_groups(cache.layers)), devices.pop())
+
+
+def build_namespace(model: Any, layout: Layout, block_tokens: int, weights_id: str) -> Namespace:
+    """Describe the KV of `model`. weights_id: names its weights instead of their fingerprint."""
+    config = {k: v for k, v in model.config.to_dict().items() if k not in _VOLATILE}
+    layers = [
+        (group.window_tokens, index, str(part.dtype), tuple(part.shape))
+        for group in layout.groups
+        for index, *kv in zip(group.layers, group.keys, group.values, strict=True)
+        for part in kv
+    ]
+    identity = {
+        "engine": "transformers",
+        "model": _digest(config),
+        "weights": weights_id or weights_fingerprint(model.state_dict()),
+        "kv_dtype": "/".join(sorted({dtype for _, _, dtype, _ in layers})),
+        "page": "K HNC, V HNC per layer",
+        "backends": str(model.config._attn_implementation),
+        "layers": _digest(layers),
+    }
+    return Namespace(
+        block_tokens=block_tokens,
+        groups=tuple(
+            Group(f"{index}", group.record_nbytes(block_tokens), group.window_tokens)
+            for index, group in enumerate(layout.groups)
+        ),
+        identity=tuple(sorted(identity.items())),
+    )
+
+
+def weights_fingerprint(weights: Mapping[str, Tensor]) -> str:
+    """Return the hex SHA-256 over each tensor's name, shape, dtype and three samples of 4 KiB.
+
+    Raises Incompatible for weights that are not in memory.
+    """
+    digest = hashlib.sha256()
+    for name, weight in sorted(weights.items()):
+        if not isinstance(weight, Tensor) or weight.is_meta:
+            raise Incompatible(f"the weights of {name} are not in memory; pass a weights_id")
+        digest.update(f"{name}\0{tuple(weight.shape)}\0{weight.dtype}\0".encode())
+        digest.update(_samples(weight))
+    return digest.hexdigest()
+
+
+def _samples(weight: Tensor) -> bytes:
+    """Return up to 4 KiB each from the start, middle and end."""
+    flat = weight.detach().reshape(-1)
+    size = SAMPLE_NBYTES // flat.element_size()
+    last = max(0, len(flat) - size)
+    samples = [flat[at : at + size] for at in (0, last // 2, last)]
+    return bytes(torch.cat(samples).view(torch.uint8).cpu().numpy())
+
+
+def _groups(layers: Sequence[Any]) -> Iterator[LayerGroup]:
+    """Yield the groups: full attention, then one per window size."""
+    windows = [int(getattr(layer, "sliding_window", 0)) for layer in layers]
+    for window in sorted(set(windows)):
+        indexes = tuple(index for index, each in enumerate(windows) if each == window)
+        keys = tuple(layers[index].keys for index in indexes)
+        values = tuple(layers[index].values for index in indexes)
+        yield LayerGroup(window, indexes, keys, values)
+
+
+def _digest(value: Mapping[str, object] | Sequence[object]) -> str:
+    text = json.dumps(value, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()

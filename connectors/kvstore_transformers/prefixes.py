@@ -1,0 +1,238 @@
+"""`generate` with the longest stored prefix of the prompt, and what is new stored afterwards.
+
+    prefixes = Prefixes(model, "unix:/run/kvstore/kvstore.sock")
+    output = prefixes.generate(input_ids, max_new_tokens=100)  # instead of model.generate
+
+`load` and `save` are the two halves of it, for loops of one's own.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from torch import Tensor
+from transformers import GenerationConfig
+
+from kvstore import (
+    BlockKey,
+    Client,
+    Grant,
+    InvalidRequest,
+    KeyChain,
+    KVStoreError,
+    root_key,
+)
+from kvstore_transformers.cache import PrefixCache
+from kvstore_transformers.copying import copier_for
+from kvstore_transformers.loading import load_blocks
+from kvstore_transformers.namespace import build_namespace, check_supported, find_layout
+from kvstore_transformers.saving import Job, Saved, Saver
+
+logger = logging.getLogger(__name__)
+
+KEYS_MAX = 8192
+CLOSE_WAIT_S = 2.0
+_HARMLESS = {
+    "attention_mask",
+    "generation_config",
+    "logits_processor",
+    "stopping_criteria",
+    "streamer",
+    "synced_gpus",
+    "tokenizer",
+    "use_model_defaults",
+}
+"""Arguments of `generate` beside those of GenerationConfig under which KV still follows from token
+ids alone. With any other, `generate` leaves the cache out."""
+
+
+class Prefixes:
+    """One model's use of one daemon. Not for several threads at once; do not carry across a fork.
+
+    Weights must not change while it is open: make a new one afterwards.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        target: str,
+        *,
+        block_tokens: int = 32,
+        weights_id: str = "",
+        load_deadline_s: float = 5.0,
+        save_deadline_s: float = 1.0,
+        save_queue_jobs: int = 8,
+    ) -> None:
+        """Look at the model; the daemon need not be there yet.
+
+        target: "unix:/path/kvstore.sock". block_tokens: what is stored and found at once.
+        weights_id: names the weights instead of their fingerprint; same id, same weights.
+        load_deadline_s: how long a prompt may wait for its blocks to come up from slower tiers.
+        save_deadline_s: how long a save waits for room. save_queue_jobs: saves waiting at once;
+        more are dropped. Raises Incompatible, saying why, for a model that cannot be served.
+        """
+        if not target.startswith("unix:"):
+            raise InvalidRequest(f"{target!r} is not unix:/path/kvstore.sock: blocks are mapped")
+        self.model = model
+        self.loads_failed = 0
+        self._layout = find_layout(model)
+        self._namespace = build_namespace(model, self._layout, block_tokens, weights_id)
+        self._namespace_id = self._namespace.id
+        self._registered = False
+        self._load_deadline_s = load_deadline_s
+        sizes = [group.record_nbytes for group in self._namespace.groups]
+        self._copier = copier_for(self._layout.device, max(sizes))
+        self._client = Client(target, name="transformers")
+        self._saver = Saver(
+            self._client, self._copier, wait_s=save_deadline_s, jobs_max=save_queue_jobs
+        )
+
+    @property
+    def saved_blocks(self) -> int:
+        """Records stored so far."""
+        return self._saver.saved_blocks
+
+    @property
+    def saves_dropped(self) -> int:
+        """Saves given up, wholly or in part, because the daemon was away, full or behind."""
+        return self._saver.dropped
+
+    def generate(self, input_ids: Tensor, **options: Any) -> Any:
+        """Return what `model.generate(input_ids, **options)` returns.
+
+        Batches, beams, padding, and arguments that make the KV depend on more than token ids are
+        computed as without a store.
+        """
+        if not self._serves(input_ids, options):
+            return self.model.generate(input_ids, **options)
+        cache = self.load(input_ids)
+        output = self.model.generate(input_ids, past_key_values=cache, **options)
+        sequences = output if isinstance(output, Tensor) else output.sequences
+        self.save(cache, sequences)
+        return output
+
+    def load(self, input_ids: Tensor) -> PrefixCache:
+        """Return a cache that holds the longest stored prefix of `input_ids` (1, n), or nothing.
+
+        At least one token is left to compute. Never raises for what happens to the daemon. Raises
+        InvalidRequest for more than one prompt, Incompatible if the model was changed meanwhile.
+        """
+        check_supported(self.model)
+        if input_ids.dim() != 2 or input_ids.shape[0] != 1:
+            raise InvalidRequest(f"one prompt (1, n) at a time, not {tuple(input_ids.shape)}")
+        block_tokens = self._namespace.block_tokens
+        cache = PrefixCache(self.model.config, input_ids[0].tolist(), block_tokens)
+        keys = self._keys(cache.prompt[:-1])[:KEYS_MAX]
+        if keys and self._client.available:
+            try:
+                self._load(cache, keys)
+            except KVStoreError as error:
+                self.loads_failed += 1
+                logger.info("load=failed error=%r", error)
+        return cache
+
+    def save(self, cache: PrefixCache, sequences: Tensor) -> None:
+        """Store, in the background, the full blocks of `cache` that did not come from the store.
+
+        sequences: (1, n) or (n,), the prompt and what was generated. Raises InvalidRequest if it
+        does not start with the prompt the cache was made for.
+        """
+        tokens = sequences.flatten().tolist()
+        if tokens[: len(cache.prompt)] != cache.prompt:
+            raise InvalidRequest("these tokens do not start with the prompt of this cache")
+        keys = self._keys(tokens[: cache.get_seq_length()])
+        if len(keys) <= cache.restored_blocks or not self._registered:
+            return
+        groups = [self._saved(cache, index) for index in range(len(self._namespace.groups))]
+        mark = self._copier.mark()
+        self._saver.put(Job(self._namespace_id, keys, cache.restored_blocks, groups, mark))
+
+    def flush(self, wait_s: float = 30.0) -> bool:
+        """Wait until all that was saved is durable; False if it is not by then.
+
+        Raises Unavailable if the daemon is away.
+        """
+        deadline = time.monotonic() + wait_s
+        return self._saver.drain(wait_s) and self._client.flush(deadline - time.monotonic())
+
+    def close(self) -> None:
+        """Finish the saves that are queued, for 2 s at most, and leave the daemon."""
+        self._saver.close(CLOSE_WAIT_S)
+        self._client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # ---- inside ------------------------------------------------------------------------------
+
+    def _keys(self, tokens: Sequence[int]) -> list[BlockKey]:
+        return KeyChain(root_key(self._namespace_id), self._namespace.block_tokens).update(tokens)
+
+    def _load(self, cache: PrefixCache, keys: Sequence[BlockKey]) -> None:
+        if not self._registered:
+            self._client.register(self._namespace)  # from here on the client repeats it by itself
+            self._registered = True
+        asked_at = time.monotonic()
+        grant: Grant = self._client.acquire(
+            self._namespace_id, keys, wait_s=self._load_deadline_s, request_id="transformers"
+        )
+        if not grant.hit_blocks or not grant.leased:
+            if grant.lease_id:
+                self._client.submit(lambda remote: remote.release(grant.lease_id))
+            return
+        pages = load_blocks(
+            self._client,
+            self._copier,
+            self._layout,
+            self._namespace,
+            keys=keys,
+            grant=grant,
+            deadline=asked_at + grant.deadline_s,
+        )
+        cache.restore(grant.hit_blocks, pages)
+
+    def _saved(self, cache: PrefixCache, index: int) -> Saved:
+        """Return which blocks of a group are stored, if they are not yet.
+
+        Of a window, from the one before the prompt's end on: a later prompt resumes there at the
+        earliest, or at the end of what was generated.
+        """
+        group = self._namespace.groups[index]
+        resume = (len(cache.prompt) - 1) // self._namespace.block_tokens
+        needed = group.blocks_needed(resume, self._namespace.block_tokens).start
+        first, pages = cache.pages(self._layout.groups[index])
+        begin = max(cache.restored_blocks, first, needed if group.window_tokens else 0)
+        return Saved(begin, group.record_nbytes, [part[begin - first :] for part in pages])
+
+    def _serves(self, input_ids: Tensor, options: dict[str, Any]) -> bool:
+        """Whether the KV of this call is of one sequence, and follows from its token ids alone."""
+        defaults = options.get("generation_config") or self.model.generation_config
+
+        def option(name: str) -> Any:
+            return options.get(name, getattr(defaults, name, None))
+
+        known = vars(GenerationConfig()).keys() | _HARMLESS
+        mask, padding = options.get("attention_mask"), option("pad_token_id")
+        return (
+            options.keys() <= known
+            and input_ids.dim() == 2
+            and input_ids.shape[0] == 1
+            and (option("num_beams") or 1) == (option("num_return_sequences") or 1) == 1
+            and option("use_cache") is not False
+            and option("cache_implementation") is None
+            and option("prompt_lookup_num_tokens") is None
+            and (padding not in input_ids if mask is None and padding is not None else True)
+            and (mask is None or bool(mask.all()))
+        )

@@ -1,0 +1,148 @@
+"""Saves, behind `generate`'s back: one thread, a bounded queue, pieces of bounded size.
+
+A cache's tensors are never changed in place, so a save needs no copy of them: it keeps them alive
+until it has read them.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from kvstore import BlockKey, Client, KVStoreError, NamespaceId, Part, Span, checksum
+from kvstore_transformers.cache import Pages
+from kvstore_transformers.copying import Copier
+
+logger = logging.getLogger(__name__)
+
+PIECE_NBYTES = 64 << 20
+PIECE_BLOCKS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """Part of a group: blocks from `begin` on, of which the first has the index 0 in `pages`."""
+
+    begin: int
+    record_nbytes: int
+    pages: Pages
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """The blocks [first, len(keys)) of a prefix. groups: where each begins, in namespace order."""
+
+    namespace_id: NamespaceId
+    keys: Sequence[BlockKey]
+    first: int
+    groups: Sequence[Saved]
+    after: Any
+
+    @property
+    def piece_blocks(self) -> int:
+        """How many blocks to reserve at once."""
+        nbytes = sum(group.record_nbytes for group in self.groups)
+        return max(1, min(PIECE_BLOCKS, PIECE_NBYTES // nbytes))
+
+
+class Saver:
+    """Owns the save thread. saved_blocks counts records; dropped, whole saves or their rest."""
+
+    def __init__(self, client: Client, copier: Copier, *, wait_s: float, jobs_max: int) -> None:
+        """wait_s: how long a piece waits for room in the daemon. jobs_max: queued at once."""
+        self.saved_blocks = 0
+        self.dropped = 0
+        self._client = client
+        self._copier = copier
+        self._wait_s = wait_s
+        self._jobs_max = jobs_max
+        self._pending = 0
+        self._changed = threading.Condition()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="kvstore-save")
+
+    def put(self, job: Job) -> None:
+        """Queue a save, or drop it if too many are. Never blocks."""
+        with self._changed:
+            if self._pending >= self._jobs_max or not self._client.available:
+                self.dropped += 1
+                return
+            self._pending += 1
+        self._thread.submit(self._run, job)
+
+    def drain(self, wait_s: float) -> bool:
+        """Wait until nothing is queued; False if that took too long."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._pending, wait_s)
+
+    def close(self, wait_s: float) -> None:
+        """Finish what is queued within `wait_s`, then stop the thread."""
+        self.drain(wait_s)
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    # The thread -----------------------------------------------------------------------------------
+
+    def _run(self, job: Job) -> None:
+        try:
+            for first in range(job.first, len(job.keys), job.piece_blocks):
+                last = min(first + job.piece_blocks, len(job.keys))
+                if not self._save(job, first, last):
+                    break
+        except KVStoreError as error:
+            logger.info("save=dropped error=%r", error)
+            self.dropped += 1
+        except Exception:
+            # A save is optional, and the next one has to be tried all the same.
+            logger.exception("save=dropped")
+            self.dropped += 1
+        finally:
+            with self._changed:
+                self._pending -= 1
+                self._changed.notify_all()
+
+    def _save(self, job: Job, first: int, last: int) -> bool:
+        """Save the blocks [first, last); False if the store is full."""
+        spans = [
+            Span(Part(index, 0), max(first, group.begin) - first, last - first)
+            for index, group in enumerate(job.groups)
+            if group.begin < last
+        ]
+        grant = self._client.reserve(
+            job.namespace_id,
+            job.keys[first:last],
+            first_block=first,
+            parent=job.keys[first - 1] if first else None,
+            spans=spans,
+            wait_s=self._wait_s,
+        )
+        if not any(grant.slots):
+            if grant.lease_id:
+                self._client.release(grant.lease_id)
+        else:
+            try:
+                checksums = self._copy(job, first, grant.spans, grant.slots)
+            except BaseException:
+                self._client.release(grant.lease_id)
+                raise
+            self.saved_blocks += self._client.commit(grant.lease_id, checksums).committed
+        if grant.refused:
+            self.dropped += 1
+        return not grant.refused
+
+    def _copy(self, job: Job, first: int, spans: Sequence[Span], slots: Sequence[Any]) -> list[int]:
+        """Copy pages to their slots; return the checksum of each, 0 where there is none."""
+        checksums: list[int] = []
+        for span in spans:
+            group = job.groups[span.part.group]
+            part = slots[len(checksums) : len(checksums) + span.end - span.begin]
+            views = [
+                self._client.view(slot)[: group.record_nbytes] if slot else None for slot in part
+            ]
+            wanted = [(first + span.begin + at - group.begin, v) for at, v in enumerate(views) if v]
+            blocks, records = [block for block, _ in wanted], [view for _, view in wanted]
+            self._copier.read(group.pages, blocks, records, job.after)
+            checksums += [checksum(view) if view is not None else 0 for view in views]
+        return checksums
