@@ -12,6 +12,10 @@ PROTOC = $(BIN)/python -m grpc_tools.protoc -I proto \
   --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) \
   --plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc --mypy_grpc_out=quiet:$(1) $(PROTO)
 
+NVCC ?= nvcc
+CUDA_ARCHS := sm_80 sm_90 sm_100
+CUDA_SOURCE := kernels/kvstore_kernels/cuda/paged.cu
+
 # `make demo MODEL=/path/to/checkpoint` measures another model; ARGS goes to the demo as it is.
 GEMMA := build/models/gemma-3-270m
 MODEL ?= $(GEMMA)
@@ -76,7 +80,7 @@ test-vllm-matrix: setup ## the connector's tests on every version of vLLM it sup
 soak: setup ## 10 minutes of 200 concurrent requests, aborts, preemptions; prints what leaked, as JSON
 	$(BIN)/python -m tests.vllm.soak $(ARGS)
 
-check: setup ## format, lint, types, layers, generated code; changes nothing
+check: setup ## format, lint, types, layers, generated code, CUDA sources; changes nothing
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -86,6 +90,11 @@ check: setup ## format, lint, types, layers, generated code; changes nothing
 	for file in build/proto/$(GENERATED)/*; do \
 	  diff -u $(GENERATED)/$${file##*/} $$file || { echo "$(GENERATED) is stale: run 'make proto'"; exit 1; }; \
 	done
+	if command -v $(NVCC) >/dev/null; then \
+	  mkdir -p build/cuda && for arch in $(CUDA_ARCHS); do \
+	    $(NVCC) -cubin -arch=$$arch -std=c++17 -Werror all-warnings -o build/cuda/$$arch.cubin $(CUDA_SOURCE) || exit 1; \
+	  done; \
+	else echo "check: no $(NVCC) here, so the CUDA sources were not compiled"; fi
 
 fmt: setup ## format the code and apply the safe fixes
 	$(BIN)/ruff format .
