@@ -1,7 +1,7 @@
 # Every command a developer or CI runs. `make` alone lists them.
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-demo demo demo-native slowed test test-fast test-vllm-matrix soak
-.PHONY: faults torture sim fuzz check fmt proto dashboard clean
+.PHONY: gpu gpu-site faults torture sim fuzz check fmt proto dashboard clean
 .SILENT:
 
 BIN := .venv/bin
@@ -26,6 +26,12 @@ KILLS ?= 100
 # Tests on as many cores as there are, up to 4; PARALLEL= runs them one by one.
 PARALLEL ?= -n auto --maxprocesses 4 --dist loadgroup
 SEED ?= 1
+
+# `make gpu` runs from a plain checkout, by the Python that has torch, cupy and transformers.
+GPU_SITE := build/gpu-site
+GPU_PATH := $(CURDIR):$(CURDIR)/connectors:$(CURDIR)/kernels:$(CURDIR)/benchmarks:$(CURDIR)/$(GPU_SITE)
+GPU_PYTHON ?= PYTHONPATH=$(GPU_PATH) python3
+GPU_TESTS := tests/kernels tests/transformers_connector tests/vllm/test_worker_on_device.py tests/bench/test_gpu.py
 
 # Besides the version in .venv. What the connector does is tested with these; how fast, is not.
 VLLM_VERSIONS := 0.28.0 0.30.0
@@ -55,6 +61,18 @@ test: setup ## every test, those with a real vLLM engine included
 
 test-fast: setup ## the tests without vLLM
 	$(BIN)/python -m pytest $(PARALLEL) -m "not vllm" $(ARGS)
+
+gpu-site: setup ## fetch into GPU_SITE what `make gpu` needs beside torch, cupy, transformers and numpy
+	rm -rf $(GPU_SITE)
+	$(BIN)/python benchmarks/gpu_requirements.py > build/gpu-requirements.txt
+	$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --only-binary=:all: --python-version 3.12 \
+	  --platform manylinux_2_28_x86_64 --platform manylinux2014_x86_64 --target $(GPU_SITE) -r build/gpu-requirements.txt
+
+gpu: ## on a machine with a GPU: its tests and its benchmark, no network needed; writes build/gpu.json
+	$(GPU_PYTHON) -m pytest -m gpu -W default -p no:cacheprovider $(GPU_TESTS) $(ARGS)
+	mkdir -p build
+	$(GPU_PYTHON) -m kvstore.cli bench gpu --path build --json > build/gpu.json
+	cat build/gpu.json
 
 faults: setup ## kill, stop and starve real processes; writes build/faults.json
 	$(BIN)/python -m tests.faults.run --json build/faults.json $(ARGS)

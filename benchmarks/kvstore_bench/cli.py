@@ -240,3 +240,32 @@ def transformers(
         loaded = load_model(model, device) if model else random_llama(device)
         result = run(loaded, plan, path, lambda text: click.echo(text, err=True))
         _show(result, as_json, print_resumed)
+
+
+@bench.command()
+@click.option("--rounds", type=click.IntRange(1), default=20, show_default=True)
+@_path
+@_json
+def gpu(*, rounds: int, path: Path, as_json: bool) -> None:
+    """Measure the way between GPU memory and the daemon's, beside what the links can do.
+
+    Gather and scatter beside a device copy, copies to and from the arena beside a pinned copy, and
+    time to first token of a 32k-token prompt on an 8B-shaped model with random weights.
+
+    \b
+    Examples:
+      kvstore bench gpu --path /nvme
+      kvstore bench gpu --json | jq .gather_vs_copy
+    """
+    with explained():
+        from kvstore_bench.gpu import GpuPlan, cuda_device, run
+
+        device = cuda_device()
+        result = run(GpuPlan(rounds=rounds), path, device, lambda text: click.echo(text, err=True))
+        _show(result, as_json, _print_gpu)
+
+
+def _print_gpu(result: dict[str, Any]) -> None:
+    from kvstore_bench.ratio_tables import print_gpu  # rich: not there where --json is asked for
+
+    print_gpu(result)

@@ -54,6 +54,16 @@ RESUMED_MEANINGS = {
     "ttft_file_s": "seconds from files",
 }
 
+GPU_MEANINGS = {
+    "gather_vs_copy": "gather with checksums, at this share of a device copy's speed",
+    "scatter_vs_copy": "scatter with checksums, the same",
+    "sm_ms_per_gb": "ms for which moving a GB holds the SMs",
+    "d2h_vs_pinned": "pages to arena, at this share of a plain pinned copy's speed",
+    "h2d_vs_pinned": "arena to pages, the same",
+    "ttft_32k_dram_vs_cold": "time to first token of 32k tokens, from DRAM / without kvstore",
+    "ttft_32k_nvme_vs_cold": "the same from files, after SIGKILL of the daemon",
+}
+
 
 def print_store(result: Mapping[str, Any]) -> None:
     """Print the ratios, then what they were made of."""
@@ -83,6 +93,11 @@ def print_resumed(result: Mapping[str, Any]) -> None:
     """Print the ratios and the medians they were made of."""
     title = f"Resumed prompts of {result['plan']['prompt_tokens']:,} tokens: {result['model']}"
     Console().print(_ratios(title, RESUMED_MEANINGS, result))
+
+
+def print_gpu(result: Mapping[str, Any]) -> None:
+    """Print the ratios."""
+    Console().print(_ratios(result["device"], GPU_MEANINGS, result))
 
 
 def print_object_tier(result: Mapping[str, Any]) -> None:

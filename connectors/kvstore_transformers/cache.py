@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +13,9 @@ from transformers import DynamicCache, PreTrainedConfig
 from kvstore import InvalidRequest
 from kvstore_transformers.namespace import LayerGroup
 
+PREFILL_TOKENS_MIN = 128
+"""Shorter pieces are decoding, whose time says nothing of prefill."""
+
 Pages = list[Tensor]
 """Keys and values of a group's layers, in the order of its record, each (blocks, H, tokens, C)."""
 
@@ -19,6 +24,9 @@ class PrefixCache(DynamicCache):  # type: ignore[misc] # transformers is not che
     """The KV of one sequence. `Prefixes.load` makes it, `generate(past_key_values=...)` fills it.
 
     prompt: the token ids it was made for. restored_blocks: how many blocks came from the store.
+    request_id: what `kvstore explain` knows its load by.
+    prefill_s_per_token: what the model took for the last long piece of the prompt, as the host sees
+    it; 0 until there was one.
     Layers with a sliding window keep what they compute, beyond their window too, until the cache is
     dropped: what a later resume needs of them is not known before.
     """
@@ -28,6 +36,9 @@ class PrefixCache(DynamicCache):  # type: ignore[misc] # transformers is not che
         self.prompt = list(prompt)
         self.block_tokens = block_tokens
         self.restored_blocks = 0
+        self.request_id = f"transformers-{secrets.token_hex(4)}"
+        self.prefill_s_per_token = 0.0
+        self._prefill_began = 0.0
         self.activate_past_recording()
 
     @property
@@ -41,8 +52,18 @@ class PrefixCache(DynamicCache):  # type: ignore[misc] # transformers is not che
         """As every cache does. Raises InvalidRequest for more than one sequence."""
         if key_states.shape[0] != 1:
             raise InvalidRequest("a PrefixCache holds one sequence: no batches, no beams")
+        if key_states.shape[2] >= PREFILL_TOKENS_MIN:
+            self._time_prefill(key_states.shape[2], layer_idx)
         keys, values = super().update(key_states, value_states, layer_idx, *args, **kwargs)
         return keys, values
+
+    def _time_prefill(self, tokens: int, layer: int) -> None:
+        """Note when a piece of the prompt reaches the first layer and the last one."""
+        if layer == 0:
+            self._prefill_began = time.perf_counter()
+        elif layer == len(self.layers) - 1 and self._prefill_began:
+            took = time.perf_counter() - self._prefill_began
+            self.prefill_s_per_token = took * len(self.layers) / layer / tokens
 
     def restore(self, blocks: int, pages: Sequence[tuple[LayerGroup, Pages]]) -> None:
         """Take over the KV of the first `blocks` blocks; of a window, its last ones."""

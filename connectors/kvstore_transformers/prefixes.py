@@ -48,6 +48,18 @@ _HARMLESS = {
 }
 """Arguments of `generate` beside those of GenerationConfig under which KV still follows from token
 ids alone. With any other, `generate` leaves the cache out."""
+_NOT_ON_TOP_OF_A_PREFIX = (
+    "assistant_early_exit",
+    "cache_implementation",
+    "dola_layers",
+    "penalty_alpha",
+    "prefill_chunk_size",
+    "prompt_lookup_num_tokens",
+    "token_healing",
+    "use_mtp",
+)
+"""Options of GenerationConfig that bring a cache of their own, change the prompt, compute it anew
+whatever the cache holds (chunked prefill), or were not tried."""
 
 
 class Prefixes:
@@ -79,6 +91,7 @@ class Prefixes:
             raise InvalidRequest(f"{target!r} is not unix:/path/kvstore.sock: blocks are mapped")
         self.model = model
         self.loads_failed = 0
+        self._prefill_s_per_token = 0.0
         self._layout = find_layout(model)
         self._namespace = build_namespace(model, self._layout, block_tokens, weights_id)
         self._namespace_id = self._namespace.id
@@ -112,7 +125,10 @@ class Prefixes:
         cache = self.load(input_ids)
         output = self.model.generate(input_ids, past_key_values=cache, **options)
         sequences = output if isinstance(output, Tensor) else output.sequences
-        self.save(cache, sequences)
+        try:
+            self.save(cache, sequences)
+        except InvalidRequest:
+            logger.exception("save=dropped")  # the answer is there all the same
         return output
 
     def load(self, input_ids: Tensor) -> PrefixCache:
@@ -144,6 +160,7 @@ class Prefixes:
         tokens = sequences.flatten().tolist()
         if tokens[: len(cache.prompt)] != cache.prompt:
             raise InvalidRequest("these tokens do not start with the prompt of this cache")
+        self._note_pace(cache)
         keys = self._keys(tokens[: cache.get_seq_length()])
         if len(keys) <= cache.restored_blocks or not self._registered:
             return
@@ -186,7 +203,11 @@ class Prefixes:
             self._registered = True
         asked_at = time.monotonic()
         grant: Grant = self._client.acquire(
-            self._namespace_id, keys, wait_s=self._load_deadline_s, request_id="transformers"
+            self._namespace_id,
+            keys,
+            wait_s=self._load_deadline_s,
+            request_id=cache.request_id,
+            recompute_s_per_block=self._prefill_s_per_token * self._namespace.block_tokens,
         )
         if not grant.hit_blocks or not grant.leased:
             if grant.lease_id:
@@ -203,6 +224,15 @@ class Prefixes:
         )
         cache.restore(grant.hit_blocks, pages)
 
+    def _note_pace(self, cache: PrefixCache) -> None:
+        """Learn how fast the model is, so that nothing is waited for that it computes sooner.
+
+        On the host only: a GPU's time is not seen without waiting for it.
+        """
+        if cache.prefill_s_per_token and self._layout.device.type == "cpu":
+            before = self._prefill_s_per_token or cache.prefill_s_per_token
+            self._prefill_s_per_token = before + (cache.prefill_s_per_token - before) / 8
+
     def _saved(self, cache: PrefixCache, index: int) -> Saved:
         """Return which blocks of a group are stored, if they are not yet.
 
@@ -217,22 +247,28 @@ class Prefixes:
         return Saved(begin, group.record_nbytes, [part[begin - first :] for part in pages])
 
     def _serves(self, input_ids: Tensor, options: dict[str, Any]) -> bool:
-        """Whether the KV of this call is of one sequence, and follows from its token ids alone."""
-        defaults = options.get("generation_config") or self.model.generation_config
+        """Whether the KV of this call is of one sequence, and follows from its token ids alone.
 
-        def option(name: str) -> Any:
-            return options.get(name, getattr(defaults, name, None))
+        An option may come from three places; one of them is enough to leave the cache out.
+        """
+        sources = [vars(self.model.generation_config), options]
+        if options.get("generation_config") is not None:
+            sources.append(vars(options["generation_config"]))
 
-        known = vars(GenerationConfig()).keys() | _HARMLESS
-        mask, padding = options.get("attention_mask"), option("pad_token_id")
+        def values(name: str) -> set[Any]:
+            return {source.get(name) for source in sources}
+
+        mask, known = options.get("attention_mask"), vars(GenerationConfig()).keys() | _HARMLESS
         return (
             options.keys() <= known
             and input_ids.dim() == 2
             and input_ids.shape[0] == 1
-            and (option("num_beams") or 1) == (option("num_return_sequences") or 1) == 1
-            and option("use_cache") is not False
-            and option("cache_implementation") is None
-            and option("prompt_lookup_num_tokens") is None
-            and (padding not in input_ids if mask is None and padding is not None else True)
-            and (mask is None or bool(mask.all()))
+            and all(values(name) <= {None, 1} for name in ("num_beams", "num_return_sequences"))
+            and values("use_cache") <= {None, True}
+            and all(values(name) <= {None, False} for name in _NOT_ON_TOP_OF_A_PREFIX)
+            and (
+                not any(each in input_ids for each in values("pad_token_id") if each is not None)
+                if mask is None
+                else bool(mask.all())
+            )
         )

@@ -56,3 +56,23 @@ def test_the_plug_in_is_registered_with_vllm() -> None:
 def test_the_version_is_the_same_everywhere() -> None:
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     assert python("import kvstore; print(kvstore.__version__)").strip() == declared
+
+
+def test_the_gpu_benchmark_needs_no_more_than_what_travels_with_it() -> None:
+    """Of what is installed here beside that, nothing may be imported on the way."""
+    code = """
+import sys
+absent = ("rich", "matplotlib", "uvloop", "aiohttp", "obstore", "vllm", "opentelemetry")
+for name in absent:
+    sys.modules[name] = None  # importing it fails
+import kvstore.node
+import kvstore_bench.gpu
+import kvstore_vllm.worker
+from kvstore.cli import main
+main(["bench", "gpu", "--json"])
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert "no CUDA device" in ran.stderr
+    assert ran.returncode == 2

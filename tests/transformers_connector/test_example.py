@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -24,7 +25,11 @@ def test_the_second_answer_starts_from_stored_kv(tmp_path: Path) -> None:
         command = ["-m", "kvstore_transformers.example", str(tmp_path / "model")]
         options = ["--prompt", str(tmp_path / "prompt"), "--target", daemon.start().target]
         result = subprocess.run(
-            [sys.executable, *command, *options], capture_output=True, text=True, check=True
+            [sys.executable, *command, *options],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            check=True,
         )
     first, answer, second, same = result.stdout.splitlines()
     assert first.startswith("0 of 200 tokens")
