@@ -65,10 +65,11 @@ test-fast: setup ## the tests without vLLM
 gpu-site: setup ## fetch into GPU_SITE what `make gpu` needs beside torch, cupy, transformers and numpy
 	rm -rf $(GPU_SITE)
 	$(BIN)/python benchmarks/gpu_requirements.py > build/gpu-requirements.txt
-	$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --only-binary=:all: --python-version 3.12 \
+	$(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check --no-deps --only-binary=:all: --python-version 3.12 \
 	  --platform manylinux_2_28_x86_64 --platform manylinux2014_x86_64 --target $(GPU_SITE) -r build/gpu-requirements.txt
 
 gpu: ## on a machine with a GPU: its tests and its benchmark, no network needed; writes build/gpu.json
+	$(GPU_PYTHON) -c "import cupy, sys, torch, transformers; sys.exit(not torch.cuda.is_available() and 'no CUDA device')"
 	$(GPU_PYTHON) -m pytest -m gpu -W default -p no:cacheprovider $(GPU_TESTS) $(ARGS)
 	mkdir -p build
 	$(GPU_PYTHON) -m kvstore.cli bench gpu --path build --json > build/gpu.json

@@ -23,6 +23,7 @@ from kvstore_bench.store import await_arena
 Say = Callable[[str], None]
 
 WAIT_S = 120.0
+EXTENT_NBYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,7 @@ def run(model: Any, plan: ResumePlan, directory: Path, say: Say) -> dict[str, An
             f"file.capacity={plan.file_bytes}",
             "file.segment=256MiB",
             f"dram.capacity={plan.dram_bytes}",
+            f"dram.extent={max(EXTENT_NBYTES, plan.dram_bytes // 16)}",
         ) as daemon,
     ):
         daemon.start()

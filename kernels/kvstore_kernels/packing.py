@@ -32,11 +32,17 @@ class Sums:
     """The checksums of a batch's records, on their way from the device."""
 
     def __init__(self, leaves: Tensor, ends: Sequence[int]) -> None:
+        """leaves: of all records, written by what is on the current stream."""
         self._leaves = leaves
         self._ends = ends
+        self._written = None
+        if leaves.is_cuda:
+            self._written = torch.cuda.current_stream(leaves.device).record_event()
 
     def result(self) -> list[int]:
         """Return one checksum per record. Waits for the device."""
+        if self._written is not None:
+            self._written.synchronize()  # the caller's stream may be another one by now
         leaves = self._leaves.cpu().numpy().view("<u8")
         return [
             xxhash.xxh3_64_intdigest(leaves[begin:end].tobytes())

@@ -78,13 +78,18 @@ class Daemon:
     def start(self, *overrides: str, wait: bool = True) -> Self:
         """Start the process and wait until it serves. Raises RuntimeError with its log if not."""
         arguments = [*self._arguments, *(f"--set={each}" for each in overrides)]
-        root = str(Path(kvstore.__file__).parents[1])
+        # Our root first, then whatever this process finds its packages by.
+        path = [str(Path(kvstore.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
         self.log.unlink(missing_ok=True)
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
                 self.command("serve", *arguments),
                 stderr=log,
-                env={**os.environ, **self.environment, "PYTHONPATH": root},
+                env={
+                    **os.environ,
+                    **self.environment,
+                    "PYTHONPATH": os.pathsep.join(filter(None, path)),
+                },
             )
         if wait:
             self._await_serving()

@@ -28,7 +28,7 @@ class Kernels:
         if max(layout.record_nbytes) > LEAVES_MAX * LEAF_NBYTES:
             raise ValueError(f"records of {max(layout.record_nbytes):,} bytes are too large")
         with cupy.cuda.Device(device.index):
-            _module(device.index)  # compiles once, before anybody waits for it
+            _module(device.index).compile()  # now, before anybody waits for it
 
     def launch(self, name: str, records: Table) -> Tensor:
         """Launch "gather" or "scatter"; return the leaves' checksums, as int64, on the device."""
