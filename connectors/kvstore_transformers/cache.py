@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedConfig
 
@@ -25,6 +26,7 @@ class PrefixCache(DynamicCache):  # type: ignore[misc] # transformers is not che
 
     prompt: the token ids it was made for. restored_blocks: how many blocks came from the store.
     request_id: what `kvstore explain` knows its load by.
+    exact: False once KV was computed under autocast, in another precision than the model's.
     prefill_s_per_token: what the model took for the last long piece of the prompt, as the host sees
     it; 0 until there was one.
     Layers with a sliding window keep what they compute, beyond their window too, until the cache is
@@ -36,6 +38,7 @@ class PrefixCache(DynamicCache):  # type: ignore[misc] # transformers is not che
         self.prompt = list(prompt)
         self.block_tokens = block_tokens
         self.restored_blocks = 0
+        self.exact = True
         self.request_id = f"transformers-{secrets.token_hex(4)}"
         self.prefill_s_per_token = 0.0
         self._prefill_began = 0.0
@@ -52,6 +55,8 @@ class PrefixCache(DynamicCache):  # type: ignore[misc] # transformers is not che
         """As every cache does. Raises InvalidRequest for more than one sequence."""
         if key_states.shape[0] != 1:
             raise InvalidRequest("a PrefixCache holds one sequence: no batches, no beams")
+        if torch.is_autocast_enabled(key_states.device.type):
+            self.exact = False  # the tensors may look as always: a cat makes them float32 again
         if key_states.shape[2] >= PREFILL_TOKENS_MIN:
             self._time_prefill(key_states.shape[2], layer_idx)
         keys, values = super().update(key_states, value_states, layer_idx, *args, **kwargs)

@@ -31,13 +31,23 @@ class LayerGroup:
     def record_nbytes(self, block_tokens: int) -> int:
         return int(block_tokens * sum(each.nbytes for each in (*self.keys, *self.values)))
 
+    def fits(self, layers: Sequence[Any]) -> bool:
+        """Whether a cache's layers hold KV of this kind: not so if computed under autocast, say."""
+        kinds = zip(self.layers, self.keys, self.values, strict=True)
+        return all(
+            _kind(layers[index].keys) == _kind(keys)
+            and _kind(layers[index].values) == _kind(values)
+            for index, keys, values in kinds
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The KV of a model: its groups of layers, and the device they are on."""
+    """The KV of a model: its groups of layers; and the model's device and dtype."""
 
     groups: tuple[LayerGroup, ...]
     device: torch.device
+    dtype: torch.dtype
 
 
 def check_supported(model: Any) -> None:
@@ -48,6 +58,13 @@ def check_supported(model: Any) -> None:
         raise Incompatible("the model is in training mode; call model.eval() first")
 
 
+def check_unchanged(model: Any, layout: Layout) -> None:
+    """Raise Incompatible if `model` would not go on from the KV that it was found to keep."""
+    check_supported(model)
+    if (model.dtype, model.device) != (layout.dtype, layout.device):
+        raise Incompatible("the model was converted or moved meanwhile; make a new Prefixes")
+
+
 def find_layout(model: Any) -> Layout:
     """Return how `model` keeps its KV, found by computing one token.
 
@@ -56,6 +73,8 @@ def find_layout(model: Any) -> Layout:
     check_supported(model)
     if model.config.is_encoder_decoder or model.config.get_text_config() is not model.config:
         raise Incompatible("kvstore serves decoders of text alone: a key names tokens, not images")
+    if getattr(model.config, "use_bidirectional_attention", False):
+        raise Incompatible("this model's KV depends on later tokens, too")
     rope = json.dumps(model.config.to_dict(), default=str)
     if "longrope" in rope or '"dynamic"' in rope:
         raise Incompatible("this model's positions depend on the length of the whole text")
@@ -69,7 +88,9 @@ def find_layout(model: Any) -> Layout:
     devices = {layer.keys.device for layer in cache.layers}
     if len(devices) != 1:
         raise Incompatible("kvstore does not support models spread over several devices yet")
-    return Layout(tuple(_groups(cache.layers)), devices.pop())
+    if devices != {model.device}:
+        raise Incompatible("this model's KV is on another device than the model")
+    return Layout(tuple(_groups(cache.layers)), model.device, model.dtype)
 
 
 def build_namespace(model: Any, layout: Layout, block_tokens: int, weights_id: str) -> Namespace:
@@ -112,6 +133,10 @@ def weights_fingerprint(weights: Mapping[str, Tensor]) -> str:
         digest.update(f"{name}\0{tuple(weight.shape)}\0{weight.dtype}\0".encode())
         digest.update(_samples(weight))
     return digest.hexdigest()
+
+
+def _kind(kv: Tensor) -> tuple[Any, ...]:
+    return kv.dtype, kv.device, kv.shape[0], kv.shape[1], kv.shape[3]
 
 
 def _samples(weight: Tensor) -> bytes:

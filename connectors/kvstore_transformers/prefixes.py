@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
 
+import torch
 from torch import Tensor
 from transformers import GenerationConfig
 
@@ -29,7 +30,7 @@ from kvstore import (
 from kvstore_transformers.cache import PrefixCache
 from kvstore_transformers.copying import copier_for
 from kvstore_transformers.loading import load_blocks
-from kvstore_transformers.namespace import build_namespace, check_supported, find_layout
+from kvstore_transformers.namespace import build_namespace, check_unchanged, find_layout
 from kvstore_transformers.saving import Job, Saved, Saver
 
 logger = logging.getLogger(__name__)
@@ -137,13 +138,13 @@ class Prefixes:
         At least one token is left to compute. Never raises for what happens to the daemon. Raises
         InvalidRequest for more than one prompt, Incompatible if the model was changed meanwhile.
         """
-        check_supported(self.model)
+        check_unchanged(self.model, self._layout)
         if input_ids.dim() != 2 or input_ids.shape[0] != 1:
             raise InvalidRequest(f"one prompt (1, n) at a time, not {tuple(input_ids.shape)}")
         block_tokens = self._namespace.block_tokens
         cache = PrefixCache(self.model.config, input_ids[0].tolist(), block_tokens)
         keys = self._keys(cache.prompt[:-1])[:KEYS_MAX]
-        if keys and self._client.available:
+        if keys and self._client.available and not self._autocast:
             try:
                 self._load(cache, keys)
             except KVStoreError as error:
@@ -154,7 +155,8 @@ class Prefixes:
     def save(self, cache: PrefixCache, sequences: Tensor) -> None:
         """Store, in the background, the full blocks of `cache` that did not come from the store.
 
-        sequences: (1, n) or (n,), the prompt and what was generated. Raises InvalidRequest if it
+        sequences: (1, n) or (n,), the prompt and what was generated. Nothing is stored that was
+        computed in another precision than the model's. Raises InvalidRequest if it
         does not start with the prompt the cache was made for.
         """
         tokens = sequences.flatten().tolist()
@@ -163,6 +165,8 @@ class Prefixes:
         self._note_pace(cache)
         keys = self._keys(tokens[: cache.get_seq_length()])
         if len(keys) <= cache.restored_blocks or not self._registered:
+            return
+        if not cache.exact or not all(g.fits(cache.layers) for g in self._layout.groups):
             return
         groups = [self._saved(cache, index) for index in range(len(self._namespace.groups))]
         mark = self._copier.mark()
@@ -223,6 +227,11 @@ class Prefixes:
             deadline=asked_at + grant.deadline_s,
         )
         cache.restore(grant.hit_blocks, pages)
+
+    @property
+    def _autocast(self) -> bool:
+        """Whether the caller computes in another precision than the model has."""
+        return bool(torch.is_autocast_enabled(self._layout.device.type))
 
     def _note_pace(self, cache: PrefixCache) -> None:
         """Learn how fast the model is, so that nothing is waited for that it computes sooner.

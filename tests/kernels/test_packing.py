@@ -32,16 +32,16 @@ def library(tmp_path_factory):
     params=["reference", "host", pytest.param("cuda", marks=pytest.mark.gpu)],
 )
 def open_paged(request):
-    """Return a function that opens CPU layers by one of the implementations."""
+    """Return a function that makes layers and opens them by one of the implementations."""
     if request.param == "reference":
-        return PagedKV
+        return lambda groups: PagedKV([make_layers(*group) for group in groups])
     if request.param == "cuda":
         if not torch.cuda.is_available():
             pytest.skip("needs a CUDA device")
         pytest.importorskip("cupy")
-        return lambda groups: PagedKV([[each.cuda() for each in group] for group in groups])
+        return lambda groups: PagedKV([make_layers(*group, "cuda") for group in groups])
     library = request.getfixturevalue("library")
-    return lambda groups: on_host(groups, library)
+    return lambda groups: on_host([make_layers(*group) for group in groups], library)
 
 
 @st.composite
@@ -114,12 +114,18 @@ def test_the_kernels_scatter_what_the_reference_does(library, groups, data):
 GROUPS = [("LBNHC", (3, 5, 2, 16, 128), torch.bfloat16), ("BHLNC", (2, 5, 3, 7, 5), torch.uint8)]
 
 
+@pytest.mark.parametrize("more", [[], GROUPS[:1], GROUPS], ids=["one group", "two", "odd sizes"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_implementation_moves_large_records_of_several_groups(layout, open_paged):
-    groups = [(layout, (5, 6, 4, 16, 256), torch.bfloat16), *GROUPS]
-    batch = [(0, 5), (2, 0), (1, 1), (0, 0), (1, 4)]
+def test_every_implementation_moves_large_records(layout, more, open_paged):
+    """In words of 16 bytes, but for odd sizes."""
+    groups = [(layout, (5, 6, 4, 16, 256), torch.bfloat16), *more]
+    batch = [
+        (0, 5),
+        (0, 0),
+        *((group + 1, block) for group in range(len(more)) for block in (4, 1)),
+    ]
     layers, same = ([make_layers(*group) for group in groups] for _ in range(2))
-    paged = open_paged(layers)
+    paged = open_paged(groups)
     check_gather(paged, layers, batch)
     check_scatter(paged, same, batch)
 
@@ -162,7 +168,7 @@ def test_the_checksum_is_of_leaves():
 
 
 def test_no_blocks_are_no_work(open_paged):
-    paged = open_paged([make_layers(*group) for group in GROUPS])
+    paged = open_paged(GROUPS)
     assert paged.gather([], staged_for(paged, [])).result() == []
     assert paged.scatter(staged_for(paged, []), []).result() == []
 
@@ -177,7 +183,7 @@ def test_no_blocks_are_no_work(open_paged):
     ],
 )
 def test_ids_out_of_range_are_refused(batch, message, open_paged):
-    paged = open_paged([make_layers(*group) for group in GROUPS])
+    paged = open_paged(GROUPS)
     staged = torch.empty(1 << 20, dtype=torch.uint8, device=paged.device)
     for call in (lambda: paged.gather(batch, staged), lambda: paged.scatter(staged, batch)):
         with pytest.raises(ValueError, match=message):

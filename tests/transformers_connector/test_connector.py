@@ -276,6 +276,29 @@ def test_the_pace_of_prefill_is_measured_and_told(daemon):
         assert outcome.hit_blocks == warm.restored_blocks == 31
 
 
+def test_what_is_computed_in_another_precision_neither_comes_nor_goes(daemon):
+    model = make_model("llama")
+    with Prefixes(model, daemon.target) as prefixes:
+        with torch.autocast("cpu", torch.bfloat16):
+            stored(prefixes, prompt(100))
+            cache = prefixes.load(prompt(100))
+            model(input_ids=prompt(100), past_key_values=cache)
+            assert not cache.exact
+            prefixes.save(cache, prompt(100))
+        assert prefixes.load(prompt(100)).restored_blocks == 0
+        prefixes.save(cache, prompt(100))
+        assert prefixes.flush()
+        assert prefixes.saved_blocks == 0
+        assert torch.equal(stored(prefixes, prompt(100)), plain(model, prompt(100)))
+        assert prefixes.flush()
+        with torch.autocast("cpu", torch.bfloat16):
+            assert prefixes.load(prompt(100)).restored_blocks == 0
+        assert prefixes.load(prompt(100)).restored_blocks == 3
+        model.to(torch.bfloat16)
+        with pytest.raises(Incompatible, match="converted"):
+            prefixes.load(prompt(100))
+
+
 def test_models_that_cannot_be_kept_are_refused(daemon):
     training = make_model("llama").train()
     with pytest.raises(Incompatible, match="eval"):
