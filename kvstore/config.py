@@ -109,6 +109,12 @@ class DramSettings:
         "extent. Larger: fewer mappings. Smaller: the first slots are ready sooner.",
         GIB,
     )
+    eviction_policy: str = _setting(
+        "Who leaves when the arena is full: lru (the tail of the prefix used longest ago), hz "
+        "(learns which blocks come back, and when), or one that another package adds. `kvstore "
+        "replay` compares them on recorded traffic.",
+        "lru",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +144,9 @@ class FileSettings:
         "Size of one append-only file. Larger: fewer files. Smaller: a restart scans a shorter "
         "tail, and whole files die sooner where holes cannot be punched.",
         256 * MIB,
+    )
+    eviction_policy: str = _setting(
+        "Who leaves when the file tier is full; as dram.eviction_policy.", "lru"
     )
     codec: str = _setting(
         "Lossless codec of what is written: raw, lz4 or zstd. Compression trades one core for "

@@ -20,7 +20,7 @@ from kvstore.config import FileSettings, Settings
 from kvstore.mover import Mover
 from kvstore.obs import Metrics
 from kvstore.planner import Planner
-from kvstore.policy import WriteBudget
+from kvstore.policy import WriteBudget, policy_by_name
 from kvstore.promotion import Promotion
 from kvstore.scheduling import run_promptly
 from kvstore.scrub import Scrub
@@ -85,6 +85,8 @@ def wire_store(settings: Settings, metrics: Metrics) -> Store:
         arena,
         file,
         now=time.monotonic,
+        dram_policy=policy_by_name(settings.dram.eviction_policy),
+        file_policy=policy_by_name(settings.file.eviction_policy),
         departed_keys_max=limits.departed_keys_max,
         run_nbytes_max=file.max_frame_nbytes - PAGE_NBYTES if file else 0,
         write_budget=_write_budget(settings.file),

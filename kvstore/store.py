@@ -376,7 +376,7 @@ class Store:
         held = _within(self._lease_room_bytes, [r.resident if r else None for r in records])
         lease = self._leases.grant(ask.session, held, readers=max(1, readers))
         self._metrics.bytes.labels("dram", "read").inc(lease.nbytes)
-        self._planner.touch(ask.keys[:hit_blocks] if hit_blocks else ask.keys)
+        self._planner.touch(ask.keys)
         return Grant(
             lease_id=lease.id,
             deadline_s=self._limits.lease_s,
@@ -441,7 +441,7 @@ class Store:
         deadline = self._now() + min(wait_s, self._limits.wait_max_s)
         while True:
             behind = self._planner.dirty.nbytes > self._limits.write_behind_bytes_max
-            placement = await _in_steps(self._planner.place(namespace_id, keys, spans))
+            placement = await _in_steps(self._planner.place(namespace_id, keys, spans, parent))
             short = placement.refused > 0 or behind
             if not short or self._now() >= deadline:
                 break

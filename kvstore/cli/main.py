@@ -30,6 +30,7 @@ _COMMANDS = {
     "inspect": "kvstore.cli.directory:inspect",
     "verify": "kvstore.cli.directory:verify",
     "gc": "kvstore.cli.directory:gc",
+    "replay": "kvstore.cli.replay:replay_command",
     "bench": "kvstore_bench.cli:bench",
 }
 

@@ -17,7 +17,7 @@ from kvstore.outcome import Reason
 from kvstore.planner.departures import Departures
 from kvstore.planner.dirty import DirtyRecords
 from kvstore.planner.moves import Space
-from kvstore.policy import Policy
+from kvstore.policy import PolicyFactory
 
 # Blocks looked at for one slot before giving up: pinned and dirty ones are passed over, and a long
 # queue of them must not turn one reserve into a walk over the whole index.
@@ -49,7 +49,9 @@ class Ledger:
         self,
         dram: Space,
         file: Space | None,
-        policy: Callable[[], Policy],
+        *,
+        dram_policy: PolicyFactory,
+        file_policy: PolicyFactory,
         now: Callable[[], float],
         departed_keys_max: int,
     ) -> None:
@@ -63,13 +65,19 @@ class Ledger:
         self.frames: OrderedDict[StoredFrame, None] = OrderedDict()  # longest unchecked first
         self._dram = dram
         self._file = file
-        self._dram_policy = policy()
-        self._file_policy = policy()
+        self._dram_policy = dram_policy(now)
+        self._file_policy = file_policy(now)
 
     def touch(self, prefix: Sequence[BlockKey]) -> None:
-        """Note that a prefix was used."""
+        """Note that a request asked for a prefix."""
         self._dram_policy.touch(prefix)
-        self._file_policy.touch(prefix)
+        if self.has_file:
+            self._file_policy.touch(prefix)
+
+    def end(self, prefix: Sequence[BlockKey]) -> None:
+        """Note that the session that asked for a prefix last will not come back."""
+        self._dram_policy.end(prefix)
+        self._file_policy.end(prefix)
 
     # ---- slots -------------------------------------------------------------------------------
 

@@ -30,7 +30,7 @@ from kvstore.planner.ledger import Counts, Ledger
 from kvstore.planner.match import longest_hit
 from kvstore.planner.moves import Check, Read, Space, Write
 from kvstore.planner.steps import STEP_BLOCKS, Steps
-from kvstore.policy import Policy, TailFirstLru, WriteBudget
+from kvstore.policy import PolicyFactory, WriteBudget, policy_by_name
 
 RUN_BLOCKS_MAX = 16
 RUN_NBYTES_MAX = 16 << 20
@@ -38,6 +38,7 @@ READ_NBYTES = 4 << 20
 WRITE_BATCH_RECORDS_MAX = 8192
 WITHDRAW_STEP_FRAMES = 64
 DEPARTED_KEYS_MAX = 1 << 16
+LRU = policy_by_name("lru")
 
 
 @dataclass(slots=True)
@@ -83,7 +84,8 @@ class Planner:
         file: Space | None,
         *,
         now: Callable[[], float],
-        policy: Callable[[], Policy] = TailFirstLru,
+        dram_policy: PolicyFactory = LRU,
+        file_policy: PolicyFactory = LRU,
         departed_keys_max: int = DEPARTED_KEYS_MAX,
         run_nbytes_max: int = RUN_NBYTES_MAX,
         read_nbytes_max: int = READ_NBYTES,
@@ -91,7 +93,14 @@ class Planner:
     ) -> None:
         self._now = now
         self._write_budget = write_budget
-        self._ledger = Ledger(dram, file, policy, now, departed_keys_max)
+        self._ledger = Ledger(
+            dram,
+            file,
+            dram_policy=dram_policy,
+            file_policy=file_policy,
+            now=now,
+            departed_keys_max=departed_keys_max,
+        )
         self._run_nbytes_max = min(run_nbytes_max, RUN_NBYTES_MAX)
         self._read_nbytes_max = read_nbytes_max
 
@@ -155,28 +164,40 @@ class Planner:
         ]
 
     def touch(self, prefix: Sequence[BlockKey]) -> None:
-        """Note that a prefix was used."""
+        """Note that a request asked for a prefix, whether or not all of it is stored."""
         self._ledger.touch(prefix)
+
+    def end(self, prefix: Sequence[BlockKey]) -> None:
+        """Take the hint that the session whose last request asked for a prefix is over."""
+        self._ledger.end(prefix)
 
     # ---- put ---------------------------------------------------------------------------------
 
     def place(
-        self, namespace_id: NamespaceId, keys: Sequence[BlockKey], spans: Sequence[Span]
+        self,
+        namespace_id: NamespaceId,
+        keys: Sequence[BlockKey],
+        spans: Sequence[Span],
+        parent: BlockKey | None = None,
     ) -> Steps[Placement]:
         """Find slots for records, evicting for them; None where one is stored already.
 
         Blocks are served from the first on: where room ends, every later one is refused, because
-        the start of a prefix is worth more than its end.
+        the start of a prefix is worth more than its end. What the arena has of the prefix stays.
+        parent: the block before the first one.
         """
         namespace = self.namespace(namespace_id)
         starts = _starts(spans)
         held: list[HeldSlot | None] = [None] * starts.pop()
         refused = 0
+        tail: list[HeldSlot] = []  # pinned: of the last block that is here, so all before it stay
+        self._move_pin(tail, self.index.get(namespace_id, parent) if parent is not None else None)
         try:
             for i in range(len(keys)):
                 if i and i % STEP_BLOCKS == 0:
                     yield
                 block = self.index.get(namespace_id, keys[i])
+                self._move_pin(tail, block)
                 for span, start in zip(spans, starts, strict=True):
                     if not span.begin <= i < span.end or (block and span.part in block.parts):
                         continue
@@ -189,7 +210,19 @@ class Planner:
                 if slot is not None:
                     self.unpin(slot)
             raise
+        finally:
+            self._ledger.drop_pins(tail)
         return Placement(tuple(held), refused)
+
+    def _move_pin(self, tail: list[HeldSlot], block: StoredBlock | None) -> None:
+        """Pin what the arena has of a block, instead of `tail`."""
+        if block is None or not block.resident_parts:
+            return
+        slots = [r.resident for r in block.parts.values() if r.resident is not None]
+        for slot in slots:
+            slot.pins += 1
+        self._ledger.drop_pins(tail)
+        tail[:] = slots
 
     def commit(
         self,

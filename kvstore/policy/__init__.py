@@ -1,7 +1,20 @@
-"""Who leaves when a tier is full, and who may enter. Pure: no I/O, no clock of its own."""
+"""Who leaves when a tier is full, and who may enter. Pure: no I/O, no clock of its own.
 
-from kvstore.policy.base import Policy
-from kvstore.policy.tail_first_lru import TailFirstLru
+`base.py` is what a policy has to be, `registry.py` finds one by name; `lru.py` and
+`hazard_density.py` (which learns in `hazard.py`) are two, over the tree in `prefix_tree.py`.
+"""
+
+from kvstore.policy.base import Policy, PolicyFactory
+from kvstore.policy.hazard_density import HazardDensity
+from kvstore.policy.lru import TailFirstLru
+from kvstore.policy.registry import policy_by_name
 from kvstore.policy.write_budget import WriteBudget
 
-__all__ = ["Policy", "TailFirstLru", "WriteBudget"]
+__all__ = [
+    "HazardDensity",
+    "Policy",
+    "PolicyFactory",
+    "TailFirstLru",
+    "WriteBudget",
+    "policy_by_name",
+]

@@ -1,8 +1,7 @@
 """Recorded traffic, replayed: arrival times, lengths and shared prefixes as they were.
 
-formats   a file of one of six formats -> rows in seconds and tokens
 prompts   block ids -> texts that share prefixes exactly where the ids do
-replay    rows -> sessions with due times (this is what `load` returns)
+replay    rows, as `kvstore.replay.formats` reads them -> sessions with due times, for `load`
 """
 
 from kvstore_bench.traces.replay import Window, load_trace

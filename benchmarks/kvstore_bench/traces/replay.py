@@ -13,8 +13,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from kvstore.errors import InvalidRequest
+from kvstore.replay.formats import Row, Trace, read
 from kvstore_bench.generator import Vocabulary
-from kvstore_bench.traces.formats import Row, Trace, read
 from kvstore_bench.traces.prompts import BlockText
 from kvstore_bench.workload import Message, Workload
 

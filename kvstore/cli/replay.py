@@ -1,0 +1,291 @@
+"""`kvstore replay`: what would the cache have hit?"""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kvstore.block import RECORD_NBYTES_MAX
+from kvstore.cli.words import size
+from kvstore.config import parse_size
+from kvstore.errors import ConfigError
+from kvstore.policy import policy_by_name
+from kvstore.replay import FORMATS, Result, Setup, Workload, load_workload, replay
+from kvstore.replay.bounds import Bounds
+
+KV_BYTES_PER_TOKEN = "128KiB"
+
+
+@click.command("replay")
+@click.argument("trace", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option(
+    "--dram",
+    default="5%",
+    show_default=True,
+    metavar="SIZE[,SIZE...]",
+    help="Room in dram: of all blocks there are in the trace (5%), or bytes (64GiB).",
+)
+@click.option(
+    "--file", "file_", default="0", metavar="SIZE[,SIZE...]", help="Room in the file tier; none."
+)
+@click.option("--policy", metavar="NAME", help="Who leaves, in every tier: lru (default), hz, ...")
+@click.option("--dram-policy", metavar="NAME", help="Who leaves from dram.")
+@click.option("--file-policy", metavar="NAME", help="Who leaves from the file tier.")
+@click.option("--compare", metavar="NAME,...", help="Replay once for each of these policies.")
+@click.option(
+    "--hints",
+    metavar="end:SHARE",
+    help="Let this share of the sessions say when they end, e.g. end:0.5.",
+)
+@click.option("--format", "format_", type=click.Choice(FORMATS), help="Do not guess the format.")
+@click.option("--lenient", is_flag=True, help="Skip broken lines and count them.")
+@click.option(
+    "--block-tokens", type=click.IntRange(1, 65536), help="Join blocks: a multiple of the trace's."
+)
+@click.option(
+    "--kv-bytes-per-token",
+    default=KV_BYTES_PER_TOKEN,
+    show_default=True,
+    metavar="SIZE",
+    help="KV of one token, all layers and ranks; the default is Llama-3.1-8B's in 16 bits.",
+)
+@click.option("--max-requests", type=click.IntRange(1), help="Replay the first ones only.")
+@click.option(
+    "--window-hours",
+    type=click.FloatRange(0.001),
+    help="Cut the trace there; sessions without a clock in common are laid over so many (24).",
+)
+@click.option("--seed", default=1, show_default=True, help="Of what is drawn: starts, hints.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per replay.")
+@click.option("--csv", "csv_path", type=click.Path(path_type=Path), help="Write a table as well.")
+@click.option(
+    "--plot", type=click.Path(path_type=Path), help="Draw hit ratio over size: .png, .svg or .pdf."
+)
+def replay_command(
+    *,
+    trace: Path,
+    dram: str,
+    file_: str,
+    policy: str | None,
+    dram_policy: str | None,
+    file_policy: str | None,
+    compare: str | None,
+    hints: str | None,
+    format_: str | None,
+    lenient: bool,
+    block_tokens: int | None,
+    kv_bytes_per_token: str,
+    max_requests: int | None,
+    window_hours: float | None,
+    seed: int,
+    as_json: bool,
+    csv_path: Path | None,
+    plot: Path | None,
+) -> None:
+    """Send a recorded trace through this release's planner and policies.
+
+    No bytes are moved and no daemon is needed. TRACE is a file of Mooncake, Bailian, Weka, LMCache
+    agents or vLLM's multi-turn conversations, .gz or not. Hit ratios are of prompt tokens, beside
+    an infinite cache's and the offline optimum of the same size: no policy can do better.
+
+    \b
+    Examples:
+      kvstore replay trace.jsonl.gz --dram 64GiB --file 2TiB
+      kvstore replay trace.jsonl.gz --dram 1%,2%,5%,10% --compare lru,hz --plot hits.png
+      kvstore replay trace.jsonl.gz --policy hz --hints end:0.5 --json
+      kvstore replay trace.jsonl --lenient --max-requests 10000 --csv hits.csv
+    """
+    share = _end_share(hints)
+    pairs = _policies(policy, dram_policy, file_policy, compare)
+    with _reading() as done:
+        workload = load_workload(
+            trace,
+            format=format_,
+            lenient=lenient,
+            block_tokens=block_tokens,
+            requests_max=max_requests,
+            window_hours=window_hours,
+            seed=seed,
+            progress=done,
+        )
+    nbytes = _record_nbytes(kv_bytes_per_token, workload.block_tokens)
+    setups = [
+        Setup(
+            dram_blocks=_blocks("--dram", dram_size, workload, nbytes),
+            file_blocks=_blocks("--file", file_size, workload, nbytes),
+            dram_policy=of_dram,
+            file_policy=of_file,
+            record_nbytes=nbytes,
+        )
+        for dram_size, file_size in product(dram.split(","), file_.split(","))
+        for of_dram, of_file in pairs
+    ]
+    bounds = Bounds(workload)
+    results = []
+    if not as_json:
+        click.echo("\n".join(_about(workload, nbytes, bounds)))
+    for setup in setups:
+        with _replaying(len(workload.requests)) as done:
+            result = replay(workload, setup, bounds, end_hints=share, seed=seed, progress=done)
+        results.append(result)
+        if as_json:
+            click.echo(json.dumps(_as_dict(workload, result)))
+        else:
+            click.echo("\n".join(_lines(result, with_head=len(results) == 1)))
+    if csv_path is not None:
+        _write_csv(csv_path, [_as_dict(workload, result) for result in results])
+    if plot is not None:
+        from kvstore.cli.replay_plot import plot_results
+
+        plot_results(results, plot, title=f"{workload.name}: {len(workload.requests):,} requests")
+
+
+# ---- what was asked for ------------------------------------------------------------------------
+
+
+def _end_share(hints: str | None) -> float:
+    if hints is None:
+        return 0.0
+    kind, _, number = hints.partition(":")
+    try:
+        share = float(number)
+    except ValueError:
+        share = -1.0
+    if kind != "end" or not 0.0 <= share <= 1.0:
+        raise click.UsageError(f"--hints {hints}: write end:SHARE, from end:0 to end:1")
+    return share
+
+
+def _policies(
+    both: str | None, dram: str | None, file: str | None, compare: str | None
+) -> list[tuple[str, str]]:
+    """Return the policies of dram and file for each replay. Raises ConfigError for unknown ones."""
+    if compare is not None and any((both, dram, file)):
+        raise click.UsageError("--compare names the policies: leave out --policy and its kin")
+    names = [name.strip() for name in compare.split(",")] if compare else [both or "lru"]
+    pairs = [(dram or name, file or name) for name in names]
+    for pair in pairs:
+        for name in pair:
+            policy_by_name(name)
+    return pairs
+
+
+def _record_nbytes(per_token: str, block_tokens: int) -> int:
+    nbytes = parse_size(per_token) * block_tokens
+    if not 1 <= nbytes <= RECORD_NBYTES_MAX:
+        raise ConfigError(
+            f"--kv-bytes-per-token {per_token}: a block of {block_tokens} tokens would have"
+            f" {nbytes:,} bytes; {RECORD_NBYTES_MAX:,} are allowed"
+        )
+    return nbytes
+
+
+def _blocks(option: str, text: str, workload: Workload, nbytes: int) -> int:
+    """Return how many blocks a size is."""
+    text = text.strip()
+    if not text.endswith("%"):
+        return parse_size(text) // nbytes
+    try:
+        share = float(text[:-1]) / 100
+    except ValueError:
+        share = -1.0
+    if not 0 <= share < float("inf"):
+        raise ConfigError(f"{option} {text}: write a percentage like 5%, or bytes like 64GiB")
+    return int(share * workload.unique_blocks)
+
+
+# ---- what is answered ----------------------------------------------------------------------------
+
+
+def _about(workload: Workload, nbytes: int, bounds: Bounds) -> Iterator[str]:
+    hours = (workload.requests[-1].at_s - workload.requests[0].at_s) / 3600
+    yield (
+        f"{workload.name} ({workload.format}): {len(workload.requests):,} requests in"
+        f" {hours:.3g} h, {workload.tokens:,} prompt tokens"
+    )
+    yield (
+        f"{workload.unique_blocks:,} blocks of {workload.block_tokens} tokens,"
+        f" {size(workload.unique_blocks * nbytes)} of KV"
+    )
+    yield f"an infinite cache hits {100 * bounds.infinite():.2f} % of the tokens"
+    if workload.skipped:
+        yield f"skipped {workload.skipped:,} broken lines; the first: line {workload.first_skipped}"
+
+
+_COLUMNS = (
+    ("dram", 10), ("file", 10), ("policy", 8), ("hit %", 7), ("dram %", 7), ("file %", 7),
+    ("optimum", 8), ("of it", 7), ("writes/unique", 14), ("file read", 11), ("file written", 13),
+    ("promoted", 9), ("wasted", 7), ("blocks/s", 10),
+)  # fmt: skip
+
+
+def _lines(result: Result, *, with_head: bool) -> Iterator[str]:
+    if with_head:
+        yield ""
+        yield " ".join(f"{name:>{width}}" for name, width in _COLUMNS)
+    setup, traffic = result.setup, result.traffic
+    policies = dict.fromkeys(
+        (setup.dram_policy, setup.file_policy) if setup.file_blocks else (setup.dram_policy,)
+    )
+    reached = result.token_hit_ratio / result.optimum if result.optimum else 1.0
+    cells = (
+        size(setup.dram_blocks * setup.record_nbytes),
+        size(setup.file_blocks * setup.record_nbytes) if setup.file_blocks else "-",
+        "/".join(policies),
+        f"{100 * result.token_hit_ratio:.2f}",
+        f"{100 * result.dram_hit_ratio:.2f}",
+        f"{100 * result.file_hit_ratio:.2f}" if setup.file_blocks else "-",
+        f"{100 * result.optimum:.2f}",
+        f"{100 * reached:.1f} %",
+        f"{result.writes_per_unique:.3f}" if setup.file_blocks else "-",
+        size(traffic.file_reads * setup.record_nbytes) if setup.file_blocks else "-",
+        size(traffic.file_writes * setup.record_nbytes) if setup.file_blocks else "-",
+        f"{traffic.promotions_used:,}" if setup.file_blocks else "-",
+        f"{traffic.promotions_wasted:,}" if setup.file_blocks else "-",
+        f"{result.blocks_per_s:,.0f}",
+    )
+    yield " ".join(f"{cell:>{width}}" for cell, (_, width) in zip(cells, _COLUMNS, strict=True))
+
+
+def _as_dict(workload: Workload, result: Result) -> dict[str, Any]:
+    about = {"trace": workload.name, "format": workload.format, "skipped": workload.skipped}
+    return result.to_dict() | about
+
+
+def _write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    try:
+        with path.open("w", newline="", encoding="utf-8") as file:
+            table = csv.DictWriter(file, list(rows[0]))
+            table.writeheader()
+            table.writerows(rows)
+    except OSError as error:
+        raise click.ClickException(f"{path}: cannot be written: {error.strerror}") from error
+
+
+@contextmanager
+def _reading() -> Iterator[Callable[[int], None]]:
+    """Count on stderr where somebody looks at it: how long a trace is shows when it was read."""
+    if not sys.stderr.isatty():
+        yield lambda requests: None
+        return
+    yield lambda requests: click.echo(f"\rreading {requests:,} requests", nl=False, err=True)
+    click.echo("\r\033[K", nl=False, err=True)
+
+
+@contextmanager
+def _replaying(requests: int) -> Iterator[Callable[[int], None]]:
+    """Draw a bar on stderr where somebody looks at it."""
+    if not sys.stderr.isatty():
+        yield lambda answered: None
+        return
+    with click.progressbar(length=requests, label="replaying", file=sys.stderr) as bar:
+        yield lambda answered: bar.update(answered - bar.pos)
+    click.echo("\033[A\r\033[K", nl=False, err=True)

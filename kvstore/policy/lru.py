@@ -1,0 +1,79 @@
+"""LRU in which the tail of a prefix leaves before its head.
+
+A prefix is only worth the blocks that are left from its start, so evicting the head of a
+conversation would waste everything behind it. All blocks used together are made recent from the
+tail to the head: the head ends up the most recent of them. A block written later (decoded after its
+parent was last used) is placed just before its parent, in the order of leaving, so a child never
+outlives it. This is leaf-LRU, what vLLM and SGLang do on the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from kvstore.block import BlockKey
+from kvstore.policy.prefix_tree import Node, PrefixTree, link, unlink
+
+PASSED_MAX = 4096
+"""Blocks with children that one walk passes over: they are behind tails that somebody holds."""
+
+
+class TailFirstLru:
+    """A doubly linked ring from the oldest block to the newest; every operation is O(1) a block."""
+
+    def __init__(self) -> None:
+        self._tree = PrefixTree(Node)
+        self._ring = Node(BlockKey(b""))  # sentinel: newer = the oldest block, older = the newest
+        self._found = Node(BlockKey(b""))  # everything above it was inserted or touched since
+        link(self._found, self._ring)
+
+    def __len__(self) -> int:
+        return self._tree.blocks
+
+    def insert(self, key: BlockKey, parent: BlockKey | None) -> None:
+        self._insert(key, parent, self._ring)
+
+    def adopt(self, key: BlockKey, parent: BlockKey | None) -> None:
+        self._insert(key, parent, self._found)
+
+    def touch(self, prefix: Sequence[BlockKey]) -> None:
+        nodes, newest = self._tree.nodes, self._ring
+        for key in reversed(prefix):
+            node = nodes.get(key)
+            if node is not None and node.here:
+                unlink(node)
+                link(node, newest)
+
+    def end(self, prefix: Sequence[BlockKey]) -> None:
+        """Make the tail that no other prefix shares the oldest."""
+        tail: list[Node] = []
+        for key in reversed(prefix):
+            node = self._tree.find(key)
+            if node is not None:
+                if node.children > (1 if tail else 0):
+                    break
+                tail.append(node)
+        for node in reversed(tail):
+            unlink(node)
+            link(node, self._ring.newer)
+
+    def remove(self, key: BlockKey) -> None:
+        left = self._tree.leave(key)
+        if left is not None:
+            unlink(left[0])
+
+    def victims(self) -> Iterator[BlockKey]:
+        node, passed = self._ring.newer, 0
+        while node is not self._ring and passed < PASSED_MAX:
+            # What was removed meanwhile still points on to newer blocks: follow it into the ring.
+            if node.here and not node.children:
+                yield node.key
+            else:
+                passed += 1
+            node = node.newer
+
+    def _insert(self, key: BlockKey, parent: BlockKey | None, newest: Node) -> None:
+        node = self._tree.enter(key, parent)
+        if node is not None:
+            above = node.parent
+            link(node, above if above is not None and above.here else newest)

@@ -1,0 +1,17 @@
+"""Recorded traffic against the planner, the index and the policies that ship, on a virtual clock.
+
+No bytes are moved and no time is waited for: what is measured is what is decided.
+
+    formats.py    a trace file -> rows
+    workload.py   rows -> requests for numbered blocks
+    node.py       one node without bytes: answers requests, counts tokens, reads and writes
+    bounds.py     what no cache can beat: the infinite one, and the offline optimum of a size
+    run.py        all of it together: one `Result` per setting
+"""
+
+from kvstore.replay.formats import FORMATS, TraceFile
+from kvstore.replay.node import Setup
+from kvstore.replay.run import Result, replay
+from kvstore.replay.workload import Workload, load_workload
+
+__all__ = ["FORMATS", "Result", "Setup", "TraceFile", "Workload", "load_workload", "replay"]

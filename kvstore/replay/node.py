@@ -1,0 +1,189 @@
+"""One node without bytes: the planner that ships, over spaces that only count.
+
+A request does what `kvstore.store` does for one: it is matched, what is in the file tier comes up,
+what is new is reserved and committed, and is written behind at once. Nothing takes time, so nobody
+waits, no lease expires and no promotion comes too late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import count
+from typing import TypeVar
+
+from kvstore.block import PAGE_NBYTES, BlockKey, Group, Namespace, Part, Slot, Span, padded
+from kvstore.errors import InvalidRequest
+from kvstore.index import HeldSlot
+from kvstore.planner import Planner, Reservation, Steps, Write
+from kvstore.policy import policy_by_name
+
+PART = Part(0, 0)
+EVICT_ROUNDS_MAX = 8
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """What a node has. dram_blocks, file_blocks: room of each tier, in blocks; 0: no file tier."""
+
+    dram_blocks: int
+    file_blocks: int = 0
+    dram_policy: str = "lru"
+    file_policy: str = "lru"
+    record_nbytes: int = 1 << 20
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What the tiers did, in blocks. promotions_wasted: came up, but not as part of a hit."""
+
+    dram_hits: int = 0
+    file_hits: int = 0
+    dram_writes: int = 0
+    file_writes: int = 0
+    file_reads: int = 0
+    promotions_used: int = 0
+    promotions_wasted: int = 0
+    refused: int = 0
+
+
+class Clock:
+    """Tells the time of the trace."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class Room:
+    """A tier's space: so many bytes in whole pages, anywhere."""
+
+    def __init__(self, capacity_bytes: int) -> None:
+        self._left = capacity_bytes
+        self._slots: dict[int, Slot] = {}
+
+    def allocate(self, nbytes: int) -> Slot | None:
+        slot = self._slots.get(nbytes)
+        if slot is None:
+            slot = self._slots[nbytes] = Slot(0, 0, padded(nbytes))
+        if slot.nbytes > self._left:
+            return None
+        self._left -= slot.nbytes
+        return slot
+
+    def free(self, place: Slot) -> None:
+        self._left += place.nbytes
+
+
+class Node:
+    """Answers requests and counts. Raises InvalidRequest for a setup that holds no block."""
+
+    def __init__(self, setup: Setup, block_tokens: int) -> None:
+        if setup.dram_blocks < 1:
+            raise InvalidRequest("dram has no room for a single block")
+        self.clock = Clock()
+        self.traffic = Traffic()
+        record = padded(setup.record_nbytes)
+        self._file = Room(setup.file_blocks * (record + PAGE_NBYTES)) if setup.file_blocks else None
+        self.planner = Planner(
+            Room(setup.dram_blocks * record),
+            self._file,
+            now=self.clock,
+            dram_policy=policy_by_name(setup.dram_policy),
+            file_policy=policy_by_name(setup.file_policy),
+        )
+        group = Group("all", setup.record_nbytes)
+        self._namespace = self.planner.index.register(Namespace(block_tokens, (group,), ()))
+        self._sequence = count(1)
+
+    def ask(self, keys: Sequence[BlockKey]) -> int:
+        """Answer a request: returns how many blocks it hit, and stores what it computed."""
+        if not keys:
+            return 0
+        planner, traffic = self.planner, self.traffic
+        match = planner.match(self._namespace, keys)
+        hit = match.hit_blocks
+        if hit > match.resident_blocks:
+            hit = self._promote(keys[:hit], match.resident_blocks)
+        planner.touch(keys)
+        traffic.dram_hits += min(hit, match.resident_blocks)
+        traffic.file_hits += max(0, hit - match.resident_blocks)
+        if hit < len(keys):
+            self._store(keys, hit)
+        return hit
+
+    def end(self, keys: Sequence[BlockKey]) -> None:
+        """Take the hint that the session that asked for `keys` last is over."""
+        self.planner.end(keys)
+
+    def _promote(self, keys: Sequence[BlockKey], resident: int) -> int:
+        """Bring up what a hit needs; returns how long the hit then is."""
+        planner, traffic = self.planner, self.traffic
+        came = 0
+        with planner.pinned(self._tail(keys, resident)):
+            reads = planner.plan_reads(self._namespace, keys, (Span(PART, 0, len(keys)),))
+            with closing(reads) as plan:
+                for read in list(plan):
+                    came += len(read.blocks)
+                    planner.read_done(read, (), corrupt=False)
+        hit = planner.match(self._namespace, keys).resident_blocks
+        used = min(came, max(0, hit - resident))
+        traffic.file_reads += came
+        traffic.promotions_used += used
+        traffic.promotions_wasted += came - used
+        return hit
+
+    def _store(self, keys: Sequence[BlockKey], hit: int) -> None:
+        """Put what was not hit, as far as there is room, and write it behind."""
+        planner = self.planner
+        new, parent = keys[hit:], keys[hit - 1] if hit else None
+        spans = (Span(PART, 0, len(new)),)
+        placed = _at_once(planner.place(self._namespace, new, spans, parent))
+        slots = [slot for slot in placed.held if slot is not None]
+        with planner.pinned(slots):
+            write = Reservation(self._namespace, new, hit, parent, spans, placed.refused)
+            checksums = (0,) * len(placed.held)
+            stored, _ = _at_once(planner.commit(write, placed.held, checksums))
+        self.traffic.dram_writes += stored
+        self.traffic.refused += placed.refused
+        if self._file is not None:
+            while writes := planner.take_writes(1 << 40):
+                for each in writes:
+                    self._write(each)
+
+    def _tail(self, keys: Sequence[BlockKey], end: int) -> list[HeldSlot]:
+        """Return the slot of block `end` - 1: while it is pinned, nothing before it leaves."""
+        block = self.planner.index.by_key(keys[end - 1]) if end else None
+        record = block.parts.get(PART) if block is not None else None
+        return [record.resident] if record is not None and record.resident is not None else []
+
+    def _write(self, write: Write) -> None:
+        """Carry a write out, evicting for it."""
+        assert self._file is not None
+        stored = tuple(record.nbytes for record in write.stored)
+        nbytes = PAGE_NBYTES + sum(map(padded, stored))
+        extent = self._file.allocate(nbytes)
+        for _ in range(EVICT_ROUNDS_MAX):
+            if extent is not None or not self.planner.evict_file(nbytes):
+                break
+            extent = self._file.allocate(nbytes)
+        if extent is None:
+            self.planner.write_failed(write)
+            return
+        self.planner.written(write, extent, 0, stored, next(self._sequence))
+        self.traffic.file_writes += len(stored)
+
+
+def _at_once(steps: Steps[T]) -> T:
+    """Take all steps of a decision and return it."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            answer: T = done.value
+            return answer

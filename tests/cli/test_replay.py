@@ -1,0 +1,79 @@
+"""`kvstore replay` prints, writes and refuses what it says."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from kvstore.cli import main
+from tests.replay.traces import chat, write
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    return write(tmp_path / "chat.jsonl.gz", chat(40, 4))
+
+
+def run(*args: object) -> Result:
+    return CliRunner().invoke(main, ["replay", *map(str, args)])
+
+
+def test_it_prints_a_table_beside_what_nobody_can_beat(trace: Path) -> None:
+    done = run(trace, "--dram", "5%,64MiB", "--file", "50%", "--compare", "lru,hz")
+    assert done.exit_code == 0, done.output
+    lines = done.output.splitlines()
+    assert lines[0].startswith("chat.jsonl.gz (mooncake): 160 requests in ")
+    assert "321 blocks of 512 tokens, 20.06 GiB of KV" in lines[1]
+    assert "an infinite cache hits" in lines[2]
+    assert [line.split()[4] for line in lines[-4:]] == ["lru", "hz", "lru", "hz"]
+
+
+def test_json_has_one_object_a_replay(trace: Path) -> None:
+    done = run(trace, "--dram", "100%", "--file", "0,100%", "--policy", "hz", "--json")
+    assert done.exit_code == 0, done.output
+    one, two = map(json.loads, done.stdout.splitlines())
+    assert one["token_hit_ratio"] == one["infinite"] == one["optimum"] == two["token_hit_ratio"]
+    assert (one["writes_per_unique"], two["writes_per_unique"]) == (0.0, 1.0)
+    assert one["dram_policy"] == "hz"
+    assert two["file_written_bytes"] == 321 * 512 * (128 << 10)
+    assert one["format"] == "mooncake"
+
+
+def test_it_writes_a_table_and_a_picture(trace: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    table, picture = tmp_path / "hits.csv", tmp_path / "hits.png"
+    options = ("--dram", "2%,10%", "--compare", "lru,hz", "--csv", table, "--plot", picture)
+    done = run(trace, *options)
+    assert done.exit_code == 0, done.output
+    with table.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["dram_policy"] for row in rows] == ["lru", "hz", "lru", "hz"]
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_hints_are_given_to_a_share_of_the_sessions(trace: Path) -> None:
+    done = run(trace, "--hints", "end:0.5", "--json")
+    assert 5 < json.loads(done.stdout)["hinted_sessions"] < 35
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "reason"),
+    [
+        (["--hints", "end:2"], 2, "write end:SHARE"),
+        (["--compare", "lru", "--policy", "hz"], 2, "leave out --policy"),
+        (["--policy", "fifo"], 2, "no eviction policy 'fifo'; choose one of lru, hz"),
+        (["--dram", "many"], 2, "'many' is not a size"),
+        (["--dram", "x%"], 2, "--dram x%: write a percentage like 5%"),
+        (["--dram", "0"], 1, "dram has no room for a single block"),
+        (["--kv-bytes-per-token", "1GiB"], 2, "a block of 512 tokens would have"),
+        (["--format", "weka"], 1, "line 1"),
+        (["--csv", "/nowhere/hits.csv"], 1, "/nowhere/hits.csv: cannot be written"),
+    ],
+)
+def test_what_is_wrong_is_said(trace: Path, options: list[str], code: int, reason: str) -> None:
+    done = run(trace, *options)
+    assert (done.exit_code, reason in done.stderr) == (code, True), done.output

@@ -1,0 +1,36 @@
+"""Tail-first LRU keeps the policy contract, and orders prefixes by their last use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kvstore.policy import TailFirstLru
+from kvstore.testing.policy import PolicyContract, drained, prefix
+
+
+class TestTailFirstLru(PolicyContract):
+    def make(self, now: Callable[[], float]) -> TailFirstLru:
+        return TailFirstLru()
+
+    def test_the_prefix_used_longest_ago_leaves_first_tail_first(self) -> None:
+        policy = self.filled(prefix(0, 3), prefix(100, 3))
+        policy.touch(prefix(0, 3))
+        assert drained(policy) == [*prefix(100, 3)[::-1], *prefix(0, 3)[::-1]]
+
+    def test_a_partial_touch_leaves_the_untouched_tail_behind(self) -> None:
+        policy = self.filled(prefix(0, 4), prefix(100, 2))
+        policy.touch(prefix(0, 2))
+        order = drained(policy)
+        assert order[:2] == prefix(2, 2)[::-1]
+        assert order[-2:] == prefix(0, 2)[::-1]
+
+    def test_what_an_ended_session_has_alone_leaves_first(self) -> None:
+        shared = prefix(0, 2)
+        policy = self.filled([*shared, *prefix(100, 2)], [*shared, *prefix(200, 2)])
+        policy.end([*shared, *prefix(200, 2)])
+        assert drained(policy)[:2] == prefix(200, 2)[::-1]
+
+    def test_what_was_found_leaves_before_what_was_used_in_this_life(self) -> None:
+        policy = self.filled(prefix(0, 2))
+        policy.adopt(prefix(100, 1)[0], None)
+        assert drained(policy)[0] == prefix(100, 1)[0]

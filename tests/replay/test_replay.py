@@ -1,0 +1,144 @@
+"""A replay counts what the shipping planner would have hit, beside what nobody can beat."""
+
+from __future__ import annotations
+
+import random
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvstore.errors import InvalidRequest
+from kvstore.policy.registry import BUILT_IN
+from kvstore.replay import Result, Setup, Workload, load_workload, replay
+from kvstore.replay.bounds import Bounds
+from tests.replay.traces import chat, mooncake, write
+
+
+def run(workload: Workload, *, end_hints: float = 0.0, **setup: int | str) -> Result:
+    return replay(workload, Setup(**setup), Bounds(workload), end_hints=end_hints)  # type: ignore[arg-type]
+
+
+def load(tmp_path: Path, rows: list[dict[str, object]], **options: object) -> Workload:
+    return load_workload(write(tmp_path / "trace.jsonl.gz", rows), **options)  # type: ignore[arg-type]
+
+
+def test_with_room_for_everything_it_hits_what_the_infinite_cache_hits(tmp_path: Path) -> None:
+    workload = load(tmp_path, chat(5, 4))
+    result = run(workload, dram_blocks=1000)
+    # Turns of 3, 5, 7 and 9 blocks: all but the first hit what their predecessor had.
+    assert result.token_hit_ratio == result.infinite == result.optimum
+    assert result.token_hit_ratio == pytest.approx((5 * 15 + 4) / (5 * 24))
+    assert result.unique_blocks == 1 + 5 * 8
+    assert result.traffic.dram_writes == result.unique_blocks
+
+
+def test_a_partial_block_is_never_a_hit_but_its_tokens_count(tmp_path: Path) -> None:
+    rows = [mooncake(t, [0, 1], rest=100) for t in (0, 1)]
+    result = run(load(tmp_path, rows), dram_blocks=10)
+    assert result.token_hit_ratio == pytest.approx(1024 / (2 * 1124))
+    assert result.unique_blocks == 2
+
+
+def test_lru_forgets_what_does_not_fit_tail_first(tmp_path: Path) -> None:
+    rows = [mooncake(t, ids) for t, ids in enumerate(([0, 1, 2], [3, 4], [0, 1, 2], [0, 1, 2]))]
+    result = run(load(tmp_path, rows), dram_blocks=4)
+    # Two of the first three blocks are left when they are asked for again, then all of them.
+    assert result.traffic.dram_hits == 2 + 3
+    assert result.optimum == pytest.approx((3 + 3) / 11)
+
+
+@pytest.mark.parametrize("policy", sorted(BUILT_IN))
+def test_what_dram_forgets_comes_up_from_the_file_tier(tmp_path: Path, policy: str) -> None:
+    workload = load(tmp_path, chat(20, 4))
+    result = run(workload, dram_blocks=20, file_blocks=500, dram_policy=policy, file_policy=policy)
+    assert result.token_hit_ratio == result.infinite
+    assert result.traffic.file_hits > 0
+    assert result.traffic.promotions_used == result.traffic.file_reads
+    assert result.writes_per_unique == 1.0
+    flat = result.to_dict()
+    assert flat["dram_hit_ratio"] + flat["file_hit_ratio"] == pytest.approx(result.infinite)
+
+
+def test_a_small_file_tier_keeps_its_cap_and_writes_again_what_it_dropped(tmp_path: Path) -> None:
+    workload = load(tmp_path, chat(20, 4, gap_s=200))
+    result = run(workload, dram_blocks=15, file_blocks=30)
+    assert 0 < result.token_hit_ratio < result.infinite
+    assert result.writes_per_unique > 1
+
+
+@pytest.mark.parametrize("policy", sorted(BUILT_IN))
+def test_sessions_that_say_when_they_end_make_room_for_others(tmp_path: Path, policy: str) -> None:
+    draw = random.Random(1)
+    rows: list[dict[str, object]] = []
+    block = 1
+    for session in range(300):  # one in three comes back
+        path = [0, *range(block, block + 6)]
+        block += 10
+        at_s = session * 10.0
+        rows.append(mooncake(at_s, path, session_id=session))
+        if draw.random() < 0.33:
+            again = [*path, block - 4, block - 3]
+            rows.append(mooncake(at_s + draw.uniform(50, 250), again, session_id=session))
+    rows.sort(key=lambda row: float(str(row["timestamp"])))
+    workload = load(tmp_path, rows)
+    plain, half, hinted = (
+        run(workload, dram_blocks=40, dram_policy=policy, end_hints=share)
+        for share in (0.0, 0.5, 1.0)
+    )
+    assert plain.token_hit_ratio < half.token_hit_ratio < hinted.token_hit_ratio
+    assert hinted.token_hit_ratio <= hinted.optimum
+    assert (plain.hinted_sessions, hinted.hinted_sessions) == (0, 300)
+
+
+def test_the_same_seed_gives_the_same_replay(tmp_path: Path) -> None:
+    workload = load(tmp_path, chat(30, 3))
+    first, second = (
+        run(workload, dram_blocks=30, dram_policy="hz", end_hints=0.5).to_dict() for _ in range(2)
+    )
+    del first["blocks_per_s"], second["blocks_per_s"]
+    assert first == second
+
+
+def test_no_room_at_all_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="no room for a single block"):
+        run(load(tmp_path, chat(2, 2)), dram_blocks=0)
+
+
+def best(paths: list[list[int]], blocks_max: int) -> int:
+    """Return the most hits any choice of what to keep gives, by trying all that keep prefixes."""
+    states: dict[frozenset[int], int] = {frozenset(): 0}
+    parent = {b: a for path in paths for a, b in zip([-1, *path], path, strict=False)}
+    for path in paths:
+        after: dict[frozenset[int], int] = {}
+        for here, hits in states.items():
+            hit = next((i for i, block in enumerate(path) if block not in here), len(path))
+            full = here | set(path)
+            for size in range(min(len(full), blocks_max) + 1):
+                for kept in map(frozenset, combinations(full, size)):
+                    if all(parent[block] in (-1, *kept) for block in kept):
+                        after[kept] = max(after.get(kept, 0), hits + hit)
+        states = after
+    return max(states.values())
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.sampled_from([[0], [0, 1], [0, 1, 2], [0, 3], [4], [4, 5]]), min_size=1, max_size=7
+    ),
+    st.integers(1, 4),
+)
+def test_the_optimum_is_what_trying_everything_finds(
+    tmp_path_factory: pytest.TempPathFactory, paths: list[list[int]], blocks_max: int
+) -> None:
+    rows = [mooncake(t, path) for t, path in enumerate(paths)]
+    workload = load(tmp_path_factory.mktemp("t"), rows)
+    blocks = sum(map(len, paths))
+    optimum = Bounds(workload).optimum(blocks_max)
+    assert optimum * blocks == pytest.approx(best(paths, blocks_max))
+    for policy in BUILT_IN:
+        found = run(workload, dram_blocks=blocks_max, dram_policy=policy)
+        assert found.token_hit_ratio <= optimum + 1e-9
