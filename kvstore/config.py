@@ -25,6 +25,7 @@ from kvstore.errors import ConfigError
 SIZE_UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 SOCKET_PATH_NBYTES_MAX = 107 - len(".arena")
 DIRECTORIES_MAX = 64
+ADMISSIONS = ("all", "demotion")
 MIB = 1 << 20
 GIB = 1 << 30
 
@@ -160,6 +161,12 @@ class FileSettings:
     )
     threads: int = _setting(
         "Threads that block in file I/O; also the depth of the device's queue.", 4
+    )
+    admission: str = _setting(
+        "What is written, and when. all: every block, at once; eviction from the arena costs "
+        "nothing, and a crash loses little. demotion: what is about to leave the arena, but for "
+        "sessions that said they are over; it spares flash, and a crash loses the arena.",
+        "all",
     )
     write_bytes_per_day: int = _setting(
         "Bytes a day the file tier may be written, to spare flash; 0 is no limit. Beyond it no new "
@@ -529,6 +536,10 @@ def _check(settings: Settings) -> None:
     for key, value, low, high in bounds:
         if not low <= value <= high:
             raise ConfigError(f"{key}={value} is not in {low}..{high}")
+    if file.admission not in ADMISSIONS:
+        raise ConfigError(
+            f"file.admission={file.admission!r}: choose one of {', '.join(ADMISSIONS)}"
+        )
     for key, nbytes in (("capacity", dram.capacity_bytes), ("extent", dram.extent_bytes)):
         if nbytes % 4096:
             raise ConfigError(f"dram.{key}={nbytes} is not a multiple of 4096")

@@ -249,6 +249,7 @@ class Mover:
             return False
         self._retry_at = 0.0  # asked for: a disk that fails is tried now
         self._planner.retry_failed()
+        self._planner.demote_all()
         settled = await self.settle(self._planner.dirty.last, deadline)
         counts = self._planner.counts
         before, self._left_out = self._left_out, counts.never_durable + counts.unwritten

@@ -90,6 +90,7 @@ def wire_store(settings: Settings, metrics: Metrics) -> Store:
         departed_keys_max=limits.departed_keys_max,
         run_nbytes_max=file.max_frame_nbytes - PAGE_NBYTES if file else 0,
         write_budget=_write_budget(settings.file),
+        write_on_demotion=settings.file.admission == "demotion",
     )
     mover = Mover(
         planner,

@@ -58,6 +58,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 HOUSEKEEPING_S = 0.5
+DEMOTED_AHEAD = 16  # of the arena, one part may leave without waiting for the disk
 RECALL_STEP_KEYS = 64
 SPANS_MAX = 4096
 RECORDS_MAX = 1 << 18  # in one call: the answer has a slot for each
@@ -441,7 +442,9 @@ class Store:
         deadline = self._now() + min(wait_s, self._limits.wait_max_s)
         while True:
             behind = self._planner.dirty.nbytes > self._limits.write_behind_bytes_max
+            self._planner.demote(self._nbytes_of(namespace_id, spans))
             placement = await _in_steps(self._planner.place(namespace_id, keys, spans, parent))
+            self._mover.wake()  # what had to be written before it may leave
             short = placement.refused > 0 or behind
             if not short or self._now() >= deadline:
                 break
@@ -470,6 +473,9 @@ class Store:
             refused=refused,
         )
 
+    def _nbytes_of(self, namespace_id: NamespaceId, spans: Sequence[Span]) -> int:
+        return _span_nbytes(self._planner.namespace(namespace_id), spans)
+
     async def commit(
         self,
         session: SessionId,
@@ -491,7 +497,9 @@ class Store:
         # The session may end between two steps; what is published must not be freed by that.
         try:
             with self._planner.pinned([slot for slot in lease.held if slot is not None]):
-                new, existing = await _in_steps(self._planner.commit(write, lease.held, checksums))
+                new, existing = await _in_steps(
+                    self._planner.commit(write, lease.held, checksums, durable=durable)
+                )
             self._mover.wake()
             await asyncio.sleep(0)
         finally:
@@ -671,6 +679,8 @@ class Store:
                 logger.warning(
                     "leases_expired=%d limbo_bytes=%d", expired, self._leases.limbo_bytes
                 )
+            self._planner.demote(self.arena.capacity_bytes // DEMOTED_AHEAD)
+            self._mover.wake()
             self._publish()
 
     def _publish(self) -> None:

@@ -15,7 +15,7 @@ import click
 
 from kvstore.block import RECORD_NBYTES_MAX
 from kvstore.cli.words import size
-from kvstore.config import parse_size
+from kvstore.config import ADMISSIONS, parse_size
 from kvstore.errors import ConfigError
 from kvstore.policy import policy_by_name
 from kvstore.replay import FORMATS, Result, Setup, Workload, load_workload, replay
@@ -40,6 +40,13 @@ KV_BYTES_PER_TOKEN = "128KiB"
 @click.option("--dram-policy", metavar="NAME", help="Who leaves from dram.")
 @click.option("--file-policy", metavar="NAME", help="Who leaves from the file tier.")
 @click.option("--compare", metavar="NAME,...", help="Replay once for each of these policies.")
+@click.option(
+    "--admission",
+    type=click.Choice(ADMISSIONS),
+    default="all",
+    show_default=True,
+    help="Write everything to the file tier at once, or what is about to leave dram.",
+)
 @click.option(
     "--hints",
     metavar="end:SHARE",
@@ -78,6 +85,7 @@ def replay_command(
     dram_policy: str | None,
     file_policy: str | None,
     compare: str | None,
+    admission: str,
     hints: str | None,
     format_: str | None,
     lenient: bool,
@@ -123,6 +131,7 @@ def replay_command(
             file_blocks=_blocks("--file", file_size, workload, nbytes),
             dram_policy=of_dram,
             file_policy=of_file,
+            admission=admission,
             record_nbytes=nbytes,
         )
         for dram_size, file_size in product(dram.split(","), file_.split(","))

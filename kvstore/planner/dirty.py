@@ -73,6 +73,10 @@ class DirtyRecords:
         """Forget a record that leaves the arena unwritten. True: nothing ever made it durable."""
         return self._failed.pop((key, part), None) is not None
 
+    def has_failed(self, key: BlockKey, part: Part) -> bool:
+        """Tell whether the last write of a record failed and nobody has tried again."""
+        return (key, part) in self._failed
+
     def drop(self, key: BlockKey, part: Part, record: StoredPart) -> None:
         """Forget a record whether or not it was taken."""
         self._queue.pop((key, part), None)

@@ -14,6 +14,7 @@ from itertools import islice
 from kvstore.block import BlockKey, Part
 from kvstore.index import Extent, HeldSlot, Index, StoredBlock, StoredFrame, StoredPart
 from kvstore.outcome import Reason
+from kvstore.planner.demotion import Demotion
 from kvstore.planner.departures import Departures
 from kvstore.planner.dirty import DirtyRecords
 from kvstore.planner.moves import Space
@@ -62,6 +63,7 @@ class Ledger:
         self.resident_blocks = 0
         self.framed_blocks = 0
         self.has_file = file is not None
+        self.demotion: Demotion | None = None  # None: everything is written at once
         self.frames: OrderedDict[StoredFrame, None] = OrderedDict()  # longest unchecked first
         self._dram = dram
         self._file = file
@@ -73,11 +75,21 @@ class Ledger:
         self._dram_policy.touch(prefix)
         if self.has_file:
             self._file_policy.touch(prefix)
+        if self.demotion is not None:
+            self.demotion.want(prefix)
 
     def end(self, prefix: Sequence[BlockKey]) -> None:
-        """Note that the session that asked for a prefix last will not come back."""
-        self._dram_policy.end(prefix)
-        self._file_policy.end(prefix)
+        """Note that the session that asked for a prefix last will not come back.
+
+        What would leave the arena unwritten for it keeps its place there: the others come up
+        again, and it would be lost.
+        """
+        alone = self._dram_policy.alone(prefix)
+        if self.demotion is None:
+            self._dram_policy.end(alone)
+        else:
+            self.demotion.spare(alone)
+        self._file_policy.end(self._file_policy.alone(prefix))
 
     # ---- slots -------------------------------------------------------------------------------
 
@@ -91,6 +103,22 @@ class Ledger:
                     if slot is not None:
                         break
         return HeldSlot(slot) if slot is not None else None
+
+    def demote(self, nbytes: int) -> None:
+        """Queue the writes of what will leave the arena first, about so many bytes of it."""
+        if self.demotion is None:
+            return
+        for key in islice(self._dram_policy.victims(), VICTIMS_MAX):
+            if nbytes <= 0:
+                break
+            block = self.index.by_key(key)
+            assert block is not None
+            nbytes -= self.demotion.queue(block, nbytes)
+
+    def demote_all(self) -> None:
+        """Queue the writes of all that the arena alone has."""
+        if self.demotion is not None:
+            self.demotion.queue_all()
 
     def unpin(self, held: HeldSlot) -> None:
         """Free a slot that neither the index nor anybody else holds any more."""
@@ -108,6 +136,8 @@ class Ledger:
         assert block is not None
         records = block.parts.values()
         if any(r.dirty or (r.resident is not None and r.resident.pins) for r in records):
+            return False
+        if self.demotion is not None and self.demotion.holds_back(block):
             return False
         lost = 0
         for part, record in list(block.parts.items()):
@@ -232,6 +262,8 @@ class Ledger:
         if not block.resident_parts:
             self._dram_policy.remove(block.key)
             self.resident_blocks -= 1
+            if self.demotion is not None:
+                self.demotion.want((block.key,))
 
     def attach(
         self,

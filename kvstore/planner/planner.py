@@ -23,6 +23,7 @@ from kvstore.block import BlockKey, Match, Namespace, NamespaceId, Part, Span, p
 from kvstore.errors import InvalidRequest
 from kvstore.index import Extent, HeldSlot, Index, StoredBlock, StoredFrame, StoredPart
 from kvstore.outcome import Reason
+from kvstore.planner.demotion import Demotion
 from kvstore.planner.departures import Departures
 from kvstore.planner.dirty import DirtyRecords
 from kvstore.planner.leases import Reservation
@@ -75,7 +76,8 @@ class Planner:
 
     run_nbytes_max: payload of the largest frame that the file tier takes. read_nbytes_max: what one
     read brings up at most, if that is more than one record. write_budget: what it does not admit
-    stays in the arena alone.
+    stays in the arena alone. write_on_demotion: write what is about to leave the arena, not
+    everything at once.
     """
 
     def __init__(
@@ -90,6 +92,7 @@ class Planner:
         run_nbytes_max: int = RUN_NBYTES_MAX,
         read_nbytes_max: int = READ_NBYTES,
         write_budget: WriteBudget | None = None,
+        write_on_demotion: bool = False,
     ) -> None:
         self._now = now
         self._write_budget = write_budget
@@ -101,6 +104,9 @@ class Planner:
             now=now,
             departed_keys_max=departed_keys_max,
         )
+        self._write_on_demotion = write_on_demotion and file is not None
+        if self._write_on_demotion:
+            self._ledger.demotion = Demotion(self.index, self.dirty, self._to_be_written)
         self._run_nbytes_max = min(run_nbytes_max, RUN_NBYTES_MAX)
         self._read_nbytes_max = read_nbytes_max
 
@@ -229,8 +235,12 @@ class Planner:
         reservation: Reservation,
         held: Sequence[HeldSlot | None],
         checksums: Sequence[int],
+        *,
+        durable: bool = False,
     ) -> Steps[tuple[int, int]]:
         """Publish what was written into reserved slots. Keep them pinned until the last step.
+
+        durable: write it behind at once in any case.
 
         Returns how many records are new, and how many another writer had published meanwhile.
         """
@@ -252,7 +262,8 @@ class Planner:
                     continue
                 record = block.parts[part] = StoredPart(slot.slot.nbytes, checksums[at])
                 self._ledger.make_resident(block, record, slot)
-                if self._ledger.has_file and self._to_be_written(block, record):
+                now = durable or not self._write_on_demotion
+                if self._ledger.has_file and now and self._to_be_written(block, record):
                     self.dirty.add(block, part, record)
                 touched = block
                 new += 1
@@ -280,6 +291,14 @@ class Planner:
         admitted = self._write_budget.admits(record.nbytes, continues=continues)
         self.counts.unwritten += not admitted
         return admitted
+
+    def demote(self, nbytes: int) -> None:
+        """Queue the writes of what will leave the arena first, to have `nbytes` free later."""
+        self._ledger.demote(nbytes)
+
+    def demote_all(self) -> None:
+        """Queue the writes of all that the arena alone has."""
+        self._ledger.demote_all()
 
     # ---- write behind ------------------------------------------------------------------------
 

@@ -22,9 +22,12 @@ class Policy(Protocol):
         """Note that a request asked for this prefix, stored or not: what is not will be inserted
         soon, if at all. Unknown keys are not admitted by it."""
 
-    def end(self, prefix: Sequence[BlockKey]) -> None:
-        """Note that the session whose last request asked for this prefix will not come back: what
-        is its alone may leave first. Only a hint; other sessions may come for the same blocks."""
+    def alone(self, prefix: Sequence[BlockKey]) -> Sequence[BlockKey]:
+        """Return the blocks of a prefix that are here and, as far as is known, nobody else's but
+        the session's that asked for it last."""
+
+    def end(self, keys: Sequence[BlockKey]) -> None:
+        """Take the hint that these blocks' session is over. A policy may pay no attention to it."""
 
     def remove(self, key: BlockKey) -> None:
         """Forget a block, if it is known."""

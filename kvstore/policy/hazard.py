@@ -9,8 +9,9 @@ the bin of its age. So blocks that still wait count (they are censored, not igno
     hazard(class, bin) = events / exposure
 
 is unbiased. It is shrunk towards the hazard of all classes, times what the class's group (turn and
-uses) differs from it, because most of 64 x 40 cells are nearly empty. Beyond the data the hazard
-decays: a block is not held for ages on the strength of no evidence.
+uses) differs from it, because most cells of the table are nearly empty. Beyond the data the hazard
+decays: a block is not held for ages on the strength of no evidence. Blocks whose session has said
+that it is over are classes of their own, because others may still come for the same prefix.
 
 What eviction needs is the *index* of a block at age a, the best rate of hits for the room it takes
 (the Gittins index of its remaining life):
@@ -30,8 +31,9 @@ import numpy as np
 
 from kvstore.block import BlockKey
 
-CLASSES = 64
 GAP_CLASSES = 4
+ENDED_CLASS = 64  # from here on one for each number of uses: of sessions that said they are over
+CLASSES = 68
 BINS = 40
 FIRST_BIN_S = 0.25
 """Bins are half octaves from here: bin j > 0 begins at 0.25 s * 2^(j/2), bin 0 at once."""
@@ -42,6 +44,7 @@ DECAY = 0.8  # of the hazard, per bin without evidence
 FIRST_HAZARD = 0.1  # per second, as long as nothing is known
 GROUP_WEIGHT = 3.0  # events' worth of belief that a group is like all, and a class like its group
 CLASS_WEIGHT = 6.0
+ENDED_RATIO = 0.02  # of the hazard of all, until ended sessions have shown theirs
 
 _COUNT_CLASS = (0, 0, 1, 2, 2, 2, 3)
 COUNT_MAX = len(_COUNT_CLASS) - 1
@@ -57,6 +60,11 @@ def gap_class(gap_s: float) -> int:
     if gap_s < GAPS_S[0]:
         return 1
     return 2 if gap_s < GAPS_S[1] else 3
+
+
+def ended_class(uses: int) -> int:
+    """Return the class of a block whose session has ended."""
+    return ENDED_CLASS + _COUNT_CLASS[uses if uses < COUNT_MAX else COUNT_MAX]
 
 
 def block_class(turn: int, uses: int, gap: int) -> int:
@@ -112,6 +120,13 @@ class Hazard:
             self._used_at[slot] = at
             self._uses[slot] = uses
             self._class[slot] = block_class(turn, uses, gap if uses == 1 else gap_class(age))
+
+    def end(self, prefix: Sequence[BlockKey]) -> None:
+        """Note that the session that used these blocks last is over."""
+        for key in prefix:
+            slot = self._slot.get(key)
+            if slot is not None:
+                self._class[slot] = ended_class(self._uses[slot])
 
     def refit(self, now: float) -> None:
         """Learn from what was seen until `now`. Takes a few milliseconds."""
@@ -198,6 +213,7 @@ def _hazard(events: np.ndarray[Any, Any], exposure: np.ndarray[Any, Any]) -> np.
     class_events, class_expected = _smooth(events), _smooth(expected)
     hazard = np.empty((CLASSES, BINS))
     group, own = np.ones(len(group_events)), np.ones(CLASSES)  # ratios, of the bin before
+    group[ENDED_CLASS // GAP_CLASSES] = ENDED_RATIO
     for j in range(BINS):
         group = (group_events[:, j] + GROUP_WEIGHT * group) / (group_expected[:, j] + GROUP_WEIGHT)
         believed_ratio = np.repeat(group, GAP_CLASSES) * own

@@ -7,7 +7,7 @@ newest one whose whole prefix is the start of its own.
 
 The blocks without children here (leaves) are kept in one ring per class, in order of their last
 use, and only the oldest of each ring are compared: a few dozen numbers per eviction, however many
-blocks there are. What an ended session leaves behind is in a ring of its own and goes first.
+blocks there are. What sessions that have ended leave behind is in rings of its own.
 """
 
 from __future__ import annotations
@@ -16,38 +16,40 @@ from collections.abc import Callable, Iterator, Sequence
 
 from kvstore.block import BlockKey
 from kvstore.policy.ghosts import Ghosts
-from kvstore.policy.hazard import CLASSES, Hazard, block_class, gap_class, score
+from kvstore.policy.hazard import CLASSES, Hazard, block_class, ended_class, gap_class, score
 from kvstore.policy.prefix_tree import Node, PrefixTree, link, unlink
 
 REFIT_REQUESTS = 200
 FIRST_REFITS = (25, 50, 100)
 PATHS_MAX = 1 << 16  # requests of which it is known where they ended
+BRANCHES_MAX = 2  # what more requests begin with is no conversation: a system prompt
 ROOTS_MAX = 1 << 12  # requests whose first block may still come
 SCORES_S = 0.25  # for so long a score is good
 STALE_S = 300.0  # a block put so long after its parent was used is used now
 STEPS_MAX = 64  # in search of the place of a parent that has become a leaf
 
-_ENDED = CLASSES  # the ring of what nobody will come back for
-_FOUND = CLASSES + 1  # and of what an earlier life has left
-_RINGS = CLASSES + 2
+_FOUND = CLASSES  # the ring of what an earlier life has left
+_RINGS = CLASSES + 1
 
 
 class _Request:
-    """A use. session: the same object in all requests of a conversation. gap: its class."""
+    """A use. session: the same object in all requests of a conversation. gap: its class.
+    branches: how many requests went on from it."""
 
-    __slots__ = ("at", "gap", "session", "turn")
+    __slots__ = ("at", "branches", "gap", "session", "turn")
 
     def __init__(self, at: float, turn: int, gap: int, session: object) -> None:
         self.at = at
         self.turn = turn
         self.gap = gap
         self.session = session
+        self.branches = 0
 
 
 class _Block(Node):
-    """uses: 0 once its session has ended. shared: by two sessions. found: of an earlier life."""
+    """shared: used by two sessions. ended: its session is over. found: of an earlier life."""
 
-    __slots__ = ("found", "gap", "request", "shared", "uses")
+    __slots__ = ("ended", "found", "gap", "request", "shared", "uses")
 
     request: _Request
 
@@ -56,6 +58,7 @@ class _Block(Node):
         self.uses = 0
         self.gap = 0
         self.shared = False
+        self.ended = False
         self.found = False
 
 
@@ -99,21 +102,26 @@ class HazardDensity:
             node.request = request
             node.uses += 1
             node.gap = gap
-            node.found = False
+            node.ended = node.found = False
             if shared:
                 node.shared = True
             if not node.children:
                 unlink(node)
                 link(node, self._ring_of(node))
 
-    def end(self, prefix: Sequence[BlockKey]) -> None:
-        for key in prefix:
+    def alone(self, prefix: Sequence[BlockKey]) -> Sequence[BlockKey]:
+        found = map(self._tree.find, prefix)
+        return [node.key for node in found if node is not None and not node.shared]
+
+    def end(self, keys: Sequence[BlockKey]) -> None:
+        self._hazard.end(keys)
+        for key in keys:
             node = self._tree.find(key)
-            if node is not None and not node.shared:
-                node.uses = 0
+            if node is not None:
+                node.ended = True
                 if not node.children:
                     unlink(node)
-                    link(node, self._rings[_ENDED])
+                    self._link_by_use(node)
 
     def _begin(self, prefix: Sequence[BlockKey]) -> _Request:
         """Return the request for a prefix, with its turn and session."""
@@ -121,14 +129,18 @@ class HazardDensity:
         paths = self._paths
         last = None
         for key in reversed(prefix):
-            if key in paths:
-                last = paths[key]
+            last = paths.get(key)
+            if last is not None and last.branches < BRANCHES_MAX:
                 break
+        else:
+            last = None
         if last is None:
             request = _Request(at, 1, 0, object())
         else:
+            last.branches += key != prefix[-1]  # the same prompt again is no branch
             request = _Request(at, last.turn + 1, gap_class(at - last.at), last.session)
-        _put_last(paths, prefix[-1], request, PATHS_MAX)
+        if (known := paths.get(prefix[-1])) is None or known.branches < BRANCHES_MAX:
+            _put_last(paths, prefix[-1], request, PATHS_MAX)
         _put_last(self._roots, prefix[0], request, ROOTS_MAX)
         self._requests += 1
         if self._requests % REFIT_REQUESTS == 0 or self._requests in FIRST_REFITS:
@@ -174,7 +186,7 @@ class HazardDensity:
     def _enter(self, key: BlockKey, parent: BlockKey | None) -> _Block | None:
         node = self._tree.enter(key, parent)
         if node is not None:
-            node.shared = False
+            node.shared = node.ended = False
             above = node.parent
             if above is not None and above.here and above.children == 1:
                 unlink(above)  # it is a leaf no longer
@@ -225,8 +237,6 @@ class HazardDensity:
         return best
 
     def _score(self, number: int, head: Node, now: float) -> float:
-        if number == _ENDED:
-            return -1.0
         assert isinstance(head, _Block)
         row = self._hazard.index[number if number < CLASSES else block_class(1, 1, 0)]
         return score(row, now - head.request.at)
@@ -234,8 +244,8 @@ class HazardDensity:
     def _ring_of(self, node: _Block) -> Node:
         if node.found:
             return self._rings[_FOUND]
-        if not node.uses:
-            return self._rings[_ENDED]
+        if node.ended:
+            return self._rings[ended_class(node.uses)]
         return self._rings[block_class(node.request.turn, node.uses, node.gap)]
 
     def _link_by_use(self, node: _Block) -> None:

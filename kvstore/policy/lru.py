@@ -44,8 +44,8 @@ class TailFirstLru:
                 unlink(node)
                 link(node, newest)
 
-    def end(self, prefix: Sequence[BlockKey]) -> None:
-        """Make the tail that no other prefix shares the oldest."""
+    def alone(self, prefix: Sequence[BlockKey]) -> Sequence[BlockKey]:
+        """Return the tail that no other prefix shares."""
         tail: list[Node] = []
         for key in reversed(prefix):
             node = self._tree.find(key)
@@ -53,9 +53,10 @@ class TailFirstLru:
                 if node.children > (1 if tail else 0):
                     break
                 tail.append(node)
-        for node in reversed(tail):
-            unlink(node)
-            link(node, self._ring.newer)
+        return [node.key for node in tail]
+
+    def end(self, keys: Sequence[BlockKey]) -> None:
+        """Do nothing: LRU goes by use alone."""
 
     def remove(self, key: BlockKey) -> None:
         left = self._tree.leave(key)

@@ -21,6 +21,8 @@ from kvstore.policy import policy_by_name
 
 PART = Part(0, 0)
 EVICT_ROUNDS_MAX = 8
+ROUNDS_MAX = 4  # as often as the store asks again for room
+WRITE_NBYTES = 1 << 40  # all there is
 
 T = TypeVar("T")
 
@@ -33,6 +35,7 @@ class Setup:
     file_blocks: int = 0
     dram_policy: str = "lru"
     file_policy: str = "lru"
+    admission: str = "all"
     record_nbytes: int = 1 << 20
 
 
@@ -96,7 +99,9 @@ class Node:
             now=self.clock,
             dram_policy=policy_by_name(setup.dram_policy),
             file_policy=policy_by_name(setup.file_policy),
+            write_on_demotion=setup.admission == "demotion",
         )
+        self._record_nbytes = record
         group = Group("all", setup.record_nbytes)
         self._namespace = self.planner.index.register(Namespace(block_tokens, (group,), ()))
         self._sequence = count(1)
@@ -124,14 +129,18 @@ class Node:
     def _promote(self, keys: Sequence[BlockKey], resident: int) -> int:
         """Bring up what a hit needs; returns how long the hit then is."""
         planner, traffic = self.planner, self.traffic
-        came = 0
-        with planner.pinned(self._tail(keys, resident)):
-            reads = planner.plan_reads(self._namespace, keys, (Span(PART, 0, len(keys)),))
-            with closing(reads) as plan:
-                for read in list(plan):
-                    came += len(read.blocks)
-                    planner.read_done(read, (), corrupt=False)
-        hit = planner.match(self._namespace, keys).resident_blocks
+        came, hit = 0, resident
+        for _ in range(ROUNDS_MAX):
+            self._make_room(len(keys) - hit)
+            with planner.pinned(self._tail(keys, hit)):
+                reads = planner.plan_reads(self._namespace, keys, (Span(PART, 0, len(keys)),))
+                with closing(reads) as plan:
+                    for read in list(plan):
+                        came += len(read.blocks)
+                        planner.read_done(read, (), corrupt=False)
+            hit = planner.match(self._namespace, keys).resident_blocks
+            if hit == len(keys) or not self._write_behind():
+                break
         used = min(came, max(0, hit - resident))
         traffic.file_reads += came
         traffic.promotions_used += used
@@ -143,18 +152,35 @@ class Node:
         planner = self.planner
         new, parent = keys[hit:], keys[hit - 1] if hit else None
         spans = (Span(PART, 0, len(new)),)
-        placed = _at_once(planner.place(self._namespace, new, spans, parent))
-        slots = [slot for slot in placed.held if slot is not None]
+        for _ in range(ROUNDS_MAX):
+            self._make_room(len(new))
+            placed = _at_once(planner.place(self._namespace, new, spans, parent))
+            slots = [slot for slot in placed.held if slot is not None]
+            if not placed.refused or not self._write_behind():
+                break
+            for slot in slots:  # something was held back until it was written
+                planner.unpin(slot)
         with planner.pinned(slots):
             write = Reservation(self._namespace, new, hit, parent, spans, placed.refused)
             checksums = (0,) * len(placed.held)
             stored, _ = _at_once(planner.commit(write, placed.held, checksums))
         self.traffic.dram_writes += stored
         self.traffic.refused += placed.refused
-        if self._file is not None:
-            while writes := planner.take_writes(1 << 40):
-                for each in writes:
-                    self._write(each)
+        self._write_behind()
+
+    def _make_room(self, blocks: int) -> None:
+        """Write what will leave the arena for so many blocks and was not written yet."""
+        self.planner.demote(blocks * self._record_nbytes)
+        self._write_behind()
+
+    def _write_behind(self) -> bool:
+        """Write all that is dirty; False: there was nothing."""
+        wrote = False
+        while self._file is not None and (writes := self.planner.take_writes(WRITE_NBYTES)):
+            for each in writes:
+                self._write(each)
+            wrote = True
+        return wrote
 
     def _tail(self, keys: Sequence[BlockKey], end: int) -> list[HeldSlot]:
         """Return the slot of block `end` - 1: while it is pinned, nothing before it leaves."""

@@ -25,6 +25,7 @@ WINDOW_HOURS = 24.0
 THINK_S = 30.0  # between two turns of a conversation that has no times
 IDLE_MAX_S = 30 * 86400.0  # a longer pause is a wrong unit
 IN_ORDER = ("mooncake", "bailian")  # of arrival, as these formats are written
+BRANCHES_MAX = 2  # requests that go on from one and the same
 PROGRESS_REQUESTS = 64
 
 
@@ -175,14 +176,21 @@ def _lay_over(requests: Sequence[Request], format: str, window_s: float, seed: i
 
 def _infer_sessions(requests: Sequence[Request]) -> None:
     """Number the sessions of requests that name none: a request goes on from the newest one whose
-    blocks are the start of its own."""
-    last: dict[int, int] = {}  # last block of a request -> its session
+    blocks are the start of its own, unless others have: then that is a prompt that many share."""
+    ends: dict[int, list[int]] = {}  # by its last block: a session, and who went on from there
     for number, request in enumerate(requests):
         if request.session is not None or not request.blocks:
             continue
-        found = next((block for block in reversed(request.blocks) if block in last), None)
-        request.session = number if found is None else last[found]
-        last[request.blocks[-1]] = request.session
+        request.session = number
+        for block in reversed(request.blocks):
+            end = ends.get(block)
+            if end is not None and end[1] < BRANCHES_MAX:
+                end[1] += block != request.blocks[-1]  # the same prompt again is no branch
+                request.session = end[0]
+                break
+        last = request.blocks[-1]
+        if last not in ends or ends[last][1] < BRANCHES_MAX:
+            ends[last] = [request.session, 0]
 
 
 class _Blocks:

@@ -15,7 +15,7 @@ from kvstore.block import BlockKey, Group, Namespace, Part, Span
 from kvstore.index import HeldSlot, StoredFrame
 from kvstore.keys import KeyChain, root_key
 from kvstore.planner import Check, Planner, Read, Reservation, Steps, Write, needed_spans
-from kvstore.policy import WriteBudget
+from kvstore.policy import WriteBudget, policy_by_name
 from kvstore.tier.dram.allocator import ExtentAllocator
 
 RECORD = 4096
@@ -63,13 +63,22 @@ class CountingSpace:
 
 
 class PlannerMachine(RuleBasedStateMachine):
+    policy = "lru"
+    write_on_demotion = False
+
     def __init__(self) -> None:
         super().__init__()
         self.dram = CountingSpace(24 * RECORD)
         self.file = CountingSpace(40 * RECORD)
         self.clock = 0.0
         self.planner = Planner(
-            self.dram, self.file, now=lambda: self.clock, read_nbytes_max=3 * RECORD
+            self.dram,
+            self.file,
+            now=lambda: self.clock,
+            dram_policy=policy_by_name(self.policy),
+            file_policy=policy_by_name(self.policy),
+            read_nbytes_max=3 * RECORD,
+            write_on_demotion=self.write_on_demotion,
         )
         self.planner.index.register(SPEC)
         self.writes: list[Write] = []
@@ -100,6 +109,17 @@ class PlannerMachine(RuleBasedStateMachine):
                 held.pins -= 1
                 self.planner.unpin(held)
         self.deleted -= {block.key for block in self.planner.index}
+
+    @rule(chain=st.sampled_from(CHAINS), count=st.integers(1, 24))
+    def end(self, chain: list[BlockKey], count: int) -> None:
+        self.planner.end(chain[:count])
+
+    @rule(nbytes=st.integers(1, 20 * RECORD), everything=st.booleans())
+    def demote(self, nbytes: int, everything: bool) -> None:
+        if everything:
+            self.planner.demote_all()
+        else:
+            self.planner.demote(nbytes)
 
     @rule(nbytes=st.integers(1, 20 * RECORD))
     def take_writes(self, nbytes: int) -> None:
@@ -253,6 +273,17 @@ class PlannerMachine(RuleBasedStateMachine):
 
 TestPlanner = PlannerMachine.TestCase
 TestPlanner.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+
+
+class DemotingMachine(PlannerMachine):
+    """As above, with a policy that learns, and nothing written before it has to leave."""
+
+    policy = "hz"
+    write_on_demotion = True
+
+
+TestDemoting = DemotingMachine.TestCase
+TestDemoting.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
 
 
 class Node:

@@ -43,7 +43,7 @@ class TestHazardDensity(PolicyContract):
     def test_what_an_ended_session_has_alone_leaves_first(self) -> None:
         shared = prefix(0, 2)
         policy = self.filled([*shared, *prefix(100, 2)], [*shared, *prefix(200, 2)])
-        policy.end([*shared, *prefix(200, 2)])
+        policy.end(policy.alone([*shared, *prefix(200, 2)]))
         assert drained(policy)[:2] == prefix(200, 2)[::-1]
 
     def test_a_session_that_comes_back_after_all_is_not_over(self) -> None:

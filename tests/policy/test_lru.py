@@ -24,11 +24,10 @@ class TestTailFirstLru(PolicyContract):
         assert order[:2] == prefix(2, 2)[::-1]
         assert order[-2:] == prefix(0, 2)[::-1]
 
-    def test_what_an_ended_session_has_alone_leaves_first(self) -> None:
+    def test_what_no_other_prefix_shares_is_alone(self) -> None:
         shared = prefix(0, 2)
         policy = self.filled([*shared, *prefix(100, 2)], [*shared, *prefix(200, 2)])
-        policy.end([*shared, *prefix(200, 2)])
-        assert drained(policy)[:2] == prefix(200, 2)[::-1]
+        assert sorted(policy.alone([*shared, *prefix(200, 3)])) == prefix(200, 2)
 
     def test_what_was_found_leaves_before_what_was_used_in_this_life(self) -> None:
         policy = self.filled(prefix(0, 2))

@@ -69,8 +69,7 @@ def test_a_small_file_tier_keeps_its_cap_and_writes_again_what_it_dropped(tmp_pa
     assert result.writes_per_unique > 1
 
 
-@pytest.mark.parametrize("policy", sorted(BUILT_IN))
-def test_sessions_that_say_when_they_end_make_room_for_others(tmp_path: Path, policy: str) -> None:
+def test_sessions_that_say_when_they_end_make_room_for_others(tmp_path: Path) -> None:
     draw = random.Random(1)
     rows: list[dict[str, object]] = []
     block = 1
@@ -85,12 +84,33 @@ def test_sessions_that_say_when_they_end_make_room_for_others(tmp_path: Path, po
     rows.sort(key=lambda row: float(str(row["timestamp"])))
     workload = load(tmp_path, rows)
     plain, half, hinted = (
-        run(workload, dram_blocks=40, dram_policy=policy, end_hints=share)
+        run(workload, dram_blocks=40, dram_policy="hz", end_hints=share)
         for share in (0.0, 0.5, 1.0)
     )
     assert plain.token_hit_ratio < half.token_hit_ratio < hinted.token_hit_ratio
     assert hinted.token_hit_ratio <= hinted.optimum
     assert (plain.hinted_sessions, hinted.hinted_sessions) == (0, 300)
+
+
+@pytest.mark.parametrize("policy", sorted(BUILT_IN))
+def test_sessions_that_have_ended_are_not_written(tmp_path: Path, policy: str) -> None:
+    workload = load(tmp_path, chat(40, 4, gap_s=100))
+    results = [
+        run(
+            workload,
+            dram_blocks=60,
+            file_blocks=400,
+            dram_policy=policy,
+            file_policy=policy,
+            admission="demotion",
+            end_hints=share,
+        )
+        for share in (0.0, 1.0)
+    ]
+    written, spared = (result.writes_per_unique for result in results)
+    assert results[0].token_hit_ratio == results[0].infinite
+    assert results[1].token_hit_ratio > 0.98 * results[1].infinite
+    assert spared < 0.8 * written
 
 
 def test_the_same_seed_gives_the_same_replay(tmp_path: Path) -> None:

@@ -64,6 +64,7 @@ class Node:
         disks: Sequence[Disk] = (),
         hang_s: float = 10.0,
         free_bytes_min: int = 0,
+        write_on_demotion: bool = False,
         **limits: Any,
     ) -> None:
         threads = loop.threads if loop else None
@@ -90,7 +91,12 @@ class Node:
             self.gate = GatedBucket(connect(where))
             self.objects = ObjectTier(where, self.metrics, bucket=self.gate)
         self.time = 0.0
-        self.planner = Planner(self.arena, self.file, now=lambda: self.time)
+        self.planner = Planner(
+            self.arena,
+            self.file,
+            now=lambda: self.time,
+            write_on_demotion=write_on_demotion,
+        )
         settings = LimitSettings(**limits)
         self.mover = Mover(
             self.planner,

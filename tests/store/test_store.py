@@ -261,6 +261,26 @@ def test_making_room_for_the_end_of_a_prefix_does_not_take_its_start(tmp_path: P
         assert sum(item.key in A for item in node.store.scan(None, None, 100)) == 16
 
 
+def test_what_is_written_on_demotion_alone_is_written_when_it_must_leave(tmp_path: Path) -> None:
+    with Node(tmp_path / "kv", arena_bytes=256 << 10, write_on_demotion=True) as node:
+        node.put(A, 0, 16, parts=(FULL,))
+        node.run(asyncio.sleep(0.05))
+        assert not node.planner.framed_blocks
+        assert node.put(B, 0, 16, parts=(FULL,), wait_s=5.0).refused == 0
+        lost = node.store.stats()["dram"]["lost_records"]
+        assert (lost, node.planner.framed_blocks > 0) == (0, True)
+        assert sum(item.key in A for item in node.store.scan(None, None, 100)) == 16
+
+
+def test_a_durable_commit_and_a_flush_write_what_nobody_else_would(tmp_path: Path) -> None:
+    with Node(tmp_path / "kv", write_on_demotion=True) as node:
+        assert node.put(A, 0, 4, durable=True).durable
+        node.put(B, 0, 4)
+        assert node.flush()
+    with Node(tmp_path / "kv") as node:
+        assert (node.get(A), node.get(B)) == (4, 4)
+
+
 def test_a_flush_does_not_pass_over_what_was_lost_before_it(tmp_path: Path) -> None:
     disk = FaultyDisk()
     with Node(tmp_path / "kv", arena_bytes=256 << 10, disk=disk) as node:

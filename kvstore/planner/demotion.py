@@ -1,0 +1,89 @@
+"""Write what is about to leave the arena, instead of everything at once.
+
+It spares flash: what was deleted, or belongs to a session that said it is over, before its room was
+needed is never written. What a crash finds in the arena alone is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from kvstore.block import BlockKey
+from kvstore.index import Index, StoredBlock, StoredPart
+from kvstore.planner.dirty import DirtyRecords
+
+RUN_BLOCKS = 16
+"""Blocks of a prefix that are written together: the tail leaves first, and then those before it."""
+
+
+class Demotion:
+    """Knows which blocks may leave the arena as they are. Bounded by the blocks in the arena."""
+
+    def __init__(
+        self,
+        index: Index,
+        dirty: DirtyRecords,
+        admits: Callable[[StoredBlock, StoredPart], bool],
+    ) -> None:
+        self._index = index
+        self._dirty = dirty
+        self._admits = admits
+        self._spared: set[BlockKey] = set()
+
+    def spare(self, keys: Iterable[BlockKey]) -> None:
+        """Let blocks leave unwritten."""
+        self._spared.update(keys)
+
+    def want(self, keys: Iterable[BlockKey]) -> None:
+        """Take `spare` back: they were used, or have left."""
+        if self._spared:
+            self._spared.difference_update(keys)
+
+    def holds_back(self, block: StoredBlock) -> bool:
+        """Queue the writes that a block must wait for before it leaves; False: there are none."""
+        if not self._is_unwritten(block):
+            return False
+        self.queue(block, block.nbytes)
+        return self._is_unwritten(block)  # unless the write budget has spared it
+
+    def queue_all(self) -> None:
+        """Queue the writes of all that the arena alone has."""
+        for block in self._index:
+            if block.resident_parts and block.key not in self._spared:
+                self._queue(block)
+
+    def queue(self, block: StoredBlock, nbytes_max: int) -> int:
+        """Queue the writes of a block and of those before it; returns the bytes looked at, at most
+        a block more than `nbytes_max`."""
+        run: list[StoredBlock] = []
+        nbytes = 0
+        above: StoredBlock | None = block
+        while above is not None and above.resident_parts and len(run) < RUN_BLOCKS:
+            run.append(above)
+            nbytes += above.nbytes
+            if nbytes >= nbytes_max:
+                break
+            above = self._index.by_key(above.parent) if above.parent is not None else None
+        for each in reversed(run):
+            if each.key not in self._spared:
+                self._queue(each)
+        return nbytes
+
+    def _queue(self, block: StoredBlock) -> None:
+        for part, record in block.parts.items():
+            if record.resident is None or record.frame is not None or record.dirty:
+                continue
+            if self._dirty.has_failed(block.key, part):
+                continue
+            if self._admits(block, record):
+                self._dirty.add(block, part, record)
+            else:
+                self._spared.add(block.key)
+
+    def _is_unwritten(self, block: StoredBlock) -> bool:
+        return block.key not in self._spared and any(
+            record.resident is not None
+            and record.frame is None
+            and not self._dirty.has_failed(block.key, part)
+            for part, record in block.parts.items()
+        )
