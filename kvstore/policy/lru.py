@@ -64,13 +64,17 @@ class TailFirstLru:
             unlink(left[0])
 
     def victims(self) -> Iterator[BlockKey]:
-        node, passed = self._ring.newer, 0
-        while node is not self._ring and passed < PASSED_MAX:
+        node, passed = self._ring.newer, set[Node]()
+        while node is not self._ring and len(passed) < PASSED_MAX:
+            if node.here and node.children:
+                passed.add(node)
+            leaf: Node | None = node
+            while leaf is not None and leaf.here and not leaf.children:
+                above = leaf.parent
+                yield leaf.key
+                # A parent that came after its children may be older than they are.
+                leaf = above if not leaf.here and above in passed else None
             # What was removed meanwhile still points on to newer blocks: follow it into the ring.
-            if node.here and not node.children:
-                yield node.key
-            else:
-                passed += 1
             node = node.newer
 
     def _insert(self, key: BlockKey, parent: BlockKey | None, newest: Node) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kvstore.policy import TailFirstLru
-from kvstore.testing.policy import PolicyContract, drained, prefix
+from kvstore.testing.policy import PolicyContract, drained, key, prefix
 
 
 class TestTailFirstLru(PolicyContract):
@@ -33,3 +33,16 @@ class TestTailFirstLru(PolicyContract):
         policy = self.filled(prefix(0, 2))
         policy.adopt(prefix(100, 1)[0], None)
         assert drained(policy)[0] == prefix(100, 1)[0]
+
+
+def test_a_parent_found_after_its_children_leaves_with_them() -> None:
+    policy = TailFirstLru()
+    root, parent, child = key(1), key(2), key(3)
+    policy.adopt(root, None)
+    policy.adopt(child, parent)
+    policy.adopt(parent, root)
+    left = []
+    for victim in policy.victims():
+        policy.remove(victim)
+        left.append(victim)
+    assert left == [child, parent, root]
