@@ -444,7 +444,8 @@ class Store:
             behind = self._planner.dirty.nbytes > self._limits.write_behind_bytes_max
             self._planner.demote(self._nbytes_of(namespace_id, spans))
             placement = await _in_steps(self._planner.place(namespace_id, keys, spans, parent))
-            self._mover.wake()  # what had to be written before it may leave
+            if self._planner.dirty.count:  # what has to be written before it may leave
+                self._mover.wake()
             short = placement.refused > 0 or behind
             if not short or self._now() >= deadline:
                 break
@@ -680,7 +681,8 @@ class Store:
                     "leases_expired=%d limbo_bytes=%d", expired, self._leases.limbo_bytes
                 )
             self._planner.demote(self.arena.capacity_bytes // DEMOTED_AHEAD)
-            self._mover.wake()
+            if self._planner.dirty.count:
+                self._mover.wake()
             self._publish()
 
     def _publish(self) -> None:
