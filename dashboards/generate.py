@@ -129,6 +129,20 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             ),
         ),
     ),
+    "Hints": (
+        Panel(
+            "Hints",
+            "reqps",
+            (rate("kvstore_hints_total", "kind", "result"),),
+            "result: done, or what was in the way of doing all of it.",
+        ),
+        Panel(
+            "Blocks of hints",
+            "short",
+            (rate("kvstore_hint_blocks_total", "kind"),),
+            "A second; of prefetch: that have come up.",
+        ),
+    ),
     "Durability and queues": (
         Panel(
             "Durable lag",
@@ -144,6 +158,12 @@ ROWS: dict[str, tuple[Panel, ...]] = {
                 gauge("kvstore_queue_depth", "{{queue}}"),
                 gauge("kvstore_rpcs_running", "calls"),
             ),
+        ),
+        Panel(
+            "Recorded",
+            "reqps",
+            (rate("kvstore_recorded_requests_total", "state"),),
+            "For `kvstore trace record`; dropped: it did not keep up.",
         ),
     ),
     "Refused, wrong, failed": (
@@ -245,6 +265,15 @@ ROWS: dict[str, tuple[Panel, ...]] = {
                 rate("vllm:kvstore_breaker_trips_total", "instance", legend="trips/s"),
             ),
             "Clients of an engine that refuse calls at once: the daemon does not answer.",
+        ),
+        Panel(
+            "Hints of requests",
+            "reqps",
+            (
+                rate("vllm:kvstore_hints_total", "instance", legend="sent"),
+                rate("vllm:kvstore_hints_failed_total", "instance", legend="failed"),
+                rate("vllm:kvstore_hints_ignored_total", "instance", legend="unreadable"),
+            ),
         ),
         Panel(
             "Saves dropped",

@@ -32,6 +32,7 @@ from kvstore.errors import (
     Unauthorized,
     Unavailable,
 )
+from kvstore.hint import HintKind, HintReport, Prefix, Short
 from kvstore.keys import KeyChain, root_key
 from kvstore.outcome import BlockRange, Ending, Explanation, Outcome, Reason
 
@@ -52,6 +53,8 @@ __all__ = [
     "Explanation",
     "Grant",
     "Group",
+    "HintKind",
+    "HintReport",
     "Incompatible",
     "InvalidRequest",
     "KVStoreError",
@@ -61,8 +64,10 @@ __all__ = [
     "NamespaceId",
     "Outcome",
     "Part",
+    "Prefix",
     "Reason",
     "SessionEnded",
+    "Short",
     "Slot",
     "Span",
     "Unauthorized",

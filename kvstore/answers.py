@@ -26,6 +26,7 @@ class Ask:
     skip_blocks: int
     began: float
     recompute_s_per_block: float = 0.0  # 0: not told
+    session_id: str = ""  # of the conversation; "": not told
 
     @property
     def look_until(self) -> float:

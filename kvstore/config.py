@@ -25,7 +25,7 @@ from kvstore.errors import ConfigError
 SIZE_UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 SOCKET_PATH_NBYTES_MAX = 107 - len(".arena")
 DIRECTORIES_MAX = 64
-ADMISSIONS = ("all", "demotion")
+ADMISSIONS = ("all", "demotion", "second_use")
 MIB = 1 << 20
 GIB = 1 << 30
 
@@ -165,7 +165,9 @@ class FileSettings:
     admission: str = _setting(
         "What is written, and when. all: every block, at once; eviction from the arena costs "
         "nothing, and a crash loses little. demotion: what is about to leave the arena, but for "
-        "sessions that said they are over; it spares flash, and a crash loses the arena.",
+        "sessions that said they are over; it spares flash, and a crash loses the arena. "
+        "second_use: what is used again, or was computed before; it spares most flash, and what "
+        "leaves the arena before that is lost.",
         "all",
     )
     write_bytes_per_day: int = _setting(
@@ -257,6 +259,12 @@ class LimitSettings:
     limbo_fraction: float = _setting(
         "Part of the arena that expired leases of living clients may keep from reuse.", 0.25
     )
+    pinned_fraction: float = _setting(
+        "Part of the arena that hints may pin, all together. Larger keeps what is announced; the "
+        "rest is what everybody else has.",
+        0.25,
+    )
+    pin_ttl_max_s: float = _setting("Longest time a hint may pin blocks, in seconds.", 3600.0)
     group_commit_bytes: int = _setting(
         "Written bytes that one fdatasync covers at most. Larger: fewer syncs. Smaller: durable "
         "commits answer sooner.",
@@ -528,6 +536,8 @@ def _check(settings: Settings) -> None:
         ("limits.wait_max_s", limits.wait_max_s, 0, 3600),
         ("limits.leased_fraction", limits.leased_fraction, 0.01, 1),
         ("limits.limbo_fraction", limits.limbo_fraction, 0, 1),
+        ("limits.pinned_fraction", limits.pinned_fraction, 0, 0.9),
+        ("limits.pin_ttl_max_s", limits.pin_ttl_max_s, 0, 30 * 86400),
         ("limits.group_commit", limits.group_commit_bytes, 4096, 1 << 40),
         ("limits.write_behind_max", limits.write_behind_bytes_max, MIB, 1 << 50),
         ("limits.outcomes_max", limits.outcomes_max, 1, 1 << 20),

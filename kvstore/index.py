@@ -13,17 +13,28 @@ from typing import Any
 from kvstore.block import BlockKey, Namespace, NamespaceId, Part, Slot
 
 Extent = Any  # a place of the file tier; opaque here
+_OFFSET_BITS = 48
+_OFFSET_MASK = (1 << _OFFSET_BITS) - 1
 
 
 class HeldSlot:
-    """An arena slot and who keeps it from reuse: the index, and every lease or move on it."""
+    """An arena slot and who keeps it from reuse: the index, and every lease or move on it.
 
-    __slots__ = ("indexed", "pins", "slot")
+    There is one for each record in the arena, so it is kept small: extent and offset in one number.
+    """
+
+    __slots__ = ("_place", "indexed", "nbytes", "pins")
 
     def __init__(self, slot: Slot) -> None:
-        self.slot = slot
+        self._place = slot.extent << _OFFSET_BITS | slot.offset
+        self.nbytes = slot.nbytes
         self.pins = 0
         self.indexed = False
+
+    @property
+    def slot(self) -> Slot:
+        place = self._place
+        return Slot(place >> _OFFSET_BITS, place & _OFFSET_MASK, self.nbytes)
 
 
 class StoredFrame:
@@ -63,9 +74,10 @@ class StoredFrame:
 class StoredPart:
     """One record: its checksum and where its bytes are. `loading` is a slot a read is filling."""
 
-    __slots__ = ("checksum", "dirty", "frame", "loading", "nbytes", "position", "resident")
+    __slots__ = ("checksum", "dirty", "frame", "loading", "nbytes", "part", "position", "resident")
 
-    def __init__(self, nbytes: int, checksum: int) -> None:
+    def __init__(self, part: Part, nbytes: int, checksum: int) -> None:
+        self.part = part
         self.nbytes = nbytes
         self.checksum = checksum
         self.resident: HeldSlot | None = None
@@ -76,17 +88,21 @@ class StoredPart:
 
 
 class StoredBlock:
-    """A block. Bit g of `complete` says that every shard of group g is stored somewhere; of
-    `resident_groups`, that every shard is in the arena."""
+    """A block and its records. Bit g of `complete` says that every shard of group g is stored
+    somewhere; of `resident_groups`, that every shard is in the arena.
+
+    Most blocks have one record: a dictionary is made for the second one only, because it takes as
+    much memory as all else that is known of a block.
+    """
 
     __slots__ = (
+        "_stored",
         "block_index",
         "complete",
         "framed_parts",
         "key",
         "namespace_id",
         "parent",
-        "parts",
         "resident_groups",
         "resident_parts",
     )
@@ -98,29 +114,63 @@ class StoredBlock:
         self.namespace_id = namespace_id
         self.block_index = block_index
         self.parent = parent
-        self.parts: dict[Part, StoredPart] = {}
+        self._stored: StoredPart | dict[Part, StoredPart] | None = None
         self.resident_parts = 0
         self.framed_parts = 0
         self.complete = 0
         self.resident_groups = 0
 
     @property
+    def records(self) -> Sequence[StoredPart]:
+        """The records there are, in the order they came; a copy, so they may change meanwhile."""
+        stored = self._stored
+        if stored is None:
+            return ()
+        return tuple(stored.values()) if isinstance(stored, dict) else (stored,)
+
+    def record(self, part: Part) -> StoredPart | None:
+        """Return the record of a part, if there is one."""
+        stored = self._stored
+        if isinstance(stored, dict):
+            return stored.get(part)
+        return stored if stored is not None and stored.part == part else None
+
+    def add(self, record: StoredPart) -> None:
+        """Add a record of a part that is not there."""
+        stored = self._stored
+        if stored is None:
+            self._stored = record
+        elif isinstance(stored, dict):
+            stored[record.part] = record
+        else:
+            self._stored = {stored.part: stored, record.part: record}
+
+    def remove(self, record: StoredPart) -> None:
+        """Remove a record that is there."""
+        stored = self._stored
+        if isinstance(stored, dict) and len(stored) > 1:
+            del stored[record.part]
+        else:
+            self._stored = None
+
+    @property
     def nbytes(self) -> int:
-        return sum(part.nbytes for part in self.parts.values())
+        return sum(record.nbytes for record in self.records)
 
     def refresh(self, namespace: Namespace) -> None:
         """Recompute the group masks after a part came or went."""
         groups = namespace.groups
         stored, resident = [0] * len(groups), [0] * len(groups)
         complete = resident_groups = 0
-        for (group, _), part in self.parts.items():
+        for record in self.records:
+            group = record.part.group
             if group >= len(groups):
                 continue
             shards = groups[group].shards
             stored[group] += 1
             if stored[group] == shards:
                 complete |= 1 << group
-            if part.resident is not None:
+            if record.resident is not None:
                 resident[group] += 1
                 if resident[group] == shards:
                     resident_groups |= 1 << group
@@ -133,6 +183,7 @@ class Index:
     def __init__(self) -> None:
         self._blocks: dict[BlockKey, StoredBlock] = {}
         self._own: dict[NamespaceId, NamespaceId] = {}  # one object per id: compared by `is`
+        self._parts: dict[Part, Part] = {}  # one object per part, as well
         self._count: Counter[NamespaceId] = Counter()
         self.namespaces: dict[NamespaceId, Namespace] = {}
 
@@ -154,6 +205,10 @@ class Index:
             block if block is not None and block.namespace_id is namespace_id else None
             for block in map(self._blocks.get, keys)
         ]
+
+    def own_part(self, part: Part) -> Part:
+        """Return an equal part that other records have, too: it costs them no memory."""
+        return self._parts.setdefault(part, part)
 
     def by_key(self, key: BlockKey) -> StoredBlock | None:
         return self._blocks.get(key)

@@ -23,6 +23,7 @@ from kvstore.frame import KILLED_MAX, NO_KEY, FrameHeader, FrameKind, RunBlock
 from kvstore.index import HeldSlot, StoredBlock, StoredFrame, StoredPart
 from kvstore.obs import Metrics
 from kvstore.planner import Check, Planner, Read, Write
+from kvstore.policy_note import PolicyNote
 from kvstore.tier.dram import Arena
 from kvstore.tier.file import (
     Devices,
@@ -90,6 +91,7 @@ class Mover:
         self._retry_s = RETRY_S
         self._retry_at = 0.0
         self._recalling: asyncio.Task[None] | None = None
+        self._policies = PolicyNote(planner, file, self._now)
         self.recovered_s = 0.0
 
     async def start(self) -> None:
@@ -98,6 +100,7 @@ class Mover:
             return
         began = time.monotonic()
         await self._file.open(self)
+        await self._policies.load()
         self.recovered_s = time.monotonic() - began
         self._writer = asyncio.create_task(self._write_behind())
 
@@ -113,6 +116,7 @@ class Mover:
                 await asyncio.wait(set(self._reads.values()), timeout=drain_s)
             if self._recalling is not None:
                 self._recalling.cancel()
+            await self._policies.save()
             await self._file.close()
         self._workers.shutdown(wait=False, cancel_futures=True)
 
@@ -153,6 +157,7 @@ class Mover:
     async def _recall_all(self) -> None:
         """Index everything, oldest first, a little at a time."""
         assert self._file is not None
+        await self._policies.load()  # before anything is found
         began = self._now()
         while self.unrecalled_runs:
             self._recall_oldest()
@@ -296,6 +301,7 @@ class Mover:
             self._wake.clear()
             if not self.unrecalled_runs:
                 self._evict_excess()
+                await self._policies.save_now_and_then()
             if self._failing and self._now() >= self._retry_at:
                 self._planner.retry_failed()
             while writes := self._planner.take_writes(self._group_commit_bytes):

@@ -91,6 +91,7 @@ def wire_store(settings: Settings, metrics: Metrics) -> Store:
         run_nbytes_max=file.max_frame_nbytes - PAGE_NBYTES if file else 0,
         write_budget=_write_budget(settings.file),
         write_on_demotion=settings.file.admission == "demotion",
+        write_on_second_use=settings.file.admission == "second_use",
     )
     mover = Mover(
         planner,
@@ -161,13 +162,14 @@ def _file_tier(settings: FileSettings) -> Devices:
 
 # The index is millions of objects that live long and form no cycles: a collection of all of them
 # stops the daemon for half a second per half million blocks. So what has survived a collection of
-# the oldest generation is never looked at again: the next has a few ten thousand objects to look
-# at, and what forms cycles and outlived the young generations (gRPC's calls do) is still freed.
-GC_THRESHOLDS = (500, 4, 10)
+# the oldest generation is never looked at again: the next has a few thousand objects to look at, in
+# less than a millisecond, and what forms cycles and outlived the young generations (gRPC's calls
+# do) is still freed. Every object is looked at once per generation, however small they are.
+GC_THRESHOLDS = (500, 2, 4)
 
 
 def bound_collections() -> None:
-    """Let this process's garbage collections take milliseconds however much it holds."""
+    """Let this process's garbage collections be short however much it holds."""
     gc.set_threshold(*GC_THRESHOLDS)
     gc.callbacks.append(_freeze_survivors)
 

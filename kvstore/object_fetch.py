@@ -195,7 +195,7 @@ class ObjectFetch:
             keys = ask.keys[first : min(first + STEP_BLOCKS, blocks)]
             stored = self._planner.index.find(ask.namespace_id, keys)
             for key, block in zip(keys, stored, strict=True):
-                here = block.parts if block is not None else {}
+                here = {r.part for r in block.records} if block is not None else set()
                 mask = block.complete if block is not None else 0
                 for bit, parts in groups:
                     if not mask & bit and all(p in here or key in there for p, there in parts):

@@ -174,11 +174,11 @@ class ObjectUpload:
             for frame in found.frames
             for at in frame.live
         }
-        return all((part, block.key) in there for block in run for part in block.parts)
+        return all((record.part, block.key) in there for block in run for record in block.records)
 
     async def _frames_of(self, run: Sequence[StoredBlock]) -> list[Frame]:
         namespace_id, keys = run[0].namespace_id, [block.key for block in run]
-        parts = sorted({part for block in run for part in block.parts})
+        parts = sorted({record.part for block in run for record in block.records})
         spans = tuple(Span(part, 0, len(run)) for part in parts)
         await self._promotion.bring_up(namespace_id, keys, spans, self._now() + WAIT_S)
         records = self._planner.find(namespace_id, keys, spans)

@@ -28,6 +28,7 @@ class Metrics:
         self._lookups()
         self._tiers()
         self._moves()
+        self._hints()
         self._losses()
         self._objects()
         self._clients()
@@ -42,7 +43,7 @@ class Metrics:
 
         All other counters are kept where things happen.
         """
-        for state in ("used", "capacity", "leased", "limbo"):
+        for state in ("used", "capacity", "leased", "limbo", "pinned"):
             self.dram_bytes.labels(state).set(stats["dram"][f"{state}_bytes"])
         for state in ("physical", "capacity"):
             self.file_bytes.labels(state).set(stats["file"][f"{state}_bytes"])
@@ -117,7 +118,7 @@ class Metrics:
             "reason",
         )
         self.dram_bytes = self._gauge(
-            "dram_bytes", "Bytes of the arena: used, capacity, leased, limbo", "state"
+            "dram_bytes", "Bytes of the arena: used, capacity, leased, limbo, pinned", "state"
         )
         self.file_bytes = self._gauge(
             "file_bytes", "Bytes of the file tier: physical, capacity", "state"
@@ -161,6 +162,21 @@ class Metrics:
         self.dirty_bytes = self._gauge("dirty_bytes", "Committed bytes no fdatasync covers yet")
         self.durable_lag_seconds = self._gauge(
             "durable_lag_seconds", "Age of the oldest committed block no fdatasync covers yet"
+        )
+
+    def _hints(self) -> None:
+        self.hints = self._counter(
+            "hints",
+            "Hints taken, by kind (end, expect, prefetch, pin, demote), and done or what was in "
+            "the way of doing all of it: unknown_session, not_stored, shared, cap, deadline, "
+            "no_room, read_failed, no_file_tier, not_written, busy",
+            "kind",
+            "result",
+        )
+        self.hint_blocks = self._counter(
+            "hint_blocks",
+            "Blocks that hints have done something to; of prefetch: that have come up",
+            "kind",
         )
 
     def _losses(self) -> None:
@@ -218,6 +234,11 @@ class Metrics:
         self.leases = self._gauge("leases", "Leases and reservations held")
         self.expired_leases = self._counter(
             "expired_leases", "Leases not released by their deadline"
+        )
+        self.recorded = self._counter(
+            "recorded_requests",
+            "Requests taken for `kvstore trace record`: sent, dropped (it did not keep up)",
+            "state",
         )
         self.rpcs_running = self._gauge("rpcs_running", "Calls being answered")
         self.rpc_seconds = self._seconds(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import platform
 
 SLICE_NS = 100_000  # the shortest Linux grants
 _SCHED_OTHER = 0
@@ -36,7 +35,7 @@ def run_promptly() -> bool:
     no privilege. Without it such a thread waits for whoever runs to use up milliseconds. Threads it
     starts, which copy and hash, get slices as usual: cut short, they would lose their caches.
     """
-    number = _SYS_SCHED_SETATTR.get(platform.machine())
+    number = _SYS_SCHED_SETATTR.get(os.uname().machine)
     if number is None or os.sched_getscheduler(0) != _SCHED_OTHER:
         return False
     wanted = _Attributes(

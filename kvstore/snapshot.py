@@ -29,6 +29,8 @@ def snapshot(
             "leased_bytes": leases.leased_bytes - leases.limbo_bytes,
             "leased_bytes_max": int(arena.capacity_bytes * limits.leased_fraction),
             "limbo_bytes": leases.limbo_bytes,
+            "pinned_bytes": planner.pins.nbytes,
+            "pinned_bytes_max": int(arena.capacity_bytes * limits.pinned_fraction),
             "growing": arena.growing,
             "evicted_blocks": planner.counts.evicted_dram,
             "lost_records": planner.counts.lost,

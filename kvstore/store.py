@@ -31,8 +31,8 @@ from kvstore.block import (
 )
 from kvstore.config import LimitSettings
 from kvstore.errors import InvalidRequest, Unavailable
+from kvstore.hinting import Hinting
 from kvstore.index import HeldSlot, StoredPart
-from kvstore.loads import Ended
 from kvstore.mover import Mover
 from kvstore.obs import Metrics
 from kvstore.outcome import Explanation, Outcome, Reason
@@ -45,7 +45,8 @@ from kvstore.planner import (
     Steps,
     needed_spans,
 )
-from kvstore.promotion import PROMOTE_ROUNDS_MAX, Promotion
+from kvstore.promotion import Promotion
+from kvstore.reach import Reach, span_nbytes
 from kvstore.scrub import Scrub
 from kvstore.snapshot import snapshot
 from kvstore.tier.dram import Arena
@@ -64,19 +65,6 @@ SPANS_MAX = 4096
 RECORDS_MAX = 1 << 18  # in one call: the answer has a slot for each
 NAMESPACES_MAX = 4096
 BLOCK_INDEX_MAX = (1 << 32) - 1
-
-
-class _Reached(NamedTuple):
-    """How much of a prefix is up, why not all of it, and how much was at first.
-
-    affordable: False if the bound on leases does not let it go now.
-    """
-
-    hit: int
-    why: Reason | None
-    resident: int
-    affordable: bool = True
-    fetched: int = 0  # of the hit, from the object tier
 
 
 class Member(NamedTuple):
@@ -138,6 +126,25 @@ class Store:
         self._objects = objects(self._promotion) if objects is not None else None
         if self._objects is not None:
             mover.on_written = self._objects.written
+        self._reach = Reach(
+            planner,
+            self._promotion,
+            mover,
+            self._leases,
+            self._objects,
+            leasable_bytes=int(arena.capacity_bytes * limits.leased_fraction),
+            now=now,
+        )
+        self.hinting = Hinting(
+            planner,
+            mover,
+            self._reach,
+            metrics,
+            pinned_bytes_max=int(arena.capacity_bytes * limits.pinned_fraction),
+            pin_ttl_max_s=limits.pin_ttl_max_s,
+            recall=self._recall,
+            now=now,
+        )
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -156,6 +163,7 @@ class Store:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.hinting.close()
         if self._objects is not None:
             await self._mover.flush(self._now() + drain_s)
             await self._objects.close(drain_s)
@@ -248,6 +256,7 @@ class Store:
         spans: tuple[Span, ...] | None = None,
         request_id: str = "",
         recompute_s_per_block: float = 0.0,
+        session_id: str = "",
     ) -> Grant:
         """Bring the longest stored prefix up and lease it; with `spans`, exactly those parts.
 
@@ -255,7 +264,7 @@ class Store:
         them, if told what that takes; past it the answer is a shorter prefix. Over the bound on
         leased bytes the answer is an estimate without slots (`leased` is false); with `spans`,
         parts beyond it have no slot, as if they were missing. How the prefix of `request_id` was
-        answered is remembered: see `outcomes`.
+        answered is remembered: see `outcomes`. session_id: of the conversation, for hints.
         """
         client = self._leases.check(session).client
         _check_skip(keys, skip_blocks)
@@ -271,6 +280,7 @@ class Store:
             skip_blocks,
             began,
             recompute_s_per_block,
+            session_id,
         )
         if spans is None:
             return await self._lease_prefix(ask, readers, deadline)
@@ -291,10 +301,10 @@ class Store:
     async def _lease_prefix(self, ask: Ask, readers: int, deadline: float) -> Grant:
         namespace = self._planner.namespace(ask.namespace_id)
         skip = ask.skip_blocks
-        hit, why, resident, affordable, fetched = await self._reach(ask, deadline)
+        hit, why, resident, affordable, fetched = await self._reach.reach(ask, deadline)
         spans = needed_spans(namespace, hit, skip)
         # Others may have been granted theirs while this one waited for its bytes.
-        if hit > skip and _span_nbytes(namespace, spans) > self._lease_room_bytes:
+        if hit > skip and span_nbytes(namespace, spans) > self._reach.room_bytes:
             affordable = False
         if not affordable:
             self._answers.note(ask, hit, Reason.LEASED_BYTES)
@@ -306,59 +316,6 @@ class Store:
         grant = self._grant(ask, spans, readers, hit_blocks=hit)
         self._answers.note(ask, hit, why, grant.lease_id, file=file, objects=fetched)
         return grant
-
-    async def _reach(self, ask: Ask, deadline: float) -> _Reached:
-        """Bring up as much of the prefix as may be leased and comes up until the deadline.
-
-        What this node lacks comes from the object tier, while the rest comes from the file tier.
-        """
-        match = self._match(ask)
-        if self._objects is None or match.hit_blocks == len(ask.keys):
-            return await self._promote(ask, deadline)
-        fetch = asyncio.create_task(self._objects.bring_up(ask, match, deadline))
-        try:
-            reached = await self._promote(ask, deadline)
-            ended = await fetch
-        finally:
-            fetch.cancel()  # if nobody waits any more; what it began is seen through
-        if self._match(ask).hit_blocks <= match.hit_blocks or not reached.affordable:
-            cut = ended is Ended.CUT and reached.why is None
-            return reached._replace(why=Reason.SLOWER) if cut else reached
-        again = await self._promote(ask, deadline)
-        fetched = max(0, again.hit - max(ask.skip_blocks, match.hit_blocks))
-        return again._replace(resident=reached.resident, fetched=fetched)
-
-    async def _promote(self, ask: Ask, deadline: float) -> _Reached:
-        """Bring up what this node has of a prefix."""
-        namespace = self._planner.namespace(ask.namespace_id)
-        failed_reads = self._mover.failed_reads
-        match = self._match(ask)
-        resident = match.resident_blocks
-        for attempt in range(PROMOTE_ROUNDS_MAX):
-            if attempt:  # a block lost on its way up leaves a shorter prefix
-                match = self._match(ask)
-            wanted = self._affordable(namespace, ask, match.hit_blocks)
-            if wanted is None:
-                return _Reached(match.hit_blocks, Reason.LEASED_BYTES, resident, affordable=False)
-            spans = needed_spans(namespace, wanted, ask.skip_blocks)
-            stakes = ask.stakes(replace(match, hit_blocks=wanted))
-            brought = await self._promotion.bring_up(
-                ask.namespace_id, ask.keys, spans, deadline, stakes
-            )
-            hit = self._match(ask, wanted).resident_blocks
-            if hit == wanted:
-                why = Reason.LEASED_BYTES if wanted < match.hit_blocks else None
-                return _Reached(hit, why, resident)
-            if brought.slower:
-                return _Reached(hit, Reason.SLOWER, resident)
-            if self._now() >= deadline:
-                return _Reached(hit, Reason.DEADLINE, resident)
-        failed = self._mover.failed_reads > failed_reads
-        return _Reached(hit, Reason.READ_FAILED if failed else Reason.NO_ROOM, resident)
-
-    def _match(self, ask: Ask, blocks: int | None = None) -> Match:
-        """Match the prefix, or the first `blocks` of it."""
-        return self._planner.match(ask.namespace_id, ask.keys[:blocks], ask.skip_blocks)
 
     def release(self, session: SessionId, lease_ids: Sequence[int]) -> list[bool]:
         """End leases, or abandon reservations. True: the slots were the caller's until now."""
@@ -374,10 +331,11 @@ class Store:
 
     def _grant(self, ask: Ask, spans: tuple[Span, ...], readers: int, *, hit_blocks: int) -> Grant:
         records = self._planner.find(ask.namespace_id, ask.keys, spans)
-        held = _within(self._lease_room_bytes, [r.resident if r else None for r in records])
+        held = _within(self._reach.room_bytes, [r.resident if r else None for r in records])
         lease = self._leases.grant(ask.session, held, readers=max(1, readers))
         self._metrics.bytes.labels("dram", "read").inc(lease.nbytes)
         self._planner.touch(ask.keys)
+        self.hinting.asked(ask.session_id, ask.namespace_id, ask.keys)
         return Grant(
             lease_id=lease.id,
             deadline_s=self._limits.lease_s,
@@ -386,22 +344,6 @@ class Store:
             checksums=tuple(record.checksum if record else 0 for record in records),
             hit_blocks=hit_blocks,
         )
-
-    @property
-    def _lease_room_bytes(self) -> int:
-        """What may be leased for reading now; less than nothing when reservations exceed it."""
-        bound = int(self.arena.capacity_bytes * self._limits.leased_fraction)
-        return bound - self._leases.leased_bytes
-
-    def _affordable(self, namespace: Namespace, ask: Ask, hit: int) -> int | None:
-        """Return the hit that may be leased now; None if only other leases stand in its way."""
-        skip = ask.skip_blocks
-        bound = int(self.arena.capacity_bytes * self._limits.leased_fraction)
-        needed = _span_nbytes(namespace, needed_spans(namespace, hit, skip))
-        if needed > bound:
-            hit = self._match(ask, skip + int((hit - skip) * bound / needed)).hit_blocks
-            needed = _span_nbytes(namespace, needed_spans(namespace, hit, skip))
-        return hit if needed <= self._lease_room_bytes or hit == skip else None
 
     # ---- why a hit is what it is -----------------------------------------------------------------
 
@@ -427,11 +369,13 @@ class Store:
         parent: BlockKey | None,
         spans: tuple[Span, ...],
         wait_s: float = 0.0,
+        session_id: str = "",
     ) -> Grant:
         """Lease empty slots for the records of `spans` that are not stored yet.
 
         keys are consecutive blocks of one prefix, the first of them block `first_block`, after
         `parent`. Without room it waits up to `wait_s`; what then has no slot is `refused`.
+        session_id: of the conversation they belong to, for hints.
         """
         self._leases.check(session)
         self._check_spans(namespace_id, keys, spans)
@@ -459,10 +403,13 @@ class Store:
             held = tuple(None for _ in held)
         if refused:
             self._metrics.refusals.labels("write_behind" if behind else "no_room").inc(refused)
-        write = Reservation(namespace_id, tuple(keys), first_block, parent, spans, refused)
+        write = Reservation(
+            namespace_id, tuple(keys), first_block, parent, spans, refused, session_id
+        )
         try:
             await asyncio.sleep(0)
             lease = self._leases.grant(session, held, write=write)
+            self.hinting.reserved(write)
         except BaseException:  # the session ended between two steps, or nobody waits any more
             self._free(held)
             raise
@@ -475,7 +422,7 @@ class Store:
         )
 
     def _nbytes_of(self, namespace_id: NamespaceId, spans: Sequence[Span]) -> int:
-        return _span_nbytes(self._planner.namespace(namespace_id), spans)
+        return span_nbytes(self._planner.namespace(namespace_id), spans)
 
     async def commit(
         self,
@@ -501,6 +448,7 @@ class Store:
                 new, existing = await _in_steps(
                     self._planner.commit(write, lease.held, checksums, durable=durable)
                 )
+                self.hinting.committed(write)
             self._mover.wake()
             await asyncio.sleep(0)
         finally:
@@ -626,8 +574,8 @@ class Store:
                 namespace_id=block.namespace_id,
                 block_index=block.block_index,
                 nbytes=block.nbytes,
-                resident=block.resident_parts == len(block.parts),
-                durable=block.framed_parts == len(block.parts),
+                resident=block.resident_parts == len(block.records),
+                durable=block.framed_parts == len(block.records),
             )
             for block in heapq.nsmallest(limit, blocks, key=lambda block: block.key)
         ]
@@ -680,6 +628,7 @@ class Store:
                 logger.warning(
                     "leases_expired=%d limbo_bytes=%d", expired, self._leases.limbo_bytes
                 )
+            self.hinting.tick()
             self._planner.demote(self.arena.capacity_bytes // DEMOTED_AHEAD)
             if self._planner.dirty.count:
                 self._mover.wake()
@@ -706,7 +655,7 @@ def _within(nbytes: int, slots: Sequence[HeldSlot | None]) -> list[HeldSlot | No
     fitting: list[HeldSlot | None] = []
     for held in slots:
         if held is not None:
-            nbytes -= padded(held.slot.nbytes)
+            nbytes -= padded(held.nbytes)
         fitting.append(held if nbytes >= 0 else None)
     return fitting
 
@@ -715,7 +664,3 @@ def _check_skip(keys: Sequence[BlockKey], skip_blocks: int) -> None:
     check_keys(keys)
     if not 0 <= skip_blocks <= len(keys):
         raise InvalidRequest(f"skip_blocks={skip_blocks} of {len(keys)} keys")
-
-
-def _span_nbytes(namespace: Namespace, spans: Sequence[Span]) -> int:
-    return sum((end - begin) * padded(namespace.record_nbytes(part)) for part, begin, end in spans)

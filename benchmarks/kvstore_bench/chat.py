@@ -65,6 +65,9 @@ def chat(**given: Any) -> None:
       # a recorded trace, ten times as fast; prompts share prefixes where the trace says so
       kvstore bench chat --input mooncake.jsonl.gz --speed 10 --max-requests 500
     \b
+      # the same, telling the cache which sessions end, and when the others come back
+      kvstore bench chat --input mooncake.jsonl.gz --speed 10 --max-requests 500 --hints
+    \b
       # the workloads of other tools, by their own parameters
       kvstore bench chat --input generate_multi_turn.json --concurrency 2        # vLLM
       kvstore bench chat --workload multi-round-qa --num-users 15 --num-rounds 20 --qps 0.5
@@ -131,7 +134,7 @@ def _options(given: dict[str, Any], prescribed: Mapping[str, Any]) -> ChatOption
     same = (
         "url", "model", "endpoint", "api_key", "answers", "order", "concurrency", "request_rate",
         "client_rate", "arrivals", "max_tokens", "min_tokens", "ignore_eos", "temperature",
-        "warmup", "warmup_percent", "request_timeout_s", "kvstore_metrics", "seed",
+        "warmup", "warmup_percent", "request_timeout_s", "kvstore_metrics", "seed", "hints",
     )  # fmt: skip
     only, slo_ttft, slo_itl = given["only_turns"], given["slo_ttft"], given["slo_itl"]
     asked = {name: given[name] for name in same if given[name] is not None}

@@ -174,6 +174,34 @@ def recovery(*, path: Path, blocks: int, rounds: int, as_json: bool) -> None:
 
 
 @bench.command()
+@click.option("--blocks", type=click.IntRange(1000), default=1_000_000, show_default=True)
+@click.option("--policies", default="lru,hz", show_default=True, metavar="NAME,...")
+@_json
+def index(*, blocks: int, policies: str, as_json: bool) -> None:
+    """Measure what a resident block takes of the daemon's memory, and what policies take in time.
+
+    Nothing is stored: the planner of this release, over an arena that only counts.
+
+    \b
+    Examples:
+      kvstore bench index
+      kvstore bench index --blocks 200000 --json | jq .bytes_per_block.hz
+    """
+    with explained():
+        from kvstore_bench.index import IndexPlan, run
+
+        plan = IndexPlan(blocks, tuple(policies.split(",")))
+        result = run(plan, lambda text: click.echo(text, err=True))
+        _show(result, as_json, _print_index)
+
+
+def _print_index(result: dict[str, Any]) -> None:
+    from kvstore_bench.ratio_tables import print_index
+
+    print_index(result)
+
+
+@bench.command()
 @_path
 @click.option("--flips", type=click.IntRange(1), default=20, show_default=True)
 @click.option(

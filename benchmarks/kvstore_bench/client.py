@@ -113,12 +113,17 @@ class Endpoint:
         max_tokens: int,
         epoch: float = 0.0,
         due_s: float | None = None,
+        hints: Mapping[str, Any] | None = None,
     ) -> Sample:
         """Send a history, read the whole answer, return the measurement. Never raises for a
         request that went wrong: that is `Sample.failure`. epoch: perf_counter at the run's start;
-        due_s: when the request should have started, counted from there.
+        due_s: when the request should have started, counted from there. hints: what kvstore's
+        connector is told of the conversation.
         """
-        body = msgspec.json.encode(self._request(messages, model, max_tokens))
+        request = self._request(messages, model, max_tokens)
+        if hints is not None:
+            request.setdefault("kv_transfer_params", {"kvstore": hints})
+        body = msgspec.json.encode(request)
         recording = Recording(time.perf_counter())
         failure = None
         try:

@@ -29,6 +29,8 @@ class ChatOptions:
     before the first. warmup_percent: share of the first requests that is left out of the results.
     slo_*_s: what a request must keep to count as good. body: merged into every request.
     keep_going: do not stop after CONSECUTIVE_FAILURES_MAX failures in a row. seed: of arrivals.
+    hints: tell kvstore's connector which conversation a request is of, when it goes on, and which
+    request is its last.
     """
 
     url: str = "http://127.0.0.1:8000"
@@ -55,6 +57,7 @@ class ChatOptions:
     api_key: str | None = field(default=None, repr=False)
     kvstore_metrics: str | None = None
     keep_going: bool = False
+    hints: bool = False
 
     def request_body(self) -> dict[str, Any]:
         """Return what every request's body holds beside model, messages and max_tokens."""
@@ -68,6 +71,16 @@ class ChatOptions:
     def tokens_of(self, dialogue: Dialogue, turn: int) -> int:
         """Return the longest answer to ask for."""
         return self.max_tokens or dialogue.answer_tokens(turn) or MAX_TOKENS
+
+    def hints_of(self, dialogue: Dialogue, turn: int, last: int) -> dict[str, Any]:
+        """Return what is known when a turn is sent; last: the last turn to ask of any dialogue."""
+        hints: dict[str, Any] = {"session_id": dialogue.id}
+        if turn >= min(last, dialogue.turns):
+            return hints | {"end_session": True}
+        due_s, next_s = dialogue.due_s(turn), dialogue.due_s(turn + 1)
+        if due_s is not None and next_s is not None:
+            hints["expect_s"] = max(0.0, next_s - due_s)
+        return hints
 
     def follows_recorded_times(self, dialogues: Sequence[Dialogue]) -> bool:
         """Say whether turns start when their source says; a rate overrules that."""

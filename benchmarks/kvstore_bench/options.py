@@ -97,6 +97,9 @@ CHAT: Options = (
              " says how long answers are]"),
     _request("--temperature", type=float, default=0.0, show_default=True, help="Of sampling."),
     _request("--extra-body", default="{}", metavar="JSON", help="Merged into every request."),
+    _request("--hints", is_flag=True,
+             help="Tell kvstore's connector, in kv_transfer_params, which conversation a request is"
+             " of, when the next one is due if the workload says so, and which is the last."),
     _request("--request-timeout-s", type=POSITIVE, default=600.0, show_default=True,
              help="Longest wait for a whole answer."),
     _request("--allow-errors", is_flag=True,

@@ -89,6 +89,22 @@ def print_recovery(result: Mapping[str, Any]) -> None:
     Console().print(_ratios(title, RECOVERY_MEANINGS, result))
 
 
+def print_index(result: Mapping[str, Any]) -> None:
+    """Print a row a policy."""
+    title = f"{result['plan']['blocks']:,} resident blocks"
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    columns = {
+        "bytes_per_block": "bytes a block",
+        "match_p50_us": "match of 64, p50 us",
+        "put_p50_us": "put of 64, p50 us",
+    }
+    for column in ("policy", *columns.values()):
+        table.add_column(column, justify="left" if column == "policy" else "right")
+    for policy in result["plan"]["policies"]:
+        table.add_row(policy, *(f"{result[field][policy]:.0f}" for field in columns))
+    Console().print(table)
+
+
 def print_resumed(result: Mapping[str, Any]) -> None:
     """Print the ratios and the medians they were made of."""
     title = f"Resumed prompts of {result['plan']['prompt_tokens']:,} tokens: {result['model']}"

@@ -30,6 +30,7 @@ EXTENT_NBYTES = 32 << 20
 class ResumePlan:
     """What to ask how often. dram_bytes must hold twice what a round stores: half of it is lent.
 
+    hbm_bytes: a pool in the model's own memory, measured too if it is not 0.
     exact: answers must be equal. In bfloat16 they need not be: rounding follows the batch's shape.
     """
 
@@ -39,6 +40,7 @@ class ResumePlan:
     block_tokens: int = 32
     dram_bytes: int = 512 << 20
     file_bytes: int = 4 << 30
+    hbm_bytes: int = 0
     seed: int = 0
     exact: bool = True
 
@@ -80,7 +82,8 @@ def run(model: Any, plan: ResumePlan, directory: Path, say: Say) -> dict[str, An
 
     Raises InvalidRequest if two answers differ that should not.
     """
-    seconds: dict[str, list[float]] = {"cold": [], "saving": [], "dram": [], "file": []}
+    sources = ["cold", "saving", "dram", "file", *(["hbm"] if plan.hbm_bytes else [])]
+    seconds: dict[str, list[float]] = {source: [] for source in sources}
     with (
         tempfile.TemporaryDirectory(prefix="kvstore-bench-", dir=directory) as scratch,
         Daemon(
@@ -102,6 +105,7 @@ def run(model: Any, plan: ResumePlan, directory: Path, say: Say) -> dict[str, An
         "ttft_dram_vs_cold": medians["dram"] / medians["cold"],
         "ttft_file_vs_cold": medians["file"] / medians["cold"],
         "ttft_saving_vs_cold": medians["saving"] / medians["cold"],
+        **({"ttft_hbm_vs_cold": medians["hbm"] / medians["cold"]} if plan.hbm_bytes else {}),
         **{f"ttft_{name}_s": value for name, value in medians.items()},
         "device": str(model.device),
         "model": f"{type(model).__name__}, {model.num_parameters():,} parameters, {model.dtype}",
@@ -136,19 +140,30 @@ def _round(model: Any, plan: ResumePlan, daemon: Daemon, number: int) -> dict[st
     with _opened(model, plan, daemon, ids) as prefixes:
         ask("file", prefixes.generate)
         _check_hit(prefixes, ids, plan)
+    if plan.hbm_bytes:
+        with _opened(model, plan, daemon, ids, plan.hbm_bytes) as prefixes:
+            prefixes.generate(ids, max_new_tokens=1, do_sample=False, pad_token_id=0)
+            if not prefixes.flush(WAIT_S) or not prefixes.hbm_blocks:
+                raise Unavailable("nothing was kept in the pool: raise hbm_bytes")
+            ask("hbm", prefixes.generate)
+            _check_hit(prefixes, ids, plan)
     if plan.exact and any(answer != answers[0] for answer in answers):
         raise InvalidRequest("a resumed answer differs from the one computed without kvstore")
     return seconds
 
 
 @contextmanager
-def _opened(model: Any, plan: ResumePlan, daemon: Daemon, ids: Any) -> Iterator[Any]:
+def _opened(
+    model: Any, plan: ResumePlan, daemon: Daemon, ids: Any, hbm_bytes: int = 0
+) -> Iterator[Any]:
     """Open the model's prefixes on an arena that is there, and connected."""
     from kvstore_transformers import Prefixes
 
     with Client(daemon.target) as client:
         await_arena(client, plan.dram_bytes)
-    with Prefixes(model, daemon.target, block_tokens=plan.block_tokens) as prefixes:
+    with Prefixes(
+        model, daemon.target, block_tokens=plan.block_tokens, hbm_bytes=hbm_bytes
+    ) as prefixes:
         prefixes.load(ids.flip(1)[:, : plan.block_tokens + 1])  # connects
         yield prefixes
 

@@ -27,13 +27,16 @@ from __future__ import annotations
 import asyncio
 import gc
 import random
+import secrets
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 from kvstore.errors import Unavailable
+from kvstore.hint import SESSION_ID_CHARS_MAX
 from kvstore.scheduling import run_promptly
 from kvstore_bench import drivers
 from kvstore_bench.client import Endpoint
@@ -163,6 +166,7 @@ class _Run:
         self.planned = sum(max(0, min(last, one.turns) - first + 1) for one in dialogues)
         self.samples: list[Sample] = []
         self.over = asyncio.Event()
+        self._name = secrets.token_hex(4)  # other runs have conversations of the same ids
 
     def elapsed_s(self) -> float:
         return time.perf_counter() - self._epoch
@@ -209,12 +213,18 @@ class _Run:
             max_tokens=self._options.tokens_of(dialogue, job.turn),
             epoch=self._epoch,
             due_s=due_s,
+            hints=self._hints(job) if self._options.hints else None,
         )
         if self._options.answers == "live":
             self._live[job.position].append(Message("assistant", sample.output_text))
         self.samples.append(sample)
         self._on_sample(sample)
         return self._goes_on(sample)
+
+    def _hints(self, job: Job) -> dict[str, Any]:
+        dialogue = self._dialogues[job.position]
+        hints = self._options.hints_of(dialogue, job.turn, self._span[1])
+        return hints | {"session_id": f"bench-{self._name}-{dialogue.id}"[-SESSION_ID_CHARS_MAX:]}
 
     def _history(self, job: Job) -> Sequence[Message]:
         dialogue = self._dialogues[job.position]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -13,12 +13,20 @@ from transformers import DynamicCache, PreTrainedConfig
 
 from kvstore import InvalidRequest
 from kvstore_transformers.namespace import LayerGroup
-
-PREFILL_TOKENS_MIN = 128
-"""Shorter pieces are decoding, whose time says nothing of prefill."""
+from kvstore_transformers.prefill import PieceClock
 
 Pages = list[Tensor]
 """Keys and values of a group's layers, in the order of its record, each (blocks, H, tokens, C)."""
+
+
+class Restoring(Protocol):
+    """KV on its way into a cache."""
+
+    def wait_layer(self, layer: int) -> None:
+        """Return when a layer's KV is there, for what the model puts on its device from now on."""
+
+    def finish(self) -> None:
+        """Return when all KV is there and is what was stored. Raises LoadFailed if it is not."""
 
 
 class PrefixCache(DynamicCache):  # type: ignore[misc] # transformers is not checked
@@ -27,8 +35,8 @@ class PrefixCache(DynamicCache):  # type: ignore[misc] # transformers is not che
     prompt: the token ids it was made for. restored_blocks: how many blocks came from the store.
     request_id: what `kvstore explain` knows its load by.
     exact: False once KV was computed under autocast, in another precision than the model's.
-    prefill_s_per_token: what the model took for the last long piece of the prompt, as the host sees
-    it; 0 until there was one.
+    stored_blocks: how many the daemon is known to have.
+    pace: times the long pieces of the prompt.
     Layers with a sliding window keep what they compute, beyond their window too, until the cache is
     dropped: what a later resume needs of them is not known before.
     """
@@ -40,8 +48,9 @@ class PrefixCache(DynamicCache):  # type: ignore[misc] # transformers is not che
         self.restored_blocks = 0
         self.exact = True
         self.request_id = f"transformers-{secrets.token_hex(4)}"
-        self.prefill_s_per_token = 0.0
-        self._prefill_began = 0.0
+        self.stored_blocks = 0
+        self.pace = PieceClock()
+        self._restoring: Restoring | None = None
         self.activate_past_recording()
 
     @property
@@ -52,26 +61,34 @@ class PrefixCache(DynamicCache):  # type: ignore[misc] # transformers is not che
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """As every cache does. Raises InvalidRequest for more than one sequence."""
+        """As every cache does. Raises InvalidRequest for more than one sequence, LoadFailed if what
+        was restored must not be used."""
         if key_states.shape[0] != 1:
             raise InvalidRequest("a PrefixCache holds one sequence: no batches, no beams")
         if torch.is_autocast_enabled(key_states.device.type):
             self.exact = False  # the tensors may look as always: a cat makes them float32 again
-        if key_states.shape[2] >= PREFILL_TOKENS_MIN:
-            self._time_prefill(key_states.shape[2], layer_idx)
+        if self._restoring is not None:
+            began = time.perf_counter()
+            self._restoring.wait_layer(layer_idx)
+            self.pace.note_wait(time.perf_counter() - began)
+        self.pace.note(key_states.shape[2], layer_idx, len(self.layers), key_states.device)
+        if layer_idx == len(self.layers) - 1:
+            self.finish()
         keys, values = super().update(key_states, value_states, layer_idx, *args, **kwargs)
         return keys, values
 
-    def _time_prefill(self, tokens: int, layer: int) -> None:
-        """Note when a piece of the prompt reaches the first layer and the last one."""
-        if layer == 0:
-            self._prefill_began = time.perf_counter()
-        elif layer == len(self.layers) - 1 and self._prefill_began:
-            took = time.perf_counter() - self._prefill_began
-            self.prefill_s_per_token = took * len(self.layers) / layer / tokens
+    def finish(self) -> None:
+        """Return when what is being restored is there. Raises LoadFailed: drop this cache then."""
+        if self._restoring is not None:
+            self._restoring.finish()
+            self._restoring = None
 
-    def restore(self, blocks: int, pages: Sequence[tuple[LayerGroup, Pages]]) -> None:
-        """Take over the KV of the first `blocks` blocks; of a window, its last ones."""
+    def restore(
+        self, blocks: int, pages: Sequence[tuple[LayerGroup, Pages]], restoring: Restoring
+    ) -> None:
+        """Take over the KV of the first `blocks` blocks; of a window, its last ones.
+
+        The pages need not be there yet: `restoring` knows."""
         for group, tensors in pages:
             for index, keys, values in zip(group.layers, tensors[::2], tensors[1::2], strict=True):
                 layer = self.layers[index]
@@ -80,6 +97,7 @@ class PrefixCache(DynamicCache):  # type: ignore[misc] # transformers is not che
                 if group.window_tokens:
                     layer.cumulative_length = blocks * self.block_tokens
         self.restored_blocks = blocks
+        self._restoring = restoring
 
     def pages(self, group: LayerGroup) -> tuple[int, Pages]:
         """Return the first whole block that `group` still has, and its pages from there on.

@@ -1,76 +1,158 @@
-"""Copies between a cache's pages and the arena's slots, in host memory or through staging."""
+"""Copies between a cache's pages and the arena's slots, in host memory or by DMA."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from kvstore import checksum
+from kvstore.numa import cpus_near, pin_this_thread
+from kvstore_kernels.device import open_device
 from kvstore_kernels.host import HostPages
-from kvstore_kernels.staging import Staging
+from kvstore_kernels.lane import Lanes, Transfer
+from kvstore_kernels.packing import (
+    Leaves,
+    PagedKV,
+    checksum_of_leaves,
+    kernels_work,
+    leaves_of,
+    open_paged,
+)
 from kvstore_transformers.cache import Pages
+
+CLOSE_WAIT_S = 2.0
+
+
+class Filled(NamedTuple):
+    """Pages whose blocks come from records, one each, in order."""
+
+    pages: Pages
+    records: Sequence[memoryview]
 
 
 class Copier(Protocol):
-    """Copies in both directions. Reads and writes may run at once, two reads may not."""
+    """Copies in both directions. Reads and writes may run at once, two reads may not.
+
+    bounced_nbytes: what went through a buffer, because the device does not reach the arena (yet).
+    """
+
+    @property
+    def bounced_nbytes(self) -> int: ...
+
+    def enter_thread(self) -> None:
+        """Called first in every thread that copies."""
 
     def mark(self) -> Any:
         """Return the point the model has reached; a copy `after` it sees that work done."""
 
+    def open(self, pages: Pages) -> Any:
+        """Return `pages` as `read` wants them."""
+
     def read(
-        self, pages: Pages, blocks: Sequence[int], records: Sequence[memoryview], after: Any
-    ) -> None:
-        """Copy blocks into records; done when this returns."""
+        self, opened: Any, blocks: Sequence[int], records: Sequence[memoryview], after: Any
+    ) -> Iterable[int]:
+        """Copy blocks into records, done when this returns; returns the records' checksums."""
 
-    def write(
-        self, pages: Pages, blocks: Sequence[int], records: Sequence[memoryview], after: Any
-    ) -> None:
-        """Copy records into blocks; done when this returns."""
+    def write(self, filled: Sequence[Filled], after: Any) -> Iterator[Leaves]:
+        """Copy records into pages, in order; yields, when pages are done, what the copied records'
+        leaves sum up to: taken after the copy, so that a slot that changed under it is noticed."""
+
+    def close(self) -> None:
+        """Let go of the arena; no copies after it."""
 
 
-def copier_for(device: torch.device, record_nbytes_max: int) -> Copier:
-    """Return what copies to and from `device`."""
-    return HostCopier() if device.type == "cpu" else DeviceCopier(device, record_nbytes_max)
+def copier_for(
+    device: torch.device,
+    record_nbytes_max: int,
+    extents: Callable[[], Mapping[int, memoryview]],
+) -> Copier:
+    """Return what copies to and from `device`. extents: `Client.extents`."""
+    if device.type == "cpu":
+        return HostCopier()
+    return DeviceCopier(device, record_nbytes_max, extents)
 
 
 class HostCopier:
     """In host memory models compute synchronously: nothing is ever in flight."""
 
+    bounced_nbytes = 0
+
+    def enter_thread(self) -> None: ...
+
     def mark(self) -> None: ...
 
-    def read(
-        self, pages: Pages, blocks: Sequence[int], records: Sequence[memoryview], after: None
-    ) -> None:
-        source = HostPages(pages)
-        for block, record in zip(blocks, records, strict=True):
-            source.read(block, record)
+    def open(self, pages: Pages) -> HostPages:
+        return HostPages(pages)
 
-    def write(
-        self, pages: Pages, blocks: Sequence[int], records: Sequence[memoryview], after: None
-    ) -> None:
-        target = HostPages(pages)
+    def read(
+        self,
+        opened: HostPages,
+        blocks: Sequence[int],
+        records: Sequence[memoryview],
+        after: None,
+    ) -> Iterable[int]:
         for block, record in zip(blocks, records, strict=True):
-            target.write(block, record)
+            opened.read(block, record)
+        return map(checksum, records)
+
+    def write(self, filled: Sequence[Filled], after: None) -> Iterator[Leaves]:
+        for pages, records in filled:
+            target = HostPages(pages)
+            leaves = []
+            for block, record in enumerate(records):
+                target.write(block, record)
+                leaves.append(leaves_of(torch.frombuffer(record, dtype=torch.uint8)))
+            yield leaves
+
+    def close(self) -> None: ...
 
 
 class DeviceCopier:
-    """Through pinned buffers, on a stream for each direction."""
+    """Through a ring of staging buffers for each direction, each with streams of its own."""
 
-    def __init__(self, device: torch.device, record_nbytes_max: int) -> None:
-        self._device = device
-        self._out = Staging(device, record_nbytes_max)
-        self._in = Staging(device, record_nbytes_max)
+    def __init__(
+        self,
+        device: torch.device,
+        record_nbytes_max: int,
+        extents: Callable[[], Mapping[int, memoryview]],
+    ) -> None:
+        opened = open_device(device)
+        kernels_work(opened.torch_device)  # tried and compiled now, before a prompt waits for it
+        self._cpus = cpus_near(opened.pci_address)
+        self._lanes = Lanes(
+            opened, record_nbytes_max, extents, partial(pin_this_thread, self._cpus)
+        )
 
-    def mark(self) -> torch.cuda.Event:
-        return torch.cuda.current_stream(self._device).record_event()
+    @property
+    def bounced_nbytes(self) -> int:
+        return self._lanes.bounced_nbytes
+
+    def enter_thread(self) -> None:
+        self._lanes.device.enter_thread()
+        pin_this_thread(self._cpus)
+
+    def mark(self) -> Any:
+        return self._lanes.device.mark()
+
+    def open(self, pages: Pages) -> PagedKV:
+        return open_paged([pages])
 
     def read(
-        self, pages: Pages, blocks: Sequence[int], records: Sequence[memoryview], after: Any
-    ) -> None:
-        self._out.read(pages, blocks, records, after)
+        self, opened: PagedKV, blocks: Sequence[int], records: Sequence[memoryview], after: Any
+    ) -> Iterable[int]:
+        transfer = Transfer(opened, [(0, block) for block in blocks], records)
+        (leaves,) = self._lanes.out.read([transfer], after)
+        return map(checksum_of_leaves, leaves)
 
-    def write(
-        self, pages: Pages, blocks: Sequence[int], records: Sequence[memoryview], after: Any
-    ) -> None:
-        self._in.write(pages, blocks, records, after)
+    def write(self, filled: Sequence[Filled], after: Any) -> Iterator[Leaves]:
+        transfers = [
+            Transfer(open_paged([pages]), [(0, block) for block in range(len(records))], records)
+            for pages, records in filled
+        ]
+        return self._lanes.back.write(transfers, after)
+
+    def close(self) -> None:
+        self._lanes.close(CLOSE_WAIT_S)

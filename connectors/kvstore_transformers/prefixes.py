@@ -8,9 +8,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Self
 
@@ -27,10 +29,12 @@ from kvstore import (
     KVStoreError,
     root_key,
 )
+from kvstore_kernels.device import open_device
 from kvstore_transformers.cache import PrefixCache
 from kvstore_transformers.copying import copier_for
-from kvstore_transformers.loading import load_blocks
+from kvstore_transformers.loading import Load, LoadFailed
 from kvstore_transformers.namespace import build_namespace, check_unchanged, find_layout
+from kvstore_transformers.pool import HbmPool, HeldPages
 from kvstore_transformers.saving import Job, Saved, Saver
 
 logger = logging.getLogger(__name__)
@@ -79,6 +83,8 @@ class Prefixes:
         load_deadline_s: float = 5.0,
         save_deadline_s: float = 1.0,
         save_queue_jobs: int = 8,
+        hbm_bytes: int = 0,
+        hbm_policy: str = "lru",
     ) -> None:
         """Look at the model; the daemon need not be there yet.
 
@@ -86,7 +92,9 @@ class Prefixes:
         weights_id: names the weights instead of their fingerprint; same id, same weights.
         load_deadline_s: how long a prompt may wait for its blocks to come up from slower tiers.
         save_deadline_s: how long a save waits for room. save_queue_jobs: saves waiting at once;
-        more are dropped. Raises Incompatible, saying why, for a model that cannot be served.
+        more are dropped. hbm_bytes: GPU memory to keep blocks in as well, 0 for none; hbm_policy:
+        who leaves there, "lru" or "hz". Raises Incompatible, saying why, for a model that cannot be
+        served, ConfigError for an unknown policy, InvalidRequest where hbm_bytes do not fit.
         """
         if not target.startswith("unix:"):
             raise InvalidRequest(f"{target!r} is not unix:/path/kvstore.sock: blocks are mapped")
@@ -99,10 +107,18 @@ class Prefixes:
         self._registered = False
         self._load_deadline_s = load_deadline_s
         sizes = [group.record_nbytes for group in self._namespace.groups]
-        self._copier = copier_for(self._layout.device, max(sizes))
+        self._pool = self._open_pool(hbm_bytes, hbm_policy) if hbm_bytes else None
         self._client = Client(target, name="transformers")
+        self._copier = copier_for(self._layout.device, max(sizes), self._client.extents)
         self._saver = Saver(
-            self._client, self._copier, wait_s=save_deadline_s, jobs_max=save_queue_jobs
+            self._client,
+            self._copier,
+            self._pool,
+            wait_s=save_deadline_s,
+            jobs_max=save_queue_jobs,
+        )
+        self._loads = ThreadPoolExecutor(
+            1, thread_name_prefix="kvstore-load", initializer=self._copier.enter_thread
         )
 
     @property
@@ -115,6 +131,16 @@ class Prefixes:
         """Saves given up, wholly or in part, because the daemon was away, full or behind."""
         return self._saver.dropped
 
+    @property
+    def hbm_blocks(self) -> int:
+        """Blocks kept in GPU memory now."""
+        return self._pool.blocks if self._pool is not None else 0
+
+    @property
+    def bounced_nbytes(self) -> int:
+        """Bytes that took the slower path, because the GPU does not reach the arena (yet)."""
+        return self._copier.bounced_nbytes
+
     def generate(self, input_ids: Tensor, **options: Any) -> Any:
         """Return what `model.generate(input_ids, **options)` returns.
 
@@ -123,8 +149,15 @@ class Prefixes:
         """
         if not self._serves(input_ids, options):
             return self.model.generate(input_ids, **options)
-        cache = self.load(input_ids)
-        output = self.model.generate(input_ids, past_key_values=cache, **options)
+        cache = self._start(input_ids)
+        try:
+            output = self.model.generate(input_ids, past_key_values=cache, **options)
+            cache.finish()
+        except LoadFailed as error:  # in the first forward: no token came of it
+            cache = self._failed(cache, error)
+            if options.get("streamer") is not None:
+                options["streamer"] = _AfterPrompt(options["streamer"])
+            output = self.model.generate(input_ids, past_key_values=cache, **options)
         sequences = output if isinstance(output, Tensor) else output.sequences
         try:
             self.save(cache, sequences)
@@ -138,19 +171,41 @@ class Prefixes:
         At least one token is left to compute. Never raises for what happens to the daemon. Raises
         InvalidRequest for more than one prompt, Incompatible if the model was changed meanwhile.
         """
+        cache = self._start(input_ids)
+        try:
+            cache.finish()
+        except LoadFailed as error:
+            return self._failed(cache, error)
+        return cache
+
+    def _start(self, input_ids: Tensor) -> PrefixCache:
+        """The same, but what is restored need not be there yet: its layers wait for it."""
         check_unchanged(self.model, self._layout)
         if input_ids.dim() != 2 or input_ids.shape[0] != 1:
             raise InvalidRequest(f"one prompt (1, n) at a time, not {tuple(input_ids.shape)}")
         block_tokens = self._namespace.block_tokens
         cache = PrefixCache(self.model.config, input_ids[0].tolist(), block_tokens)
         keys = self._keys(cache.prompt[:-1])[:KEYS_MAX]
-        if keys and self._client.available and not self._autocast:
+        if not keys or self._autocast:
+            return cache
+        if self._pool is not None:
+            self._pool.asked(keys)
+        if self._restore_pooled(cache, keys, len(keys) - 1):
+            return cache
+        if self._client.available:
             try:
                 self._load(cache, keys)
             except KVStoreError as error:
-                self.loads_failed += 1
-                logger.info("load=failed error=%r", error)
+                cache = self._failed(cache, error)
+        if not cache.restored_blocks:
+            self._restore_pooled(cache, keys)
         return cache
+
+    def _failed(self, cache: PrefixCache, error: KVStoreError) -> PrefixCache:
+        """Count a load that failed; return a cache with nothing in it."""
+        self.loads_failed += 1
+        logger.info("load=failed error=%r", error)
+        return PrefixCache(self.model.config, cache.prompt, cache.block_tokens)
 
     def save(self, cache: PrefixCache, sequences: Tensor) -> None:
         """Store, in the background, the full blocks of `cache` that did not come from the store.
@@ -164,13 +219,22 @@ class Prefixes:
             raise InvalidRequest("these tokens do not start with the prompt of this cache")
         self._note_pace(cache)
         keys = self._keys(tokens[: cache.get_seq_length()])
-        if len(keys) <= cache.restored_blocks or not self._registered:
+        if len(keys) <= cache.stored_blocks and self._pool is None:
+            return
+        with contextlib.suppress(KVStoreError):
+            self._register()  # with a pool, the daemon may never have been asked
+        if not self._registered and self._pool is None:
             return
         if not cache.exact or not all(g.fits(cache.layers) for g in self._layout.groups):
             return
-        groups = [self._saved(cache, index) for index in range(len(self._namespace.groups))]
+        indexes = range(len(self._namespace.groups))
+        groups = [self._saved(cache, index, cache.stored_blocks) for index in indexes]
+        pooled = []
+        if self._pool is not None:
+            whole = [self._saved(cache, index, 0) for index in indexes]
+            pooled = [HeldPages(each.begin, each.pages) for each in whole]
         mark = self._copier.mark()
-        self._saver.put(Job(self._namespace_id, keys, cache.restored_blocks, groups, mark))
+        self._saver.put(Job(self._namespace_id, keys, cache.stored_blocks, groups, mark, pooled))
 
     def flush(self, wait_s: float = 30.0) -> bool:
         """Wait until all that was saved is durable; False if it is not by then.
@@ -183,6 +247,8 @@ class Prefixes:
     def close(self) -> None:
         """Finish the saves that are queued, for 2 s at most, and leave the daemon."""
         self._saver.close(CLOSE_WAIT_S)
+        self._loads.shutdown()
+        self._copier.close()
         self._client.close()
 
     def __enter__(self) -> Self:
@@ -201,10 +267,28 @@ class Prefixes:
     def _keys(self, tokens: Sequence[int]) -> list[BlockKey]:
         return KeyChain(root_key(self._namespace_id), self._namespace.block_tokens).update(tokens)
 
-    def _load(self, cache: PrefixCache, keys: Sequence[BlockKey]) -> None:
-        if not self._registered:
+    def _register(self) -> None:
+        """Name the namespace to the daemon, if it is there and was not told."""
+        if not self._registered and self._client.available:
             self._client.register(self._namespace)  # from here on the client repeats it by itself
             self._registered = True
+
+    def _open_pool(self, nbytes: int, policy: str) -> HbmPool:
+        device = open_device(self._layout.device)
+        return HbmPool(device, self._layout, self._namespace, nbytes=nbytes, policy=policy)
+
+    def _restore_pooled(
+        self, cache: PrefixCache, keys: Sequence[BlockKey], more_than: int = 0
+    ) -> bool:
+        """Restore from GPU memory, if it has more blocks than that."""
+        load = self._pool.restore(keys, more_than) if self._pool is not None else None
+        if load is None:
+            return False
+        cache.restore(load.blocks, load.pages, load)
+        return True
+
+    def _load(self, cache: PrefixCache, keys: Sequence[BlockKey]) -> None:
+        self._register()
         asked_at = time.monotonic()
         grant: Grant = self._client.acquire(
             self._namespace_id,
@@ -213,20 +297,27 @@ class Prefixes:
             request_id=cache.request_id,
             recompute_s_per_block=self._prefill_s_per_token * self._namespace.block_tokens,
         )
-        if not grant.hit_blocks or not grant.leased:
-            if grant.lease_id:
+        load = None
+        try:
+            cache.stored_blocks = grant.hit_blocks
+            if grant.hit_blocks and grant.leased:
+                if self._restore_pooled(cache, keys, grant.hit_blocks - 1):
+                    return
+                load = Load(
+                    self._client,
+                    self._copier,
+                    self._layout,
+                    self._namespace,
+                    keys=keys,
+                    grant=grant,
+                    deadline=asked_at + grant.deadline_s,
+                )
+        finally:
+            if load is None and grant.lease_id:
                 self._client.submit(lambda remote: remote.release(grant.lease_id))
-            return
-        pages = load_blocks(
-            self._client,
-            self._copier,
-            self._layout,
-            self._namespace,
-            keys=keys,
-            grant=grant,
-            deadline=asked_at + grant.deadline_s,
-        )
-        cache.restore(grant.hit_blocks, pages)
+        if load is not None:
+            cache.restore(grant.hit_blocks, load.pages, load)
+            self._loads.submit(load.run)
 
     @property
     def _autocast(self) -> bool:
@@ -234,16 +325,14 @@ class Prefixes:
         return bool(torch.is_autocast_enabled(self._layout.device.type))
 
     def _note_pace(self, cache: PrefixCache) -> None:
-        """Learn how fast the model is, so that nothing is waited for that it computes sooner.
+        """Learn how fast the model is, so that nothing is waited for that it computes sooner."""
+        s_per_token = cache.pace.s_per_token
+        if s_per_token:
+            before = self._prefill_s_per_token or s_per_token
+            self._prefill_s_per_token = before + (s_per_token - before) / 8
 
-        On the host only: a GPU's time is not seen without waiting for it.
-        """
-        if cache.prefill_s_per_token and self._layout.device.type == "cpu":
-            before = self._prefill_s_per_token or cache.prefill_s_per_token
-            self._prefill_s_per_token = before + (cache.prefill_s_per_token - before) / 8
-
-    def _saved(self, cache: PrefixCache, index: int) -> Saved:
-        """Return which blocks of a group are stored, if they are not yet.
+    def _saved(self, cache: PrefixCache, index: int, stored: int) -> Saved:
+        """Return which blocks of a group are to be stored, of those after `stored` blocks.
 
         Of a window, from the one before the prompt's end on: a later prompt resumes there at the
         earliest, or at the end of what was generated.
@@ -252,7 +341,7 @@ class Prefixes:
         resume = (len(cache.prompt) - 1) // self._namespace.block_tokens
         needed = group.blocks_needed(resume, self._namespace.block_tokens).start
         first, pages = cache.pages(self._layout.groups[index])
-        begin = max(cache.restored_blocks, first, needed if group.window_tokens else 0)
+        begin = max(stored, first, needed if group.window_tokens else 0)
         return Saved(begin, group.record_nbytes, [part[begin - first :] for part in pages])
 
     def _serves(self, input_ids: Tensor, options: dict[str, Any]) -> bool:
@@ -281,3 +370,19 @@ class Prefixes:
                 else bool(mask.all())
             )
         )
+
+
+class _AfterPrompt:
+    """A streamer that was given the prompt already: its first piece is not passed on again."""
+
+    def __init__(self, streamer: Any) -> None:
+        self._streamer = streamer
+        self._prompt_seen = False
+
+    def put(self, value: Any) -> None:
+        if self._prompt_seen:
+            self._streamer.put(value)
+        self._prompt_seen = True
+
+    def end(self) -> None:
+        self._streamer.end()

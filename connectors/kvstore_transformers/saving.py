@@ -13,9 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from kvstore import BlockKey, Client, KVStoreError, NamespaceId, Part, Span, checksum
+from kvstore import BlockKey, Client, Grant, KVStoreError, NamespaceId, Part, Span
 from kvstore_transformers.cache import Pages
 from kvstore_transformers.copying import Copier
+from kvstore_transformers.pool import HbmPool, HeldPages
 
 logger = logging.getLogger(__name__)
 
@@ -34,13 +35,15 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """The blocks [first, len(keys)) of a prefix. groups: where each begins, in namespace order."""
+    """The blocks [first, len(keys)) of a prefix. groups: where each begins, in namespace order.
+    pooled: the same for the pool in GPU memory, from the prefix's start; empty without one."""
 
     namespace_id: NamespaceId
     keys: Sequence[BlockKey]
     first: int
     groups: Sequence[Saved]
     after: Any
+    pooled: Sequence[HeldPages] = ()
 
     @property
     def piece_blocks(self) -> int:
@@ -52,22 +55,34 @@ class Job:
 class Saver:
     """Owns the save thread. saved_blocks counts records; dropped, whole saves or their rest."""
 
-    def __init__(self, client: Client, copier: Copier, *, wait_s: float, jobs_max: int) -> None:
+    def __init__(
+        self,
+        client: Client,
+        copier: Copier,
+        pool: HbmPool | None,
+        *,
+        wait_s: float,
+        jobs_max: int,
+    ) -> None:
         """wait_s: how long a piece waits for room in the daemon. jobs_max: queued at once."""
         self.saved_blocks = 0
         self.dropped = 0
         self._client = client
         self._copier = copier
+        self._pool = pool
         self._wait_s = wait_s
         self._jobs_max = jobs_max
         self._pending = 0
         self._changed = threading.Condition()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="kvstore-save")
+        self._thread = ThreadPoolExecutor(
+            1, thread_name_prefix="kvstore-save", initializer=copier.enter_thread
+        )
 
     def put(self, job: Job) -> None:
         """Queue a save, or drop it if too many are. Never blocks."""
         with self._changed:
-            if self._pending >= self._jobs_max or not self._client.available:
+            away = not self._client.available and self._pool is None
+            if self._pending >= self._jobs_max or away:
                 self.dropped += 1
                 return
             self._pending += 1
@@ -87,9 +102,15 @@ class Saver:
 
     def _run(self, job: Job) -> None:
         try:
+            if self._pool is not None:
+                self._pool.store(job.keys, job.pooled, job.after)
+            opened = [
+                self._copier.open(group.pages) if group.begin < len(job.keys) else None
+                for group in job.groups
+            ]
             for first in range(job.first, len(job.keys), job.piece_blocks):
                 last = min(first + job.piece_blocks, len(job.keys))
-                if not self._save(job, first, last):
+                if not self._save(job, opened, first, last):
                     break
         except KVStoreError as error:
             logger.info("save=dropped error=%r", error)
@@ -103,7 +124,7 @@ class Saver:
                 self._pending -= 1
                 self._changed.notify_all()
 
-    def _save(self, job: Job, first: int, last: int) -> bool:
+    def _save(self, job: Job, opened: Sequence[Any], first: int, last: int) -> bool:
         """Save the blocks [first, last); False if the store is full."""
         spans = [
             Span(Part(index, 0), max(first, group.begin) - first, last - first)
@@ -123,7 +144,7 @@ class Saver:
                 self._client.release(grant.lease_id)
         else:
             try:
-                checksums = self._copy(job, first, grant.spans, grant.slots)
+                checksums = self._copy(job, opened, first, grant)
             except BaseException:
                 self._client.release(grant.lease_id)
                 raise
@@ -132,17 +153,17 @@ class Saver:
             self.dropped += 1
         return not grant.refused
 
-    def _copy(self, job: Job, first: int, spans: Sequence[Span], slots: Sequence[Any]) -> list[int]:
+    def _copy(self, job: Job, opened: Sequence[Any], first: int, grant: Grant) -> list[int]:
         """Copy pages to their slots; return the checksum of each, 0 where there is none."""
         checksums: list[int] = []
-        for span in spans:
+        for span in grant.spans:
             group = job.groups[span.part.group]
-            part = slots[len(checksums) : len(checksums) + span.end - span.begin]
+            part = grant.slots[len(checksums) : len(checksums) + span.end - span.begin]
             views = [
                 self._client.view(slot)[: group.record_nbytes] if slot else None for slot in part
             ]
             wanted = [(first + span.begin + at - group.begin, v) for at, v in enumerate(views) if v]
             blocks, records = [block for block, _ in wanted], [view for _, view in wanted]
-            self._copier.read(group.pages, blocks, records, job.after)
-            checksums += [checksum(view) if view is not None else 0 for view in views]
+            sums = iter(self._copier.read(opened[span.part.group], blocks, records, job.after))
+            checksums += [0 if view is None else next(sums) for view in views]
         return checksums

@@ -95,7 +95,7 @@ class KVStoreConnector(KVConnectorBase_V1, compat.HybridSupport):  # type: ignor
         """Take over the worker's KV cache: from here on its namespace is known."""
         config = self._kv_cache_config
         groups = [[kv_caches[name] for name in g.layer_names] for g in config.kv_cache_groups]
-        pages = open_pages(groups, config.num_blocks)
+        pages = open_pages(groups, config.num_blocks, self._client.extents)
         namespace = build_namespace(
             self._vllm_config,
             config,

@@ -20,11 +20,16 @@ COUNTERS = {
     "saved_blocks": "Records copied from the device and committed.",
     "saved_bytes": "Bytes of those records.",
     "save_seconds": "Time spent copying and hashing them, in the background.",
+    "bounced_bytes": "Bytes that went through a pinned buffer, because the GPU could not reach the "
+    "daemon's memory (yet): if this grows on, look for register=failed in the log.",
     "refused_blocks": "Records the daemon had no room for.",
     "saves_dropped_queue": "Saves dropped because the queue was full.",
     "saves_dropped_down": "Saves dropped because the daemon was away or failed.",
     "saves_dropped_reuse": "Saves dropped because their device blocks were needed again.",
     "reuse_wait_seconds": "Time steps waited for copies out of blocks they overwrite.",
+    "hints": "Hints sent to the daemon for finished requests.",
+    "hints_failed": "Hints the daemon did not get, or refused.",
+    "hints_ignored": "Requests whose hints could not be read.",
     "breaker_trips": "Times a client of this engine gave the daemon up until it answered again.",
 }
 

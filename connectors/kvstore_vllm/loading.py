@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvstore import Client
 from kvstore.block import BlockKey, NamespaceId
-from kvstore.checksum import checksum
 from kvstore.errors import CorruptBlock, KVStoreError, Unavailable
 from kvstore_vllm.counters import Counters
 from kvstore_vllm.metadata import LoadOrder, LoadSpan
@@ -108,6 +107,7 @@ class Loader:
     # The thread -----------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        self._pages.enter_thread()
         while (item := self._orders.get()) is not None:
             order, after = item
             loaded = False
@@ -195,14 +195,7 @@ class Loader:
         """Copy, and return the keys of corrupt records."""
         corrupt = []
         for group, keys, records, checksums, device_blocks in copies:
-            sums: list[int] = []
-            step = self._pages.batch(group)
-            for first in range(0, len(records), step):
-                part = slice(first, first + step)
-                self._pages.write(group, device_blocks[part], records[part], after)
-                # After the copy, so that a slot that changed under it is noticed too, and at once,
-                # while the bytes are in the processor's cache.
-                sums += map(checksum, records[part])
+            sums = self._pages.write(group, device_blocks, records, after)
             checked = zip(keys, sums, checksums, strict=True)
             corrupt += [key for key, found, expected in checked if found != expected]
         return corrupt

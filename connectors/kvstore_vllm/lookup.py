@@ -48,10 +48,12 @@ class Lookup:
         wait_s: float,
         request_id: str,
         recompute_s_per_block: float,
+        session_id: str = "",
     ) -> None:
         """Ask for `keys`, of which the engine holds the first `skip_blocks` itself.
 
         recompute_s_per_block: what computing a block takes the engine, 0 while that is unknown.
+        session_id: the client's name of the conversation, if it gave one.
         """
         keys = keys[:KEYS_MAX]
         self.skip_blocks = skip_blocks
@@ -70,6 +72,7 @@ class Lookup:
                 wait_s=wait_s,
                 request_id=request_id,
                 recompute_s_per_block=recompute_s_per_block,
+                session_id=session_id,
             )
             self.instance = remote.instance
             return grant
@@ -120,6 +123,12 @@ class Lookup:
             and self.skip_blocks <= local_blocks
             and time.monotonic() + RENEW_S < self.deadline
         )
+
+    def doubt(self) -> None:
+        """Say that the answer is overdue, so that no other request waits as long for a daemon that
+        is stopped. Never blocks."""
+        if not self.answered:
+            self._client.submit(lambda remote: remote.doubt())
 
     def abandon(self) -> None:
         """Give the lease back, now or as soon as it is granted. Never blocks."""

@@ -24,13 +24,14 @@ class SaveSpan:
 class SaveOrder:
     """Blocks of one prefix whose KV is complete. Every worker saves its own shard of them.
 
-    spans: one per group at most.
+    spans: one per group at most. session_id: the conversation they belong to, "" unknown.
     """
 
     keys: tuple[BlockKey, ...]
     first_block: int
     parent: BlockKey | None
     spans: tuple[SaveSpan, ...]
+    session_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Records in and out of the device's pages: in host memory, or through pinned staging for CUDA.
+"""Records in and out of the device's pages: in host memory, or by DMA for CUDA.
 
 Records live in the arena's slots and are always host bytes here; a *page* is one layer's part of a
 block. Both implementations are used by one thread that reads and `writers` that write, at once.
@@ -6,22 +6,38 @@ block. Both implementations are used by one thread that reads and `writers` that
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 
+from kvstore.checksum import checksum
+from kvstore.numa import cpus_near, pin_this_thread
+from kvstore_kernels.device import open_device
 from kvstore_kernels.host import HostPages
-from kvstore_kernels.paged import record_nbytes
-from kvstore_kernels.staging import Staging
+from kvstore_kernels.lane import Lanes, Transfer
+from kvstore_kernels.packing import Leaves, checksum_of_leaves, open_paged
+from kvstore_kernels.registration import Extents
 from kvstore_vllm.prefill import Event, HostEvent
+
+CLOSE_WAIT_S = 2.0
 
 
 class Pages(Protocol):
-    """The KV cache of one worker, by group and device block."""
+    """The KV cache of one worker, by group and device block.
+
+    bounced_nbytes: what went through a buffer, because the device does not reach the arena (yet).
+    """
 
     record_nbytes: list[int]
     writers: int
+
+    @property
+    def bounced_nbytes(self) -> int: ...
+
+    def enter_thread(self) -> None:
+        """Called first in every thread that copies."""
 
     def mark(self) -> Any:
         """Return the point the engine has reached; a copy made `after` it sees that work done."""
@@ -31,28 +47,39 @@ class Pages(Protocol):
         """Return an event to time the engine's work with."""
         ...
 
-    def batch(self, group: int) -> int:
-        """Return how many records are best written in one call."""
-        ...
-
     def read(
         self, group: int, blocks: Sequence[int], records: Sequence[memoryview], after: Any
-    ) -> None:
-        """Copy device blocks into records; done when this returns."""
+    ) -> Iterable[int]:
+        """Copy device blocks into records; done when this returns.
+
+        Returns their checksums, which may be computed when they are asked for."""
         ...
 
     def write(
         self, group: int, blocks: Sequence[int], records: Sequence[memoryview], after: Any
-    ) -> None:
-        """Copy records into device blocks; done when this returns."""
+    ) -> Sequence[int]:
+        """Copy records into device blocks; done when this returns.
+
+        Returns the checksums of what was copied, taken after the copy, so that a slot that changed
+        under it is noticed too."""
         ...
 
+    def close(self) -> None:
+        """Let go of the arena; no copies after it."""
 
-def open_pages(groups: Sequence[Sequence[torch.Tensor]], num_blocks: int) -> Pages:
-    """Return the pages of `groups`, lists of layers as vLLM registers them."""
+
+def open_pages(
+    groups: Sequence[Sequence[torch.Tensor]], num_blocks: int, extents: Extents = dict
+) -> Pages:
+    """Return the pages of `groups`, lists of layers as vLLM registers them.
+
+    extents: `Client.extents`, so that a GPU reaches the arena by itself.
+    """
     layers = [[_by_block(layer, num_blocks) for layer in group] for group in groups]
     device = layers[0][0].device
-    return HostMemory(layers) if device.type == "cpu" else StagedMemory(layers, device)
+    if device.type == "cpu":
+        return HostMemory(layers)
+    return DeviceMemory(layers, extents)
 
 
 def _by_block(layer: torch.Tensor, num_blocks: int) -> torch.Tensor:
@@ -69,10 +96,13 @@ class HostMemory:
     """Pages in host memory: plain memmoves, of which one core does not fill the memory bus."""
 
     writers = 2
+    bounced_nbytes = 0
 
     def __init__(self, groups: Sequence[Sequence[torch.Tensor]]) -> None:
         self._pages = [HostPages(layers) for layers in groups]
         self.record_nbytes = [pages.record_nbytes for pages in self._pages]
+
+    def enter_thread(self) -> None: ...
 
     def mark(self) -> None:
         """CPU engines compute synchronously: nothing is ever in flight here."""
@@ -81,49 +111,77 @@ class HostMemory:
         """Return an event to time steps with."""
         return HostEvent()
 
-    def batch(self, group: int) -> int:
-        return 1
-
     def read(
         self, group: int, blocks: Sequence[int], records: Sequence[memoryview], after: None
-    ) -> None:
+    ) -> Iterable[int]:
         for block, record in zip(blocks, records, strict=True):
             self._pages[group].read(block, record)
+        return map(checksum, records)
 
     def write(
         self, group: int, blocks: Sequence[int], records: Sequence[memoryview], after: None
-    ) -> None:
+    ) -> Sequence[int]:
+        sums = []
         for block, record in zip(blocks, records, strict=True):
             self._pages[group].write(block, record)
+            sums.append(checksum(record))  # while the bytes are in the processor's cache
+        return sums
+
+    def close(self) -> None: ...
 
 
-class StagedMemory:
-    """Pages in device memory, through pinned staging buffers."""
+class DeviceMemory:
+    """Pages in device memory, through a ring of staging buffers in each direction."""
 
     writers = 1
 
-    def __init__(self, groups: Sequence[Sequence[torch.Tensor]], device: torch.device) -> None:
-        self._groups = groups
-        self._device = device
-        self.record_nbytes = [record_nbytes(layers) for layers in groups]
-        self._out = Staging(device, max(self.record_nbytes))
-        self._in = Staging(device, max(self.record_nbytes))
+    def __init__(self, groups: Sequence[Sequence[torch.Tensor]], extents: Extents) -> None:
+        self._paged = open_paged(groups)
+        self.record_nbytes = self._paged.record_nbytes
+        device = open_device(self._paged.device)
+        self._cpus = cpus_near(device.pci_address)
+        self._lanes = Lanes(
+            device, max(self.record_nbytes), extents, partial(pin_this_thread, self._cpus)
+        )
+
+    @property
+    def bounced_nbytes(self) -> int:
+        return self._lanes.bounced_nbytes
+
+    def enter_thread(self) -> None:
+        self._lanes.device.enter_thread()
+        pin_this_thread(self._cpus)
 
     def mark(self) -> Any:
-        return torch.cuda.current_stream(self._device).record_event()
+        return self._lanes.device.mark()
 
-    def event(self) -> torch.cuda.Event:
-        return torch.cuda.Event(enable_timing=True)
-
-    def batch(self, group: int) -> int:
-        return self._in.batch(self.record_nbytes[group])
+    def event(self) -> Event:
+        if self._paged.device.type == "cpu":
+            return HostEvent()
+        event: Event = torch.cuda.Event(enable_timing=True)
+        return event
 
     def read(
         self, group: int, blocks: Sequence[int], records: Sequence[memoryview], after: Any
-    ) -> None:
-        self._out.read(self._groups[group], blocks, records, after)
+    ) -> Iterable[int]:
+        return self._copied(self._lanes.out.read, group, blocks, records, after)
 
     def write(
         self, group: int, blocks: Sequence[int], records: Sequence[memoryview], after: Any
-    ) -> None:
-        self._in.write(self._groups[group], blocks, records, after)
+    ) -> Sequence[int]:
+        return self._copied(self._lanes.back.write, group, blocks, records, after)
+
+    def close(self) -> None:
+        self._lanes.close(CLOSE_WAIT_S)
+
+    def _copied(
+        self,
+        copy: Callable[[Sequence[Transfer], Any], Iterator[Leaves]],
+        group: int,
+        blocks: Sequence[int],
+        records: Sequence[memoryview],
+        after: Any,
+    ) -> list[int]:
+        transfer = Transfer(self._paged, [(group, block) for block in blocks], records)
+        (leaves,) = copy([transfer], after)
+        return [checksum_of_leaves(each) for each in leaves]

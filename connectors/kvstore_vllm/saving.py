@@ -12,12 +12,12 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from kvstore import AsyncClient, Client
 from kvstore.block import Grant, Namespace, Part, Slot, Span
-from kvstore.checksum import checksum
 from kvstore.errors import InvalidRequest, KVStoreError
 from kvstore_vllm.counters import Counters
 from kvstore_vllm.lookup import registered
@@ -124,6 +124,7 @@ class Saver:
     # The thread -----------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        self._pages.enter_thread()
         while (job := self._next()) is not None:
             try:
                 self._save(job)
@@ -164,11 +165,12 @@ class Saver:
                 self._client.release(grant.lease_id)
             return
         started = time.perf_counter()
-        records = self._copy(job, grant.slots)
-        if records is None:
+        copied = self._copy(job, grant.slots)
+        if copied is None:
             self._client.release(grant.lease_id)
             return
-        sums = [checksum(record) if record is not None else 0 for record in records]
+        records, found = copied
+        sums = [0 if record is None else next(found) for record in records]
         seconds = time.perf_counter() - started
         committed = self._client.commit(grant.lease_id, sums)
         self._counters.add(
@@ -186,14 +188,21 @@ class Saver:
             parent=order.parent,
             spans=[self._span(span) for span in order.spans],
             wait_s=self._settings.save_deadline_s,
+            session_id=order.session_id,
         )
 
     def _span(self, span: SaveSpan) -> Span:
         return Span(Part(span.group, self._shard), span.begin, span.begin + len(span.device_blocks))
 
-    def _copy(self, job: _Job, slots: Sequence[Slot | None]) -> list[memoryview | None] | None:
-        """Copy the pages to their slots; None if the fence gave the job up meanwhile."""
+    def _copy(
+        self, job: _Job, slots: Sequence[Slot | None]
+    ) -> tuple[list[memoryview | None], Iterator[int]] | None:
+        """Copy the pages to their slots; None if the fence gave the job up meanwhile.
+
+        Returns the records, and the checksums of those that were copied, still to be computed.
+        """
         records: list[memoryview | None] = []
+        sums: list[Iterable[int]] = []
         for span in job.order.spans:
             size = self._pages.record_nbytes[span.group]
             part = slots[len(records) : len(records) + len(span.device_blocks)]
@@ -206,11 +215,11 @@ class Saver:
             if job.dropped:
                 return None
             blocks, views = [block for block, _ in pairs], [view for _, view in pairs]
-            self._pages.read(span.group, blocks, views, job.after)
+            sums.append(self._pages.read(span.group, blocks, views, job.after))
             records += targets
         with self._changed:
             if job.dropped:
                 return None
             self._reading.remove(job)
             self._changed.notify_all()
-        return records
+        return records, chain.from_iterable(sums)

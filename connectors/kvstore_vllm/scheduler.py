@@ -7,7 +7,7 @@ Everything here runs in the engine's scheduling loop and never waits: questions 
     num_new_matched_tokens ... answer yet? not yet -> None; a lease -> its length; else 0
     update_state_after_alloc . device blocks exist: pair the leased slots with them
     build_meta ............... one StepMetadata per step: loads, saves, blocks handed out
-    request_finished ......... the last full blocks go with the next step
+    request_finished ......... the last full blocks go with the next step; hints are sent
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from kvstore import Client
 from kvstore.block import Namespace, NamespaceId
 from kvstore.keys import root_key
 from kvstore_vllm.counters import Counters
+from kvstore_vllm.hints import NO_HINTS, HintSender, read_hints
 from kvstore_vllm.lookup import KEYS_MAX, Lookup
 from kvstore_vllm.metadata import LoadOrder, LoadSpan, SaveOrder, StepMetadata, in_epoch
 from kvstore_vllm.prefill import PrefillPace
@@ -49,6 +50,7 @@ class SchedulerSide:
         """readers: workers that each load their shard. drafts: speculative decoding is on."""
         self.counters = Counters()
         self.prefill = PrefillPace()
+        self._hints = HintSender(client, self.counters)
         self._settings = settings
         self._client = client
         self._readers = readers
@@ -94,7 +96,8 @@ class SchedulerSide:
         if namespace is None or self._bypasses(request):
             return
         root = root_key(self._namespace_id, (request.cache_salt or "").encode())
-        tracked = Tracked(request, root, namespace.block_tokens, namespace.groups)
+        hints = read_hints(request.kv_transfer_params, self.counters)
+        tracked = Tracked(request, root, namespace.block_tokens, namespace.groups, hints)
         self._tracked[request.request_id] = tracked
         if self._may_load(tracked):
             self._ask(tracked, self._estimate_local_blocks(request))
@@ -147,6 +150,7 @@ class SchedulerSide:
             wait_s=self._settings.load_deadline_s,
             request_id=tracked.request.request_id,
             recompute_s_per_block=self.prefill.s_per_token * self._block_tokens,
+            session_id=tracked.hints.session_id,
         )
 
     # What to offer --------------------------------------------------------------------------------
@@ -209,6 +213,8 @@ class SchedulerSide:
         tracked.asked_until = 0.0
         self.counters.add(lookups_late=int(late))
         if tracked.lookup is not None:
+            if late:
+                tracked.lookup.doubt()
             tracked.lookup.abandon()
             tracked.lookup = None
 
@@ -376,10 +382,12 @@ class SchedulerSide:
             self._ran[request_id] = tracked
 
     def request_finished(self, request: Any) -> None:
-        """Queue the last full blocks of the request, and forget it."""
+        """Queue the last full blocks of the request, send its hints, and forget it."""
         tracked = self._tracked.pop(request.request_id, None)
         if tracked is None:
             return
+        if self._namespace is not None and tracked.hints is not NO_HINTS:
+            self._hints.send(tracked.hints, self._namespace, tracked.keys())
         if tracked.lookup is not None:
             tracked.lookup.abandon()
         ran = self._ran.pop(request.request_id, None)

@@ -15,6 +15,7 @@ from typing import Any
 
 from kvstore.block import BlockKey, Group
 from kvstore.keys import KeyChain, encode_extras
+from kvstore_vllm.hints import NO_HINTS, RequestHints
 from kvstore_vllm.lookup import Lookup
 from kvstore_vllm.metadata import SaveOrder, SaveSpan
 
@@ -28,8 +29,16 @@ ORDER_BLOCKS_MAX = 128
 class Tracked:
     """A request the cache takes part in."""
 
-    def __init__(self, request: Any, root: BlockKey, block_tokens: int, groups: Sequence[Group]):
+    def __init__(
+        self,
+        request: Any,
+        root: BlockKey,
+        block_tokens: int,
+        groups: Sequence[Group],
+        hints: RequestHints = NO_HINTS,
+    ) -> None:
         self.request = request
+        self.hints = hints
         self.lookup: Lookup | None = None
         self.asked_until = 0.0  # when the scheduler stops waiting for an answer; 0: not asked yet
         self.load_failed = False
@@ -149,6 +158,7 @@ class Tracked:
             spans=tuple(
                 SaveSpan(group, begin - first, tuple(blocks)) for group, (begin, blocks) in runs
             ),
+            session_id=self.hints.session_id,
         )
 
     def _runs(

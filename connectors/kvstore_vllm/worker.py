@@ -45,6 +45,8 @@ class WorkerSide:
         self._namespace = namespace
         self._epoch = ""
         self._writes = writes
+        self._pages = pages
+        self._bounced_nbytes = 0
         self.saver = Saver(settings, client, pages, shard=shard, counters=self.counters)
         self.loader = Loader(client, pages, shard=shard, counters=self.counters)
         self._waiting = False
@@ -69,6 +71,10 @@ class WorkerSide:
         computed: whether the step ran the model. If not, the engine is about to spin until a load
         or a lookup has ended; a short wait here lets the threads that do it have the interpreter.
         """
+        bounced, before = self._pages.bounced_nbytes, self._bounced_nbytes
+        if bounced > before:
+            self.counters.add(bounced_bytes=bounced - before)
+            self._bounced_nbytes = bounced
         if computed:
             self.clock.end()
         elif self._waiting or self.loader.pending:
@@ -82,3 +88,4 @@ class WorkerSide:
     def close(self) -> None:
         self.saver.close(CLOSE_WAIT_S)
         self.loader.close(CLOSE_WAIT_S)
+        self._pages.close()

@@ -9,6 +9,7 @@ import click
 
 from kvstore.cli.check_daemon import check_daemon
 from kvstore.cli.check_disk import check_disk
+from kvstore.cli.check_gpu import check_gpus
 from kvstore.cli.check_machine import check_machine
 from kvstore.cli.check_vllm import check_vllm, read_arguments, read_config
 from kvstore.cli.health import is_wrong
@@ -65,6 +66,7 @@ def doctor(
     daemon, running = check_daemon(at, settings.server)
     findings = [
         *check_machine(settings, running=running),
+        *check_gpus(at),
         *check_disk(settings.file),
         *daemon,
     ]

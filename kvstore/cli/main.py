@@ -20,6 +20,7 @@ _COMMANDS = {
     "status": "kvstore.cli.status:status",
     "top": "kvstore.cli.top:top",
     "explain": "kvstore.cli.explain:explain",
+    "hint": "kvstore.cli.hint:hint",
     "stats": "kvstore.cli.inspect:stats",
     "namespaces": "kvstore.cli.namespaces:namespaces",
     "scan": "kvstore.cli.inspect:scan",
@@ -31,6 +32,8 @@ _COMMANDS = {
     "verify": "kvstore.cli.directory:verify",
     "gc": "kvstore.cli.directory:gc",
     "replay": "kvstore.cli.replay:replay_command",
+    "trace": "kvstore.cli.trace:trace",
+    "plan": "kvstore.cli.plan:plan",
     "bench": "kvstore_bench.cli:bench",
 }
 

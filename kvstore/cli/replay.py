@@ -14,14 +14,17 @@ from typing import Any
 import click
 
 from kvstore.block import RECORD_NBYTES_MAX
+from kvstore.cli.model import model_options
 from kvstore.cli.words import size
 from kvstore.config import ADMISSIONS, parse_size
 from kvstore.errors import ConfigError
+from kvstore.plan import ModelKV, load_model
 from kvstore.policy import policy_by_name
-from kvstore.replay import FORMATS, Result, Setup, Workload, load_workload, replay
+from kvstore.replay import FORMATS, RECLAIMS, Result, Setup, Workload, load_workload, replay
 from kvstore.replay.bounds import Bounds
 
 KV_BYTES_PER_TOKEN = "128KiB"
+DAY_S = 86400.0
 
 
 @click.command("replay")
@@ -45,7 +48,24 @@ KV_BYTES_PER_TOKEN = "128KiB"
     type=click.Choice(ADMISSIONS),
     default="all",
     show_default=True,
-    help="Write everything to the file tier at once, or what is about to leave dram.",
+    help="Write everything to the file tier at once, what is about to leave dram, or what is used"
+    " again.",
+)
+@click.option(
+    "--write-budget",
+    default="0",
+    metavar="SIZE",
+    help="Bytes a day the file tier may be written (500GiB), or so much of all blocks there are in"
+    " the trace, over its length (50%). It may be half an hour ahead, and as much overdrawn. 0: no"
+    " limit.",
+)
+@click.option(
+    "--reclaim",
+    type=click.Choice(RECLAIMS),
+    default="punch",
+    show_default=True,
+    help="How the file tier wins space back: holes, as the daemon does, or whole segments, of which"
+    " what lives is written again.",
 )
 @click.option(
     "--hints",
@@ -59,10 +79,16 @@ KV_BYTES_PER_TOKEN = "128KiB"
 )
 @click.option(
     "--kv-bytes-per-token",
-    default=KV_BYTES_PER_TOKEN,
-    show_default=True,
     metavar="SIZE",
-    help="KV of one token, all layers and ranks; the default is Llama-3.1-8B's in 16 bits.",
+    help="KV of one token, all layers and ranks; else what the trace says, or"
+    f" {KV_BYTES_PER_TOKEN}, which is Llama-3.1-8B's in 16 bits.",
+)
+@model_options
+@click.option(
+    "--restart-at",
+    type=click.FloatRange(0, 1),
+    metavar="SHARE",
+    help="Restart after this share of the requests: dram is lost, the file tier stays.",
 )
 @click.option("--max-requests", type=click.IntRange(1), help="Replay the first ones only.")
 @click.option(
@@ -86,11 +112,16 @@ def replay_command(
     file_policy: str | None,
     compare: str | None,
     admission: str,
+    write_budget: str,
+    reclaim: str,
     hints: str | None,
     format_: str | None,
     lenient: bool,
     block_tokens: int | None,
-    kv_bytes_per_token: str,
+    kv_bytes_per_token: str | None,
+    model: Path | None,
+    kv_dtype: str,
+    restart_at: float | None,
     max_requests: int | None,
     window_hours: float | None,
     seed: int,
@@ -101,18 +132,23 @@ def replay_command(
     """Send a recorded trace through this release's planner and policies.
 
     No bytes are moved and no daemon is needed. TRACE is a file of Mooncake, Bailian, Weka, LMCache
-    agents or vLLM's multi-turn conversations, .gz or not. Hit ratios are of prompt tokens, beside
-    an infinite cache's and the offline optimum of the same size: no policy can do better.
+    agents, vLLM's multi-turn conversations, or `kvstore trace`'s, .gz or not. Hit ratios are of
+    prompt tokens, beside an infinite cache's and the offline optimum of the same size: no policy
+    can do better.
 
     \b
     Examples:
       kvstore replay trace.jsonl.gz --dram 64GiB --file 2TiB
       kvstore replay trace.jsonl.gz --dram 1%,2%,5%,10% --compare lru,hz --plot hits.png
       kvstore replay trace.jsonl.gz --policy hz --hints end:0.5 --json
+      kvstore replay trace.jsonl.gz --model /models/llama --file 1TiB --write-budget 500GiB
       kvstore replay trace.jsonl --lenient --max-requests 10000 --csv hits.csv
     """
     share = _end_share(hints)
     pairs = _policies(policy, dram_policy, file_policy, compare)
+    if model is not None and kv_bytes_per_token is not None:
+        raise click.UsageError("--model tells the bytes per token: leave out --kv-bytes-per-token")
+    kv = load_model(model, kv_dtype=kv_dtype) if model is not None else None
     with _reading() as done:
         workload = load_workload(
             trace,
@@ -124,7 +160,7 @@ def replay_command(
             seed=seed,
             progress=done,
         )
-    nbytes = _record_nbytes(kv_bytes_per_token, workload.block_tokens)
+    nbytes = _record_nbytes(kv_bytes_per_token, kv, workload)
     setups = [
         Setup(
             dram_blocks=_blocks("--dram", dram_size, workload, nbytes),
@@ -132,6 +168,8 @@ def replay_command(
             dram_policy=of_dram,
             file_policy=of_file,
             admission=admission,
+            write_bytes_per_day=_per_day(write_budget, workload, nbytes),
+            reclaim=reclaim,
             record_nbytes=nbytes,
         )
         for dram_size, file_size in product(dram.split(","), file_.split(","))
@@ -143,7 +181,16 @@ def replay_command(
         click.echo("\n".join(_about(workload, nbytes, bounds)))
     for setup in setups:
         with _replaying(len(workload.requests)) as done:
-            result = replay(workload, setup, bounds, end_hints=share, seed=seed, progress=done)
+            result = replay(
+                workload,
+                setup,
+                bounds,
+                end_hints=share,
+                restart_at=restart_at,
+                seed=seed,
+                prefill_flops=kv.prefill_flops if kv is not None else None,
+                progress=done,
+            )
         results.append(result)
         if as_json:
             click.echo(json.dumps(_as_dict(workload, result)))
@@ -187,11 +234,17 @@ def _policies(
     return pairs
 
 
-def _record_nbytes(per_token: str, block_tokens: int) -> int:
-    nbytes = parse_size(per_token) * block_tokens
+def _record_nbytes(per_token: str | None, model: ModelKV | None, workload: Workload) -> int:
+    """Return the bytes of a block, as told, else by the trace, else by KV_BYTES_PER_TOKEN."""
+    nbytes = parse_size(per_token or KV_BYTES_PER_TOKEN) * workload.block_tokens
+    if model is not None:
+        prompts = [request.tokens for request in workload.requests]
+        nbytes = round(model.mean_bytes_per_token(prompts) * workload.block_tokens)
+    elif per_token is None and workload.block_nbytes:
+        nbytes = workload.block_nbytes
     if not 1 <= nbytes <= RECORD_NBYTES_MAX:
         raise ConfigError(
-            f"--kv-bytes-per-token {per_token}: a block of {block_tokens} tokens would have"
+            f"a block of {workload.block_tokens} tokens would have"
             f" {nbytes:,} bytes; {RECORD_NBYTES_MAX:,} are allowed"
         )
     return nbytes
@@ -199,26 +252,38 @@ def _record_nbytes(per_token: str, block_tokens: int) -> int:
 
 def _blocks(option: str, text: str, workload: Workload, nbytes: int) -> int:
     """Return how many blocks a size is."""
+    return int(_nbytes(option, text, workload, nbytes)) // nbytes
+
+
+def _nbytes(option: str, text: str, workload: Workload, nbytes: int) -> float:
+    """Return the bytes of a size; of a percentage: of all blocks there are."""
     text = text.strip()
     if not text.endswith("%"):
-        return parse_size(text) // nbytes
+        return parse_size(text)
     try:
         share = float(text[:-1]) / 100
     except ValueError:
         share = -1.0
     if not 0 <= share < float("inf"):
         raise ConfigError(f"{option} {text}: write a percentage like 5%, or bytes like 64GiB")
-    return int(share * workload.unique_blocks)
+    return int(share * workload.unique_blocks) * nbytes
+
+
+def _per_day(text: str, workload: Workload, nbytes: int) -> int:
+    """Return the write budget in bytes a day."""
+    found = _nbytes("--write-budget", text, workload, nbytes)
+    if not text.strip().endswith("%"):
+        return int(found)
+    return max(1, int(found * DAY_S / max(1.0, workload.seconds))) if found else 0
 
 
 # ---- what is answered ----------------------------------------------------------------------------
 
 
 def _about(workload: Workload, nbytes: int, bounds: Bounds) -> Iterator[str]:
-    hours = (workload.requests[-1].at_s - workload.requests[0].at_s) / 3600
     yield (
         f"{workload.name} ({workload.format}): {len(workload.requests):,} requests in"
-        f" {hours:.3g} h, {workload.tokens:,} prompt tokens"
+        f" {workload.seconds / 3600:.3g} h, {workload.tokens:,} prompt tokens"
     )
     yield (
         f"{workload.unique_blocks:,} blocks of {workload.block_tokens} tokens,"
@@ -232,7 +297,7 @@ def _about(workload: Workload, nbytes: int, bounds: Bounds) -> Iterator[str]:
 _COLUMNS = (
     ("dram", 10), ("file", 10), ("policy", 8), ("hit %", 7), ("dram %", 7), ("file %", 7),
     ("optimum", 8), ("of it", 7), ("writes/unique", 14), ("file read", 11), ("file written", 13),
-    ("promoted", 9), ("wasted", 7), ("blocks/s", 10),
+    ("promoted", 9), ("wasted", 7), ("saved PFLOP", 11), ("blocks/s", 10),
 )  # fmt: skip
 
 
@@ -256,9 +321,10 @@ def _lines(result: Result, *, with_head: bool) -> Iterator[str]:
         f"{100 * reached:.1f} %",
         f"{result.writes_per_unique:.3f}" if setup.file_blocks else "-",
         size(traffic.file_reads * setup.record_nbytes) if setup.file_blocks else "-",
-        size(traffic.file_writes * setup.record_nbytes) if setup.file_blocks else "-",
+        size(result.written_blocks * setup.record_nbytes) if setup.file_blocks else "-",
         f"{traffic.promotions_used:,}" if setup.file_blocks else "-",
         f"{traffic.promotions_wasted:,}" if setup.file_blocks else "-",
+        f"{result.saved_flops / 1e15:,.1f}" if result.saved_flops is not None else "-",
         f"{result.blocks_per_s:,.0f}",
     )
     yield " ".join(f"{cell:>{width}}" for cell, (_, width) in zip(cells, _COLUMNS, strict=True))

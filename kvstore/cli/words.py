@@ -44,8 +44,8 @@ _REASONS: dict[Reason, tuple[str, str]] = {
         "raise load_deadline_s of the connector or dram.capacity, or use a faster disk",
     ),
     Reason.NO_ROOM: (
-        "in the file tier, but no slot of the arena could be freed for it: all are leased or wait "
-        "to be written",
+        "in the file tier, but no slot of the arena could be freed for it: all are leased, "
+        "pinned or wait to be written",
         "raise dram.capacity",
     ),
     Reason.READ_FAILED: (

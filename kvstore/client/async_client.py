@@ -26,10 +26,13 @@ from kvstore.block import (
 )
 from kvstore.client.bulk import Bulk
 from kvstore.client.caller import Call, Caller
+from kvstore.client.recording import record
 from kvstore.errors import Incompatible, InvalidRequest, SessionEnded, Unavailable
+from kvstore.hint import HintKind, HintReport, Prefix
 from kvstore.outcome import REQUEST_ID_CHARS_MAX, Explanation, Outcome
 from kvstore.rpc.v1 import kvstore_pb2 as pb
 from kvstore.transport.explain_messages import explanation_of, outcome_of
+from kvstore.transport.hint_messages import report_of
 from kvstore.transport.messages import committed_of, grant_of, spans_to_messages
 
 if TYPE_CHECKING:
@@ -100,6 +103,14 @@ class AsyncClient:
         """Connect now. Calls do it on demand. Raises Unavailable or Incompatible."""
         await self._caller.connected()
 
+    async def doubt(self) -> None:
+        """Say that an answer is overdue by the caller's own deadline, before that of the call.
+
+        Calls are refused at once until the daemon has answered a ping, which shows that it was only
+        slow.
+        """
+        self._caller.doubt()
+
     async def close(self) -> None:
         """End the session and give everything back. Views already taken stay valid."""
         await self._caller.close()
@@ -156,11 +167,13 @@ class AsyncClient:
         spans: Sequence[Span] | None = None,
         request_id: str = "",
         recompute_s_per_block: float = 0.0,
+        session_id: str = "",
     ) -> Grant:
         """Lease the longest stored prefix, or exactly the parts `spans` names.
 
         recompute_s_per_block: what computing a block takes instead; nothing is waited for that
         would be computed sooner. 0: wait for `wait_s`.
+        session_id: the conversation the request belongs to: hints may name it later.
 
         Read through `view`, verify with `checksum`, then `release`; bytes that were read count only
         if it answers True. `readers` releases end the lease. `kvstore explain REQUEST_ID` tells
@@ -183,6 +196,7 @@ class AsyncClient:
                 spans=messages,
                 request_id=request_id[:REQUEST_ID_CHARS_MAX],
                 recompute_s_per_block=recompute_s_per_block,
+                session_id=session_id,
             )
             return stub.Acquire(request, timeout=timeout_s)
 
@@ -216,8 +230,12 @@ class AsyncClient:
         parent: BlockKey | None,
         spans: Sequence[Span],
         wait_s: float = 0.0,
+        session_id: str = "",
     ) -> Grant:
-        """Lease slots for the records of `spans` that are not stored yet; then `commit`."""
+        """Lease slots for the records of `spans` that are not stored yet; then `commit`.
+
+        session_id: the conversation they belong to: hints may name it later.
+        """
         self._caller.check_may_lease()
         namespace, joined = self.namespace(namespace_id), self._caller.joined(keys)
         check_keys([parent] if parent else [])
@@ -234,6 +252,7 @@ class AsyncClient:
                 parent=parent or b"",
                 spans=messages,
                 wait_s=wait_s,
+                session_id=session_id,
             )
             return stub.Reserve(request, timeout=timeout_s)
 
@@ -334,6 +353,74 @@ class AsyncClient:
         return await self._bulk.get_into(
             namespace_id, keys, targets, part=Part(group, shard), wait_s=wait_s, verify=verify
         )
+
+    # ---- watching ----------------------------------------------------------------------------
+
+    def record(
+        self,
+        *,
+        share: float = 1.0,
+        block: int = 0,
+        namespace_id: NamespaceId | None = None,
+    ) -> AsyncIterator[pb.RecordReply]:
+        """Yield what is asked of the daemon from now on; the first batch is empty.
+
+        share: of all prefixes, by the hash in their key number `block`; those that end before it
+        are left out. Whoever does not keep up misses some: see `dropped` of the replies.
+        """
+        return record(
+            self._caller, self.target, share=share, block=block, namespace_id=namespace_id
+        )
+
+    # ---- hints: a wrong one costs hits, nothing else -----------------------------------------
+    #
+    # target: the session id that requests were sent with, or a `Prefix`. Each returns what has been
+    # done, and how long that took. Raises InvalidRequest for times that are none.
+
+    async def end_session(self, target: str | Prefix) -> HintReport:
+        """Say that a conversation is over: what it alone has used is the first to leave."""
+        return await self._hint(HintKind.END, target, end_session=pb.EndSession())
+
+    async def expect(self, target: str | Prefix, in_s: float) -> HintReport:
+        """Say that a conversation asks again in so many seconds: its blocks stay, and come up to
+        be in the arena by then. A request that comes sooner, or another hint, takes its place."""
+        return await self._hint(HintKind.EXPECT, target, expect=pb.Expect(in_s=in_s))
+
+    async def prefetch(self, target: str | Prefix, *, deadline_s: float = 5.0) -> HintReport:
+        """Bring blocks up into the arena; answers when they are there, or `deadline_s` is over."""
+        return await self._hint(
+            HintKind.PREFETCH, target, wait_s=deadline_s, prefetch=pb.Prefetch()
+        )
+
+    async def pin(
+        self, target: str | Prefix, ttl_s: float, *, bytes_max: int = 0, deadline_s: float = 5.0
+    ) -> HintReport:
+        """Bring blocks up within `deadline_s` and keep them in the arena for `ttl_s`, from the
+        first on, as far as `bytes_max` (0: any) and the daemon's own bounds go. The target's next
+        pin takes the place of this one; 0 s ends it."""
+        pin = pb.Pin(ttl_s=ttl_s, bytes_max=bytes_max)
+        return await self._hint(HintKind.PIN, target, wait_s=deadline_s, pin=pin)
+
+    async def demote(self, target: str | Prefix, *, deadline_s: float = 5.0) -> HintReport:
+        """Let what a conversation alone has used leave the arena for the file tier, where it is
+        written, or will be within `deadline_s`."""
+        return await self._hint(HintKind.DEMOTE, target, wait_s=deadline_s, demote=pb.Demote())
+
+    async def _hint(
+        self, kind: HintKind, target: str | Prefix, *, wait_s: float = 0.0, **hint: Any
+    ) -> HintReport:
+        prefix = Prefix(NamespaceId(b""), ()) if isinstance(target, str) else target
+        request = pb.HintRequest(
+            session_id=target if isinstance(target, str) else target.session_id,
+            namespace_id=prefix.namespace_id,
+            keys=self._caller.joined(prefix.keys),
+            wait_s=wait_s,
+            **hint,
+        )
+        reply = await self._caller.call(
+            lambda stub, _, t: stub.Hint(request, timeout=t), wait_s=max(0.0, wait_s)
+        )
+        return report_of(kind, reply)
 
     # ---- administration ----------------------------------------------------------------------
 

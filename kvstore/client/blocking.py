@@ -22,6 +22,7 @@ from kvstore.block import (
 )
 from kvstore.client.async_client import AsyncClient
 from kvstore.errors import InvalidRequest
+from kvstore.hint import HintReport, Prefix
 from kvstore.outcome import Explanation, Outcome
 from kvstore.rpc.v1 import kvstore_pb2 as pb
 from kvstore.scheduling import run_promptly
@@ -135,6 +136,7 @@ class Client:
         spans: Sequence[Span] | None = None,
         request_id: str = "",
         recompute_s_per_block: float = 0.0,
+        session_id: str = "",
     ) -> Grant:
         return self.submit(
             lambda client: client.acquire(
@@ -146,6 +148,7 @@ class Client:
                 spans=spans,
                 request_id=request_id,
                 recompute_s_per_block=recompute_s_per_block,
+                session_id=session_id,
             )
         ).result()
 
@@ -161,6 +164,7 @@ class Client:
         parent: BlockKey | None,
         spans: Sequence[Span],
         wait_s: float = 0.0,
+        session_id: str = "",
     ) -> Grant:
         return self.submit(
             lambda client: client.reserve(
@@ -170,6 +174,7 @@ class Client:
                 parent=parent,
                 spans=spans,
                 wait_s=wait_s,
+                session_id=session_id,
             )
         ).result()
 
@@ -248,6 +253,25 @@ class Client:
                 verify=verify,
             )
         ).result()
+
+    def end_session(self, target: str | Prefix) -> HintReport:
+        return self.submit(lambda client: client.end_session(target)).result()
+
+    def expect(self, target: str | Prefix, in_s: float) -> HintReport:
+        return self.submit(lambda client: client.expect(target, in_s)).result()
+
+    def prefetch(self, target: str | Prefix, *, deadline_s: float = 5.0) -> HintReport:
+        return self.submit(lambda client: client.prefetch(target, deadline_s=deadline_s)).result()
+
+    def pin(
+        self, target: str | Prefix, ttl_s: float, *, bytes_max: int = 0, deadline_s: float = 5.0
+    ) -> HintReport:
+        return self.submit(
+            lambda client: client.pin(target, ttl_s, bytes_max=bytes_max, deadline_s=deadline_s)
+        ).result()
+
+    def demote(self, target: str | Prefix, *, deadline_s: float = 5.0) -> HintReport:
+        return self.submit(lambda client: client.demote(target, deadline_s=deadline_s)).result()
 
     def delete(
         self, namespace_id: NamespaceId, keys: Sequence[BlockKey], *, corrupt: bool = False

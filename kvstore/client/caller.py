@@ -204,6 +204,11 @@ class Caller:
         elif error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
             self._suspect(connection)
 
+    def doubt(self) -> None:
+        """Find out whether the daemon still answers, and refuse calls until it has."""
+        if self._connection is not None and not self._closed:
+            self._suspect(self._connection)
+
     def _suspect(self, connection: Connection) -> None:
         """Refuse calls until the daemon has answered a ping: one that is stopped then costs one
         deadline, and one that was only slow is back within a round trip."""

@@ -150,5 +150,6 @@ def _numbers(data: Bytes, places: Ints, nbytes: int) -> Ints:
     """Return the little-endian number of 1, 4 or 8 bytes at each place."""
     if not len(places):
         return _ints([])
-    rows = np.lib.stride_tricks.sliding_window_view(data, nbytes)[places]
-    return rows.view(f"<u{nbytes}").ravel().astype(np.int64)
+    # One number at every byte, overlapping: gathered at once, wherever they stand.
+    everywhere = np.ndarray((len(data) - nbytes + 1,), f"<u{nbytes}", data, strides=(1,))
+    return everywhere[places].astype(np.int64)

@@ -4,18 +4,21 @@
 `explain.py` why a hit is not longer.
 """
 
+from kvstore.planner.conversations import Conversations
 from kvstore.planner.departures import Departures
 from kvstore.planner.explain import Explainer
 from kvstore.planner.leases import DAEMON_SESSION, Leases, MemberId, Reservation, SessionId
 from kvstore.planner.match import longest_hit, needed_spans
 from kvstore.planner.moves import Check, Read, Space, Write
 from kvstore.planner.outcomes import Outcomes
-from kvstore.planner.planner import Planner
+from kvstore.planner.planner import RUN_NBYTES_MAX, Planner
 from kvstore.planner.steps import Steps
 
 __all__ = [
     "DAEMON_SESSION",
+    "RUN_NBYTES_MAX",
     "Check",
+    "Conversations",
     "Departures",
     "Explainer",
     "Leases",

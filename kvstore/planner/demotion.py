@@ -6,7 +6,7 @@ needed is never written. What a crash finds in the arena alone is lost.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from kvstore.block import BlockKey
 from kvstore.index import Index, StoredBlock, StoredPart
@@ -46,6 +46,14 @@ class Demotion:
         self.queue(block, block.nbytes)
         return self._is_unwritten(block)  # unless the write budget has spared it
 
+    def queue_wanted(self, keys: Sequence[BlockKey]) -> None:
+        """Queue the writes of blocks, whatever was said of them before."""
+        self.want(keys)
+        for key in keys:
+            block = self._index.by_key(key)
+            if block is not None:
+                self._queue(block)
+
     def queue_all(self) -> None:
         """Queue the writes of all that the arena alone has."""
         for block in self._index:
@@ -70,11 +78,7 @@ class Demotion:
         return nbytes
 
     def _queue(self, block: StoredBlock) -> None:
-        for part, record in block.parts.items():
-            if record.resident is None or record.frame is not None or record.dirty:
-                continue
-            if self._dirty.has_failed(block.key, part):
-                continue
+        for part, record in self._dirty.unwritten(block):
             if self._admits(block, record):
                 self._dirty.add(block, part, record)
             else:
@@ -84,6 +88,6 @@ class Demotion:
         return block.key not in self._spared and any(
             record.resident is not None
             and record.frame is None
-            and not self._dirty.has_failed(block.key, part)
-            for part, record in block.parts.items()
+            and not self._dirty.has_failed(block.key, record.part)
+            for record in block.records
         )

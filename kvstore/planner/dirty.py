@@ -31,6 +31,15 @@ class DirtyRecords:
         """Age of the oldest record the file tier has not answered for; 0 when there is none."""
         return self._now() - next(iter(self._since.values())) if self._since else 0.0
 
+    def unwritten(self, block: StoredBlock) -> Iterator[tuple[Part, StoredPart]]:
+        """Yield what the arena alone has of a block, nobody is writing, and no write has failed."""
+        for record in block.records:
+            part = record.part
+            if record.resident is None or record.frame is not None or record.dirty:
+                continue
+            if not self.has_failed(block.key, part):
+                yield part, record
+
     def settled(self, sequence: int) -> bool:
         """Tell whether the file tier has answered for every commit up to `sequence`."""
         return not self._since or next(iter(self._since)) > sequence

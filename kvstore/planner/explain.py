@@ -124,7 +124,7 @@ class Explainer:
         block = self._index.get(namespace_id, key)
         if block is not None and self._is_complete(namespace_id, block):
             dram, file = (
-                count == len(block.parts) for count in (block.resident_parts, block.framed_parts)
+                count == len(block.records) for count in (block.resident_parts, block.framed_parts)
             )
             return BlockRange(at, at + 1, dram, file)
         reason, left_s = self._absence(key, reserved)

@@ -38,7 +38,10 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """What a commit needs to know of its reserve."""
+    """What a commit needs to know of its reserve.
+
+    conversation: whose blocks they are; "": nobody has told.
+    """
 
     namespace_id: NamespaceId
     keys: Sequence[BlockKey]
@@ -46,6 +49,7 @@ class Reservation:
     parent: BlockKey | None
     spans: tuple[Span, ...]
     refused: int
+    conversation: str = ""
 
 
 @dataclass(slots=True)
@@ -144,7 +148,7 @@ class Leases:
             session=session_id,
             deadline=self._now() + self._lease_s,
             held=held,
-            nbytes=sum(padded(each.slot.nbytes) for each in held if each is not None),
+            nbytes=sum(padded(each.nbytes) for each in held if each is not None),
             readers=readers,
             write=write,
         )

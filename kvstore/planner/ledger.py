@@ -6,24 +6,29 @@ Four steps change where a record is: `make_resident` and `make_absent` in the ar
 
 from __future__ import annotations
 
+import struct
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-from kvstore.block import BlockKey, Part
+from kvstore.block import BlockKey, Slot
 from kvstore.index import Extent, HeldSlot, Index, StoredBlock, StoredFrame, StoredPart
 from kvstore.outcome import Reason
 from kvstore.planner.demotion import Demotion
 from kvstore.planner.departures import Departures
 from kvstore.planner.dirty import DirtyRecords
 from kvstore.planner.moves import Space
+from kvstore.planner.second_use import SecondUse
 from kvstore.policy import PolicyFactory
 
 # Blocks looked at for one slot before giving up: pinned and dirty ones are passed over, and a long
 # queue of them must not turn one reserve into a walk over the whole index.
 VICTIMS_MAX = 1024
+EVICTED_AHEAD_MAX = 64
+EVICTED_AHEAD_SHARE = 64  # one block in so many of those in the arena, at most
 FILE_VICTIMS_MAX = 8192  # of which one of several disks may have few
+_SAVED = struct.Struct("<I")  # bytes of the first policy's
 
 
 @dataclass(slots=True)
@@ -62,8 +67,10 @@ class Ledger:
         self.departures = Departures(departed_keys_max, now)
         self.resident_blocks = 0
         self.framed_blocks = 0
+        self.orphans = 0  # slots, ever, that lost their block while somebody held them
         self.has_file = file is not None
-        self.demotion: Demotion | None = None  # None: everything is written at once
+        self.demotion: Demotion | None = None  # neither of them: everything is written at once
+        self.second_use: SecondUse | None = None
         self.frames: OrderedDict[StoredFrame, None] = OrderedDict()  # longest unchecked first
         self._dram = dram
         self._file = file
@@ -77,9 +84,12 @@ class Ledger:
             self._file_policy.touch(prefix)
         if self.demotion is not None:
             self.demotion.want(prefix)
+        if self.second_use is not None:
+            self.second_use.used(prefix)
 
-    def end(self, prefix: Sequence[BlockKey]) -> None:
-        """Note that the session that asked for a prefix last will not come back.
+    def end(self, prefix: Sequence[BlockKey]) -> Sequence[BlockKey]:
+        """Note that the session that asked for a prefix last will not come back; returns the
+        blocks that it alone has used.
 
         What would leave the arena unwritten for it keeps its place there: the others come up
         again, and it would be lost.
@@ -89,7 +99,34 @@ class Ledger:
             self._dram_policy.end(alone)
         else:
             self.demotion.spare(alone)
-        self._file_policy.end(self._file_policy.alone(prefix))
+        of_file = self._file_policy.alone(prefix)
+        self._file_policy.end(of_file)
+        return max(alone, of_file, key=len)
+
+    def expect(self, prefix: Sequence[BlockKey], at: float) -> None:
+        """Note that somebody will ask for a prefix at `at`."""
+        self._dram_policy.expect(prefix, at)
+        self._file_policy.expect(prefix, at)
+
+    def hold(self, keys: Sequence[BlockKey]) -> None:
+        """Let no search for a victim stop at blocks that stay pinned for long."""
+        self._dram_policy.hold(keys)
+
+    def let_go(self, keys: Sequence[BlockKey]) -> None:
+        """Undo one `hold` of the same blocks."""
+        self._dram_policy.let_go(keys)
+
+    def save(self) -> bytes:
+        """Return what policies should know in another life."""
+        dram, file = self._dram_policy.save(), self._file_policy.save()
+        return _SAVED.pack(len(dram)) + dram + file if dram or file else b""
+
+    def load(self, saved: bytes) -> None:
+        """Give it to them."""
+        if len(saved) >= _SAVED.size:
+            end = _SAVED.size + _SAVED.unpack_from(saved)[0]
+            self._dram_policy.load(saved[_SAVED.size : end])
+            self._file_policy.load(saved[end:])
 
     # ---- slots -------------------------------------------------------------------------------
 
@@ -97,12 +134,83 @@ class Ledger:
         """Return an unpinned slot, evicting for it, or None."""
         slot = self._dram.allocate(nbytes)
         if slot is None:
-            for key in islice(self._dram_policy.victims(), VICTIMS_MAX):
-                if self._evict_dram(key):
-                    slot = self._dram.allocate(nbytes)
-                    if slot is not None:
-                        break
+            slot = self._slot_of_victims(nbytes)
         return HeldSlot(slot) if slot is not None else None
+
+    def _slot_of_victims(self, nbytes: int) -> Slot | None:
+        """Evict what is to leave first until a slot is free. If it had to pass over what somebody
+        holds, which may be a long way, it evicts a few more blocks while it is there."""
+        slot: Slot | None = None
+        evicted = 0
+        pinned: list[StoredBlock] = []
+        to_be_written = False
+        for key in islice(self._dram_policy.victims(), VICTIMS_MAX):
+            block = self.index.by_key(key)
+            assert block is not None
+            if self._evict_dram(block):
+                evicted += 1
+                if slot is None:
+                    slot = self._dram.allocate(nbytes)
+                if slot is not None and (not pinned or evicted >= self._evicted_ahead):
+                    return slot
+            elif _is_pinned(block):
+                pinned.append(block)
+            else:
+                to_be_written = True
+        if slot is not None or to_be_written:  # soon there is room
+            return slot
+        return self._slot_before(pinned, nbytes)
+
+    def _slot_before(self, pinned: Sequence[StoredBlock], nbytes: int) -> Slot | None:
+        """Evict blocks that come before one that somebody holds, from the nearest on, as far as
+        the file tier has them.
+
+        So a prefix larger than the arena passes through it: what is written behind leaves although
+        its child, the parent of the block that is put next, has to stay for now.
+        """
+        slot: Slot | None = None
+        evicted = looked_at = 0
+        for block in pinned:
+            above: StoredBlock | None = block
+            while above is not None and above.parent is not None and looked_at < VICTIMS_MAX:
+                looked_at += 1
+                above = self.index.by_key(above.parent)
+                if above is None or not above.resident_parts or not _is_framed(above):
+                    continue
+                if self._evict_dram(above):
+                    evicted += 1
+                    if slot is None:
+                        slot = self._dram.allocate(nbytes)
+                    if slot is not None and evicted >= self._evicted_ahead:
+                        return slot
+        return slot
+
+    @property
+    def _evicted_ahead(self) -> int:
+        return min(EVICTED_AHEAD_MAX, self.resident_blocks // EVICTED_AHEAD_SHARE)
+
+    def send_down(self, prefix: Sequence[BlockKey]) -> tuple[int, int, bool]:
+        """Drop the arena's copies of what only the last asker of a prefix has used, tail first, as
+        far as the file tier has it. Returns blocks, bytes, and whether a write stands in the way,
+        which is queued then.
+        """
+        blocks = nbytes = 0
+        alone = self._dram_policy.alone(prefix)
+        for key in reversed(alone):
+            block = self.index.by_key(key)
+            assert block is not None
+            if not self._dram_policy.is_leaf(key):
+                break
+            resident = [r for r in block.records if r.resident is not None]
+            if any(record.frame is None or record.dirty for record in resident):
+                if self.demotion is not None:
+                    self.demotion.queue_wanted(alone)
+                return blocks, nbytes, any(record.dirty for record in resident)
+            if not self._evict_dram(block):
+                break
+            blocks += 1
+            nbytes += sum(record.nbytes for record in resident)
+        return blocks, nbytes, False
 
     def demote(self, nbytes: int) -> None:
         """Queue the writes of what will leave the arena first, about so many bytes of it."""
@@ -117,8 +225,9 @@ class Ledger:
 
     def demote_all(self) -> None:
         """Queue the writes of all that the arena alone has."""
-        if self.demotion is not None:
-            self.demotion.queue_all()
+        later = self.demotion or self.second_use
+        if later is not None:
+            later.queue_all()
 
     def unpin(self, held: HeldSlot) -> None:
         """Free a slot that neither the index nor anybody else holds any more."""
@@ -130,24 +239,22 @@ class Ledger:
             slot.pins -= 1
             self.unpin(slot)
 
-    def _evict_dram(self, key: BlockKey) -> bool:
+    def _evict_dram(self, block: StoredBlock) -> bool:
         """Drop the arena's copies of all parts of a block, unless somebody needs one of them."""
-        block = self.index.by_key(key)
-        assert block is not None
-        records = block.parts.values()
-        if any(r.dirty or (r.resident is not None and r.resident.pins) for r in records):
+        records = block.records
+        if _is_pinned(block) or any(record.dirty for record in records):
             return False
         if self.demotion is not None and self.demotion.holds_back(block):
             return False
         lost = 0
-        for part, record in list(block.parts.items()):
+        for record in records:
             self.make_absent(block, record)
             if record.frame is None:
-                del block.parts[part]
+                block.remove(record)
                 lost += 1
-                self.counts.never_durable += self.dirty.give_up(key, part)
+                self.counts.never_durable += self.dirty.give_up(block.key, record.part)
         if lost:
-            self.departures.note(key, Reason.LOST)
+            self.departures.note(block.key, Reason.LOST)
         self.counts.lost += lost
         self.counts.evicted_dram += 1
         self.counts.left["dram", Reason.LOST if lost else Reason.EVICTED] += 1
@@ -170,7 +277,7 @@ class Ledger:
                 break
             block = self.index.by_key(key)
             assert block is not None
-            found = [record.frame for record in block.parts.values()]
+            found = [record.frame for record in block.records]
             frames = dict.fromkeys(frame for frame in found if frame is not None)
             if any(frame.pins for frame in frames):
                 continue
@@ -187,7 +294,7 @@ class Ledger:
         blocks = list(frame.blocks.values())
         self._drop_frame(frame, Reason.DEVICE_OUT)
         for block in blocks:
-            record = block.parts.get(frame.part)
+            record = block.record(frame.part)
             if record is not None and not record.dirty:
                 self.dirty.add(block, frame.part, record)
 
@@ -199,10 +306,11 @@ class Ledger:
 
     def _drop_frame(self, frame: StoredFrame, reason: Reason) -> None:
         for block in list(frame.blocks.values()):
-            record = block.parts[frame.part]
+            record = block.record(frame.part)
+            assert record is not None  # a frame knows what is live in it
             self.detach(block, record)
             if record.resident is None:
-                del block.parts[frame.part]
+                block.remove(record)
                 self.departures.note(block.key, reason)
             if not block.framed_parts:
                 self.counts.evicted_file += reason is Reason.EVICTED
@@ -216,28 +324,27 @@ class Ledger:
         self.departures.note(block.key, reason)
         self.counts.left["dram", reason] += block.resident_parts > 0
         self.counts.left["file", reason] += block.framed_parts > 0
-        for part in list(block.parts):
-            self.drop(block, part)
+        for record in block.records:
+            self.drop(block, record)
         self._settle(block)
 
-    def forget_part(self, block: StoredBlock, part: Part, reason: Reason) -> None:
-        """Drop one part of a block; the others may be durable, and it can be put again."""
+    def forget_part(self, block: StoredBlock, record: StoredPart, reason: Reason) -> None:
+        """Drop one record of a block; the others may be durable, and it can be put again."""
         self.departures.note(block.key, reason)
-        self.counts.left["dram", reason] += block.parts[part].resident is not None
-        self.counts.left["file", reason] += block.parts[part].frame is not None
-        self.drop(block, part)
+        self.counts.left["dram", reason] += record.resident is not None
+        self.counts.left["file", reason] += record.frame is not None
+        self.drop(block, record)
         self._settle(block)
 
-    def drop(self, block: StoredBlock, part: Part) -> None:
-        """Drop a part that another version takes the place of, or that is forgotten."""
-        record = block.parts[part]
-        self.dirty.drop(block.key, part, record)
+    def drop(self, block: StoredBlock, record: StoredPart) -> None:
+        """Drop a record that another version takes the place of, or that is forgotten."""
+        self.dirty.drop(block.key, record.part, record)
         self.make_absent(block, record)
         self.detach(block, record)
-        del block.parts[part]
+        block.remove(record)
 
     def _settle(self, block: StoredBlock) -> None:
-        if block.parts:
+        if block.records:
             self.index.refresh(block)
         else:
             self.index.remove(block)
@@ -257,6 +364,7 @@ class Ledger:
         if held is None:
             return
         held.indexed = False
+        self.orphans += held.pins > 0
         self.unpin(held)
         block.resident_parts -= 1
         if not block.resident_parts:
@@ -294,3 +402,13 @@ class Ledger:
         if not block.framed_parts:
             self._file_policy.remove(block.key)
             self.framed_blocks -= 1
+
+
+def _is_pinned(block: StoredBlock) -> bool:
+    """Say whether somebody uses a slot of a block."""
+    return any(r.resident is not None and r.resident.pins for r in block.records)
+
+
+def _is_framed(block: StoredBlock) -> bool:
+    """Say whether the file tier has all of a block."""
+    return all(record.frame is not None for record in block.records)

@@ -32,7 +32,7 @@ class Write:
 
     @property
     def nbytes(self) -> int:
-        return sum(slot.slot.nbytes for slot in self.held)
+        return sum(slot.nbytes for slot in self.held)
 
 
 @dataclass(frozen=True, slots=True)

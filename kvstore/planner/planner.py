@@ -30,6 +30,8 @@ from kvstore.planner.leases import Reservation
 from kvstore.planner.ledger import Counts, Ledger
 from kvstore.planner.match import longest_hit
 from kvstore.planner.moves import Check, Read, Space, Write
+from kvstore.planner.pins import Pins
+from kvstore.planner.second_use import SecondUse
 from kvstore.planner.steps import STEP_BLOCKS, Steps
 from kvstore.policy import PolicyFactory, WriteBudget, policy_by_name
 
@@ -77,7 +79,7 @@ class Planner:
     run_nbytes_max: payload of the largest frame that the file tier takes. read_nbytes_max: what one
     read brings up at most, if that is more than one record. write_budget: what it does not admit
     stays in the arena alone. write_on_demotion: write what is about to leave the arena, not
-    everything at once.
+    everything at once. write_on_second_use: write what is used again.
     """
 
     def __init__(
@@ -93,6 +95,7 @@ class Planner:
         read_nbytes_max: int = READ_NBYTES,
         write_budget: WriteBudget | None = None,
         write_on_demotion: bool = False,
+        write_on_second_use: bool = False,
     ) -> None:
         self._now = now
         self._write_budget = write_budget
@@ -104,9 +107,12 @@ class Planner:
             now=now,
             departed_keys_max=departed_keys_max,
         )
+        self.pins = Pins(self._ledger)
         self._write_on_demotion = write_on_demotion and file is not None
         if self._write_on_demotion:
             self._ledger.demotion = Demotion(self.index, self.dirty, self._to_be_written)
+        if write_on_second_use and file is not None:
+            self._ledger.second_use = SecondUse(self.index, self.dirty, self._to_be_written)
         self._run_nbytes_max = min(run_nbytes_max, RUN_NBYTES_MAX)
         self._read_nbytes_max = read_nbytes_max
 
@@ -164,7 +170,7 @@ class Planner:
         """Return the records of `spans` in their order, None where one is not stored."""
         blocks = self.index.find(namespace_id, keys)
         return [
-            None if block is None else block.parts.get(part)
+            None if block is None else block.record(part)
             for part, begin, end in spans
             for block in blocks[begin:end]
         ]
@@ -173,9 +179,22 @@ class Planner:
         """Note that a request asked for a prefix, whether or not all of it is stored."""
         self._ledger.touch(prefix)
 
-    def end(self, prefix: Sequence[BlockKey]) -> None:
-        """Take the hint that the session whose last request asked for a prefix is over."""
-        self._ledger.end(prefix)
+    # ---- hints: see also `pins` ----------------------------------------------------------------
+
+    def end(self, prefix: Sequence[BlockKey]) -> Sequence[BlockKey]:
+        """Take the hint that the session whose last request asked for a prefix is over; returns
+        the blocks that it alone has used."""
+        return self._ledger.end(prefix)
+
+    def expect(self, prefix: Sequence[BlockKey], in_s: float) -> None:
+        """Take the hint that somebody will ask for a prefix in so many seconds."""
+        self._ledger.expect(prefix, self._now() + in_s)
+
+    def send_down(self, prefix: Sequence[BlockKey]) -> tuple[int, int, bool]:
+        """Take the hint that the arena has better uses than what only the last asker of a prefix
+        has used. What is in the file tier leaves. Returns blocks, bytes, and whether to ask again
+        when what is dirty is written."""
+        return self._ledger.send_down(prefix)
 
     # ---- put ---------------------------------------------------------------------------------
 
@@ -205,7 +224,7 @@ class Planner:
                 block = self.index.get(namespace_id, keys[i])
                 self._move_pin(tail, block)
                 for span, start in zip(spans, starts, strict=True):
-                    if not span.begin <= i < span.end or (block and span.part in block.parts):
+                    if not span.begin <= i < span.end or (block and block.record(span.part)):
                         continue
                     nbytes = namespace.record_nbytes(span.part)
                     slot = None if refused else self._ledger.find_slot(nbytes)
@@ -224,7 +243,7 @@ class Planner:
         """Pin what the arena has of a block, instead of `tail`."""
         if block is None or not block.resident_parts:
             return
-        slots = [r.resident for r in block.parts.values() if r.resident is not None]
+        slots = [r.resident for r in block.records if r.resident is not None]
         for slot in slots:
             slot.pins += 1
         self._ledger.drop_pins(tail)
@@ -245,7 +264,7 @@ class Planner:
         Returns how many records are new, and how many another writer had published meanwhile.
         """
         new = existing = 0
-        spans = reservation.spans
+        spans, index = reservation.spans, self.index
         starts = _starts(spans)
         for i in range(len(reservation.keys)):
             if i and i % STEP_BLOCKS == 0:
@@ -257,18 +276,19 @@ class Planner:
                 if slot is None:
                     continue
                 block = self._block_of(reservation, i)
-                if block is None or part in block.parts:
+                if block is None or block.record(part) is not None:
                     existing += 1
                     continue
-                record = block.parts[part] = StoredPart(slot.slot.nbytes, checksums[at])
+                record = StoredPart(index.own_part(part), slot.nbytes, checksums[at])
+                block.add(record)
                 self._ledger.make_resident(block, record, slot)
-                now = durable or not self._write_on_demotion
+                now = durable or self._is_written_at_once(block)
                 if self._ledger.has_file and now and self._to_be_written(block, record):
                     self.dirty.add(block, part, record)
                 touched = block
                 new += 1
             if touched is not None:
-                self.index.refresh(touched)
+                index.refresh(touched)
         return new, existing
 
     def _block_of(self, reservation: Reservation, i: int) -> StoredBlock | None:
@@ -277,16 +297,24 @@ class Planner:
         block = self.index.get(reservation.namespace_id, key)
         if block is None and self.index.by_key(key) is None:
             parent = reservation.keys[i - 1] if i else reservation.parent
+            if not i and parent is not None and (above := self.index.by_key(parent)) is not None:
+                parent = above.key  # the same object
             block = StoredBlock(key, reservation.namespace_id, reservation.first_block + i, parent)
             self.index.add(block)
         return block
+
+    def _is_written_at_once(self, block: StoredBlock) -> bool:
+        """Say whether the admission lets a block be written that was just put."""
+        if self._ledger.second_use is not None:
+            return self._ledger.second_use.is_second(block)
+        return not self._write_on_demotion
 
     def _to_be_written(self, block: StoredBlock, record: StoredPart) -> bool:
         """Spend the write budget on a record, if it lets it pass."""
         if self._write_budget is None:
             return True
         above = self.index.by_key(block.parent) if block.parent else None
-        near = [*block.parts.values(), *(above.parts.values() if above else ())]
+        near = [*block.records, *(above.records if above else ())]
         continues = any(each.frame is not None or each.dirty for each in near)
         admitted = self._write_budget.admits(record.nbytes, continues=continues)
         self.counts.unwritten += not admitted
@@ -308,7 +336,8 @@ class Planner:
         for key, part in self.dirty.take(nbytes_max, WRITE_BATCH_RECORDS_MAX):
             block = self.index.by_key(key)
             assert block is not None  # forgetting a block takes it off the queue
-            record = block.parts[part]
+            record = block.record(part)
+            assert record is not None
             open_runs = runs.setdefault((block.namespace_id, part), [])
             if open_runs and self._extends(open_runs[-1], block, record):
                 open_runs[-1].append((block, record))
@@ -340,7 +369,7 @@ class Planner:
         frame = StoredFrame(extent, write.part, codec_id, stored_nbytes, sequence)
         frame.checked_at = self._now()  # it was verified on its way
         for position, (block, record) in enumerate(zip(write.blocks, write.stored, strict=True)):
-            if block.parts.get(write.part) is record:
+            if block.record(write.part) is record:
                 self.dirty.clean(record)
                 self._ledger.detach(block, record)  # that of a disk that came back meanwhile
                 self._ledger.attach(frame, position, block, record)
@@ -350,26 +379,26 @@ class Planner:
     def write_failed(self, write: Write) -> None:
         """Note that a run could not be written: it stays in the arena and may be evicted."""
         for block, record in zip(write.blocks, write.stored, strict=True):
-            if block.parts.get(write.part) is record:
+            if block.record(write.part) is record:
                 self.dirty.fail(block.key, write.part, record)
         self._ledger.drop_pins(write.held)
 
     def is_wanted(self, write: Write) -> bool:
         """Say whether every record of a run under way is still stored."""
         records = zip(write.blocks, write.stored, strict=True)
-        return all(block.parts.get(write.part) is record for block, record in records)
+        return all(block.record(write.part) is record for block, record in records)
 
     def write_corrupt(self, write: Write, keys: Sequence[BlockKey]) -> None:
         """Forget records of a failed write whose bytes are not what was committed."""
         for block, record in zip(write.blocks, write.stored, strict=True):
-            if block.key in keys and block.parts.get(write.part) is record:
-                self._ledger.forget_part(block, write.part, Reason.CORRUPT)
+            if block.key in keys and block.record(write.part) is record:
+                self._ledger.forget_part(block, record, Reason.CORRUPT)
 
     def retry_failed(self) -> None:
         """Queue what could not be written once more, as far as it is still in the arena."""
         for (key, part), record in self.dirty.take_failed().items():
             block = self.index.by_key(key)
-            alive = block is not None and block.parts.get(part) is record
+            alive = block is not None and block.record(part) is record
             unwritten = record.resident is not None and record.frame is None
             if block and alive and unwritten and not record.dirty:
                 self.dirty.add(block, part, record)
@@ -422,7 +451,7 @@ class Planner:
         self, block: StoredBlock, part: Part, pieces: dict[Part, _Piece], planned: deque[Read]
     ) -> bool:
         """Put a record that is only in a frame into the part's piece. False: there is no room."""
-        record = block.parts.get(part)
+        record = block.record(part)
         if record is None or record.frame is None or record.resident or record.loading:
             return True
         slot = self._ledger.find_slot(record.nbytes)
@@ -446,7 +475,7 @@ class Planner:
         items = zip(read.positions, read.blocks, read.stored, read.held, strict=True)
         for position, block, record, slot in items:
             record.loading = None
-            if block.parts.get(read.frame.part) is not record:
+            if block.record(read.frame.part) is not record:
                 continue  # deleted meanwhile
             if position not in bad:
                 self._ledger.make_resident(block, record, slot)
@@ -454,7 +483,7 @@ class Planner:
             elif (
                 corrupt and record.frame is read.frame
             ):  # else a disk that is back has a better one
-                self._ledger.forget_part(block, read.frame.part, Reason.CORRUPT)
+                self._ledger.forget_part(block, record, Reason.CORRUPT)
         self._ledger.drop_pins(read.held)
         read.frame.pins -= 1
         self._ledger.free_if_dead(read.frame)
@@ -472,7 +501,8 @@ class Planner:
         frame.checked_at = self._now()
         frame.pins += 1
         positions, blocks = zip(*sorted(frame.blocks.items()), strict=True)
-        return Check(frame, positions, blocks, [block.parts[frame.part] for block in blocks])
+        records = [block.record(frame.part) for block in blocks]
+        return Check(frame, positions, blocks, [record for record in records if record is not None])
 
     def check_done(self, check: Check, bad: Sequence[int]) -> None:
         """Note which positions of a frame are rotten. What the arena has as well is written anew;
@@ -481,11 +511,11 @@ class Planner:
         for position, block, record in zip(
             check.positions, check.blocks, check.stored, strict=True
         ):
-            gone = block.parts.get(part) is not record or record.frame is not check.frame
+            gone = block.record(part) is not record or record.frame is not check.frame
             if gone or position not in bad:
                 continue
             if record.resident is None:
-                self._ledger.forget_part(block, part, Reason.CORRUPT)
+                self._ledger.forget_part(block, record, Reason.CORRUPT)
             else:
                 self._ledger.detach(block, record)
                 if not record.dirty:
@@ -511,7 +541,7 @@ class Planner:
         newer copy of what is in the arena or on its way there, or the durable one of what is not
         durable yet: then that copy counts as well, and what has other bytes leaves the arena.
         """
-        index, part = self.index, frame.part
+        index, part = self.index, self.index.own_part(frame.part)
         key_at = {position: key for position, key, _, _ in blocks}
         for position, key, nbytes, value in blocks:
             block = index.by_key(key)
@@ -521,7 +551,7 @@ class Planner:
                 index.add(block)
             elif block.namespace_id != namespace_id:
                 continue  # no honest writer stores one key in two namespaces
-            record = block.parts.get(part)
+            record = block.record(part)
             if record is not None:
                 if record.frame is not None and record.frame.sequence >= frame.sequence:
                     continue
@@ -529,10 +559,11 @@ class Planner:
                     self.dirty.drop(key, part, record)
                     self._ledger.detach(block, record)
                 else:
-                    self._ledger.drop(block, part)
+                    self._ledger.drop(block, record)
                     record = None
             if record is None:
-                record = block.parts[part] = StoredPart(nbytes, value)
+                record = StoredPart(part, nbytes, value)
+                block.add(record)
             self._ledger.attach(frame, position, block, record, found=True)
             index.refresh(block)
         self._ledger.free_if_dead(frame)
@@ -544,6 +575,15 @@ class Planner:
                 yield
             if is_out(frame.extent):
                 self._ledger.withdraw(frame)
+
+    def save_policies(self) -> bytes:
+        """Return what policies should know after a restart: a few MiB at most."""
+        return self._ledger.save()
+
+    def load_policies(self, saved: bytes) -> None:
+        """Take what another life has saved, before anything is recovered; what cannot be read is
+        ignored."""
+        self._ledger.load(saved)
 
     # ---- leaving -----------------------------------------------------------------------------
 

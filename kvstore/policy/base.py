@@ -23,14 +23,34 @@ class Policy(Protocol):
         soon, if at all. Unknown keys are not admitted by it."""
 
     def alone(self, prefix: Sequence[BlockKey]) -> Sequence[BlockKey]:
-        """Return the blocks of a prefix that are here and, as far as is known, nobody else's but
-        the session's that asked for it last."""
+        """Return, in their order, the blocks of a prefix that are here and, as far as is known,
+        nobody else's but the session's that asked for it last."""
 
     def end(self, keys: Sequence[BlockKey]) -> None:
         """Take the hint that these blocks' session is over. A policy may pay no attention to it."""
 
+    def expect(self, keys: Sequence[BlockKey], at: float) -> None:
+        """Take the hint that these blocks will be asked for at `at`, on the policy's clock. A
+        policy may take it as a use, or pay no attention to it."""
+
+    def hold(self, prefix: Sequence[BlockKey]) -> None:
+        """Leave these blocks, consecutive ones of a prefix, out of every walk until `let_go` was
+        called as often for the same ones. They may be removed meanwhile, and come back."""
+
+    def let_go(self, prefix: Sequence[BlockKey]) -> None:
+        """Undo one `hold` of exactly these blocks."""
+
+    def is_leaf(self, key: BlockKey) -> bool:
+        """Say whether a block is here without any child of it, and not held."""
+
+    def save(self) -> bytes:
+        """Return what another life should know: a few MiB at most, nothing if it need not."""
+
+    def load(self, saved: bytes) -> None:
+        """Take what `save` returned before anything is adopted; what cannot be read is ignored."""
+
     def remove(self, key: BlockKey) -> None:
-        """Forget a block, if it is known."""
+        """Forget a block, if it is known. Its children may stay: somebody may hold them."""
 
     def victims(self) -> Iterator[BlockKey]:
         """Yield blocks from the first to leave on, none while a child of it is here.

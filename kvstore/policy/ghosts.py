@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from kvstore.block import BlockKey
 
+from_bytes = int.from_bytes
 GHOSTS_MIN = 1 << 12
 USES_MAX = 255
 _TICKS_PER_S = 8
@@ -39,17 +40,17 @@ class Ghosts:
         """Remember a block that leaves. blocks: how many stay."""
         while 2 * blocks > len(self._words):
             self._words += self._words  # a place's low bits stay: each ghost is in both halves
-        place, tag = self._place(key)
-        ticks = min(max(0, int(used_at * _TICKS_PER_S)), _TICKS_MAX)
-        self._words[place] = tag << 40 | ticks << 8 | min(uses, USES_MAX)
+        number = from_bytes(key[-8:], "little")
+        ticks = int(used_at * _TICKS_PER_S)
+        if not 0 <= ticks <= _TICKS_MAX:
+            ticks = min(max(0, ticks), _TICKS_MAX)
+        tag = number >> 40 << 40
+        uses = uses if uses < USES_MAX else USES_MAX
+        self._words[number & (len(self._words) - 1)] = tag | ticks << 8 | uses
 
     def find(self, key: BlockKey) -> Ghost | None:
-        place, tag = self._place(key)
-        word = self._words[place]
-        if not word or word >> 40 != tag:
+        number = from_bytes(key[-8:], "little")
+        word = self._words[number & (len(self._words) - 1)]
+        if not word or (word ^ number) >> 40:
             return None
         return Ghost(word & 0xFF, (word >> 8 & _TICKS_MAX) / _TICKS_PER_S)
-
-    def _place(self, key: BlockKey) -> tuple[int, int]:
-        number = int.from_bytes(key[-8:], "little")
-        return number & (len(self._words) - 1), number >> 40

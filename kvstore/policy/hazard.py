@@ -21,6 +21,7 @@ What eviction needs is the *index* of a block at age a, the best rate of hits fo
 
 from __future__ import annotations
 
+import struct
 from array import array
 from collections.abc import Sequence
 from functools import cache
@@ -29,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from kvstore.block import BlockKey
+from kvstore.block import KEY_NBYTES, BlockKey, split_keys
 
 GAP_CLASSES = 4
 ENDED_CLASS = 64  # from here on one for each number of uses: of sessions that said they are over
@@ -48,8 +49,12 @@ ENDED_RATIO = 0.02  # of the hazard of all, until ended sessions have shown thei
 
 _COUNT_CLASS = (0, 0, 1, 2, 2, 2, 3)
 COUNT_MAX = len(_COUNT_CLASS) - 1
+_FIRST_CLASS = [[(turn * 4 + uses) * GAP_CLASSES for uses in _COUNT_CLASS] for turn in _COUNT_CLASS]
 GAPS_S = (20.0, 150.0)
 
+_SAVED = struct.Struct("<8sII")
+_SAVED_MAGIC = b"kvhaz\0\0\1"  # the last byte is the version
+_TURNS = (1, 2, 3, 6)  # the first of each class
 _starts = FIRST_BIN_S * 2.0 ** (np.arange(BINS + 1) / 2)
 _starts[0] = 0.0
 _widths = np.diff(_starts)
@@ -69,9 +74,15 @@ def ended_class(uses: int) -> int:
 
 def block_class(turn: int, uses: int, gap: int) -> int:
     """Return the class of a block. turn, uses: from 1, those beyond COUNT_MAX are alike."""
-    turns = _COUNT_CLASS[turn if turn < COUNT_MAX else COUNT_MAX]
-    counts = _COUNT_CLASS[uses if uses < COUNT_MAX else COUNT_MAX]
-    return (turns * 4 + counts) * GAP_CLASSES + gap
+    turns = turn if turn < COUNT_MAX else COUNT_MAX
+    return _FIRST_CLASS[turns][uses if uses < COUNT_MAX else COUNT_MAX] + gap
+
+
+def turn_and_gap(number: int) -> tuple[int, int]:
+    """Return the turn, or the least it may have been, and the gap that make a class."""
+    if number >= ENDED_CLASS:
+        return 1, 0
+    return _TURNS[number // 16], number % GAP_CLASSES
 
 
 def _bins(ages: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -127,6 +138,61 @@ class Hazard:
             slot = self._slot.get(key)
             if slot is not None:
                 self._class[slot] = ended_class(self._uses[slot])
+
+    def last_use(self, key: BlockKey) -> tuple[float, int, int] | None:
+        """Return when a block that is watched was used last, its class and uses then."""
+        slot = self._slot.get(key)
+        if slot is None:
+            return None
+        return self._used_at[slot], self._class[slot], self._uses[slot]
+
+    def save(self, now: float) -> bytes:
+        """Return what was learned and who is watched: at most 1.4 MiB, for `load`."""
+        self.refit(now)
+        slots = np.fromiter(self._slot.values(), np.int64, len(self._slot))
+        keys = [key for key in self._slot if len(key) == KEY_NBYTES]
+        if len(keys) < len(slots):  # keys that were not made by a hash
+            return b""
+        return b"".join(
+            (
+                _SAVED.pack(_SAVED_MAGIC, self._sampled, len(keys)),
+                self._events.astype("<f8").tobytes(),
+                self._exposure.astype("<f8").tobytes(),
+                (now - np.frombuffer(self._used_at)[slots]).astype("<f8").tobytes(),
+                np.frombuffer(self._class, np.uint8)[slots].tobytes(),
+                np.frombuffer(self._uses, np.uint8)[slots].tobytes(),
+                b"".join(keys),
+            )
+        )
+
+    def load(self, saved: bytes, now: float) -> bool:
+        """Go on where another life was when it saved; False if that cannot be read."""
+        if len(saved) < _SAVED.size:
+            return False
+        magic, sampled, count = _SAVED.unpack_from(saved)
+        cells = CLASSES * BINS
+        nbytes = _SAVED.size + 16 * cells + (8 + 1 + 1 + KEY_NBYTES) * count
+        if magic != _SAVED_MAGIC or count > SAMPLES_MAX or len(saved) != nbytes:
+            return False
+        at = _SAVED.size
+        tables = np.frombuffer(saved, "<f8", 2 * cells, at).reshape(2, CLASSES, BINS)
+        at += 16 * cells
+        ages = np.frombuffer(saved, "<f8", count, at)
+        classes = saved[at + 8 * count : at + 9 * count]
+        uses = saved[at + 9 * count : at + 10 * count]
+        sane = np.isfinite(tables).all() and np.isfinite(ages).all() and (tables >= 0).all()
+        if not sane or max(classes, default=0) >= CLASSES or not 1 <= sampled <= SAMPLED_OF_256:
+            return False
+        self._events, self._exposure = tables[0].copy(), tables[1].copy()
+        self._sampled = sampled
+        keys = split_keys(saved[at + 10 * count :], keys_max=SAMPLES_MAX)
+        for i, (key, age) in enumerate(zip(keys, ages.tolist(), strict=True)):
+            slot = self._slot[key] = self._free.pop()
+            self._used_at[slot] = now - max(0.0, age)
+            self._class[slot] = classes[i]
+            self._uses[slot] = min(max(1, uses[i]), COUNT_MAX)
+        self.refit(now)
+        return True
 
     def refit(self, now: float) -> None:
         """Learn from what was seen until `now`. Takes a few milliseconds."""

@@ -26,6 +26,7 @@ class TailFirstLru:
         self._ring = Node(BlockKey(b""))  # sentinel: newer = the oldest block, older = the newest
         self._found = Node(BlockKey(b""))  # everything above it was inserted or touched since
         link(self._found, self._ring)
+        self._held: dict[BlockKey, int] = {}  # how often; they are linked to themselves alone
 
     def __len__(self) -> int:
         return self._tree.blocks
@@ -40,7 +41,7 @@ class TailFirstLru:
         nodes, newest = self._tree.nodes, self._ring
         for key in reversed(prefix):
             node = nodes.get(key)
-            if node is not None and node.here:
+            if node is not None and node.here and node.newer is not node:
                 unlink(node)
                 link(node, newest)
 
@@ -53,10 +54,43 @@ class TailFirstLru:
                 if node.children > (1 if tail else 0):
                     break
                 tail.append(node)
-        return [node.key for node in tail]
+        return [node.key for node in reversed(tail)]
 
     def end(self, keys: Sequence[BlockKey]) -> None:
         """Do nothing: LRU goes by use alone."""
+
+    def expect(self, keys: Sequence[BlockKey], at: float) -> None:
+        """Take it as a use: LRU knows no better."""
+        self.touch(keys)
+
+    def hold(self, prefix: Sequence[BlockKey]) -> None:
+        for key in prefix:
+            count = self._held.get(key, 0)
+            self._held[key] = count + 1
+            node = self._tree.find(key)
+            if node is not None and not count:
+                unlink(node)
+                node.older = node.newer = node
+
+    def let_go(self, prefix: Sequence[BlockKey]) -> None:
+        for key in reversed(prefix):
+            self._held[key] -= 1
+            if not self._held[key]:
+                del self._held[key]
+                node = self._tree.find(key)
+                if node is not None:
+                    link(node, self._ring)
+
+    def is_leaf(self, key: BlockKey) -> bool:
+        node = self._tree.find(key)
+        return node is not None and not node.children and key not in self._held
+
+    def save(self) -> bytes:
+        """Return nothing: what was written in which order is known from the frames."""
+        return b""
+
+    def load(self, saved: bytes) -> None:
+        """Do nothing."""
 
     def remove(self, key: BlockKey) -> None:
         left = self._tree.leave(key)
@@ -79,6 +113,11 @@ class TailFirstLru:
 
     def _insert(self, key: BlockKey, parent: BlockKey | None, newest: Node) -> None:
         node = self._tree.enter(key, parent)
-        if node is not None:
-            above = node.parent
-            link(node, above if above is not None and above.here else newest)
+        if node is None:
+            return
+        if key in self._held:
+            node.older = node.newer = node
+            return
+        above = node.parent
+        beside = above is not None and above.here and above.newer is not above
+        link(node, above if beside else newest)

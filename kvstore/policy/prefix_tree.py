@@ -79,6 +79,23 @@ class PrefixTree(Generic[N]):
                 del self.nodes[above.key]
         return node, above
 
+    def hold(self, key: BlockKey) -> N:
+        """Give a block a child that is not there, until `let_go`: it is no leaf meanwhile, whether
+        it is here or not. Returns its node."""
+        node = self.nodes.get(key)
+        if node is None:
+            node = self.nodes[key] = self._make(key)
+        node.children += 1
+        return node
+
+    def let_go(self, key: BlockKey) -> N:
+        """Undo one `hold`; returns the node."""
+        node = self.nodes[key]
+        node.children -= 1
+        if not node.children and not node.here:
+            del self.nodes[key]
+        return node
+
 
 def _descends(node: Node, ancestor: Node) -> bool:
     """Say whether `ancestor` is `node` or comes before it."""

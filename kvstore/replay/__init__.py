@@ -5,13 +5,27 @@ No bytes are moved and no time is waited for: what is measured is what is decide
     formats.py    a trace file -> rows
     workload.py   rows -> requests for numbered blocks
     node.py       one node without bytes: answers requests, counts tokens, reads and writes
+    synth.py      made-up traffic of chats and agents, and draws.py: the numbers in it
+    room.py       the space of its tiers
     bounds.py     what no cache can beat: the infinite one, and the offline optimum of a size
     run.py        all of it together: one `Result` per setting
 """
 
 from kvstore.replay.formats import FORMATS, TraceFile
-from kvstore.replay.node import Setup
+from kvstore.replay.node import Setup, Traffic
+from kvstore.replay.room import RECLAIMS
 from kvstore.replay.run import Result, replay
-from kvstore.replay.workload import Workload, load_workload
+from kvstore.replay.workload import Workload, load_workload, workload_of
 
-__all__ = ["FORMATS", "Result", "Setup", "TraceFile", "Workload", "load_workload", "replay"]
+__all__ = [
+    "FORMATS",
+    "RECLAIMS",
+    "Result",
+    "Setup",
+    "TraceFile",
+    "Traffic",
+    "Workload",
+    "load_workload",
+    "replay",
+    "workload_of",
+]

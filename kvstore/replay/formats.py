@@ -7,6 +7,7 @@
 | weka | id, block_size, requests[t, in, out, hash_ids, type] | s in a session | in file |
 | agent (LMCache) | timestamp, input, output, session_id | us | texts instead |
 | conversations (vLLM) | a JSON list: id, messages[role, content] | none | texts instead |
+| kvstore | at_s, block_tokens, block_nbytes, hash_ids, engine, hit_blocks | s | in file |
 | azure (CSV) | TIMESTAMP, ContextTokens, GeneratedTokens | date | none |
 | burstgpt (CSV) | Timestamp, Request tokens, Response tokens (Session ID) | s | none |
 
@@ -39,6 +40,7 @@ TOKENS_MAX = 10_000_000
 MOONCAKE_BLOCK_TOKENS = 512
 BAILIAN_BLOCK_TOKENS = 16
 WEKA_BLOCK_TOKENS_MAX = 8192
+RECORDED_BLOCK_TOKENS_MAX = 65536
 NESTED_MAX = 16  # sub-agents of sub-agents
 
 
@@ -83,7 +85,8 @@ class TraceFile:
 
     format: one of FORMATS, None finds out. lenient: a broken line is skipped and counted instead
     of raised. Everything that reads raises InvalidRequest that names file, line and what is wrong.
-    block_tokens: 0 where the rows have texts, or nothing but lengths.
+    block_tokens: 0 where the rows have texts, or nothing but lengths. block_nbytes: of a block's
+    KV, where the trace tells, else 0.
     """
 
     def __init__(self, path: Path, *, format: str | None = None, lenient: bool = False) -> None:
@@ -96,9 +99,14 @@ class TraceFile:
             self.name = format or _format_of(number, first)
         self.common_clock = self.name not in ("weka", "conversations")
         self.block_tokens = _BLOCK_TOKENS.get(self.name, 0)
-        if self.name == "weka":
-            with self._named():
+        self.block_nbytes = 0
+        with self._named():
+            if self.name == "weka":
                 self.block_tokens = _weka_block(number, _json(number, first))
+            elif self.name == "kvstore":
+                found = _json(number, first)
+                self.block_tokens = _recorded_block(number, found)
+                self.block_nbytes = int(_number(number, found, "block_nbytes", 0))
 
     def __iter__(self) -> Iterator[Row]:
         rows = 0
@@ -224,7 +232,7 @@ def _json_parse(name: str) -> _Parse:
     if name not in _JSON_FIELDS:
         raise InvalidRequest(f"no trace format {name!r}; choose one of {', '.join(FORMATS)}")
     needed = _JSON_FIELDS[name]
-    convert = _bailian() if name == "bailian" else _CONVERT[name]
+    convert = _STATEFUL[name]() if name in _STATEFUL else _CONVERT[name]
 
     def parse(number: int, line: str) -> list[Row]:
         item = _json(number, line)
@@ -276,6 +284,43 @@ def _bailian() -> _Convert:
             line=number,
         )
         session_of[chat] = session
+        return [row]
+
+    return convert
+
+
+def _recorded_block(number: int, item: dict[str, Any]) -> int:
+    tokens = _whole(number, item, "block_tokens")
+    if not 1 <= tokens <= RECORDED_BLOCK_TOKENS_MAX:
+        raise InvalidRequest(
+            f'line {number}: "block_tokens" must be 1 to {RECORDED_BLOCK_TOKENS_MAX}'
+        )
+    return tokens
+
+
+def _recorded() -> _Convert:
+    """Make what reads `kvstore trace record`'s rows, all of one block size."""
+    first: list[int] = []
+
+    def convert(number: int, item: dict[str, Any]) -> list[Row]:
+        tokens = _recorded_block(number, item)
+        first.append(tokens)
+        if tokens != first[0]:
+            raise InvalidRequest(
+                f"line {number} has blocks of {tokens} tokens, those before it {first[0]}: record"
+                " one namespace at a time (--namespace)"
+            )
+        del first[1:]
+        ids = _ids(number, item)
+        session = item.get("session_id")
+        row = Row(
+            _number(number, item, "at_s"),
+            tokens * len(ids),
+            0,
+            None if session is None else str(session),
+            ids,
+            line=number,
+        )
         return [row]
 
     return convert
@@ -367,10 +412,12 @@ _Convert: TypeAlias = Callable[[int, dict[str, Any]], list[Row]]
 # In the order in which they are looked for: Bailian's fields include Mooncake's.
 _JSON_FIELDS: Mapping[str, set[str]] = {
     "bailian": {"chat_id", "timestamp", "input_length"},
+    "kvstore": {"at_s", "block_tokens", "hash_ids"},
     "mooncake": {"timestamp", "input_length", "output_length"},
     "weka": {"id", "block_size", "requests"},
     "agent": {"timestamp", "input", "output", "session_id"},
 }
+_STATEFUL: Mapping[str, Callable[[], _Convert]] = {"bailian": _bailian, "kvstore": _recorded}
 _CONVERT: Mapping[str, _Convert] = {"mooncake": _mooncake, "weka": _weka, "agent": _agent}
 _CSV_FORMATS: Mapping[str, tuple[set[str], Callable[[int, Mapping[str, Any]], list[Row]]]] = {
     "azure": ({"TIMESTAMP", "ContextTokens", "GeneratedTokens"}, _azure),
@@ -387,7 +434,9 @@ def _json(number: int, line: str) -> dict[str, Any]:
         raise InvalidRequest(f"line {number} is no JSON object: {error}") from error
 
 
-def _number(number: int, item: Mapping[str, Any], name: str) -> float:
+def _number(number: int, item: Mapping[str, Any], name: str, default: float | None = None) -> float:
+    if default is not None and name not in item:
+        return default
     try:
         value = float(item[name])
     except (KeyError, TypeError, ValueError):

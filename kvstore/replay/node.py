@@ -11,13 +11,15 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import count
+from operator import attrgetter
 from typing import TypeVar
 
-from kvstore.block import PAGE_NBYTES, BlockKey, Group, Namespace, Part, Slot, Span, padded
+from kvstore.block import PAGE_NBYTES, BlockKey, Group, Namespace, Part, Span, padded
 from kvstore.errors import InvalidRequest
-from kvstore.index import HeldSlot
-from kvstore.planner import Planner, Reservation, Steps, Write
-from kvstore.policy import policy_by_name
+from kvstore.index import HeldSlot, StoredFrame
+from kvstore.planner import RUN_NBYTES_MAX, Planner, Reservation, Steps, Write
+from kvstore.policy import WriteBudget, policy_by_name
+from kvstore.replay.room import LogRoom, Room
 
 PART = Part(0, 0)
 EVICT_ROUNDS_MAX = 8
@@ -29,28 +31,38 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What a node has. dram_blocks, file_blocks: room of each tier, in blocks; 0: no file tier."""
+    """What a node has. dram_blocks, file_blocks: room of each tier, in blocks; 0: no file tier.
+
+    admission, write_bytes_per_day: as of the daemon's file tier. reclaim: how that wins space back,
+    of RECLAIMS; what ships punches holes.
+    """
 
     dram_blocks: int
     file_blocks: int = 0
     dram_policy: str = "lru"
     file_policy: str = "lru"
     admission: str = "all"
+    write_bytes_per_day: int = 0
+    reclaim: str = "punch"
     record_nbytes: int = 1 << 20
 
 
 @dataclass(slots=True)
 class Traffic:
-    """What the tiers did, in blocks. promotions_wasted: came up, but not as part of a hit."""
+    """What the tiers did, in blocks. promotions_wasted: came up, but not as part of a hit.
+    file_moved: written again to win space back, not counted in file_writes. unwritten: kept out of
+    the file tier by the write budget."""
 
     dram_hits: int = 0
     file_hits: int = 0
     dram_writes: int = 0
     file_writes: int = 0
+    file_moved: int = 0
     file_reads: int = 0
     promotions_used: int = 0
     promotions_wasted: int = 0
     refused: int = 0
+    unwritten: int = 0
 
 
 class Clock:
@@ -63,26 +75,6 @@ class Clock:
         return self.now_s
 
 
-class Room:
-    """A tier's space: so many bytes in whole pages, anywhere."""
-
-    def __init__(self, capacity_bytes: int) -> None:
-        self._left = capacity_bytes
-        self._slots: dict[int, Slot] = {}
-
-    def allocate(self, nbytes: int) -> Slot | None:
-        slot = self._slots.get(nbytes)
-        if slot is None:
-            slot = self._slots[nbytes] = Slot(0, 0, padded(nbytes))
-        if slot.nbytes > self._left:
-            return None
-        self._left -= slot.nbytes
-        return slot
-
-    def free(self, place: Slot) -> None:
-        self._left += place.nbytes
-
-
 class Node:
     """Answers requests and counts. Raises InvalidRequest for a setup that holds no block."""
 
@@ -91,20 +83,48 @@ class Node:
             raise InvalidRequest("dram has no room for a single block")
         self.clock = Clock()
         self.traffic = Traffic()
-        record = padded(setup.record_nbytes)
-        self._file = Room(setup.file_blocks * (record + PAGE_NBYTES)) if setup.file_blocks else None
-        self.planner = Planner(
-            Room(setup.dram_blocks * record),
+        self._setup = setup
+        self._spec = Namespace(block_tokens, (Group("all", setup.record_nbytes),), ())
+        self._record_nbytes = record = padded(setup.record_nbytes)
+        self._file = _file_room(setup, record) if setup.file_blocks else None
+        self._sequence = count(1)
+        self.planner = self._begin()
+        self._namespace = self._spec.id
+
+    def _begin(self) -> Planner:
+        """Return the planner of a life: its arena is empty."""
+        setup, budget = self._setup, self._setup.write_bytes_per_day
+        planner = Planner(
+            Room(setup.dram_blocks * self._record_nbytes),
             self._file,
             now=self.clock,
             dram_policy=policy_by_name(setup.dram_policy),
             file_policy=policy_by_name(setup.file_policy),
+            write_budget=WriteBudget(budget, self.clock) if budget else None,
             write_on_demotion=setup.admission == "demotion",
+            write_on_second_use=setup.admission == "second_use",
         )
-        self._record_nbytes = record
-        group = Group("all", setup.record_nbytes)
-        self._namespace = self.planner.index.register(Namespace(block_tokens, (group,), ()))
-        self._sequence = count(1)
+        planner.index.register(self._spec)
+        return planner
+
+    def restart(self) -> None:
+        """Lose the arena; find the file tier, and what policies have saved, as a start does."""
+        records = (record for block in self.planner.index for record in block.records)
+        frames = {record.frame for record in records if record.frame is not None}
+        saved = self.planner.save_policies()
+        self.traffic.unwritten += self.planner.counts.unwritten
+        self.planner = self._begin()
+        self.planner.load_policies(saved)
+        for old in sorted(frames, key=attrgetter("sequence")):
+            frame = StoredFrame(old.extent, PART, old.codec_id, old.stored_nbytes, old.sequence)
+            position, block = min(old.blocks.items())
+            self.planner.recover(
+                self._namespace,
+                frame,
+                [(at, each.key, self._setup.record_nbytes, 0) for at, each in old.blocks.items()],
+                first_block=block.block_index - position,
+                parent=block.parent if not position else None,
+            )
 
     def ask(self, keys: Sequence[BlockKey]) -> int:
         """Answer a request: returns how many blocks it hit, and stores what it computed."""
@@ -121,6 +141,12 @@ class Node:
         if hit < len(keys):
             self._store(keys, hit)
         return hit
+
+    def settle(self) -> None:
+        """Count what is only known of all requests together."""
+        moved = self._file.moved_nbytes if self._file is not None else 0
+        self.traffic.file_moved = round(moved / (self._record_nbytes + PAGE_NBYTES))
+        self.traffic.unwritten += self.planner.counts.unwritten
 
     def end(self, keys: Sequence[BlockKey]) -> None:
         """Take the hint that the session that asked for `keys` last is over."""
@@ -185,7 +211,7 @@ class Node:
     def _tail(self, keys: Sequence[BlockKey], end: int) -> list[HeldSlot]:
         """Return the slot of block `end` - 1: while it is pinned, nothing before it leaves."""
         block = self.planner.index.by_key(keys[end - 1]) if end else None
-        record = block.parts.get(PART) if block is not None else None
+        record = block.record(PART) if block is not None else None
         return [record.resident] if record is not None and record.resident is not None else []
 
     def _write(self, write: Write) -> None:
@@ -203,6 +229,13 @@ class Node:
             return
         self.planner.written(write, extent, 0, stored, next(self._sequence))
         self.traffic.file_writes += len(stored)
+
+
+def _file_room(setup: Setup, record_nbytes: int) -> Room | LogRoom:
+    capacity = setup.file_blocks * (record_nbytes + PAGE_NBYTES)
+    if setup.reclaim == "punch":
+        return Room(capacity)
+    return LogRoom(capacity, PAGE_NBYTES + max(RUN_NBYTES_MAX, record_nbytes))
 
 
 def _at_once(steps: Steps[T]) -> T:

@@ -19,6 +19,7 @@ PROGRESS_REQUESTS = 64
 class Result:
     """One replay. Ratios are of all prompt tokens; `optimum` is of the room of all tiers together.
 
+    saved_flops: operations of prefill that hits made needless; None if nobody said what it takes.
     blocks_per_s: blocks asked for per second of this process, bounds not included.
     """
 
@@ -32,6 +33,8 @@ class Result:
     infinite: float
     optimum: float
     blocks_per_s: float
+    saved_flops: float | None = None
+    hit_requests: int = 0
 
     @property
     def dram_hit_ratio(self) -> float:
@@ -48,7 +51,12 @@ class Result:
     @property
     def writes_per_unique(self) -> float:
         """Blocks written to the file tier, per block there is in the trace."""
-        return self.traffic.file_writes / max(1, self.unique_blocks)
+        return self.written_blocks / max(1, self.unique_blocks)
+
+    @property
+    def written_blocks(self) -> int:
+        """To the file tier, those that moved to win space back included."""
+        return self.traffic.file_writes + self.traffic.file_moved
 
     def _ratio(self, blocks: int) -> float:
         return blocks * self.block_tokens / max(1, self.tokens)
@@ -66,6 +74,7 @@ class Result:
             "writes_per_unique": self.writes_per_unique,
             "blocks_per_s": self.blocks_per_s,
             "requests": self.requests,
+            "hit_requests": self.hit_requests,
             "tokens": self.tokens,
             "block_tokens": self.block_tokens,
             "unique_blocks": self.unique_blocks,
@@ -73,7 +82,8 @@ class Result:
             "dram_read_bytes": (traffic.dram_hits + traffic.file_hits) * record,
             "dram_written_bytes": (traffic.dram_writes + traffic.file_reads) * record,
             "file_read_bytes": traffic.file_reads * record,
-            "file_written_bytes": traffic.file_writes * record,
+            "file_written_bytes": self.written_blocks * record,
+            "saved_flops": self.saved_flops,
             **asdict(self.setup),
             **asdict(traffic),
         }
@@ -85,28 +95,42 @@ def replay(
     bounds: Bounds,
     *,
     end_hints: float = 0.0,
+    restart_at: float | None = None,
     seed: int = 1,
+    prefill_flops: Callable[[float], float] | None = None,
+    watch: Callable[[float, Traffic], None] = lambda at_s, traffic: None,
     progress: Callable[[int], None] = lambda requests: None,
 ) -> Result:
     """Send every request of a workload to a new node.
 
-    end_hints: share of the sessions that say so when they end, drawn with `seed`. progress: told
-    how many requests were answered, now and then.
+    end_hints: share of the sessions that say so when they end, drawn with `seed`. restart_at: after
+    this share of the requests, the node restarts: its file tier stays. prefill_flops: operations
+    that computing so many tokens of a prompt takes. watch: told the time of the trace and what was
+    counted so far, after every request. progress: told how many requests were answered, now and
+    then.
     """
     node = Node(setup, workload.block_tokens)
     ending = _ending(workload, end_hints, seed)
     keys = workload.keys
-    asked = 0
+    asked, saved, hit_requests = 0, 0.0, 0
+    restart = None if restart_at is None else int(restart_at * len(workload.requests))
     began = time.perf_counter()
     for number, request in enumerate(workload.requests):
         node.clock.now_s = request.at_s
+        if number == restart:
+            node.restart()
         prompt = [keys[block] for block in request.blocks]
         asked += len(prompt)
-        node.ask(prompt)
+        hit = node.ask(prompt)
+        hit_requests += hit > 0
+        if prefill_flops is not None:
+            saved += prefill_flops(hit * workload.block_tokens)
+        watch(request.at_s, node.traffic)
         if number in ending:
             node.end(prompt)
         if number % PROGRESS_REQUESTS == 0:
             progress(number)
+    node.settle()
     took_s = time.perf_counter() - began
     return Result(
         setup=setup,
@@ -119,6 +143,8 @@ def replay(
         infinite=bounds.infinite(),
         optimum=bounds.optimum(setup.dram_blocks + setup.file_blocks),
         blocks_per_s=asked / max(took_s, 1e-9),
+        saved_flops=saved if prefill_flops is not None else None,
+        hit_requests=hit_requests,
     )
 
 

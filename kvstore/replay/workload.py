@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import random
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 from kvstore.block import KEY_NBYTES, BlockKey
 from kvstore.errors import InvalidRequest
@@ -46,6 +47,7 @@ class Workload:
     """What a trace asks, in the order of time. keys: of each block, by its number.
 
     unique_blocks: how many there are in these requests. skipped: broken lines that were left out.
+    block_nbytes: of a block's KV, where the trace tells, else 0.
     """
 
     name: str
@@ -56,10 +58,16 @@ class Workload:
     unique_blocks: int = 0
     skipped: int = 0
     first_skipped: str = ""
+    block_nbytes: int = 0
 
     @property
     def tokens(self) -> int:
         return sum(request.tokens for request in self.requests)
+
+    @property
+    def seconds(self) -> float:
+        """From the first request to the last."""
+        return self.requests[-1].at_s - self.requests[0].at_s
 
 
 def load_workload(
@@ -94,17 +102,32 @@ def load_workload(
     requests = requests[:requests_max]
     if not requests:
         raise InvalidRequest(f"{path}: no request arrives within {window_hours} hours")
+    return _workload(
+        path.name,
+        file.name,
+        blocks,
+        requests,
+        skipped=file.skipped,
+        first_skipped=file.first_skipped,
+        block_nbytes=file.block_nbytes * blocks.joined,
+    )
+
+
+def workload_of(rows: Iterable[Row], *, name: str, block_tokens: int) -> Workload:
+    """Return what rows ask that follow each other in time, as from a file. Raises InvalidRequest
+    for what no trace could hold."""
+    blocks = _Blocks(block_tokens, None)
+    requests = [Request(row.at_s, *blocks.numbers_of(row), row.session, row.line) for row in rows]
+    return _workload(name, "rows", blocks, requests)
+
+
+def _workload(
+    name: str, format: str, blocks: _Blocks, requests: list[Request], **more: Any
+) -> Workload:
     _infer_sessions(requests)
     unique = set().union(*(request.blocks for request in requests))
     return Workload(
-        name=path.name,
-        format=file.name,
-        block_tokens=blocks.tokens,
-        requests=requests,
-        keys=blocks.keys,
-        unique_blocks=len(unique),
-        skipped=file.skipped,
-        first_skipped=file.first_skipped,
+        name, format, blocks.tokens, requests, blocks.keys, unique_blocks=len(unique), **more
     )
 
 
@@ -199,7 +222,7 @@ class _Blocks:
     def __init__(self, own_tokens: int, tokens: int | None) -> None:
         """own_tokens: of a block of the trace, 0 if it has texts."""
         self.tokens = tokens or own_tokens or TEXT_BLOCK_TOKENS
-        self._joined = self.tokens // own_tokens if own_tokens else 1
+        self.joined = self.tokens // own_tokens if own_tokens else 1
         if own_tokens and self.tokens % own_tokens:
             raise InvalidRequest(
                 f"blocks of {self.tokens} tokens cannot be made of the trace's {own_tokens}"
@@ -225,7 +248,7 @@ class _Blocks:
                 f" prompt of {row.input_tokens}"
             )
         # A longer block ends where the last of those it is made of ends, so that names it.
-        ids = row.blocks[self._joined - 1 : full : self._joined]
+        ids = row.blocks[self.joined - 1 : full : self.joined]
         return row.input_tokens, self._number(ids, row)
 
     def _chunks(self, text: str) -> list[str]:

@@ -21,6 +21,7 @@ from kvstore.obs import Metrics
 from kvstore.rpc.v1 import kvstore_pb2_grpc as rpc
 from kvstore.server.boundary import Boundary
 from kvstore.server.calls import CallServer
+from kvstore.server.recorder import Recorder
 from kvstore.server.service import Service
 from kvstore.server.sockets import (
     arena_socket_path,
@@ -60,6 +61,7 @@ class Server:
         endpoint = self._settings.traces_endpoint
         self._tracing = Tracing(endpoint, version) if endpoint else None
         self._boundary = Boundary(metrics, self._tracing)
+        self._recorder = Recorder(metrics)
         self._health = health.aio.HealthServicer()
         self._service = Service(
             store,
@@ -69,6 +71,7 @@ class Server:
             arena_socket=str(arena_socket_path(self._socket)),
             call_socket=str(call_socket_path(self._socket)),
             version=version,
+            recorder=self._recorder,
         )
         self._open = contextlib.AsyncExitStack()
         self.port = 0
@@ -113,6 +116,7 @@ class Server:
     async def drain(self, timeout_s: float) -> bool:
         """Say NOT_SERVING, refuse new calls, wait for running ones. False: some did not end."""
         await self._report(health_pb2.HealthCheckResponse.NOT_SERVING)
+        self._recorder.close()
         return await self._boundary.drain(timeout_s)
 
     async def close(self) -> None:

@@ -19,16 +19,19 @@ from kvstore.block import (
 )
 from kvstore.config import LimitSettings
 from kvstore.errors import InvalidRequest, Unavailable
+from kvstore.hint import EXPECT_S_MAX, SESSION_ID_CHARS_MAX, Hint, HintKind
 from kvstore.obs import Metrics
 from kvstore.outcome import REQUEST_ID_CHARS_MAX
 from kvstore.planner import SessionId
 from kvstore.rpc.v1 import kvstore_pb2 as pb
 from kvstore.rpc.v1 import kvstore_pb2_grpc as rpc
 from kvstore.server.boundary import Context
+from kvstore.server.recorder import Lookup, Recorder
 from kvstore.server.streams import Streams
 from kvstore.store import Store
 from kvstore.transport.arena_host import check_version
 from kvstore.transport.explain_messages import explanation_to_message, outcome_to_message
+from kvstore.transport.hint_messages import report_to_message
 from kvstore.transport.messages import (
     Epoch,
     committed_to_message,
@@ -45,6 +48,13 @@ OUTCOMES_MAX = 1000
 NAMESPACES_MAX = 1000  # a spec has some KiB; the message must stay under its limit
 READERS_MAX = 1 << 16
 ANSWER_S_MIN = 0.02
+_HINT_KINDS = {
+    "end_session": HintKind.END,
+    "expect": HintKind.EXPECT,
+    "prefetch": HintKind.PREFETCH,
+    "pin": HintKind.PIN,
+    "demote": HintKind.DEMOTE,
+}
 
 
 class Service(rpc.KVStoreServicer):
@@ -60,6 +70,7 @@ class Service(rpc.KVStoreServicer):
         arena_socket: str,
         call_socket: str,
         version: str,
+        recorder: Recorder,
     ) -> None:
         self._store = store
         self._limits = limits
@@ -69,6 +80,7 @@ class Service(rpc.KVStoreServicer):
         self._call_socket = call_socket
         self._version = version
         self._streams = Streams(store, metrics)
+        self._recorder = recorder
 
     async def OpenSession(
         self, request: pb.OpenSessionRequest, context: Context
@@ -124,7 +136,10 @@ class Service(rpc.KVStoreServicer):
             spans=spans_of(request.spans) or None,
             request_id=request.request_id,
             recompute_s_per_block=_pace(request.recompute_s_per_block),
+            session_id=_session_id(request.session_id),
         )
+        if self._recorder.listening:
+            self._note(request, grant)
         return await self._granted(grant, session, context)
 
     async def Reserve(self, request: pb.ReserveRequest, context: Context) -> pb.GrantReply:
@@ -137,6 +152,7 @@ class Service(rpc.KVStoreServicer):
             parent=parent_of(request.parent),
             spans=spans_of(request.spans),
             wait_s=self._wait(request.wait_s),
+            session_id=_session_id(request.session_id),
         )
         return await self._granted(grant, session, context)
 
@@ -250,6 +266,66 @@ class Service(rpc.KVStoreServicer):
         )
         return explanation_to_message(explanation)
 
+    async def Record(
+        self, request: pb.RecordRequest, context: Context
+    ) -> AsyncIterator[pb.RecordReply]:
+        only = _namespace_id(request.namespace_id) if request.namespace_id else None
+        with self._recorder.listen(
+            share=request.share, block=request.block, namespace_id=only
+        ) as recording:
+            yield pb.RecordReply()  # from now on
+            async for batch in recording.batches():
+                yield pb.RecordReply(lookups=map(self._lookup, batch), dropped=recording.dropped)
+
+    def _lookup(self, lookup: Lookup) -> pb.Lookup:
+        namespace = self._store.namespace(lookup.namespace_id)
+        return pb.Lookup(
+            at=lookup.at,
+            session=lookup.engine,
+            namespace_id=lookup.namespace_id,
+            keys=lookup.keys,
+            hit_blocks=lookup.hit_blocks,
+            request_id=lookup.request_id,
+            session_id=lookup.session_id,
+            block_tokens=namespace.block_tokens,
+            block_nbytes=sum(each.record_nbytes * each.shards for each in namespace.groups),
+        )
+
+    def _note(self, request: pb.AcquireRequest, grant: Grant) -> None:
+        """Tell who records of a prefix that was asked for. Parts of it are nobody's request."""
+        if request.keys and not request.spans:
+            self._recorder.note(
+                engine=request.session,
+                namespace_id=request.namespace_id,
+                keys=request.keys,
+                hit_blocks=grant.hit_blocks,
+                request_id=request.request_id,
+                session_id=request.session_id,
+            )
+
+    async def Hint(self, request: pb.HintRequest, context: Context) -> pb.HintReply:
+        kind = request.WhichOneof("hint")
+        if kind is None:
+            raise InvalidRequest("a hint of a kind that this daemon does not know, or of none")
+        session_id = _session_id(request.session_id)
+        namespace_id = self._known(request.namespace_id) if request.namespace_id else None
+        keys = self._keys(request.keys)
+        if not session_id and not (namespace_id and keys):
+            raise InvalidRequest("a hint names a session_id, or a namespace and keys")
+        if keys and namespace_id is None:
+            raise InvalidRequest("keys of a hint need their namespace")
+        hint = Hint(
+            kind=_HINT_KINDS[kind],
+            session_id=session_id,
+            namespace_id=namespace_id,
+            keys=keys,
+            seconds=_seconds("in_s", request.expect.in_s, EXPECT_S_MAX)
+            or _seconds("ttl_s", request.pin.ttl_s),
+            bytes_max=request.pin.bytes_max,
+            wait_s=self._wait(request.wait_s),
+        )
+        return report_to_message(await self._store.hinting.carry_out(hint))
+
     async def _granted(self, grant: Grant, session: SessionId, context: Context) -> pb.GrantReply:
         """Answer with a grant, unless its client will not get it: it could never release it."""
 
@@ -284,9 +360,19 @@ class Service(rpc.KVStoreServicer):
 
 
 def _pace(seconds: float) -> float:
-    if not (math.isfinite(seconds) and seconds >= 0):
-        raise InvalidRequest(f"recompute_s_per_block={seconds} is not a time")
+    return _seconds("recompute_s_per_block", seconds)
+
+
+def _seconds(name: str, seconds: float, most: float = math.inf) -> float:
+    if not (math.isfinite(seconds) and 0 <= seconds <= most):
+        raise InvalidRequest(f"{name}={seconds} is not a time, or too long")
     return seconds
+
+
+def _session_id(session_id: str) -> str:
+    if len(session_id) > SESSION_ID_CHARS_MAX:
+        raise InvalidRequest(f"a session id has at most {SESSION_ID_CHARS_MAX} characters")
+    return session_id
 
 
 def _namespace_id(value: bytes) -> NamespaceId:

@@ -93,6 +93,35 @@ class PolicyContract:
         policy.end(prefix(0, 4))
         assert drained(policy) == prefix(0, 2)[::-1]
 
+    def test_what_is_held_is_not_yielded_until_it_is_let_go(self) -> None:
+        policy = self.filled(prefix(0, 6), prefix(100, 2))
+        held = prefix(1, 3)
+        policy.hold(held)
+        policy.hold(held)
+        policy.touch(prefix(0, 6))
+        assert sorted(drained(policy)) == sorted([*prefix(4, 2), *prefix(100, 2)])
+        policy.remove(key(2))
+        policy.insert(key(2), key(1))
+        policy.let_go(held)
+        assert not drained(policy)
+        policy.let_go(held)
+        assert drained(policy) == prefix(0, 4)[::-1]
+
+    def test_holding_what_is_not_there_admits_nothing_and_holds_it_when_it_comes(self) -> None:
+        policy = self.filled(prefix(0, 2))
+        policy.hold(prefix(0, 4))
+        assert not drained(policy)
+        policy.insert(key(2), key(1))
+        policy.insert(key(3), key(2))
+        assert not drained(policy)
+        policy.let_go(prefix(0, 4))
+        assert drained(policy) == prefix(0, 4)[::-1]
+
+    def test_expecting_blocks_admits_nothing_and_keeps_nothing_for_ever(self) -> None:
+        policy = self.filled(prefix(0, 3), prefix(100, 3))
+        policy.expect(prefix(0, 6), self.time_s + 60)
+        assert sorted(drained(policy)) == sorted([*prefix(0, 3), *prefix(100, 3)])
+
     def test_removing_any_blocks_while_walking_yields_none_of_them(self) -> None:
         policy = self.filled(prefix(0, 10), prefix(100, 3))
         seen = []

@@ -162,6 +162,28 @@ def test_options_reach_the_request_and_the_extra_body_wins() -> None:
     assert (body["temperature"], body["priority"]) == (0.5, 1)
 
 
+def test_hints_name_each_conversation_and_its_last_turn() -> None:
+    with StubServer() as server:
+        run(server, [*chats(1, turns=1), *chats(2, turns=3)[1:]], hints=True)
+        sent = [received.body["kv_transfer_params"]["kvstore"] for received in server.received]
+    sessions: dict[str, list[bool]] = {}
+    for hints in sent:
+        sessions.setdefault(hints["session_id"], []).append(hints.get("end_session", False))
+    assert sorted(sessions.values()) == [[False, False, True], [True]]
+    with StubServer() as server:
+        run(server, chats(1, turns=1))
+        assert "kv_transfer_params" not in server.received[0].body
+
+
+def test_a_turn_that_is_due_is_expected() -> None:
+    (conversation,) = chats(1, turns=2)
+    timed = replace(conversation, due=(0.0, 0.05))
+    with StubServer() as server:
+        run(server, [timed], hints=True)
+        hints = server.received[0].body["kv_transfer_params"]["kvstore"]
+    assert hints["expect_s"] == pytest.approx(0.05)
+
+
 def test_hit_sources_are_the_differences_of_the_servers_counters() -> None:
     conversations = chats(2, turns=2)
     with StubServer() as server:

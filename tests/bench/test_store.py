@@ -27,10 +27,10 @@ def test_the_json_has_every_ratio_and_what_it_was_made_of() -> None:
 
 def test_matches_are_timed_beside_a_writer_among_many_blocks() -> None:
     said: list[str] = []
-    plan = StorePlan(2, 1 << 20, 5, match_rounds=5, resident_blocks=3000, writer_s=0.5)
+    plan = StorePlan(2, 1 << 20, 5, match_rounds=5, resident_blocks=3000, writer_s=1.0)
     result = run(plan, said.append)
     assert result["resident_blocks"] == 3000
-    assert result["seconds"]["match_loaded"]["rounds"] > 10
+    assert result["seconds"]["match_loaded"]["rounds"] >= 2
     assert result["match_1000_p99_ms"] == pytest.approx(
         1e3 * result["seconds"]["match_loaded"]["p99"]
     )

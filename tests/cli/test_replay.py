@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from kvstore.cli import main
+from tests.plan.configs import LLAMA_8B
 from tests.replay.traces import chat, write
 
 
@@ -55,6 +56,31 @@ def test_it_writes_a_table_and_a_picture(trace: Path, tmp_path: Path) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_model_says_what_a_token_takes_and_what_hits_save(trace: Path, tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(LLAMA_8B))
+    done = run(trace, "--dram", "100%", "--model", config, "--kv-dtype", "fp8", "--json")
+    found = json.loads(done.stdout)
+    assert found["record_nbytes"] == 512 * (64 << 10)
+    hit = found["dram_hits"] * 512
+    assert found["saved_flops"] > 2 * 6.97e9 * hit
+    assert found["saved_flops"] == pytest.approx(2 * 6.97e9 * hit, rel=0.1)
+    both = run(trace, "--model", config, "--kv-bytes-per-token", "1KiB")
+    assert (both.exit_code, "leave out --kv-bytes-per-token" in both.stderr) == (2, True)
+
+
+def test_a_write_budget_and_admissions_spare_flash(trace: Path) -> None:
+    def written(*options: str) -> float:
+        done = run(trace, "--dram", "20%", "--file", "200%", "--json", *options)
+        assert done.exit_code == 0, done.output
+        return float(json.loads(done.stdout)["writes_per_unique"])
+
+    assert written() == 1.0
+    assert written("--admission", "second_use") < 0.8
+    assert 0.1 < written("--write-budget", "5%") < 0.8
+    assert written("--write-budget", "1MiB") < 0.1
+
+
 def test_hints_are_given_to_a_share_of_the_sessions(trace: Path) -> None:
     done = run(trace, "--hints", "end:0.5", "--json")
     assert 5 < json.loads(done.stdout)["hinted_sessions"] < 35
@@ -71,6 +97,8 @@ def test_hints_are_given_to_a_share_of_the_sessions(trace: Path) -> None:
         (["--dram", "0"], 1, "dram has no room for a single block"),
         (["--kv-bytes-per-token", "1GiB"], 2, "a block of 512 tokens would have"),
         (["--format", "weka"], 1, "line 1"),
+        (["--write-budget", "x%"], 2, "--write-budget x%: write a percentage"),
+        (["--model", "/"], 1, "/config.json: cannot be read"),
         (["--csv", "/nowhere/hits.csv"], 1, "/nowhere/hits.csv: cannot be written"),
     ],
 )

@@ -192,7 +192,7 @@ def test_top_draws_a_live_screen_until_ctrl_c(own: Daemon) -> None:
     try:
         until(drawn, 20)
         top.send_signal(signal.SIGINT)
-        assert top.wait(10) == 0
+        assert top.wait(30) == 0
     finally:
         top.kill()
         top.wait()

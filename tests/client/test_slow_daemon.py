@@ -31,3 +31,19 @@ def test_a_daemon_that_was_only_slow_keeps_the_session_and_its_leases() -> None:
         until(lambda: client.available)
         assert client.extents().keys() == extents
         assert client.release(lease.lease_id) == [True]
+
+
+def test_a_caller_whose_own_deadline_is_shorter_opens_the_breaker_for_all() -> None:
+    with Daemon() as daemon, Client(daemon.start().target, timeout_s=20.0) as client:
+        namespace_id = client.register(sample_namespace())
+        keys = sample_keys("doubted", 4)
+        os.kill(daemon.pid, signal.SIGSTOP)
+        try:
+            waiting = client.submit(lambda remote: remote.match(namespace_id, keys))
+            client.submit(lambda remote: remote.doubt()).result()
+            with pytest.raises(Unavailable):
+                client.match(namespace_id, keys)
+        finally:
+            os.kill(daemon.pid, signal.SIGCONT)
+        until(lambda: client.available)
+        assert waiting.result(10).hit_blocks == 0  # it was only slow: what was asked is answered

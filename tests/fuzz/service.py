@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import aclosing
 from random import Random
 from typing import Any
 
@@ -18,6 +19,7 @@ from kvstore.config import LimitSettings
 from kvstore.errors import KVStoreError
 from kvstore.rpc import RPC_VERSION
 from kvstore.rpc.v1 import kvstore_pb2 as pb
+from kvstore.server.recorder import Recorder
 from kvstore.server.service import Service
 from kvstore.transport.messages import Epoch
 from tests.fuzz.targets import KEYS, NAMESPACE, RECORD_NBYTES, Target
@@ -47,6 +49,8 @@ REQUESTS: list[tuple[str, type[Message]]] = [
     ("Outcomes", pb.OutcomesRequest),
     ("Explain", pb.ExplainRequest),
     ("Put", pb.PutRequest),
+    ("Record", pb.RecordRequest),
+    ("Hint", pb.HintRequest),
 ]
 NUMBERS = {name: number for number, (name, _) in enumerate(REQUESTS)}
 
@@ -77,6 +81,7 @@ class Host:
             arena_socket="/none",
             call_socket="/none",
             version="fuzz",
+            recorder=Recorder(self._daemon.metrics),
         )
         self.run(self._daemon.start({}, []))
         store.register(NAMESPACE)
@@ -123,6 +128,9 @@ class Host:
         elif name == "Get":
             async for reply in method(messages[0], _Call()):
                 assert reply.ByteSize() < 2 << 20
+        elif name == "Record":
+            async with aclosing(method(messages[0], _Call())) as replies:
+                assert (await anext(replies)).ByteSize() == 0
         else:
             assert (await method(messages[0], _Call())).ByteSize() < 8 << 20
 
@@ -152,6 +160,10 @@ def seeds(session: int) -> list[tuple[str, Any]]:
         ("ListNamespaces", pb.ListNamespacesRequest()),
         ("Outcomes", pb.OutcomesRequest(request_id="r", limit=3)),
         ("Explain", pb.ExplainRequest(namespace_id=space, keys=keys)),
+        ("Record", pb.RecordRequest(share=0.5, block=1)),
+        ("Hint", pb.HintRequest(namespace_id=space, keys=keys, pin=pb.Pin(ttl_s=9))),
+        ("Hint", pb.HintRequest(session_id="s", demote=pb.Demote(), wait_s=0.1)),
+        ("Hint", pb.HintRequest(session_id="s", expect=pb.Expect(in_s=3))),
     ]
 
 

@@ -14,8 +14,9 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 from kvstore import checksum  # noqa: E402
+from kvstore_kernels import packing  # noqa: E402
 from kvstore_kernels.layout import Layout  # noqa: E402
-from kvstore_kernels.packing import PagedKV  # noqa: E402
+from kvstore_kernels.packing import PagedKV, kernels_work  # noqa: E402
 from kvstore_kernels.reference import gather_reference, scatter_reference  # noqa: E402
 from tests.kernels.host_kernels import compile_for_host, on_host  # noqa: E402
 from tests.kernels.test_paged import LAYOUTS, make_layers, same_bytes  # noqa: E402
@@ -233,3 +234,73 @@ def test_layers_that_cannot_be_addressed_are_refused(layer, message):
 def test_layers_on_two_devices_are_refused():
     with pytest.raises(ValueError, match="several devices"):
         PagedKV([[torch.zeros(2, 4), torch.zeros(2, 4, device="meta")]])
+
+
+@pytest.mark.parametrize("how", ["reference", "torch", "kernels"])
+def test_records_go_where_they_are_told(how, library):
+    """As to and from the slots of a pool: in any order, with anything between them."""
+    layers = make_layers(*GROUPS[0])
+    other = [torch.zeros_like(layer) for layer in layers]
+    size = 3 * 2 * 16 * 128 * 2
+    batch, offsets = [(0, 4), (0, 1), (0, 0), (0, 3)], [size + 4096, 0, 4 * size, 3 * size]
+    memory = torch.zeros(6 * size, dtype=torch.uint8)
+    out, back = (
+        on_host([kv], library) if how == "kernels" else PagedKV([kv], kernels=how != "torch")
+        for kv in (layers, other)
+    )
+    out.gather(batch, memory, offsets)
+    for (_, block), begin in zip(batch, offsets, strict=True):
+        (expected,) = gather_reference(layers, [block])
+        assert torch.equal(memory[begin : begin + size], expected)
+    back.scatter(memory, batch, offsets)
+    for _, block in batch:
+        assert all(same_bytes(a[block], b[block]) for a, b in zip(layers, other, strict=True))
+    for wrong in ([8, 0, size, 2 * size], [-16, 0, 0, 0], [0], [6 * size, 0, 0, 0]):
+        with pytest.raises(ValueError, match=r"offset|hold"):
+            out.gather(batch, memory, wrong)
+
+
+def test_kernels_that_give_one_wrong_byte_are_not_used(monkeypatch, caplog):
+    """Tried in the place of a GPU's, where the reference stands on both sides."""
+    kernels_work.cache_clear()
+    assert kernels_work(torch.device("cpu"))
+    kernels_work.cache_clear()
+    gather = PagedKV.gather
+    seen = []
+
+    def off_by_one(self, batch, staged, offsets=None):
+        sums = gather(self, batch, staged, offsets)
+        seen.append(staged)
+        if len(seen) == 1:
+            staged[7] += 1
+        return sums
+
+    monkeypatch.setattr(PagedKV, "gather", off_by_one)
+    assert not kernels_work(torch.device("cpu"))
+    assert "kernels=off" in caplog.text
+    kernels_work.cache_clear()
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_kernels_are_tried_and_used():
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    pytest.importorskip("cupy")
+    assert kernels_work(torch.device("cuda", 0))
+    assert packing.open_paged([make_layers(*GROUPS[0], "cuda")]).sums
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_without_cupy_torch_copies(monkeypatch):
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    monkeypatch.setattr(packing, "kernels_work", lambda device: False)
+    layers, other = (make_layers(*GROUPS[0], "cuda") for _ in range(2))
+    for layer in other:
+        layer.zero_()
+    out, back = packing.open_paged([layers]), packing.open_paged([other])
+    batch = [(0, 4), (0, 0)]
+    staged = torch.zeros(out.offsets(batch)[-1], dtype=torch.uint8, device="cuda")
+    assert out.gather(batch, staged) is back.scatter(staged, batch) is None
+    for _, block in batch:
+        assert all(same_bytes(a[block], b[block]) for a, b in zip(layers, other, strict=True))

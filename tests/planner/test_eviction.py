@@ -98,7 +98,7 @@ def test_evicting_keeps_caps_and_prefixes_and_what_is_held(
             planner.end(keys)
         elif step == "pin":
             block = planner.index.by_key(keys[-1])
-            for record in block.parts.values() if block is not None else ():
+            for record in block.records if block is not None else ():
                 assert record.resident is not None
                 record.resident.pins += 1
                 pinned.append((keys[-1], record.resident))

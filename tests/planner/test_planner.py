@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import closing
-from dataclasses import dataclass
 from itertools import islice
 from typing import TypeVar, cast
 
@@ -11,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from kvstore.block import BlockKey, Group, Namespace, Part, Span
+from kvstore.block import BlockKey, Group, Namespace, Part, Slot, Span
 from kvstore.index import HeldSlot, StoredFrame
 from kvstore.keys import KeyChain, root_key
 from kvstore.planner import Check, Planner, Read, Reservation, Steps, Write, needed_spans
@@ -22,12 +21,6 @@ RECORD = 4096
 SPEC = Namespace(2, (Group("full", RECORD), Group("window", RECORD, 5, shards=2)), ())
 PARTS = [Part(0, 0), Part(1, 0), Part(1, 1)]
 CHAINS = [KeyChain(root_key(SPEC.id), 2).update([chain] * 24) for chain in range(3)]
-
-
-@dataclass(frozen=True)
-class Place:
-    offset: int
-    nbytes: int
 
 
 T = TypeVar("T")
@@ -47,24 +40,24 @@ class CountingSpace:
 
     def __init__(self, capacity: int) -> None:
         self._allocator = ExtentAllocator(capacity)
-        self.live: set[Place] = set()
+        self.live: set[Slot] = set()
 
-    def allocate(self, nbytes: int) -> Place | None:
+    def allocate(self, nbytes: int) -> Slot | None:
         offset = self._allocator.allocate(nbytes)
         if offset is None:
             return None
-        place = Place(offset, nbytes)
+        place = Slot(0, offset, nbytes)
         self.live.add(place)
         return place
 
-    def free(self, place: Place) -> None:
+    def free(self, place: Slot) -> None:
         self.live.remove(place)
         self._allocator.free(place.offset, place.nbytes)
 
 
 class PlannerMachine(RuleBasedStateMachine):
     policy = "lru"
-    write_on_demotion = False
+    admission = "all"
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,7 +71,8 @@ class PlannerMachine(RuleBasedStateMachine):
             dram_policy=policy_by_name(self.policy),
             file_policy=policy_by_name(self.policy),
             read_nbytes_max=3 * RECORD,
-            write_on_demotion=self.write_on_demotion,
+            write_on_demotion=self.admission == "demotion",
+            write_on_second_use=self.admission == "second_use",
         )
         self.planner.index.register(SPEC)
         self.writes: list[Write] = []
@@ -238,7 +232,7 @@ class PlannerMachine(RuleBasedStateMachine):
 
     @invariant()
     def every_place_belongs_to_somebody(self) -> None:
-        records = [r for block in self.planner.index for r in block.parts.values()]
+        records = [r for block in self.planner.index for r in block.records]
         slots = {r.resident.slot for r in records if r.resident}
         slots |= {held.slot for held in self.leased}
         slots |= {held.slot for write in self.writes for held in write.held}
@@ -252,14 +246,14 @@ class PlannerMachine(RuleBasedStateMachine):
     @invariant()
     def counts_and_masks_are_true(self) -> None:
         blocks = list(self.planner.index)
-        assert all(block.parts for block in blocks)
+        assert all(block.records for block in blocks)
         for block in blocks:
-            groups = [{p.shard for p in block.parts if p.group == g} for g in (0, 1)]
+            groups = [{r.part.shard for r in block.records if r.part.group == g} for g in (0, 1)]
             assert block.complete == (len(groups[0]) == 1) | (len(groups[1]) == 2) << 1
-            assert block.resident_parts == sum(r.resident is not None for r in block.parts.values())
-            assert block.framed_parts == sum(r.frame is not None for r in block.parts.values())
-            assert all(r.resident or r.frame for r in block.parts.values())
-        dirty = [r for b in blocks for r in b.parts.values() if r.dirty]
+            assert block.resident_parts == sum(r.resident is not None for r in block.records)
+            assert block.framed_parts == sum(r.frame is not None for r in block.records)
+            assert all(r.resident or r.frame for r in block.records)
+        dirty = [r for b in blocks for r in b.records if r.dirty]
         assert self.planner.dirty.nbytes == RECORD * len(dirty)
         assert self.planner.resident_blocks == sum(b.resident_parts > 0 for b in blocks)
         assert self.planner.framed_blocks == sum(b.framed_parts > 0 for b in blocks)
@@ -279,11 +273,21 @@ class DemotingMachine(PlannerMachine):
     """As above, with a policy that learns, and nothing written before it has to leave."""
 
     policy = "hz"
-    write_on_demotion = True
+    admission = "demotion"
 
 
 TestDemoting = DemotingMachine.TestCase
 TestDemoting.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+
+
+class SecondUseMachine(PlannerMachine):
+    """As above, with nothing written before it is used again."""
+
+    admission = "second_use"
+
+
+TestSecondUse = SecondUseMachine.TestCase
+TestSecondUse.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
 
 
 class Node:

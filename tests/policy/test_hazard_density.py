@@ -144,3 +144,41 @@ def test_ghosts_tell_what_they_were_told_or_nothing(
         if found is not None:
             assert found.uses == uses
             assert found.used_at == pytest.approx(at, abs=0.126)
+
+
+def test_a_later_life_goes_on_where_the_last_one_was() -> None:
+    now = 0.0
+    first = HazardDensity(lambda: now)
+    paths = [chain(name, 12) for name in range(60)]
+    for path in paths:
+        now += 5.0
+        for blocks in (path[:6], path[:6] if path is paths[-1] else path):
+            first.touch(blocks)
+            for i, block in enumerate(blocks):
+                first.insert(block, blocks[i - 1] if i else None)
+    saved = first.save()
+    began = now
+    now = 3.0  # another life's clock begins anew
+    second = HazardDensity(lambda: now)
+    second.load(saved)
+    for path in paths:
+        for i, block in enumerate(path):
+            second.adopt(block, path[i - 1] if i else None)
+    ends = [path[-1] for path in paths]
+    left = [block for block in drained(second) if block in ends]
+    # A sample is known, the others are taken for like the block before them.
+    assert sum(block in ends[:30] for block in left[:30]) >= 24
+    assert began > now
+    assert len(second.save()) == len(saved)
+
+
+@pytest.mark.parametrize("cut", [0, 1, 15, 16, 1000, -1])
+def test_what_cannot_be_read_of_another_life_is_ignored(cut: int) -> None:
+    first = HazardDensity(lambda: 0.0)
+    first.touch(chain(1, 40))
+    saved = first.save()
+    second = HazardDensity(lambda: 0.0)
+    for bad in (saved[:cut], saved + b"x", b"x" + saved[1:], b"\xff" * len(saved)):
+        second.load(bad)
+    second.insert(chain(1, 1)[0], None)
+    assert drained(second) == chain(1, 1)

@@ -18,7 +18,9 @@ PATHS = [[key(100 * (i // 2)), *(key(100 * i + j) for j in range(1, 8))] for i i
 NAMES = st.sampled_from(sorted(BUILT_IN))
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["ask", "put", "adopt", "end", "remove", "evict"]),
+        st.sampled_from(
+            ["ask", "put", "adopt", "end", "expect", "hold", "let_go", "remove", "evict"]
+        ),
         st.integers(0, 5),
         st.integers(1, 8),
         st.floats(0, 1000),
@@ -35,6 +37,7 @@ class Tier:
         self.policy = policy_by_name(name)(lambda: self.now)
         self.here: dict[BlockKey, BlockKey | None] = {}
         self.held = held
+        self.pins: list[list[BlockKey]] = []
 
     def step(self, step: str, path: list[BlockKey]) -> None:
         policy, pairs = self.policy, list(zip(path, [None, *path], strict=False))
@@ -47,6 +50,14 @@ class Tier:
                 self.here.setdefault(block, parent)
         elif step == "end":
             policy.end(path)
+        elif step == "expect":
+            policy.expect(path, self.now + 10)
+        elif step == "hold":
+            policy.hold(path)
+            self.pins.append(path)
+        elif step == "let_go":
+            if self.pins:
+                policy.let_go(self.pins.pop(0))
         elif step == "remove":
             policy.remove(path[-1])
             self.here.pop(path[-1], None)
@@ -56,11 +67,23 @@ class Tier:
     def evict(self, left: int) -> None:
         for victim in self.policy.victims():
             assert victim not in self.here.values()
+            assert not any(victim in path for path in self.pins)
             if victim not in self.held:
                 self.policy.remove(victim)
                 del self.here[victim]
             if len(self.here) <= left:
                 break
+
+
+def ancestors(tier: Tier, blocks: set[BlockKey]) -> set[BlockKey]:
+    """Return blocks and all before them that are in the tier."""
+    found: set[BlockKey] = set()
+    for block in blocks:
+        above: BlockKey | None = block
+        while above is not None and above in tier.here:
+            found.add(above)
+            above = tier.here[above]
+    return found
 
 
 @settings(deadline=None)
@@ -75,6 +98,10 @@ def test_no_parent_leaves_before_its_children_and_nobody_loses_what_is_held(
     kept = held & tier.here.keys()
     tier.evict(left=0)
     assert kept <= tier.here.keys()
+    pinned = {block for path in tier.pins for block in path}
+    assert set(tier.here) == ancestors(tier, (kept | pinned) & tier.here.keys())
+    while tier.pins:
+        tier.policy.let_go(tier.pins.pop())
     tier.held.clear()
     tier.evict(left=0)
     assert not tier.here

@@ -10,10 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvstore.block import PAGE_NBYTES
 from kvstore.errors import InvalidRequest
 from kvstore.policy.registry import BUILT_IN
 from kvstore.replay import Result, Setup, Workload, load_workload, replay
 from kvstore.replay.bounds import Bounds
+from kvstore.replay.room import LogRoom
 from tests.replay.traces import chat, mooncake, write
 
 
@@ -69,6 +71,21 @@ def test_a_small_file_tier_keeps_its_cap_and_writes_again_what_it_dropped(tmp_pa
     assert result.writes_per_unique > 1
 
 
+@pytest.mark.parametrize("policy", sorted(BUILT_IN))
+def test_a_restart_loses_dram_and_what_policies_knew_and_little_more(
+    tmp_path: Path, policy: str
+) -> None:
+    workload = load(tmp_path, chat(300, 4, gap_s=100.0))
+    small = {"dram_policy": policy, "file_policy": policy}
+    for file_blocks, lost_max in ((5000, 0.0), (150, 0.01), (0, 0.05)):
+        setup = Setup(dram_blocks=60, file_blocks=file_blocks, **small)
+        bounds = Bounds(workload)
+        whole = replay(workload, setup, bounds)
+        cut = replay(workload, setup, bounds, restart_at=0.5)
+        assert whole.token_hit_ratio - cut.token_hit_ratio <= lost_max
+        assert cut.traffic != whole.traffic
+
+
 def test_sessions_that_say_when_they_end_make_room_for_others(tmp_path: Path) -> None:
     draw = random.Random(1)
     rows: list[dict[str, object]] = []
@@ -111,6 +128,76 @@ def test_sessions_that_have_ended_are_not_written(tmp_path: Path, policy: str) -
     assert results[0].token_hit_ratio == results[0].infinite
     assert results[1].token_hit_ratio > 0.98 * results[1].infinite
     assert spared < 0.8 * written
+
+
+def test_what_was_used_once_is_not_written_on_second_use(tmp_path: Path) -> None:
+    workload = load(tmp_path, chat(20, 4))  # the last two blocks of each session are used once
+    result = run(workload, dram_blocks=1000, file_blocks=1000, admission="second_use")
+    assert result.traffic.file_writes == result.unique_blocks - 20 * 2
+    assert result.token_hit_ratio == result.infinite
+
+
+def test_what_was_lost_before_its_second_use_is_written_when_it_is_computed_again(
+    tmp_path: Path,
+) -> None:
+    rows = [mooncake(t, [10 * name, 10 * name + 1]) for t, name in enumerate((1, 2, 1, 2, 1))]
+    workload = load(tmp_path, rows)
+    result = run(workload, dram_blocks=2, file_blocks=10, admission="second_use")
+    assert result.traffic.file_writes == 4
+    assert result.traffic.file_hits == 2
+
+
+def test_winning_segments_back_writes_what_lives_in_them_again(tmp_path: Path) -> None:
+    workload = load(tmp_path, chat(300, 4, gap_s=300))
+    holes, segments = (
+        run(
+            workload,
+            dram_blocks=15,
+            file_blocks=400,
+            reclaim=reclaim,
+            file_policy="hz",
+            record_nbytes=1 << 24,
+        )
+        for reclaim in ("punch", "reinsert")
+    )
+    assert holes.traffic.file_moved == 0
+    assert segments.traffic.file_moved > 0
+    assert segments.writes_per_unique > holes.writes_per_unique
+    assert 0 < segments.token_hit_ratio <= holes.token_hit_ratio + 0.01
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 40), st.booleans()), max_size=200))
+def test_a_log_never_holds_more_than_its_size_and_gives_all_of_it_back(
+    steps: list[tuple[int, bool]],
+) -> None:
+    room = LogRoom(400 * PAGE_NBYTES, 4 * PAGE_NBYTES)
+    held = []
+    for pages, gives_back in steps:
+        if gives_back and held:
+            room.free(held.pop(pages % len(held)))
+        elif place := room.allocate(pages * PAGE_NBYTES):
+            held.append(place)
+        assert sum(place.nbytes for place in held) <= 400 * PAGE_NBYTES
+    for place in held:
+        room.free(place)
+    assert room.allocate(64 * PAGE_NBYTES) is not None
+
+
+def test_prefill_that_hits_made_needless_is_counted_per_request(tmp_path: Path) -> None:
+    workload = load(tmp_path, [mooncake(t, [1, 2, 3]) for t in range(3)])
+    setup = Setup(dram_blocks=10)
+    seen = []
+    result = replay(
+        workload,
+        setup,
+        Bounds(workload),
+        prefill_flops=lambda tokens: tokens**2,
+        watch=lambda at_s, traffic: seen.append((at_s, traffic.dram_hits)),
+    )
+    assert result.saved_flops == 2 * (3 * 512) ** 2
+    assert seen == [(0.0, 0), (1.0, 3), (2.0, 6)]
+    assert run(workload, dram_blocks=10).saved_flops is None
 
 
 def test_the_same_seed_gives_the_same_replay(tmp_path: Path) -> None:

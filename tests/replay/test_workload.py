@@ -136,6 +136,37 @@ def test_a_broken_line_is_named_or_skipped(tmp_path: Path, broken: Any, reason: 
     assert workload.first_skipped.startswith("2")
 
 
+def recorded(at_s: float, ids: list[int], **more: Any) -> dict[str, Any]:
+    return {"at_s": at_s, "block_tokens": 16, "block_nbytes": 4096, "hash_ids": ids, **more}
+
+
+def test_a_recorded_daemon_has_full_blocks_of_its_own_size(tmp_path: Path) -> None:
+    items = [recorded(0.5, [2**63 - 1, 7]), recorded(1.25, [2**63 - 1, 7, 8], session_id="c")]
+    workload = load(tmp_path, items)
+    assert (workload.format, workload.block_tokens, workload.block_nbytes) == ("kvstore", 16, 4096)
+    assert shapes(workload) == [(0.5, 32, [0, 1]), (1.25, 48, [0, 1, 2])]
+    assert load(tmp_path, items, block_tokens=32).block_nbytes == 8192
+
+
+@pytest.mark.parametrize(
+    ("broken", "reason"),
+    [
+        (recorded(1, [1], block_tokens=32), "line 2 has blocks of 32 tokens, those before it 16"),
+        (recorded(1, [1], block_tokens=0), 'line 2: "block_tokens" must be 1 to 65536'),
+        (recorded(1, [3, 2]), "line 2 has block 2 after another prefix than line 1"),
+        ({"at_s": 1, "block_tokens": 16}, "line 2 has no hash_ids: not a line of kvstore"),
+    ],
+)
+def test_a_broken_line_of_a_recording_is_named_or_skipped(
+    tmp_path: Path, broken: dict[str, Any], reason: str
+) -> None:
+    items = [recorded(0, [1, 2]), broken, recorded(2, [1, 2])]
+    with pytest.raises(InvalidRequest, match=reason):
+        load(tmp_path, items)
+    workload = load(tmp_path, items, lenient=True)
+    assert (len(workload.requests), workload.skipped) == (2, 1)
+
+
 def test_ids_used_again_by_another_session_are_named(tmp_path: Path) -> None:
     rows = [mooncake(0, [1, 2, 3], session_id="a"), mooncake(1, [2, 1], session_id="b")]
     with pytest.raises(InvalidRequest, match="used again by other sessions"):

@@ -14,6 +14,7 @@ from kvstore.codec import codec_by_name
 from kvstore.config import LimitSettings
 from kvstore.errors import KVStoreError
 from kvstore.frame import FOOTER_RECORD_NBYTES_MAX
+from kvstore.hint import Hint, HintKind
 from kvstore.index import StoredPart
 from kvstore.mover import Mover
 from kvstore.obs import Metrics
@@ -256,6 +257,13 @@ class Daemon:
             raise Violation("leaked", f"{leased['leased_bytes']} bytes are leased")
         return grant
 
+    async def hint(self, kind: HintKind, keys: Sequence[BlockKey], seconds: float) -> None:
+        hint = Hint(kind=kind, namespace_id=SPEC.id, keys=keys, seconds=seconds, wait_s=0.2)
+        await self.store.hinting.carry_out(hint)
+        pinned = self.store.stats()["dram"]
+        if pinned["pinned_bytes"] > pinned["pinned_bytes_max"]:
+            raise Violation("leaked", f"{pinned['pinned_bytes']} bytes are pinned")
+
     def release(self, session: int, lease: int) -> bool:
         return self.store.release(self._in(session), [lease])[0]
 
@@ -282,8 +290,8 @@ class Daemon:
     def records(self) -> Iterator[tuple[Item, StoredPart]]:
         """Yield what the index holds."""
         for block in self.planner.index:
-            for part, record in block.parts.items():
-                yield Item(block.key, part), record
+            for record in block.records:
+                yield Item(block.key, record.part), record
 
     def framed(self) -> dict[Item, Framed]:
         """Return what the store says is durable, and where."""

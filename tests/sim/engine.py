@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from kvstore.block import BlockKey, Grant, Span
 from kvstore.errors import InvalidRequest, KVStoreError, SessionEnded, Unavailable
+from kvstore.hint import HintKind
 from kvstore.store import Member
 from tests.sim.daemon import LEASE_S, Daemon, items
 from tests.sim.model import CHAIN_BLOCKS, CHAINS, PARTS, SPEC, Version, Violation
@@ -191,7 +192,7 @@ class Engine:
 
     async def _work(self, daemon: Daemon) -> None:
         ops = [self._save] * 8 + [self._load] * 8 + [self._load_parts] * 2
-        ops += [self._delete] * 2 + [self._flush]
+        ops += [self._delete] * 2 + [self._flush] + [self._hint] * 2
         if self._draw.random() < 0.2:
             ops.append(self._clear)
         while True:
@@ -281,6 +282,12 @@ class Engine:
     async def _clear(self, daemon: Daemon) -> None:
         if self._draw.random() < 0.1:
             await self._wire.call(lambda d: d.clear())
+
+    async def _hint(self, daemon: Daemon) -> None:
+        """Say something of the future that need not be true."""
+        keys = self._draw.choice(CHAINS)[: self._draw.randint(1, CHAIN_BLOCKS)]
+        kind, seconds = self._draw.choice(list(HintKind)), self._draw.expovariate(1.0)
+        await self._wire.call(lambda d: d.hint(kind, keys, seconds))
 
     async def _flush(self, daemon: Daemon) -> None:
         await self._wire.call(lambda d: d.flush())

@@ -13,11 +13,13 @@ from kvstore.block import BlockKey, Committed, Grant, Group, Namespace, Part, Sp
 from kvstore.checksum import checksum
 from kvstore.codec import codec_by_name
 from kvstore.config import LimitSettings, ObjectSettings
+from kvstore.hint import Hint, HintKind, HintReport
 from kvstore.keys import KeyChain, root_key
 from kvstore.mover import Mover
 from kvstore.objects import Objects
 from kvstore.obs import Metrics
 from kvstore.planner import DAEMON_SESSION, Planner
+from kvstore.policy import policy_by_name
 from kvstore.promotion import Promotion
 from kvstore.store import Store
 from kvstore.tier.dram import Arena
@@ -65,6 +67,8 @@ class Node:
         hang_s: float = 10.0,
         free_bytes_min: int = 0,
         write_on_demotion: bool = False,
+        write_on_second_use: bool = False,
+        policy: str = "lru",
         **limits: Any,
     ) -> None:
         threads = loop.threads if loop else None
@@ -95,7 +99,10 @@ class Node:
             self.arena,
             self.file,
             now=lambda: self.time,
+            dram_policy=policy_by_name(policy),
+            file_policy=policy_by_name(policy),
             write_on_demotion=write_on_demotion,
+            write_on_second_use=write_on_second_use,
         )
         settings = LimitSettings(**limits)
         self.mover = Mover(
@@ -157,6 +164,7 @@ class Node:
         durable: bool = False,
         damage: bool = False,
         wait_s: float = 0.0,
+        session_id: str = "",
     ) -> Committed:
         """Store blocks keys[begin:end] of a prefix, as an engine would."""
         some = keys[begin:end]
@@ -169,6 +177,7 @@ class Node:
                 parent=keys[begin - 1] if begin else None,
                 spans=tuple(Span(part, 0, len(some)) for part in parts),
                 wait_s=wait_s,
+                session_id=session_id,
             )
         )
         sums = []
@@ -199,6 +208,28 @@ class Node:
             view.release()
         assert self.store.release(DAEMON_SESSION, [grant.lease_id]) == [True]
         return grant.hit_blocks
+
+    def hint(
+        self,
+        kind: HintKind,
+        keys: Sequence[BlockKey] = (),
+        session_id: str = "",
+        seconds: float = 0.0,
+        *,
+        bytes_max: int = 0,
+        wait_s: float = 5.0,
+    ) -> HintReport:
+        """Give a hint about a prefix, or a session. seconds: in how many, or for how long."""
+        hint = Hint(
+            kind=kind,
+            session_id=session_id,
+            namespace_id=SPEC.id if keys else None,
+            keys=keys,
+            seconds=seconds,
+            bytes_max=bytes_max,
+            wait_s=wait_s,
+        )
+        return self.run(self.store.hinting.carry_out(hint))
 
     def recall(self) -> None:
         """Wait until everything found on disk is indexed."""

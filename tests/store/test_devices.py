@@ -57,7 +57,7 @@ def on_first(node: Node) -> list[int]:
         for number, keys in enumerate(CHAINS)
         for key in keys[:1]
         if (block := node.planner.index.by_key(key)) is not None
-        and (record := block.parts.get(FULL)) is not None
+        and (record := block.record(FULL)) is not None
         and (frame := record.frame) is not None
         and frame.extent.mount.device is first(node)
     ]
@@ -137,7 +137,7 @@ def _slots(node: Node) -> list[HeldSlot]:
     return [
         record.resident
         for block in node.planner.index
-        for record in block.parts.values()
+        for record in block.records
         if record.resident is not None
     ]
 

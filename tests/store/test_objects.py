@@ -64,9 +64,9 @@ def test_only_what_a_hit_needs_comes_up(tmp_path: Path, bucket: Path) -> None:
     with Node(tmp_path / "2", bucket=bucket) as two:
         two.get(A)
         blocks = [two.planner.index.by_key(key) for key in A[:20]]
-        assert all(block is not None and FULL in block.parts for block in blocks)
+        assert all(block is not None and block.record(FULL) for block in blocks)
         first = SPEC.groups[WINDOW.group].blocks_needed(20, SPEC.block_tokens).start
-        has_window = [WINDOW in block.parts for block in blocks if block is not None]
+        has_window = [block.record(WINDOW) is not None for block in blocks if block is not None]
         assert has_window == [False] * first + [True] * (20 - first)
 
 

@@ -53,6 +53,24 @@ def test_what_is_deleted_before_it_is_indexed_stays_away(paths: list[Path]) -> N
         assert node.get(LAST) == 5
 
 
+def test_what_a_policy_has_learned_is_known_after_a_restart(tmp_path: Path) -> None:
+    learned = []
+    for life in range(2):
+        with Node(tmp_path / "kv", policy="hz") as node:
+            if not life:
+                for name in range(40):
+                    node.time += 10.0
+                    node.put(chain(name), 0, 8, durable=True)
+                    node.get(chain(name // 2))
+            node.recall()
+            learned.append(node.planner.save_policies())
+    assert len(learned[1]) == len(learned[0]) > 2 * 68 * 40 * 8
+    (tmp_path / "kv/NOTE.a").write_bytes(b"nonsense")
+    with Node(tmp_path / "kv", policy="hz") as node:
+        node.recall()
+        assert node.get(chain(3)) == 8
+
+
 def test_clearing_all_reaches_namespaces_nobody_has_asked_for(paths: list[Path]) -> None:
     filled(paths)
     node = Node(paths)

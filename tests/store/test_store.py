@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from kvstore.block import BlockKey, Grant, Span
 from kvstore.checksum import checksum
 from kvstore.errors import InvalidRequest, SessionEnded
+from kvstore.hint import HintKind
 from kvstore.planner import DAEMON_SESSION
 from kvstore.testing.disks import FaultyDisk
 from tests.store.node import FULL, SPEC, WINDOW, Node, chain, record_bytes
@@ -272,8 +273,30 @@ def test_what_is_written_on_demotion_alone_is_written_when_it_must_leave(tmp_pat
         assert sum(item.key in A for item in node.store.scan(None, None, 100)) == 16
 
 
-def test_a_durable_commit_and_a_flush_write_what_nobody_else_would(tmp_path: Path) -> None:
-    with Node(tmp_path / "kv", write_on_demotion=True) as node:
+def test_what_is_written_on_second_use_alone_is_written_when_it_is_used_or_put_again(
+    tmp_path: Path,
+) -> None:
+    with Node(tmp_path / "kv", arena_bytes=256 << 10, write_on_second_use=True) as node:
+        node.put(A, 0, 16, parts=(FULL,))
+        node.run(asyncio.sleep(0.05))
+        assert not node.planner.framed_blocks
+        node.planner.touch(A[:4])
+        node.mover.wake()
+        node.run(asyncio.sleep(0.05))
+        assert node.planner.framed_blocks == 4
+        node.put(B, 0, 16, parts=(FULL,))  # A[5:] leaves the arena, and for good
+        assert node.planner.framed_blocks == 4
+        node.planner.touch(A[:8])
+        node.put(A, 5, 8, parts=(FULL,))
+        node.run(asyncio.sleep(0.05))
+        assert node.planner.framed_blocks == 8
+
+
+@pytest.mark.parametrize("admission", ["write_on_demotion", "write_on_second_use"])
+def test_a_durable_commit_and_a_flush_write_what_nobody_else_would(
+    tmp_path: Path, admission: str
+) -> None:
+    with Node(tmp_path / "kv", **{admission: True}) as node:
         assert node.put(A, 0, 4, durable=True).durable
         node.put(B, 0, 4)
         assert node.flush()
@@ -419,6 +442,19 @@ class StoreMachine(RuleBasedStateMachine):
         self.durable -= set(keys)
         self.deleted |= set(keys)
 
+    @rule(
+        kind=st.sampled_from(HintKind),
+        session=st.sampled_from(["", "s", "t"]),
+        name=st.integers(0, 3),
+        blocks=st.integers(0, 24),
+        seconds=st.sampled_from([0.0, 0.001, 1e6]),
+    )
+    def hint(self, kind: HintKind, session: str, name: int, blocks: int, seconds: float) -> None:
+        """Nothing of it need be true."""
+        self.node.hint(kind, chain(name)[:blocks], session, seconds)
+        stats = self.node.store.stats()["dram"]
+        assert stats["pinned_bytes"] <= stats["pinned_bytes_max"]
+
     @precondition(lambda self: self.durable)
     @rule()
     def restart(self) -> None:
@@ -430,6 +466,10 @@ class StoreMachine(RuleBasedStateMachine):
         assert not self.deleted & stored
 
     def teardown(self) -> None:
+        pins = self.node.planner.pins
+        pins.expire(float("inf"))
+        self.node.run(self.node.store.clear(None))
+        assert (pins.nbytes, self.node.arena.physical_nbytes) == (0, 0)
         self.node.__exit__()
         self.directory.cleanup()
 

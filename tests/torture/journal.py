@@ -90,7 +90,7 @@ class Journal:
     def put_done(self, call: Call, items: Sequence[Item], nbytes: int, done: Committed) -> None:
         """Note the answer to a put of records of `nbytes` each."""
         with self._lock:
-            self._ended(call)
+            in_time = self._ended(call)
             self.accepted_nbytes += done.committed * nbytes
             if done.refused:
                 return  # which of them, is not said
@@ -99,7 +99,7 @@ class Journal:
                     self._histories[item].damaged = False
             if done.durable:
                 self._promised(call, items)
-            else:
+            elif in_time:
                 self._loose.append((call, items))
 
     def delete(self, *of: NamespaceId | BlockKey) -> Call:
@@ -190,9 +190,14 @@ class Journal:
         self._open.append(call)
         return call
 
-    def _ended(self, call: Call) -> None:
-        call.end, call.answered = time.monotonic(), True
+    def _ended(self, call: Call) -> bool:
+        """Note an answer; False: it was read after the daemon that gave it had died."""
+        call.answered = True
+        if call not in self._open:
+            return False
+        call.end = time.monotonic()
         self._open.remove(call)
+        return True
 
     def _promised(self, call: Call, items: Sequence[Item]) -> None:
         self.durable += len(items)

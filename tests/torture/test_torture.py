@@ -139,6 +139,16 @@ def test_the_journal_knows_what_may_be_served() -> None:
     assert not journal.may_exist(item)
 
 
+def test_an_answer_that_is_read_after_the_daemon_died_counts_for_what_it_said() -> None:
+    journal = Journal()
+    durable, loose = journal.put(ITEMS[:1]), journal.put(ITEMS[1:])
+    journal.life_over()
+    journal.put_done(durable, ITEMS[:1], NBYTES, Committed(1, 0, 0, True))
+    journal.put_done(loose, ITEMS[1:], NBYTES, Committed(3, 0, 0, False))
+    journal.flushed(loose.end + 1)  # in the next life, which knows nothing of it
+    assert set(journal.owed()) == {ITEMS[0]}
+
+
 def test_the_journal_excuses_what_was_evicted_or_damaged_until_it_is_put_anew() -> None:
     journal = Journal()
     first = journal.put(ITEMS)

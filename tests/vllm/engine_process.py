@@ -44,11 +44,22 @@ class Engine:
         config = KVTransferConfig(**transfer) if transfer is not None else None
         self.llm = LLM(model=model, kv_transfer_config=config, **{**defaults, **options})
 
-    def generate(self, prompts: list[list[int]], max_tokens: int = 16, **extra: Any) -> Any:
+    def generate(
+        self,
+        prompts: list[list[int]],
+        max_tokens: int = 16,
+        kv_transfer_params: dict[str, Any] | None = None,
+        **extra: Any,
+    ) -> Any:
         """Return the generated tokens of each prompt; all are submitted at once."""
         from vllm import SamplingParams
 
-        sampling = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+        sampling = SamplingParams(
+            temperature=0,
+            max_tokens=max_tokens,
+            ignore_eos=True,
+            extra_args={"kv_transfer_params": kv_transfer_params} if kv_transfer_params else None,
+        )
         requests = [{"prompt_token_ids": prompt, **extra} for prompt in prompts]
         outputs = self.llm.generate(requests, sampling, use_tqdm=False)
         return [list(output.outputs[0].token_ids) for output in outputs]

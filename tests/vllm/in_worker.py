@@ -61,11 +61,11 @@ def hold_saves(_: Any, *, gate: str) -> None:
 def _hold(pages: Any, name: str, gate: Path, shard: int) -> None:
     copy = getattr(pages, name)
 
-    def held(*arguments: Any) -> None:
+    def held(*arguments: Any) -> Any:
         setattr(pages, name, copy)
         Path(f"{gate}.{shard}").touch()
         until(gate.exists, GATE_S)
-        copy(*arguments)
+        return copy(*arguments)
 
     setattr(pages, name, held)
 

@@ -39,6 +39,7 @@ def test_requests_of_an_engine_are_explained_by_their_ids(start_engine, daemon, 
     engine("settle")
     assert told["hit_blocks"] >= 12
     assert json.loads(kvstore(*ask, stdin=json.dumps(turn)).output)["hit_blocks"] == 22
+    what_a_request_says_of_its_session_reaches_the_daemon(engine, daemon, prompt(200, seed=7))
     what_a_dead_daemon_does_to_breakers(engine, daemon, turn)
 
     # Another dtype: same model, nothing to share, and the fields in which they differ.
@@ -50,6 +51,19 @@ def test_requests_of_an_engine_are_explained_by_their_ids(start_engine, daemon, 
     assert ending.reason is Reason.OTHER_NAMESPACE
     assert any(field.startswith("kv_dtype: ") for field in ending.differs)
     assert not any(field.startswith("weights: ") for field in ending.differs)
+
+
+def what_a_request_says_of_its_session_reaches_the_daemon(engine, daemon, turn):
+    """Hints in a request's kv_transfer_params are carried out, for what is saved later as well."""
+    hints = {"session_id": "chat-17", "pin_s": 60, "end_session": False}
+    engine.generate(turn, kv_transfer_params={"kvstore": hints})
+    engine("settle")
+    assert engine("metrics")["hints"] == 1
+    with Client(daemon.target) as client:
+        until(lambda: client.stats()["dram"]["pinned_bytes"] > 0)
+        assert client.expect("chat-17", 30.0).done_blocks == 6
+        assert any(kind.startswith("pin/") for kind in client.stats()["totals"]["hints"])
+        client.pin("chat-17", 0.0)
 
 
 def what_a_dead_daemon_does_to_breakers(engine, daemon, turn):

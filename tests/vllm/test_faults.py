@@ -55,6 +55,7 @@ def test_the_engine_survives_all_that_happens_to_the_daemon(start_engine, daemon
     killed_during_a_load(engine, daemon, turn, answer, tmp_path / "gate")
     killed_before_a_load(engine, daemon, turn, answer)
     hung_while_bytes_are_awaited(engine, daemon, turn, answer)
+    stopped_for_a_while(engine, daemon, turn, answer, other=prompt(320))
     restarted_on_files_that(flip_bits, engine, daemon, turn, answer)
     restarted_on_files_that(cut_off, engine, daemon, turn, answer)
 
@@ -106,6 +107,22 @@ def hung_while_bytes_are_awaited(engine, daemon, turn, answer):
     daemon.kill()
     assert engine.generate(turn) == answer
     daemon.start()
+    engine("reset_prefix_cache")
+    loads_again(engine, turn, answer)
+
+
+def stopped_for_a_while(engine, daemon, turn, answer, other):
+    """One request waits until its deadline, the next one not at all; then all is as before."""
+    engine("reset_prefix_cache")
+    late = engine.counter("lookups_late")
+    os.kill(daemon.pid, signal.SIGSTOP)
+    try:
+        assert engine.generate(turn) == answer
+        assert engine.counter("lookups_late") == late + 1
+        engine.generate(other)
+        assert engine.counter("lookups_late") == late + 1
+    finally:
+        os.kill(daemon.pid, signal.SIGCONT)
     engine("reset_prefix_cache")
     loads_again(engine, turn, answer)
 

@@ -8,7 +8,19 @@ from types import SimpleNamespace
 
 import pytest
 
-from kvstore import Grant, Group, KeyChain, Namespace, Part, Slot, Span, Unavailable, root_key
+from kvstore import (
+    Grant,
+    Group,
+    HintKind,
+    HintReport,
+    KeyChain,
+    Namespace,
+    Part,
+    Slot,
+    Span,
+    Unavailable,
+    root_key,
+)
 from kvstore_vllm.scheduler import SchedulerSide
 from kvstore_vllm.settings import Settings
 from kvstore_vllm.tracked import block_extras
@@ -34,6 +46,8 @@ class FakeClient:
         self.hold = False  # leave new questions unanswered
         self.asked: list[SimpleNamespace] = []
         self.released: list[int] = []
+        self.doubts = 0
+        self.hints: list[tuple] = []
         self._held: list[tuple[Future, object]] = []
 
     def submit(self, make) -> Future:
@@ -51,6 +65,9 @@ class FakeClient:
             except Unavailable as error:
                 future.set_exception(error)
 
+    async def doubt(self) -> None:
+        self.doubts += 1
+
     def namespace(self, namespace_id):
         assert namespace_id == NAMESPACE.id or len(namespace_id) == 32
 
@@ -64,6 +81,7 @@ class FakeClient:
         wait_s,
         request_id,
         recompute_s_per_block,
+        session_id,
     ):
         self.asked.append(
             SimpleNamespace(
@@ -72,6 +90,7 @@ class FakeClient:
                 readers=readers,
                 name=request_id,
                 recompute_s_per_block=recompute_s_per_block,
+                session_id=session_id,
             )
         )
         if self.error is not None:
@@ -93,6 +112,24 @@ class FakeClient:
             hit_blocks=hit,
         )
 
+    async def end_session(self, target):
+        return self._hinted("end", target)
+
+    async def expect(self, target, in_s):
+        return self._hinted("expect", target, in_s)
+
+    async def pin(self, target, ttl_s, *, bytes_max):
+        return self._hinted("pin", target, ttl_s, bytes_max)
+
+    async def demote(self, target):
+        return self._hinted("demote", target)
+
+    def _hinted(self, kind, target, *numbers):
+        if self.error is not None:
+            raise self.error
+        self.hints.append((kind, target.session_id, len(target.keys), *numbers))
+        return HintReport(HintKind.END)
+
     async def release(self, *leases):
         self.released += leases
         return [True] * len(leases)
@@ -113,6 +150,7 @@ def make_request(tokens: int, name: str = "r", **fields) -> SimpleNamespace:
         "prompt_embeds": None,
         "resumable": False,
         "skip_reading_prefix_cache": False,
+        "kv_transfer_params": None,
         **fields,
     }
     return SimpleNamespace(**fields)
@@ -237,6 +275,7 @@ def test_bytes_that_still_come_up_are_waited_for_until_the_deadline(engine, monk
     engine.client.hold = False
     engine.client.answer()
     assert engine.client.released == [1], "an answer that came too late is given back"
+    assert engine.client.doubts == 1, "whoever asks next does not wait as long"
 
 
 def test_an_answer_in_time_is_offered(engine):

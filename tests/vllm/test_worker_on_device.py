@@ -1,12 +1,13 @@
 """A worker's bytes through a real daemon: tensors as vLLM registers them, in host or GPU memory.
 
-vLLM is not needed. The pages of every layout come back bit for bit, into other device blocks, and
-other blocks are not touched.
+vLLM is not needed. "ring" takes a GPU's path, on a device that is the host. The pages of every
+layout come back bit for bit, into other device blocks, and other blocks are not touched.
 """
 
 from __future__ import annotations
 
 import time
+from functools import partial
 
 import pytest
 
@@ -22,7 +23,7 @@ from kvstore_vllm.metadata import (  # noqa: E402
     SaveSpan,
     StepMetadata,
 )
-from kvstore_vllm.pages import open_pages  # noqa: E402
+from kvstore_vllm.pages import DeviceMemory, open_pages  # noqa: E402
 from kvstore_vllm.settings import Settings  # noqa: E402
 from kvstore_vllm.worker import WorkerSide  # noqa: E402
 from tests.kernels.test_paged import LAYOUTS, make_layers, same_bytes  # noqa: E402
@@ -32,7 +33,7 @@ SAVED = (3, 0, 7, 5)
 TARGETS = (1, 11, 4, 8)
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.fixture(params=["cpu", "ring", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request):
     if request.param == "cuda" and not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
@@ -42,16 +43,22 @@ def device(request):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_blocks_come_back_through_a_daemon_into_other_blocks(layout, device):
     shapes = [(3, BLOCKS, 2, 16, 128), (2, BLOCKS, 1, 16, 576)]  # attention, MLA
-    groups = [make_layers(layout, shape, torch.bfloat16, device) for shape in shapes]
+    kind = device.replace("ring", "cpu")
+    groups = [make_layers(layout, shape, torch.bfloat16, kind) for shape in shapes]
     before = [[layer.clone() for layer in group] for group in groups]
-    pages = open_pages(groups, BLOCKS)
-    namespace = Namespace(
-        block_tokens=16,
-        groups=tuple(Group(str(i), nbytes) for i, nbytes in enumerate(pages.record_nbytes)),
-        identity=(("test", layout),),
-    )
-    keys = tuple(KeyChain(root_key(namespace.id), 16).update(range(16 * len(SAVED))))
     with Daemon(file=False) as daemon, Client(daemon.start().target) as client:
+        client.connect()
+        make = DeviceMemory if device == "ring" else partial(open_pages, num_blocks=BLOCKS)
+        pages = make(groups, extents=client.extents)
+        if device != "cpu":
+            registration = pages._lanes.registration
+            until(lambda: registration.registered_nbytes or registration.failure, 20)
+        namespace = Namespace(
+            block_tokens=16,
+            groups=tuple(Group(str(i), nbytes) for i, nbytes in enumerate(pages.record_nbytes)),
+            identity=(("test", layout),),
+        )
+        keys = tuple(KeyChain(root_key(namespace.id), 16).update(range(16 * len(SAVED))))
         settings = Settings(daemon.target)
         side = WorkerSide(settings, client, pages, namespace, shard=0, writes=True)
         spans = tuple(SaveSpan(group, 0, SAVED) for group in range(len(groups)))

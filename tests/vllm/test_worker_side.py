@@ -46,6 +46,7 @@ class FakePages:
 
     record_nbytes = (RECORD, RECORD)
     writers = 2
+    bounced_nbytes = 0
 
     def __init__(self) -> None:
         self.blocks = {(g, b): bytes([g * 100 + b]) * RECORD for g in (0, 1) for b in range(50)}
@@ -53,6 +54,8 @@ class FakePages:
         self.gate.set()
         self.copying = threading.Event()
         self.error: Exception | None = None
+
+    def enter_thread(self) -> None: ...
 
     def mark(self) -> None: ...
 
@@ -66,9 +69,7 @@ class FakePages:
             raise self.error
         for block, record in zip(blocks, records, strict=True):
             record[:] = self.blocks[group, block]
-
-    def batch(self, group):
-        return 2
+        return map(checksum, records)
 
     def write(self, group, blocks, records, after):
         self.gate.wait(10)
@@ -76,6 +77,9 @@ class FakePages:
             raise self.error
         for block, record in zip(blocks, records, strict=True):
             self.blocks[group, block] = bytes(record)
+        return [checksum(record) for record in records]
+
+    def close(self) -> None: ...
 
 
 class FakeClient:
@@ -132,7 +136,7 @@ class Remote:
     async def release(self, *leases):
         return self._client.release(*leases)
 
-    async def reserve(self, namespace_id, keys, *, first_block, parent, spans, wait_s):
+    async def reserve(self, namespace_id, keys, *, first_block, parent, spans, wait_s, session_id):
         client = self._client
         if client.error:
             raise client.error
@@ -410,6 +414,13 @@ def test_slots_that_cannot_be_trusted_are_not_read(side, client, pages, changes)
     assert load(side, load_order(client, **changes)) == (set(), {"r"})
     assert pages.blocks == before
     assert client.released == [5]
+
+
+def test_what_took_the_slower_path_is_counted_once(side, pages):
+    for bounced in (0, 500, 500, 700):
+        pages.bounced_nbytes = bounced
+        side.results(computed=True)
+        assert side.counters.totals["bounced_bytes"] == bounced
 
 
 @pytest.mark.parametrize("slow_block", [7, 8])

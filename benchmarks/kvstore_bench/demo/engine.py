@@ -23,7 +23,7 @@ BLOCK_TOKENS = 32
 CHUNK_TOKENS = 2048
 START_TIMEOUT_S = 300.0
 REQUEST_TIMEOUT_S = 300.0
-GPU_MEMORY_UTILIZATION = 0.25  # three engines share the device
+GPU_MEMORY_UTILIZATION = 0.2  # four engines share the device
 KV_SPACE_GIB = 2
 SERVED_NAME = "demo"
 # Tensors of one layer are freed and wanted again in the next: giving them back to the kernel each

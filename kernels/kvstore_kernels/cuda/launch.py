@@ -23,8 +23,11 @@ class Kernels:
     def __init__(self, device: torch.device, layout: Layout) -> None:
         self._device = device
         self._word = layout.word
-        self._layers = _on_device(layout.layers, device)
-        torch.cuda.current_stream(device).synchronize()  # launches come on other streams, too
+        # Launches come on any stream, and the current one may be busy with a model for long.
+        stream = torch.cuda.Stream(device)
+        with torch.cuda.stream(stream):
+            self._layers = _on_device(layout.layers, device)
+        stream.synchronize()
         if max(layout.record_nbytes) > LEAVES_MAX * LEAF_NBYTES:
             raise ValueError(f"records of {max(layout.record_nbytes):,} bytes are too large")
         with cupy.cuda.Device(device.index):

@@ -81,7 +81,7 @@ class MatchReply(_message.Message):
     def __init__(self, hit_blocks: _Optional[int] = ..., resident_blocks: _Optional[int] = ..., worth_blocks: _Optional[int] = ..., load_s: _Optional[float] = ...) -> None: ...
 
 class AcquireRequest(_message.Message):
-    __slots__ = ("session", "namespace_id", "keys", "skip_blocks", "readers", "wait_s", "spans", "request_id", "recompute_s_per_block")
+    __slots__ = ("session", "namespace_id", "keys", "skip_blocks", "readers", "wait_s", "spans", "request_id", "recompute_s_per_block", "session_id")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
@@ -91,6 +91,7 @@ class AcquireRequest(_message.Message):
     SPANS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     RECOMPUTE_S_PER_BLOCK_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     session: int
     namespace_id: bytes
     keys: bytes
@@ -100,10 +101,11 @@ class AcquireRequest(_message.Message):
     spans: _containers.RepeatedCompositeFieldContainer[Span]
     request_id: str
     recompute_s_per_block: float
-    def __init__(self, session: _Optional[int] = ..., namespace_id: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., skip_blocks: _Optional[int] = ..., readers: _Optional[int] = ..., wait_s: _Optional[float] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., request_id: _Optional[str] = ..., recompute_s_per_block: _Optional[float] = ...) -> None: ...
+    session_id: str
+    def __init__(self, session: _Optional[int] = ..., namespace_id: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., skip_blocks: _Optional[int] = ..., readers: _Optional[int] = ..., wait_s: _Optional[float] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., request_id: _Optional[str] = ..., recompute_s_per_block: _Optional[float] = ..., session_id: _Optional[str] = ...) -> None: ...
 
 class ReserveRequest(_message.Message):
-    __slots__ = ("session", "namespace_id", "keys", "first_block", "parent", "spans", "wait_s")
+    __slots__ = ("session", "namespace_id", "keys", "first_block", "parent", "spans", "wait_s", "session_id")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
@@ -111,6 +113,7 @@ class ReserveRequest(_message.Message):
     PARENT_FIELD_NUMBER: _ClassVar[int]
     SPANS_FIELD_NUMBER: _ClassVar[int]
     WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     session: int
     namespace_id: bytes
     keys: bytes
@@ -118,7 +121,8 @@ class ReserveRequest(_message.Message):
     parent: bytes
     spans: _containers.RepeatedCompositeFieldContainer[Span]
     wait_s: float
-    def __init__(self, session: _Optional[int] = ..., namespace_id: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., first_block: _Optional[int] = ..., parent: _Optional[bytes] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., wait_s: _Optional[float] = ...) -> None: ...
+    session_id: str
+    def __init__(self, session: _Optional[int] = ..., namespace_id: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., first_block: _Optional[int] = ..., parent: _Optional[bytes] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., wait_s: _Optional[float] = ..., session_id: _Optional[str] = ...) -> None: ...
 
 class GrantReply(_message.Message):
     __slots__ = ("lease", "deadline_s", "spans", "extents", "offsets", "checksums", "hit_blocks", "leased", "refused")
@@ -433,3 +437,107 @@ class ExplainReply(_message.Message):
     resident_blocks: int
     ending: Ending
     def __init__(self, ranges: _Optional[_Iterable[_Union[BlockRange, _Mapping]]] = ..., hit_blocks: _Optional[int] = ..., resident_blocks: _Optional[int] = ..., ending: _Optional[_Union[Ending, _Mapping]] = ...) -> None: ...
+
+class RecordRequest(_message.Message):
+    __slots__ = ("share", "block", "namespace_id")
+    SHARE_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    share: float
+    block: int
+    namespace_id: bytes
+    def __init__(self, share: _Optional[float] = ..., block: _Optional[int] = ..., namespace_id: _Optional[bytes] = ...) -> None: ...
+
+class Lookup(_message.Message):
+    __slots__ = ("at", "session", "namespace_id", "keys", "hit_blocks", "request_id", "block_tokens", "block_nbytes", "session_id")
+    AT_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    HIT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_NBYTES_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    at: float
+    session: int
+    namespace_id: bytes
+    keys: bytes
+    hit_blocks: int
+    request_id: str
+    block_tokens: int
+    block_nbytes: int
+    session_id: str
+    def __init__(self, at: _Optional[float] = ..., session: _Optional[int] = ..., namespace_id: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., hit_blocks: _Optional[int] = ..., request_id: _Optional[str] = ..., block_tokens: _Optional[int] = ..., block_nbytes: _Optional[int] = ..., session_id: _Optional[str] = ...) -> None: ...
+
+class RecordReply(_message.Message):
+    __slots__ = ("lookups", "dropped")
+    LOOKUPS_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    lookups: _containers.RepeatedCompositeFieldContainer[Lookup]
+    dropped: int
+    def __init__(self, lookups: _Optional[_Iterable[_Union[Lookup, _Mapping]]] = ..., dropped: _Optional[int] = ...) -> None: ...
+
+class HintRequest(_message.Message):
+    __slots__ = ("session_id", "namespace_id", "keys", "wait_s", "end_session", "expect", "prefetch", "pin", "demote")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    END_SESSION_FIELD_NUMBER: _ClassVar[int]
+    EXPECT_FIELD_NUMBER: _ClassVar[int]
+    PREFETCH_FIELD_NUMBER: _ClassVar[int]
+    PIN_FIELD_NUMBER: _ClassVar[int]
+    DEMOTE_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    namespace_id: bytes
+    keys: bytes
+    wait_s: float
+    end_session: EndSession
+    expect: Expect
+    prefetch: Prefetch
+    pin: Pin
+    demote: Demote
+    def __init__(self, session_id: _Optional[str] = ..., namespace_id: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., wait_s: _Optional[float] = ..., end_session: _Optional[_Union[EndSession, _Mapping]] = ..., expect: _Optional[_Union[Expect, _Mapping]] = ..., prefetch: _Optional[_Union[Prefetch, _Mapping]] = ..., pin: _Optional[_Union[Pin, _Mapping]] = ..., demote: _Optional[_Union[Demote, _Mapping]] = ...) -> None: ...
+
+class EndSession(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Expect(_message.Message):
+    __slots__ = ("in_s",)
+    IN_S_FIELD_NUMBER: _ClassVar[int]
+    in_s: float
+    def __init__(self, in_s: _Optional[float] = ...) -> None: ...
+
+class Prefetch(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Pin(_message.Message):
+    __slots__ = ("ttl_s", "bytes_max")
+    TTL_S_FIELD_NUMBER: _ClassVar[int]
+    BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
+    ttl_s: float
+    bytes_max: int
+    def __init__(self, ttl_s: _Optional[float] = ..., bytes_max: _Optional[int] = ...) -> None: ...
+
+class Demote(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class HintReply(_message.Message):
+    __slots__ = ("blocks", "done_blocks", "done_bytes", "short", "took_s", "lasts_s")
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    DONE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    DONE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SHORT_FIELD_NUMBER: _ClassVar[int]
+    TOOK_S_FIELD_NUMBER: _ClassVar[int]
+    LASTS_S_FIELD_NUMBER: _ClassVar[int]
+    blocks: int
+    done_blocks: int
+    done_bytes: int
+    short: str
+    took_s: float
+    lasts_s: float
+    def __init__(self, blocks: _Optional[int] = ..., done_blocks: _Optional[int] = ..., done_bytes: _Optional[int] = ..., short: _Optional[str] = ..., took_s: _Optional[float] = ..., lasts_s: _Optional[float] = ...) -> None: ...

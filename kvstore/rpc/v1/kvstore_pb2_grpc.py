@@ -119,6 +119,16 @@ class KVStoreStub:
                 request_serializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.ExplainRequest.SerializeToString,
                 response_deserializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.ExplainReply.FromString,
                 _registered_method=True)
+        self.Record = channel.unary_stream(
+                '/kvstore.rpc.v1.KVStore/Record',
+                request_serializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.RecordRequest.SerializeToString,
+                response_deserializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.RecordReply.FromString,
+                _registered_method=True)
+        self.Hint = channel.unary_unary(
+                '/kvstore.rpc.v1.KVStore/Hint',
+                request_serializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.HintRequest.SerializeToString,
+                response_deserializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.HintReply.FromString,
+                _registered_method=True)
 
 
 class KVStoreServicer:
@@ -237,6 +247,20 @@ class KVStoreServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Record(self, request, context):
+        """What is asked from now on, until the caller ends it. A caller that does not keep up misses some.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Hint(self, request, context):
+        """What a client knows of the future. A wrong hint costs hits, nothing else.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_KVStoreServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -324,6 +348,16 @@ def add_KVStoreServicer_to_server(servicer, server):
                     servicer.Explain,
                     request_deserializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.ExplainRequest.FromString,
                     response_serializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.ExplainReply.SerializeToString,
+            ),
+            'Record': grpc.unary_stream_rpc_method_handler(
+                    servicer.Record,
+                    request_deserializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.RecordRequest.FromString,
+                    response_serializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.RecordReply.SerializeToString,
+            ),
+            'Hint': grpc.unary_unary_rpc_method_handler(
+                    servicer.Hint,
+                    request_deserializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.HintRequest.FromString,
+                    response_serializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.HintReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -785,6 +819,60 @@ class KVStore:
             '/kvstore.rpc.v1.KVStore/Explain',
             kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.ExplainRequest.SerializeToString,
             kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.ExplainReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Record(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/kvstore.rpc.v1.KVStore/Record',
+            kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.RecordRequest.SerializeToString,
+            kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.RecordReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Hint(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.rpc.v1.KVStore/Hint',
+            kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.HintRequest.SerializeToString,
+            kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.HintReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -66,6 +66,10 @@ class KVStoreStub:
     """How the last requests were answered, and what ended their hits."""
     Explain: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.ExplainRequest, _kvstore_pb2.ExplainReply]
     """Where each block of a prefix is now, and what would end its hit."""
+    Record: _grpc.UnaryStreamMultiCallable[_kvstore_pb2.RecordRequest, _kvstore_pb2.RecordReply]
+    """What is asked from now on, until the caller ends it. A caller that does not keep up misses some."""
+    Hint: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.HintRequest, _kvstore_pb2.HintReply]
+    """What a client knows of the future. A wrong hint costs hits, nothing else."""
 
 @_typing.type_check_only
 class KVStoreAsyncStub(KVStoreStub):
@@ -99,6 +103,10 @@ class KVStoreAsyncStub(KVStoreStub):
     """How the last requests were answered, and what ended their hits."""
     Explain: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.ExplainRequest, _kvstore_pb2.ExplainReply]  # type: ignore[assignment]
     """Where each block of a prefix is now, and what would end its hit."""
+    Record: _aio.UnaryStreamMultiCallable[_kvstore_pb2.RecordRequest, _kvstore_pb2.RecordReply]  # type: ignore[assignment]
+    """What is asked from now on, until the caller ends it. A caller that does not keep up misses some."""
+    Hint: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.HintRequest, _kvstore_pb2.HintReply]  # type: ignore[assignment]
+    """What a client knows of the future. A wrong hint costs hits, nothing else."""
 
 class KVStoreServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -231,5 +239,21 @@ class KVStoreServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_kvstore_pb2.ExplainReply, _abc.Awaitable[_kvstore_pb2.ExplainReply]]:
         """Where each block of a prefix is now, and what would end its hit."""
+
+    @_abc_1.abstractmethod
+    def Record(
+        self,
+        request: _kvstore_pb2.RecordRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_kvstore_pb2.RecordReply], _abc.AsyncIterator[_kvstore_pb2.RecordReply]]:
+        """What is asked from now on, until the caller ends it. A caller that does not keep up misses some."""
+
+    @_abc_1.abstractmethod
+    def Hint(
+        self,
+        request: _kvstore_pb2.HintRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_kvstore_pb2.HintReply, _abc.Awaitable[_kvstore_pb2.HintReply]]:
+        """What a client knows of the future. A wrong hint costs hits, nothing else."""
 
 def add_KVStoreServicer_to_server(servicer: KVStoreServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -17,12 +17,13 @@ import fcntl
 import logging
 import mmap
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 
 from kvstore.block import Slot, padded
 from kvstore.checksum import copy_bytes
 from kvstore.errors import ConfigError, InvalidRequest
+from kvstore.numa import cpus_for_arena, on_cpus
 from kvstore.tier.dram.allocator import ExtentAllocator
 
 logger = logging.getLogger(__name__)
@@ -55,6 +56,7 @@ class Arena:
         self._free: list[ExtentAllocator] = []
         self._callbacks: list[Callable[[ExtentHandle], None]] = []
         self._grow_task: asyncio.Task[None] | None = None
+        self._cpus: frozenset[int] = frozenset()
 
     @property
     def physical_nbytes(self) -> int:
@@ -69,7 +71,8 @@ class Arena:
     async def start(self) -> None:
         """Make the first extent, and the others in the background."""
         nbytes = min(self._extent_bytes, self.capacity_bytes)
-        self._add(*await asyncio.to_thread(_make_extent, nbytes))
+        self._cpus = await asyncio.to_thread(cpus_for_arena)
+        self._add(*await asyncio.to_thread(_make_extent, nbytes, self._cpus))
         self._grow_task = asyncio.create_task(self._grow())
 
     async def close(self) -> None:
@@ -148,7 +151,7 @@ class Arena:
         while made < self.capacity_bytes:
             nbytes = min(self._extent_bytes, self.capacity_bytes - made)
             try:
-                self._add(*await asyncio.to_thread(_make_touched_extent, nbytes))
+                self._add(*await asyncio.to_thread(_make_touched_extent, nbytes, self._cpus))
             except ConfigError as error:
                 # Less cache is better than no daemon: stay with what could be reserved.
                 logger.warning("arena=short capacity_bytes=%d reason=%r", made, str(error))
@@ -167,11 +170,13 @@ class Arena:
             callback(handle)
 
 
-def _make_extent(nbytes: int) -> tuple[int, mmap.mmap]:
+def _make_extent(nbytes: int, cpus: Set[int]) -> tuple[int, mmap.mmap]:
+    """Make an extent, with its pages near `cpus`: the kernel takes them where it is asked from."""
     fd = os.memfd_create("kvstore-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, nbytes)
-        os.posix_fallocate(fd, 0, nbytes)
+        with on_cpus(cpus):
+            os.posix_fallocate(fd, 0, nbytes)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
         mapped = mmap.mmap(fd, nbytes, flags=mmap.MAP_SHARED)
     except OSError as error:
@@ -183,8 +188,8 @@ def _make_extent(nbytes: int) -> tuple[int, mmap.mmap]:
     return fd, mapped
 
 
-def _make_touched_extent(nbytes: int) -> tuple[int, mmap.mmap]:
-    fd, mapped = _make_extent(nbytes)
+def _make_touched_extent(nbytes: int, cpus: Set[int]) -> tuple[int, mmap.mmap]:
+    fd, mapped = _make_extent(nbytes, cpus)
     _touch(mapped)
     return fd, mapped
 

@@ -11,6 +11,7 @@ import contextlib
 import os
 from collections.abc import Sequence, Set
 from concurrent.futures import Executor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from kvstore.tier.file.device import Device, DeviceState, Mount, Placed
 from kvstore.tier.file.disk import Disk, RealDisk
 from kvstore.tier.file.failure import DiskFailed, DiskFull
 from kvstore.tier.file.found import FrameRecord
+from kvstore.tier.file.note import Note, read_note, write_note
 from kvstore.tier.file.tier import CLOSE_TIMEOUT_S, SEGMENT_NBYTES, FileTier
 
 HANG_S = 10.0
@@ -223,6 +225,21 @@ class Devices:
     async def settle(self) -> None:
         """Wait until footers, holes and unlinks that are due now are done."""
         await asyncio.gather(*map(_settle, self.mounts))
+
+    async def read_note(self) -> bytes:
+        """Return the newest note that a directory in use has, nothing if there is none."""
+        newest = Note(0, b"")
+        for mount in self.mounts:
+            look = partial(read_note, mount.device.watch.disk, mount.device.path)
+            with contextlib.suppress(DiskFailed):
+                newest = max(newest, await mount.unless_gone(mount.tier.run(look)))
+        return newest.data
+
+    async def write_note(self, data: bytes) -> None:
+        """Leave a few MiB for the next life, in one directory. Raises DiskFull, DiskFailed."""
+        for mount in self._writable()[:1]:
+            disk, path = mount.device.watch.disk, mount.device.path
+            await mount.unless_gone(mount.tier.run(partial(write_note, disk, path, data)))
 
     async def close(self, *, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """Seal the tails and unlock, waiting at most about `timeout_s`, and for no hung device."""

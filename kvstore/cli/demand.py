@@ -1,0 +1,64 @@
+"""The options that say which traffic to make up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Any, TypeVar
+
+import click
+
+from kvstore.replay.draws import Draws, parse_draws
+from kvstore.replay.synth import KINDS, Demand, with_rate
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_WORDS = {
+    "turns": "Turns of a visit.",
+    "gap-s": "Seconds from a request to the next one of its session.",
+    "first-tokens": "Tokens of the first message, after the shared prefix.",
+    "turn-tokens": "Tokens of every later message.",
+    "answer-tokens": "Tokens of an answer, which the next prompt repeats.",
+    "prefix-tokens": "Tokens of each shared prefix: system prompt and tools.",
+    "return-gap-s": "Seconds until a session comes back for another visit.",
+}
+_NUMBERS: dict[str, tuple[click.ParamType[Any], str]] = {
+    "prefixes": (click.INT, "How many shared prefixes there are."),
+    "prefix-exponent": (click.FLOAT, "Zipf's, of their popularity; 0: all alike."),
+    "return-probability": (click.FLOAT, "That a session comes back after a visit."),
+    "subagent-probability": (click.FLOAT, "That a turn spawns a session of its own."),
+    "context-tokens-max": (click.INT, "A session ends before its prompt is longer."),
+}
+
+
+def demand_options(command: F) -> F:
+    """Add --kind and what changes it; `demand_of` takes them."""
+    for name, text in reversed(_WORDS.items()):
+        command = click.option(f"--{name}", metavar="DRAWS", help=text)(command)
+    for name, (kind, text) in reversed(_NUMBERS.items()):
+        command = click.option(f"--{name}", type=kind, help=text)(command)
+    rate = click.option(
+        "--rate", type=click.FloatRange(1e-6), help="Requests a second, on average."
+    )
+    kind_ = click.option(
+        "--kind",
+        type=click.Choice(sorted(KINDS)),
+        default="chat",
+        show_default=True,
+        help="What everything is that is not said otherwise.",
+    )
+    return kind_(rate(command))
+
+
+def demand_of(kind: str, rate: float | None, options: dict[str, Any]) -> Demand:
+    """Return the traffic that options ask for. Raises InvalidRequest."""
+    given = {name: value for name, value in options.items() if value is not None}
+    changes: dict[str, Draws | float] = {
+        name: parse_draws(value) if isinstance(value, str) else value
+        for name, value in given.items()
+    }
+    demand = replace(KINDS[kind], **changes)  # type: ignore[arg-type]
+    return demand if rate is None else with_rate(demand, rate)
+
+
+DEMAND_FIELDS = frozenset(each.name for each in fields(Demand)) - {"sessions_per_s"}

@@ -1,0 +1,31 @@
+"""The options by which commands are told a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from kvstore.plan import KV_DTYPES
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def model_options(command: F) -> F:
+    """Add --model and --kv-dtype."""
+    model = click.option(
+        "--model",
+        type=click.Path(exists=True, path_type=Path),
+        metavar="PATH",
+        help="A model's config.json, or its folder: says what KV takes, and what prefill costs.",
+    )
+    dtype = click.option(
+        "--kv-dtype",
+        type=click.Choice(["auto", *KV_DTYPES]),
+        default="auto",
+        show_default=True,
+        help="Of the KV; auto: what the config.json says.",
+    )
+    return model(dtype(command))

@@ -1,0 +1,268 @@
+"""`kvstore plan`: what to buy."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kvstore.block import RECORD_NBYTES_MAX
+from kvstore.cli.demand import demand_of, demand_options
+from kvstore.cli.model import model_options
+from kvstore.cli.words import size
+from kvstore.config import parse_size
+from kvstore.errors import ConfigError
+from kvstore.plan import Drive, ModelKV, Needs, Prices, Sizing, Target, load_model, needs_of
+from kvstore.plan import size_tiers as find_sizes
+from kvstore.policy import policy_by_name
+from kvstore.replay import Workload, load_workload, workload_of
+from kvstore.replay.synth import BLOCK_TOKENS, synthesize
+
+MODEL_FLOPS_SHARE = 0.4  # of a GPU's peak that prefill reaches
+
+
+@click.command()
+@model_options
+@click.option("--tp", type=click.IntRange(1, 1024), default=1, help="Tensor-parallel ranks.")
+@click.option(
+    "--trace",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Recorded traffic, as `kvstore replay` takes it; without it the traffic is made up.",
+)
+@click.option(
+    "--requests",
+    type=click.IntRange(1),
+    default=10_000,
+    show_default=True,
+    help="How many requests to replay.",
+)
+@click.option("--seed", default=1, show_default=True, help="Of what is drawn.")
+@demand_options
+@click.option(
+    "--scale", type=click.FloatRange(0.001), default=1.0, help="So many times this traffic."
+)
+@click.option(
+    "--hits",
+    type=click.FloatRange(0.01, 1.0),
+    default=0.95,
+    show_default=True,
+    help="Of the tokens an infinite cache hits.",
+)
+@click.option(
+    "--dram-hits",
+    type=click.FloatRange(0.0, 1.0),
+    default=0.5,
+    show_default=True,
+    help="Of these, what is to come from dram.",
+)
+@click.option("--policy", default="lru", show_default=True, help="Who leaves, in both tiers.")
+@click.option("--prefill", type=click.FloatRange(1.0), help="Tokens/s that the engine prefills.")
+@click.option(
+    "--tflops",
+    type=click.FloatRange(1.0),
+    help=f"Peak of one GPU: prefill is taken to reach {MODEL_FLOPS_SHARE:.0%} of it on each rank.",
+)
+@click.option("--drive", default="7TiB", show_default=True, metavar="SIZE", help="One NVMe drive.")
+@click.option("--dwpd", default=1.0, show_default=True, help="Times a day it may be written.")
+@click.option("--drive-read", default="6GiB", show_default=True, metavar="SIZE", help="A second.")
+@click.option("--drive-write", default="3GiB", show_default=True, metavar="SIZE", help="A second.")
+@click.option(
+    "--prices",
+    metavar="DRAM,DRIVE,GPU",
+    help="Of a GiB of dram a month, a drive a month, and a GPU an hour.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def plan(
+    *,
+    model: Path | None,
+    kv_dtype: str,
+    tp: int,
+    trace: Path | None,
+    requests: int,
+    seed: int,
+    kind: str,
+    rate: float | None,
+    scale: float,
+    hits: float,
+    dram_hits: float,
+    policy: str,
+    prefill: float | None,
+    tflops: float | None,
+    drive: str,
+    dwpd: float,
+    drive_read: str,
+    drive_write: str,
+    prices: str | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Say what to buy: room in each tier, drives, bandwidth, and what a hit costs.
+
+    Sizes are found by replaying traffic, recorded or made up (see `kvstore trace synth`), through
+    the planner and policies that ship. Loading beats prefill where the bandwidth is above the
+    break-even: KV bytes per token x prefilled tokens/s.
+
+    \b
+    Examples:
+      kvstore plan --model /models/Llama-3.1-8B --rate 20 --prefill 9000
+      kvstore plan --model config.json --tp 8 --tflops 989 --kind agent --scale 50
+      kvstore plan --model config.json --trace monday.jsonl.gz --hits 0.9 --prices 3,80,2.5
+    """
+    if model is None:
+        raise click.UsageError("--model: a config.json, or a model's folder")
+    given = [name for name, value in options.items() if value is not None]
+    if trace is not None and (given or rate is not None):
+        raise click.UsageError("--trace has its own turns, gaps and rate: use --scale")
+    policy_by_name(policy)
+    bought = Drive(
+        nbytes=parse_size(drive),
+        dwpd=dwpd,
+        read=parse_size(drive_read),
+        write=parse_size(drive_write),
+    )
+    if min(bought.nbytes, bought.dwpd, bought.read, bought.write) <= 0:
+        raise ConfigError("a drive has more than nothing of everything")
+    paid = _prices(prices)
+    kv = load_model(model, kv_dtype=kv_dtype, tp=tp)
+    if trace is not None:
+        workload = load_workload(trace, requests_max=requests, seed=seed)
+    else:
+        asked = itertools.islice(synthesize(demand_of(kind, rate, options), seed=seed), requests)
+        rows = (each.to_row() for each in asked)
+        workload = workload_of(rows, name=f"made up: {kind}", block_tokens=BLOCK_TOKENS)
+    prompts = [request.tokens for request in workload.requests]
+    per_token = kv.mean_bytes_per_token(prompts)
+    pace = prefill or _pace(kv, tflops, sum(prompts) / len(prompts))
+    nbytes = round(per_token * workload.block_tokens)
+    if not 1 <= nbytes <= RECORD_NBYTES_MAX:
+        raise ConfigError(f"a block would have {nbytes:,} bytes")
+    target = Target(hits=hits, dram_hits=dram_hits, policy=policy, record_nbytes=nbytes)
+    with _replaying() as progress:
+        sizing = find_sizes(workload, target, prefill_flops=kv.prefill_flops, progress=progress)
+    needs = needs_of(
+        sizing,
+        bought,
+        bytes_per_token=per_token,
+        prefill_tokens_per_s=pace,
+        scale=scale,
+        prices=paid,
+    )
+    if as_json:
+        click.echo(json.dumps(_as_dict(kv, per_token, pace, sizing, needs)))
+        return
+    click.echo("\n".join(itertools.chain(_about(kv), _found(workload, sizing, scale))))
+    click.echo("\n".join(_bought(needs, pace)))
+
+
+def _prices(text: str | None) -> Prices | None:
+    if text is None:
+        return None
+    try:
+        dram, drive, gpu = (float(each) for each in text.split(","))
+    except ValueError:
+        raise click.UsageError(f"--prices {text}: write three numbers: 3,80,2.5") from None
+    if not all(0 <= each < float("inf") for each in (dram, drive, gpu)):
+        raise click.UsageError(f"--prices {text}: prices are from 0")
+    return Prices(dram_gib_month=dram, drive_month=drive, gpu_hour=gpu)
+
+
+def _pace(kv: ModelKV, tflops: float | None, prompt: float) -> float | None:
+    """Return the tokens/s of prefill on GPUs with so many TFLOPs each."""
+    if tflops is None:
+        return None
+    return tflops * 1e12 * kv.tp * MODEL_FLOPS_SHARE * prompt / kv.prefill_flops(prompt)
+
+
+def _as_dict(
+    kv: ModelKV, per_token: float, pace: float | None, sizing: Sizing, needs: Needs
+) -> dict[str, Any]:
+    model = {
+        "name": kv.name,
+        "attention": kv.attention,
+        "kv_dtype": kv.kv_dtype,
+        "bytes_per_token": kv.bytes_per_token,
+        "rank_bytes_per_token": kv.rank_bytes_per_token,
+        "full_bytes_per_token": kv.full_bytes_per_token,
+        "mean_bytes_per_token": per_token,
+        "windows": kv.windows,
+        "state_layers": kv.state_layers,
+        "active_weights": kv.active_weights,
+    }
+    replayed = sizing.result.to_dict() | {"seconds": sizing.seconds}
+    return {"model": model, "prefill": pace, "replay": replayed, "needs": asdict(needs)}
+
+
+def _about(kv: ModelKV) -> Iterator[str]:
+    ranks = f", {size(kv.rank_bytes_per_token)} on each of {kv.tp} ranks" if kv.tp > 1 else ""
+    yield (
+        f"{kv.name}: {kv.attention.upper()}, {kv.layer_count} layers, KV in {kv.kv_dtype}:"
+        f" {size(kv.bytes_per_token)} per token{ranks}"
+    )
+    if kv.windows:
+        windows = ", ".join(f"{each:,}" for each in kv.windows)
+        yield (
+            f"  layers with a window of {windows} tokens keep no more of a prompt: a long one grows"
+            f" by {size(kv.full_bytes_per_token)} per token"
+        )
+    if kv.state_layers:
+        yield f"  {kv.state_layers} layers keep a state instead of KV, which is not stored"
+
+
+def _found(workload: Workload, sizing: Sizing, scale: float) -> Iterator[str]:
+    result = sizing.result
+    times = f", {scale:g} times" if scale != 1 else ""
+    yield (
+        f"{workload.name}{times}: {len(workload.requests) / sizing.seconds * scale:.3g} requests/s,"
+        f" {result.tokens / result.requests:,.0f} tokens each; an infinite cache hits"
+        f" {100 * result.infinite:.1f} %"
+    )
+    yield (
+        f"  hit: {100 * result.token_hit_ratio:.1f} % of the tokens,"
+        f" {100 * result.dram_hit_ratio:.1f} % from dram, {100 * result.file_hit_ratio:.1f} % from"
+        " files"
+    )
+
+
+def _bought(needs: Needs, pace: float | None) -> Iterator[str]:
+    yield f"dram           {size(needs.dram_bytes)}"
+    yield f"file tier      {size(needs.file_bytes)}"
+    drives = ", ".join(f"{reason} {count}" for reason, count in needs.drives.items())
+    yield f"drives         {max(needs.drives.values())} ({drives})"
+    yield (
+        f"written        {size(needs.writes_per_day)} a day, {size(needs.peak_write)}/s in the"
+        " busiest minute"
+    )
+    yield f"read           {size(needs.mean_read)}/s, {size(needs.peak_read)}/s at most"
+    if needs.break_even is None:
+        yield "break-even     tell --prefill or --tflops"
+    else:
+        gbit = needs.break_even * 8 / 1e9
+        yield (
+            f"break-even     {size(needs.break_even)}/s of NVMe, {gbit:.3g} Gbit/s of NIC, for one"
+            f" engine that prefills {pace:,.0f} tokens/s: below, recomputing is faster"
+        )
+    if needs.cost_per_million_tokens is not None:
+        yield (
+            f"cost           {needs.cost_per_hit:.3g} a hit,"
+            f" {needs.cost_per_million_tokens:.3g} a million hit tokens"
+        )
+    if needs.recompute_per_million_tokens is not None:
+        yield f"recomputing    {needs.recompute_per_million_tokens:.3g} a million tokens"
+
+
+@contextmanager
+def _replaying() -> Iterator[Callable[[], None]]:
+    """Count replays on stderr where somebody looks at it."""
+    if not sys.stderr.isatty():
+        yield lambda: None
+        return
+    numbers = itertools.count(1)
+    yield lambda: click.echo(f"\rreplay {next(numbers)}", nl=False, err=True)
+    click.echo("\r\033[K", nl=False, err=True)

@@ -1,0 +1,275 @@
+"""`kvstore trace`: make traces, of a live daemon's traffic or out of numbers."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import secrets
+import signal
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kvstore.block import NamespaceId
+from kvstore.cli.demand import demand_of, demand_options
+from kvstore.cli.target import Hash, daemon_options
+from kvstore.cli.trace_file import TraceWriter, writing
+from kvstore.cli.words import duration, size
+from kvstore.client import AsyncClient
+from kvstore.config import parse_size
+from kvstore.errors import KVStoreError
+from kvstore.replay.recording import Recorded
+from kvstore.replay.synth import synthesize
+
+PROGRESS_REQUESTS = 1000
+
+
+@click.group("trace")
+def trace() -> None:
+    """Make traces for `kvstore replay` and `kvstore plan`: recorded, or made up.
+
+    Both say what they wrote, as JSON with --json.
+
+    \b
+    Examples:
+      kvstore trace record now.jsonl.gz --seconds 3600
+      kvstore trace synth agents.jsonl.gz --kind agent --requests 100000
+    """
+
+
+# ---- synth -------------------------------------------------------------------------------------
+
+
+@trace.command()
+@click.argument("output", type=click.Path(dir_okay=False, path_type=Path))
+@click.option(
+    "--requests",
+    type=click.IntRange(1, 1_000_000_000),
+    default=10_000,
+    show_default=True,
+    help="How many.",
+)
+@click.option("--seed", default=1, show_default=True, help="The same seed makes the same trace.")
+@demand_options
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def synth(
+    *,
+    output: Path,
+    requests: int,
+    seed: int,
+    kind: str,
+    rate: float | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Make up the traffic of multi-turn chats or agents.
+
+    OUTPUT is written in Mooncake's format, with session_id and turn; compressed if it ends in .gz.
+    Memory does not grow with the number of requests.
+
+    \b
+    DRAWS are numbers at random:
+      constant:V  uniform:LOW,HIGH  exponential:MEAN  geometric:MEAN  lognormal:MEDIAN,SIGMA
+
+    \b
+    Examples:
+      kvstore trace synth chat.jsonl.gz --requests 100000 --rate 10
+      kvstore trace synth agents.jsonl.gz --kind agent --turns geometric:60 --gap-s lognormal:5,1
+      kvstore trace synth hot.jsonl.gz --prefixes 1000 --prefix-exponent 1.2 --seed 7
+    """
+    demand = demand_of(kind, rate, options)
+    asked = itertools.islice(synthesize(demand, seed=seed), requests)
+    summary = _Summary()
+    with writing(output) as file, _bar(requests) as bar:
+        for number, each in enumerate(asked):
+            file.write(each.to_mooncake())
+            summary.add(each.at_s, each.tokens, first=not each.turn)
+            if number % PROGRESS_REQUESTS == 0:
+                bar.update(number - bar.pos)
+    _tell(output, file, summary, as_json=as_json)
+
+
+def _bar(requests: int) -> Any:
+    """Draw a bar on stderr where somebody looks at it."""
+    return click.progressbar(
+        length=requests, label="making up", file=sys.stderr, hidden=not sys.stderr.isatty()
+    )
+
+
+@dataclass(slots=True)
+class _Summary:
+    """What a trace has."""
+
+    requests: int = 0
+    sessions: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    dropped: int = 0
+    repeated: int = 0
+
+    def add(self, at_s: float, tokens: int, *, first: bool = False) -> None:
+        self.requests += 1
+        self.sessions += first
+        self.tokens += tokens
+        self.seconds = max(self.seconds, at_s)
+
+
+def _tell(output: Path, file: TraceWriter, summary: _Summary, *, as_json: bool) -> None:
+    if as_json:
+        found = {"output": str(output), "nbytes": file.nbytes, **asdict(summary)}
+        click.echo(json.dumps(found))
+        return
+    about = f" of {summary.sessions:,} sessions" if summary.sessions else ""
+    click.echo(
+        f"{output}: {summary.requests:,} requests{about} in {duration(summary.seconds)},"
+        f" {summary.tokens:,} prompt tokens, {size(file.nbytes)} before compression"
+    )
+    if summary.dropped:
+        click.echo(
+            f"{summary.dropped:,} requests were dropped, because this command did not keep up:"
+            " use a smaller --sample"
+        )
+    if summary.repeated:
+        click.echo(f"{summary.repeated:,} lookups were one and the same request's, and left out")
+
+
+# ---- record ------------------------------------------------------------------------------------
+
+
+@trace.command()
+@click.argument("output", type=click.Path(dir_okay=False, path_type=Path))
+@daemon_options
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0.1),
+    help="How long; without it until Ctrl-C, or another limit.",
+)
+@click.option("--requests", type=click.IntRange(1), help="End after so many.")
+@click.option(
+    "--size",
+    "size_",
+    default="4GiB",
+    show_default=True,
+    metavar="SIZE",
+    help="End before OUTPUT has more than so many bytes, before compression.",
+)
+@click.option(
+    "--sample",
+    type=click.FloatRange(0.0, 1.0, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="Share of the prefixes to record: all requests of a prefix, or none.",
+)
+@click.option(
+    "--sample-block",
+    type=click.IntRange(0, 100_000),
+    default=0,
+    show_default=True,
+    help="By which block prefixes are told apart for --sample. Behind the system prompt, if most"
+    " requests share one; requests that end before it are then left out.",
+)
+@click.option("--namespace", type=Hash(), help="Only this one: `kvstore namespaces` prints them.")
+def record(
+    *,
+    output: Path,
+    target: str,
+    as_json: bool,
+    seconds: float | None,
+    requests: int | None,
+    size_: str,
+    sample: float,
+    sample_block: int,
+    namespace: bytes | None,
+) -> None:
+    """Write what is asked of a running daemon, as a trace for `kvstore replay`.
+
+    Each line has a prefix that was asked for: when, by which engine, how much of it was a hit, and
+    its blocks by number. The daemon has no tokens, and its keys are hashed once more with a secret
+    that is forgotten at the end, so a trace does not tell whether a known prompt was asked. The
+    daemon never waits for this command: what it does not take in time is dropped, and counted.
+
+    \b
+    Examples:
+      kvstore trace record monday.jsonl.gz --seconds 86400 --sample 0.1
+      kvstore trace record now.jsonl.gz && kvstore replay now.jsonl.gz --dram 64GiB,128GiB
+    """
+    limits = _Limits(seconds, requests, parse_size(size_))
+    only = NamespaceId(namespace) if namespace is not None else None
+    sampled = {"share": sample, "block": sample_block, "namespace_id": only}
+    summary = _Summary()
+    failure: KVStoreError | None = None
+    with writing(output) as file:
+        try:
+            asyncio.run(_record(target, sampled, file, summary, limits))
+        except KVStoreError as error:  # what came until then is in the file
+            failure = error
+    if failure is None or summary.requests:
+        _tell(output, file, summary, as_json=as_json)
+    if failure is not None:
+        raise failure
+
+
+@dataclass(frozen=True, slots=True)
+class _Limits:
+    """When a recording ends."""
+
+    seconds: float | None
+    requests: int | None
+    nbytes: int
+
+    def reached(self, file: TraceWriter) -> bool:
+        return file.nbytes >= self.nbytes or file.rows == self.requests
+
+
+async def _record(
+    target: str,
+    sampled: dict[str, Any],
+    file: TraceWriter,
+    summary: _Summary,
+    limits: _Limits,
+) -> None:
+    """Record until a limit is reached, a signal comes or the daemon ends."""
+    client = AsyncClient(target, arena=False, name="trace record")
+    loop = asyncio.get_running_loop()
+    told = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, told.set)
+    taking = asyncio.create_task(_take(client, sampled, file, summary, limits))
+    stopping = asyncio.create_task(told.wait())
+    waits: set[asyncio.Task[Any]] = {taking, stopping}
+    try:
+        await asyncio.wait(waits, timeout=limits.seconds, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in waits:
+            task.cancel()
+        ended, _ = await asyncio.gather(taking, stopping, return_exceptions=True)
+        await client.close()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+    if isinstance(ended, Exception):
+        raise ended
+
+
+async def _take(
+    client: AsyncClient,
+    sampled: dict[str, Any],
+    file: TraceWriter,
+    summary: _Summary,
+    limits: _Limits,
+) -> None:
+    recorded = Recorded(secrets.token_bytes(32))
+    async for reply in client.record(**sampled):
+        summary.dropped = reply.dropped
+        for row in recorded.rows(reply.lookups):
+            file.write(row)
+            summary.add(row["at_s"], row["block_tokens"] * len(row["hash_ids"]))
+            if limits.reached(file):
+                return
+        summary.repeated = recorded.repeated
+        if sys.stderr.isatty():
+            text = f"\rrecorded {summary.requests:,}, dropped {summary.dropped:,}"
+            click.echo(text, nl=False, err=True)

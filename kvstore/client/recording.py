@@ -1,0 +1,27 @@
+"""What is asked of a daemon, as it comes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import grpc.aio
+
+from kvstore.block import NamespaceId
+from kvstore.client.caller import Caller
+from kvstore.rpc.status import error_of
+from kvstore.rpc.v1 import kvstore_pb2 as pb
+
+
+async def record(
+    caller: Caller, target: str, *, share: float, block: int, namespace_id: NamespaceId | None
+) -> AsyncIterator[pb.RecordReply]:
+    """Yield batches until the daemon ends. Raises Unavailable if it is lost."""
+    request = pb.RecordRequest(share=share, block=block, namespace_id=namespace_id or b"")
+    call = (await caller.connected()).stub.Record(request)
+    try:
+        async for reply in call:
+            yield reply
+    except grpc.aio.AioRpcError as error:
+        raise error_of(error, target) from error
+    finally:
+        call.cancel()

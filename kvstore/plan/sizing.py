@@ -1,0 +1,118 @@
+"""Tier sizes for a hit ratio, found by replays of the planner and the policies that ship."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from kvstore.errors import InvalidRequest
+from kvstore.replay import Result, Setup, Traffic, Workload, replay
+from kvstore.replay.bounds import Bounds
+from kvstore.replay.node import Node
+
+FOUND_RATIO = 1.05  # sizes are looked for until they are known to so much
+MINUTE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """hits: of those an infinite cache has. dram_hits: of these, what comes from dram."""
+
+    hits: float
+    dram_hits: float
+    policy: str
+    record_nbytes: int
+
+    def __post_init__(self) -> None:
+        if not 0 < self.hits <= 1 or not 0 <= self.dram_hits <= 1:
+            raise InvalidRequest("shares of the hits are from 0 to 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Sizing:
+    """The replay with the sizes found. peak_reads, peak_writes: blocks of the file tier in the
+    busiest minute. seconds: of the trace."""
+
+    result: Result
+    seconds: float
+    peak_reads: int
+    peak_writes: int
+
+
+def size_tiers(
+    workload: Workload,
+    target: Target,
+    *,
+    prefill_flops: Callable[[float], float] | None = None,
+    progress: Callable[[], None] = lambda: None,
+) -> Sizing:
+    """Return the smallest tiers that reach a target, to 5 %: first the file tier, which has what
+    dram has as well, then dram. progress: told of each replay. Raises InvalidRequest for a
+    workload without hits."""
+    bounds = Bounds(workload)
+    hits = bounds.infinite() * workload.tokens / workload.block_tokens
+    if hits < 1:
+        raise InvalidRequest("no request of this workload repeats a block of another")
+    largest = max(len(request.blocks) for request in workload.requests)
+    plain = Setup(
+        dram_blocks=workload.unique_blocks,
+        dram_policy=target.policy,
+        file_policy=target.policy,
+        record_nbytes=target.record_nbytes,
+    )
+
+    def enough_in_all(blocks: int) -> bool:
+        progress()
+        return _hits(workload, replace(plain, dram_blocks=blocks))[0] >= target.hits * hits
+
+    room = _smallest(enough_in_all, largest, workload.unique_blocks)
+
+    def enough_in_dram(blocks: int) -> bool:
+        progress()
+        dram, file = _hits(workload, replace(plain, dram_blocks=blocks, file_blocks=room))
+        return dram >= target.dram_hits * (dram + file)
+
+    found = replace(
+        plain,
+        dram_blocks=_smallest(enough_in_dram, min(largest, room), room),
+        file_blocks=room,
+    )
+    reads, writes = Counter[int](), Counter[int]()
+    before = Traffic()
+
+    def watch(at_s: float, traffic: Traffic) -> None:
+        minute = int(at_s // MINUTE_S)
+        reads[minute] += traffic.file_reads - before.file_reads
+        writes[minute] += traffic.file_writes - before.file_writes
+        before.file_reads, before.file_writes = traffic.file_reads, traffic.file_writes
+
+    progress()
+    result = replay(workload, found, bounds, prefill_flops=prefill_flops, watch=watch)
+    return Sizing(
+        result, max(MINUTE_S, workload.seconds), max(reads.values()), max(writes.values())
+    )
+
+
+def _smallest(enough: Callable[[int], bool], least: int, most: int) -> int:
+    """Return a number that is enough, hardly more than one that is not. `most` is taken to be."""
+    if least >= most or enough(least):
+        return least
+    low, high = least, most
+    while high > low * FOUND_RATIO and high - low > 1:
+        middle = max(low + 1, min(high - 1, round((low * high) ** 0.5)))
+        if enough(middle):
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def _hits(workload: Workload, setup: Setup) -> tuple[int, int]:
+    """Return the blocks that dram and the file tier hit."""
+    node = Node(setup, workload.block_tokens)
+    keys = workload.keys
+    for request in workload.requests:
+        node.clock.now_s = request.at_s
+        node.ask([keys[block] for block in request.blocks])
+    return node.traffic.dram_hits, node.traffic.file_hits

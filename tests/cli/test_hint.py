@@ -1,0 +1,61 @@
+"""`kvstore hint`: what it says, and what it exits with."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kvstore import Client, KeyChain, root_key
+from kvstore.testing.daemon import Daemon
+from kvstore.testing.samples import sample_namespace, sample_records
+from tests.cli.run import kvstore
+
+SPEC = sample_namespace("hinted-by-cli")
+TOKENS = list(range(500, 660))
+
+
+@pytest.fixture(scope="module")
+def at(daemon: Daemon) -> tuple[str, str]:
+    with Client(daemon.target, name="engine") as client:
+        namespace_id = client.register(SPEC)
+        keys = KeyChain(root_key(namespace_id), SPEC.block_tokens).update(TOKENS)
+        client.put(namespace_id, keys, sample_records(keys), durable=True)
+        client.release(client.acquire(namespace_id, keys, session_id="chat-17").lease_id)
+    return "--target", daemon.target
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("expect", "--in", "30"), "10 of 10 blocks are expected in 30 s"),
+        (("pin", "--ttl", "60"), "10 of 10 blocks"),
+        (("pin", "--ttl", "60", "--bytes", "1"), "0 of 10 blocks"),
+        (("demote",), "left dram for the file tier"),
+        (("prefetch",), "10 of 10 blocks came up into dram"),
+        (("end",), "10 of 10 blocks are this session's alone"),
+    ],
+)
+def test_a_hint_says_what_it_has_done(
+    at: tuple[str, str], args: tuple[str, ...], said: str
+) -> None:
+    done = kvstore("hint", *args, "chat-17", *at)
+    assert (done.exit_code, said in done.output) == (0, True), done.output
+
+
+def test_a_prompt_names_a_prefix(at: tuple[str, str], tmp_path: Path) -> None:
+    file = tmp_path / "tokens.json"
+    file.write_text(json.dumps(TOKENS))
+    namespace = ("--namespace", SPEC.id.hex())
+    done = kvstore("hint", "pin", "--prompt", str(file), *namespace, "--ttl", "1", "--json", *at)
+    report = json.loads(done.output)
+    assert (report["kind"], report["done_blocks"], report["short"]) == ("pin", 10, "")
+
+
+def test_an_unknown_session_is_an_error_for_scripts(at: tuple[str, str]) -> None:
+    done = kvstore("hint", "end", "chat-18", *at)
+    assert done.exit_code == 1
+    assert "no request of this session was seen" in done.output
+
+
+def test_a_hint_about_nothing_is_wrong_usage(at: tuple[str, str]) -> None:
+    assert kvstore("hint", "end", *at).exit_code == 2

@@ -1,0 +1,68 @@
+"""`kvstore plan` says what to buy, and what it lacks to say it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.run import kvstore
+from tests.plan import configs
+from tests.replay.traces import chat, write
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    folder = tmp_path / "llama"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(configs.LLAMA_8B))
+    return str(folder)
+
+
+def test_made_up_traffic_becomes_a_list_to_buy(model: str) -> None:
+    options = ("--requests", "300", "--rate", "5", "--prefill", "9000", "--prices", "3,80,2.5")
+    done = kvstore("plan", "--model", model, "--tp", "4", *options)
+    assert done.exit_code == 0, done.output
+    assert "llama: GQA, 32 layers, KV in bfloat16: 128 KiB per token, 32 KiB on each" in done.output
+    for word in ("dram ", "file tier", "drives ", "written", "break-even     1.099 GiB/s", "cost "):
+        assert word in done.output
+
+
+def test_a_trace_is_planned_for(model: str, tmp_path: Path) -> None:
+    trace = write(tmp_path / "t.jsonl.gz", chat(30, 4))
+    arguments = ("--trace", str(trace), "--hits", "1", "--tflops", "989", "--json")
+    found: dict[str, Any] = json.loads(kvstore("plan", "--model", model, *arguments).stdout)
+    assert found["replay"]["token_hit_ratio"] == found["replay"]["infinite"]
+    assert found["model"]["bytes_per_token"] == 128 << 10
+    assert found["needs"]["break_even"] == pytest.approx(found["prefill"] * (128 << 10))
+    assert 20_000 < found["prefill"] < 989e12 * 0.4 / (2 * 6.97e9)
+
+
+def test_windows_and_states_are_told(tmp_path: Path) -> None:
+    for config, text in (
+        (configs.GPT_OSS_20B, "layers with a window of 128 tokens keep no more of a prompt"),
+        (configs.QWEN3_NEXT, "36 layers keep a state instead of KV, which is not stored"),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        path = str(tmp_path / "config.json")
+        done = kvstore("plan", "--model", path, "--requests", "200")
+        assert text in done.output, done.output
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "reason"),
+    [
+        ([], 2, "--model: a config.json"),
+        (["--model", "{}", "--prices", "1,2"], 2, "write three numbers"),
+        (["--model", "{}", "--prices", "1,2,-3"], 2, "prices are from 0"),
+        (["--model", "{}", "--dwpd", "0"], 2, "more than nothing"),
+        (["--model", "{}", "--policy", "fifo"], 2, "no eviction policy 'fifo'"),
+        (["--model", "{}", "--tp", "3"], 1, "8 KV heads cannot be split over 3 ranks"),
+        (["--model", "{}", "--trace", "{}/config.json", "--rate", "1"], 2, "use --scale"),
+    ],
+)
+def test_what_is_wrong_is_said(model: str, options: list[str], code: int, reason: str) -> None:
+    done = kvstore("plan", *(option.replace("{}", model) for option in options))
+    assert (done.exit_code, reason in done.stderr) == (code, True), done.output

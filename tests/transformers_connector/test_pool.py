@@ -1,0 +1,96 @@
+"""The pool in GPU memory by itself: what is kept, what leaves, and who waits for whom."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from kvstore import Group, KeyChain, Namespace, root_key  # noqa: E402
+from kvstore_transformers.namespace import LayerGroup, Layout  # noqa: E402
+from kvstore_transformers.pool import HbmPool, HeldPages  # noqa: E402
+from tests.kernels.late_device import LateDevice  # noqa: E402
+
+TOKENS = 16
+RECORD = 2 * 2 * TOKENS * 64 * 4  # K and V, 2 heads, 64 floats: 4 pages of 4 KiB
+NAMESPACE = Namespace(TOKENS, (Group("all", RECORD),), (("test", "pool"),))
+
+
+def pool_of(blocks: int, device: LateDevice, policy: str = "lru") -> HbmPool:
+    one = torch.zeros(1, 2, 1, 64)
+    layout = Layout((LayerGroup(0, (0,), (one,), (one,)),), torch.device("cpu"), torch.float32)
+    return HbmPool(device, layout, NAMESPACE, nbytes=blocks * RECORD, policy=policy)
+
+
+def keys_of(blocks: int, name: int = 0):
+    tokens = [name] * TOKENS + [1] * (TOKENS * (blocks - 1))
+    return list(KeyChain(root_key(NAMESPACE.id), TOKENS).update(tokens))
+
+
+def pages_of(blocks: int, seed: int = 0):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(blocks, 2, TOKENS, 64, generator=generator) for _ in range(2)]
+
+
+def keep(pool, device, blocks, name=0, after=None):
+    keys, pages = keys_of(blocks, name), pages_of(blocks, name)
+    pool.asked(keys)
+    pool.store(keys, [HeldPages(0, pages)], after or device.mark())
+    return keys, pages
+
+
+def test_what_is_restored_is_what_was_kept():
+    device = LateDevice(0)
+    pool = pool_of(12, device)
+    keys, pages = keep(pool, device, 10)
+    load = pool.restore(keys)
+    ((_, found),) = load.pages
+    load.finish()
+    assert load.blocks == 10
+    assert all(map(torch.equal, found, pages))
+    assert pool.restore(keys, more_than=10) is None
+    assert pool.restore(keys_of(3, name=7)) is None
+
+
+@pytest.mark.parametrize("policy", ["lru", "hz"])
+def test_a_prefix_that_does_not_fit_is_kept_from_its_start(policy):
+    device = LateDevice(0)
+    pool = pool_of(12, device, policy)
+    keep(pool, device, 10)
+    keys, _ = keep(pool, device, 20)
+    assert pool.restore(keys).blocks == 12, "its own start did not leave for its end"
+    keep(pool, device, 12, name=1)
+    assert pool.restore(keys_of(12, name=1)).blocks == 12
+    assert pool.restore(keys) is None
+    assert pool.blocks == 12
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_slot_is_used_again_only_when_what_was_restored_from_it_is_there(seed):
+    device = LateDevice(seed)
+    pool = pool_of(4, device)
+    keys, _ = keep(pool, device, 4)
+    done, computed = [], device.mark()
+    for step in range(20):  # the model's stream is far behind
+        device.engine.run(lambda step=step: done.append(step))
+    assert pool.restore(keys).blocks == 4
+    assert not done
+    keep(pool, device, 4, name=1, after=computed)
+    assert len(done) == 20
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_pages_are_read_only_when_the_model_has_computed_them(seed):
+    device = LateDevice(seed)
+    pool = pool_of(4, device)
+    keys, pages = keys_of(4), pages_of(4)
+    right = [part.clone() for part in pages]
+    for part in pages:
+        part.zero_()
+    for _ in range(20):
+        device.engine.run(lambda: None)
+    device.engine.run(lambda: [a.copy_(b) for a, b in zip(pages, right, strict=True)])
+    pool.store(keys, [HeldPages(0, pages)], device.mark())
+    ((_, found),) = pool.restore(keys).pages
+    assert all(map(torch.equal, found, right))
