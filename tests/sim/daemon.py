@@ -83,6 +83,8 @@ class Daemon:
         self.disks = [SimDisk(platter, draw) for platter in platters]
         self.out: dict[Item, Framed] = {}  # durable on devices that are out of use
         self.unread: set[Item] = set()  # given up, though they were durable
+        self._expected: dict[Item, Framed] = {}
+        self._unread_segments: set[tuple[int, int]] = set()  # of missing devices, at the start
         self.lost_on_return = 0
         self.taken_out = 0
         self.model = model
@@ -144,6 +146,13 @@ class Daemon:
         used = {mount.device for mount in self.file.mounts}
         numbers = [n for n, device in enumerate(self.file.devices) if device not in used]
         self.out = {item: framed for item, framed in expected.items() if framed.device in numbers}
+        self._unread_segments = {
+            (number, int(name.partition("-")[0], 16))
+            for number in numbers
+            for name in self._platters[number].names
+            if name.endswith(".segment")
+        }
+        self._expected = expected
         self.store.register(SPEC)
         for key in asked:
             self.store.match(SPEC.id, [key])
@@ -206,7 +215,15 @@ class Daemon:
             if not (evicted and self.file.devices[framed.device].mount is not None)
             and not self.model.may_be_gone(item, framed.checksum)
         }
-        return out | self.framed()
+        return out | {
+            item: framed for item, framed in self.framed().items() if self._is_proven(item, framed)
+        }
+
+    def _is_proven(self, item: Item, framed: Framed) -> bool:
+        """Whether a frame is known to be whole. `read_back` saw everything that was there at the
+        start; a device that came back later may show what was being freed when the power went."""
+        unread = (framed.device, framed.extent.segment) in self._unread_segments
+        return not unread or self._expected.get(item) == framed
 
     # ---- what engines call -------------------------------------------------------------------
 
