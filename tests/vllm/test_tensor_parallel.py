@@ -14,6 +14,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.fault, pytest.mark.timeout(300)]
 
 BLOCK = 32
 FREED_WITHIN_S = 5.0
+ATTEMPTS = 3
 
 
 class TwoRanks:
@@ -64,6 +65,10 @@ class TwoRanks:
         namespace_id = client.register(namespace)
         return namespace_id, KeyChain(root_key(namespace_id), BLOCK).update(turn)
 
+    def late_answers(self) -> int:
+        """Return how many calls of the workers' clients ran into their deadline."""
+        return int(self.engine.log.read_text().count("did not answer in time"))
+
     def daemon_stats(self) -> dict:
         with Client(self.daemon.target) as client:
             return client.stats()
@@ -84,7 +89,7 @@ def test_two_ranks_share_one_cache(start_engine, daemon, prompt, tmp_path):
     ranks = TwoRanks(engine, daemon)
     what_one_life_saves_the_next_loads(ranks, prompt(705))
     a_block_without_one_of_its_shards_is_a_miss(ranks, prompt(400, seed=1))
-    a_shard_that_rots_fails_the_load_of_both_ranks(ranks, prompt(400, seed=1))
+    a_shard_that_rots_fails_the_load_of_both_ranks(ranks, prompt)
     a_killed_worker_leaves_nothing_behind(ranks, prompt(705), tmp_path / "gate")
 
 
@@ -112,16 +117,31 @@ def a_block_without_one_of_its_shards_is_a_miss(ranks, turn):
     assert ranks.offered_blocks() == offered + 5 + 12, "what was missing is stored again"
 
 
-def a_shard_that_rots_fails_the_load_of_both_ranks(ranks, turn):
+def a_shard_that_rots_fails_the_load_of_both_ranks(ranks, prompt):
+    """Workers that spin while they wait can starve a call of its deadline; then the worker
+    does not know that the slot was its own, and accuses nobody. That is right, and another case."""
+    for seed in range(1, 1 + ATTEMPTS):
+        late = ranks.late_answers()
+        try:
+            a_rotten_shard_is_dropped_and_stored_again(ranks, prompt(400, seed=seed))
+        except (AssertionError, TimeoutError):
+            if seed == ATTEMPTS or ranks.late_answers() == late:
+                raise
+        else:
+            return
+
+
+def a_rotten_shard_is_dropped_and_stored_again(ranks, turn):
     """Rank 0 loads well and rank 1 does not: the engine may use neither."""
-    ranks.forget(turn, stored=(12, 12))
     answer = ranks.answer(turn)
-    failed = ranks.totals("loads_failed")
+    ranks.forget(turn, stored=(12, 12))
+    assert ranks.answer(turn) == answer
+    failed, corrupt = ranks.totals("loads_failed"), ranks.totals("corrupt_blocks")
     ranks.forget(turn, stored=(12, 12))
     ranks.flip_bit(turn, shard=1, block=3)
     assert ranks.answer(turn) == answer
     assert ranks.totals("loads_failed") == [failed[0], failed[1] + 1]
-    assert ranks.totals("corrupt_blocks") == [0, 1]
+    assert ranks.totals("corrupt_blocks") == [corrupt[0], corrupt[1] + 1]
     ranks.forget(turn, stored=(12, 12))
     assert ranks.answer(turn) == answer
     assert ranks.totals("loads_failed") == [failed[0], failed[1] + 1], "it was stored again"
