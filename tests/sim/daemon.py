@@ -351,7 +351,7 @@ class Daemon:
     @property
     def corrupt(self) -> int:
         """Records dropped because bytes did not match a checksum."""
-        places = ("promote", "write_behind")
+        places = ("promote", "scrub", "write_behind")
         return int(sum(self.metrics.corrupt_blocks.labels(p)._value.get() for p in places))
 
     def check_grant(self, keys: Sequence[BlockKey], grant: Grant) -> None:
