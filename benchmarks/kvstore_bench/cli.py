@@ -176,21 +176,26 @@ def recovery(*, path: Path, blocks: int, rounds: int, as_json: bool) -> None:
 @bench.command()
 @click.option("--blocks", type=click.IntRange(1000), default=1_000_000, show_default=True)
 @click.option("--policies", default="lru,hz", show_default=True, metavar="NAME,...")
+@click.option("--daemons", is_flag=True, help="Ask full daemons, one per policy, instead.")
 @_json
-def index(*, blocks: int, policies: str, as_json: bool) -> None:
+def index(*, blocks: int, policies: str, daemons: bool, as_json: bool) -> None:
     """Measure what a resident block takes of the daemon's memory, and what policies take in time.
 
-    Nothing is stored: the planner of this release, over an arena that only counts.
+    Nothing is stored: the planner of this release, over an arena that only counts. With --daemons,
+    real ones of 4 KiB a block are matched and put to, gRPC and all.
 
     \b
     Examples:
       kvstore bench index
       kvstore bench index --blocks 200000 --json | jq .bytes_per_block.hz
+      kvstore bench index --daemons --json | jq .put_p50_us
     """
     with explained():
-        from kvstore_bench.index import IndexPlan, run
+        from kvstore_bench import index as planners
+        from kvstore_bench import index_daemon
 
-        plan = IndexPlan(blocks, tuple(policies.split(",")))
+        plan = planners.IndexPlan(blocks, tuple(policies.split(",")))
+        run = index_daemon.run if daemons else planners.run
         result = run(plan, lambda text: click.echo(text, err=True))
         _show(result, as_json, _print_index)
 

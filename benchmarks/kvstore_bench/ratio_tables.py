@@ -94,14 +94,16 @@ def print_index(result: Mapping[str, Any]) -> None:
     title = f"{result['plan']['blocks']:,} resident blocks"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     columns = {
+        "resident_blocks": "blocks",
         "bytes_per_block": "bytes a block",
         "match_p50_us": "match of 64, p50 us",
         "put_p50_us": "put of 64, p50 us",
     }
+    columns = {field: title for field, title in columns.items() if field in result}
     for column in ("policy", *columns.values()):
         table.add_column(column, justify="left" if column == "policy" else "right")
     for policy in result["plan"]["policies"]:
-        table.add_row(policy, *(f"{result[field][policy]:.0f}" for field in columns))
+        table.add_row(policy, *(f"{result[field][policy]:,.0f}" for field in columns))
     Console().print(table)
 
 
