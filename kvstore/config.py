@@ -111,10 +111,10 @@ class DramSettings:
         GIB,
     )
     eviction_policy: str = _setting(
-        "Who leaves when the arena is full: lru (the tail of the prefix used longest ago), hz "
-        "(learns which blocks come back, and when), or one that another package adds. `kvstore "
-        "replay` compares them on recorded traffic.",
-        "lru",
+        "Who leaves when the arena is full: hz (learns which blocks come back, and when), lru (the "
+        "tail of the prefix used longest ago), or one that another package adds. `kvstore replay` "
+        "compares them on recorded traffic.",
+        "hz",
     )
 
 

@@ -16,7 +16,7 @@ import click
 from kvstore.block import RECORD_NBYTES_MAX
 from kvstore.cli.model import model_options
 from kvstore.cli.words import size
-from kvstore.config import ADMISSIONS, parse_size
+from kvstore.config import ADMISSIONS, DramSettings, FileSettings, parse_size
 from kvstore.errors import ConfigError
 from kvstore.plan import ModelKV, load_model
 from kvstore.policy import policy_by_name
@@ -39,9 +39,13 @@ DAY_S = 86400.0
 @click.option(
     "--file", "file_", default="0", metavar="SIZE[,SIZE...]", help="Room in the file tier; none."
 )
-@click.option("--policy", metavar="NAME", help="Who leaves, in every tier: lru (default), hz, ...")
-@click.option("--dram-policy", metavar="NAME", help="Who leaves from dram.")
-@click.option("--file-policy", metavar="NAME", help="Who leaves from the file tier.")
+@click.option("--policy", metavar="NAME", help="Who leaves, in every tier: lru, hz, ...")
+@click.option(
+    "--dram-policy", metavar="NAME", help="Who leaves from dram; else the default of `serve`."
+)
+@click.option(
+    "--file-policy", metavar="NAME", help="Who leaves from files; else the default of `serve`."
+)
 @click.option("--compare", metavar="NAME,...", help="Replay once for each of these policies.")
 @click.option(
     "--admission",
@@ -226,8 +230,11 @@ def _policies(
     """Return the policies of dram and file for each replay. Raises ConfigError for unknown ones."""
     if compare is not None and any((both, dram, file)):
         raise click.UsageError("--compare names the policies: leave out --policy and its kin")
-    names = [name.strip() for name in compare.split(",")] if compare else [both or "lru"]
-    pairs = [(dram or name, file or name) for name in names]
+    shipped = (DramSettings().eviction_policy, FileSettings().eviction_policy)
+    if compare is not None:
+        pairs = [(name.strip(), name.strip()) for name in compare.split(",")]
+    else:
+        pairs = [(dram or both or shipped[0], file or both or shipped[1])]
     for pair in pairs:
         for name in pair:
             policy_by_name(name)

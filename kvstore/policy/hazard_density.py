@@ -118,6 +118,7 @@ class HazardDensity:
         if self._expected.times:
             self._expected.discard(prefix)
         before, gap, shared = None, 0, False
+        own = (request.session, self._before.session)  # what nobody asked for yet is the asker's
         for key in prefix:
             node = nodes.get(key)
             if node is None or not node.here:
@@ -125,7 +126,7 @@ class HazardDensity:
             if node.request is not before:  # once for all blocks that were last used together
                 before = node.request
                 gap = gap_class(request.at - before.at)
-                shared = before.session is not request.session
+                shared = before.session not in own
             node.request = request
             node.uses += 1
             node.gap = gap

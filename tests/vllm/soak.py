@@ -28,7 +28,8 @@ SEED = 11
 CONCURRENCY = 200
 ABORT_SHARE = 0.3
 ANSWER_TOKENS = 48
-SAMPLES = 30
+SAMPLES_MIN = 30
+SAMPLE_S = 5.0  # memory goes up and down by a tenth: medians of a few say nothing
 END_WITHIN_S = 90.0
 DAEMON = ("dram.capacity=8MiB", "dram.extent=4MiB", "file.capacity=12MiB", "file.segment=2MiB")
 ENGINE = {
@@ -82,8 +83,9 @@ def soak(seconds: float, models: Path, logs: Path) -> dict[str, Any]:
 def _measure(engine: EngineProcess, daemon: Daemon, seconds: float) -> dict[str, Any]:
     began = time.monotonic()
     samples = []
-    for _ in range(SAMPLES):
-        engine("traffic", seconds=seconds / SAMPLES)
+    count = max(SAMPLES_MIN, round(seconds / SAMPLE_S))
+    for _ in range(count):
+        engine("traffic", seconds=seconds / count)
         samples.append({"engine": _footprint(engine.pid), "daemon": _footprint(daemon.pid)})
     counts = engine("end_traffic", wait_s=END_WITHIN_S)
     engine("settle")
