@@ -1,14 +1,24 @@
 """Put and get of whole records: in place where the arena is mapped, else as byte streams.
 
 Copies and checksums run in a small thread pool, a window of records at a time: one reserve (or
-acquire), one pass over the bytes, one commit (or release) per window.
+acquire), one pass over the bytes, one commit (or release) per window. What has to come up from
+slower tiers is got in pieces, several in flight.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator, Sequence
+import time
+from collections.abc import (
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterator,
+    Sequence,
+)
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -35,13 +45,14 @@ if TYPE_CHECKING:
     from kvstore.rpc.v1.kvstore_pb2_grpc import KVStoreAsyncStub
 
 T = TypeVar("T")
-Found = tuple[list[bytes | None], list[BlockKey]]  # records, and the keys of corrupt ones
-Filled = tuple[list[bool], list[BlockKey]]  # which targets were filled; keys as above
+Taken = tuple[T | None, bool]  # a record, None if it is missing or corrupt; whether it is corrupt
 
 logger = logging.getLogger(__name__)
 
 STREAM_WINDOW_NBYTES = 64 << 20
 LEASED_WINDOW_NBYTES = 256 << 20
+PIECE_NBYTES = 16 << 20  # of what has to come up first
+PIECES_IN_FLIGHT = 4
 WINDOW_KEYS = 1024
 DURABLE_WAIT_S = 30.0
 STREAM_BYTES_PER_S = 50e6  # slowest stream that is still waited for
@@ -133,14 +144,9 @@ class Bulk:
     ) -> list[bytes | None]:
         batch = self._batch(namespace_id, keys, part)
         await self._client.connect()
-        found: list[bytes | None] = []
-        for _, window in batch.windows(self._window_nbytes):
-            move = self._get_local if self._client.local else self._get_remote
-            records, corrupt = await move(window, wait_s)
-            found += records
-            if corrupt:
-                await self._report(window, corrupt)
-        return found
+        taken = await self._taken(batch, wait_s, _take)
+        await self._report(batch, taken)
+        return [record for record, _ in taken]
 
     async def get_into(
         self,
@@ -157,14 +163,17 @@ class Bulk:
         if any(view.readonly for view in views):
             raise InvalidRequest("a target cannot be written to")
         await self._client.connect()
-        filled: list[bool] = []
-        for where, window in batch.windows(self._window_nbytes):
-            move = self._fill_local if self._client.local else self._fill_remote
-            done, corrupt = await move(window, views[where], wait_s, verify)
-            filled += done
-            if corrupt:
-                await self._report(window, corrupt)
-        return filled
+        taken = await self._taken(batch, wait_s, partial(_take_into, verify=verify), views)
+        await self._report(batch, taken)
+        return [record is not None for record, _ in taken]
+
+    async def _taken(
+        self, batch: _Batch, wait_s: float, take: Callable[..., Taken[T]], *more: Sequence[Any]
+    ) -> list[Taken[T]]:
+        """Call `take` with the bytes, None for what is missing, and checksum of each block, and its
+        item of `more`."""
+        move = self._taken_in_place if self._client.local else self._taken_from_stream
+        return await move(batch, wait_s, take, *more)
 
     @property
     def _window_nbytes(self) -> int:
@@ -205,26 +214,68 @@ class Bulk:
             raise
         return await self._client.commit(grant.lease_id, checksums, durable=durable)
 
-    async def _get_local(self, batch: _Batch, wait_s: float) -> Found:
-        read = await self._leased(batch, wait_s, _take)
-        return _sorted_out(batch.keys, read) if read else ([None] * len(batch.keys), [])
+    async def _taken_in_place(
+        self,
+        batch: _Batch,
+        wait_s: float,
+        take: Callable[..., Taken[T]],
+        *more: Sequence[Any],
+    ) -> list[Taken[T]]:
+        """Take what is in the arena, a window at once; from the first one on that is not all there,
+        and may be waited for, piece by piece."""
+        deadline = time.monotonic() + wait_s
+        taken: list[Taken[T]] = []
+        for where, window in batch.windows(self._window_nbytes):
+            taken += await self._leased(window, 0.0, take, *(items[where] for items in more))
+            absent = [
+                index
+                for index, (record, corrupt) in enumerate(taken[where], where.start)
+                if record is None and not corrupt
+            ]
+            if absent and wait_s > 0:  # the window's reads have begun
+                absent += range(len(taken), len(batch.keys))
+                taken += [(None, False)] * (len(batch.keys) - len(taken))
+                await self._take_pieces(batch, absent, deadline, taken, take, *more)
+                break
+        return taken
 
-    async def _fill_local(
-        self, batch: _Batch, targets: Sequence[memoryview], wait_s: float, verify: bool
-    ) -> Filled:
-        read = await self._leased(batch, wait_s, partial(_take_into, verify=verify), targets)
-        if read is None:
-            return [False] * len(batch.keys), []
-        done, corrupt = _sorted_out(batch.keys, read)
-        return [each is not None for each in done], corrupt
+    async def _take_pieces(
+        self,
+        batch: _Batch,
+        absent: Sequence[int],
+        deadline: float,
+        taken: list[Taken[T]],
+        take: Callable[..., Taken[T]],
+        *more: Sequence[Any],
+    ) -> None:
+        """Fill in `taken` what is `absent`: one piece is copied while those behind it come up."""
+        step = max(1, PIECE_NBYTES // batch.record_nbytes)
+        pieces = iter([absent[at : at + step] for at in range(0, len(absent), step)])
+
+        async def take_some() -> None:
+            for piece in pieces:
+                found = await self._leased(
+                    replace(batch, keys=[batch.keys[index] for index in piece]),
+                    max(0.0, deadline - time.monotonic()),
+                    take,
+                    *([items[index] for index in piece] for items in more),
+                )
+                for index, each in zip(piece, found, strict=True):
+                    taken[index] = each
+
+        await _together([take_some() for _ in range(PIECES_IN_FLIGHT)])
 
     async def _leased(
-        self, batch: _Batch, wait_s: float, read: Callable[..., T], *more: Sequence[Any]
-    ) -> list[T] | None:
-        """Call `read` in threads with the slot and checksum of each block, and its item of `more`.
+        self,
+        batch: _Batch,
+        wait_s: float,
+        take: Callable[..., Taken[T]],
+        *more: Sequence[Any],
+    ) -> list[Taken[T]]:
+        """Call `take` in threads with the slot and checksum of each block, and its item of `more`.
 
-        None: the lease had ended, so the slots may have been somebody else's meanwhile, and nothing
-        of what was read counts.
+        If the lease had ended, the slots may have been somebody else's meanwhile: nothing of what
+        was read counts.
         """
         grant = await self._client.acquire(
             batch.namespace_id, batch.keys, wait_s=wait_s, spans=batch.spans
@@ -232,10 +283,10 @@ class Bulk:
         held = False
         try:
             views = [self._client.view(slot) if slot else None for slot in grant.slots]
-            result = await self._map(read, views, grant.checksums, *more)
+            result = await self._map(take, views, grant.checksums, *more)
         finally:
             (held,) = await self._client.release(grant.lease_id)
-        return result if held else None
+        return result if held else [(None, False)] * len(batch.keys)
 
     # ---- streams -----------------------------------------------------------------------------
 
@@ -260,9 +311,14 @@ class Bulk:
         extra_s = wait_s + batch.stream_s + (DURABLE_WAIT_S if durable else 0.0)
         return committed_of(await self._caller.call(call, wait_s=extra_s))
 
-    async def _get_remote(self, batch: _Batch, wait_s: float) -> Found:
-        records, checksums = await self._stream(batch, wait_s)
-        return _sorted_out(batch.keys, await self._map(_take, records, checksums))
+    async def _taken_from_stream(
+        self, batch: _Batch, wait_s: float, take: Callable[..., Taken[T]], *more: Sequence[Any]
+    ) -> list[Taken[T]]:
+        taken: list[Taken[T]] = []
+        for where, window in batch.windows(STREAM_WINDOW_NBYTES):
+            records, checksums = await self._stream(window, wait_s)
+            taken += await self._map(take, records, checksums, *(items[where] for items in more))
+        return taken
 
     async def _stream(
         self, batch: _Batch, wait_s: float
@@ -283,14 +339,6 @@ class Bulk:
 
         return await self._caller.call(call, wait_s=wait_s + batch.stream_s)
 
-    async def _fill_remote(
-        self, batch: _Batch, targets: Sequence[memoryview], wait_s: float, verify: bool
-    ) -> Filled:
-        records, checksums = await self._stream(batch, wait_s)
-        copy = partial(_take_into, verify=verify)
-        done, corrupt = _sorted_out(batch.keys, await self._map(copy, records, checksums, targets))
-        return [each is not None for each in done], corrupt
-
     # ---- inside ------------------------------------------------------------------------------
 
     def _batch(self, namespace_id: NamespaceId, keys: Sequence[BlockKey], part: Part) -> _Batch:
@@ -298,14 +346,17 @@ class Bulk:
         record_nbytes = self._client.namespace(namespace_id).record_nbytes(part)
         return _Batch(namespace_id, keys, part, record_nbytes)
 
-    async def _report(self, batch: _Batch, corrupt: list[BlockKey]) -> None:
+    async def _report(self, batch: _Batch, taken: Sequence[Taken[Any]]) -> None:
         """Have the daemon drop blocks whose bytes are wrong, so that they are put anew."""
+        corrupt = [key for key, (_, wrong) in zip(batch.keys, taken, strict=True) if wrong]
         self.corrupt_blocks += len(corrupt)
-        logger.error("corrupt_blocks=%d first=%s", len(corrupt), corrupt[0][:4].hex())
-        try:
-            await self._client.delete(batch.namespace_id, corrupt, corrupt=True)
-        except KVStoreError as error:
-            logger.warning("corrupt_blocks=kept reason=%r", str(error))
+        for start in range(0, len(corrupt), WINDOW_KEYS):
+            some = corrupt[start : start + WINDOW_KEYS]
+            logger.error("corrupt_blocks=%d first=%s", len(some), some[0][:4].hex())
+            try:
+                await self._client.delete(batch.namespace_id, some, corrupt=True)
+            except KVStoreError as error:
+                logger.warning("corrupt_blocks=kept reason=%r", str(error))
 
     async def _map(self, work: Callable[..., T], *items: Sequence[Any]) -> list[T]:
         """Return `work` of each record, done by all threads at once."""
@@ -322,6 +373,20 @@ class Bulk:
             await _ended(jobs)
             raise
         return [result for job in jobs for result in job.result()]
+
+
+async def _together(jobs: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Run jobs until all have ended, or one has failed and the others were ended."""
+    tasks = [asyncio.create_task(job) for job in jobs]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await _ended(tasks)
+    for task in tasks:
+        if not task.cancelled():
+            task.result()
 
 
 async def _ended(jobs: Sequence[asyncio.Future[Any]]) -> None:
@@ -360,11 +425,8 @@ def _fill(record: memoryview, target: memoryview | None) -> int:
     return checksum(record)
 
 
-def _take(view: memoryview | None, expected: int) -> tuple[bytes | None, bool]:
-    """Copy a record out, then verify the copy: what the caller gets is what was checked.
-
-    Returns the record, None if it is missing or corrupt, and whether it is corrupt.
-    """
+def _take(view: memoryview | None, expected: int) -> Taken[bytes]:
+    """Copy a record out, then verify the copy: what the caller gets is what was checked."""
     if view is None:
         return None, False
     record = bytes(view)
@@ -374,21 +436,13 @@ def _take(view: memoryview | None, expected: int) -> tuple[bytes | None, bool]:
 
 def _take_into(
     view: memoryview | None, expected: int, target: memoryview, *, verify: bool
-) -> tuple[memoryview | None, bool]:
+) -> Taken[memoryview]:
     """The same, into memory of the caller's."""
     if view is None:
         return None, False
     copy_bytes(view, target)
     corrupt = verify and checksum(target) != expected
     return None if corrupt else target, corrupt
-
-
-def _sorted_out(
-    keys: Sequence[BlockKey], taken: Sequence[tuple[T | None, bool]]
-) -> tuple[list[T | None], list[BlockKey]]:
-    """Return the records, and the keys of those that were corrupt."""
-    corrupt = [key for key, (_, wrong) in zip(keys, taken, strict=False) if wrong]
-    return [record for record, _ in taken], corrupt
 
 
 async def _put_messages(

@@ -15,12 +15,16 @@ from kvstore import (
     InvalidRequest,
     Namespace,
     Part,
+    Prefix,
     Span,
+    Unavailable,
     checksum,
 )
+from kvstore.block import Grant
 from kvstore.client.bulk import Bulk
 from kvstore.testing.daemon import Daemon
 from kvstore.testing.samples import RECORD_NBYTES, sample_keys, sample_namespace, sample_records
+from kvstore.testing.wait import until
 
 
 def test_what_is_put_comes_back(client: Client, request: pytest.FixtureRequest) -> None:
@@ -343,3 +347,53 @@ def test_a_closed_client_refuses_calls(daemon: Daemon) -> None:
     client.close()
     with pytest.raises(InvalidRequest, match="closed"):
         client.stats()
+
+
+def test_what_has_to_come_up_first_comes_in_pieces(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some blocks are in the arena, some in files only, some nowhere; the pieces are small."""
+    monkeypatch.setattr("kvstore.client.bulk.PIECE_NBYTES", 3 * RECORD_NBYTES)
+    keys = sample_keys("pieces", 41)
+    records = sample_records(keys)
+    cold, warm, unknown = keys[:30], keys[30:38], keys[38:]
+    with Client(daemon.target) as client:
+        namespace_id = client.register(sample_namespace())
+        client.put(namespace_id, cold, records[:30], durable=True)
+        assert client.demote(Prefix(namespace_id, cold)).done_blocks == 30
+        client.put(namespace_id, warm, records[30:38], parent=cold[-1], first_block=30)
+        assert client.match(namespace_id, cold).resident_blocks == 0
+        targets = np.zeros((len(keys), RECORD_NBYTES), np.uint8)
+        found = client.get_into(namespace_id, keys, list(targets), wait_s=10.0)
+        assert found == [True] * 38 + [False] * len(unknown)
+        assert targets[:38].tobytes() == b"".join(records[:38])
+        assert not targets[38:].any()
+        assert client.stats()["leases"] == 0
+        client.demote(Prefix(namespace_id, keys[:38]))
+        assert client.get(namespace_id, keys, wait_s=10.0) == [*records[:38], None, None, None]
+
+
+def test_a_piece_that_fails_ends_the_others(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvstore.client.bulk.PIECE_NBYTES", RECORD_NBYTES)
+    keys = sample_keys("failing piece", 12)
+    asked = []
+
+    async def fail_later(client: AsyncClient, *args: object, **options: object) -> Grant:
+        asked.append(args)
+        if len(asked) == 6:
+            raise Unavailable("as if the daemon had gone")
+        return await acquire(client, *args, **options)
+
+    acquire = AsyncClient.acquire
+    with Client(daemon.target) as client:
+        namespace_id = client.register(sample_namespace())
+        client.put(namespace_id, keys, sample_records(keys), durable=True)
+        client.demote(Prefix(namespace_id, keys))
+        monkeypatch.setattr(AsyncClient, "acquire", fail_later)
+        with pytest.raises(Unavailable, match="as if"):
+            client.get(namespace_id, keys, wait_s=10.0)
+        monkeypatch.undo()
+        until(lambda: client.stats()["leases"] == 0)
+        assert client.get(namespace_id, keys, wait_s=10.0) == sample_records(keys)

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import Future
-from functools import partial
 
-from kvstore import AsyncClient, Client, Group, Namespace
+from kvstore import Client, Group, Namespace
 from kvstore.block import BlockKey
 from kvstore.errors import Unavailable
 from kvstore.testing.daemon import Daemon
 from kvstore_bench.peers.system import Place, System
 
 WAIT_S = 30.0
-WINDOW_NBYTES = 16 << 20
-WINDOWS = 4  # in flight: one is copied out while others come up
 FILLERS_MAX = 6
 
 
@@ -57,17 +52,8 @@ class Ours:
             raise Unavailable("the daemon did not get everything written")
 
     def get(self, keys: Sequence[bytes]) -> list[bool]:
-        step = max(1, WINDOW_NBYTES // self._blocks.nbytes)
-        targets = self._blocks.targets
-        under_way: deque[Future[list[bool]]] = deque()
-        found: list[bool] = []
-        for start in range(0, len(keys), step):
-            if len(under_way) == WINDOWS:
-                found += under_way.popleft().result()
-            window = slice(start, start + step)
-            move = partial(self._get_window, keys[window], targets[window])
-            under_way.append(self._client.submit(move))
-        return found + [each for future in under_way for each in future.result()]
+        named = [BlockKey(key) for key in keys]
+        return self._client.get_into(self._namespace_id, named, self._blocks.targets, wait_s=WAIT_S)
 
     def chill(self) -> bool:
         """Put other blocks until these have left the arena, as they do in a busy daemon."""
@@ -82,12 +68,6 @@ class Ours:
     def close(self) -> None:
         self._client.close()
         self._daemon.stop()
-
-    async def _get_window(
-        self, keys: Sequence[bytes], targets: Sequence[memoryview], client: AsyncClient
-    ) -> list[bool]:
-        named = [BlockKey(key) for key in keys]
-        return await client.get_into(self._namespace_id, named, targets, wait_s=WAIT_S)
 
     def _await_arena(self, nbytes: int) -> None:
         """Wait until the daemon has touched all of its arena once."""
