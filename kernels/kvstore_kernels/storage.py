@@ -6,8 +6,9 @@ Which way is taken is chosen once, when this is opened, and `how` says it:
     compat   kvikio without: its threads read into pinned memory and copy on from there
     host     no kvikio, or no GPU: one read into host memory, one copy
 
-No engine's path uses it yet: the daemon would have to lend out places in its files, as it lends
-slots of the arena. `kvstore bench gpu` measures what that would be worth. Not run on a GPU yet.
+`file_lane.py` reads records this way, from places in its files that the daemon has lent (the
+transformers connector's `direct_storage`); `kvstore bench gpu` measures it. Only `host` without a
+GPU is tested: gds and compat follow kvikio's documentation and have not run yet.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
-from typing import Any, Literal
+from types import TracebackType
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
@@ -26,7 +28,7 @@ How = Literal["gds", "compat", "host"]
 
 
 class FileReader:
-    """Reads parts of files into tensors on one device."""
+    """Reads parts of files into tensors on one device. Any number of threads may."""
 
     def __init__(self, device: torch.device) -> None:
         """Raise ValueError for a device that is neither CUDA nor the CPU."""
@@ -50,31 +52,103 @@ class FileReader:
                 reason = repr(error)
         logger.info("file_reads=%s device=%s reason=%r", self.how, device, reason)
 
-    def read(self, path: Path, offset: int, target: Tensor) -> None:
-        """Fill `target`, (n,) uint8 and contiguous, from `offset` of a file; done on return.
+    def open(self, path: Path) -> OpenFile:
+        """Open a file for several reads; with cuFile, registering it takes longer than one of them.
 
-        Raises OSError, EOFError for a file that is too short, ValueError for another tensor.
+        Raises OSError."""
+        if self.how == "host":
+            return _HostFile(path)
+        return _KvikioFile(self._kvikio, path)
+
+    def read(self, path: Path, offset: int, target: Tensor) -> None:
+        """Open, read and close: see `OpenFile.read`."""
+        with self.open(path) as file:
+            file.read(offset, target)
+
+
+class OpenFile:
+    """One file. A context manager, which closes it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def read(self, offset: int, target: Tensor) -> None:
+        """Fill `target`, (n,) uint8 and contiguous, from `offset` of the file; done on return.
+
+        Nothing on the device may be about to use `target`: the bytes come beside all its streams.
+        With cuFile, multiples of 4 KiB of offset, length and address are the fast way; what lies
+        behind the file's end is not asked for. Raises OSError, EOFError for a file that is too
+        short, ValueError for another tensor.
         """
         if target.dtype != torch.uint8 or target.dim() != 1 or not target.is_contiguous():
             raise ValueError("the target is (n,) uint8, contiguous")
-        if self.how == "host":
-            buffer = torch.empty(len(target), dtype=torch.uint8, pin_memory=target.is_cuda)
-            with path.open("rb", buffering=0) as file:
-                count = _read_all(file.fileno(), memoryview(buffer.numpy()), offset)
-            target[:count].copy_(buffer[:count])
-        else:
-            with self._kvikio.CuFile(path, "r") as file:
-                count = file.pread(target, len(target), offset).get()
+        count = self._fill(offset, target)
         if count != len(target):
-            raise EOFError(f"{path} ended after {count} of {len(target)} bytes from {offset}")
+            raise EOFError(f"{self._path} ended after {count} of {len(target)} bytes from {offset}")
+
+    def close(self) -> None:
+        """Close it, when no read is under way."""
+        raise NotImplementedError
+
+    def _fill(self, offset: int, target: Tensor) -> int:
+        """Return how many bytes there were."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
 
 
-def _read_all(fd: int, into: memoryview, offset: int) -> int:
-    """Fill `into`; return how many bytes there were."""
-    at = 0
-    while at < len(into):
-        count = os.preadv(fd, [into[at:]], offset + at)
-        if not count:
-            break
-        at += count
-    return at
+class _HostFile(OpenFile):
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+    def _fill(self, offset: int, target: Tensor) -> int:
+        if not target.is_cuda:
+            return self._read_all(memoryview(target.numpy()), offset)
+        buffer = torch.empty(len(target), dtype=torch.uint8, pin_memory=True)
+        count = self._read_all(memoryview(buffer.numpy()), offset)
+        target[:count].copy_(buffer[:count])  # waits for the copy
+        return count
+
+    def _read_all(self, into: memoryview, offset: int) -> int:
+        at = 0
+        while at < len(into):
+            count = os.preadv(self._fd, [into[at:]], offset + at)
+            if not count:
+                break
+            at += count
+        return at
+
+
+class _KvikioFile(OpenFile):
+    """Through kvikio, which raises OSError for files and RuntimeError for what cuFile says."""
+
+    def __init__(self, kvikio: Any, path: Path) -> None:
+        super().__init__(path)
+        # A missing file is an OSError whatever this release of kvikio makes of it.
+        os.stat(path)
+        try:
+            self._file = kvikio.CuFile(path, "r")
+        except RuntimeError as error:
+            raise OSError(f"cuFile cannot open {path}: {error}") from error
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _fill(self, offset: int, target: Tensor) -> int:
+        try:
+            return int(self._file.pread(target, len(target), offset).get())
+        except RuntimeError as error:
+            raise OSError(f"cuFile cannot read {self._path}: {error}") from error
