@@ -109,8 +109,8 @@ class Metrics:
         self.blocks = self._gauge("blocks", "Blocks held, by tier", "tier")
         self.bytes = self._counter(
             "tier_bytes",
-            "Bytes read from, written to and scrubbed in a tier; lent: of the file tier, for clients "
-            "to read in its files",
+            "Bytes read from, written to and scrubbed in a tier; lent: for clients to read in the "
+            "files of the file tier",
             "tier",
             "direction",
         )

@@ -275,9 +275,7 @@ def _per_span(grant: Grant, items: Sequence[T]) -> Iterator[tuple[Span, Sequence
         begin = end
 
 
-def _records_of(
-    client: Client, namespace: Namespace, grant: Grant
-) -> dict[int, list[Record]]:
+def _records_of(client: Client, namespace: Namespace, grant: Grant) -> dict[int, list[Record]]:
     """Return where the records of each group are. Raises Unavailable if one is nowhere."""
     places = grant.places or (None,) * len(grant.slots)
     both = list(zip(grant.slots, places, strict=True))

@@ -115,7 +115,9 @@ def test_parts_are_lent_one_by_one(tmp_path: Path) -> None:
         keys = [*A[:4], *B[:2]]
         spans = (Span(FULL, 0, 6), Span(WINDOW, 1, 3))
         grant = node.acquire(keys, spans=spans, in_files=True)
-        assert [place is not None for place in grant.places] == [True] * 4 + [False] * 2 + [True] * 2
+        assert [place is not None for place in grant.places] == [True] * 4 + [False] * 2 + [
+            True
+        ] * 2
         assert [read(p) for p in grant.places if p] == [
             *(record_bytes(key, FULL) for key in A[:4]),
             *(record_bytes(key, WINDOW) for key in A[1:3]),
@@ -210,7 +212,7 @@ def test_places_are_lent_up_to_a_bound_and_what_is_beyond_comes_up(tmp_path: Pat
 def test_past_its_deadline_a_lease_holds_no_space_and_its_reader_gets_nothing(
     tmp_path: Path,
 ) -> None:
-    """As when an engine is stopped in the middle of a read, and goes on when the blocks are gone."""
+    """As when an engine is stopped in the middle of a read, and goes on when all is gone."""
     with Node(stored(tmp_path / "kv", A), loop=SimLoop(Random(0)), lease_s=0.5) as node:
         grant = node.acquire(A, in_files=True)
         node.run(node.store.delete(SPEC.id, A))
