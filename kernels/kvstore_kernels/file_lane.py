@@ -126,10 +126,7 @@ class FileLane:
         self.read_nbytes = 0
         self._reader = reader
         self._piece_nbytes = max(piece_nbytes, _padded(record_nbytes_max))
-        self._pieces = [
-            torch.empty(self._piece_nbytes, dtype=torch.uint8, device=device.torch_device)
-            for _ in range(pieces)
-        ]
+        self._pieces = [_aligned(self._piece_nbytes, device.torch_device) for _ in range(pieces)]
         device.mark().synchronize()  # what had this memory before may still have been in use
         self._pack = device.stream()
         self._threads = ThreadPoolExecutor(threads, "kvstore-files", initializer=enter)
@@ -250,6 +247,13 @@ def _check(paged: PagedKV, batch: Batch, parts: Sequence[FilePart]) -> None:
         size = paged.record_nbytes[group]
         if part.nbytes != size or part.offset < 0 or part.offset % PAGE_NBYTES:
             raise ValueError(f"{part.nbytes} bytes from {part.offset}; {size} of a page are wanted")
+
+
+def _aligned(nbytes: int, device: torch.device) -> Tensor:
+    """Return (nbytes,) uint8 that begins at a multiple of 4 KiB, as cuFile likes it."""
+    memory = torch.empty(nbytes + PAGE_NBYTES, dtype=torch.uint8, device=device)
+    begin = -memory.data_ptr() % PAGE_NBYTES
+    return memory[begin : begin + nbytes]
 
 
 def _padded(nbytes: int) -> int:

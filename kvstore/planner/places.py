@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 
 from kvstore.block import Namespace
@@ -22,14 +21,15 @@ def reachable_groups(block: StoredBlock, namespace: Namespace) -> int:
     """Return, as `StoredBlock.resident_groups` does, which groups are in the arena or readable."""
     if block.resident_groups == block.complete:
         return block.resident_groups
-    shards = Counter(
-        record.part.group
-        for record in block.records
-        if record.resident is not None or is_readable(record)
-    )
-    return sum(
-        1 << index for index, group in enumerate(namespace.groups) if shards[index] == group.shards
-    )
+    groups = namespace.groups
+    there, mask = [0] * len(groups), 0
+    for record in block.records:
+        group = record.part.group
+        if group < len(groups) and (record.resident is not None or is_readable(record)):
+            there[group] += 1
+            if there[group] == groups[group].shards:
+                mask |= 1 << group
+    return mask
 
 
 def frames_of(records: Iterable[StoredPart]) -> tuple[StoredFrame, ...]:

@@ -39,8 +39,8 @@ CHECK_KEYS = 8  # read back in one step: their slots must fit into half of the a
 class Settings:
     """What one seed is about. failing: the chance that the disk refuses a write or a sync.
     rots: a bit flips now and then while the power is off. devices: directories of the file tier;
-    of several, one may be missing or fail to read for a while. arena_bytes: of a small one, much has
-    left when it is asked for."""
+    of several, one may be missing or fail to read for a while. arena_bytes: much of what is asked
+    for has left a small one."""
 
     devices: int
     file_bytes: int

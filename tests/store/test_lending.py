@@ -12,7 +12,7 @@ import pytest
 
 from kvstore.block import BlockKey, FilePlace, Grant, Slot, Span
 from kvstore.checksum import checksum
-from kvstore.planner import DAEMON_SESSION
+from kvstore.planner import DAEMON_SESSION, Read
 from kvstore.testing.disks import FaultyDisk, failing
 from kvstore.tier.file import admission
 from tests.sim.loop import SimLoop
@@ -132,8 +132,29 @@ def test_what_was_encoded_comes_up(tmp_path: Path, codec: str) -> None:
         assert grant.hit_blocks == len(A)
         check(node, A, grant)
         # The window's records have a page each, which encoding does not make any less.
-        full = sum(part_slots(grant, FULL))
-        assert full == len(A)
+        assert all(part_slots(grant, FULL))
+        assert not any(part_slots(grant, WINDOW))
+        assert release(node, grant)
+
+
+def test_what_is_to_be_read_in_files_stays_while_the_rest_comes_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The start of a prefix was encoded, its end, which is the first to leave, was not."""
+    with Node(stored(tmp_path / "kv", A[:8], codec="zstd")) as node:
+        assert node.put(A, 8, 24, durable=True).durable
+    with Node(tmp_path / "kv") as node:
+        start = node.mover.start_read
+
+        def start_and_evict(read: Read, *, ahead: bool = False) -> None:
+            start(read, ahead=ahead)
+            node.planner.evict_file(1 << 40)
+
+        monkeypatch.setattr(node.mover, "start_read", start_and_evict)
+        grant = node.acquire(A, in_files=True)
+        assert grant.hit_blocks == len(A)
+        assert any(grant.slots)
+        check(node, A, grant)
         assert release(node, grant)
 
 
