@@ -204,22 +204,20 @@ class Load:
     def _from_both(self) -> Generator[Leaves]:
         """Copy from slots and files at once. Raises DirectFailed."""
         began = time.monotonic()
-        slots = [f for f in map(self._filled, self._slices) if f.blocks]
-        files = [f for f in map(self._filled_from_files, self._slices) if f.blocks]
+        files = list(map(self._filled_from_files, self._slices))
+        slots = list(map(self._filled, self._slices))
+        wanted = [each for each in files if each.blocks]
         with (
-            closing(self._copier.write(slots, self._after)) as slotted,
-            closing(self._direct.write(files, self._after, self._bytes_deadline)) as read,
+            closing(self._direct.write(wanted, self._after, self._bytes_deadline)) as read,
+            closing(self._copier.write([s for s in slots if s.blocks], self._after)) as copied,
         ):
-            for each in self._slices:
-                found = [b""] * len(self._records[each.group])
-                for blocks, source in (
-                    (self._filled_from_files(each).blocks, read),
-                    (self._filled(each).blocks, slotted),
-                ):
+            for in_files, in_slots in zip(files, slots, strict=True):
+                found = [b""] * (len(in_files.blocks) + len(in_slots.blocks))
+                for blocks, source in ((in_files.blocks, read), (in_slots.blocks, copied)):
                     for block, sums in zip(blocks, next(source) if blocks else (), strict=True):
                         found[block] = sums
                 yield found
-        if not slots:
+        if not any(each.blocks for each in slots):
             nbytes = sum(place.nbytes for each in files for place in each.places)
             self._direct.note_pace(nbytes, time.monotonic() - began)
 

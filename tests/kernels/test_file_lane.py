@@ -173,3 +173,20 @@ def test_a_read_that_hangs_is_given_up_and_touches_nothing_later(written):
     assert not any(layer.any() for group in target for layer in group)
     assert len(list(opened.write([wanted], None, far()))) == 1
     opened.close()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_records_come_to_a_gpu(written):
+    device = torch.device("cuda")
+    opened = lane(open_device(device), FileReader(device))
+    target = [[layer.to(device) for layer in group] for group in empty()]
+    wanted = FileTransfer(open_paged(target), BATCH, [written[each] for each in BATCH])
+    (leaves,) = opened.write([wanted], open_device(device).mark(), far())
+    kv = groups()
+    for (group, block), found in zip(BATCH, leaves, strict=True):
+        record = gather_reference(kv[group], [block])[0]
+        assert checksum_of_leaves(found) == checksum(record.numpy())
+        back = [layer.cpu() for layer in target[group]]
+        assert same_bytes(gather_reference(back, [block])[0], record)
+    opened.close()
