@@ -29,12 +29,11 @@ from torch import Tensor
 from kvstore_kernels.device import Device
 from kvstore_kernels.lane import PIECE_NBYTES, PIECES
 from kvstore_kernels.packing import Batch, Leaves, PagedKV, leaves_of
-from kvstore_kernels.storage import FileReader, OpenFile
+from kvstore_kernels.storage import READ_THREADS, FileReader, OpenFile
 
 PAGE_NBYTES = 4096
 READ_NBYTES_MAX = 4 << 20
 """Of one read: more of them at once keep a disk busier than larger ones."""
-READ_THREADS = 8
 
 
 class FilePart(NamedTuple):

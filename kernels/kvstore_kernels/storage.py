@@ -26,6 +26,9 @@ logger = logging.getLogger(__name__)
 
 How = Literal["gds", "compat", "host"]
 
+READ_THREADS = 8
+"""Reads at once that keep a disk busy."""
+
 
 class FileReader:
     """Reads parts of files into tensors on one device. Any number of threads may."""
@@ -47,7 +50,7 @@ class FileReader:
                 compat = kvikio.defaults.is_compat_mode_preferred()
                 direct = not compat and cufile_driver.get("is_gds_available")
                 self.how = "gds" if direct else "compat"
-                reason = f"kvikio {kvikio.__version__}"
+                reason = f"kvikio {kvikio.__version__}, {_give_threads(kvikio)} threads"
             except Exception as error:  # it loads several libraries, any of which may be absent
                 reason = repr(error)
         logger.info("file_reads=%s device=%s reason=%r", self.how, device, reason)
@@ -132,13 +135,21 @@ class _HostFile(OpenFile):
         return at
 
 
+def _give_threads(kvikio: Any) -> int:
+    """Let kvikio's pool, of the whole process, have READ_THREADS, or the more it has: by default it
+    has one, and whatever is asked for at once is read one after the other. Return how many."""
+    threads = int(kvikio.defaults.get("num_threads"))
+    if threads < READ_THREADS:
+        kvikio.defaults.set({"num_threads": READ_THREADS})
+    return max(threads, READ_THREADS)
+
+
 class _KvikioFile(OpenFile):
-    """Through kvikio, which raises OSError for files and RuntimeError for what cuFile says."""
+    """Through kvikio, which has a RuntimeError for everything, missing and short files included."""
 
     def __init__(self, kvikio: Any, path: Path) -> None:
         super().__init__(path)
-        # A missing file is an OSError whatever this release of kvikio makes of it.
-        os.stat(path)
+        os.stat(path)  # raises the OSError that says why
         try:
             self._file = kvikio.CuFile(path, "r")
         except RuntimeError as error:
@@ -148,7 +159,11 @@ class _KvikioFile(OpenFile):
         self._file.close()
 
     def _fill(self, offset: int, target: Tensor) -> int:
+        there = os.fstat(self._file.fileno()).st_size - offset
+        if there < len(target):
+            return max(0, there)
         try:
+            # It waits for the default stream, then reads without the interpreter lock.
             return int(self._file.pread(target, len(target), offset).get())
         except RuntimeError as error:
             raise OSError(f"cuFile cannot read {self._path}: {error}") from error

@@ -52,7 +52,9 @@ def test_frames_that_leave_under_a_lease_are_found(monkeypatch: pytest.MonkeyPat
         return grant(self, *args, **more)
 
     monkeypatch.setattr(Leases, "grant", not_held)
-    assert "wrong" in _found(range(10))
+    # One seed in six finds it; the first that does is enough.
+    violations = (text for seed in range(80) for text in run_seed(seed).violations)
+    assert any(text.startswith("wrong") for text in violations)
 
 
 def test_slots_reused_under_a_lease_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
