@@ -158,6 +158,23 @@ def test_what_is_to_be_read_in_files_stays_while_the_rest_comes_up(
         assert release(node, grant)
 
 
+def test_what_the_node_lacks_comes_from_the_bucket_beside_what_is_read_in_files(
+    tmp_path: Path,
+) -> None:
+    bucket = tmp_path / "bucket"
+    bucket.mkdir()
+    with Node(tmp_path / "1", bucket=bucket) as one:
+        one.put(A, 0, 20, durable=True)
+    with Node(stored(tmp_path / "2", A[:10]), bucket=bucket) as two:
+        grant = two.acquire(A[:20], in_files=True)
+        assert grant.hit_blocks == 20
+        check(two, A[:20], grant)
+        assert part_slots(grant, FULL) == [False] * 10 + [True] * 10
+        hits = two.metrics.totals()["hit_blocks"]
+        assert (hits["file"], hits["object"]) == (10, 10)
+        assert release(two, grant)
+
+
 def part_slots(grant: Grant, part: object) -> list[bool]:
     slots: list[Slot | None] = list(grant.slots)
     found = []
