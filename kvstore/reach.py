@@ -91,6 +91,7 @@ class Reach:
         if ask.in_files:  # what it reads itself is no less from the file tier
             there = self._planner.match(ask.namespace_id, ask.keys, ask.skip_blocks)
             resident = there.resident_blocks
+            await asyncio.sleep(0)  # it looks at every record several times: others' turn
         for attempt in range(PROMOTE_ROUNDS_MAX):
             if attempt:  # a block lost on its way up leaves a shorter prefix
                 match = self._match(ask)
@@ -102,6 +103,8 @@ class Reach:
             brought = await self._promotion.bring_up(
                 ask.namespace_id, ask.keys, spans, deadline, stakes, in_files=ask.in_files
             )
+            if ask.in_files:
+                await asyncio.sleep(0)
             hit = self._match(ask, wanted).resident_blocks
             if hit == wanted:
                 why = Reason.LEASED_BYTES if wanted < match.hit_blocks else None
