@@ -245,7 +245,9 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             (
                 rate("vllm:kvstore_loaded_bytes_total", "instance", legend="loaded {{instance}}"),
                 rate("vllm:kvstore_saved_bytes_total", "instance", legend="saved {{instance}}"),
+                rate("vllm:kvstore_bounced_bytes_total", "instance", legend="bounced {{instance}}"),
             ),
+            "bounced: through a buffer, because the GPU does not reach the daemon's memory (yet).",
         ),
         Panel(
             "Loads and lookups that failed",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from kvstore.block import (
     BlockKey,
     Committed,
+    FilePlace,
     Grant,
     Group,
     Match,
@@ -51,6 +52,7 @@ __all__ = [
     "CorruptBlock",
     "Ending",
     "Explanation",
+    "FilePlace",
     "Grant",
     "Group",
     "HintKind",

@@ -27,6 +27,7 @@ class Ask:
     began: float
     recompute_s_per_block: float = 0.0  # 0: not told
     session_id: str = ""  # of the conversation; "": not told
+    in_files: bool = False  # it can read the files of the file tier itself
 
     @property
     def look_until(self) -> float:

@@ -180,6 +180,16 @@ class Slot(NamedTuple):
     nbytes: int
 
 
+class FilePlace(NamedTuple):
+    """A record as it lies in a file of the file tier: bytes [offset, offset + nbytes), as they were
+    put. The path is absolute; the offset is a multiple of 4 KiB, and so many whole pages may be
+    read. Nothing else is ever written there: freed, a place is a hole, or its file is gone."""
+
+    path: str
+    offset: int
+    nbytes: int
+
+
 @dataclass(frozen=True, slots=True)
 class Grant:
     """Slots lent to a client, for reading (a lease) or for writing (a reservation).
@@ -189,6 +199,9 @@ class Grant:
     the part is already stored, or, beyond `refused`, that there was no room.
     deadline_s: seconds from the answer; past it the slots may not be used and `release` says so.
     hit_blocks counts from the first key, blocks skipped by the caller included.
+    places: of a lease asked for with file_places, one item per slot, else nothing. Where it is set
+    there is no slot: the client reads the record in its file. Its bytes count as those of a slot
+    do: if their checksum is right and the lease was held.
     """
 
     lease_id: int
@@ -199,6 +212,7 @@ class Grant:
     hit_blocks: int = 0
     leased: bool = True
     refused: int = 0
+    places: tuple[FilePlace | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

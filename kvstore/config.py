@@ -253,7 +253,8 @@ class LimitSettings:
     )
     leased_fraction: float = _setting(
         "Part of the arena that may be leased at once; beyond it, calls are answered with shorter "
-        "hits. The rest is what eviction can work with.",
+        "hits. The rest is what eviction can work with. Of the file tier, as much may be leased to "
+        "clients that read its files themselves; beyond it, records come up into the arena.",
         0.5,
     )
     limbo_fraction: float = _setting(

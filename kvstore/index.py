@@ -38,15 +38,17 @@ class HeldSlot:
 
 
 class StoredFrame:
-    """A run in the file tier. It leaves as a whole; pins are reads and writes under way.
-    sequence: the higher one is the newer one. checked_at: when its bytes were last seen to be good,
-    on the planner's clock."""
+    """A run in the file tier. It leaves as a whole; pins are reads and writes under way, and leases
+    of clients that read it in its file. sequence: the higher one is the newer one. checked_at: when
+    its bytes were last seen to be good, on the planner's clock. is_out: its disk went out of use,
+    and what becomes of it there is not known any more."""
 
     __slots__ = (
         "blocks",
         "checked_at",
         "codec_id",
         "extent",
+        "is_out",
         "part",
         "pins",
         "sequence",
@@ -68,6 +70,7 @@ class StoredFrame:
         self.stored_nbytes = stored_nbytes
         self.blocks: dict[int, StoredBlock] = {}  # position in the frame -> block that is live
         self.pins = 0
+        self.is_out = False
         self.checked_at = float("-inf")
 
 

@@ -13,7 +13,8 @@ import logging
 import time
 from collections.abc import Callable, Collection, Sequence, Set
 from concurrent.futures import Executor, ThreadPoolExecutor
-from typing import Any
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 from kvstore.block import PAGE_NBYTES, BlockKey, NamespaceId, Part, padded
 from kvstore.checksum import checksum
@@ -47,6 +48,13 @@ EVICT_ROUNDS_MAX = 8
 RECALL_STEP_RUNS = 8  # indexed before anybody else gets a turn: about a millisecond
 CLOSE_S = 1.0  # for a writer to end; one that a hung device holds is left behind
 _DISK_ERRORS = (DiskFailed, DiskFull)
+
+
+class RawFile(NamedTuple):
+    """A frame's payload in a file: its absolute path, and the offset of each position in it."""
+
+    path: str
+    offsets: tuple[int, ...]
 
 
 class Mover:
@@ -199,6 +207,11 @@ class Mover:
     def record_nbytes_max(self) -> int | None:
         """The largest record that can be written behind; None: there is no file tier."""
         return self._file.max_frame_nbytes - PAGE_NBYTES if self._file is not None else None
+
+    @property
+    def capacity_bytes(self) -> int:
+        """The cap of the file tier; 0: there is none."""
+        return self._file.capacity_bytes if self._file is not None else 0
 
     def stats(self) -> dict[str, Any]:
         if self._file is None:
@@ -561,6 +574,17 @@ class Mover:
         buffer = aligned_buffer(sum(sizes[first : last + 1]))
         await self._file.read(read.extent, begin, [buffer])
         return await loop.run_in_executor(self._workers, self._decode, read, buffer, sizes)
+
+    def raw_file(self, frame: StoredFrame) -> RawFile | None:
+        """Return where the bytes of a frame that stores them as they were put lie in a file; None
+        if its device is out of use. That is good for as long as the frame is pinned."""
+        assert self._file is not None
+        path = self._file.path_of(frame.extent)
+        if path is None:
+            return None
+        sizes = map(padded, frame.stored_nbytes)
+        begin = frame.extent.extent.offset + PAGE_NBYTES
+        return RawFile(str(path), tuple(accumulate(sizes, initial=begin)))
 
     async def check(self, check: Check) -> list[int]:
         """Read a frame into memory of its own; return the positions that are not what was put.

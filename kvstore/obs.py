@@ -45,7 +45,7 @@ class Metrics:
         """
         for state in ("used", "capacity", "leased", "limbo", "pinned"):
             self.dram_bytes.labels(state).set(stats["dram"][f"{state}_bytes"])
-        for state in ("physical", "capacity"):
+        for state in ("physical", "capacity", "leased"):
             self.file_bytes.labels(state).set(stats["file"][f"{state}_bytes"])
         for tier in ("dram", "file"):
             self.blocks.labels(tier).set(stats[tier]["blocks"])
@@ -108,7 +108,11 @@ class Metrics:
     def _tiers(self) -> None:
         self.blocks = self._gauge("blocks", "Blocks held, by tier", "tier")
         self.bytes = self._counter(
-            "tier_bytes", "Bytes read from, written to and scrubbed in a tier", "tier", "direction"
+            "tier_bytes",
+            "Bytes read from, written to and scrubbed in a tier; lent: for clients to read in the "
+            "files of the file tier",
+            "tier",
+            "direction",
         )
         self.evictions = self._counter(
             "evicted_blocks",
@@ -121,7 +125,7 @@ class Metrics:
             "dram_bytes", "Bytes of the arena: used, capacity, leased, limbo, pinned", "state"
         )
         self.file_bytes = self._gauge(
-            "file_bytes", "Bytes of the file tier: physical, capacity", "state"
+            "file_bytes", "Bytes of the file tier: physical, capacity, leased", "state"
         )
         self.file_device_bytes = self._gauge(
             "file_device_bytes", "Physical bytes in each directory of the file tier", "device"

@@ -13,7 +13,7 @@ from kvstore.loads import Ended, Loads
 from kvstore.mover import Mover
 from kvstore.obs import Metrics
 from kvstore.pace import Stakes
-from kvstore.planner import Planner, Read
+from kvstore.planner import Planner, Read, frames_of, is_readable
 
 PROMOTE_ROUNDS_MAX = 3
 HEAD_START_NBYTES = 64 << 20  # of a smaller load, a moment is too large a part
@@ -47,15 +47,21 @@ class Promotion:
         spans: Sequence[Span],
         deadline: float,
         stakes: Stakes | None = None,
+        *,
+        in_files: bool = False,
     ) -> Brought:
         """Bring `spans` into the arena, as far as that goes until the deadline.
 
         stakes: what recomputing would take; None: nobody would, or nobody knows.
+        in_files: what the asker can read in files by itself stays there.
         """
         absent = 0
         for attempt in range(PROMOTE_ROUNDS_MAX):
             records = [r for r in self._planner.find(namespace_id, keys, spans) if r is not None]
             missing = [record for record in records if record.resident is None]
+            lent = frames_of(missing) if in_files else ()
+            if in_files:
+                missing = [record for record in missing if not is_readable(record)]
             absent = absent if attempt else len(missing)
             if not missing:
                 break
@@ -64,11 +70,14 @@ class Promotion:
             if stakes is not None and race is None:
                 return Brought(absent, slower=True)
             # What is up already must not make room for what comes up.
-            with self._planner.pinned([r.resident for r in records if r.resident is not None]):
+            with (
+                self._planner.pinned([r.resident for r in records if r.resident is not None]),
+                self._planner.pinned_frames(lent),
+            ):
                 began = self._now()
                 alone = nbytes >= HEAD_START_NBYTES and not self._mover.reads_under_way
                 reads_planned = self._planner.plan_reads(
-                    namespace_id, keys, spans, first_alone=alone
+                    namespace_id, keys, spans, first_alone=alone, in_files=in_files
                 )
                 with closing(reads_planned) as plan:
                     await self._start(plan, first_alone=alone)

@@ -14,7 +14,7 @@ from kvstore.block import Match, Namespace, Span, padded
 from kvstore.loads import Ended
 from kvstore.mover import Mover
 from kvstore.outcome import Reason
-from kvstore.planner import Leases, Planner, needed_spans
+from kvstore.planner import Leases, Planner, is_readable, needed_spans
 from kvstore.promotion import PROMOTE_ROUNDS_MAX, Promotion
 
 if TYPE_CHECKING:  # a daemon without a bucket starts without what it takes to use one
@@ -88,6 +88,10 @@ class Reach:
         failed_reads = self._mover.failed_reads
         match = self._match(ask)
         resident = match.resident_blocks
+        if ask.in_files:  # what it reads itself is no less from the file tier
+            there = self._planner.match(ask.namespace_id, ask.keys, ask.skip_blocks)
+            resident = there.resident_blocks
+            await asyncio.sleep(0)  # it looks at every record several times: others' turn
         for attempt in range(PROMOTE_ROUNDS_MAX):
             if attempt:  # a block lost on its way up leaves a shorter prefix
                 match = self._match(ask)
@@ -97,8 +101,10 @@ class Reach:
             spans = needed_spans(namespace, wanted, ask.skip_blocks)
             stakes = ask.stakes(replace(match, hit_blocks=wanted))
             brought = await self._promotion.bring_up(
-                ask.namespace_id, ask.keys, spans, deadline, stakes
+                ask.namespace_id, ask.keys, spans, deadline, stakes, in_files=ask.in_files
             )
+            if ask.in_files:
+                await asyncio.sleep(0)
             hit = self._match(ask, wanted).resident_blocks
             if hit == wanted:
                 why = Reason.LEASED_BYTES if wanted < match.hit_blocks else None
@@ -110,18 +116,31 @@ class Reach:
         failed = self._mover.failed_reads > failed_reads
         return Reached(hit, Reason.READ_FAILED if failed else Reason.NO_ROOM, resident)
 
+    def slots_nbytes(self, ask: Ask, spans: Sequence[Span]) -> int:
+        """Return what `spans` take of the arena: all, but for what the asker reads in files."""
+        if not ask.in_files:
+            return span_nbytes(self._planner.namespace(ask.namespace_id), spans)
+        found = self._planner.find(ask.namespace_id, ask.keys, spans)
+        return sum(
+            padded(record.nbytes)
+            for record in found
+            if record is not None and (record.resident is not None or not is_readable(record))
+        )
+
     def _match(self, ask: Ask, blocks: int | None = None) -> Match:
         """Match the prefix, or the first `blocks` of it."""
-        return self._planner.match(ask.namespace_id, ask.keys[:blocks], ask.skip_blocks)
+        return self._planner.match(
+            ask.namespace_id, ask.keys[:blocks], ask.skip_blocks, in_files=ask.in_files
+        )
 
     def _affordable(self, namespace: Namespace, ask: Ask, hit: int) -> int | None:
         """Return the hit that may be leased now; None if only other leases stand in its way."""
         skip = ask.skip_blocks
         bound = self._leasable_bytes
-        needed = span_nbytes(namespace, needed_spans(namespace, hit, skip))
+        needed = self.slots_nbytes(ask, needed_spans(namespace, hit, skip))
         if needed > bound:
             hit = self._match(ask, skip + int((hit - skip) * bound / needed)).hit_blocks
-            needed = span_nbytes(namespace, needed_spans(namespace, hit, skip))
+            needed = self.slots_nbytes(ask, needed_spans(namespace, hit, skip))
         return hit if needed <= self.room_bytes or hit == skip else None
 
 

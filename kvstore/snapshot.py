@@ -39,6 +39,8 @@ def snapshot(
             "blocks": planner.framed_blocks,
             "evicted_blocks": planner.counts.evicted_file,
             "unwritten_records": planner.counts.unwritten,
+            "leased_bytes": leases.framed_bytes,
+            "leased_bytes_max": int(mover.capacity_bytes * limits.leased_fraction),
             **mover.stats(),
         },
         "dirty_bytes": planner.dirty.nbytes,

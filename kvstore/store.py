@@ -33,6 +33,7 @@ from kvstore.config import LimitSettings
 from kvstore.errors import InvalidRequest, Unavailable
 from kvstore.hinting import Hinting
 from kvstore.index import HeldSlot, StoredPart
+from kvstore.lending import NOTHING_LENT, Lending
 from kvstore.mover import Mover
 from kvstore.obs import Metrics
 from kvstore.outcome import Explanation, Outcome, Reason
@@ -118,6 +119,10 @@ class Store:
             sessions_max=limits.sessions_max,
             now=now,
             unpin=planner.unpin,
+            unpin_frame=planner.unpin_frame,
+        )
+        self._lending = Lending(
+            mover, self._leases, nbytes_max=int(mover.capacity_bytes * limits.leased_fraction)
         )
         self._answers = Answers(
             planner, self._leases, metrics, outcomes_max=limits.outcomes_max, now=now
@@ -167,6 +172,7 @@ class Store:
         if self._objects is not None:
             await self._mover.flush(self._now() + drain_s)
             await self._objects.close(drain_s)
+        self._leases.let_go_of_frames()
         await self._mover.close(drain_s)
         await self.arena.close()
 
@@ -257,6 +263,7 @@ class Store:
         request_id: str = "",
         recompute_s_per_block: float = 0.0,
         session_id: str = "",
+        in_files: bool = False,
     ) -> Grant:
         """Bring the longest stored prefix up and lease it; with `spans`, exactly those parts.
 
@@ -265,6 +272,8 @@ class Store:
         leased bytes the answer is an estimate without slots (`leased` is false); with `spans`,
         parts beyond it have no slot, as if they were missing. How the prefix of `request_id` was
         answered is remembered: see `outcomes`. session_id: of the conversation, for hints.
+        in_files: what lies in files as it was put, and not in the arena, stays there, and its place
+        is leased, as far as leases may hold the file tier; else it comes up like everything.
         """
         client = self._leases.check(session).client
         _check_skip(keys, skip_blocks)
@@ -281,6 +290,7 @@ class Store:
             began,
             recompute_s_per_block,
             session_id,
+            in_files,
         )
         if spans is None:
             return await self._lease_prefix(ask, readers, deadline)
@@ -291,10 +301,15 @@ class Store:
         self, ask: Ask, spans: tuple[Span, ...], readers: int, deadline: float
     ) -> Grant:
         namespace = self._planner.namespace(ask.namespace_id)
-        absent, _ = await self._promotion.bring_up(ask.namespace_id, ask.keys, spans, deadline)
+        if not self._lends(ask, spans):
+            ask = replace(ask, in_files=False)
+        absent, _ = await self._promotion.bring_up(
+            ask.namespace_id, ask.keys, spans, deadline, in_files=ask.in_files
+        )
         grant = self._grant(ask, spans, readers, hit_blocks=0)
-        found = sum(slot is not None for slot in grant.slots)
-        file = min(absent, found)
+        lent = sum(place is not None for place in grant.places)
+        found = lent + sum(slot is not None for slot in grant.slots)
+        file = min(absent + lent, found)
         self._answers.count(namespace, asked=len(grant.slots), dram=found - file, file=file)
         return grant
 
@@ -303,8 +318,10 @@ class Store:
         skip = ask.skip_blocks
         hit, why, resident, affordable, fetched = await self._reach.reach(ask, deadline)
         spans = needed_spans(namespace, hit, skip)
+        if ask.in_files and not self._lends(ask, spans):
+            return await self._lease_prefix(replace(ask, in_files=False), readers, deadline)
         # Others may have been granted theirs while this one waited for its bytes.
-        if hit > skip and span_nbytes(namespace, spans) > self._reach.room_bytes:
+        if hit > skip and self._reach.slots_nbytes(ask, spans) > self._reach.room_bytes:
             affordable = False
         if not affordable:
             self._answers.note(ask, hit, Reason.LEASED_BYTES)
@@ -332,8 +349,10 @@ class Store:
     def _grant(self, ask: Ask, spans: tuple[Span, ...], readers: int, *, hit_blocks: int) -> Grant:
         records = self._planner.find(ask.namespace_id, ask.keys, spans)
         held = _within(self._reach.room_bytes, [r.resident if r else None for r in records])
-        lease = self._leases.grant(ask.session, held, readers=max(1, readers))
+        lent = self._lending.places(records, held) if ask.in_files else NOTHING_LENT
+        lease = self._leases.grant(ask.session, held, readers=max(1, readers), frames=lent.frames)
         self._metrics.bytes.labels("dram", "read").inc(lease.nbytes)
+        self._metrics.bytes.labels("file", "lent").inc(lent.nbytes)
         self._planner.touch(ask.keys)
         self.hinting.asked(ask.session_id, ask.namespace_id, ask.keys)
         return Grant(
@@ -343,7 +362,13 @@ class Store:
             slots=tuple(slot.slot if slot else None for slot in held),
             checksums=tuple(record.checksum if record else 0 for record in records),
             hit_blocks=hit_blocks,
+            places=lent.places,
         )
+
+    def _lends(self, ask: Ask, spans: Sequence[Span]) -> bool:
+        """Say whether what the asker would read in files may be lent now, all of it."""
+        records = self._planner.find(ask.namespace_id, ask.keys, spans)
+        return ask.in_files and self._lending.has_room(records)
 
     # ---- why a hit is what it is -----------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -27,9 +27,10 @@ CLOSE_WAIT_S = 2.0
 
 
 class Filled(NamedTuple):
-    """Pages whose blocks come from records, one each, in order."""
+    """Pages of which some blocks, at least one, come from records."""
 
     pages: Pages
+    blocks: Sequence[int]
     records: Sequence[memoryview]
 
 
@@ -56,7 +57,7 @@ class Copier(Protocol):
     ) -> Iterable[int]:
         """Copy blocks into records, done when this returns; returns the records' checksums."""
 
-    def write(self, filled: Sequence[Filled], after: Any) -> Iterator[Leaves]:
+    def write(self, filled: Sequence[Filled], after: Any) -> Generator[Leaves]:
         """Copy records into pages, in order; yields, when pages are done, what the copied records'
         leaves sum up to: taken after the copy, so that a slot that changed under it is noticed."""
 
@@ -98,11 +99,11 @@ class HostCopier:
             opened.read(block, record)
         return map(checksum, records)
 
-    def write(self, filled: Sequence[Filled], after: None) -> Iterator[Leaves]:
-        for pages, records in filled:
+    def write(self, filled: Sequence[Filled], after: None) -> Generator[Leaves]:
+        for pages, blocks, records in filled:
             target = HostPages(pages)
             leaves = []
-            for block, record in enumerate(records):
+            for block, record in zip(blocks, records, strict=True):
                 target.write(block, record)
                 leaves.append(leaves_of(torch.frombuffer(record, dtype=torch.uint8)))
             yield leaves
@@ -147,10 +148,10 @@ class DeviceCopier:
         (leaves,) = self._lanes.out.read([transfer], after)
         return map(checksum_of_leaves, leaves)
 
-    def write(self, filled: Sequence[Filled], after: Any) -> Iterator[Leaves]:
+    def write(self, filled: Sequence[Filled], after: Any) -> Generator[Leaves]:
         transfers = [
-            Transfer(open_paged([pages]), [(0, block) for block in range(len(records))], records)
-            for pages, records in filled
+            Transfer(open_paged([pages]), [(0, block) for block in blocks], records)
+            for pages, blocks, records in filled
         ]
         return self._lanes.back.write(transfers, after)
 

@@ -1,9 +1,12 @@
-"""Loads: leased slots -> pages of a new cache, layer by layer, in a thread beside the model.
+"""Loads: leased slots, and places in files, -> pages of a new cache, layer by layer, in a thread
+beside the model.
 
 The model's forward of a layer waits until that layer's pages are there. They are verified as a
 whole: a record's checksum is known when its last layer was copied, and only then, and if the lease
 was held all the time, the load counts. The cache asks for that at its last layer, before a token
 can follow from what was loaded.
+
+Where files cannot be read, the layers that are not there yet come through the arena after all.
 """
 
 from __future__ import annotations
@@ -11,15 +14,28 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
+from typing import NamedTuple, TypeVar
 
-from kvstore import BlockKey, Client, CorruptBlock, Grant, KVStoreError, Namespace, Unavailable
+from kvstore import (
+    BlockKey,
+    Client,
+    CorruptBlock,
+    FilePlace,
+    Grant,
+    KVStoreError,
+    Namespace,
+    Slot,
+    Span,
+    Unavailable,
+)
 from kvstore_kernels.layout import LEAF_NBYTES
-from kvstore_kernels.packing import checksum_of_leaves
+from kvstore_kernels.packing import Leaves, checksum_of_leaves
 from kvstore_kernels.paged import record_nbytes
 from kvstore_transformers.cache import Pages, empty_pages
 from kvstore_transformers.copying import Copier, Filled
+from kvstore_transformers.direct import DirectFailed, DirectStorage, FilledFromFiles
 from kvstore_transformers.namespace import LayerGroup, Layout
 
 logger = logging.getLogger(__name__)
@@ -27,6 +43,11 @@ logger = logging.getLogger(__name__)
 SLICE_NBYTES_MIN = 1 << 20
 """Of a record: copies of less do not fill the link."""
 WAIT_S = 60.0
+
+
+T = TypeVar("T")
+Record = memoryview | FilePlace
+"""Where a record is: in a slot, or in a file."""
 
 
 class LoadFailed(Unavailable):
@@ -53,45 +74,46 @@ class Load:
         self,
         client: Client,
         copier: Copier,
+        direct: DirectStorage,
         layout: Layout,
         namespace: Namespace,
         *,
         keys: Sequence[BlockKey],
         grant: Grant,
         deadline: float,
+        bytes_deadline: float,
     ) -> None:
         """deadline: time.monotonic() until when the lease is surely held. `run` gives it back.
+        bytes_deadline: until when bytes may come from slower tiers.
 
         Raises Unavailable, and the lease stays the caller's, if it is not for what was asked.
         """
         self._client = client
         self._copier = copier
+        self._direct = direct
         self._namespace = namespace
-        self._keys = keys
-        self._lease_id = grant.lease_id
+        self._keys = keys[: grant.hit_blocks]
+        self._grant = grant
+        self._lease_ids = [grant.lease_id]
         self._deadline = deadline
-        self._records: dict[int, list[memoryview]] = {}
+        self._bytes_deadline = min(deadline, bytes_deadline)
+        self._records = _records_of(client, namespace, grant)
         self._spans: dict[int, tuple[Sequence[BlockKey], Sequence[int]]] = {}
         self.pages: list[tuple[LayerGroup, Pages]] = []
         slices: list[_Slice] = []
-        after = 0
-        for span in grant.spans:
-            index, count = span.part.group, span.end - span.begin
-            group, size = layout.groups[index], namespace.groups[index].record_nbytes
-            part = slice(after, after + count)
-            after += count
-            needed = namespace.groups[index].blocks_needed(grant.hit_blocks, namespace.block_tokens)
-            slots = [slot for slot in grant.slots[part] if slot is not None]
-            whole = len(slots) == count and all(slot.nbytes >= size for slot in slots)
-            if range(span.begin, span.end) != needed or not whole or index in self._records:
-                raise Unavailable("the lease does not cover every block that was found")
-            self._records[index] = [client.view(slot)[:size] for slot in slots]
-            self._spans[index] = keys[span.begin : span.end], grant.checksums[part]
-            pages = empty_pages(group, count, namespace.block_tokens)
-            self.pages.append((group, pages))
-            slices += _slices(index, group, pages)
         if len(self._records) != len(layout.groups) or grant.hit_blocks > len(keys):
             raise Unavailable("the lease is not for what was asked")
+        for span, sums in _per_span(grant, grant.checksums):
+            index = span.part.group
+            group, spec = layout.groups[index], namespace.groups[index]
+            if range(span.begin, span.end) != spec.blocks_needed(
+                grant.hit_blocks, namespace.block_tokens
+            ):
+                raise Unavailable("the lease does not cover every block that was found")
+            self._spans[index] = keys[span.begin : span.end], sums
+            pages = empty_pages(group, len(sums), namespace.block_tokens)
+            self.pages.append((group, pages))
+            slices += _slices(index, group, pages)
         self._slices = sorted(slices, key=lambda each: each.layers[0])
         self._after = copier.mark()
         self._error: Exception | None = None
@@ -135,8 +157,10 @@ class Load:
             corrupt = self._copy()
             in_time = time.monotonic() < self._deadline
         finally:
-            release = self._client.submit(lambda remote: remote.release(self._lease_id))
-        # A block is accused of being corrupt only if the daemon says that the slot was its own.
+            leases = tuple(self._lease_ids)
+            release = self._client.submit(lambda remote: remote.release(*leases))
+        # A block is accused of being corrupt only if the daemon says that the slot, or the place in
+        # a file, was its own.
         if (corrupt or not in_time) and not all(release.result()):
             raise Unavailable("the lease ended during the load")
         if corrupt:
@@ -145,22 +169,92 @@ class Load:
 
     def _copy(self) -> list[BlockKey]:
         """Copy slice by slice; return the keys of records that are not what was committed."""
-        filled = [
-            Filled(each.pages, [r[each.begin : each.end] for r in self._records[each.group]])
-            for each in self._slices
-        ]
         leaves = {group: [b""] * len(records) for group, records in self._records.items()}
-        copied = self._copier.write(filled, self._after)
-        for each, found in zip(self._slices, copied, strict=True):
+        from_files = any(isinstance(r, FilePlace) for rs in self._records.values() for r in rs)
+        for each, found in zip(self._slices, self._copied(), strict=True):
             leaves[each.group] = [a + b for a, b in zip(leaves[each.group], found, strict=True)]
             for layer in each.layers:
                 self._ready[layer].set()
-        return [
+        corrupt = [
             key
             for group, (keys, sums) in self._spans.items()
             for key, expected, found in zip(keys, sums, leaves[group], strict=True)
             if checksum_of_leaves(found) != expected
         ]
+        if corrupt and from_files:
+            self._direct.distrust("records from files do not match their checksums")
+        return corrupt
+
+    def _copied(self) -> Iterator[Leaves]:
+        """Copy slices in order; yield the leaves' sums of each one's records when it is done.
+
+        A slice that is done stays as it is: the model may have used it."""
+        done = 0
+        try:
+            with closing(self._from_both()) as copied:
+                for leaves in copied:
+                    yield leaves
+                    done += 1
+            return
+        except DirectFailed as error:
+            logger.info("load=by_arena slices_left=%d error=%r", len(self._slices) - done, error)
+        self._bring_up()
+        yield from self._copier.write(list(map(self._filled, self._slices[done:])), self._after)
+
+    def _from_both(self) -> Generator[Leaves]:
+        """Copy from slots and files at once. Raises DirectFailed."""
+        began = time.monotonic()
+        files = list(map(self._filled_from_files, self._slices))
+        slots = list(map(self._filled, self._slices))
+        wanted = [each for each in files if each.blocks]
+        with (
+            closing(self._direct.write(wanted, self._after, self._bytes_deadline)) as read,
+            closing(self._copier.write([s for s in slots if s.blocks], self._after)) as copied,
+        ):
+            for in_files, in_slots in zip(files, slots, strict=True):
+                found = [b""] * (len(in_files.blocks) + len(in_slots.blocks))
+                for blocks, source in ((in_files.blocks, read), (in_slots.blocks, copied)):
+                    for block, sums in zip(blocks, next(source) if blocks else (), strict=True):
+                        found[block] = sums
+                yield found
+        if not any(each.blocks for each in slots):
+            nbytes = sum(place.nbytes for each in files for place in each.places)
+            self._direct.note_pace(nbytes, time.monotonic() - began)
+
+    def _filled(self, each: _Slice) -> Filled:
+        """Return what of a slice comes from slots."""
+        found = [
+            (block, record[each.begin : each.end])
+            for block, record in enumerate(self._records[each.group])
+            if isinstance(record, memoryview)
+        ]
+        return Filled(each.pages, [block for block, _ in found], [view for _, view in found])
+
+    def _filled_from_files(self, each: _Slice) -> FilledFromFiles:
+        """Return what of a slice comes from files: it begins where a page of its record does."""
+        found = [
+            (block, FilePlace(place.path, place.offset + each.begin, each.end - each.begin))
+            for block, place in enumerate(self._records[each.group])
+            if isinstance(place, FilePlace)
+        ]
+        return FilledFromFiles(
+            each.pages, [block for block, _ in found], [place for _, place in found]
+        )
+
+    def _bring_up(self) -> None:
+        """Lease the same records in the arena, beside the first lease. Raises Unavailable."""
+        asked_at = time.monotonic()
+        grant = self._client.acquire(
+            self._namespace.id,
+            self._keys,
+            spans=self._grant.spans,
+            wait_s=max(0.0, self._bytes_deadline - asked_at),
+        )
+        self._lease_ids.append(grant.lease_id)
+        self._deadline = min(self._deadline, asked_at + grant.deadline_s)
+        if (grant.spans, grant.checksums) != (self._grant.spans, self._grant.checksums):
+            raise Unavailable("what is in the arena is not what was in files")
+        self._records = _records_of(self._client, self._namespace, grant)
 
     def _drop(self, keys: Sequence[BlockKey]) -> None:
         """Delete blocks found corrupt, so that nobody is offered them again. Best effort."""
@@ -168,6 +262,34 @@ class Load:
             self._client.delete(self._namespace.id, sorted(set(keys)), corrupt=True)
         except KVStoreError as error:
             logger.warning("drop=failed blocks=%d error=%r", len(keys), error)
+
+
+def _per_span(grant: Grant, items: Sequence[T]) -> Iterator[tuple[Span, Sequence[T]]]:
+    """Yield the spans of a grant with their share of what it has one of per slot."""
+    begin = 0
+    for span in grant.spans:
+        end = begin + span.end - span.begin
+        yield span, items[begin:end]
+        begin = end
+
+
+def _records_of(client: Client, namespace: Namespace, grant: Grant) -> dict[int, list[Record]]:
+    """Return where the records of each group are. Raises Unavailable if one is nowhere."""
+    places = grant.places or (None,) * len(grant.slots)
+    both = list(zip(grant.slots, places, strict=True))
+    records: dict[int, list[Record]] = {}
+    for span, found in _per_span(grant, both):
+        index = span.part.group
+        size = namespace.groups[index].record_nbytes
+        some = [slot or place for slot, place in found]
+        if index in records or any(each is None or each.nbytes < size for each in some):
+            raise Unavailable("the lease does not cover every block that was found")
+        records[index] = [
+            client.view(each)[:size] if isinstance(each, Slot) else each._replace(nbytes=size)
+            for each in some
+            if each is not None
+        ]
+    return records
 
 
 def _slices(index: int, group: LayerGroup, pages: Pages) -> Iterator[_Slice]:

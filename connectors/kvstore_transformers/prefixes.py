@@ -32,6 +32,7 @@ from kvstore import (
 from kvstore_kernels.device import open_device
 from kvstore_transformers.cache import PrefixCache
 from kvstore_transformers.copying import copier_for
+from kvstore_transformers.direct import DirectMode, DirectStorage
 from kvstore_transformers.loading import Load, LoadFailed
 from kvstore_transformers.namespace import build_namespace, check_unchanged, find_layout
 from kvstore_transformers.pool import HbmPool, HeldPages
@@ -85,6 +86,7 @@ class Prefixes:
         save_queue_jobs: int = 8,
         hbm_bytes: int = 0,
         hbm_policy: str = "lru",
+        direct_storage: DirectMode = "auto",
     ) -> None:
         """Look at the model; the daemon need not be there yet.
 
@@ -93,8 +95,11 @@ class Prefixes:
         load_deadline_s: how long a prompt may wait for its blocks to come up from slower tiers.
         save_deadline_s: how long a save waits for room. save_queue_jobs: saves waiting at once;
         more are dropped. hbm_bytes: GPU memory to keep blocks in as well, 0 for none; hbm_policy:
-        who leaves there, "lru" or "hz". Raises Incompatible, saying why, for a model that cannot be
-        served, ConfigError for an unknown policy, InvalidRequest where hbm_bytes do not fit.
+        who leaves there, "lru" or "hz". direct_storage: whether blocks that only the daemon's files
+        have are read there: "auto", where GPUDirect Storage works (the engine must see the files
+        under the daemon's paths, and may read them); "always", in whatever way there is; "never".
+        Raises Incompatible, saying why, for a model that cannot be served, ConfigError for an
+        unknown policy or word, InvalidRequest where hbm_bytes do not fit.
         """
         if not target.startswith("unix:"):
             raise InvalidRequest(f"{target!r} is not unix:/path/kvstore.sock: blocks are mapped")
@@ -107,7 +112,9 @@ class Prefixes:
         self._registered = False
         self._load_deadline_s = load_deadline_s
         sizes = [group.record_nbytes for group in self._namespace.groups]
+        self._block_nbytes = sum(sizes)
         self._pool = self._open_pool(hbm_bytes, hbm_policy) if hbm_bytes else None
+        self._direct = DirectStorage(self._layout.device, max(sizes), direct_storage)
         self._client = Client(target, name="transformers")
         self._copier = copier_for(self._layout.device, max(sizes), self._client.extents)
         self._saver = Saver(
@@ -140,6 +147,21 @@ class Prefixes:
     def bounced_nbytes(self) -> int:
         """Bytes that took the slower path, because the GPU does not reach the arena (yet)."""
         return self._copier.bounced_nbytes
+
+    @property
+    def direct_storage(self) -> str:
+        """How blocks come straight from files: "gds", "compat" or "host"; "off": they do not."""
+        return self._direct.how
+
+    @property
+    def direct_nbytes(self) -> int:
+        """Bytes that came straight from files."""
+        return self._direct.read_nbytes
+
+    @property
+    def direct_failures(self) -> int:
+        """Loads whose files could not be read; what was left of them came through the arena."""
+        return self._direct.failures
 
     def generate(self, input_ids: Tensor, **options: Any) -> Any:
         """Return what `model.generate(input_ids, **options)` returns.
@@ -249,6 +271,7 @@ class Prefixes:
         self._saver.close(CLOSE_WAIT_S)
         self._loads.shutdown()
         self._copier.close()
+        self._direct.close()
         self._client.close()
 
     def __enter__(self) -> Self:
@@ -290,12 +313,14 @@ class Prefixes:
     def _load(self, cache: PrefixCache, keys: Sequence[BlockKey]) -> None:
         self._register()
         asked_at = time.monotonic()
+        recompute_s = self._prefill_s_per_token * self._namespace.block_tokens
         grant: Grant = self._client.acquire(
             self._namespace_id,
             keys,
             wait_s=self._load_deadline_s,
             request_id=cache.request_id,
-            recompute_s_per_block=self._prefill_s_per_token * self._namespace.block_tokens,
+            recompute_s_per_block=recompute_s,
+            file_places=self._direct.is_wanted(self._block_nbytes, recompute_s),
         )
         load = None
         try:
@@ -306,11 +331,13 @@ class Prefixes:
                 load = Load(
                     self._client,
                     self._copier,
+                    self._direct,
                     self._layout,
                     self._namespace,
                     keys=keys,
                     grant=grant,
                     deadline=asked_at + grant.deadline_s,
+                    bytes_deadline=asked_at + self._load_deadline_s,
                 )
         finally:
             if load is None and grant.lease_id:

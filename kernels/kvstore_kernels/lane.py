@@ -13,7 +13,7 @@ saves.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import cycle
@@ -154,18 +154,18 @@ class Lane:
         self._pack = device.stream()
         self._copy = device.stream()
 
-    def read(self, transfers: Sequence[Transfer], after: Any) -> Iterator[Leaves]:
+    def read(self, transfers: Sequence[Transfer], after: Any) -> Generator[Leaves]:
         """Copy device blocks into records, once the device has come to `after`.
 
         Yields for each transfer, in order and when it is done, the sums of its records' leaves.
         Raises ValueError, before anything is copied, for blocks or records that do not fit."""
         return self._flow(transfers, after, out=True)
 
-    def write(self, transfers: Sequence[Transfer], after: Any) -> Iterator[Leaves]:
+    def write(self, transfers: Sequence[Transfer], after: Any) -> Generator[Leaves]:
         """Copy records into device blocks, once the device has come to `after`; else the same."""
         return self._flow(transfers, after, out=False)
 
-    def _flow(self, transfers: Sequence[Transfer], after: Any, *, out: bool) -> Iterator[Leaves]:
+    def _flow(self, transfers: Sequence[Transfer], after: Any, *, out: bool) -> Generator[Leaves]:
         rounds = list(self._rounds(transfers))  # here is found what does not fit
         under_way: deque[_Round] = deque()
         leaves: Leaves = []

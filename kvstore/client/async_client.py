@@ -168,12 +168,18 @@ class AsyncClient:
         request_id: str = "",
         recompute_s_per_block: float = 0.0,
         session_id: str = "",
+        file_places: bool = False,
     ) -> Grant:
         """Lease the longest stored prefix, or exactly the parts `spans` names.
 
         recompute_s_per_block: what computing a block takes instead; nothing is waited for that
         would be computed sooner. 0: wait for `wait_s`.
         session_id: the conversation the request belongs to: hints may name it later.
+        file_places: the caller reads the daemon's files itself, with its own rights. A record that
+        lies in one as it was put, and not in the arena, does not come up: it has no slot, but a
+        place (`Grant.places`), which stays what it is until the lease ends. Past its deadline, or
+        when its disk goes out of use, the place becomes a hole, or its file vanishes, at any time.
+        A daemon that does not lend places, or no more now, brings records up as usual.
 
         Read through `view`, verify with `checksum`, then `release`; bytes that were read count only
         if it answers True. `readers` releases end the lease. `kvstore explain REQUEST_ID` tells
@@ -197,6 +203,7 @@ class AsyncClient:
                 request_id=request_id[:REQUEST_ID_CHARS_MAX],
                 recompute_s_per_block=recompute_s_per_block,
                 session_id=session_id,
+                file_places=file_places,
             )
             return stub.Acquire(request, timeout=timeout_s)
 

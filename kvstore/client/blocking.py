@@ -137,6 +137,7 @@ class Client:
         request_id: str = "",
         recompute_s_per_block: float = 0.0,
         session_id: str = "",
+        file_places: bool = False,
     ) -> Grant:
         return self.submit(
             lambda client: client.acquire(
@@ -149,6 +150,7 @@ class Client:
                 request_id=request_id,
                 recompute_s_per_block=recompute_s_per_block,
                 session_id=session_id,
+                file_places=file_places,
             )
         ).result()
 

@@ -11,6 +11,7 @@ from kvstore.planner.leases import DAEMON_SESSION, Leases, MemberId, Reservation
 from kvstore.planner.match import longest_hit, needed_spans
 from kvstore.planner.moves import Check, Read, Space, Write
 from kvstore.planner.outcomes import Outcomes
+from kvstore.planner.places import frames_of, is_readable
 from kvstore.planner.planner import RUN_NBYTES_MAX, Planner
 from kvstore.planner.steps import Steps
 
@@ -31,6 +32,8 @@ __all__ = [
     "Space",
     "Steps",
     "Write",
+    "frames_of",
+    "is_readable",
     "longest_hit",
     "needed_spans",
 ]

@@ -4,17 +4,22 @@ A lease is a pin with a deadline. A client that was stopped past its deadline ma
 under way, so the slots of an expired lease are not reused: they are in *limbo* until the holder
 releases the lease (and is told it was no longer held) or all processes of its session are gone.
 Limbo is bounded: a session with too much of it gets no new leases.
+
+A lease may hold frames as well, for a client that reads them in their files. These need no limbo:
+nothing is ever written where a frame was, so who is late reads a hole, or finds no file, and
+touches only memory of its own. Past the deadline they are let go of at once.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NewType
 
 from kvstore.block import BlockKey, NamespaceId, Span, padded
 from kvstore.errors import SessionEnded, Unavailable
-from kvstore.index import HeldSlot
+from kvstore.index import HeldSlot, StoredFrame
 
 SessionId = NewType("SessionId", int)
 MemberId = NewType("MemberId", int)
@@ -24,7 +29,10 @@ DAEMON_SESSION = SessionId(0)
 
 @dataclass(slots=True)
 class Lease:
-    """Slots pinned for a session. `write` is set for a reservation and says where it will go."""
+    """Slots pinned for a session. `write` is set for a reservation and says where it will go.
+
+    frames: pinned too, each once; framed_nbytes of the file tier.
+    """
 
     id: int
     session: SessionId
@@ -34,6 +42,8 @@ class Lease:
     readers: int = 1
     expired: bool = False
     write: Reservation | None = None
+    frames: Sequence[StoredFrame] = ()
+    framed_nbytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +76,8 @@ class Session:
 
 
 class Leases:
-    """Every session and lease. `unpin` is called for each slot that nobody holds any more."""
+    """Every session and lease. `unpin` is called for each slot that a lease held, `unpin_frame`
+    undoes the pin of a frame."""
 
     def __init__(
         self,
@@ -76,18 +87,21 @@ class Leases:
         sessions_max: int,
         now: Callable[[], float],
         unpin: Callable[[HeldSlot], None],
+        unpin_frame: Callable[[StoredFrame], None],
     ) -> None:
         self._lease_s = lease_s
         self._limbo_bytes_max = limbo_bytes_max
         self._sessions_max = sessions_max
         self._now = now
         self._unpin = unpin
+        self._unpin_frame = unpin_frame
         self._sessions: dict[SessionId, Session] = {
             DAEMON_SESSION: Session(DAEMON_SESSION, "", "daemon")
         }
         self._by_token: dict[str, SessionId] = {}
         self._next_id = 1
         self.leased_bytes = 0
+        self.framed_bytes = 0  # of the file tier, in frames that leases hold
 
     @property
     def limbo_bytes(self) -> int:
@@ -140,8 +154,10 @@ class Leases:
         *,
         readers: int = 1,
         write: Reservation | None = None,
+        frames: Sequence[StoredFrame] = (),
     ) -> Lease:
-        """Pin slots for a session. Raises SessionEnded, or Unavailable over the limbo bound."""
+        """Pin slots, and frames, for a session. Raises SessionEnded, or Unavailable over the limbo
+        bound."""
         session = self.check(session_id)
         lease = Lease(
             id=self._take_id(),
@@ -151,12 +167,17 @@ class Leases:
             nbytes=sum(padded(each.nbytes) for each in held if each is not None),
             readers=readers,
             write=write,
+            frames=frames,
+            framed_nbytes=sum(frame.extent.nbytes for frame in frames),
         )
         for slot in held:
             if slot is not None:
                 slot.pins += 1
+        for frame in frames:
+            frame.pins += 1
         session.leases[lease.id] = lease
         self.leased_bytes += lease.nbytes
+        self.framed_bytes += lease.framed_nbytes
         return lease
 
     def check(self, session_id: SessionId) -> Session:
@@ -189,12 +210,13 @@ class Leases:
                     yield write
 
     def release(self, session_id: SessionId, lease_id: int) -> bool:
-        """End one reader's hold. Returns whether the slots were safe until now."""
+        """End one reader's hold. Returns whether the slots and frames were safe until now."""
         session = self._sessions.get(session_id)
         lease = session.leases.get(lease_id) if session else None
         if session is None or lease is None:
             return False
         held = not (lease.expired or session.ended) and self._now() <= lease.deadline
+        held = held and not any(frame.is_out for frame in lease.frames)
         lease.readers -= 1
         if lease.readers <= 0:
             self._drop(session, lease)
@@ -209,6 +231,14 @@ class Leases:
                     self._to_limbo(session, lease)
                     count += 1
         return count
+
+    def let_go_of_frames(self) -> None:
+        """End what is held in files: the file tier is about to close."""
+        for session in self._sessions.values():
+            for lease in session.leases.values():
+                if lease.frames:
+                    lease.deadline = -math.inf
+                    self._let_go(lease)
 
     def _live(self, session_id: SessionId) -> Session:
         session = self._sessions.get(session_id)
@@ -228,10 +258,19 @@ class Leases:
     def _to_limbo(self, session: Session, lease: Lease) -> None:
         lease.expired = True
         session.limbo_bytes += lease.nbytes
+        self._let_go(lease)
+
+    def _let_go(self, lease: Lease) -> None:
+        frames, lease.frames = lease.frames, ()
+        self.framed_bytes -= lease.framed_nbytes
+        lease.framed_nbytes = 0
+        for frame in frames:
+            self._unpin_frame(frame)
 
     def _drop(self, session: Session, lease: Lease) -> None:
         del session.leases[lease.id]
         self.leased_bytes -= lease.nbytes
+        self._let_go(lease)
         if lease.expired:
             session.limbo_bytes -= lease.nbytes
         for held in lease.held:

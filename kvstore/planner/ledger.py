@@ -292,11 +292,17 @@ class Ledger:
     def withdraw(self, frame: StoredFrame) -> None:
         """Drop a frame whose disk is out of use. What the arena has is to be written elsewhere."""
         blocks = list(frame.blocks.values())
+        frame.is_out = True
         self._drop_frame(frame, Reason.DEVICE_OUT)
         for block in blocks:
             record = block.record(frame.part)
             if record is not None and not record.dirty:
                 self.dirty.add(block, frame.part, record)
+
+    def unpin_frame(self, frame: StoredFrame) -> None:
+        """Undo one pin; its space comes back if nothing live is in it and nobody reads it."""
+        frame.pins -= 1
+        self.free_if_dead(frame)
 
     def free_if_dead(self, frame: StoredFrame) -> None:
         if not frame.blocks and not frame.pins:

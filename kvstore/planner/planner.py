@@ -13,7 +13,7 @@ A record is always in one of these places, and every method below is a step betw
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -31,6 +31,7 @@ from kvstore.planner.ledger import Counts, Ledger
 from kvstore.planner.match import longest_hit
 from kvstore.planner.moves import Check, Read, Space, Write
 from kvstore.planner.pins import Pins
+from kvstore.planner.places import is_readable, reachable_groups
 from kvstore.planner.second_use import SecondUse
 from kvstore.planner.steps import STEP_BLOCKS, Steps
 from kvstore.policy import PolicyFactory, WriteBudget, policy_by_name
@@ -152,13 +153,23 @@ class Planner:
         return namespace
 
     def match(
-        self, namespace_id: NamespaceId, keys: Sequence[BlockKey], skip_blocks: int = 0
+        self,
+        namespace_id: NamespaceId,
+        keys: Sequence[BlockKey],
+        skip_blocks: int = 0,
+        *,
+        in_files: bool = False,
     ) -> Match:
-        """Return how long the prefix would hit now. Changes nothing."""
+        """Return how long the prefix would hit now. Changes nothing.
+
+        in_files: what the asker could read in files by itself counts as resident.
+        """
         namespace = self.namespace(namespace_id)
         blocks = self.index.find(namespace_id, keys)
         complete = [0 if block is None else block.complete for block in blocks]
         resident = [0 if block is None else block.resident_groups for block in blocks]
+        if in_files and resident != complete:
+            resident = [reachable_groups(block, namespace) if block else 0 for block in blocks]
         hit = longest_hit(namespace, complete, skip_blocks)
         if resident == complete:
             return Match(hit, hit)
@@ -417,6 +428,7 @@ class Planner:
         spans: Sequence[Span],
         *,
         first_alone: bool = False,
+        in_files: bool = False,
     ) -> Generator[Read]:
         """Plan to bring up what `spans` names and the arena lacks, as far as there is room.
 
@@ -424,6 +436,7 @@ class Planner:
         as it is planned: the disk reads the first while the last are still looked for, and one
         large frame keeps a device's queue busy. Closed early, it gives back what it took.
         first_alone: the first block comes in reads of its own, and so is up sooner.
+        in_files: what the asker can read in files by itself stays there.
         """
         pieces: dict[Part, _Piece] = {}
         planned: deque[Read] = deque()
@@ -433,6 +446,8 @@ class Planner:
                     yield planned.popleft()
                 block = self.index.get(namespace_id, key)
                 wanted = [part for part, begin, end in spans if begin <= index < end]
+                if block and in_files:
+                    wanted = [part for part in wanted if not is_readable(block.record(part))]
                 if block and not all(self._arrives(block, p, pieces, planned) for p in wanted):
                     break
                 if first_alone and pieces:
@@ -485,8 +500,7 @@ class Planner:
             ):  # else a disk that is back has a better one
                 self._ledger.forget_part(block, record, Reason.CORRUPT)
         self._ledger.drop_pins(read.held)
-        read.frame.pins -= 1
-        self._ledger.free_if_dead(read.frame)
+        self._ledger.unpin_frame(read.frame)
 
     def next_check(self, before: float) -> Check | None:
         """Take the frame that was not looked at for longest, if that was `before` some time."""
@@ -520,8 +534,7 @@ class Planner:
                 self._ledger.detach(block, record)
                 if not record.dirty:
                     self.dirty.add(block, part, record)
-        check.frame.pins -= 1
-        self._ledger.free_if_dead(check.frame)
+        self._ledger.unpin_frame(check.frame)
 
     def recover(
         self,
@@ -612,9 +625,24 @@ class Planner:
         finally:
             self._ledger.drop_pins(slots)
 
+    @contextmanager
+    def pinned_frames(self, frames: Collection[StoredFrame]) -> Iterator[None]:
+        """Keep frames on their disks for as long as the context lasts."""
+        for frame in frames:
+            frame.pins += 1
+        try:
+            yield
+        finally:
+            for frame in frames:
+                self.unpin_frame(frame)
+
     def unpin(self, held: HeldSlot) -> None:
         """Free a slot that neither the index nor anybody else holds any more."""
         self._ledger.unpin(held)
+
+    def unpin_frame(self, frame: StoredFrame) -> None:
+        """Undo one pin of a frame, which may have been deleted meanwhile: then it leaves now."""
+        self._ledger.unpin_frame(frame)
 
     def _forget(self, blocks: Sequence[StoredBlock], reason: Reason) -> Deletion:
         deletion = Deletion()

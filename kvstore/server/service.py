@@ -137,6 +137,7 @@ class Service(rpc.KVStoreServicer):
             request_id=request.request_id,
             recompute_s_per_block=_pace(request.recompute_s_per_block),
             session_id=_session_id(request.session_id),
+            in_files=request.file_places,
         )
         if self._recorder.listening:
             self._note(request, grant)

@@ -12,11 +12,24 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
 
-from kvstore.block import KEY_NBYTES, BlockKey, Committed, Grant, Namespace, Part, Slot, Span
+from kvstore.block import (
+    KEY_NBYTES,
+    PAGE_NBYTES,
+    BlockKey,
+    Committed,
+    FilePlace,
+    Grant,
+    Namespace,
+    Part,
+    Slot,
+    Span,
+)
 from kvstore.errors import Incompatible, InvalidRequest
 from kvstore.rpc.v1 import kvstore_pb2 as pb
 
-NO_SLOT = 0xFFFFFFFF
+NO_SLOT = NO_PLACE = 0xFFFFFFFF
+PATH_CHARS_MAX = 4096
+OFFSET_MAX = 1 << 62
 SPANS_MAX = 4096
 CHUNK_NBYTES_MAX = 1 << 20
 # A grant of 65536 slots has about 1.2 MB; requests are smaller.
@@ -48,6 +61,9 @@ class Epoch:
 
 
 def grant_to_message(grant: Grant, epoch: Epoch) -> pb.GrantReply:
+    files = list(dict.fromkeys(place.path for place in grant.places if place))
+    numbers = {path: number for number, path in enumerate(files)}
+    placed = grant.places if files else ()
     return pb.GrantReply(
         lease=epoch.id_out(grant.lease_id),
         deadline_s=grant.deadline_s,
@@ -58,6 +74,9 @@ def grant_to_message(grant: Grant, epoch: Epoch) -> pb.GrantReply:
         hit_blocks=grant.hit_blocks,
         leased=grant.leased,
         refused=grant.refused,
+        files=files,
+        place_files=[numbers[place.path] if place else NO_PLACE for place in placed],
+        place_offsets=[place.offset if place else 0 for place in placed],
     )
 
 
@@ -92,7 +111,30 @@ def grant_of(reply: pb.GrantReply, namespace: Namespace, *, reading: bool) -> Gr
         hit_blocks=reply.hit_blocks,
         leased=reply.leased,
         refused=reply.refused,
+        places=_places_of(reply, [*chain.from_iterable(map(repeat, nbytes, counts))]),
     )
+
+
+def _places_of(reply: pb.GrantReply, sizes: Sequence[int]) -> tuple[FilePlace | None, ...]:
+    """Read the places of a lease, none if it has none. Raises Incompatible."""
+    if not reply.place_files:
+        return ()
+    if not len(reply.place_files) == len(reply.place_offsets) == len(sizes):
+        raise Incompatible("the daemon sent a grant whose slots and places do not agree")
+    if any(len(path) > PATH_CHARS_MAX or not path.startswith("/") for path in reply.files):
+        raise Incompatible("the daemon sent a file that has no absolute path")
+    places: list[FilePlace | None] = []
+    for file, offset, nbytes, extent in zip(
+        reply.place_files, reply.place_offsets, sizes, reply.extents, strict=True
+    ):
+        if file == NO_PLACE:
+            places.append(None)
+            continue
+        out = file >= len(reply.files) or offset % PAGE_NBYTES or offset > OFFSET_MAX
+        if out or extent != NO_SLOT:
+            raise Incompatible("the daemon sent a place that is none")
+        places.append(FilePlace(reply.files[file], offset, nbytes))
+    return tuple(places)
 
 
 def spans_to_messages(spans: Iterable[Span]) -> list[pb.Span]:

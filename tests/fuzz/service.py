@@ -111,7 +111,8 @@ class Host:
         self._daemon.store.leave(self._member)
         self.run(asyncio.sleep(1.0))
         stats = self._daemon.store.stats()
-        assert (stats["leases"], stats["dram"]["leased_bytes"]) == (0, 0), stats
+        leased = stats["leases"], stats["dram"]["leased_bytes"], stats["file"]["leased_bytes"]
+        assert leased == (0, 0, 0), stats
         assert self.run(self._daemon.store.flush(20.0)), "the writer is dead"
         self.run(self._daemon.store.close())
         self._loop.close()
@@ -150,6 +151,12 @@ def seeds(session: int) -> list[tuple[str, Any]]:
         ),
         ("Commit", pb.CommitRequest(session=session, lease=1004, checksums=[1, 2])),
         ("Acquire", pb.AcquireRequest(session=session, namespace_id=space, keys=keys)),
+        (
+            "Acquire",
+            pb.AcquireRequest(
+                session=session, namespace_id=space, keys=keys, spans=[span], file_places=True
+            ),
+        ),
         ("Release", pb.ReleaseRequest(session=session, leases=[1005, 1006])),
         ("Get", pb.GetRequest(namespace_id=space, keys=keys)),
         ("Put", pb.PutRequest(header=header)),

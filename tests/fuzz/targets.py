@@ -49,7 +49,7 @@ from kvstore.tier.object.tombstones import encode_tombstone, parse_tombstone
 from kvstore.transport import arena_wire
 from kvstore.transport.call_wire import Frame, FrameLink, Kind, Status, decode_status, encode_status
 from kvstore.transport.chunks import Scatter
-from kvstore.transport.messages import grant_of
+from kvstore.transport.messages import NO_PLACE, NO_SLOT, grant_of
 from tests.sim.disk import File, Platter, SimDisk
 
 TAG = SegmentTag(7, 99)
@@ -219,6 +219,10 @@ def _grant(data: bytes) -> None:
     for reading in (True, False):
         grant = grant_of(reply, NAMESPACE, reading=reading)
         assert len(grant.slots) == sum(span.end - span.begin for span in grant.spans)
+        assert len(grant.places) in (0, len(grant.slots))
+        for slot, place in zip(grant.slots, grant.places, strict=False):
+            assert slot is None or place is None
+            assert place is None or (place.path.startswith("/") and place.offset % PAGE_NBYTES == 0)
 
 
 def _keys(data: bytes) -> None:
@@ -241,6 +245,21 @@ def _codecs(data: bytes) -> None:
             codec.decode(memoryview(data), target)
         except KVStoreError:
             continue
+
+
+def _seed_places() -> bytes:
+    span = pb.Span(group=0, shard=0, begin=0, end=2)
+    reply = pb.GrantReply(
+        lease=9,
+        spans=[span],
+        extents=[NO_SLOT, 2],
+        offsets=[0, 4096],
+        checksums=[1, 2],
+        files=["/f"],
+        place_files=[0, NO_PLACE],
+        place_offsets=[8192, 0],
+    )
+    return reply.SerializeToString()
 
 
 def _seed_grant() -> bytes:
@@ -288,7 +307,7 @@ TARGETS: dict[str, Target] = {
             Frame(Kind.ERROR, 2, encode_status(Status(14, "why", (("k", "v"),)))).encode(),
         ],
     ),
-    "grant": Target(_grant, [_seed_grant()]),
+    "grant": Target(_grant, [_seed_grant(), _seed_places()]),
     "keys": Target(_keys, [b"".join(KEYS)]),
     "chunks": Target(_chunks, [bytes([5, 10, 10, 10, 5, 0, 0, 0]) + b"x" * 40]),
     "codecs": Target(

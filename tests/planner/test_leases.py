@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from kvstore.block import Slot
+from kvstore.block import Part, Slot
 from kvstore.errors import SessionEnded, Unavailable
-from kvstore.index import HeldSlot
+from kvstore.index import HeldSlot, StoredFrame
 from kvstore.planner import Leases, MemberId, Reservation, SessionId
 
 TOKEN = "engine-1-secret-token"
@@ -24,7 +24,11 @@ class Desk:
             sessions_max=sessions_max,
             now=lambda: self.time,
             unpin=lambda held: self.freed.append(held) if held.pins == 0 else None,
+            unpin_frame=self._unpin_frame,
         )
+
+    def _unpin_frame(self, frame: StoredFrame) -> None:
+        frame.pins -= 1
 
     def session(self, token: str = TOKEN) -> tuple[SessionId, MemberId]:
         session = self.leases.open(token, "test")
@@ -33,6 +37,10 @@ class Desk:
 
 def slot(number: int = 0) -> HeldSlot:
     return HeldSlot(Slot(0, number * 4096, 4096))
+
+
+def frame() -> StoredFrame:
+    return StoredFrame(Slot(0, 0, 8192), Part(0, 0), 0, (4096,), 1)
 
 
 def test_a_lease_pins_until_its_last_reader_releases() -> None:
@@ -152,3 +160,41 @@ def test_sessions_are_bounded_and_idle_ones_make_room() -> None:
     with pytest.raises(Unavailable):
         desk.leases.open("token-d", "one too many")
     assert {session.id for session in desk.leases.sessions()} == {first, third}
+
+
+def test_frames_are_held_until_the_release_or_the_deadline_and_never_in_limbo() -> None:
+    desk, read = Desk(), frame()
+    session, member = desk.session()
+    first = desk.leases.grant(session, [None], frames=[read])
+    second = desk.leases.grant(session, [slot()], frames=[read])
+    assert (read.pins, desk.leases.framed_bytes) == (2, 2 * 8192)
+    assert desk.leases.release(session, first.id)
+    assert (read.pins, desk.leases.framed_bytes) == (1, 8192)
+    desk.time = 31.0
+    assert desk.leases.expire() == 1
+    assert (read.pins, desk.leases.framed_bytes) == (0, 0)
+    assert desk.leases.limbo_bytes == 4096, "only the slot is"
+    assert not desk.leases.release(session, second.id)
+    desk.leases.grant(session, [], frames=[read])
+    desk.leases.leave(session, member)
+    assert (read.pins, desk.leases.framed_bytes) == (0, 0)
+
+
+def test_what_becomes_of_a_frame_on_a_lost_disk_is_not_known() -> None:
+    desk, read = Desk(), frame()
+    session, _ = desk.session()
+    lease = desk.leases.grant(session, [], frames=[read])
+    read.is_out = True
+    assert not desk.leases.release(session, lease.id)
+    assert read.pins == 0
+
+
+def test_frames_are_let_go_of_before_the_file_tier_closes() -> None:
+    desk, read = Desk(), frame()
+    session, _ = desk.session()
+    lease = desk.leases.grant(session, [], readers=2, frames=[read])
+    desk.leases.let_go_of_frames()
+    assert (read.pins, desk.leases.framed_bytes) == (0, 0)
+    assert not desk.leases.release(session, lease.id)
+    assert not desk.leases.release(session, lease.id)
+    assert read.pins == 0

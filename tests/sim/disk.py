@@ -41,6 +41,14 @@ class File:
         else:
             self.pages[page] = content
 
+    def read(self, offset: int, nbytes: int) -> bytes:
+        """Return what is there, zeros in holes; less at the end."""
+        end = min(offset + nbytes, self.size)
+        pages = range(offset // PAGE_NBYTES, -(-end // PAGE_NBYTES))
+        data = b"".join(self.pages.get(page, bytes(PAGE_NBYTES)) for page in pages)
+        start = offset % PAGE_NBYTES
+        return data[start : start + max(0, end - offset)]
+
     def sync(self) -> None:
         self.before = {page: self.before[page] for page in self.doomed}
         self.size_before = self.size

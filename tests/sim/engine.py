@@ -135,6 +135,7 @@ class Engine:
         self, name: str, wire: Wire, draw: Random, note: Callable[[Exception], None]
     ) -> None:
         self.loads = 0
+        self.files_read = 0  # of the loads
         self._name = name
         self._wire = wire
         self._draw = draw
@@ -248,8 +249,9 @@ class Engine:
         self, daemon: Daemon, keys: list[BlockKey], spans: tuple[Span, ...] | None
     ) -> None:
         session, readers = self._session, len(self._processes)
-        grant = await self._wire.call(lambda d: d.acquire(session, keys, spans, readers))
-        if grant.leased and any(grant.slots):
+        in_files = self._draw.random() < 0.6
+        grant = await self._wire.call(lambda d: d.acquire(session, keys, spans, readers, in_files))
+        if grant.leased and (any(grant.slots) or any(grant.places)):
             reads = (self._read_in(p, daemon, session, keys, grant) for p in self._processes)
             outcomes = await asyncio.gather(*reads, return_exceptions=True)
             for outcome in outcomes:
@@ -269,10 +271,35 @@ class Engine:
             await process.step()
             data += bytes(daemon.arena.view(slot)[half:])
             wrong += data != daemon.model.data(value)
+        changed = await self._read_places(process, daemon, keys, grant)
         held = await self._wire.call(lambda d: _async(d.release(session, grant.lease_id)))
         if held and wrong:
             raise Violation("wrong", f"{wrong} records changed under a lease that was held")
+        if held and changed and daemon.keeps_bytes:
+            raise Violation("wrong", f"{changed} places changed under a lease that was held")
         self.loads += held
+        self.files_read += held and any(grant.places)
+
+    async def _read_places(
+        self, process: Process, daemon: Daemon, keys: list[BlockKey], grant: Grant
+    ) -> int:
+        """Read what is lent in files, of which all that is in its frames is deleted now and then in
+        the middle of it; return how many records are not what was put."""
+        wrong = 0
+        if any(grant.places) and self._draw.random() < 0.3:
+            chain = next(chain for chain in CHAINS if keys[0] in chain)
+            await self._wire.call(lambda d: d.delete(chain))
+            await process.step()
+        for place, value in zip(grant.places, grant.checksums, strict=False):
+            if place is None:
+                continue
+            half = place.nbytes // 2
+            first = daemon.read_file(place.path, place.offset, half)
+            await process.step()
+            second = daemon.read_file(place.path, place.offset + half, place.nbytes - half)
+            if first is not None and second is not None:  # else the disk did not answer
+                wrong += first + second != daemon.model.data(value)
+        return wrong
 
     async def _delete(self, daemon: Daemon) -> None:
         chain = self._draw.choice(CHAINS)

@@ -25,7 +25,18 @@ from tests.sim.world import Outcome, run_seed
 
 AGAIN = "python -m tests.sim.run --seed"
 KINDS = ("lost", "wrong", "resurrected", "leaked", "bug")
-COUNTS = ("calls", "loads", "lives", "durable", "faults", "rotten", "evicted", "away", "taken_out")
+COUNTS = (
+    "calls",
+    "loads",
+    "files_read",
+    "lives",
+    "durable",
+    "faults",
+    "rotten",
+    "evicted",
+    "away",
+    "taken_out",
+)
 
 
 @click.command(help=(__doc__ or "").splitlines()[0])

@@ -30,6 +30,7 @@ class Outcome:
     violations: list[str] = field(default_factory=list)
     calls: int = 0
     loads: int = 0
+    files_read: int = 0
     lives: int = 0
     durable: int = 0
     faults: int = 0
@@ -124,6 +125,7 @@ class World:
             self._look(daemon)
         expected: dict[Item, Framed] = await ends(daemon, tasks)
         self.outcome.loads += sum(engine.loads for engine in engines)
+        self.outcome.files_read += sum(engine.files_read for engine in engines)
         self.outcome.calls = self._wire.calls
         self.outcome.durable += len(expected)
         self.outcome.faults += sum(disk.faults for disk in daemon.disks)
@@ -161,7 +163,7 @@ class World:
         self._look(daemon)
         stats = daemon.store.stats()
         held = (stats["leases"], stats["dram"]["leased_bytes"], stats["dram"]["limbo_bytes"])
-        if any(held):
+        if any(held) or stats["file"]["leased_bytes"]:
             self._note(Violation("leaked", f"leases, leased bytes, limbo bytes: {held}"))
         resident = sum(
             -(-record.nbytes // PAGE_NBYTES) * PAGE_NBYTES

@@ -199,6 +199,13 @@ class Devices:
             self._admission.read_failed(place, error)
             raise
 
+    def path_of(self, place: Placed) -> Path | None:
+        """Return the file that a written frame lies in; None if its device is out of use.
+
+        Until the frame is freed or the device taken out, the frame's bytes are there, from
+        `place.extent.offset` on; and nothing else ever is."""
+        return place.mount.tier.path_of(place.extent).absolute() if place.mount.is_current else None
+
     async def sync(self, places: Sequence[Placed]) -> dict[Placed, KVStoreError]:
         """Make written frames durable, all devices at once; return those that are not, and why."""
         by_mount: dict[Mount, list[Placed]] = {}

@@ -283,6 +283,11 @@ class FileTier:
             else:
                 await self._run(read)
 
+    def path_of(self, extent: FileExtent) -> Path:
+        """Return the file that a written frame lies in, at `extent.offset`, until it is freed."""
+        segment, _ = self._space.find(extent)
+        return self._files.path(segment.tag)
+
     def kill_found(self, tombstone: FrameHeader) -> None:
         """Let a tombstone that will be written kill what is not recalled yet, from now on."""
         self._found.note(tombstone)
