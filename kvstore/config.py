@@ -171,8 +171,9 @@ class FileSettings:
         "all",
     )
     write_bytes_per_day: int = _setting(
-        "Bytes a day the file tier may be written, to spare flash; 0 is no limit. Beyond it no new "
-        "prefix is written, those begun go on: what is left out lives in DRAM alone.",
+        "Bytes a day the file tier may be written, to spare flash; 0 is no limit. It goes to the "
+        "prefixes most likely to be asked for again, by what became of those like them; half an "
+        "hour of it may be saved up, or overdrawn. What is left out lives in DRAM alone.",
         0,
     )
     scrub_bytes: int = _setting(

@@ -60,7 +60,7 @@ DAY_S = 86400.0
     default="0",
     metavar="SIZE",
     help="Bytes a day the file tier may be written (500GiB), or so much of all blocks there are in"
-    " the trace, over its length (50%). It may be half an hour ahead, and as much overdrawn. 0: no"
+    " the trace, over its length (50%). Half an hour of it may be saved up, or overdrawn. 0: no"
     " limit.",
 )
 @click.option(

@@ -23,21 +23,33 @@ class Demotion:
         self,
         index: Index,
         dirty: DirtyRecords,
-        admits: Callable[[StoredBlock, StoredPart], bool],
+        admits: Callable[[StoredBlock, StoredPart], bool] | None,
     ) -> None:
+        """admits: asked once for each record, from the start of a prefix on; None: all are."""
         self._index = index
         self._dirty = dirty
         self._admits = admits
         self._spared: set[BlockKey] = set()
+        self._admitted: set[BlockKey] = set()
 
     def spare(self, keys: Iterable[BlockKey]) -> None:
         """Let blocks leave unwritten."""
         self._spared.update(keys)
 
     def want(self, keys: Iterable[BlockKey]) -> None:
-        """Take `spare` back: they were used, or have left."""
+        """Take `spare` back: they were used."""
         if self._spared:
             self._spared.difference_update(keys)
+
+    def left(self, key: BlockKey) -> None:
+        """Forget a block that is not in the arena any more."""
+        self._spared.discard(key)
+        self._admitted.discard(key)
+
+    def is_admitted(self, key: BlockKey) -> bool:
+        """Say whether a block will be written when its turn comes: the end of a prefix leaves, and
+        is written, before its start."""
+        return key in self._admitted
 
     def holds_back(self, block: StoredBlock) -> bool:
         """Queue the writes that a block must wait for before it leaves; False: there are none."""
@@ -52,17 +64,20 @@ class Demotion:
         for key in keys:
             block = self._index.by_key(key)
             if block is not None:
+                self._decide(block)
                 self._queue(block)
 
     def queue_all(self) -> None:
         """Queue the writes of all that the arena alone has."""
         for block in self._index:
-            if block.resident_parts and block.key not in self._spared:
+            if block.resident_parts:
+                self._decide(block)
                 self._queue(block)
 
     def queue(self, block: StoredBlock, nbytes_max: int) -> int:
         """Queue the writes of a block and of those before it; returns the bytes looked at, at most
         a block more than `nbytes_max`."""
+        self._decide(block)
         run: list[StoredBlock] = []
         nbytes = 0
         above: StoredBlock | None = block
@@ -73,16 +88,34 @@ class Demotion:
                 break
             above = self._index.by_key(above.parent) if above.parent is not None else None
         for each in reversed(run):
-            if each.key not in self._spared:
-                self._queue(each)
+            self._queue(each)
         return nbytes
 
+    def _decide(self, block: StoredBlock) -> None:
+        """Let a block and what is before it in the arena be written, or leave as it is. Each is
+        looked at once, until it is used again."""
+        if self._admits is None:
+            return
+        undecided: list[StoredBlock] = []
+        above: StoredBlock | None = block
+        while above is not None and above.resident_parts and self._is_undecided(above):
+            undecided.append(above)
+            above = self._index.by_key(above.parent) if above.parent is not None else None
+        for each in reversed(undecided):
+            asked = [self._admits(each, record) for _, record in self._dirty.unwritten(each)]
+            (self._admitted if all(asked) else self._spared).add(each.key)
+
+    def _is_undecided(self, block: StoredBlock) -> bool:
+        decided = block.key in self._admitted or block.key in self._spared
+        return not decided and any(True for _ in self._dirty.unwritten(block))
+
     def _queue(self, block: StoredBlock) -> None:
+        key = block.key
+        if key in self._spared or (self._admits is not None and key not in self._admitted):
+            return
         for part, record in self._dirty.unwritten(block):
-            if self._admits(block, record):
-                self._dirty.add(block, part, record)
-            else:
-                self._spared.add(block.key)
+            self._dirty.add(block, part, record)
+        self._admitted.discard(key)
 
     def _is_unwritten(self, block: StoredBlock) -> bool:
         return block.key not in self._spared and any(

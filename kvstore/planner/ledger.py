@@ -20,6 +20,7 @@ from kvstore.planner.departures import Departures
 from kvstore.planner.dirty import DirtyRecords
 from kvstore.planner.moves import Space
 from kvstore.planner.second_use import SecondUse
+from kvstore.planner.unwritten import Unwritten
 from kvstore.policy import PolicyFactory
 
 # Blocks looked at for one slot before giving up: pinned and dirty ones are passed over, and a long
@@ -71,6 +72,7 @@ class Ledger:
         self.has_file = file is not None
         self.demotion: Demotion | None = None  # neither of them: everything is written at once
         self.second_use: SecondUse | None = None
+        self.unwritten: Unwritten | None = None  # or it is not offered again
         self.frames: OrderedDict[StoredFrame, None] = OrderedDict()  # longest unchecked first
         self._dram = dram
         self._file = file
@@ -84,8 +86,8 @@ class Ledger:
             self._file_policy.touch(prefix)
         if self.demotion is not None:
             self.demotion.want(prefix)
-        if self.second_use is not None:
-            self.second_use.used(prefix)
+        if self.unwritten is not None:
+            self.unwritten.used(prefix)
 
     def end(self, prefix: Sequence[BlockKey]) -> Sequence[BlockKey]:
         """Note that the session that asked for a prefix last will not come back; returns the
@@ -377,7 +379,7 @@ class Ledger:
             self._dram_policy.remove(block.key)
             self.resident_blocks -= 1
             if self.demotion is not None:
-                self.demotion.want((block.key,))
+                self.demotion.left(block.key)
 
     def attach(
         self,

@@ -34,6 +34,7 @@ from kvstore.planner.pins import Pins
 from kvstore.planner.places import is_readable, reachable_groups
 from kvstore.planner.second_use import SecondUse
 from kvstore.planner.steps import STEP_BLOCKS, Steps
+from kvstore.planner.unwritten import Unwritten
 from kvstore.policy import PolicyFactory, WriteBudget, policy_by_name
 
 RUN_BLOCKS_MAX = 16
@@ -111,9 +112,13 @@ class Planner:
         self.pins = Pins(self._ledger)
         self._write_on_demotion = write_on_demotion and file is not None
         if self._write_on_demotion:
-            self._ledger.demotion = Demotion(self.index, self.dirty, self._to_be_written)
+            admits = self._to_be_written if write_budget is not None else None
+            self._ledger.demotion = Demotion(self.index, self.dirty, admits)
         if write_on_second_use and file is not None:
-            self._ledger.second_use = SecondUse(self.index, self.dirty, self._to_be_written)
+            second = SecondUse(self.index, self.dirty, self._to_be_written)
+            self._ledger.second_use = self._ledger.unwritten = second
+        elif write_budget is not None and file is not None and not write_on_demotion:
+            self._ledger.unwritten = Unwritten(self.index, self.dirty, self._is_within_budget)
         self._run_nbytes_max = min(run_nbytes_max, RUN_NBYTES_MAX)
         self._read_nbytes_max = read_nbytes_max
 
@@ -188,6 +193,8 @@ class Planner:
 
     def touch(self, prefix: Sequence[BlockKey]) -> None:
         """Note that a request asked for a prefix, whether or not all of it is stored."""
+        if self._write_budget is not None:
+            self._write_budget.asked(prefix)
         self._ledger.touch(prefix)
 
     # ---- hints: see also `pins` ----------------------------------------------------------------
@@ -321,15 +328,34 @@ class Planner:
         return not self._write_on_demotion
 
     def _to_be_written(self, block: StoredBlock, record: StoredPart) -> bool:
-        """Spend the write budget on a record, if it lets it pass."""
-        if self._write_budget is None:
-            return True
-        above = self.index.by_key(block.parent) if block.parent else None
-        near = [*block.records, *(above.records if above else ())]
-        continues = any(each.frame is not None or each.dirty for each in near)
-        admitted = self._write_budget.admits(record.nbytes, continues=continues)
+        """Spend the write budget on a record, if it lets it pass; count what it keeps out."""
+        admitted = self._is_within_budget(block, record)
         self.counts.unwritten += not admitted
         return admitted
+
+    def _is_within_budget(self, block: StoredBlock, record: StoredPart) -> bool:
+        if self._write_budget is None:
+            return True
+        return self._write_budget.admits(
+            block.key,
+            record.nbytes,
+            parent=block.parent,
+            begun=self._is_begun(block),
+            half=_is_written(block),
+        )
+
+    def _is_begun(self, block: StoredBlock) -> bool:
+        """Say whether the file tier has, or is getting, what a hit needs before a block."""
+        if block.parent is None:
+            return True
+        groups = self.index.namespaces[block.namespace_id].groups
+        if all(group.window_tokens for group in groups):
+            return True
+        above = self.index.by_key(block.parent)
+        if above is None:
+            return False
+        demotion = self._ledger.demotion
+        return _is_written(above) or (demotion is not None and demotion.is_admitted(above.key))
 
     def demote(self, nbytes: int) -> None:
         """Queue the writes of what will leave the arena first, to have `nbytes` free later."""
@@ -591,12 +617,16 @@ class Planner:
 
     def save_policies(self) -> bytes:
         """Return what policies should know after a restart: a few MiB at most."""
-        return self._ledger.save()
+        budget = self._write_budget
+        return (budget.save() if budget is not None else b"") + self._ledger.save()
 
     def load_policies(self, saved: bytes) -> None:
         """Take what another life has saved, before anything is recovered; what cannot be read is
         ignored."""
-        self._ledger.load(saved)
+        budget, policies = WriteBudget.split(saved)
+        if self._write_budget is not None:
+            self._write_budget.load(budget)
+        self._ledger.load(policies)
 
     # ---- leaving -----------------------------------------------------------------------------
 
@@ -651,6 +681,11 @@ class Planner:
             deletion.deleted += 1
             deletion.namespaces.add(block.namespace_id)
         return deletion
+
+
+def _is_written(block: StoredBlock) -> bool:
+    """Say whether the file tier has, or is getting, some of a block."""
+    return any(record.frame is not None or record.dirty for record in block.records)
 
 
 def _starts(spans: Sequence[Span]) -> list[int]:

@@ -8,17 +8,17 @@ child, so what is written are prefixes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from kvstore.block import BlockKey
 from kvstore.index import Index, StoredBlock, StoredPart
 from kvstore.planner.dirty import DirtyRecords
+from kvstore.planner.unwritten import Unwritten
 from kvstore.policy.ghosts import Ghosts
 
 GHOSTS_PER_BLOCK = 2
 
 
-class SecondUse:
+class SecondUse(Unwritten):
     """Knows which blocks were used before. Bounded by the blocks in the index."""
 
     def __init__(
@@ -27,9 +27,7 @@ class SecondUse:
         dirty: DirtyRecords,
         admits: Callable[[StoredBlock, StoredPart], bool],
     ) -> None:
-        self._index = index
-        self._dirty = dirty
-        self._admits = admits
+        super().__init__(index, dirty, admits)
         self._ghosts = Ghosts()
 
     def is_second(self, block: StoredBlock) -> bool:
@@ -42,22 +40,3 @@ class SecondUse:
             return True
         self._ghosts.put(block.key, 1, 0.0, blocks=GHOSTS_PER_BLOCK * len(self._index))
         return False
-
-    def used(self, prefix: Sequence[BlockKey]) -> None:
-        """Queue the writes of what is here of a prefix that a request asked for."""
-        for key in prefix:
-            block = self._index.by_key(key)
-            if block is None:
-                break
-            if block.framed_parts < len(block.records):
-                self._queue(block)
-
-    def queue_all(self) -> None:
-        """Queue the writes of all that the arena alone has."""
-        for block in self._index:
-            self._queue(block)
-
-    def _queue(self, block: StoredBlock) -> None:
-        for part, record in self._dirty.unwritten(block):
-            if self._admits(block, record):
-                self._dirty.add(block, part, record)

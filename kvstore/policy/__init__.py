@@ -2,6 +2,7 @@
 
 `base.py` is what a policy has to be, `registry.py` finds one by name; `lru.py` and
 `hazard_density.py` (which learns in `hazard.py`) are two, over the tree in `prefix_tree.py`.
+`write_budget.py` says what is worth its wear of flash, by what `returns.py` has learned.
 """
 
 from kvstore.policy.base import Policy, PolicyFactory

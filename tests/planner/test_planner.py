@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from itertools import islice
 from typing import TypeVar, cast
 
@@ -58,12 +59,14 @@ class CountingSpace:
 class PlannerMachine(RuleBasedStateMachine):
     policy = "lru"
     admission = "all"
+    write_budget: int | None = None  # records an hour
 
     def __init__(self) -> None:
         super().__init__()
         self.dram = CountingSpace(24 * RECORD)
         self.file = CountingSpace(40 * RECORD)
         self.clock = 0.0
+        budget = self.write_budget
         self.planner = Planner(
             self.dram,
             self.file,
@@ -73,6 +76,7 @@ class PlannerMachine(RuleBasedStateMachine):
             read_nbytes_max=3 * RECORD,
             write_on_demotion=self.admission == "demotion",
             write_on_second_use=self.admission == "second_use",
+            write_budget=WriteBudget(24 * budget * RECORD, lambda: self.clock) if budget else None,
         )
         self.planner.index.register(SPEC)
         self.writes: list[Write] = []
@@ -290,6 +294,63 @@ TestSecondUse = SecondUseMachine.TestCase
 TestSecondUse.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
 
 
+class BudgetMachine(PlannerMachine):
+    """As above, with a budget for a part of what is put: nothing is queued to be written unless
+    what is before it in its prefix is written, or will be."""
+
+    write_budget = 20
+
+    @rule(minutes=st.integers(1, 30))
+    def wait(self, minutes: int) -> None:
+        self.clock += 60.0 * minutes
+
+    @rule(
+        chain=st.sampled_from(CHAINS),
+        begin=st.integers(0, 10),
+        count=st.integers(1, 12),
+        parts=st.sets(st.sampled_from(PARTS), min_size=1),
+    )
+    def put(self, chain: list[BlockKey], begin: int, count: int, parts: set[Part]) -> None:
+        with self.nothing_without_its_start():
+            super().put(chain, begin, count, parts)
+
+    @rule(chain=st.sampled_from(CHAINS), count=st.integers(1, 24))
+    def use(self, chain: list[BlockKey], count: int) -> None:
+        with self.nothing_without_its_start():
+            self.planner.touch(chain[:count])
+
+    @rule(nbytes=st.integers(1, 20 * RECORD), everything=st.booleans())
+    def demote(self, nbytes: int, everything: bool) -> None:
+        with self.nothing_without_its_start():
+            super().demote(nbytes, everything)
+
+    @contextmanager
+    def nothing_without_its_start(self) -> Iterator[None]:
+        dirty = {id(r) for block in self.planner.index for r in block.records if r.dirty}
+        kept = {block.key for block in self.planner.index if self.is_kept(block.key)}
+        yield
+        for block in self.planner.index:
+            if any(r.dirty and id(r) not in dirty for r in block.records):
+                start = block.parent is None or self.is_kept(block.parent)
+                assert start or block.key in kept
+
+    def is_kept(self, key: BlockKey) -> bool:
+        block = self.planner.index.by_key(key)
+        return block is not None and any(r.dirty or r.frame for r in block.records)
+
+
+class DemotingBudgetMachine(DemotingMachine):
+    """As the one that demotes, with a budget for a part of it."""
+
+    write_budget = 20
+
+
+TestDemotingBudget = DemotingBudgetMachine.TestCase
+TestDemotingBudget.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestBudget = BudgetMachine.TestCase
+TestBudget.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+
+
 class Node:
     """A planner over spaces of a few records, with the mover's part done at once."""
 
@@ -447,17 +508,53 @@ def test_a_large_batch_is_placed_in_steps_and_given_up_between_them_it_keeps_not
     assert not dram.live
 
 
-def test_beyond_the_write_budget_no_prefix_is_begun_and_begun_ones_go_on() -> None:
+def test_beyond_the_write_budget_nothing_is_begun_and_what_is_goes_on_when_there_is_more() -> None:
     machine = PlannerMachine()
-    budget = WriteBudget(48 * 2 * RECORD, lambda: 0.0)  # half an hour of it is two records
-    machine.planner = Planner(machine.dram, machine.file, now=lambda: 0.0, write_budget=budget)
+    now = 0.0
+    budget = WriteBudget(48 * 2 * RECORD, lambda: now)  # half an hour of it is two records
+    machine.planner = Planner(machine.dram, machine.file, now=lambda: now, write_budget=budget)
     machine.planner.index.register(SPEC)
     first, second, _ = CHAINS
-    for chain, begin, count in ((first, 0, 2), (second, 0, 2), (first, 2, 1)):
-        machine.put(chain, begin, count, {Part(0, 0)})
-    dirty = {block.key for write in machine.planner.take_writes(1 << 20) for block in write.blocks}
-    assert dirty == set(first[:3])
+
+    def written() -> set[BlockKey]:
+        writes = machine.planner.take_writes(1 << 20)
+        return {block.key for write in writes for block in write.blocks}
+
+    machine.put(first, 0, 2, {Part(0, 0)})
+    machine.put(second, 0, 2, {Part(0, 0)})
+    assert written() == set(first[:2])
     assert machine.planner.counts.unwritten == 2
+    now = 3600.0
+    machine.put(second, 2, 1, {Part(0, 0)})
+    assert written() == set(), "its start is not written"
+    machine.put(first, 2, 1, {Part(0, 0)})
+    machine.planner.touch(second[:3])
+    assert written() == {*first[2:3], *second[:3]}
+    assert machine.planner.counts.unwritten == 3
+
+
+def test_on_demotion_a_prefix_is_admitted_from_its_start_though_its_end_is_written_first() -> None:
+    planner = Planner(
+        CountingSpace(24 * RECORD),
+        CountingSpace(40 * RECORD),
+        now=lambda: 0.0,
+        write_budget=WriteBudget(48 * 20 * RECORD, lambda: 0.0),
+        write_on_demotion=True,
+    )
+    planner.index.register(SPEC)
+    keys, spans = CHAINS[0][:12], (Span(PARTS[0], 0, 12),)
+    placement = at_once(planner.place(SPEC.id, keys, spans))
+    reservation = Reservation(SPEC.id, keys, 0, None, spans, placement.refused)
+    at_once(planner.commit(reservation, placement.held, [1] * 12))
+
+    def written() -> list[BlockKey]:
+        return [block.key for write in planner.take_writes(1 << 20) for block in write.blocks]
+
+    planner.demote(RECORD)
+    assert written() == keys[11:]
+    planner.demote_all()
+    assert written() == keys[:11]
+    assert planner.counts.unwritten == 0
 
 
 def found(node: Node, keys: list[BlockKey], checksum: int, sequence: int) -> StoredFrame:

@@ -11,10 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstore.block import PAGE_NBYTES
+from kvstore.config import ADMISSIONS
 from kvstore.errors import InvalidRequest
 from kvstore.policy.registry import BUILT_IN
 from kvstore.replay import Result, Setup, Workload, load_workload, replay
 from kvstore.replay.bounds import Bounds
+from kvstore.replay.node import Node
 from kvstore.replay.room import LogRoom
 from tests.replay.traces import chat, mooncake, write
 
@@ -145,6 +147,62 @@ def test_what_was_lost_before_its_second_use_is_written_when_it_is_computed_agai
     result = run(workload, dram_blocks=2, file_blocks=10, admission="second_use")
     assert result.traffic.file_writes == 4
     assert result.traffic.file_hits == 2
+
+
+@pytest.mark.parametrize("admission", ADMISSIONS)
+@pytest.mark.parametrize("policy", sorted(BUILT_IN))
+def test_within_a_write_budget_nothing_is_in_the_file_tier_without_its_start(
+    tmp_path: Path, policy: str, admission: str
+) -> None:
+    workload = load(tmp_path, chat(150, 4, gap_s=200))
+    setup = Setup(
+        dram_blocks=60,
+        file_blocks=200,
+        dram_policy=policy,
+        file_policy=policy,
+        admission=admission,
+        write_bytes_per_day=24 * (240 << 20),
+    )
+    node = Node(setup, workload.block_tokens)
+    began = workload.requests[0].at_s
+    for number, request in enumerate(workload.requests):
+        node.clock.now_s = request.at_s
+        if number == 300:
+            node.restart()
+        node.ask([workload.keys[block] for block in request.blocks])
+        index = node.planner.index
+        for block in index:
+            above = index.by_key(block.parent) if block.parent else None
+            if block.framed_parts and block.parent:
+                assert above is not None
+                assert above.framed_parts or (above.resident_parts and admission == "demotion")
+        hours = (request.at_s - began) / 3600
+        assert node.traffic.file_writes <= 240 * (hours + 1) + 1
+    node.settle()
+    assert node.traffic.unwritten
+    assert node.traffic.file_hits
+    assert node.traffic.file_writes > 100
+
+
+def test_a_write_budget_keeps_what_comes_back_rather_than_what_comes_first(tmp_path: Path) -> None:
+    """Conversations of short turns go on after minutes; long documents are read once."""
+    rows = chat(100, 6, gap_s=300)
+    for at in range(0, 2500, 10):
+        rows.append(mooncake(at, [0, *range(10**6 + 40 * at, 10**6 + 40 * at + 39)]))
+    rows.sort(key=lambda row: float(str(row["timestamp"])))
+    workload = load(tmp_path, rows)
+    everything, budget = (
+        run(
+            workload,
+            dram_blocks=100,
+            file_blocks=20_000,
+            write_bytes_per_day=24 * (records << 20),
+        )
+        for records in (0, 2500)
+    )
+    assert everything.writes_per_unique == 1.0
+    assert budget.writes_per_unique < 0.3
+    assert budget.traffic.file_hits > 0.7 * everything.traffic.file_hits
 
 
 def test_winning_segments_back_writes_what_lives_in_them_again(tmp_path: Path) -> None:

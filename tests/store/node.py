@@ -19,7 +19,7 @@ from kvstore.mover import Mover
 from kvstore.objects import Objects
 from kvstore.obs import Metrics
 from kvstore.planner import DAEMON_SESSION, Planner
-from kvstore.policy import policy_by_name
+from kvstore.policy import WriteBudget, policy_by_name
 from kvstore.promotion import Promotion
 from kvstore.store import Store
 from kvstore.tier.dram import Arena
@@ -68,6 +68,7 @@ class Node:
         free_bytes_min: int = 0,
         write_on_demotion: bool = False,
         write_on_second_use: bool = False,
+        write_bytes_per_day: int = 0,
         policy: str = "lru",
         **limits: Any,
     ) -> None:
@@ -103,6 +104,9 @@ class Node:
             file_policy=policy_by_name(policy),
             write_on_demotion=write_on_demotion,
             write_on_second_use=write_on_second_use,
+            write_budget=WriteBudget(write_bytes_per_day, lambda: self.time)
+            if write_bytes_per_day
+            else None,
         )
         settings = LimitSettings(**limits)
         self.mover = Mover(

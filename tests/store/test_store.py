@@ -18,7 +18,7 @@ from kvstore.errors import InvalidRequest, SessionEnded
 from kvstore.hint import HintKind
 from kvstore.planner import DAEMON_SESSION
 from kvstore.testing.disks import FaultyDisk
-from tests.store.node import FULL, SPEC, WINDOW, Node, chain, record_bytes
+from tests.store.node import FULL, RECORD, SPEC, WINDOW, Node, chain, record_bytes
 
 A, B = chain(1), chain(2)
 
@@ -290,6 +290,26 @@ def test_what_is_written_on_second_use_alone_is_written_when_it_is_used_or_put_a
         node.put(A, 5, 8, parts=(FULL,))
         node.run(asyncio.sleep(0.05))
         assert node.planner.framed_blocks == 8
+
+
+def test_a_write_budget_keeps_starts_of_prefixes_and_a_restart_is_no_new_one(
+    tmp_path: Path,
+) -> None:
+    per_day = 48 * 8 * RECORD  # half an hour of it is eight records
+    with Node(tmp_path / "kv", write_bytes_per_day=per_day) as node:
+        node.put(A, 0, 16, parts=(FULL,))
+        assert not node.flush(), "not all of it is durable"
+        assert node.planner.framed_blocks == 8
+    with Node(tmp_path / "kv", write_bytes_per_day=per_day) as node:
+        node.get(A[:8], spans=(Span(FULL, 0, 8),))
+        assert node.planner.framed_blocks == 8
+        node.put(B, 0, 4, parts=(FULL,))
+        assert not node.flush()
+        assert node.planner.framed_blocks == 8
+        node.time += 3600
+        node.planner.touch(B[:4])
+        assert node.flush()
+        assert node.planner.framed_blocks == 12
 
 
 @pytest.mark.parametrize("admission", ["write_on_demotion", "write_on_second_use"])
