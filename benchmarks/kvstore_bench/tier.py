@@ -60,6 +60,7 @@ class TierPlan:
         """Return those of a daemon that keeps its file tier at `path`."""
         return [
             f"dram.capacity={self.arena_nbytes}",
+            "dram.eviction_policy=lru",  # what was not read for a round is cold
             f"dram.extent={EXTENT_NBYTES}",
             f"file.path={path}",
             f"file.capacity={2 * self.rounds * self.round_nbytes}",

@@ -207,7 +207,8 @@ class Course:
             child.kill()
         self.progress.say("starting the daemon and an engine again")
         dram_nbytes = self.plan.restart_dram_nbytes(self.workload)
-        daemon = self.stage.daemon(dram_nbytes=dram_nbytes)
+        settings = {"dram.eviction_policy": "lru"}  # another might keep some of them
+        daemon = self.stage.daemon(dram_nbytes=dram_nbytes, settings=settings)
         (engine,) = self.stage.engines([replace(spec, name="restarted")])
         self._warm_up(engine)
         return daemon, engine
