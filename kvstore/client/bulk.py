@@ -221,47 +221,48 @@ class Bulk:
         take: Callable[..., Taken[T]],
         *more: Sequence[Any],
     ) -> list[Taken[T]]:
-        """Take what is in the arena, a window at once; from the first one on that is not all there,
-        and may be waited for, piece by piece."""
+        """Take what is in the arena, a window at once; from the first large one on that is not all
+        there, and may be waited for, piece by piece."""
         deadline = time.monotonic() + wait_s
         taken: list[Taken[T]] = []
         for where, window in batch.windows(self._window_nbytes):
-            taken += await self._leased(window, 0.0, take, *(items[where] for items in more))
-            absent = [
-                index
-                for index, (record, corrupt) in enumerate(taken[where], where.start)
-                if record is None and not corrupt
-            ]
-            if absent and wait_s > 0:  # the window's reads have begun
-                absent += range(len(taken), len(batch.keys))
-                taken += [(None, False)] * (len(batch.keys) - len(taken))
-                await self._take_pieces(batch, absent, deadline, taken, take, *more)
+            is_small = len(window.keys) * batch.record_nbytes <= PIECE_NBYTES
+            if wait_s > 0 and not (is_small or await self._is_up(window)):
+                rest = range(where.start, len(batch.keys))
+                taken += [(None, False)] * len(rest)
+                await self._take_pieces(batch, rest, deadline, taken, take, *more)
                 break
+            left_s = max(0.0, deadline - time.monotonic())
+            taken += await self._leased(window, left_s, take, *(items[where] for items in more))
         return taken
+
+    async def _is_up(self, batch: _Batch) -> bool:
+        match = await self._client.match(batch.namespace_id, batch.keys)
+        return match.resident_blocks == len(batch.keys)
 
     async def _take_pieces(
         self,
         batch: _Batch,
-        absent: Sequence[int],
+        wanted: range,
         deadline: float,
         taken: list[Taken[T]],
         take: Callable[..., Taken[T]],
         *more: Sequence[Any],
     ) -> None:
-        """Fill in `taken` what is `absent`: one piece is copied while those behind it come up."""
+        """Fill in the `wanted` places of `taken`: one piece is copied while those behind it come
+        up."""
         step = max(1, PIECE_NBYTES // batch.record_nbytes)
-        pieces = iter([absent[at : at + step] for at in range(0, len(absent), step)])
+        pieces = iter([slice(at, min(at + step, wanted.stop)) for at in wanted[::step]])
 
         async def take_some() -> None:
             for piece in pieces:
-                found = await self._leased(
-                    replace(batch, keys=[batch.keys[index] for index in piece]),
-                    max(0.0, deadline - time.monotonic()),
+                left_s = max(0.0, deadline - time.monotonic())
+                taken[piece] = await self._leased(
+                    replace(batch, keys=batch.keys[piece]),
+                    left_s,
                     take,
-                    *([items[index] for index in piece] for items in more),
+                    *(items[piece] for items in more),
                 )
-                for index, each in zip(piece, found, strict=True):
-                    taken[index] = each
 
         await _together([take_some() for _ in range(PIECES_IN_FLIGHT)])
 

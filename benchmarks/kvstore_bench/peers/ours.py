@@ -28,6 +28,7 @@ class Ours:
         self._daemon = Daemon(
             f"dram.capacity={2 * place.round_nbytes}",
             f"dram.extent={place.round_nbytes // 2}",
+            "dram.eviction_policy=lru",  # or what was read often would stay, and `chill` be in vain
             f"file.path={place.directory / 'tier'}",
             f"file.capacity={(FILLERS_MAX + 2) * (2 * place.round_nbytes + (64 << 20))}",
             f"file.threads={place.threads}",
