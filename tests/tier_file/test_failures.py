@@ -385,3 +385,30 @@ def test_a_failed_fdatasync_behind_a_seal_is_not_repeated_by_who_waits_for_it(
                 await tier.sync([first])
 
     asyncio.run(main())
+
+
+def test_a_segment_that_could_be_neither_made_nor_removed_is_made_later(tmp_path: Path) -> None:
+    """The disk dies between making the file and its first page, and comes back."""
+
+    def dead(call: str) -> None:
+        if call in ("pwritev", "unlink"):
+            raise OSError(errno.EIO, "dead")
+
+    async def main() -> None:
+        disk = FaultyDisk()
+        async with opened(tmp_path, disk=disk) as (tier, _):
+            header, payload = run(1, [1])
+            extent = tier.allocate(header.nbytes)
+            assert extent is not None
+            disk.fault = dead
+            with pytest.raises(DiskFailed, match="dead"):
+                await tier.write(extent, [tier.encode(extent, header), *payload])
+            assert len(segments(tmp_path)) == 1
+            disk.fault = None
+            await tier.write(extent, [tier.encode(extent, header), *payload])
+            await tier.sync([extent])
+            assert len(segments(tmp_path)) == 1
+        async with opened(tmp_path) as (tier, recovered):
+            assert live(recovered) == expected({1: 1})
+
+    asyncio.run(main())

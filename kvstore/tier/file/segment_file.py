@@ -11,7 +11,7 @@ import errno
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 
@@ -68,14 +68,20 @@ class SegmentFiles:
         self.directory = directory
         self.direct = direct
         self._measurements = count()  # `next` is atomic
+        self._half_made: set[SegmentTag] = set()
 
     def path(self, tag: SegmentTag) -> Path:
         return self.directory / segment_name(tag)
 
     def create(self, tag: SegmentTag) -> int:
-        """Make the file with its header page; return a descriptor for writing. All or nothing."""
+        """Make the file with its header page; return a descriptor for writing. All or nothing: what
+        a disk that takes nothing back leaves behind is removed by the next attempt."""
         path = self.path(tag)
         with disk_errors(f"create {path.name}"):
+            if tag in self._half_made:
+                with suppress(FileNotFoundError):
+                    self.disk.unlink(path)
+            self._half_made.add(tag)
             fd = self.disk.open(path, write=True, create=True, direct=self.direct)
             try:
                 self._write_all(fd, [aligned_copy(encode_segment_header(tag))], 0)
@@ -83,6 +89,7 @@ class SegmentFiles:
                 self.disk.close(fd)
                 self.disk.unlink(path)
                 raise
+            self._half_made.discard(tag)
         return fd
 
     def write(
