@@ -89,7 +89,7 @@ class Daemon:
         self.out: dict[Item, Framed] = {}  # durable on devices that are out of use
         self.unread: set[Item] = set()  # given up, though they were durable
         self._expected: dict[Item, Framed] = {}
-        self._unread_segments: set[tuple[int, int]] = set()  # of missing devices, at the start
+        self._unread_segments: set[tuple[int, int]] = set()  # of devices when they were out
         self.lost_on_return = 0
         self.taken_out = 0
         self.model = model
@@ -151,13 +151,9 @@ class Daemon:
         used = {mount.device for mount in self.file.mounts}
         numbers = [n for n, device in enumerate(self.file.devices) if device not in used]
         self.out = {item: framed for item, framed in expected.items() if framed.device in numbers}
-        self._unread_segments = {
-            (number, int(name.partition("-")[0], 16))
-            for number in numbers
-            for name in self._platters[number].names
-            if name.endswith(".segment")
-        }
-        self._expected = expected
+        for number in numbers:
+            self._unread_segments |= self._segments(number)
+        self._expected = dict(expected)
         self.store.register(SPEC)
         for key in asked:
             self.store.match(SPEC.id, [key])
@@ -188,6 +184,7 @@ class Daemon:
     def _withdrawn(self, mount: Mount) -> None:
         self.taken_out += 1
         suspects = {(tag.number, offset) for tag, offset in mount.tier.suspects}
+        known = {i: framed for i, framed in self.framed().items() if self._is_proven(i, framed)}
         for item, framed in self.framed().items():
             if self.file.devices[framed.device] is mount.device:
                 if framed.extent[:2] not in suspects:
@@ -195,6 +192,13 @@ class Daemon:
                 else:
                     self.model.owed.pop(item, None)  # the disk did not read it: given up
                     self.unread.add(item)
+        number = self.file.devices.index(mount.device)
+        self._expected |= {i: framed for i, framed in known.items() if framed.device == number}
+        self._unread_segments |= self._segments(number)
+
+    def _segments(self, number: int) -> set[tuple[int, int]]:
+        names = self._platters[number].names
+        return {(number, int(n.partition("-")[0], 16)) for n in names if n.endswith(".segment")}
 
     def _look_at_returned(self) -> None:
         """See that what was durable on a device that is back is there, unless it was deleted."""
