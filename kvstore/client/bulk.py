@@ -250,8 +250,9 @@ class Bulk:
         *more: Sequence[Any],
     ) -> None:
         """Fill in the `wanted` places of `taken`: one piece is copied while those behind it come
-        up."""
-        step = max(1, PIECE_NBYTES // batch.record_nbytes)
+        up. All in flight together lease no more than a window."""
+        blocks = max(1, self._window_nbytes // batch.record_nbytes)
+        step = max(1, min(PIECE_NBYTES // batch.record_nbytes, blocks // PIECES_IN_FLIGHT))
         pieces = iter([slice(at, min(at + step, wanted.stop)) for at in wanted[::step]])
 
         async def take_some() -> None:
@@ -264,7 +265,7 @@ class Bulk:
                     *(items[piece] for items in more),
                 )
 
-        await _together([take_some() for _ in range(PIECES_IN_FLIGHT)])
+        await _together([take_some() for _ in range(min(PIECES_IN_FLIGHT, blocks // step))])
 
     async def _leased(
         self,

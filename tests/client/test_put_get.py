@@ -397,3 +397,20 @@ def test_a_piece_that_fails_ends_the_others(
         monkeypatch.undo()
         until(lambda: client.stats()["leases"] == 0)
         assert client.get(namespace_id, keys, wait_s=10.0) == sample_records(keys)
+
+
+def test_a_cold_get_finds_all_in_an_arena_that_is_hardly_larger_than_its_pieces() -> None:
+    """What is in flight stays within what leases may hold, or blocks would look missing."""
+    nbytes, blocks = 4 << 20, 24
+    spec = Namespace(16, (Group("all", nbytes),), (("get", "tight"),))
+    keys = sample_keys("tight", blocks)
+    rows = np.random.default_rng(3).integers(0, 256, (blocks, nbytes), np.uint8)
+    settings = ("dram.capacity=88MiB", "dram.extent=88MiB", "limits.leased_fraction=0.3")
+    with Daemon(*settings) as daemon, Client(daemon.start().target) as client:
+        namespace_id = client.register(spec)
+        until(lambda: sum(map(len, client.extents().values())) == 88 << 20)
+        for key, row in zip(keys, rows, strict=True):
+            client.put(namespace_id, [key], [row], durable=True)
+        targets = np.zeros_like(rows)
+        assert client.get_into(namespace_id, keys, list(targets), wait_s=30.0) == [True] * blocks
+        assert np.array_equal(targets, rows)
