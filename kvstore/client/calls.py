@@ -68,15 +68,19 @@ class CallStub:
         call = next(self._ids)
         answer = self._waiting[call] = asyncio.get_running_loop().create_future()
         self._link.send(Frame(Kind.REQUEST, call, request.SerializeToString(), number, timeout))
+        taken = False
         try:
             async with asyncio.timeout(timeout):
                 frame = await answer
+                taken = True
         except TimeoutError:
             raise _error(grpc.StatusCode.DEADLINE_EXCEEDED, "no answer in time") from None
         finally:
             del self._waiting[call]
             if answer.cancelled():
                 self._abandon(call, request)
+            elif not taken and answer.exception() is None:
+                self._give_back(request, answer.result())  # cancelled after it had come
         if frame.kind is Kind.ERROR:
             status = decode_status(frame.body)
             code = _CODES.get(status.code, grpc.StatusCode.UNKNOWN)
@@ -92,18 +96,20 @@ class CallStub:
         answer = self._waiting.get(frame.id)
         if answer is not None and not answer.done():
             answer.set_result(frame)
-        elif (request := self._abandoned.pop(frame.id, None)) and frame.kind is Kind.REPLY:
+        elif (request := self._abandoned.pop(frame.id, None)) is not None:
             self._give_back(request, frame)
 
     def _abandon(self, call: int, request: Any) -> None:
         self._link.send(Frame(Kind.CANCEL, call))
-        if isinstance(request, (pb.AcquireRequest, pb.ReserveRequest)):
+        if _is_for_lease(request):
             self._abandoned[call] = request
             if len(self._abandoned) > ABANDONED_MAX:
                 del self._abandoned[next(iter(self._abandoned))]
 
     def _give_back(self, request: Any, frame: Frame) -> None:
         """Release what was granted just before the daemon heard that nobody waits any more."""
+        if not _is_for_lease(request) or frame.kind is not Kind.REPLY:
+            return
         try:
             lease = pb.GrantReply.FromString(frame.body).lease
         except DecodeError as error:
@@ -116,6 +122,10 @@ class CallStub:
         for answer in self._waiting.values():
             if not answer.done():
                 answer.set_exception(_error(grpc.StatusCode.UNAVAILABLE, "the daemon is gone"))
+
+
+def _is_for_lease(request: Any) -> bool:
+    return isinstance(request, (pb.AcquireRequest, pb.ReserveRequest))
 
 
 def _error(

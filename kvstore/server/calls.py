@@ -132,11 +132,11 @@ class _Link(FrameLink):
             raise Incompatible("not a call")
         if not (math.isfinite(frame.timeout_s) and frame.timeout_s >= 0):
             raise Incompatible("not a time to wait")
+        if METHODS[frame.method].at_once:
+            self._answer_at_once(frame)  # a release makes room for those who wait
+            return
         if self._server.calls >= CALLS_MAX:
             self._refuse(frame)
-            return
-        if METHODS[frame.method].at_once:
-            self._answer_at_once(frame)
             return
         call = asyncio.get_running_loop().create_task(self._answer(frame))
         self._calls[frame.id] = call

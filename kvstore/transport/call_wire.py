@@ -43,7 +43,7 @@ METHODS = (
     Method("Acquire", pb.AcquireRequest, pb.GrantReply),
     Method("Reserve", pb.ReserveRequest, pb.GrantReply),
     Method("Commit", pb.CommitRequest, pb.CommitReply),
-    Method("Release", pb.ReleaseRequest, pb.ReleaseReply),
+    Method("Release", pb.ReleaseRequest, pb.ReleaseReply, at_once=True),
 )
 
 

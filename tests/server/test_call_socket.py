@@ -138,6 +138,49 @@ def test_a_grant_that_comes_too_late_is_given_back(tmp_path: Path, cancel: bool)
     assert (released.session, list(released.leases)) == (7, [9, 9])
 
 
+class Prompt(FrameLink):
+    """A daemon that grants at once."""
+
+    def __init__(self) -> None:
+        super().__init__(self.take, lambda: None)
+        self.released: asyncio.Future[pb.ReleaseRequest] = asyncio.Future()
+
+    def take(self, frame: Frame) -> None:
+        if frame.method == NUMBER["Release"]:
+            self.released.set_result(pb.ReleaseRequest.FromString(frame.body))
+        else:
+            self.send(Frame(Kind.REPLY, frame.id, pb.GrantReply(lease=9).SerializeToString()))
+
+
+class CancelledOnAnswer(CallStub):
+    """Whoever waits is cancelled in the very turn in which the answer comes."""
+
+    call: asyncio.Task[object]
+
+    def _take(self, frame: Frame) -> None:
+        super()._take(frame)
+        self.call.cancel()
+
+
+def test_a_grant_that_came_just_before_the_cancellation_is_given_back(tmp_path: Path) -> None:
+    async def scenario() -> pb.ReleaseRequest:
+        daemon = Prompt()
+        path = str(tmp_path / "s")
+        server = await asyncio.get_running_loop().create_unix_server(lambda: daemon, path)
+        stub = await CancelledOnAnswer.connect(path, None)
+        assert isinstance(stub, CancelledOnAnswer)
+        stub.call = asyncio.create_task(stub.Acquire(pb.AcquireRequest(session=7), timeout=60.0))
+        await asyncio.wait([stub.call])
+        assert stub.call.cancelled()
+        released = await daemon.released
+        stub.close()
+        server.close()
+        return released
+
+    released = asyncio.run(asyncio.wait_for(scenario(), 20))
+    assert (released.session, list(released.leases)) == (7, [9])
+
+
 def test_calls_beyond_the_bound_are_refused_and_the_others_answered(daemon: Daemon) -> None:
     """As many calls as fit wait for room; one more is told so, at once, on the same link."""
     with Client(daemon.target) as client:
@@ -156,11 +199,11 @@ def test_calls_beyond_the_bound_are_refused_and_the_others_answered(daemon: Daem
         waiting = [client.submit(wait) for _ in range(CALLS_MAX)]
         until(lambda: client.stats()["queues"]["room"] == CALLS_MAX)
         with pytest.raises(Unavailable, match="being answered"):
-            client.match(namespace_id, keys[:3])
+            client.submit(wait).result(10)
+        assert client.match(namespace_id, keys[:3]).hit_blocks == 0  # what waits for nothing
         for call in waiting:
             call.cancel()
         until(lambda: client.stats()["queues"]["room"] == 0)
-        assert client.match(namespace_id, keys[:3]).hit_blocks == 0
         assert client.release(held.lease_id) == [True]
 
 
