@@ -35,7 +35,7 @@ from kvstore.loads import Ended, Loads
 from kvstore.object_watch import Watch, Watches
 from kvstore.obs import Metrics
 from kvstore.planner import DAEMON_SESSION, Planner, SessionId, longest_hit, needed_spans
-from kvstore.tier.object import FoundFrame, ObjectRead, ObjectTier, Outcome, run_blocks
+from kvstore.tier.object import Found, FoundFrame, ObjectRead, ObjectTier, Outcome, run_blocks
 
 logger = logging.getLogger(__name__)
 
@@ -101,6 +101,41 @@ class _Window:
     nbytes: int = field(compare=False)
 
 
+@dataclass(slots=True)
+class _Load:
+    """A prefix on its way up. hit: how long it was without the bucket; found: how many of its
+    blocks have been looked for; begun: before it, nothing is left to begin."""
+
+    ask: Ask
+    hit: int
+    blocks_max: int  # to be brought up
+    places: defaultdict[Part, dict[BlockKey, _Place]] = field(
+        default_factory=lambda: defaultdict(dict)
+    )
+    found: int = 0
+    begun: int = 0
+    nbytes: int = 0
+    began: float = 0.0
+    parts: list[asyncio.Task[bool]] = field(default_factory=list)
+    _frames: int = 0
+
+    @property
+    def goal_max(self) -> int:
+        return self.hit + self.blocks_max
+
+    async def note(self, found: Found, start: int) -> None:
+        """Take note of what was found from block `start` on."""
+        for number, frame in enumerate(found.frames[self._frames :]):
+            if number % (STEP_BLOCKS // RUN_BLOCKS_MAX) == 0:
+                await asyncio.sleep(0)
+            blocks = frame.header.blocks
+            self.places[frame.header.part] |= {
+                blocks[at].key: _Place(frame, at) for at in frame.live
+            }
+        self._frames = len(found.frames)
+        self.found = start + found.blocks
+
+
 class ObjectFetch:
     """Looks for prefixes in the bucket and brings them up. `store`: set before the first call."""
 
@@ -130,50 +165,71 @@ class ObjectFetch:
         self._under_way: dict[_Window, asyncio.Task[bool]] = {}
 
     async def bring_up(self, ask: Ask, match: Match, deadline: float) -> Ended:
-        """Make the hit of a prefix longer than `match`, as far as the bucket has more of it."""
+        """Make the hit of a prefix longer than `match`, as far as the bucket has more of it.
+
+        Its start comes up while its end is still looked for.
+        """
+        namespace = self._planner.namespace(ask.namespace_id)
+        load = _Load(ask, match.hit_blocks, self._nbytes_max // _block_nbytes(namespace))
+        aligned = run_blocks(namespace)
+        start = match.hit_blocks // aligned * aligned
         with self._watches.watch(ask.namespace_id, ask.keys) as watch:
-            goal, windows, places = await self._find(ask, match, deadline)
-            nbytes = sum(window.nbytes for window in windows)
+            looking = self._tier.look(
+                ask.namespace_id,
+                ask.keys[start:],
+                run_blocks=aligned,
+                deadline=min(deadline, ask.look_until),
+            )
+            async for found in looking:
+                await load.note(found, start)
+                if not watch.dead:
+                    await self._begin_early(load)
+            goal = await self._goal(load)
+            rest = await self._windows(ask, load.begun, goal) if goal > match.hit_blocks else []
+            nbytes = load.nbytes + sum(window.nbytes for window in rest)
             if not nbytes or watch.dead:
                 return Ended.DONE
             stakes = ask.stakes(Match(goal, match.hit_blocks))
             race = self._loads.race(nbytes, stakes) if stakes is not None else None
             if stakes is not None and race is None:
                 return Ended.CUT
-            began = self._now()
-            parts = [self._started(window, places) for window in windows]
+            self._begin(load, rest)
         return await self._loads.wait(
-            parts,
+            load.parts,
             nbytes,
-            began=began,
+            began=load.began,
             deadline=deadline,
             race=race,
-            came_up=lambda: all(part.result() for part in parts),
+            came_up=lambda: all(part.result() for part in load.parts),
         )
 
-    async def _find(
-        self, ask: Ask, match: Match, deadline: float
-    ) -> tuple[int, list[_Window], _Places]:
-        """Return how long the hit can get, what it lacks, and where in the bucket that is."""
-        namespace = self._planner.namespace(ask.namespace_id)
-        aligned = run_blocks(namespace)
-        start = match.hit_blocks // aligned * aligned
-        found = await self._tier.find(
-            ask.namespace_id,
-            ask.keys[start:],
-            run_blocks=aligned,
-            deadline=min(deadline, ask.look_until),
-        )
-        places: defaultdict[Part, dict[BlockKey, _Place]] = defaultdict(dict)
-        for number, frame in enumerate(found.frames):
-            if number % (STEP_BLOCKS // RUN_BLOCKS_MAX) == 0:
-                await asyncio.sleep(0)
-            blocks = frame.header.blocks
-            places[frame.header.part] |= {blocks[at].key: _Place(frame, at) for at in frame.live}
-        goal = await self._goal(ask, start + found.blocks, places)
-        goal = min(goal, match.hit_blocks + self._nbytes_max // _block_nbytes(namespace))
-        windows = await self._windows(ask, goal) if goal > match.hit_blocks else []
-        return goal, windows, places
+    async def _begin_early(self, load: _Load) -> None:
+        """Begin what a hit of every length needs, in whole windows, as far as it is found.
+
+        Which windows of a window group are needed, only the length of the hit can say.
+        """
+        ask, namespace = load.ask, self._planner.namespace(load.ask.namespace_id)
+        if any(group.window_tokens for group in namespace.groups):
+            return
+        step = _window_blocks(namespace)
+        first = max(load.begun, ask.skip_blocks)
+        masks = await self._masks(load, first, min(load.found, load.goal_max))
+        everything = (1 << len(namespace.groups)) - 1
+        there = next((i for i, mask in enumerate(masks) if mask != everything), len(masks))
+        goal = first + there // step * step
+        windows = await self._windows(ask, first, goal) if goal > first else []
+        nbytes = load.nbytes + sum(window.nbytes for window in windows)
+        stakes = ask.stakes(Match(goal, load.hit))
+        if stakes is not None and self._loads.pace.loses(nbytes, stakes.saved_s):
+            return  # more of it may be worth loading
+        self._begin(load, windows)
+        load.begun = goal
+
+    def _begin(self, load: _Load, windows: Sequence[_Window]) -> None:
+        if not load.parts:
+            load.began = self._now()
+        load.parts += [self._started(window, load.places) for window in windows]
+        load.nbytes += sum(window.nbytes for window in windows)
 
     async def close(self) -> None:
         """Stop what is under way."""
@@ -182,17 +238,23 @@ class ObjectFetch:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _goal(self, ask: Ask, blocks: int, places: _Places) -> int:
+    async def _goal(self, load: _Load) -> int:
         """Return how long the hit is with what the bucket has."""
-        namespace = self._planner.namespace(ask.namespace_id)
+        namespace = self._planner.namespace(load.ask.namespace_id)
+        masks = await self._masks(load, 0, load.found)
+        return min(longest_hit(namespace, masks, load.ask.skip_blocks), load.goal_max)
+
+    async def _masks(self, load: _Load, begin: int, end: int) -> list[int]:
+        """Return which groups of some blocks are here or in the bucket: bit g for group g."""
+        ask, namespace = load.ask, self._planner.namespace(load.ask.namespace_id)
         groups = []
         for group, spec in enumerate(namespace.groups):
             needed = [Part(group, shard) for shard in range(spec.shards)]
-            groups.append((1 << group, [(part, places.get(part, {})) for part in needed]))
+            groups.append((1 << group, [(part, load.places.get(part, {})) for part in needed]))
         masks = []
-        for first in range(0, blocks, STEP_BLOCKS):
+        for first in range(begin, end, STEP_BLOCKS):
             await asyncio.sleep(0)
-            keys = ask.keys[first : min(first + STEP_BLOCKS, blocks)]
+            keys = ask.keys[first : min(first + STEP_BLOCKS, end)]
             stored = self._planner.index.find(ask.namespace_id, keys)
             for key, block in zip(keys, stored, strict=True):
                 here = {r.part for r in block.records} if block is not None else set()
@@ -201,15 +263,15 @@ class ObjectFetch:
                     if not mask & bit and all(p in here or key in there for p, there in parts):
                         mask |= bit
                 masks.append(mask)
-        return longest_hit(namespace, masks, ask.skip_blocks)
+        return masks
 
-    async def _windows(self, ask: Ask, goal: int) -> list[_Window]:
-        """Cut what a hit of `goal` blocks lacks into pieces, in prefix order."""
+    async def _windows(self, ask: Ask, begin: int, goal: int) -> list[_Window]:
+        """Cut what a hit of `goal` blocks lacks from `begin` on into pieces, in prefix order."""
         namespace = self._planner.namespace(ask.namespace_id)
         spans = needed_spans(namespace, goal, ask.skip_blocks)
-        step = max(1, WINDOW_NBYTES // _block_nbytes(namespace))
+        step = _window_blocks(namespace)
         windows = []
-        for first in range(min(span.begin for span in spans), goal, step):
+        for first in range(max(begin, min(span.begin for span in spans)), goal, step):
             await asyncio.sleep(0)
             keys = tuple(ask.keys[first : min(first + step, goal)])
             clipped = tuple(
@@ -314,6 +376,10 @@ class ObjectFetch:
             self._metrics.corrupt_blocks.labels("object").inc()
             return None
         return [place.block.raw_checksum for place in places]
+
+
+def _window_blocks(namespace: Namespace) -> int:
+    return max(1, WINDOW_NBYTES // _block_nbytes(namespace))
 
 
 def _block_nbytes(namespace: Namespace) -> int:

@@ -1,9 +1,9 @@
 """`kvstore bench tier --tier object`: the object tier against the library it is built on.
 
 Ours: runs are written with their checksums, then found by a tier that knows nothing yet, read into
-memory that was there before, and verified. Raw: put and get loops of obstore on the same server,
-with the same sizes and as many requests at once; what they read is thrown away. Both take turns.
-Then prefixes are looked up that nobody ever stored, twice.
+memory that was there before while the rest is looked for, and verified. Raw: put and get loops of
+obstore on the same server, with the same sizes and as many requests at once; what they read is
+thrown away. Both take turns. Then prefixes are looked up that nobody ever stored, twice.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kvstore.errors import CorruptBlock, Unavailable
 from kvstore.frame import FrameHeader, FrameKind, RunBlock
 from kvstore.obs import Metrics
 from kvstore.testing.seaweed import Seaweed
-from kvstore.tier.object import ObjectRead, ObjectTier, Outcome
+from kvstore.tier.object import FoundFrame, ObjectRead, ObjectTier, Outcome
 from kvstore_bench.store import chain
 from kvstore_bench.tier import Say, summed_up
 
@@ -147,23 +147,27 @@ class _Contest:
         async with self._opened() as (tier, _):
             began = time.perf_counter()
             deadline = time.monotonic() + WAIT_S
-            found = await tier.find(
-                self._namespace_id, keys, run_blocks=RUN_BLOCKS, deadline=deadline
-            )
-            if found.blocks != len(keys):
-                raise Unavailable(f"{found.blocks} of {len(keys)} blocks were found")
+            places = asyncio.Semaphore(self._plan.depth)
 
-            async def bring_up(index: int) -> None:
-                extent, header, _ = found.frames[index]
-                targets = self._targets[index * RUN_BLOCKS : (index + 1) * RUN_BLOCKS]
-                read = ObjectRead(extent, header.offsets[0], targets)
-                if await tier.read([read], deadline) != [Outcome.READ]:
-                    raise Unavailable("an object could not be read")
+            async def bring_up(frame: FoundFrame) -> None:
+                header = frame.header
+                targets = self._targets[header.first_block :][: len(header.blocks)]
+                async with places:
+                    read = ObjectRead(frame.location, header.offsets[0], targets)
+                    if await tier.read([read], deadline) != [Outcome.READ]:
+                        raise Unavailable("an object could not be read")
                 sums = [block.raw_checksum for block in header.blocks]
                 if await asyncio.to_thread(_sums, targets) != sums:
                     raise CorruptBlock("what was read is not what was written")
 
-            await self._bounded(self._plan.depth, [bring_up] * self._plan.objects)
+            looking = tier.look(self._namespace_id, keys, run_blocks=RUN_BLOCKS, deadline=deadline)
+            blocks, reads = 0, list[asyncio.Task[None]]()
+            async for found in looking:
+                blocks = found.blocks
+                reads += [asyncio.create_task(bring_up(f)) for f in found.frames[len(reads) :]]
+            await asyncio.gather(*reads)
+            if blocks != len(keys):
+                raise Unavailable(f"{blocks} of {len(keys)} blocks were found")
             return time.perf_counter() - began
 
     async def _raw_write(self, number: int) -> float:

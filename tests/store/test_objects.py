@@ -10,11 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.block import Buffer, Namespace
+from kvstore import object_fetch
+from kvstore.block import PAGE_NBYTES, Buffer, Group, Namespace, Part, Span
 from kvstore.checksum import checksum
+from kvstore.keys import KeyChain, root_key
 from kvstore.outcome import Reason
 from kvstore.planner import DAEMON_SESSION
 from kvstore.tier.object import run_blocks
+from kvstore.tier.object.names import directory
 from tests.store.node import FULL, SPEC, WINDOW, Node, chain
 from tests.tier_object.gate import GatedBucket, buries
 
@@ -78,6 +81,46 @@ def test_what_is_there_already_is_not_fetched_and_the_rest_is(tmp_path: Path, bu
         assert two.get(A) == 20
         hits = two.metrics.totals()["hit_blocks"]
         assert (hits["dram"], hits["object"]) == (10, 10)
+
+
+def test_the_start_of_a_prefix_comes_up_while_its_end_is_looked_for(
+    tmp_path: Path, bucket: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(object_fetch, "WINDOW_NBYTES", 64 * PAGE_NBYTES)
+    spec = Namespace(2, (Group("all", PAGE_NBYTES),), ())
+    keys = KeyChain(root_key(spec.id), 2).update([7] * 2 * 600)
+    assert run_blocks(spec) == 256
+    with Node(tmp_path / "1", bucket=bucket) as one:
+        one.store.register(spec)
+        spans = (Span(Part(0, 0), 0, len(keys)),)
+        reserving = one.store.reserve(
+            DAEMON_SESSION, spec.id, keys, first_block=0, parent=None, spans=spans
+        )
+        grant = one.run(reserving)
+        for slot in grant.slots:
+            assert slot is not None
+            one.store.view(slot)[:] = bytes(PAGE_NBYTES)
+        sums = [checksum(bytes(PAGE_NBYTES))] * len(keys)
+        one.run(one.store.commit(DAEMON_SESSION, grant.lease_id, sums, durable=True))
+    with Node(tmp_path / "2", bucket=bucket, arena_bytes=16 << 20) as two:
+        two.store.register(spec)
+        last_run = directory(spec.id, keys[512])
+        two.gate.holds = lambda kind, name: (kind, name) == ("list", last_run)
+        acquiring = two.loop.create_task(
+            two.store.acquire(DAEMON_SESSION, spec.id, keys, wait_s=15.0)
+        )
+
+        async def its_start_is_up() -> None:
+            while two.planner.match(spec.id, keys).resident_blocks < 256:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+        two.run(its_start_is_up())
+        assert two.gate.arrived.is_set()
+        assert not acquiring.done()
+        two.gate.opened.set()
+        grant = two.loop.run_until_complete(acquiring)
+        assert grant.hit_blocks == 600
+        two.store.release(DAEMON_SESSION, [grant.lease_id])
 
 
 @pytest.mark.parametrize("everything", [False, True])

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from enum import Enum
 from functools import partial
@@ -146,14 +146,34 @@ class ObjectTier:
     ) -> Found:
         """Return what the bucket has of a prefix, as far as it was found out by the deadline.
 
+        See `look`.
+        """
+        looking = self.look(namespace_id, keys, run_blocks=run_blocks, deadline=deadline)
+        async for found in looking:
+            last = found
+        return last
+
+    async def look(
+        self,
+        namespace_id: NamespaceId,
+        keys: Sequence[BlockKey],
+        *,
+        run_blocks: int,
+        deadline: float,
+    ) -> AsyncIterator[Found]:
+        """Yield what the bucket has of a prefix: more and more of it while the rest is asked for,
+        and in the end all that was found out by the deadline.
+
         keys[0]: the first block of the prefix, or one at a multiple of `run_blocks`. Never raises
         for a store that fails: then less is found, and the answer says it is not complete. Lookups
         that need the same listing or footer share the request.
         """
         walk = Walk(namespace_id, keys, run_blocks, self._catalog, self._tombstones)
         if not self._upkeep.informed.is_set():
-            return walk.found(complete=False)
+            yield walk.found(complete=False)
+            return
         asked: dict[Directory | Entry, asyncio.Task[None]] = {}
+        told = 0
         while not walk.ended:
             wanted = walk.step()
             if wanted == Wanted():
@@ -161,13 +181,18 @@ class ObjectTier:
                 continue
             for each in (*wanted.now, *wanted.ahead):
                 asked[each] = asked.get(each) or self._ask(each)
+            if walk.position > told:
+                told = walk.position
+                yield walk.found(complete=False)
+                continue  # it may be answered by now
             answered = all(asked[each].done() for each in wanted.now)
             timeout_s = deadline - self._now()
             if answered or timeout_s <= 0:  # it was asked for, and could not be found out
-                return walk.found(complete=False)
+                yield walk.found(complete=False)
+                return
             pending = [task for task in asked.values() if not task.done()]
             await asyncio.wait(pending, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        return walk.found(complete=True)
+        yield walk.found(complete=True)
 
     def _ask(self, wanted: Directory | Entry) -> asyncio.Task[None]:
         """Return the task that finds out, which goes on whoever stops waiting for it."""

@@ -53,7 +53,7 @@ class Wanted(NamedTuple):
 
 
 class Walk:
-    """One lookup. `step` until it has `ended`."""
+    """One lookup. `step` until it has `ended`. position: the block it has come to."""
 
     def __init__(
         self,
@@ -70,24 +70,24 @@ class Walk:
         self._catalog = catalog
         self._tombstones = tombstones
         self.ended = not keys
-        self._position = 0
+        self.position = 0
         self._ahead = AHEAD_MIN
         self._frames: list[FoundFrame] = []
         self._seen: set[tuple[Part, BlockKey]] = set()
 
     def found(self, *, complete: bool) -> Found:
         """Return what the walk has found so far."""
-        return Found(self._position, tuple(self._frames), complete)
+        return Found(self.position, tuple(self._frames), complete)
 
     def step(self) -> Wanted:
         """Go over one run, if it is known; else return what must be known to go on."""
-        now = self._unknown(self._position)
+        now = self._unknown(self.position)
         if now:
             ahead = chain.from_iterable(map(self._unknown, self._boundaries(now)))
             return Wanted(now, tuple(ahead))
-        reached = self._take(self._position)
-        self.ended = reached in (self._position, len(self._keys))
-        self._position, self._ahead = reached, min(AHEAD_MAX, 2 * self._ahead)
+        reached = self._take(self.position)
+        self.ended = reached in (self.position, len(self._keys))
+        self.position, self._ahead = reached, min(AHEAD_MAX, 2 * self._ahead)
         return Wanted()
 
     def _unknown(self, position: int) -> tuple[Directory | Entry, ...]:
@@ -100,9 +100,9 @@ class Walk:
     def _boundaries(self, now: tuple[Directory | Entry, ...]) -> range:
         """Return the next positions at which runs usually begin; none, until something was
         found."""
-        if not self._position and not isinstance(now[0], Entry):
+        if not self.position and not isinstance(now[0], Entry):
             return range(0)
-        first = (self._position // self._run_blocks + 1) * self._run_blocks
+        first = (self.position // self._run_blocks + 1) * self._run_blocks
         end = min(len(self._keys), first + self._ahead * self._run_blocks)
         return range(first, end, self._run_blocks)
 
