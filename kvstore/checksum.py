@@ -14,18 +14,44 @@ import xxhash
 from kvstore.block import Buffer
 
 LEAF_NBYTES = 64 * 1024
+PIECE_NBYTES = 4 * LEAF_NBYTES  # copied, then hashed while the processor's cache still has it
 
 
 def checksum(data: Buffer) -> int:
     """Return the checksum of `data` (any contiguous buffer)."""
-    view = memoryview(data).cast("B")
-    leaves = [
-        xxhash.xxh3_64_intdigest(view[start : start + LEAF_NBYTES])
-        for start in range(0, len(view), LEAF_NBYTES)
-    ]
-    return xxhash.xxh3_64_intdigest(struct.pack(f"<{len(leaves)}Q", *leaves))
+    return _root(_leaves(memoryview(data).cast("B")))
 
 
 def copy_bytes(source: memoryview, target: memoryview) -> None:
     """Copy equal-sized buffers; numpy lets other threads run meanwhile, a slice assignment not."""
     np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(source, np.uint8))
+
+
+def copy_in(source: memoryview, target: memoryview) -> int:
+    """Copy equal-sized buffers of bytes; return the checksum of the source: what was meant."""
+    return _copy(source, target, source)
+
+
+def copy_out(source: memoryview, target: memoryview) -> int:
+    """The same; return the checksum of the target: what has arrived."""
+    return _copy(source, target, target)
+
+
+def _copy(source: memoryview, target: memoryview, hashed: memoryview) -> int:
+    leaves = []
+    for start in range(0, len(source), PIECE_NBYTES):
+        piece = slice(start, start + PIECE_NBYTES)
+        copy_bytes(source[piece], target[piece])
+        leaves += _leaves(hashed[piece])
+    return _root(leaves)
+
+
+def _leaves(view: memoryview) -> list[int]:
+    return [
+        xxhash.xxh3_64_intdigest(view[start : start + LEAF_NBYTES])
+        for start in range(0, len(view), LEAF_NBYTES)
+    ]
+
+
+def _root(leaves: list[int]) -> int:
+    return xxhash.xxh3_64_intdigest(struct.pack(f"<{len(leaves)}Q", *leaves))

@@ -33,7 +33,7 @@ from kvstore.block import (
     Span,
     check_keys,
 )
-from kvstore.checksum import checksum, copy_bytes
+from kvstore.checksum import checksum, copy_bytes, copy_in, copy_out
 from kvstore.client.caller import Caller
 from kvstore.errors import Incompatible, InvalidRequest, KVStoreError, SessionEnded
 from kvstore.rpc.v1 import kvstore_pb2 as pb
@@ -421,10 +421,7 @@ def _fill(record: memoryview, target: memoryview | None) -> int:
 
     Of the source, not of the slot: then a stray write into the slot is found by every reader.
     """
-    if target is None:
-        return 0
-    copy_bytes(record, target)
-    return checksum(record)
+    return 0 if target is None else copy_in(record, target)
 
 
 def _take(view: memoryview | None, expected: int) -> Taken[bytes]:
@@ -442,8 +439,10 @@ def _take_into(
     """The same, into memory of the caller's."""
     if view is None:
         return None, False
-    copy_bytes(view, target)
-    corrupt = verify and checksum(target) != expected
+    if not verify:
+        copy_bytes(view, target)
+        return target, False
+    corrupt = copy_out(view, target) != expected
     return None if corrupt else target, corrupt
 
 
