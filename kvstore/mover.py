@@ -521,6 +521,10 @@ class Mover:
             self._ahead.add(task)
             task.add_done_callback(self._ahead.discard)
 
+    def brings(self, records: Sequence[StoredPart]) -> bool:
+        """Say whether all of `records` are on their way up."""
+        return all(record in self._reads for record in records)
+
     def reads_of(self, records: Sequence[StoredPart]) -> set[asyncio.Task[None]]:
         """Return the tasks that are bringing any of `records` up."""
         return {self._reads[record] for record in records if record in self._reads}

@@ -39,6 +39,7 @@ class Promotion:
         self._planner = planner
         self._mover = mover
         self._now = now
+        self._turn = asyncio.Lock()
 
     async def bring_up(
         self,
@@ -75,12 +76,14 @@ class Promotion:
                 self._planner.pinned_frames(lent),
             ):
                 began = self._now()
-                alone = nbytes >= HEAD_START_NBYTES and not self._mover.reads_under_way
-                reads_planned = self._planner.plan_reads(
-                    namespace_id, keys, spans, first_alone=alone, in_files=in_files
-                )
-                with closing(reads_planned) as plan:
-                    await self._start(plan, first_alone=alone)
+                if not self._mover.brings(missing):
+                    async with self._turn:  # else the reads of two loads mix, and both are late
+                        alone = nbytes >= HEAD_START_NBYTES and not self._mover.reads_under_way
+                        reads_planned = self._planner.plan_reads(
+                            namespace_id, keys, spans, first_alone=alone, in_files=in_files
+                        )
+                        with closing(reads_planned) as plan:
+                            await self._start(plan, first_alone=alone)
                 reads = self._mover.reads_of(missing)
                 if not reads:
                     break  # there is no room for them

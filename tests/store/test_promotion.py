@@ -8,8 +8,8 @@ from random import Random
 
 import pytest
 
-from kvstore.block import Span
-from kvstore.planner import DAEMON_SESSION
+from kvstore.block import Grant, Span
+from kvstore.planner import DAEMON_SESSION, Read
 from kvstore.testing.disks import FaultyDisk
 from tests.sim.loop import SimLoop
 from tests.store.node import FULL, SPEC, Node, chain
@@ -54,3 +54,31 @@ def test_an_idle_disk_reads_the_first_block_alone(tmp_path: Path) -> None:
 def test_a_slow_first_block_is_not_waited_for(tmp_path: Path) -> None:
     up_at, (*_, last) = read_times(tmp_path / "kv", io_s=1.0)
     assert last < up_at
+
+
+def test_reads_of_two_loads_do_not_mix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk would be busy as long, and both would be up at the end."""
+    prefixes = {"a": A, "b": chain(2)}
+    with Node(tmp_path / "kv") as node:
+        for keys in prefixes.values():
+            for begin in range(0, len(keys), 4):
+                node.put(keys, begin, begin + 4, durable=True)
+    monkeypatch.setattr("kvstore.promotion.STEP_NBYTES", 1)  # every read ends a step
+    with Node(tmp_path / "kv") as node:
+        begun = []
+        start_read = node.mover.start_read
+
+        def noted(read: Read, *, ahead: bool = False) -> None:
+            begun.extend(name for name, keys in prefixes.items() if read.blocks[0].key in keys)
+            start_read(read, ahead=ahead)
+
+        monkeypatch.setattr(node.mover, "start_read", noted)
+
+        async def both() -> list[Grant]:
+            acquire = node.store.acquire
+            loads = (acquire(DAEMON_SESSION, SPEC.id, k, wait_s=20.0) for k in prefixes.values())
+            return await asyncio.gather(*loads)
+
+        assert [grant.hit_blocks for grant in node.run(both())] == [len(A), len(A)]
+        assert len(begun) > 4
+        assert begun == sorted(begun)
