@@ -21,7 +21,8 @@ from kvstore.transport.arena_wire import Ended, Extent, Hello, Refused, Welcome,
 
 logger = logging.getLogger(__name__)
 
-TOUCH_STEP_NBYTES = 32 << 20
+TOUCH_STEP_NBYTES = 8 << 20  # well under a millisecond
+TOUCH_PAUSE_S = 0.005  # between two steps: whoever copies meanwhile has better uses for the core
 
 
 class ClientArena:
@@ -174,7 +175,7 @@ def _unmapped(mapped: mmap.mmap) -> bool:
 
 
 class _Toucher:
-    """Fills page tables ahead of use, in a thread and in steps.
+    """Fills page tables ahead of use, in a thread and in steps, with most of a core left to others.
 
     By reading a byte of every page, which the kernel answers by mapping those around it as well, to
     be written to, too: a quarter of what MADV_POPULATE_WRITE takes for pages that exist.
@@ -198,7 +199,7 @@ class _Toucher:
     def _run(self) -> None:
         while (mapped := self._mappings.get()) is not None:
             for offset in range(0, len(mapped), TOUCH_STEP_NBYTES):
-                if self._stopped.is_set():
+                if self._stopped.wait(TOUCH_PAUSE_S):
                     return
                 nbytes = min(TOUCH_STEP_NBYTES, len(mapped) - offset)
                 try:
