@@ -20,7 +20,7 @@ from dataclasses import dataclass
 PATIENCE = 0.07
 """Of the time that computing the whole prompt would take: what a load may lose at most, while
 nothing is known of the tier. Once its pace is known, what it usually takes may be waited for. With
-what saving costs then, a prompt that has to be computed after all takes a tenth more."""
+what saving costs then, a prompt that has to be computed after all takes up to a tenth more."""
 PATIENCE_SAVED_MAX = 0.5
 """Of what the load would save: even a tier that is known to be slow to begin gets no more."""
 FORGET_S = 30.0
