@@ -14,7 +14,7 @@ import xxhash
 from kvstore.block import Buffer
 
 LEAF_NBYTES = 64 * 1024
-PIECE_NBYTES = 4 * LEAF_NBYTES  # copied, then hashed while the processor's cache still has it
+PIECE_NBYTES = 8 * LEAF_NBYTES  # copied, then hashed while the processor's cache still has it
 
 
 def checksum(data: Buffer) -> int:
