@@ -10,6 +10,7 @@ import os
 import queue
 import socket
 import threading
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -21,8 +22,8 @@ from kvstore.transport.arena_wire import Ended, Extent, Hello, Refused, Welcome,
 
 logger = logging.getLogger(__name__)
 
-TOUCH_STEP_NBYTES = 8 << 20  # well under a millisecond
-TOUCH_PAUSE_S = 0.005  # between two steps: whoever copies meanwhile has better uses for the core
+TOUCH_STEP_NBYTES = 8 << 20
+TOUCH_PAUSES = 9  # as long as a step, after it: whoever copies has better uses for the core
 
 
 class ClientArena:
@@ -197,12 +198,15 @@ class _Toucher:
         self._mappings.put(None)
 
     def _run(self) -> None:
+        took_s = 0.0
         while (mapped := self._mappings.get()) is not None:
             for offset in range(0, len(mapped), TOUCH_STEP_NBYTES):
-                if self._stopped.wait(TOUCH_PAUSE_S):
+                if self._stopped.wait(TOUCH_PAUSES * took_s):
                     return
+                began = time.monotonic()
                 nbytes = min(TOUCH_STEP_NBYTES, len(mapped) - offset)
                 try:
                     np.frombuffer(mapped, np.uint8, nbytes, offset)[:: mmap.PAGESIZE].max()
                 except ValueError:  # unmapped by now
                     return
+                took_s = time.monotonic() - began
