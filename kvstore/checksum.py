@@ -37,13 +37,27 @@ def copy_out(source: memoryview, target: memoryview) -> int:
     return _copy(source, target, target)
 
 
+class PiecewiseChecksum:
+    """The checksum of bytes that come piece by piece, each but the last of whole leaves."""
+
+    def __init__(self) -> None:
+        self._sums: list[int] = []
+
+    def add(self, piece: memoryview) -> None:
+        self._sums += _leaves(piece)
+
+    @property
+    def value(self) -> int:
+        return _root(self._sums)
+
+
 def _copy(source: memoryview, target: memoryview, hashed: memoryview) -> int:
-    leaves = []
+    found = PiecewiseChecksum()
     for start in range(0, len(source), PIECE_NBYTES):
         piece = slice(start, start + PIECE_NBYTES)
         copy_bytes(source[piece], target[piece])
-        leaves += _leaves(hashed[piece])
-    return _root(leaves)
+        found.add(hashed[piece])
+    return found.value
 
 
 def _leaves(view: memoryview) -> list[int]:

@@ -350,15 +350,27 @@ class AsyncClient:
         shard: int = 0,
         wait_s: float = 2.0,
         verify: bool = True,
+        from_files: bool = False,
     ) -> list[bool]:
         """Read one part of each block into memory of the caller's; say which targets were filled.
 
         targets: writable, one record each. Where the answer is False the target's bytes are
         undefined. Faster than `get`, because memory used again needs no page faults.
         verify: check the copies; without it, bytes that rotted in memory go unnoticed.
+        from_files: for a caller that keeps what it gets. What only the daemon's file tier has, as
+        it was put, goes from the disk straight into the targets, and does not come up into the
+        arena: as fast as the disk is, and as slow again the next time. Targets of whole pages (of
+        4096 bytes) only; what cannot be read so comes by the arena. Raises Unavailable if a disk
+        does not come back from a read: from then on, until it does, it may write to that target.
         """
         return await self._bulk.get_into(
-            namespace_id, keys, targets, part=Part(group, shard), wait_s=wait_s, verify=verify
+            namespace_id,
+            keys,
+            targets,
+            part=Part(group, shard),
+            wait_s=wait_s,
+            verify=verify,
+            from_files=from_files,
         )
 
     # ---- watching ----------------------------------------------------------------------------

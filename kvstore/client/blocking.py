@@ -243,6 +243,7 @@ class Client:
         shard: int = 0,
         wait_s: float = 2.0,
         verify: bool = True,
+        from_files: bool = False,
     ) -> list[bool]:
         return self.submit(
             lambda client: client.get_into(
@@ -253,6 +254,7 @@ class Client:
                 shard=shard,
                 wait_s=wait_s,
                 verify=verify,
+                from_files=from_files,
             )
         ).result()
 

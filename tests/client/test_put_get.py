@@ -21,7 +21,7 @@ from kvstore import (
     checksum,
 )
 from kvstore.block import Grant
-from kvstore.client.bulk import Bulk
+from kvstore.client.copying import Copiers
 from kvstore.testing.daemon import Daemon
 from kvstore.testing.samples import RECORD_NBYTES, sample_keys, sample_namespace, sample_records
 from kvstore.testing.wait import until
@@ -223,9 +223,9 @@ def test_get_into_verifies_the_copy_unless_told_not_to(daemon: Daemon) -> None:
         assert client.match(namespace_id, keys).hit_blocks == 1
 
 
-def test_a_cancelled_copy_keeps_its_slots_until_its_threads_have_ended(daemon: Daemon) -> None:
+def test_a_cancelled_copy_keeps_its_slots_until_its_threads_have_ended() -> None:
     """Else a late thread writes into slots that are somebody else's by then."""
-    bulk = Bulk(AsyncClient(daemon.target), None)  # type: ignore[arg-type]
+    copiers = Copiers()
     gate, ended = threading.Event(), threading.Event()
 
     def copy(_: int) -> None:
@@ -233,7 +233,7 @@ def test_a_cancelled_copy_keeps_its_slots_until_its_threads_have_ended(daemon: D
         ended.set()
 
     async def cancelled() -> bool:
-        task = asyncio.create_task(bulk._map(copy, [1]))
+        task = asyncio.create_task(copiers.map(copy, [1]))
         await asyncio.sleep(0.05)
         task.cancel()
         await asyncio.sleep(0.05)
@@ -245,7 +245,7 @@ def test_a_cancelled_copy_keeps_its_slots_until_its_threads_have_ended(daemon: D
 
     assert not asyncio.run(cancelled())
     assert ended.is_set()
-    bulk.close()
+    copiers.close()
 
 
 def test_leases_are_read_in_place(daemon: Daemon) -> None:
@@ -353,7 +353,7 @@ def test_what_has_to_come_up_first_comes_in_pieces(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Some blocks are in the arena, some in files only, some nowhere; the pieces are small."""
-    monkeypatch.setattr("kvstore.client.bulk.PIECE_NBYTES", 3 * RECORD_NBYTES)
+    monkeypatch.setattr("kvstore.client.in_place.PIECE_NBYTES", 3 * RECORD_NBYTES)
     keys = sample_keys("pieces", 41)
     records = sample_records(keys)
     cold, warm, unknown = keys[:30], keys[30:38], keys[38:]
@@ -376,7 +376,7 @@ def test_what_has_to_come_up_first_comes_in_pieces(
 def test_a_piece_that_fails_ends_the_others(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvstore.client.bulk.PIECE_NBYTES", RECORD_NBYTES)
+    monkeypatch.setattr("kvstore.client.in_place.PIECE_NBYTES", RECORD_NBYTES)
     keys = sample_keys("failing piece", 12)
     asked = []
 

@@ -1,0 +1,66 @@
+"""Consecutive blocks of one prefix on their way to or from the caller's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from kvstore.block import BlockKey, Buffer, NamespaceId, Part, Span
+from kvstore.errors import InvalidRequest
+
+WINDOW_KEYS = 1024
+STREAM_BYTES_PER_S = 50e6  # slowest stream that is still waited for
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Where blocks stand in their prefix, and which part of each is meant."""
+
+    namespace_id: NamespaceId
+    keys: Sequence[BlockKey]
+    part: Part
+    record_nbytes: int
+    first_block: int = 0
+    parent: BlockKey | None = None
+
+    def windows(self, nbytes: int) -> Iterator[tuple[slice, Batch]]:
+        """Cut into batches of bounded bytes and keys; yields which keys each has."""
+        step = max(1, min(WINDOW_KEYS, nbytes // self.record_nbytes))
+        for start in range(0, len(self.keys), step):
+            where = slice(start, start + step)
+            yield (
+                where,
+                replace(
+                    self,
+                    keys=self.keys[where],
+                    first_block=self.first_block + start,
+                    parent=self.keys[start - 1] if start else self.parent,
+                ),
+            )
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.keys) * self.record_nbytes
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        return (Span(self.part, 0, len(self.keys)),)
+
+    @property
+    def stream_s(self) -> float:
+        return self.nbytes / STREAM_BYTES_PER_S
+
+    def flat(self, records: Sequence[Buffer]) -> list[memoryview]:
+        """Return records as bytes. Raises InvalidRequest unless they fit keys and namespace."""
+        if len(records) != len(self.keys):
+            raise InvalidRequest(f"{len(records)} records for {len(self.keys)} keys")
+        views = []
+        for index, record in enumerate(records):
+            view = memoryview(record)
+            if not view.c_contiguous or view.nbytes != self.record_nbytes:
+                raise InvalidRequest(
+                    f"record {index} has {view.nbytes} bytes; {self.record_nbytes} in one piece "
+                    f"are what the namespace says of group {self.part.group}"
+                )
+            views.append(view.cast("B"))
+        return views

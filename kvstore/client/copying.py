@@ -1,0 +1,103 @@
+"""Copies and checksums of records, by a few threads."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from kvstore.checksum import checksum, copy_bytes, copy_in, copy_out
+
+T = TypeVar("T")
+
+COPY_THREADS = 2
+
+Taken = tuple[bytes | memoryview | None, bool]
+"""A record, None if it is missing or corrupt; whether it is corrupt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a get wants. targets: where each record goes, None: into new memory. verify: the copies.
+    from_files: what only the file tier has is read there, and stays there."""
+
+    targets: Sequence[memoryview | None]
+    verify: bool = True
+    from_files: bool = False
+
+    def __getitem__(self, where: slice) -> Wanted:
+        return replace(self, targets=self.targets[where])
+
+
+class Copiers:
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(COPY_THREADS, thread_name_prefix="kvstore-copy")
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def map(self, work: Callable[..., T], *items: Sequence[Any]) -> list[T]:
+        """Return `work` of each record, done by all threads at once."""
+        loop = asyncio.get_running_loop()
+        share = max(1, -(-len(items[0]) // COPY_THREADS))
+        jobs = [
+            loop.run_in_executor(self._threads, _each, work, [i[at : at + share] for i in items])
+            for at in range(0, len(items[0]), share)
+        ]
+        try:
+            await ended(jobs)
+        except asyncio.CancelledError:
+            # A thread cannot be stopped; while one still runs, the slots must stay ours.
+            await outlive(jobs)
+            raise
+        return [result for job in jobs for result in job.result()]
+
+
+async def ended(jobs: Collection[asyncio.Future[Any]], timeout_s: float | None = None) -> None:
+    """Wait until all have ended, or the time is over."""
+    if jobs:
+        await asyncio.wait(jobs, timeout=timeout_s)
+
+
+async def outlive(jobs: Collection[asyncio.Future[Any]], timeout_s: float | None = None) -> None:
+    """The same, however often the caller is cancelled meanwhile."""
+    until = None if timeout_s is None else time.monotonic() + timeout_s
+    while left := [job for job in jobs if not job.done()]:
+        left_s = None if until is None else until - time.monotonic()
+        if left_s is not None and left_s <= 0:
+            return
+        with contextlib.suppress(asyncio.CancelledError):  # an earlier one is about to be raised
+            await asyncio.wait(left, timeout=left_s)
+
+
+def fill(record: memoryview, target: memoryview | None) -> int:
+    """Copy a record into its slot and return the checksum of what was to be written.
+
+    Of the source, not of the slot: then a stray write into the slot is found by every reader.
+    """
+    return 0 if target is None else copy_in(record, target)
+
+
+def take(
+    view: memoryview | None, expected: int, target: memoryview | None, *, verify: bool
+) -> Taken:
+    """Copy a record out, then verify the copy: what the caller gets is what was checked."""
+    if view is None:
+        return None, False
+    if target is None:
+        record = bytes(view)
+        corrupt = verify and checksum(record) != expected
+        return None if corrupt else record, corrupt
+    if not verify:
+        copy_bytes(view, target)
+        return target, False
+    corrupt = copy_out(view, target) != expected
+    return None if corrupt else target, corrupt
+
+
+def _each(work: Callable[..., T], items: Sequence[Sequence[Any]]) -> list[T]:
+    return [work(*each) for each in zip(*items, strict=True)]

@@ -1,0 +1,163 @@
+"""Records read straight from the daemon's files into memory of the caller's, past the arena.
+
+A whole record belongs to one thread, which hashes its bytes while the processor's cache has them;
+there are many, because a device is fast only with many reads at once. What cannot be read, or is
+not what was put, is nobody's fault yet: the daemon is asked to bring it up, and judges. Files are
+left alone for a while then: they may be another daemon's, under the same path.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import stat
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
+
+import numpy as np
+
+from kvstore.block import PAGE_NBYTES, FilePlace
+from kvstore.checksum import PiecewiseChecksum
+from kvstore.client.copying import ended, outlive
+from kvstore.errors import CorruptBlock, Unavailable
+
+logger = logging.getLogger(__name__)
+
+READ_THREADS = 16
+READ_NBYTES = 1 << 20
+RETRY_S = 60.0  # how long no file is read after one could not be
+HANG_S = 10.0
+
+
+class FileRead(NamedTuple):
+    """A record to be read. checksum: None: whatever it is."""
+
+    place: FilePlace
+    checksum: int | None
+    target: memoryview
+
+
+_Outcome = bool | Exception
+"""Whether a target has what was put; why files are not to be trusted."""
+
+
+class FileReads:
+    """The reads of one client. Lives on one event loop."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="kvstore-files")
+        self._off_until = 0.0
+        self._late: list[Future[_Outcome]] = []  # nobody waits for them; they may write to targets
+
+    @property
+    def usable(self) -> bool:
+        """False for a while after something could not be read, and while a device holds a read."""
+        self._late = [job for job in self._late if not job.done()]
+        return not self._late and time.monotonic() >= self._off_until
+
+    async def read(self, wanted: Sequence[FileRead], deadline: float) -> list[bool]:
+        """Fill targets, from the first on; say which of them have what was put.
+
+        deadline: a time.monotonic(); nothing is begun after it. Raises Unavailable if a read that
+        was begun does not come back: it may write to its target at any time.
+        """
+        files: dict[str, _File] = {}
+        jobs: list[Future[_Outcome]] = []
+        try:
+            for each in wanted:
+                path = each.place.path
+                if path not in files:
+                    files[path] = _File(path)
+                jobs.append(self._threads.submit(_read, files[path], each, deadline))
+        except OSError as error:
+            self._rest(error)
+        await self._end(jobs, max(0.0, deadline - time.monotonic()) + HANG_S)
+        return [self._is_good(job) for job in jobs] + [False] * (len(wanted) - len(jobs))
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _end(self, jobs: Sequence[Future[_Outcome]], timeout_s: float) -> None:
+        """Wait until no thread touches a target any more. Raises Unavailable if one hangs."""
+        ends = [asyncio.wrap_future(job) for job in jobs]
+        try:
+            await ended(ends, timeout_s)
+        except asyncio.CancelledError:
+            for job in jobs:
+                job.cancel()  # what has not begun; the memory is the caller's only after the rest
+            await outlive(ends, HANG_S)
+            self._late += [job for job in jobs if not job.done()]
+            raise
+        for job in jobs:
+            job.cancel()
+        late = [job for job in jobs if not job.done()]
+        if late:
+            self._late += late
+            raise Unavailable(
+                f"{len(late)} reads of files hang, and may fill their targets at any time",
+                reason="disk",
+            )
+
+    def _is_good(self, job: Future[_Outcome]) -> bool:
+        if job.cancelled():
+            return False
+        outcome = job.result()
+        if isinstance(outcome, Exception):
+            self._rest(outcome)
+        return outcome is True
+
+    def _rest(self, error: Exception) -> None:
+        """Read no files for a while."""
+        if time.monotonic() >= self._off_until:
+            logger.warning("file_reads=off s=%.0f reason=%r", RETRY_S, error)
+        self._off_until = time.monotonic() + RETRY_S
+
+
+def are_pages(view: memoryview) -> bool:
+    """Say whether memory is of whole pages, as direct reads need it."""
+    address = np.frombuffer(view, np.uint8).ctypes.data
+    return address % PAGE_NBYTES == 0 and len(view) % PAGE_NBYTES == 0
+
+
+class _File:
+    """A file, open until nobody refers to it any more: a read that hangs may use it for long."""
+
+    def __init__(self, path: str) -> None:
+        """Open past the page cache where the file system can. Raises OSError."""
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # which a pipe would block without
+        try:
+            self.fd = os.open(path, flags | os.O_DIRECT)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            self.fd = os.open(path, flags)
+        if not stat.S_ISREG(os.fstat(self.fd).st_mode):
+            raise OSError(f"{path} is not a file")
+
+    def __del__(self) -> None:
+        if hasattr(self, "fd"):
+            os.close(self.fd)
+
+
+def _read(file: _File, wanted: FileRead, deadline: float) -> _Outcome:
+    """Fill the target."""
+    if time.monotonic() >= deadline:
+        return False
+    found = PiecewiseChecksum()
+    for start in range(0, len(wanted.target), READ_NBYTES):
+        piece = wanted.target[start : start + READ_NBYTES]
+        try:
+            nbytes = os.preadv(file.fd, [piece], wanted.place.offset + start)
+        except OSError as error:
+            return error
+        if nbytes != len(piece):
+            return EOFError(f"{wanted.place.path} ends early")
+        if wanted.checksum is not None:
+            found.add(piece)
+    if wanted.checksum not in (None, found.value):
+        return CorruptBlock(f"{wanted.place.path} does not hold what was put")
+    return True

@@ -1,0 +1,159 @@
+"""Records to and from the mapped arena: copied by a few threads while a lease holds their slots.
+
+A window of records at a time: one reserve (or acquire), one pass over the bytes, one commit (or
+release). What has to come up from slower tiers, or is read in files, is got in pieces, several in
+flight.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from kvstore.block import Committed, Grant
+from kvstore.client.batch import Batch
+from kvstore.client.copying import Copiers, Taken, Wanted, ended, fill, take
+from kvstore.client.file_reads import FileRead, FileReads
+
+if TYPE_CHECKING:
+    from kvstore.client.async_client import AsyncClient
+
+PIECE_NBYTES = 16 << 20  # of what has to come up first
+PIECES_IN_FLIGHT = 4
+
+
+class InPlace:
+    """Moves records for a client that maps the arena."""
+
+    def __init__(self, client: AsyncClient, copiers: Copiers) -> None:
+        self._client = client
+        self._copiers = copiers
+        self._files = FileReads()
+
+    def close(self) -> None:
+        self._files.close()
+
+    async def put(
+        self, batch: Batch, records: Sequence[memoryview], durable: bool, wait_s: float
+    ) -> Committed:
+        grant = await self._client.reserve(
+            batch.namespace_id,
+            batch.keys,
+            first_block=batch.first_block,
+            parent=batch.parent,
+            spans=batch.spans,
+            wait_s=wait_s,
+        )
+        try:
+            targets = [self._client.view(slot) if slot else None for slot in grant.slots]
+            checksums = await self._copiers.map(fill, records, targets)
+        except BaseException:
+            await self._client.release(grant.lease_id)
+            raise
+        return await self._client.commit(grant.lease_id, checksums, durable=durable)
+
+    async def take(
+        self, batch: Batch, window_nbytes: int, wait_s: float, wanted: Wanted
+    ) -> list[Taken]:
+        """Take what is in the arena, a window at once; from the first large one on that is not all
+        there, and may be waited for, piece by piece."""
+        deadline = time.monotonic() + wait_s
+        taken: list[Taken] = []
+        for where, window in batch.windows(window_nbytes):
+            is_small = window.nbytes <= PIECE_NBYTES
+            if wait_s > 0 and not (is_small or await self._is_up(window)):
+                left = slice(where.start, None)
+                rest = replace(batch, keys=batch.keys[left])
+                taken += await self._take_pieces(rest, window_nbytes, deadline, wanted[left])
+                break
+            taken += await self._leased(window, deadline, wanted[where])
+        return taken
+
+    async def _is_up(self, batch: Batch) -> bool:
+        match = await self._client.match(batch.namespace_id, batch.keys)
+        return match.resident_blocks == len(batch.keys)
+
+    async def _take_pieces(
+        self, batch: Batch, window_nbytes: int, deadline: float, wanted: Wanted
+    ) -> list[Taken]:
+        """One piece is copied while those behind it come up. All in flight together lease no more
+        than a window."""
+        blocks = max(1, window_nbytes // batch.record_nbytes)
+        step = max(1, min(PIECE_NBYTES // batch.record_nbytes, blocks // PIECES_IN_FLIGHT))
+        pieces = iter([slice(at, at + step) for at in range(0, len(batch.keys), step)])
+        taken: list[Taken] = [(None, False)] * len(batch.keys)
+
+        async def take_some() -> None:
+            for piece in pieces:
+                some = replace(batch, keys=batch.keys[piece])
+                taken[piece] = await self._leased(some, deadline, wanted[piece])
+
+        await _together([take_some() for _ in range(min(PIECES_IN_FLIGHT, blocks // step))])
+        return taken
+
+    async def _leased(self, batch: Batch, deadline: float, wanted: Wanted) -> list[Taken]:
+        """Take records while a lease holds them. Where files cannot be read, they come up."""
+        if wanted.from_files and self._files.usable and time.monotonic() < deadline:
+            taken = await self._take_leased(batch, deadline, wanted, in_files=True)
+            if self._files.usable or all(record is not None for record, _ in taken):
+                return taken
+        return await self._take_leased(batch, deadline, wanted, in_files=False)
+
+    async def _take_leased(
+        self, batch: Batch, deadline: float, wanted: Wanted, *, in_files: bool
+    ) -> list[Taken]:
+        """If the lease had ended, the slots may have been somebody else's meanwhile: nothing of
+        what was read counts."""
+        grant = await self._client.acquire(
+            batch.namespace_id,
+            batch.keys,
+            wait_s=max(0.0, deadline - time.monotonic()),
+            spans=batch.spans,
+            file_places=in_files,
+        )
+        held = False
+        try:
+            taken = await self._take_slots(grant, wanted)
+            if grant.places:
+                await self._take_files(grant, deadline, wanted, taken)
+        finally:
+            (held,) = await self._client.release(grant.lease_id)
+        return taken if held else [(None, False)] * len(batch.keys)
+
+    async def _take_slots(self, grant: Grant, wanted: Wanted) -> list[Taken]:
+        views = [self._client.view(slot) if slot else None for slot in grant.slots]
+        work = partial(take, verify=wanted.verify)
+        return await self._copiers.map(work, views, grant.checksums, wanted.targets)
+
+    async def _take_files(
+        self, grant: Grant, deadline: float, wanted: Wanted, taken: list[Taken]
+    ) -> None:
+        """Fill in what of `taken` has places in files."""
+        reads = {
+            index: FileRead(place, expected if wanted.verify else None, target)
+            for index, (place, expected, target) in enumerate(
+                zip(grant.places, grant.checksums, wanted.targets, strict=True)
+            )
+            if place is not None and target is not None
+        }
+        good = await self._files.read(list(reads.values()), deadline)
+        for (index, read), is_good in zip(reads.items(), good, strict=True):
+            taken[index] = (read.target if is_good else None, False)
+
+
+async def _together(jobs: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Run jobs until all have ended, or one has failed and the others were ended."""
+    tasks = [asyncio.create_task(job) for job in jobs]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await ended(tasks)
+    for task in tasks:
+        if not task.cancelled():
+            task.result()

@@ -1,0 +1,123 @@
+"""Records as byte streams over gRPC, for clients that cannot map the arena."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from kvstore.block import Committed
+from kvstore.checksum import checksum
+from kvstore.client.batch import Batch
+from kvstore.client.caller import Caller
+from kvstore.client.copying import Copiers, Taken, Wanted, take
+from kvstore.errors import Incompatible, InvalidRequest
+from kvstore.rpc.v1 import kvstore_pb2 as pb
+from kvstore.transport.chunks import Scatter, gather
+from kvstore.transport.messages import committed_of
+
+if TYPE_CHECKING:
+    from kvstore.rpc.v1.kvstore_pb2_grpc import KVStoreAsyncStub
+
+DURABLE_WAIT_S = 30.0
+
+
+class Streams:
+    """Moves records for a client that does not map the arena."""
+
+    def __init__(self, caller: Caller, copiers: Copiers) -> None:
+        self._caller = caller
+        self._copiers = copiers
+
+    async def put(
+        self, batch: Batch, records: Sequence[memoryview], durable: bool, wait_s: float
+    ) -> Committed:
+        header = pb.PutHeader(
+            namespace_id=batch.namespace_id,
+            keys=b"".join(batch.keys),
+            first_block=batch.first_block,
+            parent=batch.parent or b"",
+            group=batch.part.group,
+            shard=batch.part.shard,
+            checksums=await self._copiers.map(checksum, records),
+            durable=durable,
+            wait_s=wait_s,
+        )
+
+        def call(stub: KVStoreAsyncStub, _: int, timeout_s: float) -> Awaitable[pb.CommitReply]:
+            return stub.Put(_put_messages(header, records), timeout=timeout_s)
+
+        extra_s = wait_s + batch.stream_s + (DURABLE_WAIT_S if durable else 0.0)
+        return committed_of(await self._caller.call(call, wait_s=extra_s))
+
+    async def take(
+        self, batch: Batch, window_nbytes: int, wait_s: float, wanted: Wanted
+    ) -> list[Taken]:
+        """Receive a window, then copy and verify it."""
+        work = partial(take, verify=wanted.verify)
+        taken: list[Taken] = []
+        for where, window in batch.windows(window_nbytes):
+            records, checksums = await self._received(window, wait_s)
+            taken += await self._copiers.map(work, records, checksums, wanted[where].targets)
+        return taken
+
+    async def _received(
+        self, batch: Batch, wait_s: float
+    ) -> tuple[list[memoryview | None], list[int]]:
+        """Receive records and their checksums, unverified."""
+        request = pb.GetRequest(
+            namespace_id=batch.namespace_id,
+            keys=b"".join(batch.keys),
+            group=batch.part.group,
+            shard=batch.part.shard,
+            wait_s=wait_s,
+        )
+
+        async def call(
+            stub: KVStoreAsyncStub, _: int, timeout_s: float
+        ) -> tuple[list[memoryview | None], list[int]]:
+            return await _read_stream(stub.Get(request, timeout=timeout_s), batch)
+
+        return await self._caller.call(call, wait_s=wait_s + batch.stream_s)
+
+
+async def _put_messages(
+    header: pb.PutHeader, records: Sequence[memoryview]
+) -> AsyncIterator[pb.PutRequest]:
+    yield pb.PutRequest(header=header)
+    for chunk in gather(records):
+        yield pb.PutRequest(chunk=chunk)
+
+
+async def _read_stream(
+    replies: AsyncIterable[pb.GetReply], batch: Batch
+) -> tuple[list[memoryview | None], list[int]]:
+    """Put the windows of a Get together. Raises Incompatible if the daemon does not keep the order
+    that the protocol gives."""
+    views: list[memoryview | None] = []
+    checksums: list[int] = []
+    scatter = Scatter([], batch.record_nbytes)
+    try:
+        async for reply in replies:
+            if reply.WhichOneof("message") == "chunk":
+                scatter.write(memoryview(reply.chunk))
+                continue
+            scatter.finish()
+            header = reply.header
+            if header.record_nbytes != batch.record_nbytes or len(header.found) > len(
+                batch.keys
+            ) - len(views):
+                raise Incompatible("the daemon answers other records than were asked for")
+            window = [
+                memoryview(bytearray(batch.record_nbytes)) if found else None
+                for found in header.found
+            ]
+            views += window
+            checksums += header.checksums
+            scatter = Scatter([view for view in window if view], batch.record_nbytes)
+        scatter.finish()
+    except InvalidRequest as error:
+        raise Incompatible(f"the daemon broke off or sent too much: {error}") from error
+    if not len(views) == len(checksums) == len(batch.keys):
+        raise Incompatible(f"the daemon answered {len(views)} of {len(batch.keys)} keys")
+    return views, checksums
