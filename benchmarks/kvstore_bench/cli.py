@@ -108,7 +108,7 @@ def store(
 @click.option("--endpoint", default="", help="Object tier: URL of an S3-compatible store.")
 @click.option("--record-mib", type=click.IntRange(1), default=2, show_default=True)
 @click.option("--blocks", type=click.IntRange(16), help="A round.  [default: 512; object: 96]")
-@click.option("--rounds", type=click.IntRange(1), help="[default: 8; object: 5]")
+@click.option("--rounds", type=click.IntRange(1), help="[default: 8; object: 15]")
 @click.option("--depth", type=click.IntRange(1, 64), help="At once.  [default: 16; object: 4]")
 @_json
 def tier(

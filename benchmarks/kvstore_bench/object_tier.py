@@ -40,7 +40,7 @@ class ObjectPlan:
 
     record_nbytes: int = 2 << 20
     blocks: int = 96
-    rounds: int = 5
+    rounds: int = 15
     depth: int = 4
 
     @property
@@ -76,7 +76,7 @@ class _Contest:
         self._settings = settings
         self._say = say
         self._store = open_store(settings)  # of both sides: the same connections
-        self._bucket = ObstoreBucket(self._store)
+        self._bucket = ObstoreBucket(self._store, settings.requests_max)
         self._namespace_id = NamespaceId(os.urandom(32))
         rng = np.random.default_rng(0)
         shape = (plan.objects * RUN_BLOCKS, plan.record_nbytes)
