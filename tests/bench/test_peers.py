@@ -14,10 +14,10 @@ from kvstore_bench.cli import bench
 from kvstore_bench.peers.blocks import Blocks
 from kvstore_bench.peers.course import GETS, PUTS, Course, result
 from kvstore_bench.peers.process import Process
-from kvstore_bench.peers.roster import FLOOR, OURS, PEERS, Peer
+from kvstore_bench.peers.roster import FLOOR, KEPT, OURS, PEERS, Peer
 from kvstore_bench.peers.turn import PeersPlan, Record
 
-BOTH = ("--system", FLOOR, "--blocks", "8", "--block-mib", "1", "--rounds", "2")
+BOTH = ("--system", FLOOR, "--system", KEPT, "--blocks", "8", "--block-mib", "1", "--rounds", "2")
 SMALL = PeersPlan(block_nbytes=1 << 20, blocks=4, rounds=1, threads=2)
 
 
@@ -33,13 +33,13 @@ def test_both_sides_are_measured_and_nothing_stays_behind(tmp_path: Path) -> Non
     assert done.exit_code == 0, done.output
     document = json.loads(done.stdout)
     assert document["wrong"] == 0
-    assert set(document["systems"]) == {OURS, FLOOR}
+    assert set(document["systems"]) == {OURS, KEPT, FLOOR}
     for system in document["systems"].values():
         assert set(system["bytes_per_s"]) == {*PUTS, *GETS}
         assert system["kept"] == 1.0
         assert (system["missed"], system["wrong"]) == (0, 0)
         assert system["ready_s"]["min"] > 0
-    assert document["cold_get_vs_best"] is None, "plain files are no peer"
+    assert document["cold_get_vs_best"] is None, "plain files are no peer, nor are we"
     assert document["failed"] == document["skipped"] == {}
     assert plot.read_bytes().startswith(b"\x89PNG")
     assert list(kept.iterdir()) == []

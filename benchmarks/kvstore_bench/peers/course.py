@@ -83,7 +83,7 @@ def result(plan: PeersPlan, records: Mapping[str, Record]) -> dict[str, Any]:
     for measure in PUTS + GETS:
         medians = {name: each[measure]["p50"] for name, each in speeds.items() if measure in each}
         ours = [value for name, value in medians.items() if peers[name].ours]
-        rivals = {n: v for n, v in medians.items() if not (peers[n].ours or peers[n].floor)}
+        rivals = {name: value for name, value in medians.items() if peers[name].rival}
         best = max(rivals, key=lambda name: rivals[name], default=None)
         ratios[f"{measure}_best"] = best
         ratios[f"{measure}_vs_best"] = ours[0] / rivals[best] if ours and best else None

@@ -16,14 +16,18 @@ FILLERS_MAX = 6
 
 
 def open_system(place: Place) -> System:
-    return Ours(place)
+    return Ours(place, from_files=True)
 
 
 class Ours:
-    """The arena holds two rounds. Every get verifies the checksum of each record, after its copy
-    out of the arena into the caller's memory."""
+    """The arena holds two rounds. Every get verifies the checksum of each record, as it is in the
+    caller's memory.
 
-    def __init__(self, place: Place) -> None:
+    from_files: what is not in the arena is read straight into that memory, and does not come up.
+    """
+
+    def __init__(self, place: Place, *, from_files: bool) -> None:
+        self._from_files = from_files
         self._blocks = place.blocks
         self._daemon = Daemon(
             f"dram.capacity={2 * place.round_nbytes}",
@@ -54,7 +58,13 @@ class Ours:
 
     def get(self, keys: Sequence[bytes]) -> list[bool]:
         named = [BlockKey(key) for key in keys]
-        return self._client.get_into(self._namespace_id, named, self._blocks.targets, wait_s=WAIT_S)
+        return self._client.get_into(
+            self._namespace_id,
+            named,
+            self._blocks.targets,
+            wait_s=WAIT_S,
+            from_files=self._from_files,
+        )
 
     def chill(self) -> bool:
         """Put other blocks until these have left the arena, as they do in a busy daemon."""

@@ -31,7 +31,7 @@ class Process:
     def __init__(self, peer: Peer, python: str, runtime: Path) -> None:
         self._peer = peer
         self._channel, theirs = Pipe()
-        paths = [str(Path(kvstore.__file__).parents[1])] if peer.ours else []
+        paths = [str(Path(kvstore.__file__).parents[1])] if peer.own else []
         paths += filter(None, [os.environ.get("PYTHONPATH", "")])
         environ = {**os.environ, **peer.environ, "PYTHONPATH": os.pathsep.join(paths)}
         try:

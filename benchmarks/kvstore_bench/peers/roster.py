@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 OURS = "kvstore"
+KEPT = "kvstore-kept"
 FLOOR = "plain"
 
 
@@ -32,6 +33,16 @@ class Peer:
         return self.name == OURS
 
     @property
+    def own(self) -> bool:
+        """Whether it is this store, in whatever way it is used."""
+        return self.name in (OURS, KEPT)
+
+    @property
+    def rival(self) -> bool:
+        """Whether ours is compared with it."""
+        return not (self.own or self.floor)
+
+    @property
     def floor(self) -> bool:
         """Whether it is no store, only what the device gives: no peer to be compared with."""
         return self.name == FLOOR
@@ -44,6 +55,13 @@ PEERS = (
         checks="XXH3 of every record, at each tier and by the reader",
         durable="fdatasync (flush)",
         cold="evicted by other blocks; O_DIRECT",
+    ),
+    Peer(
+        KEPT,
+        "ours_kept",
+        checks="the same",
+        durable="fdatasync (flush)",
+        cold="the same; kept in DRAM from then on",
     ),
     Peer(
         "lmcache",

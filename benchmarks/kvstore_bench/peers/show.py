@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from kvstore_bench.peers.course import GETS, PUTS
+from kvstore_bench.peers.roster import KEPT, OURS
 from kvstore_bench.plot import COLOURS, finish, new_figure, save
 
 TITLES = {
@@ -84,7 +85,7 @@ def plot_peers(result: Mapping[str, Any], target: Path) -> None:
                 panel.text(0, place, f" {_speed(result['systems'][name], measure)}", va="center")
                 continue
             p50, low, high = (speed[key] / 1e9 for key in ("p50", "min", "max"))
-            panel.barh(place, p50, height=0.6, color=COLOURS[0 if name == "kvstore" else 5])
+            panel.barh(place, p50, height=0.6, color=COLOURS[0 if name in (OURS, KEPT) else 5])
             panel.plot((low, high), (place, place), color="#333333", linewidth=1.5)
         panel.set_yticks(range(len(names)), names if panel is panels[0] else [""] * len(names))
         panel.set(title=title, xlabel="GB/s")
