@@ -7,6 +7,7 @@ can be hashed by several cores, or on a GPU, and a large record can be verified 
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 
 import numpy as np
 import xxhash
@@ -19,7 +20,7 @@ PIECE_NBYTES = 8 * LEAF_NBYTES  # copied, then hashed while the processor's cach
 
 def checksum(data: Buffer) -> int:
     """Return the checksum of `data` (any contiguous buffer)."""
-    return _root(_leaves(memoryview(data).cast("B")))
+    return checksum_of(leaves_of(memoryview(data).cast("B")))
 
 
 def copy_bytes(source: memoryview, target: memoryview) -> None:
@@ -41,14 +42,14 @@ class PiecewiseChecksum:
     """The checksum of bytes that come piece by piece, each but the last of whole leaves."""
 
     def __init__(self) -> None:
-        self._sums: list[int] = []
+        self._leaves: list[int] = []
 
     def add(self, piece: memoryview) -> None:
-        self._sums += _leaves(piece)
+        self._leaves += leaves_of(piece)
 
     @property
     def value(self) -> int:
-        return _root(self._sums)
+        return checksum_of(self._leaves)
 
 
 def _copy(source: memoryview, target: memoryview, hashed: memoryview) -> int:
@@ -60,12 +61,14 @@ def _copy(source: memoryview, target: memoryview, hashed: memoryview) -> int:
     return found.value
 
 
-def _leaves(view: memoryview) -> list[int]:
+def leaves_of(view: memoryview) -> list[int]:
+    """Return the checksums of leaves: a record's, or of a piece that begins where a leaf does."""
     return [
         xxhash.xxh3_64_intdigest(view[start : start + LEAF_NBYTES])
         for start in range(0, len(view), LEAF_NBYTES)
     ]
 
 
-def _root(leaves: list[int]) -> int:
+def checksum_of(leaves: Sequence[int]) -> int:
+    """Return the checksum of a record with these leaves."""
     return xxhash.xxh3_64_intdigest(struct.pack(f"<{len(leaves)}Q", *leaves))

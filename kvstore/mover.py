@@ -17,7 +17,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from kvstore.block import PAGE_NBYTES, BlockKey, NamespaceId, Part, padded
-from kvstore.checksum import checksum
+from kvstore.checksum import checksum, checksum_of, leaves_of
 from kvstore.codec import Codec, decodes_to, encode_run
 from kvstore.errors import CorruptBlock, KVStoreError, Unavailable
 from kvstore.frame import KILLED_MAX, NO_KEY, FrameHeader, FrameKind, RunBlock
@@ -42,8 +42,8 @@ logger = logging.getLogger(__name__)
 
 RETRY_S = 5.0  # how long after a first failure what could not be written is tried again
 RETRY_MAX_S = 60.0  # it doubles up to here: a disk that is gone for long costs nothing
-INLINE_NBYTES_MAX = 256 << 10  # verified sooner than a thread wakes up
-HEAD_START_S = 0.005  # a device that takes longer for one block is not waited for
+BATCHES_MAX = 3  # on their way down at once
+PARTS = 2  # of a record that is read alone
 EVICT_ROUNDS_MAX = 8
 RECALL_STEP_RUNS = 8  # indexed before anybody else gets a turn: about a millisecond
 CLOSE_S = 1.0  # for a writer to end; one that a hung device holds is left behind
@@ -85,7 +85,6 @@ class Mover:
         self._now = now
         self._workers = executor or ThreadPoolExecutor(threads, thread_name_prefix="kvstore-codec")
         self._reads: dict[StoredPart, asyncio.Task[None]] = {}
-        self._ahead: set[asyncio.Task[None]] = set()  # reads that have the disk to themselves
         self._finding_room = asyncio.Lock()
         self._wanted_nbytes = 0  # of the runs for which room is being found
         self._wake = asyncio.Event()
@@ -317,13 +316,42 @@ class Mover:
                 await self._policies.save_now_and_then()
             if self._failing and self._now() >= self._retry_at:
                 self._planner.retry_failed()
-            while writes := self._planner.take_writes(self._group_commit_bytes):
+            await self._write_queued()
+
+    async def _write_queued(self) -> None:
+        """Write until nothing is left. What fills a batch begins while others are on their way: the
+        disk is not to pause while bytes are verified, or synced. Less than that waits for them, so
+        that one sync covers more."""
+        under_way: set[asyncio.Task[None]] = set()
+        try:
+            while True:
+                if under_way and len(under_way) >= self._batches_wanted:
+                    when = asyncio.FIRST_COMPLETED
+                    ended, under_way = await asyncio.wait(under_way, return_when=when)
+                    for batch in ended:
+                        batch.result()
+                    continue
+                writes = self._planner.take_writes(self._group_commit_bytes)
+                if not writes:
+                    return
                 if self._failing and self._now() < self._retry_at:
                     for write in writes:
                         self._planner.write_failed(write)
+                    self._tell_progress()
                 else:
-                    await self._write_batch(writes)
-                self._tell_progress()
+                    under_way.add(asyncio.create_task(self._write_batch(writes)))
+        finally:
+            for batch in under_way:
+                batch.cancel()
+            if under_way:
+                await asyncio.wait(under_way)
+
+    @property
+    def _batches_wanted(self) -> int:
+        """How many batches are to be on their way now: one beside reads, which somebody waits for,
+        and while the disk fails."""
+        is_full = self._planner.dirty.queued_nbytes >= self._group_commit_bytes
+        return BATCHES_MAX if is_full and not (self._reads or self._failing) else 1
 
     async def _write_batch(self, writes: Sequence[Write]) -> None:
         """Write runs, sync once, and settle each with the planner, whatever happens.
@@ -343,6 +371,7 @@ class Mover:
             self._fail(write, error)
         self._metrics.write_behind_seconds.observe(self._now() - began)
         self._note_health([error for _, error in failed])
+        self._tell_progress()
 
     async def _try_batch(self, writes: Sequence[Write]) -> list[tuple[Write, BaseException]]:
         """Write runs and sync once; return those that failed."""
@@ -398,8 +427,9 @@ class Mover:
         assert self._file is not None
         refused = any(isinstance(error, _DISK_ERRORS) for error in errors)
         if refused and not self._file.takes_writes:
-            self._retry_at = self._now() + self._retry_s
-            self._retry_s = min(2 * self._retry_s, RETRY_MAX_S)
+            if self._now() >= self._retry_at:  # else a batch begun as early has failed just now
+                self._retry_at = self._now() + self._retry_s
+                self._retry_s = min(2 * self._retry_s, RETRY_MAX_S)
         else:
             self._retry_s, self._retry_at = RETRY_S, 0.0
         if bool(errors) != self._failing:
@@ -508,18 +538,11 @@ class Mover:
 
     # ---- up: file to arena ---------------------------------------------------------------------
 
-    def start_read(self, read: Read, *, ahead: bool = False) -> None:
-        """Carry a read out in the background; `reads_of` finds it again.
-
-        ahead: others wait until it has ended, for HEAD_START_S at most; they keep their order.
-        """
-        after = () if ahead else tuple(self._ahead)
-        task = asyncio.get_running_loop().create_task(self._read(read, after))
+    def start_read(self, read: Read) -> None:
+        """Carry a read out in the background; `reads_of` finds it again."""
+        task = asyncio.get_running_loop().create_task(self._read(read))
         for record in read.stored:
             self._reads[record] = task
-        if ahead:
-            self._ahead.add(task)
-            task.add_done_callback(self._ahead.discard)
 
     def brings(self, records: Sequence[StoredPart]) -> bool:
         """Say whether all of `records` are on their way up."""
@@ -529,13 +552,11 @@ class Mover:
         """Return the tasks that are bringing any of `records` up."""
         return {self._reads[record] for record in records if record in self._reads}
 
-    async def _read(self, read: Read, after: Collection[asyncio.Task[None]]) -> None:
+    async def _read(self, read: Read) -> None:
         bad: Sequence[int] = read.positions
         corrupt = False
         began = self._now()
         try:
-            if after:
-                await asyncio.wait(after, timeout=HEAD_START_S)
             async with read.extent.mount.reading:
                 bad, corrupt = await self._fetch(read), True
         except CorruptBlock:
@@ -558,7 +579,6 @@ class Mover:
     async def _fetch(self, read: Read) -> list[int]:
         """Bring the bytes up. Returns the positions that do not match their checksums."""
         assert self._file is not None
-        loop = asyncio.get_running_loop()
         sizes = [padded(nbytes) for nbytes in read.frame.stored_nbytes]
         first, last = read.positions[0], read.positions[-1]
         begin = PAGE_NBYTES + sum(sizes[:first])
@@ -571,13 +591,31 @@ class Mover:
                 else aligned_buffer(sizes[at])
                 for at in range(first, last + 1)
             ]
-            await self._file.read(read.extent, begin, targets)
-            if sum(sizes[first : last + 1]) <= INLINE_NBYTES_MAX:
-                return self._verify(read)
-            return await loop.run_in_executor(self._workers, self._verify, read)
+            if len(targets) == 1 and self.reads_under_way == 1:
+                return await self._fetch_parts(read, begin, targets[0])
+            bad: list[int] = []
+            await self._file.read(
+                read.extent, begin, targets, lambda _: bad.extend(self._verify(read))
+            )
+            return bad
         buffer = aligned_buffer(sum(sizes[first : last + 1]))
         await self._file.read(read.extent, begin, [buffer])
+        loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._workers, self._decode, read, buffer, sizes)
+
+    async def _fetch_parts(self, read: Read, begin: int, target: memoryview) -> list[int]:
+        """Bring one record up by several threads: alone, one would leave the disk half idle."""
+        assert self._file is not None
+        (position,), (record,), (held,) = read.positions, read.stored, read.held
+        view = self._arena.view(held.slot)
+        leaves: dict[int, list[int]] = {}
+
+        def sum_up(part: slice) -> None:
+            leaves[part.start] = leaves_of(view[part])
+
+        await self._file.read(read.extent, begin, [target], sum_up, PARTS)
+        found = checksum_of([leaf for at in sorted(leaves) for leaf in leaves[at]])
+        return [] if found == record.checksum else [position]
 
     def raw_file(self, frame: StoredFrame) -> RawFile | None:
         """Return where the bytes of a frame that stores them as they were put lie in a file; None

@@ -8,7 +8,7 @@ from contextlib import closing
 from typing import NamedTuple
 
 from kvstore.block import BlockKey, NamespaceId, Span, padded
-from kvstore.index import StoredBlock
+from kvstore.index import StoredBlock, StoredPart
 from kvstore.loads import Ended, Loads
 from kvstore.mover import Mover
 from kvstore.obs import Metrics
@@ -17,6 +17,7 @@ from kvstore.planner import Planner, Read, frames_of, is_readable
 
 PROMOTE_ROUNDS_MAX = 3
 HEAD_START_NBYTES = 64 << 20  # of a smaller load, a moment is too large a part
+HEAD_START_S = 0.005  # a device that takes longer for one block is not waited for
 STEP_NBYTES = 1 << 20  # of small reads, begun in one step: they share a thread
 
 
@@ -106,10 +107,18 @@ class Promotion:
         it would take several times as long; alone, it costs them next to nothing.
         """
         first: StoredBlock | None = None
+        head: list[StoredPart] = []
         begun_nbytes = 0
         for read in plan:
             first = first or read.blocks[0]
-            self._mover.start_read(read, ahead=first_alone and read.blocks[0] is first)
+            if first_alone and read.blocks[0] is not first:
+                first_alone = False
+                if reads := self._mover.reads_of(head):
+                    await asyncio.wait(reads, timeout=HEAD_START_S)
+                await asyncio.sleep(0)  # whoever waits for it goes first
+            self._mover.start_read(read)
+            if first_alone:
+                head += read.stored
             begun_nbytes += sum(padded(record.nbytes) for record in read.stored)
             if begun_nbytes >= STEP_NBYTES:
                 begun_nbytes = 0

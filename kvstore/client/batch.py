@@ -23,10 +23,16 @@ class Batch:
     first_block: int = 0
     parent: BlockKey | None = None
 
-    def windows(self, nbytes: int) -> Iterator[tuple[slice, Batch]]:
-        """Cut into batches of bounded bytes and keys; yields which keys each has."""
-        step = max(1, min(WINDOW_KEYS, nbytes // self.record_nbytes))
-        for start in range(0, len(self.keys), step):
+    def windows(
+        self, nbytes: int, first_nbytes: int | None = None
+    ) -> Iterator[tuple[slice, Batch]]:
+        """Cut into batches of bounded bytes and keys; yields which keys each has.
+
+        first_nbytes: of the first one; each after it may have twice as much as the one before."""
+        nbytes_now = nbytes if first_nbytes is None else min(first_nbytes, nbytes)
+        start = 0
+        while start < len(self.keys):
+            step = max(1, min(WINDOW_KEYS, nbytes_now // self.record_nbytes))
             where = slice(start, start + step)
             yield (
                 where,
@@ -37,6 +43,8 @@ class Batch:
                     parent=self.keys[start - 1] if start else self.parent,
                 ),
             )
+            start += step
+            nbytes_now = min(2 * nbytes_now, nbytes)
 
     @property
     def nbytes(self) -> int:

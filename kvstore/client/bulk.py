@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 STREAM_WINDOW_NBYTES = 64 << 20
 LEASED_WINDOW_NBYTES = 256 << 20
+FIRST_PUT_NBYTES = 32 << 20  # on their way to slower tiers while the rest is copied
 
 
 class Bulk:
@@ -59,7 +60,7 @@ class Bulk:
         await self._client.connect()
         committed = existing = refused = 0
         safe = durable
-        for where, window in batch.windows(self._window_nbytes):
+        for where, window in batch.windows(self._window_nbytes, FIRST_PUT_NBYTES):
             done = await self._put_window(window, views[where], durable, wait_s)
             committed += done.committed
             existing += done.existing

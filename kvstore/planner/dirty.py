@@ -15,6 +15,7 @@ class DirtyRecords:
 
     def __init__(self, now: Callable[[], float]) -> None:
         self.nbytes = 0
+        self.queued_nbytes = 0  # of them, not taken yet
         self.last = 0  # sequence of the newest commit
         self._now = now
         self._queue: OrderedDict[tuple[BlockKey, Part], StoredPart] = OrderedDict()
@@ -49,6 +50,7 @@ class DirtyRecords:
         record.dirty = self.last
         self.nbytes += record.nbytes
         self._queue[block.key, part] = record
+        self.queued_nbytes += record.nbytes
         self._since[record.dirty] = self._now()
 
     def take(self, nbytes_max: int, records_max: int) -> Iterator[tuple[BlockKey, Part]]:
@@ -58,6 +60,7 @@ class DirtyRecords:
             if nbytes >= nbytes_max:
                 return
             del self._queue[key, part]
+            self.queued_nbytes -= record.nbytes
             nbytes += record.nbytes
             yield key, part
 
@@ -88,7 +91,8 @@ class DirtyRecords:
 
     def drop(self, key: BlockKey, part: Part, record: StoredPart) -> None:
         """Forget a record whether or not it was taken."""
-        self._queue.pop((key, part), None)
+        if self._queue.pop((key, part), None) is not None:
+            self.queued_nbytes -= record.nbytes
         self._failed.pop((key, part), None)
         self.clean(record)
 

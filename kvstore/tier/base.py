@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 Place = TypeVar("Place")
+
+
+Then = Callable[[slice], object]
+PART_NBYTES = 512 << 10  # whole leaves of a checksum
 
 
 class Tier(Protocol[Place]):
@@ -32,11 +36,21 @@ class Tier(Protocol[Place]):
         Raises Unavailable if the medium refuses; the place can then be written again or freed.
         """
 
-    async def read(self, place: Place, offset: int, targets: Sequence[memoryview]) -> None:
+    async def read(
+        self,
+        place: Place,
+        offset: int,
+        targets: Sequence[memoryview],
+        then: Then | None = None,
+        parts: int = 1,
+    ) -> None:
         """Fill `targets` one after the other from `offset` of `place`, whole pages.
 
         Raises Unavailable or CorruptBlock; the targets are then unspecified. Bytes are not
         verified here. The targets belong to the tier until the call returns, cancelled or not.
+        then: called with the part of the bytes that is there, by the thread that has read it: the
+        processor's cache may still have them.
+        parts: at most so many, multiples of PART_NBYTES, each read by a thread of its own.
         """
 
     def free(self, place: Place) -> None:

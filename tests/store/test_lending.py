@@ -146,8 +146,8 @@ def test_what_is_to_be_read_in_files_stays_while_the_rest_comes_up(
     with Node(tmp_path / "kv") as node:
         start = node.mover.start_read
 
-        def start_and_evict(read: Read, *, ahead: bool = False) -> None:
-            start(read, ahead=ahead)
+        def start_and_evict(read: Read) -> None:
+            start(read)
             node.planner.evict_file(1 << 40)
 
         monkeypatch.setattr(node.mover, "start_read", start_and_evict)

@@ -68,9 +68,9 @@ def test_reads_of_two_loads_do_not_mix(tmp_path: Path, monkeypatch: pytest.Monke
         begun = []
         start_read = node.mover.start_read
 
-        def noted(read: Read, *, ahead: bool = False) -> None:
+        def noted(read: Read) -> None:
             begun.extend(name for name, keys in prefixes.items() if read.blocks[0].key in keys)
-            start_read(read, ahead=ahead)
+            start_read(read)
 
         monkeypatch.setattr(node.mover, "start_read", noted)
 

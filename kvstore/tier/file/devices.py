@@ -18,6 +18,7 @@ from typing import Any
 from kvstore.block import BlockKey, NamespaceId
 from kvstore.errors import ConfigError, KVStoreError
 from kvstore.frame import FrameHeader
+from kvstore.tier.base import Then
 from kvstore.tier.file.admission import Admission, Listener
 from kvstore.tier.file.device import Device, DeviceState, Mount, Placed
 from kvstore.tier.file.disk import Disk, RealDisk
@@ -185,8 +186,15 @@ class Devices:
         finally:
             mount.in_flight_nbytes -= place.nbytes
 
-    async def read(self, place: Placed, offset: int, targets: Sequence[memoryview]) -> None:
-        """Fill `targets` from `offset` of the frame. Bytes are not verified.
+    async def read(
+        self,
+        place: Placed,
+        offset: int,
+        targets: Sequence[memoryview],
+        then: Then | None = None,
+        parts: int = 1,
+    ) -> None:
+        """Fill `targets` from `offset` of the frame. Bytes are not verified, unless by `then`.
 
         Raises DiskFailed, of which DiskHung while a thread may still write to `targets`, or
         CorruptBlock.
@@ -194,7 +202,7 @@ class Devices:
         mount = place.mount
         try:
             self._check_in_use(mount)
-            await mount.unless_gone(mount.tier.read(place.extent, offset, targets))
+            await mount.unless_gone(mount.tier.read(place.extent, offset, targets, then, parts))
         except DiskFailed as error:
             self._admission.read_failed(place, error)
             raise

@@ -20,8 +20,24 @@ async def run_blocking(executor: Executor, work: Callable[[], T]) -> T:
     A thread cannot be stopped: if the caller went on, it would give a slot to somebody else while
     the read still lands in it. Work that has not begun is taken back at once.
     """
-    job = _submit(executor, work)
-    return await _done(asyncio.wrap_future(job), job.cancel)
+    (result,) = await run_all_blocking(executor, [work])
+    return result
+
+
+async def run_all_blocking(executor: Executor, works: Sequence[Callable[[], T]]) -> list[T]:
+    """The same for several; what the first of them raised is raised when all have ended."""
+    jobs = [_submit(executor, work) for work in works]
+
+    def take_back() -> None:
+        for job in jobs:
+            job.cancel()
+
+    ends = asyncio.gather(*map(asyncio.wrap_future, jobs), return_exceptions=True)
+    results = await _done(ends, take_back)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return [result for result in results if not isinstance(result, BaseException)]
 
 
 class SmallJobs:

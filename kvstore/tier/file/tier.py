@@ -21,6 +21,7 @@ from typing import TypeVar
 from kvstore.block import PAGE_NBYTES, BlockKey, NamespaceId
 from kvstore.errors import InvalidRequest, Unavailable
 from kvstore.frame import FrameHeader, SegmentTag, encode_header
+from kvstore.tier.base import PART_NBYTES, Then
 from kvstore.tier.file.directory import Directory, take_directory, try_out
 from kvstore.tier.file.disk import Disk, RealDisk
 from kvstore.tier.file.failure import DiskFailed, DiskUnreadable
@@ -37,7 +38,7 @@ from kvstore.tier.file.space import (
     Space,
     State,
 )
-from kvstore.tier.file.threads import SmallJobs, run_blocking
+from kvstore.tier.file.threads import SmallJobs, run_all_blocking, run_blocking
 from kvstore.tier.file.upkeep import Upkeep
 
 T = TypeVar("T")
@@ -264,8 +265,16 @@ class FileTier:
             self._space.written(extent, measured)
             self._start_maintenance()
 
-    async def read(self, extent: FileExtent, offset: int, targets: Sequence[memoryview]) -> None:
-        """Fill `targets` (whole pages) from `offset` of the frame. Bytes are not verified.
+    async def read(
+        self,
+        extent: FileExtent,
+        offset: int,
+        targets: Sequence[memoryview],
+        then: Then | None = None,
+        parts: int = 1,
+    ) -> None:
+        """Fill `targets` (whole pages) from `offset` of the frame. Bytes are not verified, unless
+        by `then`. Small reads, and those of several targets, stay in one part.
 
         Raises DiskFailed, or CorruptBlock if the file is gone or too short.
         """
@@ -277,11 +286,30 @@ class FileTier:
             raise InvalidRequest(f"bytes {offset}..{offset + nbytes} of {extent}")
         _check_pages(targets)
         with self._call():
-            read = partial(self._files.read, segment.tag, targets, extent.offset + offset)
+            begin = extent.offset + offset
             if nbytes <= SMALL_READ_NBYTES:
+                read = partial(self._read, segment.tag, targets, begin, slice(0, nbytes), then)
                 await self._small_reads.run(nbytes, read)
-            else:
-                await self._run(read)
+                return
+            step = nbytes if len(targets) > 1 else _step(nbytes, parts)
+            reads = []
+            for at in range(0, nbytes, step):
+                part = slice(at, min(at + step, nbytes))
+                some = targets if step == nbytes else [targets[0][part]]
+                reads.append(partial(self._read, segment.tag, some, begin + at, part, then))
+            await run_all_blocking(self._executor, reads)
+
+    def _read(
+        self,
+        tag: SegmentTag,
+        targets: Sequence[memoryview],
+        offset: int,
+        part: slice,
+        then: Then | None,
+    ) -> None:
+        self._files.read(tag, targets, offset)
+        if then is not None:
+            then(part)
 
     def path_of(self, extent: FileExtent) -> Path:
         """Return the file that a written frame lies in, at `extent.offset`, until it is freed."""
@@ -553,6 +581,11 @@ def _check_frame(frame: PlacedFrame, buffers: Sequence[memoryview]) -> None:
     if sum(buffer.nbytes for buffer in buffers) != frame.frame_nbytes:
         raise InvalidRequest(f"the buffers do not hold the {frame.frame_nbytes} bytes of the frame")
     _check_pages(buffers)
+
+
+def _step(nbytes: int, parts: int) -> int:
+    """Return how large the parts of a read are."""
+    return -(-nbytes // parts // PART_NBYTES) * PART_NBYTES
 
 
 def _check_pages(buffers: Sequence[memoryview]) -> None:
