@@ -591,7 +591,7 @@ class Mover:
                 else aligned_buffer(sizes[at])
                 for at in range(first, last + 1)
             ]
-            if len(targets) == 1 and self.reads_under_way == 1:
+            if len(self._reads) == 1:  # this record, and nothing else
                 return await self._fetch_parts(read, begin, targets[0])
             bad: list[int] = []
             await self._file.read(

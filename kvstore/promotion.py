@@ -111,15 +111,20 @@ class Promotion:
         begun_nbytes = 0
         for read in plan:
             first = first or read.blocks[0]
-            if first_alone and read.blocks[0] is not first:
-                first_alone = False
-                if reads := self._mover.reads_of(head):
-                    await asyncio.wait(reads, timeout=HEAD_START_S)
-                await asyncio.sleep(0)  # whoever waits for it goes first
-            self._mover.start_read(read)
+            try:
+                if first_alone and read.blocks[0] is not first:
+                    first_alone = False
+                    await self._head_start(head)
+            finally:
+                self._mover.start_read(read)  # cancelled or not: it has its slots
             if first_alone:
                 head += read.stored
             begun_nbytes += sum(padded(record.nbytes) for record in read.stored)
             if begun_nbytes >= STEP_NBYTES:
                 begun_nbytes = 0
                 await asyncio.sleep(0)  # they go to the disk now; others' turn, too
+
+    async def _head_start(self, head: Sequence[StoredPart]) -> None:
+        if reads := self._mover.reads_of(head):
+            await asyncio.wait(reads, timeout=HEAD_START_S)
+        await asyncio.sleep(0)  # whoever waits for it goes first

@@ -359,8 +359,9 @@ class AsyncClient:
         verify: check the copies; without it, bytes that rotted in memory go unnoticed.
         from_files: for a caller that keeps what it gets. What only the daemon's file tier has, as
         it was put, goes from the disk straight into the targets, and does not come up into the
-        arena: as fast as the disk is, and as slow again the next time. Targets of whole pages (of
-        4096 bytes) only; what cannot be read so comes by the arena. Raises Unavailable if a disk
+        arena: as fast as the disk is, and as slow again the next time. Of clients that map the
+        arena, with targets of whole pages (of 4096 bytes); else, and where files cannot be read, it
+        changes nothing. Raises Unavailable if a disk
         does not come back from a read: from then on, until it does, it may write to that target.
         """
         return await self._bulk.get_into(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 from random import Random
 
@@ -49,6 +50,37 @@ def every_load_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_idle_disk_reads_the_first_block_alone(tmp_path: Path) -> None:
     up_at, (first, *others) = read_times(tmp_path / "kv", io_s=0.0001)
     assert first < up_at <= others[0]
+
+
+def test_who_is_cancelled_beside_the_first_block_takes_nothing_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next read has been planned by then: slots are set aside for it."""
+    monkeypatch.setattr("kvstore.promotion.HEAD_START_S", 20.0)
+    with Node(tmp_path / "kv") as node:
+        node.put(A, durable=True)
+    disk, gate = FaultyDisk(), threading.Event()
+
+    def hold(call: str) -> None:
+        if call == "preadv":
+            assert gate.wait(10)
+
+    with Node(tmp_path / "kv", disk=disk) as node:
+        node.recall()
+        disk.fault = hold
+
+        async def cancelled() -> None:
+            acquire = node.store.acquire(DAEMON_SESSION, SPEC.id, A, wait_s=20.0)
+            loading = asyncio.create_task(acquire)
+            await asyncio.sleep(0.1)
+            assert 1 <= node.mover.reads_under_way <= 2, "only the first block's"
+            loading.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await loading
+            gate.set()
+
+        node.run(cancelled())
+        assert node.get(A) == len(A)
 
 
 def test_a_slow_first_block_is_not_waited_for(tmp_path: Path) -> None:
