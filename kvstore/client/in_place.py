@@ -125,6 +125,8 @@ class InPlace:
         return taken if held else [(None, False)] * len(batch.keys)
 
     async def _take_slots(self, grant: Grant, wanted: Wanted) -> list[Taken]:
+        if not any(grant.slots):
+            return [(None, False)] * len(grant.slots)
         views = [self._client.view(slot) if slot else None for slot in grant.slots]
         work = partial(take, verify=wanted.verify)
         return await self._copiers.map(work, views, grant.checksums, wanted.targets)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from kvstore import Client, Group, Namespace
+from kvstore import Client, Group, Namespace, Prefix
 from kvstore.block import BlockKey
 from kvstore.errors import Unavailable
 from kvstore.testing.daemon import Daemon
 from kvstore_bench.peers.system import Place, System
 
 WAIT_S = 30.0
-FILLERS_MAX = 6
 
 
 def open_system(place: Place) -> System:
@@ -32,9 +31,8 @@ class Ours:
         self._daemon = Daemon(
             f"dram.capacity={2 * place.round_nbytes}",
             f"dram.extent={place.round_nbytes // 2}",
-            "dram.eviction_policy=lru",  # or what was read often would stay, and `chill` be in vain
             f"file.path={place.directory / 'tier'}",
-            f"file.capacity={(FILLERS_MAX + 2) * (2 * place.round_nbytes + (64 << 20))}",
+            f"file.capacity={4 * place.round_nbytes + (64 << 20)}",
             f"file.threads={place.threads}",
             f"limits.write_behind_max={2 * place.round_nbytes}",
         ).start()
@@ -67,14 +65,11 @@ class Ours:
         )
 
     def chill(self) -> bool:
-        """Put other blocks until these have left the arena, as they do in a busy daemon."""
-        keys = self._keys
-        for filler in range(1, FILLERS_MAX + 1):
-            self.put(self._blocks.keys(-filler))
-            self.flush()
-            if not self._client.match(self._namespace_id, keys).resident_blocks:
-                return True
-        raise Unavailable("what was to be read cold is still in the arena")
+        """Have the daemon let go of the copies in its arena, as peers clear theirs."""
+        prefix = Prefix(self._namespace_id, self._keys)
+        if self._client.demote(prefix).done_blocks < len(self._keys):
+            raise Unavailable("what was to be read cold is still in the arena")
+        return True
 
     def close(self) -> None:
         self._client.close()

@@ -54,7 +54,7 @@ PEERS = (
         "ours",
         checks="XXH3 of every record, at each tier and by the reader",
         durable="fdatasync (flush)",
-        cold="evicted by other blocks; O_DIRECT",
+        cold="demoted from DRAM; O_DIRECT",
     ),
     Peer(
         KEPT,
