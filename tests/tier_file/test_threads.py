@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from kvstore.errors import Unavailable
-from kvstore.tier.file.threads import SmallJobs
+from kvstore.tier.file.threads import SmallJobs, run_all_blocking, run_blocking
 
 
 @pytest.mark.parametrize(("nbytes", "batches"), [(10, 1), (50, 3), (60, 6), (500, 6)])
@@ -83,5 +83,27 @@ def test_a_closed_pool_refuses_small_jobs() -> None:
         executor.shutdown()
         with pytest.raises(Unavailable):
             await SmallJobs(executor, 100).run(1, lambda: None)
+
+    asyncio.run(scenario())
+
+
+def test_what_waits_in_a_pool_that_is_closed_is_refused() -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow() -> str:
+        begun.set()
+        assert go_on.wait(10)
+        return "slow"
+
+    async def scenario() -> None:
+        executor = ThreadPoolExecutor(1)
+        running = asyncio.ensure_future(run_blocking(executor, slow))
+        waiting = asyncio.ensure_future(run_all_blocking(executor, [slow, slow]))
+        assert await asyncio.to_thread(begun.wait, 10)
+        executor.shutdown(wait=False, cancel_futures=True)
+        with pytest.raises(Unavailable, match="closed"):
+            await waiting
+        go_on.set()
+        assert await running == "slow"
 
     asyncio.run(scenario())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import CancelledError, Executor, Future
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -33,11 +33,11 @@ async def run_all_blocking(executor: Executor, works: Sequence[Callable[[], T]])
             job.cancel()
 
     ends = asyncio.gather(*map(asyncio.wrap_future, jobs), return_exceptions=True)
-    results = await _done(ends, take_back)
-    for result in results:
-        if isinstance(result, BaseException):
-            raise result
-    return [result for result in results if not isinstance(result, BaseException)]
+    await _done(ends, take_back)
+    try:
+        return [job.result() for job in jobs]
+    except CancelledError as error:  # a pool says so of what waited when it was shut down
+        raise Unavailable("the file tier is closed") from error
 
 
 class SmallJobs:
