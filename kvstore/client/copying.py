@@ -34,6 +34,8 @@ class Wanted:
 
 
 class Copiers:
+    """The threads of one client."""
+
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(COPY_THREADS, thread_name_prefix="kvstore-copy")
 

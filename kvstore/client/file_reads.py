@@ -13,6 +13,7 @@ import errno
 import logging
 import os
 import stat
+import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -65,18 +66,12 @@ class FileReads:
         deadline: a time.monotonic(); nothing is begun after it. Raises Unavailable if a read that
         was begun does not come back: it may write to its target at any time.
         """
-        files: dict[str, _File] = {}
-        jobs: list[Future[_Outcome]] = []
-        try:
-            for each in wanted:
-                path = each.place.path
-                if path not in files:
-                    files[path] = _File(path)
-                jobs.append(self._threads.submit(_read, files[path], each, deadline))
-        except OSError as error:
-            self._rest(error)
+        files = {path: _File(path) for path in {each.place.path for each in wanted}}
+        jobs = [
+            self._threads.submit(_read, files[each.place.path], each, deadline) for each in wanted
+        ]
         await self._end(jobs, max(0.0, deadline - time.monotonic()) + HANG_S)
-        return [self._is_good(job) for job in jobs] + [False] * (len(wanted) - len(jobs))
+        return [self._is_good(job) for job in jobs]
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -124,23 +119,39 @@ def are_pages(view: memoryview) -> bool:
 
 
 class _File:
-    """A file, open until nobody refers to it any more: a read that hangs may use it for long."""
+    """A file, open from its first read until nobody refers to it any more: a read that hangs may
+    use it for long. Threads open it: that can hang as well."""
 
     def __init__(self, path: str) -> None:
-        """Open past the page cache where the file system can. Raises OSError."""
-        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # which a pipe would block without
-        try:
-            self.fd = os.open(path, flags | os.O_DIRECT)
-        except OSError as error:
-            if error.errno != errno.EINVAL:
-                raise
-            self.fd = os.open(path, flags)
-        if not stat.S_ISREG(os.fstat(self.fd).st_mode):
-            raise OSError(f"{path} is not a file")
+        self._path = path
+        self._lock = threading.Lock()
+        self._fd: int | None = None
+
+    def read(self, target: memoryview, offset: int) -> int:
+        """Read what fills `target`, past the page cache where the file system can; return how many
+        bytes there were. Raises OSError."""
+        with self._lock:
+            if self._fd is None:
+                self._fd = _opened(self._path)
+        return os.preadv(self._fd, [target], offset)
 
     def __del__(self) -> None:
-        if hasattr(self, "fd"):
-            os.close(self.fd)
+        if self._fd is not None:
+            os.close(self._fd)
+
+
+def _opened(path: str) -> int:
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # which a pipe would block without
+    try:
+        fd = os.open(path, flags | os.O_DIRECT)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        fd = os.open(path, flags)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(f"{path} is not a file")
+    return fd
 
 
 def _read(file: _File, wanted: FileRead, deadline: float) -> _Outcome:
@@ -151,7 +162,7 @@ def _read(file: _File, wanted: FileRead, deadline: float) -> _Outcome:
     for start in range(0, len(wanted.target), READ_NBYTES):
         piece = wanted.target[start : start + READ_NBYTES]
         try:
-            nbytes = os.preadv(file.fd, [piece], wanted.place.offset + start)
+            nbytes = file.read(piece, wanted.place.offset + start)
         except OSError as error:
             return error
         if nbytes != len(piece):
