@@ -10,11 +10,15 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import kvstore
+from kvstore.block import BlockKey, Namespace
+from kvstore.client import Client
 
 START_TIMEOUT_S = 20.0
 STOP_TIMEOUT_S = 20.0
@@ -142,3 +146,17 @@ class Daemon:
                 break
             time.sleep(POLL_S)
         raise RuntimeError(f"the daemon did not start:\n{self.output()}")
+
+
+@contextmanager
+def restarted_with(
+    namespace: Namespace, keys: Sequence[BlockKey], records: Sequence[bytes]
+) -> Iterator[Daemon]:
+    """Yield a daemon of which only the file tier has these records: it has been killed since."""
+    with Daemon() as daemon:
+        with Client(daemon.start().target) as client:
+            client.register(namespace)
+            if not client.put(namespace.id, keys, records, durable=True).durable:
+                raise RuntimeError("the records are not durable")
+        daemon.kill()
+        yield daemon.start()

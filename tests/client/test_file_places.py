@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kvstore import AsyncClient, Client, FilePlace, Grant, InvalidRequest, Part, Span, checksum
-from kvstore.testing.daemon import Daemon
+from kvstore.testing.daemon import Daemon, restarted_with
 from kvstore.testing.samples import sample_keys, sample_namespace, sample_records
 from kvstore.testing.wait import until
 
@@ -33,14 +33,8 @@ sys.stdin.read()
 
 @pytest.fixture
 def daemon() -> Iterator[Daemon]:
-    """Has records that only its file tier holds."""
-    with Daemon() as daemon:
-        daemon.start()
-        with Client(daemon.target) as client:
-            client.register(SPACE)
-            assert client.put(SPACE.id, KEYS, RECORDS, durable=True).durable
-        daemon.kill()
-        yield daemon.start()
+    with restarted_with(SPACE, KEYS, RECORDS) as daemon:
+        yield daemon
 
 
 def read(place: FilePlace | None) -> bytes:

@@ -19,7 +19,7 @@ from kvstore import AsyncClient, Client, Prefix, Unavailable
 from kvstore.block import BlockKey, FilePlace
 from kvstore.checksum import LEAF_NBYTES, checksum
 from kvstore.client.file_reads import FileRead, FileReads
-from kvstore.testing.daemon import Daemon
+from kvstore.testing.daemon import Daemon, restarted_with
 from kvstore.testing.samples import sample_keys, sample_namespace, sample_records
 from kvstore.testing.wait import until
 
@@ -31,14 +31,8 @@ SPACE = sample_namespace("file reads", NBYTES)
 
 @pytest.fixture
 def daemon() -> Iterator[Daemon]:
-    """Has records that only its file tier holds."""
-    with Daemon() as daemon:
-        daemon.start()
-        with Client(daemon.target) as client:
-            client.register(SPACE)
-            assert client.put(SPACE.id, KEYS, RECORDS, durable=True).durable
-        daemon.kill()
-        yield daemon.start()
+    with restarted_with(SPACE, KEYS, RECORDS) as daemon:
+        yield daemon
 
 
 class Targets:
