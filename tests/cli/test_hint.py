@@ -1,6 +1,7 @@
 """`kvstore hint`: what it says, and what it exits with."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -16,11 +17,16 @@ TOKENS = list(range(500, 660))
 
 @pytest.fixture(scope="module")
 def at(daemon: Daemon) -> tuple[str, str]:
+    return talk(daemon, "chat-17", TOKENS)
+
+
+def talk(daemon: Daemon, session_id: str, tokens: Sequence[int]) -> tuple[str, str]:
+    """Have a session put a prefix and ask for it; return the options that name the daemon."""
     with Client(daemon.target, name="engine") as client:
         namespace_id = client.register(SPEC)
-        keys = KeyChain(root_key(namespace_id), SPEC.block_tokens).update(TOKENS)
+        keys = KeyChain(root_key(namespace_id), SPEC.block_tokens).update(tokens)
         client.put(namespace_id, keys, sample_records(keys), durable=True)
-        client.release(client.acquire(namespace_id, keys, session_id="chat-17").lease_id)
+        client.release(client.acquire(namespace_id, keys, session_id=session_id).lease_id)
     return "--target", daemon.target
 
 
@@ -30,8 +36,6 @@ def at(daemon: Daemon) -> tuple[str, str]:
         (("expect", "--in", "30"), "10 of 10 blocks are expected in 30 s"),
         (("pin", "--ttl", "60"), "10 of 10 blocks"),
         (("pin", "--ttl", "60", "--bytes", "1"), "0 of 10 blocks"),
-        (("demote",), "left dram for the file tier"),
-        (("prefetch",), "10 of 10 blocks came up into dram"),
         (("end",), "10 of 10 blocks are this session's alone"),
     ],
 )
@@ -40,6 +44,15 @@ def test_a_hint_says_what_it_has_done(
 ) -> None:
     done = kvstore("hint", *args, "chat-17", *at)
     assert (done.exit_code, said in done.output) == (0, True), done.output
+
+
+def test_what_a_hint_sent_down_another_brings_up(daemon: Daemon) -> None:
+    at = talk(daemon, "chat-19", range(700, 860))
+    down = kvstore("hint", "demote", "chat-19", *at)
+    up = kvstore("hint", "prefetch", "chat-19", *at)
+    assert down.exit_code == up.exit_code == 0
+    assert "10 of 10 blocks (195.3 KiB) left dram for the file tier" in down.output
+    assert "10 of 10 blocks came up into dram" in up.output
 
 
 def test_a_prompt_names_a_prefix(at: tuple[str, str], tmp_path: Path) -> None:

@@ -79,14 +79,16 @@ def test_a_disk_that_cannot_be_written_makes_the_status_bad() -> None:
         directory.unlink()
 
 
-def test_wrong_bytes_make_the_status_bad(engine: Client, own: Daemon) -> None:
-    namespace_id = engine.register(sample_namespace("rotten"))
-    keys = sample_keys("rotten", 2)  # a key belongs to one namespace
-    engine.put(namespace_id, keys, sample_records(keys))
-    engine.delete(namespace_id, keys[:1], corrupt=True)
-    done = kvstore("status", "--target", own.target)
-    assert done.exit_code == 1
-    assert "did not match: 1 by reader" in done.output
+def test_wrong_bytes_make_the_status_bad() -> None:
+    with Daemon() as daemon:
+        daemon.start()
+        with Client(daemon.target) as client:
+            namespace_id = client.register(sample_namespace())
+            client.put(namespace_id, KEYS, sample_records(KEYS))
+            client.delete(namespace_id, KEYS[:1], corrupt=True)
+        done = kvstore("status", "--target", daemon.target)
+        assert done.exit_code == 1
+        assert "did not match: 1 by reader" in done.output
 
 
 STATS = {
