@@ -10,8 +10,8 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from kvstore.answers import Ask
@@ -146,7 +146,6 @@ class ObjectFetch:
         tier: ObjectTier,
         planner: Planner,
         metrics: Metrics,
-        executor: Executor,
         *,
         watches: Watches,
         nbytes_max: int,
@@ -158,7 +157,6 @@ class ObjectFetch:
         self._tier = tier
         self._planner = planner
         self._metrics = metrics
-        self._executor = executor
         self._now = now
         self._loads = Loads(metrics, now)
         self._room = asyncio.Semaphore(WINDOWS_MAX)
@@ -362,17 +360,19 @@ class ObjectFetch:
             else memoryview(bytearray(place.block.stored_nbytes))
             for (view, _), place in zip(wanted, places, strict=True)
         ]
+        good = [False] * len(places)
+
+        def verify(index: int) -> None:
+            good[index] = _is_good(wanted[index][0], stored[index], places[index])
+
         reads = [
-            ObjectRead(place.frame.location, place.begin, [buffer])
-            for place, buffer in zip(places, stored, strict=True)
+            ObjectRead(place.frame.location, place.begin, [buffer], partial(verify, index))
+            for index, (place, buffer) in enumerate(zip(places, stored, strict=True))
         ]
         deadline = self._now() + LEASE_MARGIN * lease_s
         if set(await self._tier.read(reads, deadline)) - {Outcome.READ}:
             return None
-        good = await asyncio.get_running_loop().run_in_executor(
-            self._executor, _all_good, [view for view, _ in wanted], stored, places
-        )
-        if not good:
+        if not all(good):
             self._metrics.corrupt_blocks.labels("object").inc()
             return None
         return [place.block.raw_checksum for place in places]
@@ -386,15 +386,9 @@ def _block_nbytes(namespace: Namespace) -> int:
     return sum(padded(group.record_nbytes) * group.shards for group in namespace.groups)
 
 
-def _all_good(
-    views: Sequence[memoryview], stored: Sequence[memoryview], places: Sequence[_Place]
-) -> bool:
-    """Decode what needs it; return whether every record is what was put."""
-    for view, buffer, place in zip(views, stored, places, strict=True):
-        codec_id, expected = place.frame.header.codec_id, place.block.raw_checksum
-        if codec_id == 0:
-            if checksum(view) != expected:
-                return False
-        elif not decodes_to(codec_id, buffer, view, expected):
-            return False
-    return True
+def _is_good(view: memoryview, stored: memoryview, place: _Place) -> bool:
+    """Decode a record if it needs it; return whether it is what was put. Blocking."""
+    codec_id, expected = place.frame.header.codec_id, place.block.raw_checksum
+    if codec_id == 0:
+        return checksum(view) == expected
+    return decodes_to(codec_id, stored, view, expected)

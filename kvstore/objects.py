@@ -53,7 +53,6 @@ class Objects:
             tier,
             planner,
             metrics,
-            self._threads,
             watches=self._watches,
             nbytes_max=fetch_nbytes_max,
             now=now,

@@ -14,6 +14,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -75,8 +76,8 @@ class _Contest:
         self._plan = plan
         self._settings = settings
         self._say = say
-        self._store = open_store(settings)  # of both sides: the same connections
-        self._bucket = ObstoreBucket(self._store, settings.requests_max)
+        self._store = open_store(settings)  # of both sides
+        self._bucket = ObstoreBucket(self._store, settings)
         self._namespace_id = NamespaceId(os.urandom(32))
         rng = np.random.default_rng(0)
         shape = (plan.objects * RUN_BLOCKS, plan.record_nbytes)
@@ -150,14 +151,27 @@ class _Contest:
             places = asyncio.Semaphore(self._plan.depth)
 
             async def bring_up(frame: FoundFrame) -> None:
-                header = frame.header
-                targets = self._targets[header.first_block :][: len(header.blocks)]
+                header, good = frame.header, [False] * len(frame.header.blocks)
+
+                def verify(index: int) -> None:
+                    block = header.blocks[index]
+                    good[index] = (
+                        checksum(self._targets[header.first_block + index]) == block.raw_checksum
+                    )
+
                 async with places:
-                    read = ObjectRead(frame.location, header.offsets[0], targets)
-                    if await tier.read([read], deadline) != [Outcome.READ]:
+                    reads = [
+                        ObjectRead(
+                            frame.location,
+                            header.offsets[index],
+                            [self._targets[header.first_block + index]],
+                            partial(verify, index),
+                        )
+                        for index in range(len(header.blocks))
+                    ]
+                    if set(await tier.read(reads, deadline)) != {Outcome.READ}:
                         raise Unavailable("an object could not be read")
-                sums = [block.raw_checksum for block in header.blocks]
-                if await asyncio.to_thread(_sums, targets) != sums:
+                if not all(good):
                     raise CorruptBlock("what was read is not what was written")
 
             looking = tier.look(self._namespace_id, keys, run_blocks=RUN_BLOCKS, deadline=deadline)
@@ -250,10 +264,6 @@ class _Contest:
             yield tier, metrics
         finally:
             await tier.close()
-
-
-def _sums(records: Sequence[memoryview]) -> list[int]:
-    return [checksum(record) for record in records]
 
 
 def _requests(metrics: Metrics) -> float:

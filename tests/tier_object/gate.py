@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from kvstore.block import Buffer
 from kvstore.tier.object import Bucket
 from kvstore.tier.object.names import TOMBSTONES, Listed
-from kvstore.tier.object.requests import Sink
+from kvstore.tier.object.requests import Filled
 
 
 class GatedBucket:
@@ -30,9 +30,11 @@ class GatedBucket:
         await self._pass("head", name)
         return await self._bucket.head(name)
 
-    async def get(self, name: str, start: int, nbytes: int, sink: Sink) -> None:
+    async def get(
+        self, name: str, start: int, buffers: Sequence[memoryview], filled: Filled
+    ) -> None:
         await self._pass("get", name)
-        await self._bucket.get(name, start, nbytes, sink)
+        await self._bucket.get(name, start, buffers, filled)
         await self._pass("got", name)
 
     async def put(self, name: str, buffers: Sequence[Buffer], nbytes: int) -> int:
@@ -41,6 +43,9 @@ class GatedBucket:
 
     async def delete(self, names: Sequence[str]) -> None:
         await self._bucket.delete(names)
+
+    def close(self) -> None:
+        self._bucket.close()
 
     async def _pass(self, kind: str, name: str) -> None:
         if self.holds(kind, name):

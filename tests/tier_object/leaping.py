@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Sequence
 from kvstore.block import Buffer
 from kvstore.tier.object import Bucket
 from kvstore.tier.object.names import Listed
-from kvstore.tier.object.requests import Sink
+from kvstore.tier.object.requests import Filled
 
 
 class LeapingBucket:
@@ -29,8 +29,10 @@ class LeapingBucket:
     async def head(self, name: str) -> Listed:
         return self._leapt(await self._bucket.head(name))
 
-    async def get(self, name: str, start: int, nbytes: int, sink: Sink) -> None:
-        await self._bucket.get(name, start, nbytes, sink)
+    async def get(
+        self, name: str, start: int, buffers: Sequence[memoryview], filled: Filled
+    ) -> None:
+        await self._bucket.get(name, start, buffers, filled)
 
     async def put(self, name: str, buffers: Sequence[Buffer], nbytes: int) -> int:
         self._put_ahead_s[name] = self._ahead_s
@@ -38,6 +40,9 @@ class LeapingBucket:
 
     async def delete(self, names: Sequence[str]) -> None:
         await self._bucket.delete(names)
+
+    def close(self) -> None:
+        self._bucket.close()
 
     def _leapt(self, listed: Listed) -> Listed:
         return listed._replace(modified=listed.modified + self._put_ahead_s[listed.name])

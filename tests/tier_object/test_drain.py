@@ -7,13 +7,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvstore.tier.object.bucket import _Drain
+from kvstore.tier.object.drain import Drain
 from kvstore.tier.object.failure import ObjectFailed
 
 
-def test_after_stop_nothing_reaches_the_sink() -> None:
+def test_after_stop_nothing_is_written() -> None:
     first, go_on = threading.Event(), threading.Event()
-    seen: list[tuple[int, bytes]] = []
+    target = bytearray(6)
+    told: list[int] = []
 
     def body() -> Iterator[bytes]:
         yield b"abc"
@@ -21,7 +22,7 @@ def test_after_stop_nothing_reaches_the_sink() -> None:
         assert go_on.wait(10)
         yield b"def"
 
-    drain = _Drain(body(), 6, lambda position, data: seen.append((position, bytes(data))))
+    drain = Drain(body(), [memoryview(target)], told.append)
     thread = threading.Thread(target=drain.run)
     thread.start()
     assert first.wait(10)
@@ -29,34 +30,24 @@ def test_after_stop_nothing_reaches_the_sink() -> None:
     go_on.set()
     thread.join(10)
     assert not thread.is_alive()
-    assert seen == [(0, b"abc")]
+    assert target == b"abc\0\0\0"
+    assert told == []
 
 
-def test_stop_waits_for_the_sink() -> None:
-    begun, go_on, stopped = threading.Event(), threading.Event(), threading.Event()
-
-    def sink(_: int, data: memoryview) -> None:
-        begun.set()
-        assert go_on.wait(10)
-
-    drain = _Drain([b"abc"], 3, sink)
-    running = threading.Thread(target=drain.run)
-    running.start()
-    assert begun.wait(10)
-    stopping = threading.Thread(target=lambda: (drain.stop(), stopped.set()))
-    stopping.start()
-    assert not stopped.wait(0.05)
-    go_on.set()
-    assert stopped.wait(10)
-    running.join(10)
-    stopping.join(10)
+@pytest.mark.parametrize("sizes", [(5,), (1, 4), (2, 3), (1, 1, 1, 2)])
+def test_a_body_fills_the_buffers_in_order(sizes: tuple[int, ...]) -> None:
+    targets = [memoryview(bytearray(size)) for size in sizes]
+    told: list[bytes] = []
+    Drain(
+        [b"ab", b"", b"cde", b""], targets, lambda index: told.append(bytes(targets[index]))
+    ).run()
+    assert b"".join(targets) == b"abcde"
+    assert told == list(map(bytes, targets)), "told as each is full"
 
 
-def test_a_body_is_told_in_order_and_too_much_of_it_is_refused() -> None:
-    seen: list[tuple[int, bytes]] = []
-    chunks = [b"ab", b"", b"cde"]
-    drain = _Drain(chunks, 5, lambda position, data: seen.append((position, bytes(data))))
-    assert drain.run() == 5
-    assert seen == [(0, b"ab"), (2, b""), (2, b"cde")]
+def test_too_much_and_too_little_is_refused() -> None:
+    for size, words in ((4, "more bytes"), (6, "less bytes")):
+        with pytest.raises(ObjectFailed, match=words):
+            Drain([b"ab", b"cde"], [memoryview(bytearray(size))], lambda _: None).run()
     with pytest.raises(ObjectFailed, match="more bytes"):
-        _Drain(chunks, 4, lambda position, data: None).run()
+        Drain([b"ab", b"cde"], [memoryview(bytearray(2))], lambda _: None).run()

@@ -7,7 +7,9 @@ import os
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -175,6 +177,84 @@ def test_what_is_not_allowed_is_not_tried_again(seaweed: Seaweed) -> None:
             with pytest.raises(ObjectRefused):
                 await side.write(frames(KEYS))
             assert proxy.seen["PUT"] == before + 1
+
+    run(test)
+
+
+def signed(request: web.BaseRequest) -> bool:
+    """Say whether it came past the library, which has its signature in a header."""
+    return "X-Amz-Signature" in request.query
+
+
+def test_what_only_the_library_is_let_in_for_it_reads(
+    seaweed: Seaweed, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+
+    async def test() -> None:
+        async with behind_a_proxy(seaweed) as (proxy, side):
+            await side.write(frames(KEYS))
+            found = await side.find(KEYS)
+            seen: list[bool] = []
+
+            def forbid(request: web.BaseRequest) -> Fault | None:
+                seen.append(signed(request))
+                return Fault.FORBIDDEN if signed(request) else None
+
+            assert await side.read_all(found) == 32
+            proxy.fault = forbid
+            for _ in range(3):
+                assert await side.read_all(found) == 32
+            assert seen == [True, False, False, False], "it is not asked in vain every time"
+            assert side.counted("object_errors") == {}
+
+    run(test)
+    (told,) = (r.getMessage() for r in caplog.records if "read_by_library" in r.getMessage())
+    assert told.endswith("reason='HTTP 403'")
+
+
+@pytest.mark.parametrize(
+    ("environment", "settings"),
+    [({"HTTP_PROXY": "http://127.0.0.1:9", "NO_PROXY": "127.0.0.1"}, {}), ({}, {"folder": True})],
+)
+def test_what_the_library_has_to_reach_it_reads(
+    seaweed: Seaweed,
+    environment: dict[str, str],
+    settings: dict[str, bool],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+
+    async def test() -> None:
+        async with behind_a_proxy(seaweed) as (proxy, side):
+            seen: list[bool] = []
+            proxy.fault = lambda request: seen.append(signed(request))
+            where = {"url": f"file://{tmp_path}"} if settings else asdict(side.settings)
+            async with opened(where) as other:
+                await other.write(frames(KEYS))
+                assert await other.read_all(await other.find(KEYS)) == 32
+            assert not any(seen)
+
+    run(test)
+
+
+def test_readers_are_told_of_a_retry_too_and_before_the_read_returns(seaweed: Seaweed) -> None:
+    async def test() -> None:
+        async with behind_a_proxy(seaweed) as (proxy, side):
+            await side.write(frames(KEYS))
+            reads, targets = reads_of(await side.find(KEYS))
+            seen: list[list[bytes]] = [[] for _ in reads]
+
+            def see(index: int) -> None:
+                seen[index].append(bytes(targets[index][2]))
+
+            told = [replace(read, then=partial(see, i)) for i, read in enumerate(reads)]
+            proxy.times(1, Fault.CUT)
+            assert set(await side.tier.read(told, side.deadline())) == {Outcome.READ}
+            assert [each[-1] for each in seen] == [bytes(target) for _, _, target in targets]
+            assert {len(each) for each in seen} == {1, 2}
 
     run(test)
 

@@ -18,7 +18,6 @@ from kvstore.tier.object.ranges import (
     GAP_NBYTES_MAX,
     ObjectRead,
     plan_requests,
-    scatter,
 )
 from kvstore.tier.object.tombstones import SKEW_S, Tombstone, Tombstones
 from kvstore.tier.object.walk import AHEAD_MAX, Found, Walk, Wanted
@@ -169,9 +168,10 @@ def test_every_target_is_filled_whatever_is_joined_or_cut(data: st.DataObject) -
         reads.append(ObjectRead(extent, 0, [memoryview(bytearray(size)) for size in sizes]))
     for request in plan_requests(reads, part_nbytes):
         assert request.nbytes <= part_nbytes
-        answer = memoryview(content)[request.start : request.start + request.nbytes]
-        for start in range(0, len(answer), 7919):
-            scatter(request, start, answer[start : start + 7919])
+        position = request.start
+        for buffer in request.buffers:
+            buffer[:] = content[position : position + len(buffer)]
+            position += len(buffer)
     for read in reads:
         begin = read.extent.offset
         assert b"".join(read.targets) == content[begin : begin + read.nbytes]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -117,14 +118,22 @@ def test_large_objects_go_up_whole_or_in_parts_and_come_down(
 
     async def test() -> None:
         keys = prefix_of("large", 4)
-        nbytes = 5 << 20
+        nbytes = 9 << 20  # more than one request carries
         stored = frames(keys, parts=[Part(0, 0)], nbytes=nbytes)
         async with opened({**where, "grace_s": 60.0}) as side:
             await side.write(stored)
             reads, targets = reads_of(await side.find(keys))
-            assert set(await side.tier.read(reads, side.deadline())) == {Outcome.READ}
+            seen: dict[int, bytes] = {}
+
+            def see(index: int) -> None:
+                assert index not in seen
+                seen[index] = bytes(targets[index][2])
+
+            told = [replace(read, then=partial(see, i)) for i, read in enumerate(reads)]
+            assert set(await side.tier.read(told, side.deadline())) == {Outcome.READ}
             expected = [bytes(buffer) for buffer in stored[0][1]]
             assert [bytes(target) for _, _, target in targets] == expected
+            assert [seen[index] for index in range(4)] == expected
             assert side.counted("tier_bytes")["object/read"] >= 4 * nbytes
 
     run(test)

@@ -2,21 +2,25 @@
 
 Its own retries are off, so that every request is counted and bounded where `requests` says so.
 What an answer claims is checked before its body is read, and a body is read in chunks, so a store
-that sends more than was asked for costs no memory.
+that sends more than was asked for costs no memory. From S3, bodies come past the library where they
+can: see `receive`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
-import threading
-from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+import time
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
+from urllib.request import getproxies
 
 import obstore
 from obstore.exceptions import (
@@ -28,14 +32,19 @@ from obstore.exceptions import (
 from obstore.store import AzureStore, GCSStore, LocalStore, S3Store
 
 from kvstore.block import Buffer
+from kvstore.breaker import Breaker, State
 from kvstore.config import ObjectSettings
 from kvstore.errors import ConfigError
+from kvstore.tier.object.drain import Drain
 from kvstore.tier.object.failure import ObjectFailed, ObjectGone, ObjectRefused
 from kvstore.tier.object.names import Listed
-from kvstore.tier.object.requests import Sink
+from kvstore.tier.object.receive import Connections, Receipt, Unfit
+from kvstore.tier.object.requests import Filled
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, ObjectStore, RetryConfig
+
+logger = logging.getLogger(__name__)
 
 PAGE_OBJECTS = 1000  # what S3 lists in one request
 CHUNK_NBYTES = 256 << 10  # handed over at once: the processor's cache still has it
@@ -43,6 +52,9 @@ WHOLE_NBYTES_MAX = 64 << 20  # larger objects go up in parts: three requests and
 PART_NBYTES = 16 << 20
 PARTS_AT_ONCE = 4
 CONNECT_TIMEOUT_S = 5.0
+SIGNED_FOR = timedelta(minutes=15)  # from our clock on: what S3 forgives clocks in headers
+UNFIT_MIN_S = 10.0  # without reads past the library, after an answer it has to deal with
+UNFIT_MAX_S = 600.0
 _STATUS = re.compile(r"status[^0-9]{1,24}([1-5][0-9]{2})\b", re.ASCII)
 _TIMED_OUT = re.compile(r"TimedOut|timed out", re.IGNORECASE)
 
@@ -50,7 +62,7 @@ _TIMED_OUT = re.compile(r"TimedOut|timed out", re.IGNORECASE)
 def open_bucket(settings: ObjectSettings) -> ObstoreBucket:
     """Return the bucket of `settings.url`. Raises ConfigError if the library refuses it."""
     try:
-        return ObstoreBucket(open_store(settings), settings.requests_max)
+        return ObstoreBucket(open_store(settings), settings)
     except (BaseError, ValueError, OSError) as error:
         # What the library says may quote what it found in the environment.
         raise ConfigError(f"object.url cannot be used ({type(error).__name__})") from None
@@ -59,10 +71,15 @@ def open_bucket(settings: ObjectSettings) -> ObstoreBucket:
 class ObstoreBucket:
     """One bucket and prefix. Implements `Bucket`."""
 
-    def __init__(self, store: ObjectStore, requests_max: int) -> None:
+    def __init__(self, store: ObjectStore, settings: ObjectSettings) -> None:
+        """store: opened with these settings."""
         self._store = store
+        self._allow_http = settings.allow_http
+        self._may_sign = isinstance(store, S3Store) and not getproxies()
         # On the event loop, chunks wait for their turns: reads took 7 % longer, on two cores.
-        self._threads = ThreadPoolExecutor(requests_max, thread_name_prefix="kvstore-object")
+        self._threads = ThreadPoolExecutor(settings.requests_max, "kvstore-object")
+        self._connections = Connections(settings.timeout_s)
+        self._unfit = Breaker(time.monotonic, UNFIT_MIN_S, UNFIT_MAX_S)
 
     async def pages(self, prefix: str) -> AsyncGenerator[list[Listed], None]:
         stream = obstore.list(self._store, prefix or None, chunk_size=PAGE_OBJECTS)
@@ -78,20 +95,53 @@ class ObstoreBucket:
             meta = await obstore.head_async(self._store, name)
         return Listed(meta["path"], meta["size"], meta["last_modified"].timestamp())
 
-    async def get(self, name: str, start: int, nbytes: int, sink: Sink) -> None:
-        with _translated("get"):
-            options: obstore.GetOptions = {"range": (start, start + nbytes)}
-            result = await obstore.get_async(self._store, name, options=options)
-            if result.range != (start, start + nbytes):
-                raise ObjectFailed("get: not the bytes asked for", reason="short")
-            drain = _Drain(result.stream(min_chunk_size=CHUNK_NBYTES), nbytes, sink)
+    async def get(
+        self, name: str, start: int, buffers: Sequence[memoryview], filled: Filled
+    ) -> None:
+        if self._may_sign and self._unfit.state is not State.OPEN:
+            sign = partial(self._sign, name)
             try:
-                loop = asyncio.get_running_loop()
-                filled = await loop.run_in_executor(self._threads, drain.run)
-            finally:
-                drain.stop()
-        if filled < nbytes:
-            raise ObjectFailed(f"get: {filled} of {nbytes} bytes", reason="short")
+                await self._in_thread(Receipt(self._connections, sign, start, buffers, filled))
+            except Unfit as unfit:
+                self._by_library_for_now(unfit)
+            else:
+                self._unfit.success()
+                return
+        await self._get_by_library(name, start, buffers, filled)
+
+    async def _get_by_library(
+        self, name: str, start: int, buffers: Sequence[memoryview], filled: Filled
+    ) -> None:
+        end = start + sum(map(len, buffers))
+        with _translated("get"):
+            result = await obstore.get_async(self._store, name, options={"range": (start, end)})
+            if result.range != (start, end):
+                raise ObjectFailed("get: not the bytes asked for", reason="short")
+            body = result.stream(min_chunk_size=CHUNK_NBYTES)
+            await self._in_thread(Drain(body, buffers, filled))
+
+    async def _in_thread(self, transfer: Receipt | Drain) -> None:
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._threads, transfer.run)
+        finally:
+            transfer.stop()
+
+    def _sign(self, name: str) -> str:
+        store: Any = self._store
+        try:
+            url: str = obstore.sign(store, "GET", name, SIGNED_FOR)
+        except (BaseError, OSError, ValueError) as error:
+            raise Unfit(f"not signed: {type(error).__name__}") from None
+        if not (self._allow_http or url.startswith("https://")):
+            raise Unfit("not https")
+        return url
+
+    def _by_library_for_now(self, unfit: Unfit) -> None:
+        if self._unfit.closed:
+            logger.info("object=read_by_library reason=%r", str(unfit))
+            self._unfit.trip()
+        elif self._unfit.state is State.HALF_OPEN:  # else others have found out at the same time
+            self._unfit.probe_failed()
 
     async def put(self, name: str, buffers: Sequence[Buffer], nbytes: int) -> int:
         several = nbytes > WHOLE_NBYTES_MAX
@@ -115,35 +165,8 @@ class ObstoreBucket:
                 for name in names:
                     await self.delete([name])
 
-
-class _Drain:
-    """A body on its way to a sink, by a thread that waits for each chunk of it."""
-
-    def __init__(self, body: Iterable[Buffer], nbytes: int, sink: Sink) -> None:
-        self._body = body
-        self._nbytes = nbytes
-        self._sink = sink
-        self._lock = threading.Lock()
-        self._stopped = False
-
-    def run(self) -> int:
-        """Hand the body over; return how many bytes it had. Raises ObjectFailed for too many."""
-        filled = 0
-        for chunk in self._body:
-            data = memoryview(chunk)
-            if filled + len(data) > self._nbytes:
-                raise ObjectFailed("get: more bytes than asked for", reason="short")
-            with self._lock:
-                if self._stopped:
-                    break
-                self._sink(filled, data)
-            filled += len(data)
-        return filled
-
-    def stop(self) -> None:
-        """From now on nothing reaches the sink; the thread ends with the next chunk, or timeout."""
-        with self._lock:
-            self._stopped = True
+    def close(self) -> None:
+        self._connections.close()
 
 
 @contextmanager

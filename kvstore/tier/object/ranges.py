@@ -7,11 +7,10 @@ several connections carry it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kvstore.checksum import copy_bytes
 from kvstore.errors import InvalidRequest
 from kvstore.tier.object.layout import ObjectExtent
 
@@ -21,11 +20,16 @@ GAP_NBYTES_MAX = 64 << 10
 
 @dataclass(frozen=True, slots=True)
 class ObjectRead:
-    """Fill `targets` one after the other from byte `offset` of the frame at `extent`."""
+    """Fill `targets` one after the other from byte `offset` of the frame at `extent`.
+
+    then: called by a thread as soon as they are full, while the processor's cache may still have
+    them, and before the read returns; again, if they are filled again. Must not raise.
+    """
 
     extent: ObjectExtent
     offset: int
     targets: Sequence[memoryview]
+    then: Callable[[], None] | None = None
 
     @property
     def nbytes(self) -> int:
@@ -41,12 +45,22 @@ class Piece(NamedTuple):
 
 
 class Request(NamedTuple):
-    """One ranged request, and what of its answer goes where, in ascending order."""
+    """One ranged request, and where its answer goes: `buffers`, one after the other. reads: which
+    read each of them is of, -1 for none."""
 
     name: str
     start: int
-    nbytes: int
-    pieces: tuple[Piece, ...]
+    buffers: tuple[memoryview, ...]
+    reads: tuple[int, ...]
+
+    def ends(self, index: int) -> int:
+        """Return the read whose last buffer here is buffer `index`, -1 for none."""
+        following = self.reads[index + 1] if index + 1 < len(self.reads) else -1
+        return self.reads[index] if self.reads[index] != following else -1
+
+    @property
+    def nbytes(self) -> int:
+        return sum(map(len, self.buffers))
 
 
 def plan_requests(reads: Sequence[ObjectRead], part_nbytes: int = PART_NBYTES) -> list[Request]:
@@ -63,16 +77,6 @@ def plan_requests(reads: Sequence[ObjectRead], part_nbytes: int = PART_NBYTES) -
     ]
 
 
-def scatter(request: Request, position: int, data: memoryview) -> None:
-    """Put bytes of the answer, which stand at `position` in it, where they go."""
-    begin = request.start + position
-    end = begin + len(data)
-    for offset, target, _ in request.pieces:
-        first, last = max(begin, offset), min(end, offset + len(target))
-        if first < last:
-            copy_bytes(data[first - begin : last - begin], target[first - offset : last - offset])
-
-
 def _pieces(index: int, read: ObjectRead, part_nbytes: int) -> Iterator[Piece]:
     position = read.extent.offset + read.offset
     for target in read.targets:
@@ -84,17 +88,30 @@ def _pieces(index: int, read: ObjectRead, part_nbytes: int) -> Iterator[Piece]:
 
 
 def _joined(name: str, pieces: Sequence[Piece], part_nbytes: int) -> Iterator[Request]:
-    """Join ascending pieces as long as they are near and make no more than one part."""
+    """Join ascending pieces as long as they are near and make no more than one part. What two reads
+    want is asked for twice: bytes arrive in one place."""
     joined: list[Piece] = []
     end = 0
     for piece in pieces:
         stop = piece.offset + len(piece.target)
-        if joined and (
-            piece.offset - end > GAP_NBYTES_MAX or stop - joined[0].offset > part_nbytes
-        ):
-            yield Request(name, joined[0].offset, end - joined[0].offset, tuple(joined))
-            joined, end = [], 0
+        far = not end <= piece.offset <= end + GAP_NBYTES_MAX
+        if joined and (far or stop - joined[0].offset > part_nbytes):
+            yield _request(name, joined)
+            joined = []
         joined.append(piece)
-        end = max(end, stop)
+        end = stop
     if joined:
-        yield Request(name, joined[0].offset, end - joined[0].offset, tuple(joined))
+        yield _request(name, joined)
+
+
+def _request(name: str, pieces: Sequence[Piece]) -> Request:
+    """Return the request for pieces in ascending order; what lies between them goes nowhere."""
+    filled: list[tuple[memoryview, int]] = []
+    end = start = pieces[0].offset
+    for piece in pieces:
+        if piece.offset > end:
+            filled.append((memoryview(bytearray(piece.offset - end)), -1))
+        filled.append((piece.target, piece.read))
+        end = piece.offset + len(piece.target)
+    buffers, reads = zip(*filled, strict=True)
+    return Request(name, start, buffers, reads)

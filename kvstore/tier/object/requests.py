@@ -22,8 +22,7 @@ from kvstore.tier.object.failure import ObjectFailed, ObjectGone, ObjectRefused
 from kvstore.tier.object.names import Listed
 
 T = TypeVar("T")
-# Takes bytes of an answer, and where in it they stand. After a failure it is fed from 0 again.
-Sink: TypeAlias = Callable[[int, memoryview], None]
+Filled: TypeAlias = Callable[[int], None]  # told by a thread which buffer is full; must not raise
 ATTEMPTS_MAX = 4
 PAUSE_MIN_S = 0.1
 PAUSE_MAX_S = 5.0
@@ -44,14 +43,20 @@ class Bucket(Protocol):
 
     async def head(self, name: str) -> Listed: ...
 
-    async def get(self, name: str, start: int, nbytes: int, sink: Sink) -> None:
-        """Give exactly these bytes to `sink`, piece by piece, or raise."""
+    async def get(
+        self, name: str, start: int, buffers: Sequence[memoryview], filled: Filled
+    ) -> None:
+        """Fill `buffers`, one after the other, with an object's bytes from `start` on, or raise;
+        from then on they are the caller's again."""
 
     async def put(self, name: str, buffers: Sequence[Buffer], nbytes: int) -> int:
         """Store an object whole or not at all. Returns how many requests it took."""
 
     async def delete(self, names: Sequence[str]) -> None:
         """Delete what is there of at most DELETES_MAX objects."""
+
+    def close(self) -> None:
+        """Let go of what is idle."""
 
 
 class Requests:
@@ -74,6 +79,10 @@ class Requests:
         self._failures = 0
         self.breaker = Breaker(now, BACKOFF_MIN_S, BACKOFF_MAX_S)
         metrics.object_breaker_open.set_function(lambda: float(not self.breaker.closed))
+
+    def close(self) -> None:
+        """Let go of idle connections. What is under way is the callers' to cancel before."""
+        self._bucket.close()
 
     async def first_page(
         self, prefix: str, deadline: float, *, probe: bool = False
@@ -100,19 +109,23 @@ class Requests:
     async def head(self, name: str, deadline: float) -> Listed:
         return await self._send("head", lambda: self._bucket.head(name), deadline)
 
-    async def get(self, name: str, start: int, nbytes: int, deadline: float, sink: Sink) -> None:
-        """Give exactly these bytes to `sink`. Raises ObjectGone, ObjectRefused, ObjectFailed."""
-        await self._send("get", lambda: self._bucket.get(name, start, nbytes, sink), deadline)
-        self._metrics.bytes.labels("object", "read").inc(nbytes)
+    async def get(
+        self,
+        name: str,
+        start: int,
+        buffers: Sequence[memoryview],
+        deadline: float,
+        filled: Filled = lambda _: None,
+    ) -> None:
+        """Fill `buffers` with exactly these bytes. Raises ObjectGone, ObjectRefused, ObjectFailed;
+        then what is in them is unspecified. A retry fills all of them again."""
+        await self._send("get", lambda: self._bucket.get(name, start, buffers, filled), deadline)
+        self._metrics.bytes.labels("object", "read").inc(sum(map(len, buffers)))
 
     async def fetch(self, name: str, start: int, nbytes: int, deadline: float) -> memoryview:
         """Return a few bytes."""
         answer = memoryview(bytearray(nbytes))
-
-        def sink(position: int, data: memoryview) -> None:
-            answer[position : position + len(data)] = data
-
-        await self.get(name, start, nbytes, deadline, sink)
+        await self.get(name, start, [answer], deadline)
         return answer
 
     async def put(self, name: str, buffers: Sequence[Buffer], nbytes: int, deadline: float) -> None:

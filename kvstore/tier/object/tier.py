@@ -10,6 +10,7 @@ import asyncio
 import logging
 import os
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from enum import Enum
@@ -28,8 +29,8 @@ from kvstore.tier.object.failure import ObjectFailed, ObjectGone
 from kvstore.tier.object.footers import fetch_footer
 from kvstore.tier.object.layout import Run, lay_out
 from kvstore.tier.object.names import Listed, RunName, TombstoneName, directory, parse_run_name
-from kvstore.tier.object.ranges import ObjectRead, Request, plan_requests, scatter
-from kvstore.tier.object.requests import Bucket, Requests
+from kvstore.tier.object.ranges import ObjectRead, Request, plan_requests
+from kvstore.tier.object.requests import Bucket, Filled, Requests
 from kvstore.tier.object.tombstones import KEYS_MAX, Tombstone, Tombstones, encode_tombstone
 from kvstore.tier.object.upkeep import Upkeep
 from kvstore.tier.object.walk import Found, Walk, Wanted
@@ -133,6 +134,7 @@ class ObjectTier:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self._requests.close()
 
     # ---- find ----------------------------------------------------------------------------------
 
@@ -236,22 +238,30 @@ class ObjectTier:
         not. Those of a read that was not READ are unspecified.
         """
         requests = plan_requests(reads)
-        jobs = (self._fetch(request, deadline) for request in requests)
+        spread = Counter(read for request in requests for read in set(request.reads))
+
+        def told(request: Request, index: int) -> None:
+            read = request.ends(index)
+            if read >= 0 and spread[read] == 1 and (then := reads[read].then) is not None:
+                then()
+
+        jobs = (self._fetch(request, partial(told, request), deadline) for request in requests)
         results = await asyncio.gather(*jobs, return_exceptions=True)  # when it returns, all ended
         outcomes = [Outcome.READ] * len(reads)
         for request, result in zip(requests, results, strict=True):
             if isinstance(result, BaseException):
                 raise result
-            for piece in request.pieces:
-                if outcomes[piece.read] is not Outcome.GONE and result is not Outcome.READ:
-                    outcomes[piece.read] = result
+            for read in set(request.reads) - {-1}:
+                if outcomes[read] is not Outcome.GONE and result is not Outcome.READ:
+                    outcomes[read] = result
+        for index, whole in enumerate(reads):
+            if spread[index] > 1 and outcomes[index] is Outcome.READ and whole.then is not None:
+                await _finish(whole.then)
         return outcomes
 
-    async def _fetch(self, request: Request, deadline: float) -> Outcome:
+    async def _fetch(self, request: Request, told: Filled, deadline: float) -> Outcome:
         try:
-            await self._requests.get(
-                request.name, request.start, request.nbytes, deadline, partial(scatter, request)
-            )
+            await self._requests.get(request.name, request.start, request.buffers, deadline, told)
         except ObjectGone:
             name = parse_run_name(request.name)
             if name is not None:
@@ -373,6 +383,16 @@ class ObjectTier:
         stored = await self._requests.head(str(name), deadline)
         killed = None if keys is None else frozenset(keys)
         self._tombstones.add(Tombstone(name, stored.modified, killed))
+
+
+async def _finish(then: Callable[[], None]) -> None:
+    """Run `then` in a thread to its end, cancelled or not."""
+    work = asyncio.ensure_future(asyncio.to_thread(then))
+    try:
+        await asyncio.shield(work)
+    except asyncio.CancelledError:
+        await work
+        raise
 
 
 def _entry(listed: Listed) -> Entry | None:
