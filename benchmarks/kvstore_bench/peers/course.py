@@ -5,19 +5,23 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from kvstore.errors import Unavailable
+from kvstore_bench.peers.blocks import Blocks
+from kvstore_bench.peers.device import Device, yardstick_blocks
 from kvstore_bench.peers.process import Process
 from kvstore_bench.peers.roster import PEERS, Peer
-from kvstore_bench.peers.turn import PeersPlan, Record, Turn
+from kvstore_bench.peers.turn import DEVICE_GETS, PeersPlan, Record, Turn
 from kvstore_bench.tier import summed_up
 
 Say = Callable[[str], None]
 
-GETS = ("hot_get", "cold_get", "restart_get")
+GETS = ("hot_get", *DEVICE_GETS)
 PUTS = ("put_accepted", "put_durable")
 
 
@@ -39,27 +43,31 @@ class Course:
         """Measure. Raises Unavailable if this store fails; a peer that does takes no more turns."""
         records = {peer.name: Record() for peer in peers}
         failed: dict[str, str] = {}
+        plan = self.plan
+        blocks = yardstick_blocks(count=plan.blocks, nbytes=plan.block_nbytes, seed=plan.seed)
         for number in range(self.plan.rounds):
             for peer in peers[:: -1 if number % 2 else 1]:
                 say(peer.name)
                 if peer.name in failed:
                     continue
                 try:
-                    self._turn(peer, number, records[peer.name])
+                    self._turn(peer, number, records[peer.name], blocks)
                 except Unavailable as error:
                     if peer.ours:
                         raise
                     failed[peer.name] = f"round {number + 1}: {error}"
         return result(self.plan, records) | {"failed": failed}
 
-    def _turn(self, peer: Peer, number: int, record: Record) -> None:
+    def _turn(self, peer: Peer, number: int, record: Record, blocks: Blocks) -> None:
+        scratch = partial(tempfile.TemporaryDirectory, prefix="kvstore-bench-", dir=self.directory)
         with (
-            tempfile.TemporaryDirectory(prefix="kvstore-bench-", dir=self.directory) as directory,
+            scratch() as directory,
+            scratch() as beside,
             tempfile.TemporaryDirectory(prefix="kvb-") as runtime,
+            closing(Device(Path(beside), blocks, self.plan.threads)) as device,
         ):
-            Turn(
-                peer, self._python(peer), self.plan, number, record, Path(directory), Path(runtime)
-            ).run()
+            python, where = self._python(peer), (Path(directory), Path(runtime))
+            Turn(peer, python, self.plan, number, record, *where, device).run()
 
     def _lacks(self, peer: Peer) -> str:
         """Return in one line what is missing and how to get it; "" if nothing is."""
@@ -76,12 +84,15 @@ class Course:
 
 
 def result(plan: PeersPlan, records: Mapping[str, Record]) -> dict[str, Any]:
-    """Sum up: medians and ranges, and ours over the best peer's median of each measure."""
+    """Sum up: medians and ranges, and ours over the best peer's median of each measure; for gets
+    from the device, of their shares of what it gave at the time."""
     peers = {peer.name: peer for peer in PEERS}
     speeds = {name: summed_up(record.bytes_per_s) for name, record in records.items()}
+    shares = {name: summed_up(record.of_device) for name, record in records.items()}
     ratios: dict[str, Any] = {}
     for measure in PUTS + GETS:
-        medians = {name: each[measure]["p50"] for name, each in speeds.items() if measure in each}
+        known = shares if measure in DEVICE_GETS else speeds
+        medians = {name: each[measure]["p50"] for name, each in known.items() if measure in each}
         ours = [value for name, value in medians.items() if peers[name].ours]
         rivals = {name: value for name, value in medians.items() if peers[name].rival}
         best = max(rivals, key=lambda name: rivals[name], default=None)
@@ -93,6 +104,7 @@ def result(plan: PeersPlan, records: Mapping[str, Record]) -> dict[str, Any]:
         "systems": {
             name: {
                 "bytes_per_s": speeds[name],
+                "of_device": shares[name],
                 "ready_s": summed_up({"": record.ready_s})[""] if record.ready_s else None,
                 "kept": min(record.kept, default=None),
                 "missed": record.missed,

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from kvstore_bench.peers.course import GETS, PUTS
 from kvstore_bench.peers.roster import KEPT, OURS
+from kvstore_bench.peers.turn import DEVICE_GETS
 from kvstore_bench.plot import COLOURS, finish, new_figure, save
 
 TITLES = {
@@ -28,6 +29,7 @@ def print_peers(result: Mapping[str, Any]) -> None:
     """Print speeds, promises, ratios, and who did not take part."""
     console = Console()
     console.print(_speeds(result))
+    console.print(_shares(result))
     console.print(_promises(result))
     for measure in PUTS + GETS:
         if (ratio := result[f"{measure}_vs_best"]) is not None:
@@ -55,6 +57,21 @@ def _speed(system: Mapping[str, Any], measure: str) -> str:
         spread = (speed["max"] - speed["min"]) / 2 / speed["p50"]
         return f"{speed['p50'] / 1e9:.2f} ±{spread:.0%}"
     return LOST if measure == "restart_get" and system["kept"] is not None else "-"
+
+
+def _shares(result: Mapping[str, Any]) -> Table:
+    title = "Of what plain reads got just before and after: median, range"
+    table = _table(title, ("", *(TITLES[measure] for measure in DEVICE_GETS)))
+    for name, system in result["systems"].items():
+        table.add_row(name, *(_share(system, measure) for measure in DEVICE_GETS))
+    return table
+
+
+def _share(system: Mapping[str, Any], measure: str) -> str:
+    share = system["of_device"].get(measure)
+    if share is None:
+        return _speed(system, measure)
+    return f"{share['p50']:.2f}  {share['min']:.2f} - {share['max']:.2f}"
 
 
 def _promises(result: Mapping[str, Any]) -> Table:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import statistics
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kvstore_bench.peers.device import Device
 from kvstore_bench.peers.process import Process
 from kvstore_bench.peers.roster import Peer
+
+DEVICE_GETS = ("cold_get", "restart_get")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +34,14 @@ class PeersPlan:
 class Record:
     """What one system did, over its turns.
 
-    bytes_per_s: by measure; gets only of turns that found every block. ready_s: from the start
-    after the kill until it answers, imports not counted. kept: share of the blocks found then.
-    missed: blocks not found before the kill. wrong: blocks that came back with other bytes.
+    bytes_per_s: by measure; gets only of turns that found every block. of_device: those of gets
+    from the device, over what plain reads got there just before and just after. ready_s: from the
+    start after the kill until it answers, imports not counted. kept: share of the blocks found
+    then. missed: blocks not found before the kill. wrong: blocks that came back with other bytes.
     """
 
     bytes_per_s: dict[str, list[float]] = field(default_factory=dict)
+    of_device: dict[str, list[float]] = field(default_factory=dict)
     ready_s: list[float] = field(default_factory=list)
     kept: list[float] = field(default_factory=list)
     missed: int = 0
@@ -44,7 +50,8 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """directory: on the device to measure. runtime: short, for sockets. Both are the caller's."""
+    """directory: on the device to measure. runtime: short, for sockets. Both are the caller's, as
+    is `device`."""
 
     peer: Peer
     python: str
@@ -53,6 +60,7 @@ class Turn:
     record: Record
     directory: Path
     runtime: Path
+    device: Device
 
     def run(self) -> None:
         """Raises Unavailable if the system fails. None of its processes is left."""
@@ -103,18 +111,25 @@ class Turn:
             self._note("put_durable", done["flushed_s"])
 
     def _get(self, process: Process, measure: str = "") -> None:
+        is_read = measure in DEVICE_GETS
+        before = self.device.bytes_per_s() if is_read else 0.0
         got = process.ask("get", number=self.number)
         self.record.wrong += got["wrong"]
         if measure == "restart_get":
             self.record.kept.append(got["found"] / self.plan.blocks)
         else:
             self.record.missed += self.plan.blocks - got["found"]
-        if measure and got["found"] == self.plan.blocks:
-            self._note(measure, got["seconds"])
+        if not measure or got["found"] < self.plan.blocks:
+            return
+        speed = self._note(measure, got["seconds"])
+        if is_read:
+            device = statistics.harmonic_mean((before, self.device.bytes_per_s()))
+            self.record.of_device.setdefault(measure, []).append(speed / device)
 
-    def _note(self, measure: str, seconds: float) -> None:
-        speeds = self.record.bytes_per_s.setdefault(measure, [])
-        speeds.append(self.plan.round_nbytes / seconds)
+    def _note(self, measure: str, seconds: float) -> float:
+        speed = self.plan.round_nbytes / seconds
+        self.record.bytes_per_s.setdefault(measure, []).append(speed)
+        return speed
 
 
 def drop_cached(directory: Path) -> None:
