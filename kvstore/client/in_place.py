@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from kvstore.client.async_client import AsyncClient
 
 PIECE_NBYTES = 16 << 20  # of what has to come up first
+FILE_PIECE_NBYTES = 64 << 20  # of what may be read in files: fewer calls, and threads for all of it
 PIECES_IN_FLIGHT = 4
 
 
@@ -60,15 +61,22 @@ class InPlace:
         self, batch: Batch, window_nbytes: int, wait_s: float, wanted: Wanted
     ) -> list[Taken]:
         """Take what is in the arena, a window at once; from the first large one on that is not all
-        there, and may be waited for, piece by piece."""
+        there, and may be waited for, piece by piece. What may be read in files needs no such
+        question: one answer says what is where."""
         deadline = time.monotonic() + wait_s
+        if wait_s > 0 and wanted.from_files and self._files.usable:
+            return await self._take_pieces(
+                batch, FILE_PIECE_NBYTES, window_nbytes, deadline, wanted
+            )
         taken: list[Taken] = []
         for where, window in batch.windows(window_nbytes):
             is_small = window.nbytes <= PIECE_NBYTES
             if wait_s > 0 and not (is_small or await self._is_up(window)):
                 left = slice(where.start, None)
                 rest = replace(batch, keys=batch.keys[left])
-                taken += await self._take_pieces(rest, window_nbytes, deadline, wanted[left])
+                taken += await self._take_pieces(
+                    rest, PIECE_NBYTES, window_nbytes, deadline, wanted[left]
+                )
                 break
             taken += await self._leased(window, deadline, wanted[where])
         return taken
@@ -78,12 +86,17 @@ class InPlace:
         return match.resident_blocks == len(batch.keys)
 
     async def _take_pieces(
-        self, batch: Batch, window_nbytes: int, deadline: float, wanted: Wanted
+        self,
+        batch: Batch,
+        piece_nbytes: int,
+        window_nbytes: int,
+        deadline: float,
+        wanted: Wanted,
     ) -> list[Taken]:
         """One piece is copied while those behind it come up. All in flight together lease no more
         than a window."""
         blocks = max(1, window_nbytes // batch.record_nbytes)
-        step = max(1, min(PIECE_NBYTES // batch.record_nbytes, blocks // PIECES_IN_FLIGHT))
+        step = max(1, min(piece_nbytes // batch.record_nbytes, blocks // PIECES_IN_FLIGHT))
         pieces = iter([slice(at, at + step) for at in range(0, len(batch.keys), step)])
         taken: list[Taken] = [(None, False)] * len(batch.keys)
 

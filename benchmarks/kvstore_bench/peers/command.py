@@ -55,8 +55,8 @@ def _python_of(ctx: Any, param: Any, values: tuple[str, ...]) -> dict[str, str]:
     help="Directory on the device to measure; a scratch folder in it is used.  [default: here]",
 )
 @click.option("--block-mib", type=click.IntRange(1, 64), default=2, show_default=True)
-@click.option("--blocks", type=click.IntRange(4), default=128, show_default=True, help="A round.")
-@click.option("--rounds", type=click.IntRange(2), default=5, show_default=True)
+@click.option("--blocks", type=click.IntRange(4), default=256, show_default=True, help="A round.")
+@click.option("--rounds", type=click.IntRange(2), default=7, show_default=True)
 @click.option(
     "--threads",
     type=click.IntRange(1, 64),

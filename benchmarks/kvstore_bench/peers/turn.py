@@ -20,8 +20,8 @@ class PeersPlan:
     """What to move in each system and round. threads: of each system, for I/O."""
 
     block_nbytes: int = 2 << 20
-    blocks: int = 128
-    rounds: int = 5
+    blocks: int = 256
+    rounds: int = 7
     threads: int = 4
     seed: int = 0
 
