@@ -160,7 +160,7 @@ class FileSettings:
         True,
     )
     threads: int = _setting(
-        "Threads that block in file I/O; also the depth of the device's queue.", 4
+        "Threads that block in file I/O; also the depth of the device's queue.", 8
     )
     admission: str = _setting(
         "What is written, and when. all: every block, at once; eviction from the arena costs "

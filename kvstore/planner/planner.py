@@ -39,7 +39,7 @@ from kvstore.policy import PolicyFactory, WriteBudget, policy_by_name
 
 RUN_BLOCKS_MAX = 16
 RUN_NBYTES_MAX = 16 << 20
-READ_NBYTES = 4 << 20
+READ_NBYTES = 2 << 20
 WRITE_BATCH_RECORDS_MAX = 8192
 WITHDRAW_STEP_FRAMES = 64
 DEPARTED_KEYS_MAX = 1 << 16

@@ -21,7 +21,6 @@ from kvstore.tier.file.tier import FileTier
 from kvstore.tier.file.watch import Watch
 
 T = TypeVar("T")
-READS_MAX = 8  # frames on their way up from one device at once
 _log = logging.getLogger(__name__)
 
 
@@ -43,7 +42,8 @@ class Mount:
     """A device from one admission to the moment it is taken out of use.
 
     gone: done from that moment on. in_flight_nbytes: being written. reading: places for readers,
-    who queue for them in the order of their prefixes.
+    who queue for them in the order of their prefixes. There are more than threads: what is next has
+    to wait for a thread, not a thread, and the device, for the event loop.
     """
 
     __slots__ = ("device", "gone", "in_flight_nbytes", "measuring", "reading", "tier")
@@ -53,7 +53,7 @@ class Mount:
         self.tier = tier
         self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.in_flight_nbytes = 0
-        self.reading = asyncio.Semaphore(READS_MAX)
+        self.reading = asyncio.Semaphore(tier.threads + -(-tier.threads // 2))
         self.measuring: asyncio.Task[None] | None = None
 
     @property

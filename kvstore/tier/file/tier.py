@@ -81,11 +81,12 @@ class FileTier:
         capacity_bytes: int,
         segment_nbytes: int = SEGMENT_NBYTES,
         direct: bool = True,
-        threads: int = 4,
+        threads: int = 8,
         free_bytes_min: int = 0,
         disk: Disk | None = None,
         executor: Executor | None = None,
     ) -> None:
+        self.threads = threads
         self._path = path
         self._disk: Disk = disk if disk is not None else RealDisk()
         self._files = SegmentFiles(self._disk, path, direct=direct)
