@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence, Set
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from kvstore.block import PAGE_NBYTES, BlockKey, NamespaceId
 from kvstore.errors import InvalidRequest, Unavailable
@@ -38,7 +38,7 @@ from kvstore.tier.file.space import (
     Space,
     State,
 )
-from kvstore.tier.file.threads import SmallJobs, run_all_blocking, run_blocking
+from kvstore.tier.file.threads import Jobs, SmallJobs, run_blocking
 from kvstore.tier.file.upkeep import Upkeep
 
 T = TypeVar("T")
@@ -279,6 +279,17 @@ class FileTier:
 
         Raises DiskFailed, or CorruptBlock if the file is gone or too short.
         """
+        await self.begin_read(extent, offset, targets, then, parts)
+
+    def begin_read(
+        self,
+        extent: FileExtent,
+        offset: int,
+        targets: Sequence[memoryview],
+        then: Then | None = None,
+        parts: int = 1,
+    ) -> Coroutine[Any, Any, None]:
+        """Hand a read to the threads now, and return the rest of `read`, to be begun at once."""
         segment, frame = self._space.find(extent)
         nbytes = sum(target.nbytes for target in targets)
         if frame.state is not State.WRITTEN:
@@ -286,19 +297,20 @@ class FileTier:
         if offset < 0 or offset % PAGE_NBYTES or offset + nbytes > extent.nbytes:
             raise InvalidRequest(f"bytes {offset}..{offset + nbytes} of {extent}")
         _check_pages(targets)
-        with self._call():
-            begin = extent.offset + offset
+        begin = extent.offset + offset
+        with ExitStack() as call:
+            call.enter_context(self._call())
             if nbytes <= SMALL_READ_NBYTES:
                 read = partial(self._read, segment.tag, targets, begin, slice(0, nbytes), then)
-                await self._small_reads.run(nbytes, read)
-                return
+                return _within(call.pop_all(), self._small_reads.run(nbytes, read))
             step = nbytes if len(targets) > 1 else _step(nbytes, parts)
             reads = []
             for at in range(0, nbytes, step):
                 part = slice(at, min(at + step, nbytes))
                 some = targets if step == nbytes else [targets[0][part]]
                 reads.append(partial(self._read, segment.tag, some, begin + at, part, then))
-            await run_all_blocking(self._executor, reads)
+            jobs = Jobs(self._executor, reads)
+            return _within(call.pop_all(), jobs.ended())
 
     def _read(
         self,
@@ -556,6 +568,11 @@ class FileTier:
             self._calls -= 1
             if not self._calls:
                 self._quiet.set()
+
+
+async def _within(call: ExitStack, work: Awaitable[object]) -> None:
+    with call:
+        await work
 
 
 def _close_all(disk: Disk, fds: Sequence[int]) -> None:
