@@ -66,8 +66,10 @@ class Reach:
 
         What this node lacks comes from the object tier, while the rest comes from the file tier.
         """
+        if self._objects is None:
+            return await self._promote(ask, deadline)
         match = self._match(ask)
-        if self._objects is None or match.hit_blocks == len(ask.keys):
+        if match.hit_blocks == len(ask.keys):
             return await self._promote(ask, deadline)
         fetch = asyncio.create_task(self._objects.bring_up(ask, match, deadline))
         try:

@@ -467,10 +467,11 @@ class Planner:
         pieces: dict[Part, _Piece] = {}
         planned: deque[Read] = deque()
         try:
-            for index, key in enumerate(keys):
+            first = min((span.begin for span in spans), default=0)
+            for index in range(first, max((span.end for span in spans), default=0)):
                 while planned:
                     yield planned.popleft()
-                block = self.index.get(namespace_id, key)
+                block = self.index.get(namespace_id, keys[index])
                 wanted = [part for part, begin, end in spans if begin <= index < end]
                 if block and in_files:
                     wanted = [part for part in wanted if not is_readable(block.record(part))]
