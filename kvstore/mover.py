@@ -339,7 +339,7 @@ class Mover:
                         self._planner.write_failed(write)
                     self._tell_progress()
                 else:
-                    under_way.add(asyncio.create_task(self._write_batch(writes)))
+                    under_way.add(self._begin_batch(writes))
         finally:
             for batch in under_way:
                 batch.cancel()
@@ -353,35 +353,40 @@ class Mover:
         is_full = self._planner.dirty.queued_nbytes >= self._group_commit_bytes
         return BATCHES_MAX if is_full and not (self._reads or self._failing) else 1
 
-    async def _write_batch(self, writes: Sequence[Write]) -> None:
+    def _begin_batch(self, writes: Sequence[Write]) -> asyncio.Task[None]:
+        """Return the task that writes runs, numbered before anything else runs: what is deleted
+        from now on, a higher number kills."""
+        file = self._file
+        assert file is not None
+        numbers = file.begin_runs(len(writes))
+        batch = asyncio.get_running_loop().create_task(self._write_batch(writes, numbers))
+        batch.add_done_callback(lambda _: file.end_runs(numbers))
+        return batch
+
+    async def _write_batch(self, writes: Sequence[Write], numbers: Sequence[int]) -> None:
         """Write runs, sync once, and settle each with the planner, whatever happens.
 
         What one device fails to take is written to the others.
         """
         assert self._file is not None
         began = self._now()
-        failed = await self._try_batch(writes)
+        failed = await self._write_and_sync(writes, numbers)
         for _ in self._file.devices[1:]:
             again = [write for write, error in failed if self._goes_elsewhere(write, error)]
             if not again:
                 break
             failed = [each for each in failed if not self._goes_elsewhere(*each)]
-            failed += await self._try_batch(again)
+            # Numbered in the step in which they were found wanted.
+            numbers = self._file.begin_runs(len(again))
+            try:
+                failed += await self._write_and_sync(again, numbers)
+            finally:
+                self._file.end_runs(numbers)
         for write, error in failed:
             self._fail(write, error)
         self._metrics.write_behind_seconds.observe(self._now() - began)
         self._note_health([error for _, error in failed])
         self._tell_progress()
-
-    async def _try_batch(self, writes: Sequence[Write]) -> list[tuple[Write, BaseException]]:
-        """Write runs and sync once; return those that failed."""
-        assert self._file is not None
-        # Numbered before anything else runs: what is deleted from now on, a higher number kills.
-        numbers = self._file.begin_runs(len(writes))
-        try:
-            return await self._write_and_sync(writes, numbers)
-        finally:
-            self._file.end_runs(numbers)
 
     async def _write_and_sync(
         self, writes: Sequence[Write], numbers: Sequence[int]

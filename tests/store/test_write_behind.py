@@ -1,16 +1,21 @@
-"""How many batches are on their way down at once."""
+"""How many batches are on their way down at once, and what is deleted meanwhile."""
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
+from kvstore.block import Span
+from kvstore.checksum import checksum
 from kvstore.planner import DAEMON_SESSION
-from kvstore.testing.disks import FaultyDisk
+from kvstore.testing.disks import FaultyDisk, failing
 from tests.store.node import FULL, RECORD, SPEC, Node, chain
 
 BATCH_BLOCKS = 4
@@ -103,3 +108,34 @@ def test_beside_reads_there_is_one_batch(tmp_path: Path) -> None:
 
         assert node.run(read()) == len(cold)
         assert node.flush()
+
+
+@pytest.mark.parametrize("turns", range(10))
+def test_what_is_deleted_as_its_batch_begins_is_not_in_the_way_of_the_tombstone(
+    tmp_path: Path, turns: int
+) -> None:
+    """A frame of a higher number than the tombstone would be back after a kill, unless its hole was
+    punched before."""
+    disk = FaultyDisk()
+    keys = chain(2, BATCH_BLOCKS)
+    with Node(tmp_path / "kv", disk=disk) as node:
+        node.put(chain(1, 1), durable=True)
+        disk.fault = failing("punch", errno.EIO)
+
+        async def put_and_delete() -> None:
+            store, spans = node.store, (Span(FULL, 0, len(keys)),)
+            grant = await store.reserve(
+                DAEMON_SESSION, SPEC.id, keys, first_block=0, parent=None, spans=spans
+            )
+            sums = [checksum(store.view(slot)) for slot in grant.slots if slot]
+            await store.commit(DAEMON_SESSION, grant.lease_id, sums, durable=False)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await store.delete(SPEC.id, keys)
+
+        node.run(put_and_delete())
+        node.flush()
+        disk.kill()
+    with Node(tmp_path / "kv") as node:
+        node.recall()
+        assert [node.planner.index.by_key(key) for key in keys] == [None] * len(keys)
