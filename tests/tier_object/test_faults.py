@@ -236,6 +236,7 @@ def test_what_the_library_has_to_reach_it_reads(
                 await other.write(frames(KEYS))
                 assert await other.read_all(await other.find(KEYS)) == 32
             assert not any(seen)
+            assert seen or settings, "reads of the server went by here"
 
     run(test)
 

@@ -391,7 +391,9 @@ async def _finish(then: Callable[[], None]) -> None:
     try:
         await asyncio.shield(work)
     except asyncio.CancelledError:
-        await work
+        while not work.done():
+            with suppress(asyncio.CancelledError):  # raised once, below
+                await asyncio.wait([work])
         raise
 
 
