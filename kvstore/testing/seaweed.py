@@ -30,11 +30,13 @@ _PORTS = 8
 class Seaweed:
     """Master, volume server, filer and S3 gateway in one process. A context manager.
 
-    environment: what a process must have in its environment to be let in.
+    environment: what a process must have in its environment to be let in. anonymous: whoever
+    brings no credentials is let in, too.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, anonymous: bool = False) -> None:
         self._binary = _binary()
+        self._anonymous = anonymous
         self.directory = Path(tempfile.mkdtemp(prefix="kv-s3-"))
         self.port = 0
         self._ports: list[int] = []
@@ -73,8 +75,10 @@ class Seaweed:
         self.port = ports[0]
         config = self.directory / "s3.json"
         credentials = [{"accessKey": ACCESS_KEY, "secretKey": SECRET_KEY}]
-        identity = {"name": "test", "credentials": credentials, "actions": ["Admin"]}
-        config.write_text(json.dumps({"identities": [identity]}))
+        identities = [{"name": "test", "credentials": credentials, "actions": ["Admin"]}]
+        if self._anonymous:
+            identities.append({"name": "anonymous", "actions": ["Admin"]})
+        config.write_text(json.dumps({"identities": identities}))
         names = ("s3", "s3.grpc", "master", "master.grpc", "volume", "volume.grpc", "filer")
         flags = [f"-{_port_flag(name)}={port}" for name, port in zip(names, ports, strict=False)]
         with (self.directory / "log").open("wb") as log:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from enum import Enum
+from io import BytesIO
 
 import aiohttp
 from aiohttp import web
@@ -74,7 +75,11 @@ class Proxy:
     ) -> web.StreamResponse:
         url = URL(self.upstream + request.raw_path, encoded=True)
         async with self._session.request(
-            request.method, url, headers=request.headers, data=body or None, allow_redirects=False
+            request.method,
+            url,
+            headers=request.headers,
+            data=BytesIO(body) if body else None,
+            allow_redirects=False,
         ) as answer:
             data = await answer.read()
         kept = {k: v for k, v in answer.headers.items() if k.lower() not in HOP_BY_HOP}

@@ -28,7 +28,7 @@ SECRET = "s3cr3t-t0k3n"
         ([f"object.url=az://box?sig={SECRET}"], "parameters"),
         (["object.url=s3://b", "object.endpoint=http://127.0.0.1:1"], "allow_http"),
         (["object.url=s3://b", f"object.endpoint=https://u:{SECRET}@h"], "credentials"),
-        (["object.url=gs://b", "object.endpoint=https://h"], "az://"),
+        (["object.url=file:///b", "object.endpoint=https://h"], "az://"),
         (["object.requests_max=0"], "1..1024"),
         (["object.url=s3://b", "file.path="], "set file.path"),
     ],
@@ -47,7 +47,9 @@ def test_http_has_to_be_allowed() -> None:
     assert settings.object.allow_http
 
 
-@pytest.mark.parametrize("url", ["s3://bucket/prefix", "az://box/prefix", "file://{}/new/folder"])
+@pytest.mark.parametrize(
+    "url", ["s3://bucket/prefix", "gs://bucket/prefix", "az://box/prefix", "file://{}/new/folder"]
+)
 def test_every_kind_of_address_is_opened_without_asking_anybody(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,4 @@
-"""What the tier promises, on a real S3 server and on a folder."""
+"""What the tier promises, on real stores of each kind and on a folder."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from kvstore.tier.object import ObjectFailed, ObjectRead, Outcome
 from kvstore.tier.object.connect import connect
 from kvstore.tier.object.names import CLOCK, TOMBSTONES
 from kvstore.tier.object.tombstones import SKEW_S
+from tests.tier_object import azurite, google
 from tests.tier_object.leaping import LeapingBucket
 from tests.tier_object.opened import RUN_BLOCKS, Side, opened, run
 from tests.tier_object.runs import (
@@ -30,10 +31,21 @@ from tests.tier_object.runs import (
 )
 
 
-@pytest.fixture(params=["folder", "s3"])
-def where(request: pytest.FixtureRequest, tmp_path: Path, own_prefix: str) -> dict[str, Any]:
+@pytest.fixture(params=["folder", "s3", "gcs", "azure"])
+def where(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    own_prefix: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> dict[str, Any]:
     if request.param == "folder":
         return {"url": f"file://{tmp_path}/bucket"}
+    if request.param in ("gcs", "azure"):
+        kind: Any = google if request.param == "gcs" else azurite
+        for name, value in kind.ENVIRONMENT.items():
+            monkeypatch.setenv(name, value)
+        fixture = "google_server" if request.param == "gcs" else "azure_server"
+        return dict(request.getfixturevalue(fixture).settings(own_prefix))
     request.getfixturevalue("credentials")
     seaweed: Seaweed = request.getfixturevalue("seaweed")
     return dict(seaweed.settings(own_prefix))

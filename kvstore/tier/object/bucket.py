@@ -222,10 +222,10 @@ def open_store(settings: ObjectSettings) -> ObjectStore:
         "client_options": client,
         "retry_config": retry,
     }
+    if parts.scheme == "gs":
+        at: Any = {"base_url": settings.endpoint} if settings.endpoint else {}
+        return GCSStore(host, **common, **at)
     given = {"endpoint": settings.endpoint, "region": settings.region}
     options: Any = {key: value for key, value in given.items() if value}
-    if parts.scheme == "s3":
-        return S3Store(host, **common, **options)
-    if parts.scheme == "az":
-        return AzureStore(host, **common, **options)
-    return GCSStore(host, **common)
+    store = AzureStore if parts.scheme == "az" else S3Store
+    return store(host, **common, **options)

@@ -1,0 +1,104 @@
+"""Azure's own emulator of its blob storage, Azurite, on loopback; `make setup` installs it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from email.utils import formatdate
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 10.0
+POLL_S = 0.05
+# Azurite's, and in its manual: they open nothing but an Azurite.
+ACCOUNT = "devstoreaccount1"
+ACCOUNT_KEY = (
+    "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+)
+CONTAINER = "kvstore"
+VERSION = "2021-12-02"  # of the protocol
+ENVIRONMENT = {"AZURE_STORAGE_ACCOUNT_NAME": ACCOUNT, "AZURE_STORAGE_ACCOUNT_KEY": ACCOUNT_KEY}
+
+
+class Azurite:
+    """A server with one container, running."""
+
+    def __init__(self, port: int) -> None:
+        self.endpoint = f"http://127.0.0.1:{port}/{ACCOUNT}"
+
+    def settings(self, prefix: str) -> dict[str, Any]:
+        """Return those of an object tier in this server's container."""
+        return {
+            "url": f"az://{CONTAINER}/{prefix}",
+            "endpoint": self.endpoint,
+            "allow_http": True,
+        }
+
+    def make_container(self) -> None:
+        """Ask for it once. Raises OSError while nobody answers."""
+        headers = {"x-ms-date": formatdate(usegmt=True), "x-ms-version": VERSION}
+        signed = "".join(f"{name}:{value}\n" for name, value in headers.items())
+        resource = f"/{ACCOUNT}/{ACCOUNT}/{CONTAINER}\nrestype:container"
+        text = f"PUT{chr(10) * 12}{signed}{resource}"  # none of the twelve standard headers
+        key = base64.b64decode(ACCOUNT_KEY)
+        signature = base64.b64encode(hmac.digest(key, text.encode(), hashlib.sha256)).decode()
+        headers["Authorization"] = f"SharedKey {ACCOUNT}:{signature}"
+        url = f"{self.endpoint}/{CONTAINER}?restype=container"
+        request = urllib.request.Request(url, method="PUT", headers=headers)
+        with urllib.request.urlopen(request, timeout=5):
+            pass
+
+
+@contextmanager
+def running() -> Iterator[Azurite]:
+    """Start one, and stop it by its pid. Skips where it is not installed."""
+    environment = Path(sys.prefix)
+    node = environment / "bin" / "node"
+    program = environment / "azurite/node_modules/azurite/dist/src/blob/main.js"
+    if not (node.exists() and program.exists()):
+        pytest.skip("no Azurite here: make setup")
+    with (
+        tempfile.TemporaryDirectory(prefix="kv-azure-") as folder,
+        socket.create_server(("127.0.0.1", 0)) as chosen,
+    ):
+        port = chosen.getsockname()[1]
+        chosen.close()
+        options = ["--blobHost", "127.0.0.1", "--blobPort", str(port), "--location", folder]
+        options += ["--silent", "--disableTelemetry", "--skipApiVersionCheck"]
+        with (Path(folder) / "log").open("wb") as log:
+            process = subprocess.Popen([node, program, *options], stdout=log, stderr=log)
+        try:
+            server = Azurite(port)
+            _await_container(server, process, Path(folder) / "log")
+            yield server
+        finally:
+            process.kill()
+            process.wait(STOP_TIMEOUT_S)
+
+
+def _await_container(server: Azurite, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            server.make_container()
+        except ConnectionError:
+            time.sleep(POLL_S)
+        except urllib.error.URLError as error:
+            if not isinstance(error.reason, ConnectionError):
+                raise
+            time.sleep(POLL_S)
+        else:
+            return
+    raise AssertionError(f"Azurite did not start:\n{log.read_text()[-4000:]}")
