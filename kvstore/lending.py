@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from kvstore.block import FilePlace, padded
 from kvstore.index import HeldSlot, StoredFrame, StoredPart
-from kvstore.mover import Mover, RawFile
 from kvstore.planner import Leases, frames_of, is_readable
+from kvstore.reads import RawFile, Reads
 
 
 class Lent(NamedTuple):
@@ -33,8 +33,8 @@ NOTHING_LENT = Lent((), ())
 class Lending:
     """nbytes_max: what leases may hold of the file tier, all together."""
 
-    def __init__(self, mover: Mover, leases: Leases, *, nbytes_max: int) -> None:
-        self._mover = mover
+    def __init__(self, reads: Reads, leases: Leases, *, nbytes_max: int) -> None:
+        self._reads = reads
         self._leases = leases
         self._nbytes_max = nbytes_max
 
@@ -71,7 +71,7 @@ class Lending:
         room = self.room_bytes
         files: dict[StoredFrame, RawFile] = {}
         for frame in frames:
-            file = self._mover.raw_file(frame) if frame.extent.nbytes <= room else None
+            file = self._reads.raw_file(frame) if frame.extent.nbytes <= room else None
             if file is not None:
                 files[frame] = file
                 room -= frame.extent.nbytes

@@ -1,8 +1,8 @@
-"""Carries the planner's moves out: arena to file in the background, file to arena on demand.
+"""Carries the planner's moves out: arena to file in the background; `reads` does the way back.
 
 Written behind at once: one task takes what was committed, writes it in parallel, covers the whole
-batch by one fdatasync (group commit) and only then tells the planner that it is durable. Reads go
-straight into arena slots. Every record is verified on its way, in both directions.
+batch by one fdatasync (group commit) and only then tells the planner that it is durable. Every
+record is verified on its way.
 """
 
 from __future__ import annotations
@@ -13,28 +13,26 @@ import logging
 import time
 from collections.abc import Callable, Collection, Sequence, Set
 from concurrent.futures import Executor, ThreadPoolExecutor
-from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
-from kvstore.block import PAGE_NBYTES, BlockKey, NamespaceId, Part, padded
-from kvstore.checksum import checksum, checksum_of, leaves_of
-from kvstore.codec import Codec, decodes_to, encode_run
+from kvstore.block import PAGE_NBYTES, BlockKey, NamespaceId, Part
+from kvstore.checksum import checksum
+from kvstore.codec import Codec, encode_run
 from kvstore.errors import CorruptBlock, KVStoreError, Unavailable
 from kvstore.frame import KILLED_MAX, NO_KEY, FrameHeader, FrameKind, RunBlock
-from kvstore.index import HeldSlot, StoredBlock, StoredFrame, StoredPart
+from kvstore.index import StoredBlock, StoredFrame
 from kvstore.obs import Metrics
-from kvstore.planner import Check, Planner, Read, Write
+from kvstore.planner import Planner, Write
 from kvstore.policy_note import PolicyNote
+from kvstore.reads import Reads, keep_pinned
 from kvstore.tier.dram import Arena
 from kvstore.tier.file import (
     Devices,
     DiskFailed,
     DiskFull,
-    DiskHung,
     FrameRecord,
     Mount,
     Placed,
-    aligned_buffer,
     aligned_copy,
 )
 
@@ -43,18 +41,10 @@ logger = logging.getLogger(__name__)
 RETRY_S = 5.0  # how long after a first failure what could not be written is tried again
 RETRY_MAX_S = 60.0  # it doubles up to here: a disk that is gone for long costs nothing
 BATCHES_MAX = 3  # on their way down at once
-PARTS = 2  # of a record that is read alone
 EVICT_ROUNDS_MAX = 8
 RECALL_STEP_RUNS = 8  # indexed before anybody else gets a turn: about a millisecond
 CLOSE_S = 1.0  # for a writer to end; one that a hung device holds is left behind
 _DISK_ERRORS = (DiskFailed, DiskFull)
-
-
-class RawFile(NamedTuple):
-    """A frame's payload in a file: its absolute path, and the offset of each position in it."""
-
-    path: str
-    offsets: tuple[int, ...]
 
 
 class Mover:
@@ -84,7 +74,9 @@ class Mover:
         self._group_commit_bytes = group_commit_bytes
         self._now = now
         self._workers = executor or ThreadPoolExecutor(threads, thread_name_prefix="kvstore-codec")
-        self._reads: dict[StoredPart, asyncio.Task[None]] = {}
+        self.reads = Reads(
+            planner, arena, file, metrics=metrics, workers=self._workers, now=self._now
+        )
         self._finding_room = asyncio.Lock()
         self._wanted_nbytes = 0  # of the runs for which room is being found
         self._wake = asyncio.Event()
@@ -94,7 +86,6 @@ class Mover:
         self._failing = False
         self._failures = 0
         self._left_out = 0  # records, ever, that the last flush has told of
-        self.failed_reads = 0
         self._retry_s = RETRY_S
         self._retry_at = 0.0
         self._recalling: asyncio.Task[None] | None = None
@@ -119,8 +110,7 @@ class Mover:
             if self._writer is not None:
                 self._writer.cancel()
                 await asyncio.wait([self._writer], timeout=CLOSE_S)
-            if self._reads:
-                await asyncio.wait(set(self._reads.values()), timeout=drain_s)
+            await self.reads.ended(drain_s)
             if self._recalling is not None:
                 self._recalling.cancel()
             await self._policies.save()
@@ -219,16 +209,11 @@ class Mover:
             "capacity_bytes": self._file.capacity_bytes,
             "physical_bytes": self._file.physical_nbytes,
             "failed_writes": self._failures,
-            "failed_reads": self.failed_reads,
+            "failed_reads": self.reads.failed,
             "state": "failing" if self._failing else "ok",
             "recovery_s": self.recovered_s,
             "devices": self._file.status(),
         }
-
-    @property
-    def reads_under_way(self) -> int:
-        """Frames on their way up, or waiting for a place to."""
-        return len(set(self._reads.values()))
 
     # ---- down: arena to file -------------------------------------------------------------------
 
@@ -351,7 +336,7 @@ class Mover:
         """How many batches are to be on their way now: one beside reads, which somebody waits for,
         and while the disk fails."""
         is_full = self._planner.dirty.queued_nbytes >= self._group_commit_bytes
-        return BATCHES_MAX if is_full and not (self._reads or self._failing) else 1
+        return BATCHES_MAX if is_full and not (self.reads.under_way or self._failing) else 1
 
     def _begin_batch(self, writes: Sequence[Write]) -> asyncio.Task[None]:
         """Return the task that writes runs, numbered before anything else runs: what is deleted
@@ -451,17 +436,10 @@ class Mover:
         try:
             await self._file.write(place, [self._file.encode(place, header), *payload])
         except BaseException as error:
-            self._keep_pinned(write.held, error)
+            keep_pinned(self._planner, write.held, error)
             self._file.free(place)
             raise
         return place, header
-
-    def _keep_pinned(self, held: Sequence[HeldSlot], error: BaseException) -> None:
-        """Keep slots from reuse for as long as the thread of a hung call may touch them."""
-        if isinstance(error, DiskHung) and not error.call.done():
-            pins = contextlib.ExitStack()
-            pins.enter_context(self._planner.pinned(held))
-            error.call.add_done_callback(lambda _: pins.close())
 
     def _encode(self, write: Write, sequence: int) -> tuple[FrameHeader, list[memoryview]]:
         """Verify and encode a run. Returns its header and page-aligned payload buffers."""
@@ -541,140 +519,6 @@ class Mover:
             coming = self._planner.evict_file(nbytes, helps)
         return coming
 
-    # ---- up: file to arena ---------------------------------------------------------------------
-
-    def start_read(self, read: Read) -> None:
-        """Carry a read out in the background; `reads_of` finds it again."""
-        task = asyncio.get_running_loop().create_task(self._read(read))
-        for record in read.stored:
-            self._reads[record] = task
-
-    def brings(self, records: Sequence[StoredPart]) -> bool:
-        """Say whether all of `records` are on their way up."""
-        return all(record in self._reads for record in records)
-
-    def reads_of(self, records: Sequence[StoredPart]) -> set[asyncio.Task[None]]:
-        """Return the tasks that are bringing any of `records` up."""
-        return {self._reads[record] for record in records if record in self._reads}
-
-    async def _read(self, read: Read) -> None:
-        bad: Sequence[int] = read.positions
-        corrupt = False
-        began = self._now()
-        try:
-            async with read.extent.mount.reading:
-                bad, corrupt = await self._fetch(read), True
-        except CorruptBlock:
-            corrupt = True  # the file is gone or too short
-        except KVStoreError as error:
-            self._keep_pinned(read.held, error)
-            self.failed_reads += 1
-            self._metrics.read_errors.inc()
-            logger.warning("read=failed blocks=%d reason=%r", len(read.blocks), str(error))
-        finally:
-            for record in read.stored:
-                del self._reads[record]
-            self._planner.read_done(read, bad, corrupt=corrupt)
-            self._metrics.promote_seconds.observe(self._now() - began)
-        self._metrics.promotions.inc(len(read.blocks) - len(bad))
-        if bad and corrupt:
-            self._metrics.corrupt_blocks.labels("promote").inc(len(bad))
-            logger.warning("blocks=corrupt count=%d key=%s", len(bad), read.blocks[0].key[:4].hex())
-
-    async def _fetch(self, read: Read) -> list[int]:
-        """Bring the bytes up. Returns the positions that do not match their checksums."""
-        assert self._file is not None
-        sizes = [padded(nbytes) for nbytes in read.frame.stored_nbytes]
-        first, last = read.positions[0], read.positions[-1]
-        begin = PAGE_NBYTES + sum(sizes[:first])
-        self._metrics.bytes.labels("file", "read").inc(sum(sizes[first : last + 1]))
-        if read.frame.codec_id == 0:
-            slots = dict(zip(read.positions, read.held, strict=True))
-            targets = [
-                self._arena.padded_view(slots[at].slot)
-                if at in slots
-                else aligned_buffer(sizes[at])
-                for at in range(first, last + 1)
-            ]
-            if len(self._reads) == 1:  # this record, and nothing else
-                return await self._fetch_parts(read, begin, targets[0])
-            bad: list[int] = []
-            await self._file.read(
-                read.extent, begin, targets, lambda _: bad.extend(self._verify(read))
-            )
-            return bad
-        buffer = aligned_buffer(sum(sizes[first : last + 1]))
-        await self._file.read(read.extent, begin, [buffer])
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._workers, self._decode, read, buffer, sizes)
-
-    async def _fetch_parts(self, read: Read, begin: int, target: memoryview) -> list[int]:
-        """Bring one record up by several threads: alone, one would leave the disk half idle."""
-        assert self._file is not None
-        (position,), (record,), (held,) = read.positions, read.stored, read.held
-        view = self._arena.view(held.slot)
-        leaves: dict[int, list[int]] = {}
-
-        def sum_up(part: slice) -> None:
-            leaves[part.start] = leaves_of(view[part])
-
-        await self._file.read(read.extent, begin, [target], sum_up, PARTS)
-        found = checksum_of([leaf for at in sorted(leaves) for leaf in leaves[at]])
-        return [] if found == record.checksum else [position]
-
-    def raw_file(self, frame: StoredFrame) -> RawFile | None:
-        """Return where the bytes of a frame that stores them as they were put lie in a file; None
-        if its device is out of use. That is good for as long as the frame is pinned."""
-        assert self._file is not None
-        path = self._file.path_of(frame.extent)
-        if path is None:
-            return None
-        sizes = map(padded, frame.stored_nbytes)
-        begin = frame.extent.extent.offset + PAGE_NBYTES
-        return RawFile(str(path), tuple(accumulate(sizes, initial=begin)))
-
-    async def check(self, check: Check) -> list[int]:
-        """Read a frame into memory of its own; return the positions that are not what was put.
-
-        Raises DiskFailed: then nothing is known of it.
-        """
-        assert self._file is not None
-        loop = asyncio.get_running_loop()
-        frame, bad = check.frame, []
-        sizes = [padded(nbytes) for nbytes in frame.stored_nbytes]
-        buffer = aligned_buffer(max(sizes))
-        for position, record in zip(check.positions, check.stored, strict=True):
-            begin = PAGE_NBYTES + sum(sizes[:position])
-            try:
-                await self._file.read(frame.extent, begin, [buffer[: sizes[position]]])
-            except CorruptBlock:  # the file is gone or too short
-                bad.append(position)
-                continue
-            self._metrics.bytes.labels("file", "scrub").inc(sizes[position])
-            stored = buffer[: frame.stored_nbytes[position]]
-            job = loop.run_in_executor(self._workers, _is_good, frame.codec_id, stored, record)
-            if not await job:
-                bad.append(position)
-        return bad
-
-    def _verify(self, read: Read) -> list[int]:
-        return [
-            position
-            for position, record, held in zip(read.positions, read.stored, read.held, strict=True)
-            if checksum(self._arena.view(held.slot)) != record.checksum
-        ]
-
-    def _decode(self, read: Read, buffer: memoryview, sizes: Sequence[int]) -> list[int]:
-        first = read.positions[0]
-        bad = []
-        for position, record, held in zip(read.positions, read.stored, read.held, strict=True):
-            at = sum(sizes[first:position])
-            stored = buffer[at : at + read.frame.stored_nbytes[position]]
-            target = self._arena.view(held.slot)
-            if not decodes_to(read.frame.codec_id, stored, target, record.checksum):
-                bad.append(position)
-        return bad
-
 
 def run_header(
     first: StoredBlock, part: Part, codec: Codec, blocks: Sequence[RunBlock], sequence: int
@@ -690,13 +534,6 @@ def run_header(
         codec_id=codec.id,
         blocks=tuple(blocks),
     )
-
-
-def _is_good(codec_id: int, stored: memoryview, record: StoredPart) -> bool:
-    """Return whether stored bytes are what was put, without keeping what they decode to."""
-    if codec_id == 0:
-        return checksum(stored) == record.checksum
-    return decodes_to(codec_id, stored, memoryview(bytearray(record.nbytes)), record.checksum)
 
 
 class _CorruptRun(CorruptBlock):

@@ -10,10 +10,10 @@ from typing import NamedTuple
 from kvstore.block import BlockKey, NamespaceId, Span, padded
 from kvstore.index import StoredBlock, StoredPart
 from kvstore.loads import Ended, Loads
-from kvstore.mover import Mover
 from kvstore.obs import Metrics
 from kvstore.pace import Stakes
 from kvstore.planner import Planner, Read, frames_of, is_readable
+from kvstore.reads import Reads
 
 PROMOTE_ROUNDS_MAX = 3
 HEAD_START_NBYTES = 64 << 20  # of a smaller load, a moment is too large a part
@@ -33,12 +33,12 @@ class Promotion:
     """Plans reads and waits for them; several may wait for one read."""
 
     def __init__(
-        self, planner: Planner, mover: Mover, metrics: Metrics, now: Callable[[], float]
+        self, planner: Planner, reads: Reads, metrics: Metrics, now: Callable[[], float]
     ) -> None:
         self._loads = Loads(metrics, now)
         self.pace = self._loads.pace
         self._planner = planner
-        self._mover = mover
+        self._reads = reads
         self._now = now
         self._turn = asyncio.Lock()
 
@@ -77,15 +77,15 @@ class Promotion:
                 self._planner.pinned_frames(lent),
             ):
                 began = self._now()
-                if not self._mover.brings(missing):
+                if not self._reads.brings(missing):
                     async with self._turn:  # else the reads of two loads mix, and both are late
-                        alone = nbytes >= HEAD_START_NBYTES and not self._mover.reads_under_way
+                        alone = nbytes >= HEAD_START_NBYTES and not self._reads.under_way
                         reads_planned = self._planner.plan_reads(
                             namespace_id, keys, spans, first_alone=alone, in_files=in_files
                         )
                         with closing(reads_planned) as plan:
                             await self._start(plan, first_alone=alone)
-                reads = self._mover.reads_of(missing)
+                reads = self._reads.of(missing)
                 if not reads:
                     break  # there is no room for them
                 ended = await self._loads.wait(
@@ -116,7 +116,7 @@ class Promotion:
                     first_alone = False
                     await self._head_start(head)
             finally:
-                self._mover.start_read(read)  # cancelled or not: it has its slots
+                self._reads.start(read)  # cancelled or not: it has its slots
             if first_alone:
                 head += read.stored
             begun_nbytes += sum(padded(record.nbytes) for record in read.stored)
@@ -125,6 +125,6 @@ class Promotion:
                 await asyncio.sleep(0)  # they go to the disk now; others' turn, too
 
     async def _head_start(self, head: Sequence[StoredPart]) -> None:
-        if reads := self._mover.reads_of(head):
+        if reads := self._reads.of(head):
             await asyncio.wait(reads, timeout=HEAD_START_S)
         await asyncio.sleep(0)  # whoever waits for it goes first

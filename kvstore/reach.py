@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from kvstore.answers import Ask
 from kvstore.block import Match, Namespace, Span, padded
 from kvstore.loads import Ended
-from kvstore.mover import Mover
 from kvstore.outcome import Reason
 from kvstore.planner import Leases, Planner, is_readable, needed_spans
 from kvstore.promotion import PROMOTE_ROUNDS_MAX, Promotion
+from kvstore.reads import Reads
 
 if TYPE_CHECKING:  # a daemon without a bucket starts without what it takes to use one
     from kvstore.objects import Objects
@@ -41,7 +41,7 @@ class Reach:
         self,
         planner: Planner,
         promotion: Promotion,
-        mover: Mover,
+        reads: Reads,
         leases: Leases,
         objects: Objects | None,
         *,
@@ -50,7 +50,7 @@ class Reach:
     ) -> None:
         self._planner = planner
         self._promotion = promotion
-        self._mover = mover
+        self._reads = reads
         self._leases = leases
         self._objects = objects
         self._leasable_bytes = leasable_bytes
@@ -87,7 +87,7 @@ class Reach:
     async def _promote(self, ask: Ask, deadline: float) -> Reached:
         """Bring up what this node has of a prefix."""
         namespace = self._planner.namespace(ask.namespace_id)
-        failed_reads = self._mover.failed_reads
+        failed_reads = self._reads.failed
         match = self._match(ask)
         resident = match.resident_blocks
         if ask.in_files:  # what it reads itself is no less from the file tier
@@ -115,7 +115,7 @@ class Reach:
                 return Reached(hit, Reason.SLOWER, resident)
             if self._now() >= deadline:
                 return Reached(hit, Reason.DEADLINE, resident)
-        failed = self._mover.failed_reads > failed_reads
+        failed = self._reads.failed > failed_reads
         return Reached(hit, Reason.READ_FAILED if failed else Reason.NO_ROOM, resident)
 
     def slots_nbytes(self, ask: Ask, spans: Sequence[Span]) -> int:

@@ -60,7 +60,7 @@ class Scrub:
             return LOOK_S
         bad: Sequence[int] = ()
         try:
-            bad = await self._mover.check(check)
+            bad = await self._mover.reads.check(check)
         except KVStoreError as error:
             self._metrics.read_errors.inc()
             logger.warning("scrub=failed reason=%r", str(error))
@@ -76,5 +76,5 @@ class Scrub:
     async def _give_way(self) -> None:
         """Wait while somebody waits for the disk, for a while."""
         end = self._now() + GIVE_WAY_S_MAX
-        while self._mover.reads_under_way and self._now() < end:  # noqa: ASYNC110 - not for one
+        while self._mover.reads.under_way and self._now() < end:  # noqa: ASYNC110 - not for one
             await asyncio.sleep(GIVE_WAY_S)

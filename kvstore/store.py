@@ -122,19 +122,19 @@ class Store:
             unpin_frame=planner.unpin_frame,
         )
         self._lending = Lending(
-            mover, self._leases, nbytes_max=int(mover.capacity_bytes * limits.leased_fraction)
+            mover.reads, self._leases, nbytes_max=int(mover.capacity_bytes * limits.leased_fraction)
         )
         self._answers = Answers(
             planner, self._leases, metrics, outcomes_max=limits.outcomes_max, now=now
         )
-        self._promotion = Promotion(planner, mover, metrics, now)
+        self._promotion = Promotion(planner, mover.reads, metrics, now)
         self._objects = objects(self._promotion) if objects is not None else None
         if self._objects is not None:
             mover.on_written = self._objects.written
         self._reach = Reach(
             planner,
             self._promotion,
-            mover,
+            mover.reads,
             self._leases,
             self._objects,
             leasable_bytes=int(arena.capacity_bytes * limits.leased_fraction),
@@ -615,7 +615,7 @@ class Store:
             limits=self._limits,
         )
         queues = {
-            "promote": self._mover.reads_under_way,
+            "promote": self._mover.reads.under_way,
             "write_behind": self._planner.dirty.count,
             "room": self._waiting_for_room,
             "recall": self._mover.unrecalled_runs,

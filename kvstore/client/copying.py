@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from kvstore.checksum import checksum, copy_bytes, copy_in, copy_out
+from kvstore.outlive import ended, outlive
 
 T = TypeVar("T")
 
@@ -57,23 +56,6 @@ class Copiers:
             await outlive(jobs)
             raise
         return [result for job in jobs for result in job.result()]
-
-
-async def ended(jobs: Collection[asyncio.Future[Any]], timeout_s: float | None = None) -> None:
-    """Wait until all have ended, or the time is over."""
-    if jobs:
-        await asyncio.wait(jobs, timeout=timeout_s)
-
-
-async def outlive(jobs: Collection[asyncio.Future[Any]], timeout_s: float | None = None) -> None:
-    """The same, however often the caller is cancelled meanwhile."""
-    until = None if timeout_s is None else time.monotonic() + timeout_s
-    while left := [job for job in jobs if not job.done()]:
-        left_s = None if until is None else until - time.monotonic()
-        if left_s is not None and left_s <= 0:
-            return
-        with contextlib.suppress(asyncio.CancelledError):  # an earlier one is about to be raised
-            await asyncio.wait(left, timeout=left_s)
 
 
 def fill(record: memoryview, target: memoryview | None) -> int:

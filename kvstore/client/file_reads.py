@@ -23,8 +23,8 @@ import numpy as np
 
 from kvstore.block import PAGE_NBYTES, FilePlace
 from kvstore.checksum import PiecewiseChecksum
-from kvstore.client.copying import ended, outlive
 from kvstore.errors import CorruptBlock, Unavailable
+from kvstore.outlive import ended, outlive
 
 logger = logging.getLogger(__name__)
 

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from kvstore.block import Committed, Grant
 from kvstore.client.batch import Batch
-from kvstore.client.copying import Copiers, Taken, Wanted, ended, fill, take
+from kvstore.client.copying import Copiers, Taken, Wanted, fill, take
 from kvstore.client.file_reads import FileRead, FileReads
+from kvstore.outlive import ended
 
 if TYPE_CHECKING:
     from kvstore.client.async_client import AsyncClient

@@ -156,7 +156,7 @@ def test_a_read_that_hangs_ends_and_others_go_on(
     try:
         assert node.acquire(CHAINS[cold[0]], wait_s=5.0).hit_blocks < 16
         until(node, lambda: first(node).state is DeviceState.HUNG and not on_first(node))
-        assert node.mover.reads_under_way == 0
+        assert node.mover.reads.under_way == 0
         assert node.put(chain(99, 16), durable=True, wait_s=5.0).durable
     finally:
         go_on.set()

@@ -144,13 +144,13 @@ def test_what_is_to_be_read_in_files_stays_while_the_rest_comes_up(
     with Node(stored(tmp_path / "kv", A[:8], codec="zstd")) as node:
         assert node.put(A, 8, 24, durable=True).durable
     with Node(tmp_path / "kv") as node:
-        start = node.mover.start_read
+        start = node.mover.reads.start
 
         def start_and_evict(read: Read) -> None:
             start(read)
             node.planner.evict_file(1 << 40)
 
-        monkeypatch.setattr(node.mover, "start_read", start_and_evict)
+        monkeypatch.setattr(node.mover.reads, "start", start_and_evict)
         grant = node.acquire(A, in_files=True)
         assert grant.hit_blocks == len(A)
         assert any(grant.slots)

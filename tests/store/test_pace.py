@@ -48,7 +48,7 @@ def ask(node: Node, keys: list[BlockKey], io_s: float) -> tuple[int, float]:
 
 
 async def until_idle(node: Node) -> None:
-    while node.mover.reads_under_way:  # noqa: ASYNC110 - virtual time
+    while node.mover.reads.under_way:  # noqa: ASYNC110 - virtual time
         await asyncio.sleep(1.0)
 
 

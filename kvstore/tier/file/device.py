@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from kvstore.block import BlockKey, NamespaceId
 from kvstore.frame import FrameHeader
+from kvstore.outlive import outlive
 from kvstore.tier.file.disk import Disk
 from kvstore.tier.file.failure import DiskHung
 from kvstore.tier.file.found import FrameRecord
@@ -92,7 +93,7 @@ class Mount:
         finally:
             if waiting:
                 call.cancel()
-                await _outlive(call)
+                await outlive([call])
         if call.done():
             return call.result()
         raise DiskHung(call)
@@ -164,14 +165,6 @@ class Device:
             "since_s": time.monotonic() - self.since,
             "physical_bytes": tier.physical_nbytes if tier is not None else 0,
         }
-
-
-async def _outlive(call: asyncio.Future[Any]) -> None:
-    while not call.done():
-        try:
-            await asyncio.wait([call])
-        except asyncio.CancelledError:
-            continue  # the first one is raised by who calls this
 
 
 def _look_at(call: asyncio.Future[Any]) -> None:

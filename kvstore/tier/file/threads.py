@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from kvstore.errors import Unavailable
+from kvstore.outlive import outlive
 
 T = TypeVar("T")
 
@@ -165,11 +166,7 @@ async def _done(future: asyncio.Future[T], take_back: Callable[[], object]) -> T
         return await asyncio.shield(future)
     except asyncio.CancelledError:
         take_back()
-        while not future.done():
-            try:
-                await asyncio.wait([future])
-            except asyncio.CancelledError:
-                continue  # raised once, below
+        await outlive([future])
         if not future.cancelled():
             future.exception()  # nobody else will look at it
         raise

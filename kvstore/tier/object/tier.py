@@ -22,6 +22,7 @@ from kvstore.config import ObjectSettings
 from kvstore.errors import CorruptBlock, InvalidRequest, KVStoreError, Unavailable
 from kvstore.frame import FrameHeader
 from kvstore.obs import Metrics
+from kvstore.outlive import outlive
 from kvstore.tier.object.budget import ByteBudget
 from kvstore.tier.object.catalog import Catalog, Directory, Entry
 from kvstore.tier.object.connect import connect
@@ -391,9 +392,7 @@ async def _finish(then: Callable[[], None]) -> None:
     try:
         await asyncio.shield(work)
     except asyncio.CancelledError:
-        while not work.done():
-            with suppress(asyncio.CancelledError):  # raised once, below
-                await asyncio.wait([work])
+        await outlive([work])
         raise
 
 
