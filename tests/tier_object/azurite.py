@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-import socket
+import re
 import subprocess
 import sys
 import tempfile
@@ -29,6 +29,7 @@ ACCOUNT_KEY = (
 )
 CONTAINER = "kvstore"
 VERSION = "2021-12-02"  # of the protocol
+LISTENS = re.compile(r"listens on http://127\.0\.0\.1:([0-9]+)\n")
 ENVIRONMENT = {"AZURE_STORAGE_ACCOUNT_NAME": ACCOUNT, "AZURE_STORAGE_ACCOUNT_KEY": ACCOUNT_KEY}
 
 
@@ -47,7 +48,7 @@ class Azurite:
         }
 
     def make_container(self) -> None:
-        """Ask for it once. Raises OSError while nobody answers."""
+        """Make it. Raises OSError if the server does not."""
         headers = {"x-ms-date": formatdate(usegmt=True), "x-ms-version": VERSION}
         signed = "".join(f"{name}:{value}\n" for name, value in headers.items())
         resource = f"/{ACCOUNT}/{ACCOUNT}/{CONTAINER}\nrestype:container"
@@ -69,36 +70,26 @@ def running() -> Iterator[Azurite]:
     program = environment / "azurite/node_modules/azurite/dist/src/blob/main.js"
     if not (node.exists() and program.exists()):
         pytest.skip("no Azurite here: make setup")
-    with (
-        tempfile.TemporaryDirectory(prefix="kv-azure-") as folder,
-        socket.create_server(("127.0.0.1", 0)) as chosen,
-    ):
-        port = chosen.getsockname()[1]
-        chosen.close()
-        options = ["--blobHost", "127.0.0.1", "--blobPort", str(port), "--location", folder]
-        options += ["--silent", "--disableTelemetry", "--skipApiVersionCheck"]
-        with (Path(folder) / "log").open("wb") as log:
-            process = subprocess.Popen([node, program, *options], stdout=log, stderr=log)
+    with tempfile.TemporaryDirectory(prefix="kv-azure-") as folder:
+        options = ["--blobHost", "127.0.0.1", "--blobPort", "0", "--location", folder]
+        options += ["--disableTelemetry", "--skipApiVersionCheck"]
+        log = Path(folder) / "log"
+        with log.open("wb") as output:
+            process = subprocess.Popen([node, program, *options], stdout=output, stderr=output)
         try:
-            server = Azurite(port)
-            _await_container(server, process, Path(folder) / "log")
+            server = Azurite(_port(process, log))
+            server.make_container()
             yield server
         finally:
             process.kill()
             process.wait(STOP_TIMEOUT_S)
 
 
-def _await_container(server: Azurite, process: subprocess.Popen[bytes], log: Path) -> None:
+def _port(process: subprocess.Popen[bytes], log: Path) -> int:
+    """Return the port that it says it has chosen, once it answers there."""
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline and process.poll() is None:
-        try:
-            server.make_container()
-        except ConnectionError:
-            time.sleep(POLL_S)
-        except urllib.error.URLError as error:
-            if not isinstance(error.reason, ConnectionError):
-                raise
-            time.sleep(POLL_S)
-        else:
-            return
+        if said := LISTENS.search(log.read_text()):
+            return int(said[1])
+        time.sleep(POLL_S)
     raise AssertionError(f"Azurite did not start:\n{log.read_text()[-4000:]}")
