@@ -19,6 +19,7 @@ from kvstore.codec import decodes_to
 from kvstore.errors import CorruptBlock, KVStoreError
 from kvstore.index import HeldSlot, StoredFrame, StoredPart
 from kvstore.obs import Metrics
+from kvstore.outlive import ended
 from kvstore.planner import Check, Planner, Read
 from kvstore.tier.dram import Arena
 from kvstore.tier.file import Devices, DiskHung, aligned_buffer
@@ -63,8 +64,7 @@ class Reads:
 
     async def ended(self, timeout_s: float) -> None:
         """Wait until none is on its way, for at most so long."""
-        if self._reads:
-            await asyncio.wait(set(self._reads.values()), timeout=timeout_s)
+        await ended(set(self._reads.values()), timeout_s)
 
     @property
     def under_way(self) -> int:

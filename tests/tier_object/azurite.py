@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from email.utils import formatdate
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -31,11 +31,18 @@ ACCOUNT_KEY = (
 CONTAINER = "kvstore"
 VERSION = "2021-12-02"  # of the protocol
 LISTENS = re.compile(r"listens on http://127\.0\.0\.1:([0-9]+)\n")
-ENVIRONMENT = {"AZURE_STORAGE_ACCOUNT_NAME": ACCOUNT, "AZURE_STORAGE_ACCOUNT_KEY": ACCOUNT_KEY}
 
 
 class Azurite:
-    """A server with one container, running."""
+    """A server with one container, running.
+
+    environment: what a process must have in its environment to be let in.
+    """
+
+    environment: ClassVar = {
+        "AZURE_STORAGE_ACCOUNT_NAME": ACCOUNT,
+        "AZURE_STORAGE_ACCOUNT_KEY": ACCOUNT_KEY,
+    }
 
     def __init__(self, port: int) -> None:
         self.endpoint = f"http://127.0.0.1:{port}/{ACCOUNT}"

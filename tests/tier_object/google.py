@@ -10,7 +10,7 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 from aiohttp import web
 
@@ -18,13 +18,14 @@ from kvstore.testing.seaweed import BUCKET, Seaweed
 from tests.tier_object.proxy import Proxy
 
 TOKEN = "not-a-token-77aa"
-ENVIRONMENT = {"GOOGLE_BEARER_TOKEN": TOKEN}
 START_TIMEOUT_S = 30.0
 BODY_NBYTES_MAX = 256 << 20
 
 
 class Google(Proxy):
-    """Lets in who brings TOKEN."""
+    """Lets in who brings TOKEN, as `environment` does."""
+
+    environment: ClassVar = {"GOOGLE_BEARER_TOKEN": TOKEN}
 
     def settings(self, prefix: str) -> dict[str, Any]:
         """Return those of an object tier in the bucket."""

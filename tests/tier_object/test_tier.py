@@ -18,7 +18,8 @@ from kvstore.tier.object import ObjectFailed, ObjectRead, Outcome
 from kvstore.tier.object.connect import connect
 from kvstore.tier.object.names import CLOCK, TOMBSTONES
 from kvstore.tier.object.tombstones import SKEW_S
-from tests.tier_object import azurite, google
+from tests.tier_object.azurite import Azurite
+from tests.tier_object.google import Google
 from tests.tier_object.leaping import LeapingBucket
 from tests.tier_object.opened import RUN_BLOCKS, Side, opened, run
 from tests.tier_object.runs import (
@@ -30,8 +31,10 @@ from tests.tier_object.runs import (
     records_found,
 )
 
+STORES = {"s3": "seaweed", "gcs": "google_server", "azure": "azure_server"}
 
-@pytest.fixture(params=["folder", "s3", "gcs", "azure"])
+
+@pytest.fixture(params=["folder", *STORES])
 def where(
     request: pytest.FixtureRequest,
     tmp_path: Path,
@@ -40,15 +43,10 @@ def where(
 ) -> dict[str, Any]:
     if request.param == "folder":
         return {"url": f"file://{tmp_path}/bucket"}
-    if request.param in ("gcs", "azure"):
-        kind: Any = google if request.param == "gcs" else azurite
-        for name, value in kind.ENVIRONMENT.items():
-            monkeypatch.setenv(name, value)
-        fixture = "google_server" if request.param == "gcs" else "azure_server"
-        return dict(request.getfixturevalue(fixture).settings(own_prefix))
-    request.getfixturevalue("credentials")
-    seaweed: Seaweed = request.getfixturevalue("seaweed")
-    return dict(seaweed.settings(own_prefix))
+    server: Seaweed | Google | Azurite = request.getfixturevalue(STORES[request.param])
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    return server.settings(own_prefix)
 
 
 def leaping(where: dict[str, Any]) -> LeapingBucket:

@@ -202,9 +202,7 @@ class Devices:
         mount = place.mount
         try:
             self._check_in_use(mount)
-            await mount.unless_gone(
-                mount.tier.begin_read(place.extent, offset, targets, then, parts)
-            )
+            await mount.unless_gone(mount.tier.read(place.extent, offset, targets, then, parts))
         except DiskFailed as error:
             self._admission.read_failed(place, error)
             raise

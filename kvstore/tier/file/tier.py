@@ -266,22 +266,7 @@ class FileTier:
             self._space.written(extent, measured)
             self._start_maintenance()
 
-    async def read(
-        self,
-        extent: FileExtent,
-        offset: int,
-        targets: Sequence[memoryview],
-        then: Then | None = None,
-        parts: int = 1,
-    ) -> None:
-        """Fill `targets` (whole pages) from `offset` of the frame. Bytes are not verified, unless
-        by `then`. Small reads, and those of several targets, stay in one part.
-
-        Raises DiskFailed, or CorruptBlock if the file is gone or too short.
-        """
-        await self.begin_read(extent, offset, targets, then, parts)
-
-    def begin_read(
+    def read(
         self,
         extent: FileExtent,
         offset: int,
@@ -289,7 +274,12 @@ class FileTier:
         then: Then | None = None,
         parts: int = 1,
     ) -> Coroutine[Any, Any, None]:
-        """Hand a read to the threads now, and return the rest of `read`, to be begun at once."""
+        """Fill `targets` (whole pages) from `offset` of the frame. Bytes are not verified, unless
+        by `then`. Small reads, and those of several targets, stay in one part.
+
+        The threads have it when this returns; what it returns is to be awaited, whatever happens,
+        and raises DiskFailed, or CorruptBlock if the file is gone or too short.
+        """
         segment, frame = self._space.find(extent)
         nbytes = sum(target.nbytes for target in targets)
         if frame.state is not State.WRITTEN:

@@ -222,10 +222,14 @@ def open_store(settings: ObjectSettings) -> ObjectStore:
         "client_options": client,
         "retry_config": retry,
     }
-    if parts.scheme == "gs":
-        at: Any = {"base_url": settings.endpoint} if settings.endpoint else {}
-        return GCSStore(host, **common, **at)
-    given = {"endpoint": settings.endpoint, "region": settings.region}
-    options: Any = {key: value for key, value in given.items() if value}
-    store = AzureStore if parts.scheme == "az" else S3Store
-    return store(host, **common, **options)
+    endpoint = settings.endpoint
+    if parts.scheme == "s3":
+        return S3Store(host, **common, **_given(endpoint=endpoint, region=settings.region))
+    if parts.scheme == "az":
+        return AzureStore(host, **common, **_given(endpoint=endpoint))
+    return GCSStore(host, **common, **_given(base_url=endpoint))
+
+
+def _given(**options: str) -> Any:
+    """Return those that are set; the others are what the environment says."""
+    return {name: value for name, value in options.items() if value}
