@@ -76,12 +76,18 @@ class ServerSettings:
     )
     listen: str = _setting(
         'TCP address for clients without shared memory; port 0 takes a free one, "" is off. '
-        "Loopback only: there is no TLS.",
-        "127.0.0.1:7700",
+        "Loopback only: there is no TLS. It needs server.listen_open.",
+        "",
+    )
+    listen_open: bool = _setting(
+        "Open server.listen although TCP asks nobody who they are: every user of this host may "
+        "then read, record and wipe the cache.",
+        False,
     )
     metrics_listen: str = _setting(
         'HTTP address of /metrics for Prometheus; port 0 takes a free one, "" is off. '
-        "Loopback only.",
+        "Loopback only. Every user of this host may read them: counts, sizes, times and "
+        "directories, no keys and no prompts.",
         "127.0.0.1:7701",
     )
     traces_endpoint: str = _setting(
@@ -495,6 +501,16 @@ def _check_object(settings: ObjectSettings, *, has_file_tier: bool) -> None:
         )
 
 
+def _check_listen(server: ServerSettings) -> None:
+    parse_listen("server.metrics_listen", server.metrics_listen)
+    if parse_listen("server.listen", server.listen) is not None and not server.listen_open:
+        raise ConfigError(
+            f"server.listen={server.listen!r} lets every user of this host read, record and wipe "
+            "the cache, because TCP asks nobody who they are. If you want that, add --set "
+            'server.listen_open=true; if not, set server.listen="" and use the unix socket'
+        )
+
+
 def _check(settings: Settings) -> None:
     """Raise ConfigError on values that cannot work on any machine."""
     server, dram, file, limits = settings.server, settings.dram, settings.file, settings.limits
@@ -511,8 +527,7 @@ def _check(settings: Settings) -> None:
             f"server.socket has {socket_nbytes} bytes; unix sockets allow {SOCKET_PATH_NBYTES_MAX} "
             "here: choose a shorter path"
         )
-    parse_listen("server.listen", server.listen)
-    parse_listen("server.metrics_listen", server.metrics_listen)
+    _check_listen(server)
     bounds: list[tuple[str, float, float, float]] = [
         ("server.drain_s", server.drain_s, 0, 3600),
         ("dram.capacity", dram.capacity_bytes, MIB, 1 << 50),

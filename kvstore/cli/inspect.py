@@ -20,7 +20,7 @@ def stats(target: str, as_json: bool) -> None:
     \b
     Examples:
       kvstore stats
-      kvstore stats --target 127.0.0.1:7700 --json | jq .dram.used_bytes
+      kvstore stats --target /run/kvstore/kvstore.sock --json | jq .dram.used_bytes
     """
     with connect(target) as client:
         found = client.stats()

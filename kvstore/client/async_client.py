@@ -45,7 +45,7 @@ SCAN_PAGE_ITEMS = 1000
 class AsyncClient:
     """One engine process's client. Lives on one event loop.
 
-    target: "unix:/run/kvstore/kvstore.sock" or "127.0.0.1:7700".
+    target: "unix:/run/kvstore/kvstore.sock", or "127.0.0.1:7700" where `server.listen` is set.
     token: shared by all processes of one engine, 16 to 128 characters; one is made up if None.
     name: for the daemon's log. timeout_s: deadline of a call, beyond the time it was told to wait.
     arena: map the daemon's memory; default: whenever the target is a unix socket.

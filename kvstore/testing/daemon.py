@@ -30,11 +30,12 @@ class Daemon:
     """One daemon on free ports and a unix socket in a short temporary directory.
 
     overrides: as `kvstore serve --set` takes them. file: give it a file tier in that directory.
-    environment: of the process, beside our own. A context manager; at its end the process and the
-    directory are gone.
+    tcp: listen on a free port of loopback as well, open to every user of the host. environment: of
+    the process, beside our own. A context manager; at its end the process and the directory are
+    gone.
     """
 
-    def __init__(self, *overrides: str, file: bool = True) -> None:
+    def __init__(self, *overrides: str, file: bool = True, tcp: bool = False) -> None:
         # Not pytest's tmp_path: a unix socket's path has at most 107 bytes.
         self.directory = Path(tempfile.mkdtemp(prefix="kv-"))
         self.socket = self.directory / "run/k.sock"
@@ -45,13 +46,14 @@ class Daemon:
         self._process: subprocess.Popen[bytes] | None = None
         settings = [
             f"server.socket={self.socket}",
-            "server.listen=127.0.0.1:0",
             "server.metrics_listen=127.0.0.1:0",
             "dram.capacity=64MiB",
             "dram.extent=32MiB",
             "file.capacity=1GiB",
             "file.segment=64MiB",
         ]
+        if tcp:
+            settings += ["server.listen=127.0.0.1:0", "server.listen_open=true"]
         settings.append(f"file.path={self.directory / 'file' if file else ''}")
         self._arguments = [f"--set={each}" for each in (*settings, *overrides)]
 
@@ -62,7 +64,8 @@ class Daemon:
 
     @property
     def address(self) -> str:
-        """Address for clients that stream."""
+        """Address for clients over TCP, of a daemon with `tcp`."""
+        assert self.port, "this daemon does not listen on TCP"
         return f"127.0.0.1:{self.port}"
 
     @property

@@ -68,7 +68,7 @@ def test_stats_are_readable_by_people_and_programs(daemon: Daemon) -> None:
     done = kvstore("stats", "--target", str(daemon.socket))
     assert done.exit_code == 0
     assert "MiB" in done.output
-    as_json = kvstore("stats", "--target", daemon.address, "--json")
+    as_json = kvstore("stats", "--target", daemon.target, "--json")
     assert json.loads(as_json.output)["dram"]["capacity_bytes"] > 0
 
 

@@ -17,6 +17,5 @@ def daemon() -> Iterator[Daemon]:
 @pytest.fixture(params=["local", "remote"])
 def client(request: pytest.FixtureRequest, daemon: Daemon) -> Iterator[Client]:
     """A client over each of the two data paths."""
-    target = daemon.target if request.param == "local" else daemon.address
-    with Client(target) as client:
+    with Client(daemon.target, arena=request.param == "local") as client:
         yield client

@@ -116,7 +116,7 @@ def test_an_engine_that_is_killed_holds_nothing(daemon: Daemon) -> None:
 
 
 def test_who_does_not_map_the_arena_is_lent_nothing(daemon: Daemon) -> None:
-    with Client(daemon.address) as client:
+    with Client(daemon.target, arena=False) as client:
         client.register(SPACE)
         with pytest.raises(InvalidRequest, match="arena"):
             client.acquire(SPACE.id, KEYS, file_places=True)

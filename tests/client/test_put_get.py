@@ -40,7 +40,7 @@ def test_what_is_put_comes_back(client: Client, request: pytest.FixtureRequest) 
 def test_the_two_paths_see_the_same_blocks(daemon: Daemon) -> None:
     keys = sample_keys("paths", 8)
     records = sample_records(keys)
-    with Client(daemon.target) as local, Client(daemon.address) as remote:
+    with Client(daemon.target) as local, Client(daemon.target, arena=False) as remote:
         namespace_id = local.register(sample_namespace())
         remote.register(sample_namespace())
         local.put(namespace_id, keys[:4], records[:4])
@@ -316,7 +316,7 @@ def test_bad_arguments_are_refused_before_anything_is_sent(client: Client) -> No
 
 
 def test_a_client_without_the_arena_cannot_lease(daemon: Daemon) -> None:
-    with Client(daemon.address) as client:
+    with Client(daemon.target, arena=False) as client:
         namespace_id = client.register(sample_namespace())
         with pytest.raises(InvalidRequest, match="arena"):
             client.acquire(namespace_id, sample_keys("no arena", 1))

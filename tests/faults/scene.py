@@ -145,7 +145,7 @@ class Scene:
             self.details.setdefault("wrong", []).append(what)
 
     def stats(self) -> dict[str, Any]:
-        with Client(self.daemon.address, timeout_s=5.0) as client:
+        with Client(self.daemon.target, arena=False, timeout_s=5.0) as client:
             return client.stats()
 
     def held(self) -> dict[str, int]:

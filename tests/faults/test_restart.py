@@ -143,6 +143,8 @@ def test_a_frozen_daemon_costs_deadlines_and_then_nothing(own: Daemon) -> None:
 
 
 def test_a_remote_client_lives_through_a_restart_too(own: Daemon) -> None:
+    own.stop()
+    own.start("server.listen=127.0.0.1:0", "server.listen_open=true")
     with Client(own.address) as client:
         namespace_id = client.register(NAMESPACE)
         assert client.put(namespace_id, KEYS, RECORDS, durable=True).durable
@@ -150,7 +152,7 @@ def test_a_remote_client_lives_through_a_restart_too(own: Daemon) -> None:
         own.kill()
         with pytest.raises(Unavailable):
             client.get(namespace_id, KEYS)
-        own.start(f"server.listen=127.0.0.1:{port}")
+        own.start(f"server.listen=127.0.0.1:{port}", "server.listen_open=true")
         until(lambda: client.available, 10.0)
         assert client.get(namespace_id, KEYS) == RECORDS
 

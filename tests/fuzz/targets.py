@@ -286,7 +286,9 @@ TARGETS: dict[str, Target] = {
     "config": Target(
         _config, [b'[dram]\ncapacity = "2GiB"\n[file]\npath = ""\n[limits]\nlease_s = 1.5\n']
     ),
-    "overrides": Target(_overrides, [b"dram.capacity=1GiB\nserver.listen=127.0.0.1:0"]),
+    "overrides": Target(
+        _overrides, [b"dram.capacity=1GiB\nserver.listen=127.0.0.1:0\nserver.listen_open=true"]
+    ),
     "packet": Target(
         _packet,
         [

@@ -79,7 +79,7 @@ def _serves(daemon: Daemon) -> None:
 @pytest.mark.parametrize("name", [name for name, _ in REQUESTS])
 def test_hostile_messages_get_typed_errors(daemon: Daemon, name: str) -> None:
     options = (("grpc.enable_http_proxy", 0),)
-    with grpc.insecure_channel(daemon.address, options=options) as channel:
+    with grpc.insecure_channel(daemon.target, options=options) as channel:
         stub = _raw_stub(channel, name)
         calls = [call.SerializeToString() for own, call in good_calls(1) if own == name]
         target = Target(lambda data: None, calls or [b"\n\x02ab"])

@@ -57,7 +57,7 @@ def test_each_call_is_a_span_below_its_callers(collector: ThreadingHTTPServer) -
         with Client(daemon.target) as client:
             client.put(client.register(sample_namespace()), keys, sample_records(keys))
         options = (("grpc.enable_http_proxy", 0),)
-        with grpc.insecure_channel(daemon.address, options=options) as channel:
+        with grpc.insecure_channel(daemon.target, options=options) as channel:
             stub, metadata = rpc.KVStoreStub(channel), (("traceparent", parent),)
             with pytest.raises(grpc.RpcError):
                 stub.Match(pb.MatchRequest(namespace_id=b"short"), metadata=metadata)

@@ -20,11 +20,18 @@ def second() -> Iterator[Daemon]:
         yield second
 
 
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    """A running daemon at every address there is; tests must not stop it."""
+    with Daemon(tcp=True) as daemon:
+        yield daemon.start()
+
+
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
         ("server.socket={daemon.socket}", ("server.socket", "another kvstore daemon")),
-        ("server.listen={daemon.address}", ("server.listen", "another process")),
+        ("server.listen={daemon.address} server.listen_open=true", ("listen", "another process")),
         ("server.metrics_listen={daemon.address}", ("server.metrics_listen", "in use")),
         ("file.path={daemon.directory}/file", ("file", "another kvstore daemon")),
     ],
@@ -32,7 +39,7 @@ def second() -> Iterator[Daemon]:
 def test_a_second_daemon_is_refused_and_the_first_serves_on(
     daemon: Daemon, second: Daemon, setting: str, words: tuple[str, ...]
 ) -> None:
-    second.start(setting.format(daemon=daemon), wait=False)
+    second.start(*setting.format(daemon=daemon).split(), wait=False)
     assert second.wait() == 2
     for word in words:
         assert word in second.output()
@@ -104,8 +111,17 @@ def test_metrics_are_served_over_http(daemon: Daemon) -> None:
     assert 'kvstore_dram_bytes{state="capacity"}' in text
 
 
+def test_tcp_is_off_unless_somebody_has_said_what_it_opens(second: Daemon) -> None:
+    second.start("server.listen=127.0.0.1:0", wait=False)
+    assert second.wait() == 2
+    for word in ("every user of this host", "server.listen_open=true"):
+        assert word in second.output()
+    second.start()
+    assert second.port == 0
+
+
 def test_every_address_but_the_socket_can_be_off() -> None:
-    with Daemon("server.listen=", "server.metrics_listen=", file=False) as daemon:
+    with Daemon("server.metrics_listen=", file=False) as daemon:
         daemon.start()
         assert (daemon.port, daemon.metrics_port) == (0, 0)
         with Client(daemon.target) as client:

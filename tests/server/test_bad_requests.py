@@ -47,7 +47,7 @@ def chunks(data: bytes, step: int = 1 << 20) -> Sequence[pb.PutRequest]:
 @pytest.fixture(scope="module")
 def raw(daemon: Daemon) -> Iterator[Raw]:
     options = (("grpc.enable_http_proxy", 0),)
-    with grpc.insecure_channel(daemon.address, options=options) as channel:
+    with grpc.insecure_channel(daemon.target, options=options) as channel:
         stub = rpc.KVStoreStub(channel)
         spec = sample_namespace().to_json()
         reply = stub.RegisterNamespace(pb.RegisterNamespaceRequest(spec_json=spec), timeout=5)

@@ -78,6 +78,7 @@ def test_a_misspelt_key_is_refused_with_the_key_the_file_and_the_nearest(tmp_pat
         ("server.metrics_listen=example.com:1", "loopback"),
         ("server.listen=127.0.0.1", "127.0.0.1:7700"),
         ("server.listen=127.0.0.1:99999", "127.0.0.1:7700"),
+        ("server.listen=127.0.0.1:7700", "server.listen_open=true"),
         ("limits.lease_s=nan", "lease_s"),
         (f"server.socket=/tmp/{'x' * 120}", "shorter"),
         ("dram.capacity=1048577", "4096"),

@@ -92,7 +92,7 @@ class SeveralWorld(World):
             away = set(map(str, self._away))
             return all(each["state"] == "ok" for each in devices if each["path"] not in away)
 
-        with Client(self.daemon.address) as client:
+        with Client(self.daemon.target, arena=False) as client:
             try:
                 until(well, WELL_S)
             except TimeoutError:

@@ -211,18 +211,17 @@ class World:
                 self._end(life, workers)
 
     def _workers(self, stack: ExitStack, life: Life, draw: Random) -> list[Worker]:
-        def client(target: str) -> Client:
-            client = stack.enter_context(Client(target))
+        def client(*, arena: bool = True) -> Client:
+            client = stack.enter_context(Client(self.daemon.target, arena=arena))
             for namespace in NAMESPACES:
                 client.register(namespace)
             return client
 
-        target, address = self.daemon.target, self.daemon.address
         seeds = [Random(draw.getrandbits(32)) for _ in range(WRITERS + READERS)]
         writers = [
             Writer(
                 self.traffic,
-                client(target),
+                client(),
                 seeds.pop(),
                 NAMESPACES[number % len(NAMESPACES)],
                 f"life {life.number} {life.seed} writer {number}",
@@ -230,7 +229,7 @@ class World:
             for number in range(WRITERS)
         ]
         readers = [
-            Reader(self.traffic, client(address if number else target), seeds.pop(), writers)
+            Reader(self.traffic, client(arena=not number), seeds.pop(), writers)
             for number in range(READERS)
         ]
         return [*writers, *readers]
@@ -255,7 +254,7 @@ class World:
     def _flush_after(self, life: Life) -> None:
         """See that all is written once trouble is over, where there is room for it."""
         if not life.churn and not self._volume:
-            with Client(self.daemon.address) as client:
+            with Client(self.daemon.target, arena=False) as client:
                 # The first answer may tell of what was evicted while it could not be written.
                 if not any(client.flush(END_S / 4) for _ in range(2)):
                     self._found(life, [f"hung: not durable after {life.trouble!r} was over"])
@@ -264,7 +263,7 @@ class World:
         """Let it die as the life says, or, if that call does not come, by a signal."""
         if life.death == "scrub":  # with nobody else on the disk
             self.traffic.quiet.set()
-            with Client(self.daemon.address) as client:
+            with Client(self.daemon.target, arena=False) as client:
                 client.flush(5.0)
         if self._volume and life.death == "power":
             self._volume.cut_power()
