@@ -77,6 +77,12 @@ ROWS: dict[str, tuple[Panel, ...]] = {
     ),
     "Tiers": (
         Panel("Arena", "bytes", (gauge("kvstore_dram_bytes", "{{state}}"),)),
+        Panel(
+            "Arena stopped growing",
+            "short",
+            (rate("kvstore_arena_growth_pauses_total", "instance"),),
+            "Too little memory was free; it goes on when there is room again.",
+        ),
         Panel("File tier", "bytes", (gauge("kvstore_file_bytes", "{{state}}"),)),
         Panel(
             "Disks of the file tier", "bytes", (gauge("kvstore_file_device_bytes", "{{device}}"),)

@@ -17,6 +17,7 @@ import kvstore
 from kvstore.block import PAGE_NBYTES
 from kvstore.codec import codec_by_name
 from kvstore.config import FileSettings, Settings
+from kvstore.memory import Fit, check_capacity, prefer_killing_this, read_memory
 from kvstore.mover import Mover
 from kvstore.obs import Metrics
 from kvstore.planner import Planner
@@ -47,6 +48,7 @@ class Node:
     async def start(self) -> None:
         """Recover what is stored, then serve. Raises ConfigError; nothing stays behind then."""
         began = time.perf_counter()
+        await check_memory(self.settings.dram.capacity_bytes)
         try:
             await self.store.start()
             await self.server.start()
@@ -74,6 +76,26 @@ class Node:
         await self.server.close()
         await self.store.close(drain_s)
         logger.info("node=stopped")
+
+
+MEMORY_WAIT_S = 5.0
+MEMORY_LOOK_S = 0.25
+
+
+async def check_memory(capacity_bytes: int) -> None:
+    """Raise ConfigError if the arena does not fit, with what to type; warn if it is tight.
+
+    What would fit but for others is waited for, a little: engines let go of a dead daemon's arena
+    only when they have noticed.
+    """
+    deadline = time.monotonic() + MEMORY_WAIT_S
+    memory = await asyncio.to_thread(read_memory)
+    while memory.judge(capacity_bytes).fit is Fit.NOT_NOW and time.monotonic() < deadline:
+        await asyncio.sleep(MEMORY_LOOK_S)
+        memory = await asyncio.to_thread(read_memory)
+    judged = check_capacity(capacity_bytes, memory)
+    if judged.fit is Fit.TIGHT:
+        logger.warning("memory=tight reason=%r do=%r", judged.text, judged.do)
 
 
 def wire_store(settings: Settings, metrics: Metrics) -> Store:
@@ -189,6 +211,7 @@ async def serve(settings: Settings) -> None:
     bound_collections()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     run_promptly()
+    prefer_killing_this()
     loop = asyncio.get_running_loop()
     told = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

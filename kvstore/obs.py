@@ -36,6 +36,7 @@ class Metrics:
         ProcessCollector(registry=self.registry)  # CPU, memory and descriptors of the daemon
         self._left: dict[tuple[str, str], int] = {}
         self._unwritten = 0
+        self._growth_pauses = 0
         self._device_states: dict[str, str] = {}
 
     def publish(self, stats: Mapping[str, Any], left: Mapping[tuple[str, str], int]) -> None:
@@ -43,7 +44,7 @@ class Metrics:
 
         All other counters are kept where things happen.
         """
-        for state in ("used", "capacity", "leased", "limbo", "pinned"):
+        for state in ("used", "reserved", "capacity", "leased", "limbo", "pinned"):
             self.dram_bytes.labels(state).set(stats["dram"][f"{state}_bytes"])
         for state in ("physical", "capacity", "leased"):
             self.file_bytes.labels(state).set(stats["file"][f"{state}_bytes"])
@@ -56,6 +57,9 @@ class Metrics:
         for labels, count in left.items():
             self.evictions.labels(*labels).inc(count - self._left.get(labels, 0))
             self._left[labels] = count
+        pauses = stats["dram"]["growth_pauses"]
+        self.arena_growth_pauses.inc(pauses - self._growth_pauses)
+        self._growth_pauses = pauses
         for device in stats["file"].get("devices", ()):
             self._publish_device(device["path"], device["state"], device["physical_bytes"])
         self.dirty_bytes.set(stats["dirty_bytes"])
@@ -122,7 +126,14 @@ class Metrics:
             "reason",
         )
         self.dram_bytes = self._gauge(
-            "dram_bytes", "Bytes of the arena: used, capacity, leased, limbo, pinned", "state"
+            "dram_bytes",
+            "Bytes of the arena: used, reserved (taken from the system so far), capacity, leased, "
+            "limbo, pinned",
+            "state",
+        )
+        self.arena_growth_pauses = self._counter(
+            "arena_growth_pauses",
+            "Times that the arena stopped growing, because too little memory was free",
         )
         self.file_bytes = self._gauge(
             "file_bytes", "Bytes of the file tier: physical, capacity, leased", "state"

@@ -11,6 +11,7 @@ from pathlib import Path
 from kvstore.cli.health import Finding, note, ok, wrong
 from kvstore.cli.words import size
 from kvstore.config import Settings
+from kvstore.memory import Fit, read_memory
 
 DESCRIPTORS_SPARE = 512  # segments, extents, sockets of the daemon itself
 DESCRIPTORS_PER_SESSION = 4  # scheduler and workers: a link and a channel each
@@ -52,29 +53,13 @@ def _locked_memory() -> Finding:
 
 
 def _memory(capacity_bytes: int, *, running: bool) -> Finding:
+    """Judge as `kvstore serve` does."""
     if running:
         return ok("memory", "the running daemon has its arena")
-    free = _available_nbytes()
-    text = f"{size(free)} available, dram.capacity is {size(capacity_bytes)}"
-    if free < capacity_bytes:
-        return wrong(
-            "memory",
-            text,
-            f"lower it: --set dram.capacity={free // (2 << 30)}GiB, or raise the container's limit",
-        )
-    return ok("memory", text)
-
-
-def _available_nbytes() -> int:
-    """Return what may still be taken: of the machine, and of the container's limit."""
-    found = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())
-    free = int(found[1]) * 1024 if found else 0
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-    except (OSError, ValueError):
-        return free  # no limit, or one that this does not know how to read
-    return min(free, max(0, int(limit) - used)) if limit.isdigit() else free
+    judged = read_memory().judge(capacity_bytes)
+    if judged.fit is Fit.FITS:
+        return ok("memory", judged.text)
+    return (note if judged.fit is Fit.TIGHT else wrong)("memory", judged.text, judged.do)
 
 
 def huge_pages(switch: Path) -> Finding:

@@ -129,6 +129,13 @@ def _durability(stats: dict[str, Any]) -> Finding:
 def _arena(stats: dict[str, Any]) -> Finding:
     dram = stats["dram"]
     text = f"leases hold {percent(dram['leased_bytes'], dram['leased_bytes_max'])} of their bound"
+    if dram.get("waits_for_memory"):
+        return note(
+            "arena",
+            f"stopped growing at {size(dram['reserved_bytes'])} of {size(dram['capacity_bytes'])}, "
+            f"because too little memory is free; {text}",
+            "free some memory, or lower dram.capacity",
+        )
     if dram["growing"]:
         return note("arena", f"still growing; {text}")
     if dram["leased_bytes"] > FULL_FRACTION * dram["leased_bytes_max"]:

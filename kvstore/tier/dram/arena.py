@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from kvstore.block import Slot, padded
 from kvstore.checksum import copy_bytes
 from kvstore.errors import ConfigError, InvalidRequest
+from kvstore.memory import Memory, read_memory
 from kvstore.numa import cpus_for_arena, on_cpus
 from kvstore.tier.dram.allocator import ExtentAllocator
 
@@ -30,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 TOUCH_STEP_NBYTES = 32 << 20
+LOOK_AGAIN_S = 2.0  # at memory that others had taken
 _MADV_POPULATE_WRITE = 23  # Linux 5.14; older kernels refuse it, and pages fault in on first use
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
@@ -45,9 +47,18 @@ class ExtentHandle:
 
 
 class Arena:
-    """The dram tier. Slots are places; whoever maps the arena may read and write all of it."""
+    """The dram tier. Slots are places; whoever maps the arena may read and write all of it.
 
-    def __init__(self, capacity_bytes: int, extent_bytes: int) -> None:
+    memory: says what may be taken; it is asked before each extent but the first.
+    """
+
+    def __init__(
+        self,
+        capacity_bytes: int,
+        extent_bytes: int,
+        *,
+        memory: Callable[[], Memory] = read_memory,
+    ) -> None:
         self.capacity_bytes = capacity_bytes // mmap.PAGESIZE * mmap.PAGESIZE
         self._extent_bytes = padded(min(extent_bytes, self.capacity_bytes))
         self._handles: list[ExtentHandle] = []
@@ -57,6 +68,14 @@ class Arena:
         self._callbacks: list[Callable[[ExtentHandle], None]] = []
         self._grow_task: asyncio.Task[None] | None = None
         self._cpus: frozenset[int] = frozenset()
+        self._memory = memory
+        self.waits_for_memory = False
+        self.growth_pauses = 0  # ever: how often others had taken the memory
+
+    @property
+    def reserved_nbytes(self) -> int:
+        """Bytes taken from the system so far; the rest of `capacity_bytes` is still to come."""
+        return sum(handle.nbytes for handle in self._handles)
 
     @property
     def physical_nbytes(self) -> int:
@@ -146,10 +165,11 @@ class Arena:
         return self.padded_view(place)
 
     async def _grow(self) -> None:
-        made = sum(handle.nbytes for handle in self._handles)
+        made = self.reserved_nbytes
         await asyncio.to_thread(_touch, self._maps[0])
         while made < self.capacity_bytes:
             nbytes = min(self._extent_bytes, self.capacity_bytes - made)
+            await self._wait_for_memory(nbytes)
             try:
                 self._add(*await asyncio.to_thread(_make_touched_extent, nbytes, self._cpus))
             except ConfigError as error:
@@ -159,6 +179,29 @@ class Arena:
                 return
             made += nbytes
         logger.info("arena=complete extents=%d capacity_bytes=%d", len(self._handles), made)
+
+    async def _wait_for_memory(self, nbytes: int) -> None:
+        """Return when `nbytes` may be taken without taking them from engines.
+
+        The kernel kills somebody when memory runs out, and the arena's next extent is worth less
+        than any process of this machine.
+        """
+        while (spare := (await asyncio.to_thread(self._memory)).spare_nbytes) < nbytes:
+            if not self.waits_for_memory:
+                self.waits_for_memory = True
+                self.growth_pauses += 1
+                logger.warning(
+                    "arena=waits reason='too little memory is free' wanted_bytes=%d spare_bytes=%d "
+                    "reserved_bytes=%d capacity_bytes=%d",
+                    nbytes,
+                    spare,
+                    self.reserved_nbytes,
+                    self.capacity_bytes,
+                )
+            await asyncio.sleep(LOOK_AGAIN_S)
+        if self.waits_for_memory:
+            self.waits_for_memory = False
+            logger.info("arena=grows_again spare_bytes=%d", spare)
 
     def _add(self, fd: int, mapped: mmap.mmap) -> None:
         handle = ExtentHandle(len(self._handles), fd, len(mapped))
