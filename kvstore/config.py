@@ -85,7 +85,8 @@ class ServerSettings:
         False,
     )
     metrics_listen: str = _setting(
-        'HTTP address of /metrics for Prometheus; port 0 takes a free one, "" is off. '
+        "HTTP address of /metrics for Prometheus, /healthz (200 while the event loop answers) and "
+        '/readyz (503 while clients should ask elsewhere); port 0 takes a free one, "" is off. '
         "Loopback only. Every user of this host may read them: counts, sizes, times and "
         "directories, no keys and no prompts.",
         "127.0.0.1:7701",

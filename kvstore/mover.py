@@ -89,6 +89,7 @@ class Mover:
         self._retry_s = RETRY_S
         self._retry_at = 0.0
         self._recalling: asyncio.Task[None] | None = None
+        self._recall_began = 0.0
         self._policies = PolicyNote(planner, file, self._now)
         self.recovered_s = 0.0
 
@@ -129,6 +130,11 @@ class Mover:
         """How many of the runs found on disk are not indexed yet."""
         return self._file.unrecalled_runs if self._file is not None else 0
 
+    @property
+    def recalling_s(self) -> float:
+        """How long what was found on disk has been indexed; 0: all of it is."""
+        return self._now() - self._recall_began if self.unrecalled_runs else 0.0
+
     async def recalled(self, deadline: float) -> bool:
         """Wait until everything found is indexed. False: the time ran out."""
         if self._recalling is not None and not self._recalling.done():
@@ -154,8 +160,8 @@ class Mover:
     async def _recall_all(self) -> None:
         """Index everything, oldest first, a little at a time."""
         assert self._file is not None
+        began = self._recall_began = self._now()
         await self._policies.load()  # before anything is found
-        began = self._now()
         while self.unrecalled_runs:
             self._recall_oldest()
             await asyncio.sleep(0)

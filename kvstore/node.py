@@ -48,8 +48,9 @@ class Node:
     async def start(self) -> None:
         """Recover what is stored, then serve. Raises ConfigError; nothing stays behind then."""
         began = time.perf_counter()
-        await check_memory(self.settings.dram.capacity_bytes)
         try:
+            await self.server.open()
+            await check_memory(self.settings.dram.capacity_bytes)
             await self.store.start()
             await self.server.start()
         except BaseException:

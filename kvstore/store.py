@@ -62,6 +62,9 @@ T = TypeVar("T")
 HOUSEKEEPING_S = 0.5
 DEMOTED_AHEAD = 16  # of the arena, one part may leave without waiting for the disk
 RECALL_STEP_KEYS = 64
+RECALL_S_MAX = 300.0  # a million blocks take some seconds
+REFUSES_S = 5.0  # for which every put is refused, before the node says that it takes none
+FULL_FRACTION = 0.95  # of the arena, held by clients: what is left is gaps
 SPANS_MAX = 4096
 RECORDS_MAX = 1 << 18  # in one call: the answer has a slot for each
 NAMESPACES_MAX = 4096
@@ -113,6 +116,7 @@ class Store:
         self._room = asyncio.Event()
         self._waiting_for_room = 0
         self._started = now()
+        self._refuses_since: float | None = None
         self._leases = Leases(
             lease_s=limits.lease_s,
             limbo_bytes_max=int(arena.capacity_bytes * limits.limbo_fraction),
@@ -426,6 +430,10 @@ class Store:
             self._free(held)
             refused += sum(slot is not None for slot in held)
             held = tuple(None for _ in held)
+        if any(held):
+            self._refuses_since = None
+        elif refused and self._refuses_since is None:
+            self._refuses_since = self._now()
         if refused:
             self._metrics.refusals.labels("write_behind" if behind else "no_room").inc(refused)
         write = Reservation(
@@ -604,6 +612,31 @@ class Store:
             )
             for block in heapq.nsmallest(limit, blocks, key=lambda block: block.key)
         ]
+
+    def trouble(self) -> str:
+        """Return why a router should ask another node, "" if it should not."""
+        recalling_s = self._mover.recalling_s
+        if recalling_s > RECALL_S_MAX:
+            return (
+                f"recovering: {self._mover.unrecalled_runs} runs found on disk are not indexed "
+                f"after {recalling_s:.0f} s"
+            )
+        since = self._refuses_since
+        if since is None or self._now() - since < REFUSES_S:
+            return ""
+        why = self._takes_no_writes()
+        return f"no tier takes writes: {why}" if why else ""
+
+    def _takes_no_writes(self) -> str:
+        """Return what keeps puts from being stored, "" if nothing does now."""
+        dirty, dirty_max = self._planner.dirty.nbytes, self._limits.write_behind_bytes_max
+        if dirty > dirty_max:
+            return f"{dirty} bytes wait for the file tier, limits.write_behind_max is {dirty_max}"
+        held = self._leases.leased_bytes + self._planner.pins.nbytes
+        capacity = self.arena.capacity_bytes
+        if held > FULL_FRACTION * capacity:
+            return f"leases and pins hold {held} of the {capacity} bytes of the arena"
+        return ""
 
     def stats(self) -> dict[str, Any]:
         """Return what the node holds and owes, as plain numbers. Bytes, seconds, counts."""

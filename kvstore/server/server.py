@@ -6,13 +6,11 @@ import asyncio
 import contextlib
 import logging
 import socket
-import threading
+import time
 from pathlib import Path
 from typing import Final
-from wsgiref.simple_server import WSGIServer
 
 import grpc.aio
-import prometheus_client
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from kvstore.config import Settings, parse_listen
@@ -21,6 +19,8 @@ from kvstore.obs import Metrics
 from kvstore.rpc.v1 import kvstore_pb2_grpc as rpc
 from kvstore.server.boundary import Boundary
 from kvstore.server.calls import CallServer
+from kvstore.server.health import Health
+from kvstore.server.metrics_port import MetricsPort
 from kvstore.server.recorder import Recorder
 from kvstore.server.service import Service
 from kvstore.server.sockets import (
@@ -50,7 +50,11 @@ _OPTIONS: Final = (
 
 
 class Server:
-    """Serves one store. `start` binds everything or nothing; `drain`, then `close`."""
+    """Serves one store. `open`, then `start`; `drain`, then `close`.
+
+    `open` takes the socket's path and the metrics port, so that both are there, and probes are
+    answered, while the store recovers. Each of them binds everything or nothing.
+    """
 
     def __init__(self, store: Store, settings: Settings, metrics: Metrics, version: str) -> None:
         self._settings = settings.server
@@ -62,7 +66,10 @@ class Server:
         self._tracing = Tracing(endpoint, version) if endpoint else None
         self._boundary = Boundary(metrics, self._tracing)
         self._recorder = Recorder(metrics)
-        self._health = health.aio.HealthServicer()
+        self._grpc_health = health.aio.HealthServicer()
+        self._opened = time.monotonic()
+        self._serving = self._draining = self._unready = False
+        self._health = Health(self._trouble, self._report)
         self._service = Service(
             store,
             settings.limits,
@@ -77,18 +84,27 @@ class Server:
         self.port = 0
         self.metrics_port = 0
 
-    async def start(self) -> None:
-        """Bind and serve. Raises ConfigError that names the address that cannot be had."""
+    async def open(self) -> None:
+        """Take the socket's path and the metrics port. Raises ConfigError that names what cannot be
+        had."""
+        self._opened = time.monotonic()
         async with contextlib.AsyncExitStack() as stack:
             stack.enter_context(owned_socket_path(self._socket))
-            self._start_metrics(stack)
+            beating = asyncio.create_task(self._health.run())
+            stack.push_async_callback(_cancelled, beating)
+            self._open_metrics(stack)
+            self._open = stack.pop_all()
+
+    async def start(self) -> None:
+        """Bind the rest, and serve. Raises ConfigError that names what cannot be had."""
+        async with contextlib.AsyncExitStack() as stack:
             server = grpc.aio.server(
                 interceptors=[self._boundary],
                 options=_OPTIONS,
                 maximum_concurrent_rpcs=RPCS_MAX,
             )
             rpc.add_KVStoreServicer_to_server(self._service, server)
-            health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+            health_pb2_grpc.add_HealthServicer_to_server(self._grpc_health, server)
             self._bind(server)
             listener = listen_unix(arena_socket_path(self._socket), socket.SOCK_SEQPACKET)
             arena = ArenaHost(listener, self._store, self._store.arena, self._epoch)
@@ -110,12 +126,14 @@ class Server:
             if self._tracing is not None:
                 stack.push_async_callback(asyncio.to_thread, self._tracing.close)
             stack.push_async_callback(server.stop, STOP_GRACE_S)
-            await self._report(health_pb2.HealthCheckResponse.SERVING)
-            self._open = stack.pop_all()
+            self._serving = True
+            await self._health.beat()
+            self._open.push_async_exit(stack.pop_all())
 
     async def drain(self, timeout_s: float) -> bool:
         """Say NOT_SERVING, refuse new calls, wait for running ones. False: some did not end."""
-        await self._report(health_pb2.HealthCheckResponse.NOT_SERVING)
+        self._draining = True
+        await self._health.beat()
         self._recorder.close()
         return await self._boundary.drain(timeout_s)
 
@@ -133,26 +151,44 @@ class Server:
             name = f"server.listen={self._settings.listen}"
             self.port = _bind_one(server, f"{host}:{port}", name)
 
-    def _start_metrics(self, stack: contextlib.AsyncExitStack) -> None:
+    def _open_metrics(self, stack: contextlib.AsyncExitStack) -> None:
         address = parse_listen("server.metrics_listen", self._settings.metrics_listen)
         if address is None:
             return
-        host, port = address
         try:
-            http, thread = prometheus_client.start_http_server(
-                port, host, registry=self._metrics.registry
+            http = MetricsPort(
+                *address,
+                registry=self._metrics.registry,
+                not_alive=self._health.not_alive,
+                not_ready=self._health.not_ready,
             )
         except OSError as error:
             raise ConfigError(
                 f"server.metrics_listen={self._settings.metrics_listen} cannot be had "
                 f'({error.strerror}): choose another port, or "" for none'
             ) from error
-        self.metrics_port = int(http.server_port)
-        stack.push_async_callback(_stop_metrics, http, thread)
+        http.start()
+        self.metrics_port = http.port
+        stack.push_async_callback(asyncio.to_thread, http.close)
 
-    async def _report(self, status: health_pb2.HealthCheckResponse.ServingStatus.ValueType) -> None:
+    def _trouble(self) -> str:
+        """Return why clients should not ask this daemon now."""
+        if self._draining:
+            return "draining: the daemon is shutting down"
+        if not self._serving:
+            return f"starting for {time.monotonic() - self._opened:.0f} s: see the daemon's log"
+        return self._store.trouble()
+
+    async def _report(self, ready: bool) -> None:
+        """Tell gRPC's health service, and the log, whether the daemon is ready."""
+        states = health_pb2.HealthCheckResponse
         for name in ("", SERVICE_NAME):
-            await self._health.set(name, status)
+            await self._grpc_health.set(name, states.SERVING if ready else states.NOT_SERVING)
+        if ready and self._unready:
+            logger.info("node=ready")
+        self._unready = self._serving and not self._draining and not ready
+        if self._unready:
+            logger.warning("node=not_ready reason=%r", self._trouble())
 
 
 def _bind_one(server: grpc.aio.Server, address: str, name: str) -> int:
@@ -164,7 +200,6 @@ def _bind_one(server: grpc.aio.Server, address: str, name: str) -> int:
         ) from error
 
 
-async def _stop_metrics(http: WSGIServer, thread: threading.Thread) -> None:
-    await asyncio.to_thread(http.shutdown)
-    http.server_close()
-    await asyncio.to_thread(thread.join, STOP_GRACE_S)
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

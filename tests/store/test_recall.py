@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from kvstore import store
 from kvstore.planner import DAEMON_SESSION
 from tests.store.node import SPEC, Node, chain
 
@@ -39,6 +40,18 @@ def test_a_prefix_hits_before_anything_else_is_indexed(paths: list[Path]) -> Non
         node.recall()
         assert len(node.planner.index) == 24 * len(CHAINS)
         assert all(node.get(keys) == 24 for keys in CHAINS)
+
+
+def test_a_node_that_indexes_for_too_long_says_so(
+    paths: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(paths)
+    with Node(paths) as node:
+        assert node.store.trouble() == ""
+        monkeypatch.setattr(store, "RECALL_S_MAX", 0.0)
+        assert "runs found on disk are not indexed" in node.store.trouble()
+        node.recall()
+        assert node.store.trouble() == ""
 
 
 def test_what_is_deleted_before_it_is_indexed_stays_away(paths: list[Path]) -> None:

@@ -1,0 +1,156 @@
+"""The HTTP port: /metrics for Prometheus, /healthz and /readyz for whoever restarts and routes.
+
+It has threads of its own, so it answers also while the event loop does not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import socketserver
+import threading
+from collections.abc import Callable
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+
+logger = logging.getLogger(__name__)
+
+CONNECTIONS_MAX = 32
+IDLE_S = 5.0  # for a client to go on with its request
+STOP_S = 0.5
+_TEXT = "text/plain; charset=utf-8"
+
+
+class MetricsPort:
+    """Serves from `start` to `close`.
+
+    not_alive, not_ready: why not, "" if it is. Any thread may call them.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        registry: CollectorRegistry,
+        not_alive: Callable[[], str],
+        not_ready: Callable[[], str],
+    ) -> None:
+        """Bind. Raises OSError."""
+        pages = {
+            "/metrics": lambda handler: handler.metrics(registry),
+            "/healthz": lambda handler: handler.probe(not_alive()),
+            "/readyz": lambda handler: handler.probe(not_ready()),
+        }
+        server = _Server6 if ":" in host else _Server
+        self._server = server((host, port), type("Handler", (_Handler,), {"pages": pages}))
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, name="kvstore-http", daemon=True
+        )
+        self.port = int(self._server.server_address[1])
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop listening. Blocks for a moment."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(STOP_S)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    pages: dict[str, Callable[[_Handler], None]]
+    timeout = IDLE_S
+    server_version, sys_version = "kvstore", ""
+
+    def do_GET(self) -> None:
+        page = self.pages.get(urlsplit(self.path).path)
+        if page is None:
+            self.answer(HTTPStatus.NOT_FOUND, "not found: /metrics, /healthz and /readyz are\n")
+        else:
+            page(self)
+
+    do_HEAD = do_GET  # noqa: N815
+
+    def refuse(self) -> None:
+        self.answer(HTTPStatus.METHOD_NOT_ALLOWED, "GET and HEAD only\n", Allow="GET, HEAD")
+
+    do_POST = do_PUT = do_DELETE = do_PATCH = do_OPTIONS = refuse  # noqa: N815
+
+    def metrics(self, registry: CollectorRegistry) -> None:
+        encode, kind = choose_encoder(self.headers.get("Accept", ""))
+        names = parse_qs(urlsplit(self.path).query).get("name[]")
+        shown: Any = registry.restricted_registry(names) if names else registry
+        self.answer(HTTPStatus.OK, encode(shown), kind)
+
+    def probe(self, trouble: str) -> None:
+        if trouble:
+            self.answer(HTTPStatus.SERVICE_UNAVAILABLE, f"{trouble}\n")
+        else:
+            self.answer(HTTPStatus.OK, "ok\n")
+
+    def answer(
+        self, status: HTTPStatus, body: str | bytes, kind: str = _TEXT, **headers: str
+    ) -> None:
+        data = body.encode() if isinstance(body, str) else body
+        self.send_response(status)
+        for name, value in (
+            ("Content-Type", kind),
+            ("Content-Length", str(len(data))),
+            ("Cache-Control", "no-store"),
+            *headers.items(),
+        ):
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing: probes come every few seconds."""
+
+
+class _Server(ThreadingHTTPServer):
+    """Keeps at most CONNECTIONS_MAX: for one more, the oldest has to go."""
+
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 128
+
+    def __init__(self, *args: Any) -> None:
+        self._connections: dict[socket.socket, None] = {}
+        self._lock = threading.Lock()
+        super().__init__(*args)
+
+    def server_bind(self) -> None:
+        socketserver.TCPServer.server_bind(self)  # not HTTPServer's, which asks for a name by DNS
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._lock:
+            self._connections[request] = None
+            oldest = next(iter(self._connections))
+            excess = len(self._connections) > CONNECTIONS_MAX
+            if excess:
+                del self._connections[oldest]
+        if excess:
+            with contextlib.suppress(OSError):
+                oldest.shutdown(socket.SHUT_RDWR)  # its thread ends, and closes it
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._connections.pop(request, None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        logger.debug("http=failed", exc_info=True)
+
+
+class _Server6(_Server):
+    address_family = socket.AF_INET6
