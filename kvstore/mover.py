@@ -460,6 +460,8 @@ class Mover:
         codec, stored = encode_run(self._codec, raws)
         checksums = [record.checksum for record in write.stored]
         if codec.id == 0:
+            for held in write.held:
+                self._arena.clear_padding(held.slot)
             payload = [self._arena.padded_view(held.slot) for held in write.held]
             stored_checksums = checksums
         else:

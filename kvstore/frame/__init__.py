@@ -53,9 +53,10 @@ taken for a frame.
 
 **Payload** of a run: each block's stored bytes, in order, each from a page boundary on, so a block
 can be read and decoded alone and a raw one lands aligned in its slot. What fills up the last page
-of a block is unspecified. Checksums are those of `kvstore.checksum`: `raw` over the record,
-`stored` over the encoded bytes. A tombstone has no payload. It kills every part of its keys (or
-every block of its namespace and tenant) in frames of a lower sequence.
+of a block is written as zeros, and readers ignore it: older writers left other bytes there.
+Checksums are those of `kvstore.checksum`: `raw` over the record, `stored` over the encoded bytes. A
+tombstone has no payload. It kills every part of its keys (or every block of its namespace and
+tenant) in frames of a lower sequence.
 
 **Footer**: one record per frame, `u16 nbytes` and then the packed header: bytes 0..135 and the
 entries of the header page, followed by its checksum; the zeros between are left out. Rebuilt, it

@@ -143,6 +143,11 @@ class Arena:
         end = slot.offset + padded(slot.nbytes)
         return self._views[slot.extent][slot.offset : end]
 
+    def clear_padding(self, slot: Slot) -> None:
+        """Zero what fills up the slot's last page: it is what an earlier record left there."""
+        padding = self.padded_view(slot)[slot.nbytes :]
+        padding[:] = bytes(len(padding))
+
     async def write(self, place: Slot, buffers: Sequence[memoryview]) -> None:
         """Copy `buffers`, back to back, into the slot."""
         view, at = self._checked(place), 0
