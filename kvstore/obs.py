@@ -113,8 +113,8 @@ class Metrics:
         self.blocks = self._gauge("blocks", "Blocks held, by tier", "tier")
         self.bytes = self._counter(
             "tier_bytes",
-            "Bytes read from, written to and scrubbed in a tier; lent: for clients to read in the "
-            "files of the file tier",
+            "Bytes read from, written to and scrubbed (verified for a report, too) in a tier; "
+            "lent: for clients to read in the files of the file tier",
             "tier",
             "direction",
         )
@@ -206,6 +206,13 @@ class Metrics:
             "object (whole objects)",
             "where",
         )
+        self.reported_blocks = self._counter(
+            "reported_blocks",
+            "Blocks that readers reported as corrupt: dropped (a copy here was wrong), kept (every "
+            "copy here is right), unknown (not stored), unverified (too many reports, or a disk "
+            "that does not answer)",
+            "result",
+        )
         self.write_behind_errors = self._counter(
             "write_behind_errors", "Writes to the file tier that failed"
         )
@@ -262,7 +269,7 @@ class Metrics:
         self.rpc_errors = self._counter(
             "rpc_errors",
             "Calls refused, by class of error, and why: limbo, sessions, draining, late, "
-            "slow_stream, busy",
+            "slow_stream, busy, reports",
             "method",
             "error",
             "reason",

@@ -185,6 +185,12 @@ class Reads:
                 bad.append(position)
         return bad
 
+    async def matches(self, held: HeldSlot, expected: int) -> bool:
+        """Say whether the bytes in a slot, which the caller has pinned, have a checksum."""
+        loop = asyncio.get_running_loop()
+        view = self._arena.view(held.slot)
+        return await loop.run_in_executor(self._workers, checksum, view) == expected
+
     def _verify(self, read: Read) -> list[int]:
         return [
             position

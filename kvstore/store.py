@@ -33,6 +33,7 @@ from kvstore.config import LimitSettings
 from kvstore.errors import InvalidRequest, Unavailable
 from kvstore.hinting import Hinting
 from kvstore.index import HeldSlot, StoredPart
+from kvstore.judge import Judge
 from kvstore.lending import NOTHING_LENT, Lending
 from kvstore.mover import Mover
 from kvstore.obs import Metrics
@@ -132,6 +133,7 @@ class Store:
             planner, self._leases, metrics, outcomes_max=limits.outcomes_max, now=now
         )
         self._promotion = Promotion(planner, mover.reads, metrics, now)
+        self._judge = Judge(planner, mover, metrics, now)
         self._objects = objects(self._promotion) if objects is not None else None
         if self._objects is not None:
             mover.on_written = self._objects.written
@@ -527,21 +529,29 @@ class Store:
 
     # ---- delete, look around -------------------------------------------------------------------
 
-    async def delete(
-        self, namespace_id: NamespaceId, keys: Sequence[BlockKey], *, corrupt: bool = False
-    ) -> int:
-        """Delete blocks for good: when this returns, not even a power cut brings them back.
+    async def drop_wrong(self, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> int:
+        """Verify this node's copies of blocks that a reader reports as corrupt; drop wrong ones.
 
-        corrupt: a reader found that their bytes do not match their checksums.
+        Returns of how many blocks something was wrong. What the bucket has is verified whenever it
+        is fetched. Raises Unavailable over the bound on what reports may cost.
         """
+        check_keys(keys)
+        await self._recall(keys)
+        index = self._planner.index
+        try:
+            return await self._judge.drop_wrong(
+                [index.get(namespace_id, key) for key in dict.fromkeys(keys)]
+            )
+        finally:
+            self._room.set()
+
+    async def delete(self, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> int:
+        """Delete blocks for good: when this returns, not even a power cut brings them back."""
         check_keys(keys)
         await self._recall(keys)
         if not any(self._planner.index.get(namespace_id, key) for key in keys):
             self._planner.namespace(namespace_id)  # after a restart, blocks are known before it is
-        reason = Reason.CORRUPT if corrupt else Reason.DELETED
-        deletion = self._planner.delete(namespace_id, keys, reason)
-        if corrupt:
-            self._metrics.corrupt_blocks.labels("reader").inc(deletion.deleted)
+        deletion = self._planner.delete(namespace_id, keys)
         # Keys the index does not know are buried too: an evicted frame may still be on disk.
         try:
             await self._bury([namespace_id], keys)

@@ -447,7 +447,11 @@ class AsyncClient:
     async def delete(
         self, namespace_id: NamespaceId, keys: Sequence[BlockKey], *, corrupt: bool = False
     ) -> int:
-        """Delete blocks for good; return how many there were. corrupt: their bytes were wrong."""
+        """Delete blocks for good; return how many there were.
+
+        corrupt: the caller read wrong bytes. The daemon verifies its copies and drops wrong ones;
+        returns of how many blocks there was one.
+        """
         request = pb.DeleteRequest(
             namespace_id=namespace_id, keys=self._caller.joined(keys), corrupt=corrupt
         )

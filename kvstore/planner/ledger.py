@@ -344,6 +344,12 @@ class Ledger:
         self.drop(block, record)
         self._settle(block)
 
+    def drop_resident(self, block: StoredBlock, record: StoredPart, reason: Reason) -> None:
+        """Drop the arena's copy of a record that a frame has as well."""
+        self.counts.left["dram", reason] += 1
+        self.make_absent(block, record)
+        self._settle(block)
+
     def drop(self, block: StoredBlock, record: StoredPart) -> None:
         """Drop a record that another version takes the place of, or that is forgotten."""
         self.dirty.drop(block.key, record.part, record)

@@ -545,6 +545,24 @@ class Planner:
         records = [block.record(frame.part) for block in blocks]
         return Check(frame, positions, blocks, [record for record in records if record is not None])
 
+    def check_of(self, block: StoredBlock, record: StoredPart) -> Check | None:
+        """Take one record of a frame to be looked at; None: it is in none, or is gone."""
+        frame = record.frame
+        if frame is None or block.record(record.part) is not record:
+            return None
+        frame.pins += 1
+        return Check(frame, (record.position,), (block,), (record,))
+
+    def resident_is_wrong(self, block: StoredBlock, record: StoredPart, held: HeldSlot) -> None:
+        """Note that the arena's bytes of a record are not what was put. What a frame has of it
+        stays; without one, the part is forgotten."""
+        if block.record(record.part) is not record or record.resident is not held:
+            return
+        if record.frame is None:
+            self._ledger.forget_part(block, record, Reason.CORRUPT)
+        else:
+            self._ledger.drop_resident(block, record, Reason.CORRUPT)
+
     def check_done(self, check: Check, bad: Sequence[int]) -> None:
         """Note which positions of a frame are rotten. What the arena has as well is written anew;
         of the rest, the part is forgotten."""
@@ -631,15 +649,10 @@ class Planner:
 
     # ---- leaving -----------------------------------------------------------------------------
 
-    def delete(
-        self,
-        namespace_id: NamespaceId,
-        keys: Sequence[BlockKey],
-        reason: Reason = Reason.DELETED,
-    ) -> Deletion:
+    def delete(self, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> Deletion:
         """Forget blocks now. What may be on disk is the mover's to bury."""
         blocks = (self.index.get(namespace_id, key) for key in keys)
-        return self._forget([block for block in blocks if block is not None], reason)
+        return self._forget([block for block in blocks if block is not None], Reason.DELETED)
 
     def clear(self, namespace_id: NamespaceId | None) -> Deletion:
         """Forget every block of a namespace, or of all."""

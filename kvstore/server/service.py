@@ -204,12 +204,9 @@ class Service(rpc.KVStoreServicer):
             yield reply
 
     async def Delete(self, request: pb.DeleteRequest, context: Context) -> pb.DeleteReply:
-        deleted = await self._store.delete(
-            _namespace_id(request.namespace_id),
-            self._keys(request.keys),
-            corrupt=request.corrupt,
-        )
-        return pb.DeleteReply(deleted=deleted)
+        namespace_id, keys = _namespace_id(request.namespace_id), self._keys(request.keys)
+        delete = self._store.drop_wrong if request.corrupt else self._store.delete
+        return pb.DeleteReply(deleted=await delete(namespace_id, keys))
 
     async def Clear(self, request: pb.ClearRequest, context: Context) -> pb.DeleteReply:
         only = _namespace_id(request.namespace_id) if request.namespace_id else None

@@ -16,6 +16,7 @@ import kvstore as package
 from kvstore import Client
 from kvstore.cli.health import Level, daemon_health
 from kvstore.testing.daemon import Daemon
+from kvstore.testing.damage import damage_resident
 from kvstore.testing.samples import sample_keys, sample_namespace, sample_records
 from kvstore.testing.wait import until
 from tests.cli.run import kvstore
@@ -85,6 +86,7 @@ def test_wrong_bytes_make_the_status_bad() -> None:
         with Client(daemon.target) as client:
             namespace_id = client.register(sample_namespace())
             client.put(namespace_id, KEYS, sample_records(KEYS))
+            damage_resident(client, namespace_id, KEYS[:1])
             client.delete(namespace_id, KEYS[:1], corrupt=True)
         done = kvstore("status", "--target", daemon.target)
         assert done.exit_code == 1

@@ -12,6 +12,7 @@ from kvstore.block import BlockKey, Part, Span
 from kvstore.errors import KVStoreError
 from kvstore.obs import Metrics
 from kvstore.testing.daemon import Daemon
+from kvstore.testing.damage import damage_resident
 from kvstore.testing.samples import (
     RECORD_NBYTES,
     sample_keys,
@@ -92,15 +93,18 @@ def test_what_leaves_is_counted_by_tier_and_reason(daemon: Daemon) -> None:
         ns = client.register(sample_namespace())
         client.put(ns, keys, sample_records(keys), durable=True)
         client.delete(ns, keys[:2])
-        client.delete(ns, keys[2:3], corrupt=True)
+        damage_resident(client, ns, keys[2:3])
+        assert client.delete(ns, keys[2:4], corrupt=True) == 1
         client.clear(ns)
         until(lambda: "kvstore_evicted_blocks_total cleared dram" in scrape(daemon))
         seen = scrape(daemon)
-    for tier in ("dram", "file"):
+    for tier, cleared in (("dram", 3), ("file", 4)):
         assert seen[f"kvstore_evicted_blocks_total deleted {tier}"] == 2
-        assert seen[f"kvstore_evicted_blocks_total corrupt {tier}"] == 1
-        assert seen[f"kvstore_evicted_blocks_total cleared {tier}"] == 3
+        assert seen[f"kvstore_evicted_blocks_total cleared {tier}"] == cleared
+    assert seen["kvstore_evicted_blocks_total corrupt dram"] == 1
     assert seen["kvstore_corrupt_blocks_total reader"] == 1
+    assert seen["kvstore_reported_blocks_total dropped"] == 1
+    assert seen["kvstore_reported_blocks_total kept"] == 1
 
 
 def test_refusals_and_errors_are_counted_by_class() -> None:
