@@ -34,7 +34,7 @@ PATTERN_INPUTS = (256, 8192)
 PATTERN_OUTPUTS = (16, 256)
 
 
-@click.command(cls=SectionedCommand)
+@click.command(cls=SectionedCommand, short_help="Chat with a server, and time its answers.")
 @chat_options
 def chat(**given: Any) -> None:
     """Hold multi-turn conversations with a server and measure each request.

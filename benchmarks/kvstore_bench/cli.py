@@ -42,7 +42,7 @@ bench.add_command(compare)
 bench.add_command(peers)
 
 
-@bench.command("make-conversations")
+@bench.command("make-conversations", short_help="Write made-up conversations to a file.")
 @click.argument("output", type=click.Path(dir_okay=False, allow_dash=True, path_type=Path))
 @generator_options
 def make_conversations(output: Path, **shape: Any) -> None:
@@ -66,7 +66,7 @@ def make_conversations(output: Path, **shape: Any) -> None:
     click.echo(f"{output}: {len(conversations)} conversations", err=True)
 
 
-@bench.command()
+@bench.command(short_help="Time put, get and match of a local daemon.")
 @click.option("--records", type=click.IntRange(2), default=64, show_default=True)
 @click.option("--record-mib", type=click.IntRange(1), default=2, show_default=True)
 @click.option("--rounds", type=click.IntRange(5), default=30, show_default=True)
@@ -99,7 +99,7 @@ def store(
         _show(result, as_json, print_store)
 
 
-@bench.command()
+@bench.command(short_help="Time the file tier beside fio, or a bucket.")
 @click.option(
     "--tier", "kind", type=click.Choice(["file", "object"]), default="file", show_default=True
 )
@@ -149,7 +149,7 @@ def tier(
         _show({"tier": kind, **result}, as_json, print_tier)
 
 
-@bench.command()
+@bench.command(short_help="Time the start after SIGKILL.")
 @_path
 @click.option("--blocks", type=click.IntRange(1000), default=1_000_000, show_default=True)
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True)
@@ -173,7 +173,7 @@ def recovery(*, path: Path, blocks: int, rounds: int, as_json: bool) -> None:
         _show(result, as_json, print_recovery)
 
 
-@bench.command()
+@bench.command(short_help="Measure memory a block, and time of the policies.")
 @click.option("--blocks", type=click.IntRange(1000), default=1_000_000, show_default=True)
 @click.option("--policies", default="lru,hz", show_default=True, metavar="NAME,...")
 @click.option("--daemons", is_flag=True, help="Ask full daemons, one per policy, instead.")
@@ -206,7 +206,7 @@ def _print_index(result: dict[str, Any]) -> None:
     print_index(result)
 
 
-@bench.command()
+@bench.command(short_help="Measure the file tier's background check.")
 @_path
 @click.option("--flips", type=click.IntRange(1), default=20, show_default=True)
 @click.option(
@@ -233,7 +233,7 @@ def scrub(*, path: Path, flips: int, rate_mib: int, as_json: bool) -> None:
         _show(result, as_json, print_scrub)
 
 
-@bench.command()
+@bench.command(short_help="Time to first token of transformers, with and without.")
 @click.option(
     "--model",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
@@ -275,7 +275,7 @@ def transformers(
         _show(result, as_json, print_resumed)
 
 
-@bench.command()
+@bench.command(short_help="Time the way between GPU memory and the daemon.")
 @click.option("--rounds", type=click.IntRange(1), default=20, show_default=True)
 @_path
 @_json

@@ -15,7 +15,7 @@ from kvstore_bench.options import PLOT
 RESULT = click.Path(dir_okay=False, path_type=Path)
 
 
-@click.command()
+@click.command(short_help="Compare two results of `bench chat`.")
 @click.argument("a", type=RESULT)
 @click.argument("b", type=RESULT)
 @click.option("--force", is_flag=True, help="Compare runs that did not do the same work, too.")

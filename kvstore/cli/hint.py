@@ -93,7 +93,7 @@ _deadline = click.option(
 )
 
 
-@hint.command("end")
+@hint.command("end", short_help="The session is over.")
 @_named
 def end(**named: Any) -> None:
     """The session is over: what it alone has used is the first to leave.
@@ -105,7 +105,7 @@ def end(**named: Any) -> None:
     _send(lambda client, target: client.end_session(target), **named)
 
 
-@hint.command("expect")
+@hint.command("expect", short_help="The session asks again in a while.")
 @_named
 @click.option("--in", "in_s", type=click.FloatRange(0), required=True, help="Seconds from now.")
 def expect(in_s: float, **named: Any) -> None:
@@ -118,7 +118,7 @@ def expect(in_s: float, **named: Any) -> None:
     _send(lambda client, target: client.expect(target, in_s), **named)
 
 
-@hint.command("prefetch")
+@hint.command("prefetch", short_help="Bring blocks up into dram.")
 @_named
 @_deadline
 def prefetch(deadline_s: float, **named: Any) -> None:
@@ -131,7 +131,7 @@ def prefetch(deadline_s: float, **named: Any) -> None:
     _send(lambda client, target: client.prefetch(target, deadline_s=deadline_s), **named)
 
 
-@hint.command("pin")
+@hint.command("pin", short_help="Keep blocks in dram for a while.")
 @_named
 @_deadline
 @click.option(
@@ -156,7 +156,7 @@ def pin(deadline_s: float, ttl_s: float, bytes_max: str, **named: Any) -> None:
     )
 
 
-@hint.command("demote")
+@hint.command("demote", short_help="Let blocks leave dram for the file tier now.")
 @_named
 @_deadline
 def demote(deadline_s: float, **named: Any) -> None:

@@ -6,6 +6,7 @@ Exit codes: 0 done; 1 refused or failed; 2 wrong usage or settings; 3 no daemon 
 from __future__ import annotations
 
 import importlib
+from difflib import get_close_matches
 from typing import Any
 
 import click
@@ -14,28 +15,42 @@ import kvstore
 from kvstore.errors import ConfigError, KVStoreError, Unavailable
 
 # Commands are imported when they are called: `serve` needs the whole daemon, `stats` only a client.
-_COMMANDS = {
-    "serve": "kvstore.cli.serve:serve",
-    "doctor": "kvstore.cli.doctor:doctor",
-    "status": "kvstore.cli.status:status",
-    "top": "kvstore.cli.top:top",
-    "explain": "kvstore.cli.explain:explain",
-    "hint": "kvstore.cli.hint:hint",
-    "stats": "kvstore.cli.inspect:stats",
-    "namespaces": "kvstore.cli.namespaces:namespaces",
-    "scan": "kvstore.cli.inspect:scan",
-    "get": "kvstore.cli.get:get",
-    "flush": "kvstore.cli.change:flush",
-    "delete": "kvstore.cli.change:delete",
-    "clear": "kvstore.cli.change:clear",
-    "inspect": "kvstore.cli.directory:inspect",
-    "verify": "kvstore.cli.directory:verify",
-    "gc": "kvstore.cli.directory:gc",
-    "replay": "kvstore.cli.replay:replay_command",
-    "trace": "kvstore.cli.trace:trace",
-    "plan": "kvstore.cli.plan:plan",
-    "bench": "kvstore_bench.cli:bench",
+# So what `kvstore --help` says of each stands here: group -> command -> (where it is, one line).
+GROUPS: dict[str, dict[str, tuple[str, str]]] = {
+    "Run": {
+        "serve": ("kvstore.cli.serve:serve", "Run a daemon until SIGTERM or Ctrl-C."),
+        "doctor": ("kvstore.cli.doctor:doctor", "Check machine, disk, daemon and vLLM settings."),
+    },
+    "Look": {
+        "status": ("kvstore.cli.status:status", "Say how a daemon is, on one screen."),
+        "top": ("kvstore.cli.top:top", "Watch tiers, hits, bandwidth and sessions, live."),
+        "stats": ("kvstore.cli.inspect:stats", "Print every number of a daemon."),
+        "explain": ("kvstore.cli.explain:explain", "Say why a request missed."),
+        "namespaces": ("kvstore.cli.namespaces:namespaces", "List models and their namespaces."),
+        "scan": ("kvstore.cli.inspect:scan", "List stored blocks."),
+        "get": ("kvstore.cli.get:get", "Read the bytes of one block."),
+    },
+    "Change": {
+        "hint": ("kvstore.cli.hint:hint", "Tell what a session will do: end, come back, stay."),
+        "flush": ("kvstore.cli.change:flush", "Wait until everything is durable."),
+        "delete": ("kvstore.cli.change:delete", "Delete blocks by key."),
+        "clear": ("kvstore.cli.change:clear", "Delete every block of a namespace, or of all."),
+    },
+    "Directories": {
+        "inspect": ("kvstore.cli.directory:inspect", "Tell what a directory of blocks holds."),
+        "verify": ("kvstore.cli.directory:verify", "Check every byte of a directory of blocks."),
+        "gc": ("kvstore.cli.directory:gc", "Win back dead room in a directory of blocks."),
+    },
+    "Plan": {
+        "trace": ("kvstore.cli.trace:trace", "Record a daemon's traffic, or make some up."),
+        "replay": ("kvstore.cli.replay:replay_command", "Say what a cache would have hit."),
+        "plan": ("kvstore.cli.plan:plan", "Say what to buy."),
+    },
+    "Measure": {
+        "bench": ("kvstore_bench.cli:bench", "Measure what a cache gains, and what it costs."),
+    },
 }
+_COMMANDS = {name: entry for group in GROUPS.values() for name, entry in group.items()}
 
 
 class WrongSettings(click.ClickException):
@@ -51,7 +66,7 @@ class NoDaemon(click.ClickException):
 
 
 class LazyGroup(click.Group):
-    """A group whose commands are imported on first use."""
+    """A group whose commands are imported on first use, and listed by what they are for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
@@ -59,14 +74,33 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        module, _, name = _COMMANDS[cmd_name].partition(":")
+        place, summary = _COMMANDS[cmd_name]
+        module, _, name = place.partition(":")
         try:
             command: click.Command = getattr(importlib.import_module(module), name)
         except ImportError as error:
             if cmd_name != "bench":
                 raise
-            return _missing_bench(error)
+            command = _missing_bench(error)
+        command.short_help = summary
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name in _COMMANDS or name.startswith("-") or ctx.resilient_parsing:
+            return super().resolve_command(ctx, args)
+        close = get_close_matches(name, _COMMANDS)
+        meant = f" Did you mean {' or '.join(close)}?" if close else ""
+        raise click.UsageError(f"there is no command {name!r}.{meant}", ctx)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        width = max(map(len, _COMMANDS))
+        for title, commands in GROUPS.items():
+            with formatter.section(title):
+                rows = [(f"{name:<{width}}", line) for name, (_, line) in commands.items()]
+                formatter.write_dl(rows)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -92,11 +126,7 @@ def main() -> None:
 def _missing_bench(error: ImportError) -> click.Command:
     """Stand in for the benchmarks where they are not installed."""
 
-    @click.command(
-        "bench",
-        context_settings={"ignore_unknown_options": True},
-        short_help="Measure (needs the extra kvstore-tiers[bench]).",
-    )
+    @click.command("bench", context_settings={"ignore_unknown_options": True})
     @click.argument("args", nargs=-1, type=click.UNPROCESSED)
     def bench(args: tuple[str, ...]) -> None:
         raise click.ClickException(

@@ -44,7 +44,7 @@ def trace() -> None:
 # ---- synth -------------------------------------------------------------------------------------
 
 
-@trace.command()
+@trace.command(short_help="Make traffic up.")
 @click.argument("output", type=click.Path(dir_okay=False, path_type=Path))
 @click.option(
     "--requests",
@@ -140,7 +140,7 @@ def _tell(output: Path, file: TraceWriter, summary: _Summary, *, as_json: bool) 
 # ---- record ------------------------------------------------------------------------------------
 
 
-@trace.command()
+@trace.command(short_help="Write what is asked of a running daemon.")
 @click.argument("output", type=click.Path(dir_okay=False, path_type=Path))
 @daemon_options
 @click.option(

@@ -32,7 +32,7 @@ def _python_of(ctx: Any, param: Any, values: tuple[str, ...]) -> dict[str, str]:
     return pythons
 
 
-@click.command()
+@click.command(short_help="Compare kvstore with other stores.")
 @click.option(
     "--system",
     "systems",
