@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import heapq
 import logging
+import secrets
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
@@ -79,6 +80,11 @@ class Member(NamedTuple):
     id: MemberId
 
 
+def random_id() -> int:
+    """Return 63 random bits, never 0."""
+    return 1 + secrets.randbelow((1 << 63) - 1)
+
+
 @dataclass(frozen=True, slots=True)
 class ScanItem:
     """A stored block as `scan` shows it. nbytes: of all its parts, uncompressed."""
@@ -103,10 +109,11 @@ class Store:
         limits: LimitSettings,
         metrics: Metrics,
         now: Callable[[], float] = time.monotonic,
+        new_id: Callable[[], int] = random_id,
         scrub: Scrub | None = None,
         objects: Callable[[Promotion], Objects] | None = None,
     ) -> None:
-        """objects: makes the node's object tier, if it has one."""
+        """new_id: as for `Leases`. objects: makes the node's object tier, if it has one."""
         self.arena = arena
         self._scrub = scrub
         self._mover = mover
@@ -123,6 +130,7 @@ class Store:
             limbo_bytes_max=int(arena.capacity_bytes * limits.limbo_fraction),
             sessions_max=limits.sessions_max,
             now=now,
+            new_id=new_id,
             unpin=planner.unpin,
             unpin_frame=planner.unpin_frame,
         )
@@ -222,15 +230,28 @@ class Store:
         """Return the session of `token`, a new one if none is alive."""
         return self._leases.open(token, client)
 
-    def join(self, session: SessionId, token: str) -> Member:
-        """Add a process to a session; `leave` when its socket closes. Raises SessionEnded."""
-        return Member(session, self._leases.join(session, token))
+    def join(self, session: SessionId, token: str, process: int = 0) -> Member:
+        """Add a process to a session; `leave` when its socket closes. Raises SessionEnded.
+
+        process: its id, 0 if this host cannot see it.
+        """
+        return Member(session, self._leases.join(session, token, process))
+
+    def processes(self, session: SessionId) -> Collection[int]:
+        """Return the process ids of a session's members, none if there is no such session."""
+        return self._leases.processes(session)
+
+    def session_number(self, session: SessionId) -> int:
+        """Return what others may know a session by: it entitles to nothing. 0: there is none."""
+        found = self._leases.find(session)
+        return found.number if found is not None else 0
 
     def leave(self, member: Member) -> None:
         """Note that a process is gone: its session ends."""
+        session = self._leases.find(member.session)
         self._leases.leave(member.session, member.id)
         self._room.set()
-        logger.info("session=%d state=ended", member.session)
+        logger.info("session=%r state=ended", session.name if session is not None else "")
 
     # ---- get ---------------------------------------------------------------------------------
 

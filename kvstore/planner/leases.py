@@ -8,12 +8,16 @@ Limbo is bounded: a session with too much of it gets no new leases.
 A lease may hold frames as well, for a client that reads them in their files. These need no limbo:
 nothing is ever written where a frame was, so who is late reads a hole, or finds no file, and
 touches only memory of its own. Past the deadline they are let go of at once.
+
+An id is what entitles to a session or a lease, so nobody may guess one: see `Leases.new_id`. Others
+are shown a session's `name` or `number`, which no call takes.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NewType
 
@@ -24,7 +28,7 @@ from kvstore.index import HeldSlot, StoredFrame
 SessionId = NewType("SessionId", int)
 MemberId = NewType("MemberId", int)
 
-DAEMON_SESSION = SessionId(0)
+DAEMON_SESSION = SessionId(-1)  # no message can name it: theirs are not negative
 
 
 @dataclass(slots=True)
@@ -64,20 +68,33 @@ class Reservation:
 
 @dataclass(slots=True)
 class Session:
-    """One engine instance: its members are processes, alive while their arena socket is open."""
+    """One engine instance: its members are processes, alive while their arena socket is open.
+
+    members: the process id of each, 0 if this host cannot see it.
+    """
 
     id: SessionId
     token: str
     client: str
-    members: set[MemberId] = field(default_factory=set)
+    number: int
+    members: dict[MemberId, int] = field(default_factory=dict)
     ended: bool = False
     leases: dict[int, Lease] = field(default_factory=dict)
     limbo_bytes: int = 0
 
+    @property
+    def name(self) -> str:
+        """What others may see: it entitles to nothing."""
+        return f"{self.client or 'unnamed'} #{self.number}"
+
 
 class Leases:
     """Every session and lease. `unpin` is called for each slot that a lease held, `unpin_frame`
-    undoes the pin of a frame."""
+    undoes the pin of a frame.
+
+    new_id: draws the ids: positive, below 2**63, and such that nobody guesses one, or has one left
+    of another daemon.
+    """
 
     def __init__(
         self,
@@ -86,6 +103,7 @@ class Leases:
         limbo_bytes_max: int,
         sessions_max: int,
         now: Callable[[], float],
+        new_id: Callable[[], int],
         unpin: Callable[[HeldSlot], None],
         unpin_frame: Callable[[StoredFrame], None],
     ) -> None:
@@ -96,10 +114,11 @@ class Leases:
         self._unpin = unpin
         self._unpin_frame = unpin_frame
         self._sessions: dict[SessionId, Session] = {
-            DAEMON_SESSION: Session(DAEMON_SESSION, "", "daemon")
+            DAEMON_SESSION: Session(DAEMON_SESSION, "", "daemon", 0)
         }
         self._by_token: dict[str, SessionId] = {}
-        self._next_id = 1
+        self._new_id = new_id
+        self._numbers = itertools.count(1)
         self.leased_bytes = 0
         self.framed_bytes = 0  # of the file tier, in frames that leases hold
 
@@ -114,6 +133,15 @@ class Leases:
     def sessions(self) -> list[Session]:
         return [session for session in self._sessions.values() if session.id != DAEMON_SESSION]
 
+    def find(self, session_id: SessionId) -> Session | None:
+        """Return a session that has not been forgotten; it may have ended."""
+        return self._sessions.get(session_id)
+
+    def processes(self, session_id: SessionId) -> Collection[int]:
+        """Return the process ids of a session's members, none if it is forgotten."""
+        session = self._sessions.get(session_id)
+        return session.members.values() if session is not None else ()
+
     def open(self, token: str, client: str) -> SessionId:
         """Return the live session of `token`, a new one if there is none."""
         known = self._by_token.get(token)
@@ -121,18 +149,18 @@ class Leases:
             return known
         if len(self._sessions) > self._sessions_max:
             self._drop_idle_session()
-        session = SessionId(self._take_id())
-        self._sessions[session] = Session(session, token, client)
+        session = SessionId(self._new_id())
+        self._sessions[session] = Session(session, token, client, next(self._numbers))
         self._by_token[token] = session
         return session
 
-    def join(self, session_id: SessionId, token: str) -> MemberId:
-        """Add a process to a session. Raises SessionEnded if there is no such session."""
+    def join(self, session_id: SessionId, token: str, process: int = 0) -> MemberId:
+        """Add a process to a session. Raises SessionEnded if this token has no such session."""
         session = self._live(session_id)
-        if session.token != token:
-            raise SessionEnded(f"session {session_id} is not this token's")
-        member = MemberId(self._take_id())
-        session.members.add(member)
+        if session_id == DAEMON_SESSION or session.token != token:
+            raise SessionEnded("the session is not this token's")
+        member = MemberId(self._new_id())
+        session.members[member] = process
         return member
 
     def leave(self, session_id: SessionId, member: MemberId) -> None:
@@ -140,7 +168,7 @@ class Leases:
         session = self._sessions.get(session_id)
         if session is None or member not in session.members:
             return
-        session.members.discard(member)
+        del session.members[member]
         self._end(session)
         if not session.members:
             for lease in list(session.leases.values()):
@@ -160,7 +188,7 @@ class Leases:
         bound."""
         session = self.check(session_id)
         lease = Lease(
-            id=self._take_id(),
+            id=self._new_id(),
             session=session_id,
             deadline=self._now() + self._lease_s,
             held=held,
@@ -184,10 +212,10 @@ class Leases:
         """Return a session that may hold leases. Raises SessionEnded or Unavailable."""
         session = self._live(session_id)
         if session_id != DAEMON_SESSION and not session.members:
-            raise SessionEnded(f"session {session_id} has not joined the arena")
+            raise SessionEnded("the session has not joined the arena")
         if session.limbo_bytes > self._limbo_bytes_max:
             raise Unavailable(
-                f"session {session_id} has {session.limbo_bytes} bytes in limbo: its leases expire "
+                f"{session.name} has {session.limbo_bytes} bytes in limbo: its leases expire "
                 "before it releases them",
                 reason="limbo",
             )
@@ -243,7 +271,7 @@ class Leases:
     def _live(self, session_id: SessionId) -> Session:
         session = self._sessions.get(session_id)
         if session is None or session.ended:
-            raise SessionEnded(f"session {session_id} has ended: open a new one")
+            raise SessionEnded("the session has ended: open a new one")
         return session
 
     def _end(self, session: Session) -> None:
@@ -288,7 +316,3 @@ class Leases:
             )
         del self._sessions[session.id]
         self._by_token.pop(session.token, None)
-
-    def _take_id(self) -> int:
-        self._next_id += 1
-        return self._next_id

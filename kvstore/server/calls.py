@@ -1,4 +1,8 @@
-"""The daemon's end of the call socket: the service's own handlers, behind the same boundary."""
+"""The daemon's end of the call socket: the service's own handlers, behind the same boundary.
+
+The kernel says which process a link is of, so a call may name only a session which that process has
+joined by the arena socket.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,12 @@ import asyncio
 import math
 import socket
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any, NoReturn
 
 import grpc
 
-from kvstore.errors import Incompatible, KVStoreError, Unavailable
+from kvstore.errors import Incompatible, KVStoreError, Unauthorized, Unavailable
 from kvstore.rpc.status import status_of
 from kvstore.transport.arena_host import check_peer
 from kvstore.transport.call_wire import (
@@ -37,9 +41,13 @@ class Aborted(Exception):
 
 
 class CallContext:
-    """What a handler may ask of its call; the part of gRPC's context that ours use."""
+    """What a handler may ask of its call; the part of gRPC's context that ours use.
 
-    def __init__(self, timeout_s: float) -> None:
+    check_session: raises Unauthorized for a session that its link may not name.
+    """
+
+    def __init__(self, timeout_s: float, check_session: Callable[[int], None]) -> None:
+        self.check_session = check_session
         self._deadline = time.monotonic() + timeout_s
         self._callbacks: list[Callable[[CallContext], None]] = []
         self._answered = False
@@ -68,20 +76,33 @@ class CallContext:
             callback(self)
 
 
+def own_session_only(answer: Callable[[Any, Any], Awaitable[Any]]) -> Any:
+    """Return the same handler, which refuses a session that the call's link may not name."""
+
+    async def checked(request: Any, context: CallContext) -> Any:
+        context.check_session(request.session)
+        return await answer(request, context)
+
+    return checked
+
+
 class CallServer:
     """Serves one listening unix socket until `close`.
 
-    handlers: one for each of METHODS. refused: is told of each call that was one too many.
+    handlers: one for each of METHODS. processes: tells the process ids of a session's members.
+    refused: is told of each call that was one too many.
     """
 
     def __init__(
         self,
         listener: socket.socket,
         handlers: Sequence[Handler],
+        processes: Callable[[Any], Collection[int]],
         refused: Callable[[str, KVStoreError], None],
     ) -> None:
         self._listener = listener
         self.handlers = handlers
+        self.processes = processes
         self.refused = refused
         self.calls = 0
         self.links: set[_Link] = set()
@@ -107,13 +128,15 @@ class _Link(FrameLink):
     def __init__(self, server: CallServer) -> None:
         super().__init__(self._take, self._end)
         self._server = server
+        self._pid = 0
+        self._session: int | None = None  # the first one named, where the kernel names no process
         self._calls: dict[int, asyncio.Task[None]] = {}
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self._server.links.add(self)
         try:
-            check_peer(transport.get_extra_info("socket"))
+            self._pid = check_peer(transport.get_extra_info("socket"))
         except (KVStoreError, OSError):
             self.close()
         if len(self._server.links) > LINKS_MAX:
@@ -121,6 +144,19 @@ class _Link(FrameLink):
 
     def pause_writing(self) -> None:
         self.close()  # it asks and does not read
+
+    def _check_session(self, session: int) -> None:
+        """Raise Unauthorized for a session that this link's process has not joined.
+
+        A process that no number names here (of another PID namespace) keeps to the first session
+        that its link names.
+        """
+        members = self._server.processes(session)
+        if not members:  # it is over, or nobody's: the handler says so
+            return
+        if self._pid not in members or (not self._pid and self._session not in (None, session)):
+            raise Unauthorized("this process has not joined the session it names: open its own")
+        self._session = session
 
     def _take(self, frame: Frame) -> None:
         if frame.kind is Kind.CANCEL:
@@ -165,7 +201,7 @@ class _Link(FrameLink):
         raise RuntimeError(f"{METHODS[frame.method].name} waits for something")
 
     async def _answer(self, frame: Frame) -> None:
-        context = CallContext(frame.timeout_s)
+        context = CallContext(frame.timeout_s, self._check_session)
         answered = False
         try:
             reply = await self._server.handlers[frame.method](frame.body, context)

@@ -27,8 +27,8 @@ SAMPLE_NBYTES = 8  # of a key: it is a hash
 
 
 class Lookup(NamedTuple):
-    """One request for a prefix. at: seconds since the epoch. engine: the kvstore session's id.
-    session_id: the conversation's name, "" if nobody told."""
+    """One request for a prefix. at: seconds since the epoch. engine: the kvstore session's
+    number, which names none in a call. session_id: the conversation's name, "" if nobody told."""
 
     at: float
     engine: int

@@ -18,7 +18,7 @@ from kvstore.errors import ConfigError
 from kvstore.obs import Metrics
 from kvstore.rpc.v1 import kvstore_pb2_grpc as rpc
 from kvstore.server.boundary import Boundary
-from kvstore.server.calls import CallServer
+from kvstore.server.calls import CallServer, Handler, own_session_only
 from kvstore.server.health import Health
 from kvstore.server.metrics_port import MetricsPort
 from kvstore.server.recorder import Recorder
@@ -33,7 +33,7 @@ from kvstore.server.sockets import (
 from kvstore.server.tracing import Tracing
 from kvstore.store import Store
 from kvstore.transport.arena_host import ArenaHost
-from kvstore.transport.call_wire import METHODS
+from kvstore.transport.call_wire import METHODS, Method
 from kvstore.transport.messages import MESSAGE_NBYTES_MAX, Epoch
 
 logger = logging.getLogger(__name__)
@@ -112,12 +112,8 @@ class Server:
             stack.push_async_callback(arena.close)
             calls = CallServer(
                 listen_unix(call_socket_path(self._socket), socket.SOCK_STREAM),
-                [
-                    self._boundary.unary(
-                        m.name, getattr(self._service, m.name), m.request.FromString
-                    )
-                    for m in METHODS
-                ],
+                [self._hot(method) for method in METHODS],
+                self._store.processes,
                 self._boundary.refused,
             )
             await calls.start()
@@ -150,6 +146,13 @@ class Server:
             host = f"[{host}]" if ":" in host else host
             name = f"server.listen={self._settings.listen}"
             self.port = _bind_one(server, f"{host}:{port}", name)
+
+    def _hot(self, method: Method) -> Handler:
+        """Return what answers a method on the call socket."""
+        answer = getattr(self._service, method.name)
+        if method.names_session:
+            answer = own_session_only(answer)
+        return self._boundary.unary(method.name, answer, method.request.FromString)
 
     def _open_metrics(self, stack: contextlib.AsyncExitStack) -> None:
         address = parse_listen("server.metrics_listen", self._settings.metrics_listen)

@@ -93,7 +93,7 @@ class Service(rpc.KVStoreServicer):
                 raise InvalidRequest("a token has 16 to 128 characters, a client name up to 256")
             session = self._store.open_session(request.token, request.client)
         return pb.OpenSessionReply(
-            session=self._epoch.id_out(session),
+            session=session,
             instance=self._epoch.name,
             arena_socket=self._arena_socket,
             call_socket=self._call_socket,
@@ -126,7 +126,7 @@ class Service(rpc.KVStoreServicer):
             raise InvalidRequest(f"{request.readers} readers; the limit is {READERS_MAX}")
         if len(request.request_id) > REQUEST_ID_CHARS_MAX:
             raise InvalidRequest(f"a request id has at most {REQUEST_ID_CHARS_MAX} characters")
-        session = self._session(request.session)
+        session = SessionId(request.session)
         grant = await self._store.acquire(
             session,
             self._known(request.namespace_id),
@@ -145,7 +145,7 @@ class Service(rpc.KVStoreServicer):
         return await self._granted(grant, session, context)
 
     async def Reserve(self, request: pb.ReserveRequest, context: Context) -> pb.GrantReply:
-        session = self._session(request.session)
+        session = SessionId(request.session)
         grant = await self._store.reserve(
             session,
             self._known(request.namespace_id),
@@ -160,8 +160,8 @@ class Service(rpc.KVStoreServicer):
 
     async def Commit(self, request: pb.CommitRequest, context: Context) -> pb.CommitReply:
         done = await self._store.commit(
-            self._session(request.session),
-            self._epoch.id_in(request.lease),
+            SessionId(request.session),
+            request.lease,
             list(request.checksums),
             durable=request.durable,
         )
@@ -171,8 +171,8 @@ class Service(rpc.KVStoreServicer):
         if len(request.leases) > self._limits.batch_keys_max:
             raise InvalidRequest(f"{len(request.leases)} leases in one call: split it")
         held = self._store.release(
-            self._session(request.session),
-            [self._epoch.id_in(lease) for lease in request.leases],
+            SessionId(request.session),
+            list(request.leases),
         )
         return pb.ReleaseReply(held=held)
 
@@ -294,7 +294,7 @@ class Service(rpc.KVStoreServicer):
         """Tell who records of a prefix that was asked for. Parts of it are nobody's request."""
         if request.keys and not request.spans:
             self._recorder.note(
-                engine=request.session,
+                engine=self._store.session_number(SessionId(request.session)),
                 namespace_id=request.namespace_id,
                 keys=request.keys,
                 hit_blocks=grant.hit_blocks,
@@ -341,9 +341,6 @@ class Service(rpc.KVStoreServicer):
         if len(grant.slots) >= LARGE_GRANT_SLOTS:  # it takes a while to tell: others' turn first
             await asyncio.sleep(0)
         return grant_to_message(grant, self._epoch)
-
-    def _session(self, wire: int) -> SessionId:
-        return SessionId(self._epoch.id_in(wire))
 
     def _known(self, namespace_id: bytes) -> NamespaceId:
         known = _namespace_id(namespace_id)

@@ -53,7 +53,7 @@ News: TypeAlias = "asyncio.Queue[ArenaExtent | None]"
 class Members(Protocol):
     """What the store does about members; a member is opaque here."""
 
-    def join(self, session: Any, token: str) -> Any:
+    def join(self, session: Any, token: str, process: int) -> Any:
         """Let a process into its session. Raises SessionEnded."""
 
     def leave(self, member: Any) -> None:
@@ -121,7 +121,7 @@ class ArenaHost:
                     hello, fd = await receive(connection)
                 if fd is not None:
                     os.close(fd)
-                with self._joined(hello) as news:
+                with self._joined(hello, pid) as news:
                     logger.info("arena_link=open pid=%d", pid)
                     await self._hand_out(connection, pid, news)
             except KVStoreError as error:
@@ -130,12 +130,12 @@ class ArenaHost:
                 logger.info("arena_link=lost reason=%r", str(error))
 
     @contextlib.contextmanager
-    def _joined(self, hello: Any) -> Iterator[News]:
+    def _joined(self, hello: Any, pid: int) -> Iterator[News]:
         """Be a member of the session for the time of the context; its end is news to the others."""
         if not isinstance(hello, Hello):
             raise Incompatible("the first arena packet has to be Hello")
         check_version(hello.rpc_version)
-        member = self._members.join(self._epoch.id_in(hello.session), hello.token)
+        member = self._members.join(hello.session, hello.token, pid)
         news: News = asyncio.Queue()
         links = self._news.setdefault(hello.session, set())
         links.add(news)

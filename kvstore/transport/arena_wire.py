@@ -17,6 +17,7 @@ import asyncio
 import os
 import socket
 from collections.abc import Sequence
+from typing import Annotated
 
 import msgspec
 
@@ -30,7 +31,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     """A process joins a session it has opened by RPC; `token` proves which engine it is of."""
 
     rpc_version: int
-    session: int
+    session: Annotated[int, msgspec.Meta(gt=0)]
     token: str
 
 

@@ -37,6 +37,10 @@ class Method(NamedTuple):
     reply: Any
     at_once: bool = False
 
+    @property
+    def names_session(self) -> bool:
+        return "session" in self.request.DESCRIPTOR.fields_by_name
+
 
 METHODS = (
     Method("Match", pb.MatchRequest, pb.MatchReply, at_once=True),

@@ -1,8 +1,7 @@
 """Translate between the nouns and their protobuf messages.
 
-Ids on the wire (sessions, leases, extents) are shifted by a base drawn at each start of the daemon:
-a lease or slot that an engine still remembers from a dead daemon then names nothing in the new one,
-where a plain counter would have made it name somebody else's.
+Numbers of extents are shifted by a base drawn at each start of the daemon: a slot that an engine
+still remembers from a dead daemon then lies in no extent of the new one. They entitle to nothing.
 """
 
 from __future__ import annotations
@@ -38,23 +37,14 @@ MESSAGE_NBYTES_MAX = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """One start of a daemon: its name, and what it adds to the ids it hands out."""
+    """One start of a daemon: its name, and what it adds to its extents' numbers."""
 
     name: str
-    id_base: int
     extent_base: int
 
     @classmethod
     def new(cls) -> Epoch:
-        return cls(secrets.token_hex(8), secrets.randbits(62), secrets.randbits(31))
-
-    def id_out(self, number: int) -> int:
-        """Return a session's or lease's number as clients know it; 0 stays 0, which is nothing."""
-        return self.id_base + number if number else 0
-
-    def id_in(self, wire: int) -> int:
-        """Return the number behind a client's id; one of another epoch becomes -1, never 0."""
-        return wire - self.id_base if wire > self.id_base else -1
+        return cls(secrets.token_hex(8), secrets.randbits(31))
 
     def extent_out(self, extent: int) -> int:
         return self.extent_base + extent
@@ -65,7 +55,7 @@ def grant_to_message(grant: Grant, epoch: Epoch) -> pb.GrantReply:
     numbers = {path: number for number, path in enumerate(files)}
     placed = grant.places if files else ()
     return pb.GrantReply(
-        lease=epoch.id_out(grant.lease_id),
+        lease=grant.lease_id,
         deadline_s=grant.deadline_s,
         spans=spans_to_messages(grant.spans),
         extents=[epoch.extent_out(slot.extent) if slot else NO_SLOT for slot in grant.slots],

@@ -55,7 +55,7 @@ def test_places_travel_as_they_are() -> None:
     grant = grant_of(placed(), sample_namespace(), reading=True)
     nbytes = sample_namespace().groups[0].record_nbytes
     assert grant.places == (FilePlace("/a/b", 8192, nbytes), None)
-    epoch = Epoch("e", 7, 3)
+    epoch = Epoch("e", 3)
     sent = grant_to_message(replace(grant, lease_id=1), epoch)
     assert grant_of(sent, sample_namespace(), reading=True).places == grant.places
     none = grant_to_message(replace(grant, places=(None, None)), epoch)

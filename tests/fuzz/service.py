@@ -7,6 +7,7 @@ anything but a KVStoreError, block, or leave leases behind once the session's pr
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import aclosing
 from random import Random
@@ -28,7 +29,8 @@ from tests.sim.disk import Platter
 from tests.sim.loop import SimLoop
 from tests.sim.model import Model
 
-EPOCH = Epoch("fuzz", 1000, 50)
+EPOCH = Epoch("fuzz", 50)
+SESSION = 1002  # the first id given out; the next one is its member's
 TOKEN = "t" * 16
 CALL_S = 120.0  # of virtual time
 REQUESTS: list[tuple[str, type[Message]]] = [
@@ -71,7 +73,14 @@ class Host:
     def __init__(self) -> None:
         self._loop = SimLoop(Random(0))
         settings = Settings(devices=1, file_bytes=16 << 20, codec="raw", failing=0.0, rots=False)
-        self._daemon = Daemon(self._loop, [Platter()], Model(), Random(0), settings)
+        self._daemon = Daemon(
+            self._loop,
+            [Platter()],
+            Model(),
+            Random(0),
+            settings,
+            new_id=itertools.count(SESSION).__next__,
+        )
         store = self._daemon.store
         self._service = Service(
             store,
@@ -86,7 +95,7 @@ class Host:
         self.run(self._daemon.start({}, []))
         store.register(NAMESPACE)
         session = store.open_session(TOKEN, "fuzz")
-        self.session = EPOCH.id_out(session)
+        self.session = session
         self._member = store.join(session, TOKEN)
         for name, message in seeds(self.session):
             self.call(name, [message])
@@ -202,7 +211,7 @@ def _calls(data: bytes) -> None:
 SERVICE = Target(
     _calls,
     [
-        *(encode(name, message) for name, message in seeds(1002)),
-        b"".join(encode(name, message) for name, message in seeds(1002)),
+        *(encode(name, message) for name, message in seeds(SESSION)),
+        b"".join(encode(name, message) for name, message in seeds(SESSION)),
     ],
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from kvstore.block import Part, Slot
@@ -23,6 +25,7 @@ class Desk:
             limbo_bytes_max=limbo_bytes_max,
             sessions_max=sessions_max,
             now=lambda: self.time,
+            new_id=itertools.count(100).__next__,
             unpin=lambda held: self.freed.append(held) if held.pins == 0 else None,
             unpin_frame=self._unpin_frame,
         )

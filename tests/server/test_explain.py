@@ -322,7 +322,7 @@ def test_a_request_id_is_cut_by_the_client_and_refused_by_the_daemon(
     namespace_id = put(client, KEYS)
     client.release(client.acquire(namespace_id, KEYS, request_id="x" * 1000).lease_id)
     assert client.outcomes()[0].request_id == "x" * 256
-    with grpc.insecure_channel(daemon.address, options=(("grpc.enable_http_proxy", 0),)) as channel:
+    with grpc.insecure_channel(daemon.target, options=(("grpc.enable_http_proxy", 0),)) as channel:
         stub = rpc.KVStoreStub(channel)
         stub.OpenSession(pb.OpenSessionRequest(rpc_version=RPC_VERSION))
         with pytest.raises(grpc.RpcError, match="256"):

@@ -1,10 +1,11 @@
 """One life of the daemon: the real store, planner, mover, arena and file tier on a simulated disk,
-and around it what the RPC service does: ids of this life, and the model told of every step."""
+and around it what the RPC service does, with the model told of every step."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -23,7 +24,6 @@ from kvstore.scrub import Scrub
 from kvstore.store import Member, Store
 from kvstore.tier.dram import Arena
 from kvstore.tier.file import Devices, FileExtent, Mount
-from kvstore.transport.messages import Epoch
 from tests.sim.disk import Platter, SimDisk
 from tests.sim.loop import SimLoop
 from tests.sim.model import KEYS, PARTS, SPEC, Item, Model, Version, Violation
@@ -79,6 +79,8 @@ class Daemon:
         model: Model,
         draw: Random,
         settings: Settings,
+        *,
+        new_id: Callable[[], int] | None = None,
     ) -> None:
         self._loop = loop
         self._platters = platters
@@ -95,7 +97,6 @@ class Daemon:
         self.model = model
         self.arena = Arena(settings.arena_bytes, settings.arena_bytes // 2)
         self.metrics = Metrics()
-        self._epoch = Epoch(f"{draw.random()}", draw.getrandbits(62), draw.getrandbits(31))
         limits = LimitSettings(lease_s=LEASE_S, group_commit_bytes=1 << 17)
         file = Devices(
             [Path(f"/sim/{number}") for number in range(len(platters))],
@@ -130,6 +131,7 @@ class Daemon:
             limits=limits,
             metrics=self.metrics,
             now=loop.time,
+            new_id=new_id or partial(draw.randrange, 1, 1 << 63),
             scrub=Scrub(
                 self.planner,
                 mover,
@@ -237,17 +239,17 @@ class Daemon:
     # ---- what engines call -------------------------------------------------------------------
 
     def open(self, token: str) -> int:
-        return self._epoch.id_out(self.store.open_session(token, "sim"))
+        return self.store.open_session(token, "sim")
 
     def join(self, session: int, token: str) -> Member:
-        return self.store.join(self._in(session), token)
+        return self.store.join(SessionId(session), token)
 
     async def reserve(
         self, session: int, keys: Sequence[BlockKey], begin: int, parent: BlockKey | None
     ) -> Grant:
         spans = tuple(Span(part, 0, len(keys)) for part in PARTS)
         return await self.store.reserve(
-            self._in(session),
+            SessionId(session),
             SPEC.id,
             keys,
             first_block=begin,
@@ -261,7 +263,7 @@ class Daemon:
     ) -> Committed:
         published = self.model.publish(v for v in versions if v is not None)
         sums = [version.checksum if version else 0 for version in versions]
-        asked = self.store.commit(self._in(session), lease, sums, durable=durable, wait_s=2.0)
+        asked = self.store.commit(SessionId(session), lease, sums, durable=durable, wait_s=2.0)
         try:
             done = await asked
         except KVStoreError:
@@ -280,7 +282,7 @@ class Daemon:
         in_files: bool = False,
     ) -> Grant:
         grant = await self.store.acquire(
-            self._in(session),
+            SessionId(session),
             SPEC.id,
             keys,
             readers=readers,
@@ -305,7 +307,7 @@ class Daemon:
             raise Violation("leaked", f"{pinned['pinned_bytes']} bytes are pinned")
 
     def release(self, session: int, lease: int) -> bool:
-        return self.store.release(self._in(session), [lease])[0]
+        return self.store.release(SessionId(session), [lease])[0]
 
     async def delete(self, keys: Sequence[BlockKey]) -> None:
         event = self.model.forget(keys)
@@ -438,9 +440,6 @@ class Daemon:
                 self.model.owed[item] = framed[item].checksum
             elif not (self.planner.counts.evicted_file or item in self.out or item in self.unread):
                 raise Violation("lost", "answered as durable, and in no frame")
-
-    def _in(self, session: int) -> SessionId:
-        return SessionId(self._epoch.id_in(session))
 
 
 class _Planner(Planner):
