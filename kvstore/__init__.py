@@ -32,6 +32,7 @@ from kvstore.errors import (
     SessionEnded,
     Unauthorized,
     Unavailable,
+    UnknownNamespace,
 )
 from kvstore.hint import HintKind, HintReport, Prefix, Short
 from kvstore.keys import KeyChain, root_key
@@ -74,6 +75,7 @@ __all__ = [
     "Span",
     "Unauthorized",
     "Unavailable",
+    "UnknownNamespace",
     "checksum",
     "root_key",
 ]

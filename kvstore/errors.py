@@ -11,6 +11,11 @@ class InvalidRequest(KVStoreError):
     """The call itself is wrong; repeating it cannot help. Nothing was changed."""
 
 
+class UnknownNamespace(InvalidRequest):
+    """The daemon does not know what this namespace id stands for, or has forgotten it (restart, or
+    too many others since). Register it and repeat the call; this library's clients do so."""
+
+
 class Unavailable(KVStoreError):
     """The daemon cannot answer now. Nothing is lost; try again after `retry_after_s`.
 

@@ -111,10 +111,15 @@ class Hinting:
 
     async def carry_out(self, hint: Hint) -> HintReport:
         """Do what a hint asks for, as far as its bounds go; the report says how far that was."""
-        target = await self._target(hint)
+        target = self._target(hint)
         if target is None:
             self._count(hint.kind, Short.UNKNOWN_SESSION, 0)
             return HintReport(hint.kind, short=Short.UNKNOWN_SESSION)
+        with self._planner.index.namespaces.in_use(target.namespace_id):
+            await self._recall(target.keys)
+            return await self._do(hint, target)
+
+    async def _do(self, hint: Hint, target: Target) -> HintReport:
         if hint.kind is HintKind.END:
             return self._end(target)
         if hint.kind is HintKind.EXPECT:
@@ -125,18 +130,19 @@ class Hinting:
             return await self._pin(target, hint)
         return await self._demote(target, hint.wait_s)
 
-    async def _target(self, hint: Hint) -> Target | None:
-        """Return what a hint is about; None: its session is not known, and no prefix was named."""
+    def _target(self, hint: Hint) -> Target | None:
+        """Return what a hint is about; None: its session is not known (any more), and no prefix was
+        named."""
         name, namespace_id, keys = hint.session_id, hint.namespace_id, hint.keys
         if namespace_id is not None and keys:
             name = name or f"\0{keys[-1].hex()}"
             self._conversations.know(name, namespace_id, keys)
         else:
             conversation = self._conversations.find(name)
-            if conversation is None:
+            known = self._planner.index.namespaces
+            if conversation is None or known.spec(conversation.namespace_id) is None:
                 return None
             namespace_id, keys = conversation.namespace_id, conversation.keys
-        await self._recall(keys)
         return Target(name, namespace_id, keys)
 
     def _end(self, target: Target) -> HintReport:

@@ -6,15 +6,16 @@ lock. Nothing here knows a policy, a deadline or a byte of payload.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from kvstore.block import BlockKey, Namespace, NamespaceId, Part, Slot
+from kvstore.namespaces import Namespaces, StoredNamespace
 
 Extent = Any  # a place of the file tier; opaque here
 _OFFSET_BITS = 48
 _OFFSET_MASK = (1 << _OFFSET_BITS) - 1
+_UNJUDGED = -1  # in the place of group masks: what the namespace is was not known
 
 
 class HeldSlot:
@@ -160,8 +161,12 @@ class StoredBlock:
     def nbytes(self) -> int:
         return sum(record.nbytes for record in self.records)
 
-    def refresh(self, namespace: Namespace) -> None:
-        """Recompute the group masks after a part came or went."""
+    def refresh(self, namespace: Namespace | None) -> None:
+        """Recompute the group masks after a part came or went. None: it is not known (yet) what
+        they are to be complete for."""
+        if namespace is None:
+            self.complete = self.resident_groups = _UNJUDGED
+            return
         groups = namespace.groups
         stored, resident = [0] * len(groups), [0] * len(groups)
         complete = resident_groups = 0
@@ -185,10 +190,8 @@ class Index:
 
     def __init__(self) -> None:
         self._blocks: dict[BlockKey, StoredBlock] = {}
-        self._own: dict[NamespaceId, NamespaceId] = {}  # one object per id: compared by `is`
-        self._parts: dict[Part, Part] = {}  # one object per part, as well
-        self._count: Counter[NamespaceId] = Counter()
-        self.namespaces: dict[NamespaceId, Namespace] = {}
+        self._parts: dict[Part, Part] = {}  # one object per part: see `own_part`
+        self.namespaces = Namespaces()
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -199,15 +202,25 @@ class Index:
     def get(self, namespace_id: NamespaceId, key: BlockKey) -> StoredBlock | None:
         """Return the block, if this namespace has it."""
         block = self._blocks.get(key)
-        return block if block is not None and block.namespace_id == namespace_id else None
+        if block is None or block.namespace_id != namespace_id:
+            return None
+        if block.complete == _UNJUDGED:
+            self.refresh(block)
+        return block
 
     def find(self, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> list[StoredBlock | None]:
         """Return `get` of every key, at the speed of a dictionary."""
-        namespace_id = self._own.get(namespace_id, namespace_id)
-        return [
+        namespace = self.namespaces.find(namespace_id)
+        if namespace is None:
+            return [None] * len(keys)
+        namespace_id = namespace.id  # the object that its blocks have: compared by `is`
+        found = [
             block if block is not None and block.namespace_id is namespace_id else None
             for block in map(self._blocks.get, keys)
         ]
+        if namespace.is_stale:
+            _judge(found, namespace)
+        return found
 
     def own_part(self, part: Part) -> Part:
         """Return an equal part that other records have, too: it costs them no memory."""
@@ -216,34 +229,41 @@ class Index:
     def by_key(self, key: BlockKey) -> StoredBlock | None:
         return self._blocks.get(key)
 
+    def blocks_in(self, namespace_id: NamespaceId) -> Iterator[StoredBlock]:
+        """Yield the blocks of a namespace. It walks over others, too, until it has found all."""
+        namespace = self.namespaces.find(namespace_id)
+        left = namespace.blocks if namespace is not None else 0
+        blocks = iter(self._blocks.values())
+        while left:
+            block = next(blocks)
+            if block.namespace_id == namespace_id:
+                left -= 1
+                yield block
+
     def blocks_of(self, namespace_id: NamespaceId) -> int:
         """Return how many blocks a namespace has, all tiers and incomplete ones included."""
-        return self._count[namespace_id]
-
-    def namespaces_with_blocks(self) -> list[NamespaceId]:
-        """Return the namespaces that have blocks, registered or not."""
-        return [namespace_id for namespace_id, count in self._count.items() if count]
+        namespace = self.namespaces.find(namespace_id)
+        return namespace.blocks if namespace is not None else 0
 
     def add(self, block: StoredBlock) -> None:
-        block.namespace_id = self._own.setdefault(block.namespace_id, block.namespace_id)
+        block.namespace_id = self.namespaces.block_added(block.namespace_id)
         self._blocks[block.key] = block
-        self._count[block.namespace_id] += 1
 
     def remove(self, block: StoredBlock) -> None:
         del self._blocks[block.key]
-        self._count[block.namespace_id] -= 1
+        self.namespaces.block_removed(block.namespace_id)
 
     def register(self, namespace: Namespace) -> NamespaceId:
-        """Learn what a namespace id stands for; blocks recovered before are completed now."""
-        namespace_id = namespace.id
-        if namespace_id not in self.namespaces:
-            self.namespaces[namespace_id] = namespace
-            for block in self._blocks.values():
-                if block.namespace_id == namespace_id:
-                    block.refresh(namespace)
-        return namespace_id
+        """Learn what a namespace id stands for. Blocks that were there before are judged when
+        somebody looks for them."""
+        return self.namespaces.register(namespace)
 
     def refresh(self, block: StoredBlock) -> None:
-        namespace = self.namespaces.get(block.namespace_id)
-        if namespace is not None:
-            block.refresh(namespace)
+        block.refresh(self.namespaces.spec(block.namespace_id))
+
+
+def _judge(blocks: Iterable[StoredBlock | None], namespace: StoredNamespace) -> None:
+    """Compute the group masks of blocks that came, or changed, without their specification."""
+    for block in blocks:
+        if block is not None and block.complete == _UNJUDGED:
+            block.refresh(namespace.spec)

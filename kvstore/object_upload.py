@@ -96,7 +96,7 @@ class ObjectUpload:
         for key in due:
             self._tips.pop(key, None)
             block = self._planner.index.by_key(key)
-            if block is None or block.namespace_id not in self._planner.index.namespaces:
+            if block is None or self._planner.index.namespaces.spec(block.namespace_id) is None:
                 continue
             try:
                 await self._upload_all(self._missing_runs(block))

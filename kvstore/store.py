@@ -14,6 +14,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -69,7 +70,6 @@ REFUSES_S = 5.0  # for which every put is refused, before the node says that it 
 FULL_FRACTION = 0.95  # of the arena, held by clients: what is left is gaps
 SPANS_MAX = 4096
 RECORDS_MAX = 1 << 18  # in one call: the answer has a slot for each
-NAMESPACES_MAX = 4096
 BLOCK_INDEX_MAX = (1 << 32) - 1
 
 
@@ -193,7 +193,10 @@ class Store:
     # ---- sessions ----------------------------------------------------------------------------
 
     def register(self, namespace: Namespace) -> NamespaceId:
-        """Learn a namespace. Raises InvalidRequest if its records cannot fit into the arena."""
+        """Learn a namespace; of too many, one is forgotten: see `Namespaces`.
+
+        Raises InvalidRequest if its records cannot fit into the arena.
+        """
         largest = max(group.record_nbytes for group in namespace.groups)
         if largest > self.arena.record_nbytes_max:
             raise InvalidRequest(
@@ -207,24 +210,25 @@ class Store:
                 "raise the daemon's file.segment"
             )
         known = self._planner.index.namespaces
-        if len(known) >= NAMESPACES_MAX and namespace.id not in known:
-            raise Unavailable(
-                f"{NAMESPACES_MAX} namespaces are registered: restart the daemon to forget those "
-                "that are not in use"
-            )
+        if known.spec(namespace.id) is None:
+            known.make_room(lambda each: any(self._leases.reservations(each)))
         return self._planner.index.register(namespace)
 
     def namespace(self, namespace_id: NamespaceId) -> Namespace:
-        """Return a registered namespace. Raises InvalidRequest."""
+        """Return a registered namespace. Raises UnknownNamespace."""
         return self._planner.namespace(namespace_id)
+
+    def in_use(self, namespace_id: NamespaceId) -> AbstractContextManager[None]:
+        """Let a namespace not be forgotten during a call in it. Raises UnknownNamespace."""
+        return self._planner.index.namespaces.in_use(namespace_id)
 
     def namespaces(self) -> list[tuple[NamespaceId, Namespace | None, int]]:
         """Return each namespace and how many blocks it has; None: not registered since the start,
         its blocks were found on disk. Of those, what is not indexed yet is not counted."""
         index = self._planner.index
         found = self._mover.found_namespaces if self._mover.unrecalled_runs else ()
-        known = dict.fromkeys([*index.namespaces, *index.namespaces_with_blocks(), *found])
-        return [(each, index.namespaces.get(each), index.blocks_of(each)) for each in known]
+        known = dict.fromkeys([*(each.id for each in index.namespaces), *found])
+        return [(each, index.namespaces.spec(each), index.blocks_of(each)) for each in known]
 
     def open_session(self, token: str, client: str) -> SessionId:
         """Return the session of `token`, a new one if none is alive."""
@@ -304,25 +308,26 @@ class Store:
         """
         client = self._leases.check(session).client
         _check_skip(keys, skip_blocks)
-        await self._recall(keys)
-        began = self._now()
-        deadline = began + min(wait_s, self._limits.wait_max_s)
-        ask = Ask(
-            session,
-            client,
-            request_id,
-            namespace_id,
-            keys,
-            skip_blocks,
-            began,
-            recompute_s_per_block,
-            session_id,
-            in_files,
-        )
-        if spans is None:
-            return await self._lease_prefix(ask, readers, deadline)
-        self._check_spans(namespace_id, keys, spans)
-        return await self._lease_parts(ask, spans, readers, deadline)
+        with self.in_use(namespace_id):
+            await self._recall(keys)
+            began = self._now()
+            deadline = began + min(wait_s, self._limits.wait_max_s)
+            ask = Ask(
+                session,
+                client,
+                request_id,
+                namespace_id,
+                keys,
+                skip_blocks,
+                began,
+                recompute_s_per_block,
+                session_id,
+                in_files,
+            )
+            if spans is None:
+                return await self._lease_prefix(ask, readers, deadline)
+            self._check_spans(namespace_id, keys, spans)
+            return await self._lease_parts(ask, spans, readers, deadline)
 
     async def _lease_parts(
         self, ask: Ask, spans: tuple[Span, ...], readers: int, deadline: float
@@ -434,8 +439,41 @@ class Store:
         check_keys(keys)
         if first_block + len(keys) - 1 > BLOCK_INDEX_MAX:
             raise InvalidRequest(f"block {first_block} and {len(keys)} more: beyond 2**32 blocks")
-        await self._recall(keys)
         deadline = self._now() + min(wait_s, self._limits.wait_max_s)
+        with self.in_use(namespace_id):
+            await self._recall(keys)
+            held, refused = await self._find_room(
+                session, namespace_id, keys, spans, parent=parent, deadline=deadline
+            )
+            write = Reservation(
+                namespace_id, tuple(keys), first_block, parent, spans, refused, session_id
+            )
+            try:
+                await asyncio.sleep(0)
+                lease = self._leases.grant(session, held, write=write)
+                self.hinting.reserved(write)
+            except BaseException:  # the session ended between two steps, or nobody waits any more
+                self._free(held)
+                raise
+        return Grant(
+            lease_id=lease.id,
+            deadline_s=self._limits.lease_s,
+            spans=spans,
+            slots=tuple(slot.slot if slot else None for slot in held),
+            refused=refused,
+        )
+
+    async def _find_room(
+        self,
+        session: SessionId,
+        namespace_id: NamespaceId,
+        keys: Sequence[BlockKey],
+        spans: tuple[Span, ...],
+        *,
+        parent: BlockKey | None,
+        deadline: float,
+    ) -> tuple[Sequence[HeldSlot | None], int]:
+        """Return slots, and how many records are refused when the time is over."""
         while True:
             behind = self._planner.dirty.nbytes > self._limits.write_behind_bytes_max
             self._planner.demote(self._nbytes_of(namespace_id, spans))
@@ -459,23 +497,7 @@ class Store:
             self._refuses_since = self._now()
         if refused:
             self._metrics.refusals.labels("write_behind" if behind else "no_room").inc(refused)
-        write = Reservation(
-            namespace_id, tuple(keys), first_block, parent, spans, refused, session_id
-        )
-        try:
-            await asyncio.sleep(0)
-            lease = self._leases.grant(session, held, write=write)
-            self.hinting.reserved(write)
-        except BaseException:  # the session ended between two steps, or nobody waits any more
-            self._free(held)
-            raise
-        return Grant(
-            lease_id=lease.id,
-            deadline_s=self._limits.lease_s,
-            spans=spans,
-            slots=tuple(slot.slot if slot else None for slot in held),
-            refused=refused,
-        )
+        return held, refused
 
     def _nbytes_of(self, namespace_id: NamespaceId, spans: Sequence[Span]) -> int:
         return span_nbytes(self._planner.namespace(namespace_id), spans)
@@ -500,7 +522,10 @@ class Store:
         write = lease.write
         # The session may end between two steps; what is published must not be freed by that.
         try:
-            with self._planner.pinned([slot for slot in lease.held if slot is not None]):
+            with (
+                self.in_use(write.namespace_id),
+                self._planner.pinned([slot for slot in lease.held if slot is not None]),
+            ):
                 new, existing = await _in_steps(
                     self._planner.commit(write, lease.held, checksums, durable=durable)
                 )
@@ -585,7 +610,7 @@ class Store:
         deletion = self._planner.clear(namespace_id)
         namespaces = {namespace_id} if namespace_id is not None else set()
         if namespace_id is None:
-            known = set(self._planner.index.namespaces)
+            known = {each.id for each in self._planner.index.namespaces}
             namespaces = deletion.namespaces | known | self._mover.found_namespaces
         try:
             await self._bury(namespaces, None)
@@ -627,11 +652,9 @@ class Store:
     ) -> list[ScanItem]:
         """Return up to `limit` blocks in key order, those behind `after`. What was found on disk
         and is not indexed yet is left out: see `recalled`."""
-        blocks = (
-            block
-            for block in self._planner.index
-            if namespace_id in (None, block.namespace_id) and (after is None or block.key > after)
-        )
+        index = self._planner.index
+        found = index if namespace_id is None else index.blocks_in(namespace_id)
+        blocks = (block for block in found if after is None or block.key > after)
         return [
             ScanItem(
                 key=block.key,

@@ -119,15 +119,17 @@ class AsyncClient:
     # ---- control -----------------------------------------------------------------------------
 
     async def register(self, namespace: Namespace) -> NamespaceId:
-        """Tell the daemon a namespace; remembered, and told again after a reconnect."""
+        """Tell the daemon a namespace. It is remembered, and told again to a daemon that does not
+        know it (any more)."""
         request = pb.RegisterNamespaceRequest(spec_json=namespace.to_json())
         await self._caller.call(lambda stub, _, t: stub.RegisterNamespace(request, timeout=t))
-        self._caller.namespaces[namespace.id] = namespace
-        return namespace.id
+        namespace_id = namespace.id
+        self._caller.remember(namespace_id, namespace)
+        return namespace_id
 
     def namespace(self, namespace_id: NamespaceId) -> Namespace:
         """Return a namespace registered by this client. Raises InvalidRequest."""
-        namespace = self._caller.namespaces.get(namespace_id)
+        namespace = self._caller.namespace(namespace_id)
         if namespace is None:
             raise InvalidRequest(
                 f"unknown namespace {bytes(namespace_id)[:4].hex()}: register it first"
@@ -151,7 +153,9 @@ class AsyncClient:
             recompute_s_per_block=recompute_s_per_block,
         )
         reply = await self._caller.call(
-            lambda stub, _, t: stub.Match(request, timeout=t), timeout_s=timeout_s
+            lambda stub, _, t: stub.Match(request, timeout=t),
+            timeout_s=timeout_s,
+            namespace_id=namespace_id,
         )
         worth = reply.worth_blocks if reply.HasField("worth_blocks") else None
         return Match(reply.hit_blocks, reply.resident_blocks, worth, reply.load_s)
@@ -207,7 +211,7 @@ class AsyncClient:
             )
             return stub.Acquire(request, timeout=timeout_s)
 
-        reply = await self._caller.call(call, wait_s=wait_s, repeat=True)
+        reply = await self._caller.call(call, wait_s=wait_s, repeat=True, namespace_id=namespace_id)
         return grant_of(reply, namespace, reading=True)
 
     async def release(self, *lease_ids: int) -> list[bool]:
@@ -263,7 +267,7 @@ class AsyncClient:
             )
             return stub.Reserve(request, timeout=timeout_s)
 
-        reply = await self._caller.call(call, wait_s=wait_s, repeat=True)
+        reply = await self._caller.call(call, wait_s=wait_s, repeat=True, namespace_id=namespace_id)
         self._caller.reserved(reply.lease)
         return grant_of(reply, namespace, reading=False)
 
@@ -438,7 +442,9 @@ class AsyncClient:
             **hint,
         )
         reply = await self._caller.call(
-            lambda stub, _, t: stub.Hint(request, timeout=t), wait_s=max(0.0, wait_s)
+            lambda stub, _, t: stub.Hint(request, timeout=t),
+            wait_s=max(0.0, wait_s),
+            namespace_id=prefix.namespace_id,
         )
         return report_of(kind, reply)
 
@@ -455,7 +461,10 @@ class AsyncClient:
         request = pb.DeleteRequest(
             namespace_id=namespace_id, keys=self._caller.joined(keys), corrupt=corrupt
         )
-        return (await self._caller.call(lambda stub, _, t: stub.Delete(request, timeout=t))).deleted
+        reply = await self._caller.call(
+            lambda stub, _, t: stub.Delete(request, timeout=t), namespace_id=namespace_id
+        )
+        return reply.deleted
 
     async def clear(self, namespace_id: NamespaceId | None = None) -> int:
         """Delete every block of a namespace, or of all; return how many there were."""
@@ -503,7 +512,9 @@ class AsyncClient:
     async def explain(self, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> Explanation:
         """Return where each block of a prefix is now, and what would end its hit."""
         request = pb.ExplainRequest(namespace_id=namespace_id, keys=self._caller.joined(keys))
-        reply = await self._caller.call(lambda stub, _, t: stub.Explain(request, timeout=t))
+        reply = await self._caller.call(
+            lambda stub, _, t: stub.Explain(request, timeout=t), namespace_id=namespace_id
+        )
         return explanation_of(reply)
 
     async def scan(

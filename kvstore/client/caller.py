@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,7 +19,13 @@ from kvstore.block import BlockKey, Namespace, NamespaceId, check_keys
 from kvstore.breaker import Breaker
 from kvstore.client.arena import ClientArena
 from kvstore.client.connection import Connection
-from kvstore.errors import InvalidRequest, KVStoreError, SessionEnded, Unavailable
+from kvstore.errors import (
+    InvalidRequest,
+    KVStoreError,
+    SessionEnded,
+    Unavailable,
+    UnknownNamespace,
+)
 from kvstore.rpc.status import error_of, is_answer
 from kvstore.rpc.v1 import kvstore_pb2 as pb
 
@@ -37,6 +44,9 @@ RETIRED_LINK_MIN_S = 1.0  # what is granted now is viewed by then
 RETIRED_POLL_S = 0.1
 RETIRED_MAX = 8
 
+NAMESPACES_MAX = 4096  # that a client remembers: an engine that trains makes ever more
+NAMESPACES_TOLD = 8  # to a new daemon at once, the others when it asks for them
+
 
 class Caller:
     """The connection of one client, whichever daemon it leads to at the moment."""
@@ -44,7 +54,7 @@ class Caller:
     def __init__(
         self, target: str, *, token: str, name: str, timeout_s: float, connect_timeout_s: float
     ) -> None:
-        self.namespaces: dict[NamespaceId, Namespace] = {}
+        self._namespaces: OrderedDict[NamespaceId, Namespace] = OrderedDict()  # used last: last
         self._target = target
         self._token = token
         self._name = name
@@ -82,22 +92,30 @@ class Caller:
         wait_s: float = 0.0,
         timeout_s: float | None = None,
         repeat: bool = False,
+        namespace_id: NamespaceId | None = None,
     ) -> T:
         """Carry out one call within `timeout_s` + `wait_s`.
 
         `repeat`: once more, in a new session, if the daemon answers that the session has ended.
+        `namespace_id`: tell the daemon what that is, and repeat, if it answers that it does not
+        know (any more).
         """
         deadline_s = (self._timeout_s if timeout_s is None else timeout_s) + wait_s
-        for last in (not repeat, True):
+        told = False
+        while True:
             connection = await self.connected()
             try:
                 reply = await call(connection.stub, connection.session, deadline_s)
             except grpc.aio.AioRpcError as error:
                 failure = error_of(error, self._target)
                 self._judge(connection, error)
+                again = False
                 if isinstance(failure, SessionEnded):
                     await self._renew(connection)
-                if last or not isinstance(failure, SessionEnded):
+                    again, repeat = repeat, False
+                elif isinstance(failure, UnknownNamespace) and not told:
+                    again = told = await self._tell(connection, namespace_id)
+                if not again:
                     raise failure from error
             except asyncio.CancelledError:
                 # Closing a channel cancels its calls; that must not look as if the task were.
@@ -108,9 +126,6 @@ class Caller:
             else:
                 self._breaker.success()
                 return reply
-            if last:
-                break
-        raise AssertionError("the last round returns or raises")
 
     async def connected(self) -> Connection:
         """Return the connection, making it if there is none yet. Raises Unavailable at once while
@@ -133,6 +148,35 @@ class Caller:
                 self._breaker.trip()
                 self._recover()
                 raise
+
+    def namespace(self, namespace_id: NamespaceId) -> Namespace | None:
+        """Return a namespace that is remembered; it was used last."""
+        namespace = self._namespaces.get(namespace_id)
+        if namespace is not None:
+            self._namespaces.move_to_end(namespace_id)
+        return namespace
+
+    def remember(self, namespace_id: NamespaceId, namespace: Namespace) -> None:
+        """Keep what has to be told to a daemon that does not know it."""
+        self._namespaces[namespace_id] = namespace
+        self._namespaces.move_to_end(namespace_id)
+        if len(self._namespaces) > NAMESPACES_MAX:
+            self._namespaces.popitem(last=False)
+
+    async def _tell(self, connection: Connection, namespace_id: NamespaceId | None) -> bool:
+        """Say what a namespace is; False if that is not known here either."""
+        if namespace_id is None or namespace_id not in self._namespaces:
+            return False
+        try:
+            await self._register(connection, namespace_id)
+        except grpc.aio.AioRpcError as error:
+            self._judge(connection, error)
+            raise error_of(error, self._target) from error
+        return True
+
+    async def _register(self, connection: Connection, namespace_id: NamespaceId) -> None:
+        request = pb.RegisterNamespaceRequest(spec_json=self._namespaces[namespace_id].to_json())
+        await connection.stub.RegisterNamespace(request, timeout=self._connect_timeout_s)
 
     def check_may_lease(self) -> None:
         """Raise InvalidRequest for a client that could not touch what it leases."""
@@ -253,9 +297,8 @@ class Caller:
             watcher=self,
         )
         try:
-            for namespace in self.namespaces.values():
-                request = pb.RegisterNamespaceRequest(spec_json=namespace.to_json())
-                await connection.stub.RegisterNamespace(request, timeout=self._connect_timeout_s)
+            for namespace_id in [*self._namespaces][-NAMESPACES_TOLD:]:
+                await self._register(connection, namespace_id)
         except grpc.aio.AioRpcError as error:
             await connection.close()
             raise error_of(error, self._target) from error

@@ -48,7 +48,9 @@ class Streams:
             return stub.Put(_put_messages(header, records), timeout=timeout_s)
 
         extra_s = wait_s + batch.stream_s + (DURABLE_WAIT_S if durable else 0.0)
-        return committed_of(await self._caller.call(call, wait_s=extra_s))
+        return committed_of(
+            await self._caller.call(call, wait_s=extra_s, namespace_id=batch.namespace_id)
+        )
 
     async def take(
         self, batch: Batch, window_nbytes: int, wait_s: float, wanted: Wanted
@@ -78,7 +80,9 @@ class Streams:
         ) -> tuple[list[memoryview | None], list[int]]:
             return await _read_stream(stub.Get(request, timeout=timeout_s), batch)
 
-        return await self._caller.call(call, wait_s=wait_s + batch.stream_s)
+        return await self._caller.call(
+            call, wait_s=wait_s + batch.stream_s, namespace_id=batch.namespace_id
+        )
 
 
 async def _put_messages(

@@ -36,7 +36,7 @@ class Explainer:
         """Return what a hit of `hit_blocks`, the longest over all tiers, lacks to be longer."""
         if hit_blocks >= len(keys):
             return None
-        namespace = self._index.namespaces[namespace_id]
+        namespace = self._index.namespaces.use(namespace_id)
         at, group = self._lacking(namespace, namespace_id, keys, hit_blocks, skip_blocks)
         reason, left_s = self._absence(keys[at], self._is_reserved(namespace_id, keys[at], at))
         differs = self._other(namespace_id) if reason is Reason.NEVER_STORED else ()
@@ -132,7 +132,7 @@ class Explainer:
 
     def _is_complete(self, namespace_id: NamespaceId, block: StoredBlock) -> bool:
         """Whether all that is meant to be stored of a block is: a window group may be left out."""
-        groups = self._index.namespaces[namespace_id].groups
+        groups = self._index.namespaces.use(namespace_id).groups
         prefix = sum(1 << i for i, group in enumerate(groups) if not group.window_tokens)
         return block.complete & prefix == prefix and bool(block.complete)
 
@@ -140,15 +140,15 @@ class Explainer:
         """Return how the nearest namespace of the same model differs, if only that holds blocks."""
         if self._index.blocks_of(namespace_id):
             return ()
-        own = self._index.namespaces[namespace_id]
+        own = self._index.namespaces.use(namespace_id)
         model = dict(own.identity).get("model")
         others = [
-            differences(own, other)
-            for other_id, other in self._index.namespaces.items()
-            if other_id != namespace_id
+            differences(own, other.spec)
+            for other in self._index.namespaces
+            if other.blocks
+            and other.spec is not None
             and model is not None
-            and dict(other.identity).get("model") == model
-            and self._index.blocks_of(other_id)
+            and dict(other.spec.identity).get("model") == model
         ]
         return min(others, key=len, default=())
 

@@ -20,7 +20,6 @@ from itertools import accumulate
 from operator import itemgetter
 
 from kvstore.block import BlockKey, Match, Namespace, NamespaceId, Part, Span, padded
-from kvstore.errors import InvalidRequest
 from kvstore.index import Extent, HeldSlot, Index, StoredBlock, StoredFrame, StoredPart
 from kvstore.outcome import Reason
 from kvstore.planner.demotion import Demotion
@@ -151,11 +150,8 @@ class Planner:
     # ---- match -------------------------------------------------------------------------------
 
     def namespace(self, namespace_id: NamespaceId) -> Namespace:
-        """Return a registered namespace. Raises InvalidRequest."""
-        namespace = self.index.namespaces.get(namespace_id)
-        if namespace is None:
-            raise InvalidRequest(f"unknown namespace {namespace_id[:4].hex()}: register it first")
-        return namespace
+        """Return a registered namespace, used last from now on. Raises UnknownNamespace."""
+        return self.index.namespaces.use(namespace_id)
 
     def match(
         self,
@@ -348,8 +344,8 @@ class Planner:
         """Say whether the file tier has, or is getting, what a hit needs before a block."""
         if block.parent is None:
             return True
-        groups = self.index.namespaces[block.namespace_id].groups
-        if all(group.window_tokens for group in groups):
+        namespace = self.index.namespaces.spec(block.namespace_id)
+        if namespace is not None and all(group.window_tokens for group in namespace.groups):
             return True
         above = self.index.by_key(block.parent)
         if above is None:
@@ -656,8 +652,8 @@ class Planner:
 
     def clear(self, namespace_id: NamespaceId | None) -> Deletion:
         """Forget every block of a namespace, or of all."""
-        blocks = [b for b in self.index if namespace_id in (None, b.namespace_id)]
-        return self._forget(blocks, Reason.CLEARED)
+        blocks = self.index if namespace_id is None else self.index.blocks_in(namespace_id)
+        return self._forget(list(blocks), Reason.CLEARED)
 
     @contextmanager
     def pinned(self, slots: Sequence[HeldSlot]) -> Iterator[None]:

@@ -16,6 +16,7 @@ MESSAGE_CHARS_MAX = 1000
 
 _CODES: dict[str, grpc.StatusCode] = {
     "InvalidRequest": grpc.StatusCode.INVALID_ARGUMENT,
+    "UnknownNamespace": grpc.StatusCode.INVALID_ARGUMENT,
     "Unavailable": grpc.StatusCode.UNAVAILABLE,
     # Not UNAVAILABLE: repeating the same call cannot help, and some gRPC stacks repeat that one.
     "SessionEnded": grpc.StatusCode.FAILED_PRECONDITION,

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from kvstore.block import KEY_NBYTES, NamespaceId
+from kvstore.block import KEY_NBYTES, Namespace, NamespaceId
 from kvstore.errors import InvalidRequest, Unavailable
 from kvstore.obs import Metrics
 
@@ -33,6 +33,7 @@ class Lookup(NamedTuple):
     at: float
     engine: int
     namespace_id: NamespaceId
+    namespace: Namespace
     keys: bytes
     hit_blocks: int
     request_id: str
@@ -124,14 +125,17 @@ class Recorder:
         *,
         engine: int,
         namespace_id: bytes,
+        namespace: Namespace,
         keys: bytes,
         hit_blocks: int,
         request_id: str,
         session_id: str = "",
     ) -> None:
         """Tell every listener of a request that was answered now."""
-        namespace = NamespaceId(namespace_id)
-        lookup = Lookup(time.time(), engine, namespace, keys, hit_blocks, request_id, session_id)
+        known_as = NamespaceId(namespace_id)
+        lookup = Lookup(
+            time.time(), engine, known_as, namespace, keys, hit_blocks, request_id, session_id
+        )
         for recording in self._recordings:
             recording.note(lookup)
 

@@ -184,24 +184,26 @@ class Service(rpc.KVStoreServicer):
             raise InvalidRequest("a Put starts with its header")
         header = first.header
         namespace_id = self._known(header.namespace_id)
-        done = await self._streams.put(
-            header,
-            request_iterator,
-            namespace=self._store.namespace(namespace_id),
-            keys=self._keys(header.keys),
-            wait_s=self._wait(header.wait_s),
-        )
+        with self._store.in_use(namespace_id):
+            done = await self._streams.put(
+                header,
+                request_iterator,
+                namespace=self._store.namespace(namespace_id),
+                keys=self._keys(header.keys),
+                wait_s=self._wait(header.wait_s),
+            )
         return committed_to_message(done)
 
     async def Get(self, request: pb.GetRequest, context: Context) -> AsyncIterator[pb.GetReply]:
         namespace_id = self._known(request.namespace_id)
-        async for reply in self._streams.get(
-            request,
-            namespace=self._store.namespace(namespace_id),
-            keys=self._keys(request.keys),
-            wait_s=self._wait(request.wait_s),
-        ):
-            yield reply
+        with self._store.in_use(namespace_id):
+            async for reply in self._streams.get(
+                request,
+                namespace=self._store.namespace(namespace_id),
+                keys=self._keys(request.keys),
+                wait_s=self._wait(request.wait_s),
+            ):
+                yield reply
 
     async def Delete(self, request: pb.DeleteRequest, context: Context) -> pb.DeleteReply:
         namespace_id, keys = _namespace_id(request.namespace_id), self._keys(request.keys)
@@ -277,7 +279,6 @@ class Service(rpc.KVStoreServicer):
                 yield pb.RecordReply(lookups=map(self._lookup, batch), dropped=recording.dropped)
 
     def _lookup(self, lookup: Lookup) -> pb.Lookup:
-        namespace = self._store.namespace(lookup.namespace_id)
         return pb.Lookup(
             at=lookup.at,
             session=lookup.engine,
@@ -286,8 +287,8 @@ class Service(rpc.KVStoreServicer):
             hit_blocks=lookup.hit_blocks,
             request_id=lookup.request_id,
             session_id=lookup.session_id,
-            block_tokens=namespace.block_tokens,
-            block_nbytes=sum(each.record_nbytes * each.shards for each in namespace.groups),
+            block_tokens=lookup.namespace.block_tokens,
+            block_nbytes=sum(each.record_nbytes * each.shards for each in lookup.namespace.groups),
         )
 
     def _note(self, request: pb.AcquireRequest, grant: Grant) -> None:
@@ -296,6 +297,7 @@ class Service(rpc.KVStoreServicer):
             self._recorder.note(
                 engine=self._store.session_number(SessionId(request.session)),
                 namespace_id=request.namespace_id,
+                namespace=self._store.namespace(_namespace_id(request.namespace_id)),
                 keys=request.keys,
                 hit_blocks=grant.hit_blocks,
                 request_id=request.request_id,

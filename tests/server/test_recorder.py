@@ -11,12 +11,15 @@ from kvstore.obs import Metrics
 from kvstore.server.recorder import LISTENERS_MAX, QUEUE_REQUESTS_MAX, Lookup, Recorder
 from kvstore.testing.samples import sample_keys, sample_namespace
 
-ID = sample_namespace().id
+SPEC = sample_namespace()
+ID = SPEC.id
 KEYS = b"".join(sample_keys("a", 4))
 
 
 def note(recorder: Recorder, keys: bytes = KEYS) -> None:
-    recorder.note(engine=1, namespace_id=ID, keys=keys, hit_blocks=2, request_id="r")
+    recorder.note(
+        engine=1, namespace_id=ID, namespace=SPEC, keys=keys, hit_blocks=2, request_id="r"
+    )
 
 
 async def all_of(recording: object) -> list[Lookup]:

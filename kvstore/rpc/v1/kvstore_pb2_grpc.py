@@ -142,7 +142,8 @@ class KVStoreServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RegisterNamespace(self, request, context):
-        """Tells the daemon what a namespace fingerprint stands for. Idempotent.
+        """Tells the daemon what a namespace fingerprint stands for. Idempotent. A daemon forgets those that
+        were not used for longest; it then answers UnknownNamespace: register again, and repeat the call.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

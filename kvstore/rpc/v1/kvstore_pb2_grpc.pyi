@@ -40,7 +40,9 @@ class KVStoreStub:
     OpenSession: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.OpenSessionRequest, _kvstore_pb2.OpenSessionReply]
     """Opens the session of one engine instance, or joins it: whoever knows the token is a member."""
     RegisterNamespace: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.RegisterNamespaceRequest, _kvstore_pb2.RegisterNamespaceReply]
-    """Tells the daemon what a namespace fingerprint stands for. Idempotent."""
+    """Tells the daemon what a namespace fingerprint stands for. Idempotent. A daemon forgets those that
+    were not used for longest; it then answers UnknownNamespace: register again, and repeat the call.
+    """
     Match: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.MatchRequest, _kvstore_pb2.MatchReply]
     """How long a prefix would hit now. Pins nothing."""
     Acquire: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.AcquireRequest, _kvstore_pb2.GrantReply]
@@ -77,7 +79,9 @@ class KVStoreAsyncStub(KVStoreStub):
     OpenSession: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.OpenSessionRequest, _kvstore_pb2.OpenSessionReply]  # type: ignore[assignment]
     """Opens the session of one engine instance, or joins it: whoever knows the token is a member."""
     RegisterNamespace: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.RegisterNamespaceRequest, _kvstore_pb2.RegisterNamespaceReply]  # type: ignore[assignment]
-    """Tells the daemon what a namespace fingerprint stands for. Idempotent."""
+    """Tells the daemon what a namespace fingerprint stands for. Idempotent. A daemon forgets those that
+    were not used for longest; it then answers UnknownNamespace: register again, and repeat the call.
+    """
     Match: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.MatchRequest, _kvstore_pb2.MatchReply]  # type: ignore[assignment]
     """How long a prefix would hit now. Pins nothing."""
     Acquire: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.AcquireRequest, _kvstore_pb2.GrantReply]  # type: ignore[assignment]
@@ -123,7 +127,9 @@ class KVStoreServicer(metaclass=_abc_1.ABCMeta):
         request: _kvstore_pb2.RegisterNamespaceRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_kvstore_pb2.RegisterNamespaceReply, _abc.Awaitable[_kvstore_pb2.RegisterNamespaceReply]]:
-        """Tells the daemon what a namespace fingerprint stands for. Idempotent."""
+        """Tells the daemon what a namespace fingerprint stands for. Idempotent. A daemon forgets those that
+        were not used for longest; it then answers UnknownNamespace: register again, and repeat the call.
+        """
 
     @_abc_1.abstractmethod
     def Match(

@@ -1,0 +1,154 @@
+"""Which namespaces a node knows, and what it holds of each.
+
+There is one entry for each namespace that was registered, or that has blocks. At most
+NAMESPACES_MAX of them have their specification. When there is one more, the one used least recently
+is forgotten, of those without blocks first:
+
+- One without blocks loses nothing. Whoever uses it again is told that it is unknown, registers it,
+  and goes on; our clients do that by themselves. So a client that registers thousands costs the
+  others a round trip each, and needs no bound of its own.
+- Where blocks take all but EMPTY_MIN places, the specification of one with blocks is forgotten, and
+  its blocks stay: they are evicted by use, like all others, and are hits again as soon as the
+  namespace is registered again. Nobody has to clear anything, and an engine that starts is served.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from kvstore.block import Namespace, NamespaceId
+from kvstore.errors import Unavailable, UnknownNamespace
+
+NAMESPACES_MAX = 4096
+EMPTY_MIN = 512  # else two engines that start could push each other out until one of them has put
+
+
+class StoredNamespace:
+    """A namespace of this node. spec: None if nobody has registered it, or it was forgotten.
+
+    calls: under way in it. is_stale: it was registered when it had blocks, whose groups may have
+    been completed without its specification.
+    """
+
+    __slots__ = ("blocks", "calls", "id", "is_stale", "spec")
+
+    def __init__(self, namespace_id: NamespaceId) -> None:
+        self.id = namespace_id
+        self.spec: Namespace | None = None
+        self.blocks = 0
+        self.calls = 0
+        self.is_stale = False
+
+
+class Namespaces:
+    """The namespaces of one node. namespaces_max: that have their specification."""
+
+    def __init__(self, namespaces_max: int = NAMESPACES_MAX) -> None:
+        self._max = namespaces_max
+        self._empty_min = min(EMPTY_MIN, namespaces_max // 8)
+        self._all: dict[NamespaceId, StoredNamespace] = {}
+        # Those with a specification, used least recently first.
+        self._empty: OrderedDict[NamespaceId, StoredNamespace] = OrderedDict()
+        self._filled: OrderedDict[NamespaceId, StoredNamespace] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._empty) + len(self._filled)
+
+    def __iter__(self) -> Iterator[StoredNamespace]:
+        return iter(self._all.values())
+
+    def find(self, namespace_id: NamespaceId) -> StoredNamespace | None:
+        """Return what is known of a namespace."""
+        return self._all.get(namespace_id)
+
+    def spec(self, namespace_id: NamespaceId) -> Namespace | None:
+        """Return what a namespace id stands for, if that is known."""
+        found = self._all.get(namespace_id)
+        return found.spec if found is not None else None
+
+    def use(self, namespace_id: NamespaceId) -> Namespace:
+        """Return a registered namespace, used last from now on. Raises UnknownNamespace."""
+        found = self._all.get(namespace_id)
+        if found is None or found.spec is None:
+            raise UnknownNamespace(f"unknown namespace {namespace_id[:4].hex()}: register it first")
+        self._queue_of(found).move_to_end(namespace_id)
+        return found.spec
+
+    @contextmanager
+    def in_use(self, namespace_id: NamespaceId) -> Iterator[None]:
+        """Keep a registered namespace for as long as the context lasts. Raises UnknownNamespace."""
+        self.use(namespace_id)
+        found = self._all[namespace_id]
+        found.calls += 1
+        try:
+            yield
+        finally:
+            found.calls -= 1
+
+    def register(self, spec: Namespace) -> NamespaceId:
+        """Learn what a namespace id stands for. Costs no look at its blocks."""
+        namespace_id = spec.id
+        found = self._all.get(namespace_id)
+        if found is None:
+            found = self._all[namespace_id] = StoredNamespace(namespace_id)
+        if found.spec is None:
+            found.spec = spec
+            found.is_stale = found.blocks > 0
+        self._queue_of(found)[found.id] = found
+        self._queue_of(found).move_to_end(found.id)
+        return found.id
+
+    def make_room(self, is_held: Callable[[NamespaceId], bool]) -> None:
+        """Forget specifications until there is room for one more. Raises Unavailable.
+
+        is_held: says that somebody will come back to a namespace, and rely on it.
+        """
+        while len(self) >= self._max:
+            queues = [self._empty, self._filled]
+            if len(self._empty) <= self._empty_min:
+                queues.reverse()
+            idle = (
+                found
+                for queue in queues
+                for found in queue.values()
+                if not found.calls and not is_held(found.id)
+            )
+            victim = next(idle, None)
+            if victim is None:
+                raise Unavailable(f"{self._max} namespaces are in use at this moment")
+            self._forget(victim)
+
+    def block_added(self, namespace_id: NamespaceId) -> NamespaceId:
+        """Count a block; return the one object that all its blocks share as their id."""
+        found = self._all.get(namespace_id)
+        if found is None:
+            found = self._all[namespace_id] = StoredNamespace(namespace_id)
+        found.blocks += 1
+        if found.blocks == 1 and found.spec is not None:
+            del self._empty[found.id]
+            self._filled[found.id] = found
+        return found.id
+
+    def block_removed(self, namespace_id: NamespaceId) -> None:
+        """Count a block less."""
+        found = self._all[namespace_id]
+        found.blocks -= 1
+        if found.blocks:
+            return
+        found.is_stale = False
+        if found.spec is None:
+            del self._all[found.id]
+        else:
+            del self._filled[found.id]
+            self._empty[found.id] = found
+
+    def _queue_of(self, found: StoredNamespace) -> OrderedDict[NamespaceId, StoredNamespace]:
+        return self._filled if found.blocks else self._empty
+
+    def _forget(self, found: StoredNamespace) -> None:
+        del self._queue_of(found)[found.id]
+        found.spec = None
+        if not found.blocks:
+            del self._all[found.id]
