@@ -18,14 +18,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
 from kvstore.errors import ConfigError
 
 SIZE_UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 SOCKET_PATH_NBYTES_MAX = 107 - len(".arena")
 DIRECTORIES_MAX = 64
+LIVE = " Live: it can change while the daemon runs."
 ADMISSIONS = ("all", "demotion", "second_use")
+LOG_LEVELS = ("debug", "info", "warning", "error")
+LOG_FORMATS = ("text", "json")
 MIB = 1 << 20
 GIB = 1 << 30
 
@@ -57,9 +60,12 @@ def _default_place(system: str, variable: str, environ: Mapping[str, str] | None
     return (Path(own) if own else Path.home() / ".local/state") / "kvstore"
 
 
-def _setting(doc: str, default: Any = None, factory: Any = None) -> Any:
-    """Declare a setting: its default, and the words --print-config prints above it."""
-    metadata = {"doc": doc}
+def _setting(doc: str, default: Any = None, factory: Any = None, *, live: bool = False) -> Any:
+    """Declare a setting: its default, and the words --print-config prints above it.
+
+    live: it can change while the daemon runs.
+    """
+    metadata = {"doc": doc, "live": live}
     if factory is not None:
         return field(default_factory=factory, metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -95,6 +101,12 @@ class ServerSettings:
         "Where a span of each call goes, by OTLP over HTTP, e.g. http://127.0.0.1:4318/v1/traces; "
         '"" is off. Needs the extra kvstore-tiers[otel]; costs about 0.1 ms a call.',
         "",
+    )
+    log_level: str = _setting(
+        "The least that is logged: debug, info, warning or error.", "info", live=True
+    )
+    log_format: str = _setting(
+        "text: key=value pairs. json: one object a line, each pair a field of it.", "text"
     )
     drain_s: float = _setting(
         "Seconds that running calls, and then the last flush, may each take after SIGTERM. Longer "
@@ -314,9 +326,8 @@ class Settings:
             values = getattr(self, section.name)
             lines += [f"[{section.name}]  # {type(values).__doc__}"]
             for item in fields(values):
-                lines += textwrap.wrap(
-                    item.metadata["doc"], 100, initial_indent="# ", subsequent_indent="# "
-                )
+                doc = item.metadata["doc"] + (LIVE if item.metadata["live"] else "")
+                lines += textwrap.wrap(doc, 100, initial_indent="# ", subsequent_indent="# ")
                 lines.append(f"{_toml_key(item)} = {_toml_value(item, getattr(values, item.name))}")
             lines.append("")
         return "\n".join(lines)
@@ -337,6 +348,27 @@ def load_settings(path: Path | None = None, overrides: Iterable[str] = ()) -> Se
         _merge(sections, name, table, where=f"--set {override}")
     types = get_type_hints(Settings)
     return Settings(**{name: types[name](**values) for name, values in sections.items()})
+
+
+class Entry(NamedTuple):
+    """One setting as people write it. live: it can change while the daemon runs."""
+
+    key: str
+    value: str
+    live: bool
+
+
+def entries(settings: Settings) -> list[Entry]:
+    """Return every setting."""
+    return [
+        Entry(
+            f"{section.name}.{_toml_key(item)}",
+            _toml_value(item, getattr(getattr(settings, section.name), item.name)),
+            item.metadata["live"],
+        )
+        for section in fields(settings)
+        for item in fields(getattr(settings, section.name))
+    ]
 
 
 def parse_size(text: str) -> int:
@@ -564,10 +596,13 @@ def _check(settings: Settings) -> None:
     for key, value, low, high in bounds:
         if not low <= value <= high:
             raise ConfigError(f"{key}={value} is not in {low}..{high}")
-    if file.admission not in ADMISSIONS:
-        raise ConfigError(
-            f"file.admission={file.admission!r}: choose one of {', '.join(ADMISSIONS)}"
-        )
+    for key, word, choices in (
+        ("file.admission", file.admission, ADMISSIONS),
+        ("server.log_level", server.log_level, LOG_LEVELS),
+        ("server.log_format", server.log_format, LOG_FORMATS),
+    ):
+        if word not in choices:
+            raise ConfigError(f"{key}={word!r}: choose one of {', '.join(choices)}")
     for key, nbytes in (("capacity", dram.capacity_bytes), ("extent", dram.extent_bytes)):
         if nbytes % 4096:
             raise ConfigError(f"dram.{key}={nbytes} is not a multiple of 4096")

@@ -17,6 +17,7 @@ import kvstore
 from kvstore.block import PAGE_NBYTES
 from kvstore.codec import codec_by_name
 from kvstore.config import FileSettings, Settings
+from kvstore.live_config import LiveConfig
 from kvstore.memory import Fit, check_capacity, prefer_killing_this, read_memory
 from kvstore.mover import Mover
 from kvstore.obs import Metrics
@@ -39,15 +40,18 @@ logger = logging.getLogger(__name__)
 class Node:
     """One daemon: `start`, serve, `stop`. Must be made on the event loop that runs it."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, path: Path | None = None) -> None:
+        """path: of the file the settings came from."""
         self.settings = settings
+        self.config = LiveConfig(settings, path)
         self.metrics = Metrics(version=kvstore.__version__)
         self.store = wire_store(settings, self.metrics)
-        self.server = Server(self.store, settings, self.metrics, kvstore.__version__)
+        self.server = Server(self.store, self.config, self.metrics, kvstore.__version__)
 
     async def start(self) -> None:
         """Recover what is stored, then serve. Raises ConfigError; nothing stays behind then."""
         began = time.perf_counter()
+        logger.info("node=starting version=%s pid=%d", kvstore.__version__, os.getpid())
         try:
             await self.server.open()
             await check_memory(self.settings.dram.capacity_bytes)
@@ -57,13 +61,19 @@ class Node:
             await self.server.close()
             await self.store.close(0.0)
             raise
-        server = self.settings.server
+        settings = self.settings
         logger.info(
-            "node=serving pid=%d socket=%s port=%d metrics_port=%d blocks=%d start_s=%.3f",
+            "node=serving version=%s pid=%d socket=%s port=%d metrics_port=%d dram_bytes=%d "
+            "file_bytes=%d directories=%r object=%r blocks=%d start_s=%.3f",
+            kvstore.__version__,
             os.getpid(),
-            server.socket,
+            settings.server.socket,
             self.server.port,
             self.server.metrics_port,
+            settings.dram.capacity_bytes,
+            settings.file.capacity_bytes if settings.file.paths else 0,
+            ",".join(settings.file.paths),
+            settings.object.url,
             self.store.stats()["blocks"],
             time.perf_counter() - began,
         )
@@ -207,7 +217,7 @@ def _freeze_survivors(phase: str, info: dict[str, int]) -> None:
 SWITCH_INTERVAL_S = 0.0005
 
 
-async def serve(settings: Settings) -> None:
+async def serve(settings: Settings, path: Path | None = None) -> None:
     """Run a daemon until SIGTERM or SIGINT; a second signal stops it at once."""
     bound_collections()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -217,7 +227,7 @@ async def serve(settings: Settings) -> None:
     told = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, told.set)
-    node = Node(settings)
+    node = Node(settings, path)
     await node.start()
     await told.wait()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -12,9 +12,9 @@ from kvstore.cli.check_disk import check_disk
 from kvstore.cli.check_gpu import check_gpus
 from kvstore.cli.check_machine import check_machine
 from kvstore.cli.check_vllm import check_vllm, read_arguments, read_config
-from kvstore.cli.health import is_wrong
+from kvstore.cli.health import Finding, is_wrong
 from kvstore.cli.target import Target
-from kvstore.config import load_settings
+from kvstore.config import Settings, load_settings
 
 
 @click.command()
@@ -63,13 +63,7 @@ def doctor(
     """
     settings = load_settings(config, overrides)
     at = target or f"unix:{settings.server.socket}"
-    daemon, running = check_daemon(at, settings.server)
-    findings = [
-        *check_machine(settings, running=running),
-        *check_gpus(at),
-        *check_disk(settings.file),
-        *daemon,
-    ]
+    findings = check_all(settings, at)
     engine: dict[str, object] = {}
     if vllm_config is not None:
         engine |= read_config(vllm_config)
@@ -85,3 +79,14 @@ def doctor(
         click.echo("\n".join(line for finding in findings for line in finding.lines()))
         click.echo("\nsomething is wrong: see above" if bad else "\nnothing is wrong")
     ctx.exit(1 if bad else 0)
+
+
+def check_all(settings: Settings, target: str) -> list[Finding]:
+    """Return everything that was looked at, but for engines."""
+    daemon, running = check_daemon(target, settings.server)
+    return [
+        *check_machine(settings, running=running),
+        *check_gpus(target),
+        *check_disk(settings.file),
+        *daemon,
+    ]

@@ -20,6 +20,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     "Run": {
         "serve": ("kvstore.cli.serve:serve", "Run a daemon until SIGTERM or Ctrl-C."),
         "doctor": ("kvstore.cli.doctor:doctor", "Check machine, disk, daemon and vLLM settings."),
+        "support": ("kvstore.cli.support:support", "Write one file for an issue report."),
     },
     "Look": {
         "status": ("kvstore.cli.status:status", "Say how a daemon is, on one screen."),

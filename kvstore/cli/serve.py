@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
-from kvstore.config import load_settings
+from kvstore import logs
+from kvstore.config import LOG_FORMATS, LOG_LEVELS, Settings, load_settings
+from kvstore.errors import ConfigError
 
-_LOG_FORMAT = "%(asctime)s level=%(levelname)s logger=%(name)s %(message)s"
+logger = logging.getLogger(__name__)
 
 
 @click.command()
@@ -25,13 +28,20 @@ _LOG_FORMAT = "%(asctime)s level=%(levelname)s logger=%(name)s %(message)s"
 )
 @click.option("--print-config", is_flag=True, help="Print all settings, explained, and exit.")
 @click.option(
-    "--log-level",
-    type=click.Choice(["debug", "info", "warning", "error"]),
-    default="info",
-    show_default=True,
+    "--log-level", type=click.Choice(LOG_LEVELS), help="Short for --set server.log_level=..."
 )
+@click.option(
+    "--log-format", type=click.Choice(LOG_FORMATS), help="Short for --set server.log_format=..."
+)
+@click.pass_context
 def serve(
-    config: Path | None, overrides: tuple[str, ...], print_config: bool, log_level: str
+    ctx: click.Context,
+    *,
+    config: Path | None,
+    overrides: tuple[str, ...],
+    print_config: bool,
+    log_level: str | None,
+    log_format: str | None,
 ) -> None:
     """Run a daemon until SIGTERM or Ctrl-C.
 
@@ -41,19 +51,31 @@ def serve(
     Examples:
       kvstore serve --set dram.capacity=16GiB --set file.path=/var/lib/kvstore
       kvstore serve --print-config > kvstore.toml
-      kvstore serve --config kvstore.toml
+      kvstore serve --config kvstore.toml --log-format json
     """
+    overrides = (*overrides, *_short_options(log_level=log_level, log_format=log_format))
     settings = load_settings(config, overrides)
     if print_config:
         click.echo(settings.to_toml(), nl=False)
         return
-    logging.basicConfig(level=log_level.upper(), format=_LOG_FORMAT)
+    logs.configure(settings.server.log_level, settings.server.log_format)
+    try:
+        asyncio.run(_run(settings, config))
+    except ConfigError as error:
+        if settings.server.log_format != "json":
+            raise
+        logger.error("node=refused reason=%r", str(error))  # one object a line, also now
+        ctx.exit(2)
+
+
+def _short_options(**given: str | None) -> Sequence[str]:
+    return [f"server.{key}={value}" for key, value in given.items() if value is not None]
+
+
+async def _run(settings: Settings, path: Path | None) -> None:
     from kvstore import node
 
-    async def run() -> None:
-        await node.serve(settings)
-        # Calls and threads that a hung disk holds must not keep a drained daemon from ending.
-        logging.shutdown()
-        os._exit(0)
-
-    asyncio.run(run())
+    await node.serve(settings, path)
+    # Calls and threads that a hung disk holds must not keep a drained daemon from ending.
+    logging.shutdown()
+    os._exit(0)

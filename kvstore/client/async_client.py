@@ -27,6 +27,7 @@ from kvstore.block import (
 from kvstore.client.bulk import Bulk
 from kvstore.client.caller import Call, Caller
 from kvstore.client.recording import record
+from kvstore.config import Entry
 from kvstore.errors import Incompatible, InvalidRequest, SessionEnded, Unavailable
 from kvstore.hint import HintKind, HintReport, Prefix
 from kvstore.outcome import REQUEST_ID_CHARS_MAX, Explanation, Outcome
@@ -485,6 +486,20 @@ class AsyncClient:
         reply = await self._caller.call(lambda stub, _, t: stub.Stats(pb.StatsRequest(), timeout=t))
         stats: dict[str, Any] = json.loads(reply.json)
         return stats
+
+    async def settings(self) -> list[Entry]:
+        """Return the daemon's settings. Answered over its unix socket only."""
+        reply = await self._caller.call(
+            lambda stub, _, t: stub.GetConfig(pb.GetConfigRequest(), timeout=t)
+        )
+        return [Entry(each.key, each.value, each.live) for each in reply.settings]
+
+    async def log_lines(self, limit: int = 0) -> list[str]:
+        """Return the daemon's last log lines, oldest first; 0: all it keeps. Answered over its
+        unix socket only."""
+        request = pb.LogLinesRequest(limit=limit)
+        reply = await self._caller.call(lambda stub, _, t: stub.LogLines(request, timeout=t))
+        return list(reply.lines)
 
     async def namespaces(self) -> list[tuple[NamespaceId, Namespace | None, int]]:
         """Return each namespace of the daemon and its number of blocks.

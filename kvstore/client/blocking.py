@@ -21,6 +21,7 @@ from kvstore.block import (
     Span,
 )
 from kvstore.client.async_client import AsyncClient
+from kvstore.config import Entry
 from kvstore.errors import InvalidRequest
 from kvstore.hint import HintReport, Prefix
 from kvstore.outcome import Explanation, Outcome
@@ -292,6 +293,12 @@ class Client:
 
     def stats(self) -> dict[str, Any]:
         return self.submit(lambda client: client.stats()).result()
+
+    def settings(self) -> list[Entry]:
+        return self.submit(lambda client: client.settings()).result()
+
+    def log_lines(self, limit: int = 0) -> list[str]:
+        return self.submit(lambda client: client.log_lines(limit)).result()
 
     def namespaces(self) -> list[tuple[NamespaceId, Namespace | None, int]]:
         return self.submit(lambda client: client.namespaces()).result()

@@ -13,8 +13,9 @@ from typing import Final
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from kvstore.config import Settings, parse_listen
+from kvstore.config import parse_listen
 from kvstore.errors import ConfigError
+from kvstore.live_config import LiveConfig
 from kvstore.obs import Metrics
 from kvstore.rpc.v1 import kvstore_pb2_grpc as rpc
 from kvstore.server.boundary import Boundary
@@ -56,7 +57,8 @@ class Server:
     answered, while the store recovers. Each of them binds everything or nothing.
     """
 
-    def __init__(self, store: Store, settings: Settings, metrics: Metrics, version: str) -> None:
+    def __init__(self, store: Store, config: LiveConfig, metrics: Metrics, version: str) -> None:
+        settings = config.settings
         self._settings = settings.server
         self._socket = Path(self._settings.socket)
         self._metrics = metrics
@@ -79,6 +81,7 @@ class Server:
             call_socket=str(call_socket_path(self._socket)),
             version=version,
             recorder=self._recorder,
+            config=config,
         )
         self._open = contextlib.AsyncExitStack()
         self.port = 0

@@ -18,8 +18,10 @@ from kvstore.block import (
     split_keys,
 )
 from kvstore.config import LimitSettings
-from kvstore.errors import InvalidRequest, Unavailable
+from kvstore.errors import InvalidRequest, Unauthorized, Unavailable
 from kvstore.hint import EXPECT_S_MAX, SESSION_ID_CHARS_MAX, Hint, HintKind
+from kvstore.live_config import LiveConfig
+from kvstore.logs import LAST_LINES, LINES_MAX
 from kvstore.obs import Metrics
 from kvstore.outcome import REQUEST_ID_CHARS_MAX
 from kvstore.planner import SessionId
@@ -72,6 +74,7 @@ class Service(rpc.KVStoreServicer):
         call_socket: str,
         version: str,
         recorder: Recorder,
+        config: LiveConfig,
     ) -> None:
         self._store = store
         self._limits = limits
@@ -82,6 +85,7 @@ class Service(rpc.KVStoreServicer):
         self._version = version
         self._streams = Streams(store, metrics)
         self._recorder = recorder
+        self._config = config
 
     async def OpenSession(
         self, request: pb.OpenSessionRequest, context: Context
@@ -267,6 +271,17 @@ class Service(rpc.KVStoreServicer):
         )
         return explanation_to_message(explanation)
 
+    async def GetConfig(self, request: pb.GetConfigRequest, context: Context) -> pb.GetConfigReply:
+        _check_local(context)
+        return pb.GetConfigReply(
+            settings=[pb.Setting(**entry._asdict()) for entry in self._config.entries()],
+            path=str(self._config.path or ""),
+        )
+
+    async def LogLines(self, request: pb.LogLinesRequest, context: Context) -> pb.LogLinesReply:
+        _check_local(context)
+        return pb.LogLinesReply(lines=LAST_LINES.lines(request.limit or LINES_MAX))
+
     async def Record(
         self, request: pb.RecordRequest, context: Context
     ) -> AsyncIterator[pb.RecordReply]:
@@ -356,6 +371,12 @@ class Service(rpc.KVStoreServicer):
         if not (math.isfinite(wait_s) and wait_s >= 0):
             raise InvalidRequest(f"wait_s={wait_s} is not a time to wait")
         return min(wait_s, self._limits.wait_max_s)
+
+
+def _check_local(context: Context) -> None:
+    """Raise Unauthorized unless the call came over the unix socket, which has one user."""
+    if not context.peer().startswith("unix:"):
+        raise Unauthorized("this is answered over the daemon's unix socket only")
 
 
 def _pace(seconds: float) -> float:

@@ -15,9 +15,10 @@ from typing import Any
 
 from google.protobuf.message import DecodeError, Message
 
-from kvstore import checksum
+from kvstore import checksum, config
 from kvstore.config import LimitSettings
 from kvstore.errors import KVStoreError
+from kvstore.live_config import LiveConfig
 from kvstore.rpc import RPC_VERSION
 from kvstore.rpc.v1 import kvstore_pb2 as pb
 from kvstore.server.recorder import Recorder
@@ -63,6 +64,9 @@ class _Call:
     def time_remaining(self) -> float:
         return CALL_S
 
+    def peer(self) -> str:
+        return "unix:"
+
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:
         """It never is cut off."""
 
@@ -91,6 +95,7 @@ class Host:
             call_socket="/none",
             version="fuzz",
             recorder=Recorder(self._daemon.metrics),
+            config=LiveConfig(config.Settings()),
         )
         self.run(self._daemon.start({}, []))
         store.register(NAMESPACE)

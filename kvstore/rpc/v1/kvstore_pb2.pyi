@@ -549,3 +549,37 @@ class HintReply(_message.Message):
     took_s: float
     lasts_s: float
     def __init__(self, blocks: _Optional[int] = ..., done_blocks: _Optional[int] = ..., done_bytes: _Optional[int] = ..., short: _Optional[str] = ..., took_s: _Optional[float] = ..., lasts_s: _Optional[float] = ...) -> None: ...
+
+class GetConfigRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Setting(_message.Message):
+    __slots__ = ("key", "value", "live")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    LIVE_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    value: str
+    live: bool
+    def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ..., live: _Optional[bool] = ...) -> None: ...
+
+class GetConfigReply(_message.Message):
+    __slots__ = ("settings", "path")
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    settings: _containers.RepeatedCompositeFieldContainer[Setting]
+    path: str
+    def __init__(self, settings: _Optional[_Iterable[_Union[Setting, _Mapping]]] = ..., path: _Optional[str] = ...) -> None: ...
+
+class LogLinesRequest(_message.Message):
+    __slots__ = ("limit",)
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    limit: int
+    def __init__(self, limit: _Optional[int] = ...) -> None: ...
+
+class LogLinesReply(_message.Message):
+    __slots__ = ("lines",)
+    LINES_FIELD_NUMBER: _ClassVar[int]
+    lines: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, lines: _Optional[_Iterable[str]] = ...) -> None: ...

@@ -124,6 +124,16 @@ class KVStoreStub:
                 request_serializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.RecordRequest.SerializeToString,
                 response_deserializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.RecordReply.FromString,
                 _registered_method=True)
+        self.GetConfig = channel.unary_unary(
+                '/kvstore.rpc.v1.KVStore/GetConfig',
+                request_serializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.GetConfigRequest.SerializeToString,
+                response_deserializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.GetConfigReply.FromString,
+                _registered_method=True)
+        self.LogLines = channel.unary_unary(
+                '/kvstore.rpc.v1.KVStore/LogLines',
+                request_serializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.LogLinesRequest.SerializeToString,
+                response_deserializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.LogLinesReply.FromString,
+                _registered_method=True)
         self.Hint = channel.unary_unary(
                 '/kvstore.rpc.v1.KVStore/Hint',
                 request_serializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.HintRequest.SerializeToString,
@@ -255,6 +265,19 @@ class KVStoreServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetConfig(self, request, context):
+        """The settings in use; the daemon's last log lines. Over its unix socket only.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def LogLines(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Hint(self, request, context):
         """What a client knows of the future. A wrong hint costs hits, nothing else.
         """
@@ -354,6 +377,16 @@ def add_KVStoreServicer_to_server(servicer, server):
                     servicer.Record,
                     request_deserializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.RecordRequest.FromString,
                     response_serializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.RecordReply.SerializeToString,
+            ),
+            'GetConfig': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetConfig,
+                    request_deserializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.GetConfigRequest.FromString,
+                    response_serializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.GetConfigReply.SerializeToString,
+            ),
+            'LogLines': grpc.unary_unary_rpc_method_handler(
+                    servicer.LogLines,
+                    request_deserializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.LogLinesRequest.FromString,
+                    response_serializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.LogLinesReply.SerializeToString,
             ),
             'Hint': grpc.unary_unary_rpc_method_handler(
                     servicer.Hint,
@@ -847,6 +880,60 @@ class KVStore:
             '/kvstore.rpc.v1.KVStore/Record',
             kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.RecordRequest.SerializeToString,
             kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.RecordReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetConfig(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.rpc.v1.KVStore/GetConfig',
+            kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.GetConfigRequest.SerializeToString,
+            kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.GetConfigReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LogLines(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.rpc.v1.KVStore/LogLines',
+            kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.LogLinesRequest.SerializeToString,
+            kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.LogLinesReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -70,6 +70,9 @@ class KVStoreStub:
     """Where each block of a prefix is now, and what would end its hit."""
     Record: _grpc.UnaryStreamMultiCallable[_kvstore_pb2.RecordRequest, _kvstore_pb2.RecordReply]
     """What is asked from now on, until the caller ends it. A caller that does not keep up misses some."""
+    GetConfig: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.GetConfigRequest, _kvstore_pb2.GetConfigReply]
+    """The settings in use; the daemon's last log lines. Over its unix socket only."""
+    LogLines: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.LogLinesRequest, _kvstore_pb2.LogLinesReply]
     Hint: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.HintRequest, _kvstore_pb2.HintReply]
     """What a client knows of the future. A wrong hint costs hits, nothing else."""
 
@@ -109,6 +112,9 @@ class KVStoreAsyncStub(KVStoreStub):
     """Where each block of a prefix is now, and what would end its hit."""
     Record: _aio.UnaryStreamMultiCallable[_kvstore_pb2.RecordRequest, _kvstore_pb2.RecordReply]  # type: ignore[assignment]
     """What is asked from now on, until the caller ends it. A caller that does not keep up misses some."""
+    GetConfig: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.GetConfigRequest, _kvstore_pb2.GetConfigReply]  # type: ignore[assignment]
+    """The settings in use; the daemon's last log lines. Over its unix socket only."""
+    LogLines: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.LogLinesRequest, _kvstore_pb2.LogLinesReply]  # type: ignore[assignment]
     Hint: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.HintRequest, _kvstore_pb2.HintReply]  # type: ignore[assignment]
     """What a client knows of the future. A wrong hint costs hits, nothing else."""
 
@@ -253,6 +259,21 @@ class KVStoreServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_kvstore_pb2.RecordReply], _abc.AsyncIterator[_kvstore_pb2.RecordReply]]:
         """What is asked from now on, until the caller ends it. A caller that does not keep up misses some."""
+
+    @_abc_1.abstractmethod
+    def GetConfig(
+        self,
+        request: _kvstore_pb2.GetConfigRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_kvstore_pb2.GetConfigReply, _abc.Awaitable[_kvstore_pb2.GetConfigReply]]:
+        """The settings in use; the daemon's last log lines. Over its unix socket only."""
+
+    @_abc_1.abstractmethod
+    def LogLines(
+        self,
+        request: _kvstore_pb2.LogLinesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_kvstore_pb2.LogLinesReply, _abc.Awaitable[_kvstore_pb2.LogLinesReply]]: ...
 
     @_abc_1.abstractmethod
     def Hint(
