@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 
 from kvstore.block import NamespaceId
 
 REQUEST_ID_CHARS_MAX = 256
+# vLLM appends the number of the prompt, and 8 random characters, to the id its user knows.
+_APPENDED = re.compile(r"(-\d+)?(-[0-9a-f]{8})?")
 
 
 class Reason(StrEnum):
@@ -72,6 +75,13 @@ class Outcome:
     asks: int = 1
     age_s: float = 0.0
     lease: str = ""
+
+
+def is_request(asked: str, request_id: str) -> bool:
+    """Return whether a request id is the one asked for, as it is or as an engine appends to it."""
+    return bool(asked) and bool(
+        request_id.startswith(asked) and _APPENDED.fullmatch(request_id, len(asked))
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,11 @@ from kvstore.cli.prompt import read_tokens
 from kvstore.cli.target import connect, daemon_options
 from kvstore.cli.words import duration, ending_lines, percent, reason_text
 from kvstore.keys import KeyChain, root_key
-from kvstore.outcome import BlockRange, Explanation, Outcome
+from kvstore.outcome import BlockRange, Explanation, Outcome, is_request
 
 KEYS_MAX = 8192  # of one call; the vLLM connector asks for no more either
 LAST_DEFAULT = 10
+MATCHING_MAX = 1000  # a daemon answers no more at once
 
 
 @click.command()
@@ -56,9 +57,9 @@ def explain(
 ) -> None:
     """Say how long a hit was, and what ended it.
 
-    REQUEST_ID is the id in the engine's answer, or its start. The daemon remembers the last
-    requests (limits.outcomes_max), as keys, never as tokens. A prompt with a LoRA adapter or with
-    images has other keys than its tokens alone: explain it by its request id.
+    REQUEST_ID is the id in the engine's answer, or its start if no id is just this. The daemon
+    remembers the last requests (limits.outcomes_max), as keys, never as tokens. A prompt with a
+    LoRA adapter or with images has other keys than its tokens alone: explain it by its request id.
 
     \b
     Examples:
@@ -74,19 +75,37 @@ def explain(
         _explain_prompt(target, tokens, namespace, salt, as_json=as_json)
         return
     with connect(target) as client:
-        outcomes = client.outcomes(request_id or "", limit=last or LAST_DEFAULT)
+        outcomes = client.outcomes(request_id or "", limit=last or MATCHING_MAX)
         blocks = {each: spec.block_tokens for each, spec, _ in client.namespaces() if spec}
     if request_id and not outcomes:
         raise click.ClickException(
             f"no request {request_id} is remembered: it did not ask this daemon, or came before "
             "the last ones that are (limits.outcomes_max)"
         )
+    if not outcomes and not as_json:
+        click.echo("no request was asked since the daemon started")
+    remark = ""
+    if request_id:
+        outcomes, remark = _meant(request_id, outcomes)
     for outcome in outcomes:
         block_tokens = blocks.get(outcome.namespace_id, 0)
         if as_json:
             click.echo(json.dumps(_outcome_json(outcome, block_tokens)))
         else:
             click.echo("\n".join(_outcome_lines(outcome, block_tokens)))
+    if remark and not as_json:
+        click.echo(remark)
+
+
+def _meant(request_id: str, found: list[Outcome]) -> tuple[list[Outcome], str]:
+    """Return the outcomes to show, and what to say of the others; `found` has the exact first."""
+    exact = [each for each in found if is_request(request_id, each.request_id)]
+    shown = exact or found[:LAST_DEFAULT]
+    others = len(found) - len(shown)
+    if not others:
+        return shown, ""
+    more = "or more " if len(found) == MATCHING_MAX else ""
+    return shown, f"({others} {more}other remembered ids begin with {request_id})"
 
 
 def _explain_prompt(

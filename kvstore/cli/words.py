@@ -61,6 +61,10 @@ _REASONS: dict[Reason, tuple[str, str]] = {
         "nothing if it is rare: the engine asks again; else raise dram.capacity or "
         "limits.leased_fraction",
     ),
+    Reason.SLOWER: (
+        "stored, but the engine computes it sooner than it would be loaded",
+        "nothing: the request was answered sooner; a faster disk makes such hits longer",
+    ),
     Reason.UNKNOWN: ("a reason this release does not know", "use the daemon's release of kvstore"),
 }
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import count, islice
 
-from kvstore.outcome import Outcome
+from kvstore.outcome import Outcome, is_request
 from kvstore.planner.leases import SessionId
 
 
@@ -51,12 +51,18 @@ class Outcomes:
     def find(self, request_id: str, limit: int) -> list[Outcome]:
         """Return outcomes whose request id starts with `request_id`, newest first.
 
-        Engines append to the id their user knows. Every id starts with "".
+        Those that are this very request's come before the others. Every id starts with "".
         """
-        matching = (
+        matching: Iterator[_Kept] = (
             kept
             for kept in reversed(self._kept.values())
             if kept.outcome.request_id.startswith(request_id)
         )
+        if request_id:
+            matching = iter(
+                sorted(
+                    matching, key=lambda kept: not is_request(request_id, kept.outcome.request_id)
+                )
+            )
         now = self._now()
         return [replace(kept.outcome, age_s=now - kept.at) for kept in islice(matching, limit)]

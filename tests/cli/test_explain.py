@@ -1,6 +1,7 @@
 """`kvstore explain`, `namespaces` and `get`: what a user sees of single blocks and requests."""
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,8 @@ import pytest
 
 from kvstore import Client, KeyChain, checksum, root_key
 from kvstore.block import BlockKey, NamespaceId
+from kvstore.cli.words import ending_lines
+from kvstore.outcome import Ending, Reason, is_request
 from kvstore.testing.daemon import Daemon
 from kvstore.testing.samples import sample_namespace, sample_record, sample_records
 from tests.cli.run import kvstore
@@ -74,6 +77,58 @@ def test_a_request_that_nobody_remembers_is_an_error(stored: Stored) -> None:
     done = kvstore("explain", "cmpl-three", *stored.at)
     assert done.exit_code == 1
     assert "limits.outcomes_max" in done.output
+
+
+def test_the_very_request_comes_first_and_the_others_are_counted(stored: Stored) -> None:
+    with Client(stored.daemon.target, name="engine") as client:
+        client.register(sample_namespace("explained"))
+        for number in (3, *range(30, 42)):
+            id_ = f"chatcmpl-{number}-0-{number:08x}"
+            grant = client.acquire(stored.namespace_id, stored.keys, request_id=id_)
+            client.release(grant.lease_id)
+    done = kvstore("explain", "chatcmpl-3", *stored.at)
+    assert re.findall(r"^request (\S+),", done.output, re.M) == ["chatcmpl-3-0-00000003"]
+    assert "(10 other remembered ids begin with chatcmpl-3)" in done.output
+    told = json.loads(kvstore("explain", "chatcmpl-3", "--json", *stored.at).output)
+    assert told["request_id"] == "chatcmpl-3-0-00000003"
+    done = kvstore("explain", "chatcmpl", *stored.at)
+    assert len(re.findall(r"^request ", done.output, re.M)) == 10
+    assert "(3 other remembered ids begin with chatcmpl)" in done.output
+    done = kvstore("explain", "chatcmpl-40", *stored.at)
+    assert done.output.startswith("request chatcmpl-40-0-")
+    assert "other" not in done.output
+
+
+@pytest.mark.parametrize(
+    ("known", "is_it"),
+    [
+        ("chatcmpl-3", True),
+        ("chatcmpl-3-0", True),
+        ("chatcmpl-3-9f8e7d6c", True),
+        ("chatcmpl-3-0-9f8e7d6c", True),
+        ("chatcmpl-39", False),
+        ("chatcmpl-3-9f8e", False),
+        ("chatcmpl-3-9f8e7d6c-0-1", False),
+    ],
+)
+def test_an_id_to_which_the_engine_appended_is_the_same_request(known: str, is_it: bool) -> None:
+    assert is_request("chatcmpl-3", known) is is_it
+
+
+def test_a_daemon_that_nobody_asked_says_so() -> None:
+    with Daemon(file=False) as daemon:
+        at = ("--target", daemon.start().target)
+        done = kvstore("explain", "--last", *at)
+        assert (done.exit_code, done.output) == (
+            0,
+            "no request was asked since the daemon started\n",
+        )
+        assert kvstore("explain", "--last", "--json", *at).output == ""
+
+
+@pytest.mark.parametrize("reason", list(Reason))
+def test_every_reason_has_words(reason: Reason) -> None:
+    assert "block 3: " in ending_lines(Ending(reason, 3))[0]
 
 
 @pytest.mark.parametrize("arguments", [(), ("a", "--last", "3"), ("--last", "--prompt", "-")])
