@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import time
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,42 @@ from typing import Any
 import click
 
 from kvstore.cli.words import SHORT_CHARS, size
+from kvstore.errors import ConfigError
 from kvstore.tier.file import Audit, Damage, FileTier, SegmentReport
 from kvstore.tier.file.directory import LOCK_NAME
+from kvstore.tier.file.roster import OWN_NAME
+from kvstore.tier.file.segment_file import parse_segment_name
 
 GC_CAPACITY_BYTES = 1 << 60  # no cap: nothing is evicted
+
+
+def _tiers(ctx: click.Context, param: click.Parameter, paths: tuple[Path, ...]) -> tuple[Path, ...]:
+    """Raise ConfigError for the first directory that no daemon has used, as one not mounted is."""
+    for path in paths:
+        names = os.listdir(path)
+        if _is_tier(names):
+            continue
+        if (inner := _tier_in(path, names)) is not None:
+            raise ConfigError(f"{path} is no directory of a file tier; did you mean {inner}?")
+        state = "holds no blocks of kvstore" if names else "is empty: not mounted, or not used yet"
+        raise ConfigError(
+            f"{path} {state}; name a directory of the daemon's file.path (one in use has a file "
+            f"{OWN_NAME})"
+        )
+    return paths
+
+
+def _is_tier(names: list[str]) -> bool:
+    return OWN_NAME in names or any(map(parse_segment_name, names))
+
+
+def _tier_in(path: Path, names: list[str]) -> Path | None:
+    for inner in (path / name for name in sorted(names)):
+        with suppress(OSError):
+            if _is_tier(os.listdir(inner)):
+                return inner
+    return None
+
 
 directories = click.argument(
     "paths",
@@ -25,6 +58,7 @@ directories = click.argument(
     nargs=-1,
     required=True,
     type=click.Path(exists=True, file_okay=False, path_type=Path),
+    callback=_tiers,
 )
 as_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, a line a DIR.")
 
@@ -73,7 +107,8 @@ def inspect(paths: tuple[Path, ...], as_json: bool) -> None:
 def verify(ctx: click.Context, paths: tuple[Path, ...], as_json: bool) -> None:
     """Read every frame of the file tier's directories and check it; exit code 1 if one is damaged.
 
-    Changes nothing; a daemon may be using DIR. Damage is never served: whoever reads a record
+    Exit code 2 if DIR is no directory of a file tier, or one that is not mounted. Changes nothing;
+    a daemon may be using DIR. Damage is never served: whoever reads a record
     checks it, and a damaged one is a miss. But it tells that a disk is going bad.
 
     \b

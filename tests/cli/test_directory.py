@@ -87,3 +87,34 @@ def test_a_running_daemon_is_looked_at_but_not_collected() -> None:
         assert done.exit_code == 2
         assert "used by another kvstore daemon" in done.output
         daemon.stop()
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify", "gc"])
+def test_a_directory_that_is_no_tier_is_refused_and_left_alone(
+    command: str, directory: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    other = tmp_path_factory.mktemp("other")
+    done = kvstore(command, str(directory), str(other))
+    assert done.exit_code == 2
+    assert f"{other} is empty: not mounted, or not used yet" in done.output
+    assert "good" not in done.output
+    (other / "letter.txt").write_text("hello")
+    done = kvstore(command, str(other))
+    assert done.exit_code == 2
+    assert f"{other} holds no blocks of kvstore" in done.output
+    assert [each.name for each in other.iterdir()] == ["letter.txt"]
+    (other / "blocks").symlink_to(directory)
+    done = kvstore(command, str(other))
+    assert done.exit_code == 2
+    assert f"did you mean {other}/blocks?" in done.output
+
+
+def test_the_directory_of_a_daemon_that_stored_nothing_yet_is_good() -> None:
+    with Daemon() as daemon:
+        daemon.start()
+        path = daemon.directory / "file"
+        assert kvstore("verify", str(path)).exit_code == 0
+        daemon.stop()
+        for segment in segments(path):
+            segment.unlink()
+        assert kvstore("inspect", str(path)).exit_code == 0
