@@ -203,8 +203,11 @@ class Metrics:
             "corrupt_blocks",
             "Blocks dropped because bytes did not match a checksum, by who noticed: put, "
             "write_behind, promote, reader, scrub (it writes those anew that the arena has too), "
-            "object (whole objects)",
+            "arena (holes that a client punched into it), object (whole objects)",
             "where",
+        )
+        self.punched_bytes = self._counter(
+            "punched_bytes", "Bytes of the arena that a client gave back to the system; refilled"
         )
         self.reported_blocks = self._counter(
             "reported_blocks",

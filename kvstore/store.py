@@ -34,6 +34,7 @@ from kvstore.block import (
 from kvstore.config import LimitSettings
 from kvstore.errors import InvalidRequest, Unavailable
 from kvstore.hinting import Hinting
+from kvstore.holes import Holes
 from kvstore.index import HeldSlot, StoredPart
 from kvstore.judge import Judge
 from kvstore.lending import NOTHING_LENT, Lending
@@ -142,6 +143,7 @@ class Store:
         )
         self._promotion = Promotion(planner, mover.reads, metrics, now)
         self._judge = Judge(planner, mover, metrics, now)
+        self._holes = Holes(planner, mover, arena, metrics, now)
         self._objects = objects(self._promotion) if objects is not None else None
         if self._objects is not None:
             mover.on_written = self._objects.written
@@ -172,6 +174,7 @@ class Store:
         await self._mover.start()
         self._publish()
         self._tasks.append(asyncio.create_task(self._keep_house()))
+        self._tasks.append(asyncio.create_task(self._holes.run()))
         if self._objects is not None:
             self._objects.start(self)
         if self._scrub is not None:

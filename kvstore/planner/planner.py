@@ -12,6 +12,7 @@ A record is always in one of these places, and every method below is a step betw
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -541,10 +542,15 @@ class Planner:
         records = [block.record(frame.part) for block in blocks]
         return Check(frame, positions, blocks, [record for record in records if record is not None])
 
-    def check_of(self, block: StoredBlock, record: StoredPart) -> Check | None:
-        """Take one record of a frame to be looked at; None: it is in none, or is gone."""
+    def check_of(
+        self, block: StoredBlock, record: StoredPart, seen_s: float = math.inf
+    ) -> Check | None:
+        """Take one record of a frame to be looked at; None: it is in none, or is gone, or its
+        frame was last seen to be good more than `seen_s` ago."""
         frame = record.frame
         if frame is None or block.record(record.part) is not record:
+            return None
+        if frame.checked_at < self._now() - seen_s:
             return None
         frame.pins += 1
         return Check(frame, (record.position,), (block,), (record,))

@@ -12,29 +12,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
-import fcntl
 import logging
 import mmap
 import os
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvstore.block import Slot, padded
 from kvstore.checksum import copy_bytes
 from kvstore.errors import ConfigError, InvalidRequest
 from kvstore.memory import Memory, read_memory
-from kvstore.numa import cpus_for_arena, on_cpus
+from kvstore.numa import cpus_for_arena
 from kvstore.tier.dram.allocator import ExtentAllocator
+from kvstore.tier.dram.extent_memory import (
+    make_extent,
+    make_touched_extent,
+    missing_nbytes,
+    refill,
+    touch,
+)
 
 logger = logging.getLogger(__name__)
 
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-TOUCH_STEP_NBYTES = 32 << 20
 LOOK_AGAIN_S = 2.0  # at memory that others had taken
-_MADV_POPULATE_WRITE = 23  # Linux 5.14; older kernels refuse it, and pages fault in on first use
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class Arena:
         """Make the first extent, and the others in the background."""
         nbytes = min(self._extent_bytes, self.capacity_bytes)
         self._cpus = await asyncio.to_thread(cpus_for_arena)
-        self._add(*await asyncio.to_thread(_make_extent, nbytes, self._cpus))
+        self._add(*await asyncio.to_thread(make_extent, nbytes, self._cpus))
         self._grow_task = asyncio.create_task(self._grow())
 
     async def close(self) -> None:
@@ -120,6 +120,25 @@ class Arena:
     @property
     def growing(self) -> bool:
         return self._grow_task is not None and not self._grow_task.done()
+
+    def punched(self) -> list[tuple[int, int]]:
+        """Return extents that lack pages, and how many bytes of each: a client has punched holes
+        into them."""
+        found = [(each.id, missing_nbytes(each.fd, each.nbytes)) for each in self._handles]
+        return [(extent, missing) for extent, missing in found if missing]
+
+    async def refill(self, extent: int) -> None:
+        """Take the pages that an extent lacks anew: zeros. Raises OSError without memory."""
+        handle = self._handles[extent]
+        fd = os.dup(handle.fd)  # the thread may outlive this arena
+
+        def work() -> None:
+            try:
+                refill(fd, handle.nbytes)
+            finally:
+                os.close(fd)
+
+        await asyncio.to_thread(work)
 
     def allocate(self, nbytes: int) -> Slot | None:
         """Take a slot of `nbytes` (a multiple of pages is set aside), or return None."""
@@ -171,12 +190,12 @@ class Arena:
 
     async def _grow(self) -> None:
         made = self.reserved_nbytes
-        await asyncio.to_thread(_touch, self._maps[0])
+        await asyncio.to_thread(touch, self._maps[0])
         while made < self.capacity_bytes:
             nbytes = min(self._extent_bytes, self.capacity_bytes - made)
             await self._wait_for_memory(nbytes)
             try:
-                self._add(*await asyncio.to_thread(_make_touched_extent, nbytes, self._cpus))
+                self._add(*await asyncio.to_thread(make_touched_extent, nbytes, self._cpus))
             except ConfigError as error:
                 # Less cache is better than no daemon: stay with what could be reserved.
                 logger.warning("arena=short capacity_bytes=%d reason=%r", made, str(error))
@@ -216,44 +235,3 @@ class Arena:
         self._free.append(ExtentAllocator(len(mapped)))
         for callback in list(self._callbacks):
             callback(handle)
-
-
-def _make_extent(nbytes: int, cpus: Set[int]) -> tuple[int, mmap.mmap]:
-    """Make an extent, with its pages near `cpus`: the kernel takes them where it is asked from."""
-    fd = os.memfd_create("kvstore-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        os.ftruncate(fd, nbytes)
-        with on_cpus(cpus):
-            os.posix_fallocate(fd, 0, nbytes)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
-        mapped = mmap.mmap(fd, nbytes, flags=mmap.MAP_SHARED)
-    except OSError as error:
-        os.close(fd)
-        raise ConfigError(
-            f"cannot reserve {nbytes} bytes of shared memory ({error.strerror}): "
-            "lower dram.capacity, or raise the container's memory limit"
-        ) from error
-    return fd, mapped
-
-
-def _make_touched_extent(nbytes: int, cpus: Set[int]) -> tuple[int, mmap.mmap]:
-    fd, mapped = _make_extent(nbytes, cpus)
-    _touch(mapped)
-    return fd, mapped
-
-
-def _touch(mapped: mmap.mmap) -> None:
-    """Fill the page tables of an extent, as far as the kernel can.
-
-    In steps, and by way of ctypes: mmap.madvise would keep the interpreter lock.
-    """
-    try:
-        anchor = ctypes.c_char.from_buffer(mapped)  # while it lives, nobody can unmap it
-    except ValueError:  # closed by now
-        return
-    address = ctypes.addressof(anchor)
-    for offset in range(0, len(mapped), TOUCH_STEP_NBYTES):
-        nbytes = min(TOUCH_STEP_NBYTES, len(mapped) - offset)
-        if _libc.madvise(address + offset, nbytes, _MADV_POPULATE_WRITE):
-            logger.debug("touch=refused errno=%d", ctypes.get_errno())
-            return

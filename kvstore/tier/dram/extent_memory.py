@@ -1,0 +1,104 @@
+"""The memory of an extent: a memfd whose pages are reserved, touched, and not to be given back.
+
+Clients are handed the same open file. Seals keep them from shrinking it, but not from punching
+holes into it: the daemon would read zeros there, and the pages would be anybody's. The one seal
+against holes (F_SEAL_FUTURE_WRITE) forbids writable mappings too, which clients need. Making the
+inode immutable forbids holes alone, but takes CAP_LINUX_IMMUTABLE. Without that, holes are noticed:
+an extent whose pages were all reserved has too few of them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import logging
+import mmap
+import os
+import struct
+from collections.abc import Set
+
+from kvstore.errors import ConfigError
+from kvstore.numa import on_cpus
+
+logger = logging.getLogger(__name__)
+
+TOUCH_STEP_NBYTES = 32 << 20
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+_MFD_NOEXEC_SEAL = 8  # Linux 6.3; older kernels refuse it
+_FS_IOC_SETFLAGS = 0x40086602
+_FS_IMMUTABLE_FL = 0x10
+_STAT_BLOCK_NBYTES = 512
+_MADV_POPULATE_WRITE = 23  # Linux 5.14; older kernels refuse it, and pages fault in on first use
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+
+def make_extent(nbytes: int, cpus: Set[int]) -> tuple[int, mmap.mmap]:
+    """Make an extent, with its pages near `cpus`: the kernel takes them where it is asked from."""
+    fd = _memfd()
+    try:
+        os.fchmod(fd, 0o600)  # others could open it anew through /proc
+        os.ftruncate(fd, nbytes)
+        with on_cpus(cpus):
+            os.posix_fallocate(fd, 0, nbytes)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+        mapped = mmap.mmap(fd, nbytes, flags=mmap.MAP_SHARED)
+    except OSError as error:
+        os.close(fd)
+        raise ConfigError(
+            f"cannot reserve {nbytes} bytes of shared memory ({error.strerror}): "
+            "lower dram.capacity, or raise the container's memory limit"
+        ) from error
+    _forbid_holes(fd)
+    return fd, mapped
+
+
+def make_touched_extent(nbytes: int, cpus: Set[int]) -> tuple[int, mmap.mmap]:
+    fd, mapped = make_extent(nbytes, cpus)
+    touch(mapped)
+    return fd, mapped
+
+
+def touch(mapped: mmap.mmap) -> None:
+    """Fill the page tables of an extent, as far as the kernel can.
+
+    In steps, and by way of ctypes: mmap.madvise would keep the interpreter lock.
+    """
+    try:
+        anchor = ctypes.c_char.from_buffer(mapped)  # while it lives, nobody can unmap it
+    except ValueError:  # closed by now
+        return
+    address = ctypes.addressof(anchor)
+    for offset in range(0, len(mapped), TOUCH_STEP_NBYTES):
+        nbytes = min(TOUCH_STEP_NBYTES, len(mapped) - offset)
+        if _libc.madvise(address + offset, nbytes, _MADV_POPULATE_WRITE):
+            logger.debug("touch=refused errno=%d", ctypes.get_errno())
+            return
+
+
+def missing_nbytes(fd: int, nbytes: int) -> int:
+    """Return how many bytes of an extent somebody has given back to the system."""
+    return max(0, nbytes - os.fstat(fd).st_blocks * _STAT_BLOCK_NBYTES)
+
+
+def refill(fd: int, nbytes: int) -> None:
+    """Reserve the pages that are missing. Raises OSError where no memory is left."""
+    os.posix_fallocate(fd, 0, nbytes)
+
+
+def _memfd() -> int:
+    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+    try:
+        return os.memfd_create("kvstore-arena", flags | _MFD_NOEXEC_SEAL)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return os.memfd_create("kvstore-arena", flags)
+
+
+def _forbid_holes(fd: int) -> None:
+    try:
+        fcntl.ioctl(fd, _FS_IOC_SETFLAGS, struct.pack("l", _FS_IMMUTABLE_FL))
+    except OSError as error:  # no such capability, or an older kernel
+        logger.debug("holes=possible reason=%r", error.strerror)
