@@ -1,7 +1,7 @@
 # Every command a developer or CI runs. `make` alone lists them.
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-demo demo demo-native slowed test test-fast test-vllm-matrix soak
-.PHONY: gpu gpu-site faults torture sim fuzz check fmt proto dashboard clean
+.PHONY: gpu gpu-site faults torture sim fuzz check fmt proto dashboard man clean
 .SILENT:
 
 BIN := .venv/bin
@@ -124,6 +124,9 @@ proto: setup ## generate kvstore/rpc/v1 from the .proto
 
 dashboard: setup ## write the Grafana dashboard from the metric names
 	$(BIN)/python dashboards/generate.py
+
+man: setup ## a man page for each command, under build/man
+	$(BIN)/python -m kvstore man build/man
 
 clean: ## remove what was built (not the environments)
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -50,6 +50,10 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     "Measure": {
         "bench": ("kvstore_bench.cli:bench", "Measure what a cache gains, and what it costs."),
     },
+    "Install": {
+        "completion": ("kvstore.cli.completion:completion", "Print a shell's completion script."),
+        "man": ("kvstore.cli.man:man", "Write a man page for each command."),
+    },
 }
 _COMMANDS = {name: entry for group in GROUPS.values() for name, entry in group.items()}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -14,7 +14,15 @@ from kvstore.config import default_socket
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Target(click.ParamType[str]):
+# click's types take a parameter since 8.4. Engines' environments often hold an older click.
+if TYPE_CHECKING:
+    _Text = click.ParamType[str]
+    _Bytes = click.ParamType[bytes]
+else:
+    _Text = _Bytes = click.ParamType
+
+
+class Target(_Text):
     """A daemon's address; a bare path means its unix socket."""
 
     name = "address"
@@ -28,7 +36,7 @@ class Target(click.ParamType[str]):
         return text
 
 
-class Hash(click.ParamType[bytes]):
+class Hash(_Bytes):
     """32 bytes in hex: a block key or a namespace id, as `kvstore scan` prints them."""
 
     name = "hex"
