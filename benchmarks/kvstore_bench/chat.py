@@ -19,6 +19,8 @@ from kvstore_bench.exits import (
     EXIT_INTERRUPTED,
     check_targets,
     explained,
+    need,
+    needs,
 )
 from kvstore_bench.options import chat_options
 from kvstore_bench.progress import progress
@@ -77,6 +79,7 @@ def chat(**given: Any) -> None:
     a series could not be made, 2 if nothing could be run, 130 if interrupted.
     """
     with explained():
+        need("uvloop", *needs(as_json=given["as_json"], plot=given["plot"]))
         check_targets(*(given[name] for name in ("output", "csv", "save_conversations", "plot")))
         points = _points(given)
         results = _run(points, given)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
 import msgspec
 
+from kvstore_bench import ratio_tables
 from kvstore_bench.chat import chat
 from kvstore_bench.compare_command import compare
-from kvstore_bench.exits import explained
-from kvstore_bench.options import generator_options
+from kvstore_bench.exits import check_targets, explained, need, needs
+from kvstore_bench.options import PLOT, generator_options
 from kvstore_bench.peers.command import peers
+from kvstore_bench.progress import progress
 from kvstore_bench.workload import Conversation, dump, save
 
 _json = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
@@ -23,6 +27,25 @@ _path = click.option(
     default=".",
     help="Directory on the device to measure; a scratch folder in it is used.  [default: here]",
 )
+
+
+@contextmanager
+def _measuring(as_json: bool, *modules: str, plot: Path | None = None) -> Iterator[None]:
+    """Explain what makes a run impossible; `modules` and what its output needs must be there."""
+    with explained():
+        need(*modules, *needs(as_json=as_json, plot=plot))
+        check_targets(plot)
+        yield
+
+
+@contextmanager
+def _progress(title: str, total: int, as_json: bool) -> Iterator[Callable[[str], None]]:
+    """Yield what shows a step on stderr: a bar on a terminal, a line a step elsewhere."""
+    if as_json or not sys.stderr.isatty():
+        yield lambda text: click.echo(text, err=True)
+        return
+    with progress(title, total, quiet=False) as say:
+        yield say
 
 
 def _show(result: dict[str, Any], as_json: bool, table: Callable[[dict[str, Any]], None]) -> None:
@@ -90,13 +113,12 @@ def store(
       kvstore bench store
       kvstore bench store --resident-blocks 1000000 --json
     """
-    with explained():
-        from kvstore_bench.ratio_tables import print_store
+    with _measuring(as_json):
         from kvstore_bench.store import StorePlan, run
 
         plan = StorePlan(records, record_mib << 20, rounds, resident_blocks=resident_blocks)
         result = run(plan, lambda text: click.echo(text, err=True))
-        _show(result, as_json, print_store)
+        _show(result, as_json, ratio_tables.print_store)
 
 
 @bench.command(short_help="Time the file tier beside fio, or a bucket.")
@@ -133,20 +155,18 @@ def tier(
     def say(text: str) -> None:
         click.echo(text, err=True)
 
-    with explained():
-        from kvstore_bench.ratio_tables import print_object_tier, print_tier
-
+    with _measuring(as_json):
         if kind == "object":
             from kvstore_bench.object_tier import ObjectPlan
             from kvstore_bench.object_tier import run as run_object
 
             result = run_object(ObjectPlan(record_mib << 20, **given), url, endpoint, say)
-            _show({"tier": kind, **result}, as_json, print_object_tier)
+            _show({"tier": kind, **result}, as_json, ratio_tables.print_object_tier)
             return
         from kvstore_bench.tier import TierPlan, run
 
         result = run(TierPlan(record_mib << 20, **given), path, say)
-        _show({"tier": kind, **result}, as_json, print_tier)
+        _show({"tier": kind, **result}, as_json, ratio_tables.print_tier)
 
 
 @bench.command(short_help="Time the start after SIGKILL.")
@@ -165,12 +185,11 @@ def recovery(*, path: Path, blocks: int, rounds: int, as_json: bool) -> None:
       kvstore bench recovery --path /mnt/nvme0
       kvstore bench recovery --blocks 100000 --json | jq .first_hit_s
     """
-    with explained():
-        from kvstore_bench.ratio_tables import print_recovery
+    with _measuring(as_json):
         from kvstore_bench.recovery import RecoveryPlan, run
 
         result = run(RecoveryPlan(blocks, rounds), path, lambda text: click.echo(text, err=True))
-        _show(result, as_json, print_recovery)
+        _show(result, as_json, ratio_tables.print_recovery)
 
 
 @bench.command(short_help="Measure memory a block, and time of the policies.")
@@ -190,20 +209,14 @@ def index(*, blocks: int, policies: str, daemons: bool, as_json: bool) -> None:
       kvstore bench index --blocks 200000 --json | jq .bytes_per_block.hz
       kvstore bench index --daemons --json | jq .put_p50_us
     """
-    with explained():
+    with _measuring(as_json):
         from kvstore_bench import index as planners
         from kvstore_bench import index_daemon
 
         plan = planners.IndexPlan(blocks, tuple(policies.split(",")))
         run = index_daemon.run if daemons else planners.run
         result = run(plan, lambda text: click.echo(text, err=True))
-        _show(result, as_json, _print_index)
-
-
-def _print_index(result: dict[str, Any]) -> None:
-    from kvstore_bench.ratio_tables import print_index
-
-    print_index(result)
+        _show(result, as_json, ratio_tables.print_index)
 
 
 @bench.command(short_help="Measure the file tier's background check.")
@@ -224,13 +237,12 @@ def scrub(*, path: Path, flips: int, rate_mib: int, as_json: bool) -> None:
       kvstore bench scrub --path /mnt/nvme0
       kvstore bench scrub --json | jq .read_ratio_while_scrubbing
     """
-    with explained():
-        from kvstore_bench.ratio_tables import print_scrub
+    with _measuring(as_json):
         from kvstore_bench.scrub import ScrubPlan, run
 
         plan = ScrubPlan(flips=flips, nbytes_per_s=rate_mib << 20)
         result = run(plan, path, lambda text: click.echo(text, err=True))
-        _show(result, as_json, print_scrub)
+        _show(result, as_json, ratio_tables.print_scrub)
 
 
 @bench.command(short_help="Time to first token of transformers, with and without.")
@@ -245,6 +257,7 @@ def scrub(*, path: Path, flips: int, rate_mib: int, as_json: bool) -> None:
 @click.option("--dram-mib", type=click.IntRange(64), default=512, show_default=True)
 @_path
 @_json
+@PLOT
 def transformers(
     *,
     model: Path | None,
@@ -254,25 +267,30 @@ def transformers(
     dram_mib: int,
     path: Path,
     as_json: bool,
+    plot: Path | None,
 ) -> None:
     """Measure time to first token with kvstore_transformers, beside the same model without.
 
     Each round: without kvstore, with an empty store, from DRAM, and from files after the daemon
-    was killed with SIGKILL. All answers must be equal.
+    was killed with SIGKILL. All answers must be equal. It needs no GPU; the default takes half a
+    minute on two cores.
 
     \b
     Examples:
-      kvstore bench transformers
+      kvstore bench transformers --rounds 3 --plot resumed.png
       kvstore bench transformers --model /models/gemma --json | jq .ttft_dram_vs_cold
     """
-    with explained():
-        from kvstore_bench.ratio_tables import print_resumed
-        from kvstore_bench.resumed import ResumePlan, load_model, random_llama, run
+    with _measuring(as_json, "torch", "transformers", plot=plot):
+        from kvstore_bench.plot_resumed import plot_resumed
+        from kvstore_bench.resumed import ResumePlan, asks, load_model, random_llama, run
 
         plan = ResumePlan(prompt_tokens=tokens, rounds=rounds, dram_bytes=dram_mib << 20)
         loaded = load_model(model, device) if model else random_llama(device)
-        result = run(loaded, plan, path, lambda text: click.echo(text, err=True))
-        _show(result, as_json, print_resumed)
+        with _progress("prompts", asks(plan), as_json) as say:
+            result = run(loaded, plan, path, say)
+        _show(result, as_json, ratio_tables.print_resumed)
+        if plot:
+            plot_resumed(result, plot)
 
 
 @bench.command(short_help="Time the way between GPU memory and the daemon.")
@@ -290,15 +308,9 @@ def gpu(*, rounds: int, path: Path, as_json: bool) -> None:
       kvstore bench gpu --path /nvme
       kvstore bench gpu --json | jq .gather_vs_copy
     """
-    with explained():
+    with _measuring(as_json, "torch", "transformers"):
         from kvstore_bench.gpu import GpuPlan, cuda_device, run
 
         device = cuda_device()
         result = run(GpuPlan(rounds=rounds), path, device, lambda text: click.echo(text, err=True))
-        _show(result, as_json, _print_gpu)
-
-
-def _print_gpu(result: dict[str, Any]) -> None:
-    from kvstore_bench.ratio_tables import print_gpu  # rich: not there where --json is asked for
-
-    print_gpu(result)
+        _show(result, as_json, ratio_tables.print_gpu)

@@ -9,7 +9,7 @@ from typing import Any
 import click
 import msgspec
 
-from kvstore_bench.exits import check_targets, explained
+from kvstore_bench.exits import check_targets, explained, need, needs
 from kvstore_bench.options import PLOT
 
 RESULT = click.Path(dir_okay=False, path_type=Path)
@@ -50,6 +50,7 @@ def compare(a: Path, b: Path, **given: Any) -> None:
     from kvstore_bench.compare import compare as compared
 
     with explained():
+        need(*needs(as_json=given["as_json"], plot=given["plot"]))
         check_targets(given["plot"])
         settings = Settings(given["confidence"], given["resamples"], given["seed"])
         document = compared(load(a), load(b), force=given["force"], settings=settings)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 import click
@@ -13,7 +14,16 @@ from kvstore.errors import InvalidRequest, KVStoreError
 EXIT_FAILED_REQUESTS = 1
 EXIT_IMPOSSIBLE = 2
 EXIT_INTERRUPTED = 130
-EXTRA = ("rich", "matplotlib")
+EXTRA_OF = {
+    "cupy": "cuda",
+    "matplotlib": "bench",
+    "obstore": "object",
+    "rich": "bench",
+    "tokenizers": "cli",
+    "torch": "transformers",
+    "transformers": "transformers",
+    "uvloop": "bench",
+}
 
 
 class Impossible(click.ClickException):
@@ -33,10 +43,29 @@ def explained() -> Iterator[None]:
         place = f"{error.filename}: " if error.filename else ""
         raise Impossible(f"{place}{error.strerror or error}") from error
     except ModuleNotFoundError as error:
-        if error.name not in EXTRA:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in EXTRA_OF:
             raise
-        extra = "pip install 'kvstore-tiers[bench]'"
-        raise Impossible(f"{error.name} is not installed: {extra}") from error
+        raise Impossible(_how_to_get(missing)) from error
+
+
+def need(*modules: str) -> None:
+    """Find out before a long run, not after it, that a package is missing.
+
+    Raises InvalidRequest that names the extra.
+    """
+    for module in modules:
+        if find_spec(module) is None:
+            raise InvalidRequest(_how_to_get(module))
+
+
+def needs(*, as_json: bool, plot: Path | None = None) -> tuple[str, ...]:
+    """Return the packages that the output of a command needs."""
+    return (*(() if as_json else ("rich",)), *(("matplotlib",) if plot else ()))
+
+
+def _how_to_get(module: str) -> str:
+    return f"{module} is not installed: pip install 'kvstore-tiers[{EXTRA_OF[module]}]'"
 
 
 def check_targets(*targets: Path | None) -> None:

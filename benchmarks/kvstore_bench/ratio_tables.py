@@ -1,13 +1,15 @@
-"""The results of `kvstore bench store` and its like as a person reads them."""
+"""The results of `kvstore bench store` and its like as a person reads them.
+
+rich is imported where it prints: the commands that ask for JSON do without.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
+if TYPE_CHECKING:
+    from rich.table import Table
 
 MEANINGS = {
     "local_get_ratio": "get, verified, at this share of the speed of a plain copy",
@@ -67,15 +69,11 @@ GPU_MEANINGS = {
 
 def print_store(result: Mapping[str, Any]) -> None:
     """Print the ratios, then what they were made of."""
-    console = Console()
-    console.print(_ratios("Local path", MEANINGS, result))
-    times = Table(title="Milliseconds", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for column in ("", "p25", "p50", "p75", "p99", "rounds"):
-        times.add_column(column, justify="left" if not column else "right")
+    times = _table("Milliseconds", ("", "p25", "p50", "p75", "p99", "rounds"))
     for name, timing in result["seconds"].items():
         values = [f"{1e3 * timing[each]:.2f}" for each in ("p25", "p50", "p75", "p99")]
         times.add_row(name, *values, str(timing["rounds"]))
-    console.print(times)
+    _print(_ratios("Local path", MEANINGS, result), times)
 
 
 def print_tier(result: Mapping[str, Any]) -> None:
@@ -86,13 +84,12 @@ def print_tier(result: Mapping[str, Any]) -> None:
 def print_recovery(result: Mapping[str, Any]) -> None:
     """Print how long it took."""
     title = f"Recovery of {result['plan']['blocks']:,} blocks"
-    Console().print(_ratios(title, RECOVERY_MEANINGS, result))
+    _print(_ratios(title, RECOVERY_MEANINGS, result))
 
 
 def print_index(result: Mapping[str, Any]) -> None:
     """Print a row a policy."""
     title = f"{result['plan']['blocks']:,} resident blocks"
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     columns = {
         "resident_blocks": "blocks",
         "bytes_per_block": "bytes a block",
@@ -100,22 +97,21 @@ def print_index(result: Mapping[str, Any]) -> None:
         "put_p50_us": "put of 64, p50 us",
     }
     columns = {field: title for field, title in columns.items() if field in result}
-    for column in ("policy", *columns.values()):
-        table.add_column(column, justify="left" if column == "policy" else "right")
+    table = _table(title, ("policy", *columns.values()))
     for policy in result["plan"]["policies"]:
         table.add_row(policy, *(f"{result[field][policy]:,.0f}" for field in columns))
-    Console().print(table)
+    _print(table)
 
 
 def print_resumed(result: Mapping[str, Any]) -> None:
     """Print the ratios and the medians they were made of."""
     title = f"Resumed prompts of {result['plan']['prompt_tokens']:,} tokens: {result['model']}"
-    Console().print(_ratios(title, RESUMED_MEANINGS, result))
+    _print(_ratios(title, RESUMED_MEANINGS, result))
 
 
 def print_gpu(result: Mapping[str, Any]) -> None:
     """Print the ratios."""
-    Console().print(_ratios(result["device"], GPU_MEANINGS, result))
+    _print(_ratios(result["device"], GPU_MEANINGS, result))
 
 
 def print_object_tier(result: Mapping[str, Any]) -> None:
@@ -129,21 +125,34 @@ def print_scrub(result: Mapping[str, Any]) -> None:
 
 
 def _print_with_speeds(title: str, meanings: Mapping[str, str], result: Mapping[str, Any]) -> None:
-    console = Console()
-    console.print(_ratios(title, meanings, result))
-    speeds = Table(title="MB/s", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for column in ("", "min", "median", "max"):
-        speeds.add_column(column, justify="left" if not column else "right")
+    speeds = _table("MB/s", ("", "min", "median", "max"))
     for name, each in result["bytes_per_s"].items():
         speeds.add_row(name, *(f"{each[key] / 1e6:.0f}" for key in ("min", "p50", "max")))
-    console.print(speeds)
+    _print(_ratios(title, meanings, result), speeds)
 
 
 def _ratios(title: str, meanings: Mapping[str, str], result: Mapping[str, Any]) -> Table:
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for column in ("", "measured", "meaning"):
-        table.add_column(column, justify="right" if column == "measured" else "left")
+    table = _table(title, ("", "measured", "meaning"))
+    table.columns[2].justify = "left"
     for field, meaning in meanings.items():
         if field in result:
             table.add_row(field, f"{result[field]:.3g}", meaning)
     return table
+
+
+def _table(title: str, columns: Sequence[str]) -> Table:
+    """Return a table whose first column is text and whose others are numbers."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="right" if number else "left")
+    return table
+
+
+def _print(*tables: Table) -> None:
+    from rich.console import Console
+
+    for table in tables:
+        Console().print(table)

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,13 @@ from kvstore_bench.store import await_arena
 
 Say = Callable[[str], None]
 
+SOURCES = {
+    "cold": "without kvstore",
+    "saving": "kvstore, nothing stored yet",
+    "dram": "kvstore, from DRAM",
+    "file": "kvstore, from files after SIGKILL",
+    "hbm": "kvstore, from the GPU's own memory",
+}
 WAIT_S = 120.0
 EXTENT_NBYTES = 32 << 20
 
@@ -80,10 +88,10 @@ def load_model(path: Path, device: str = "cpu") -> Any:
 def run(model: Any, plan: ResumePlan, directory: Path, say: Say) -> dict[str, Any]:
     """Measure with a daemon of our own in a scratch folder of `directory`, removed again.
 
-    Raises InvalidRequest if two answers differ that should not.
+    say: called `asks(plan)` times with what was measured. Raises InvalidRequest if two answers
+    differ that should not.
     """
-    sources = ["cold", "saving", "dram", "file", *(["hbm"] if plan.hbm_bytes else [])]
-    seconds: dict[str, list[float]] = {source: [] for source in sources}
+    seconds: dict[str, list[float]] = {source: [] for source in _sources(plan)}
     with (
         tempfile.TemporaryDirectory(prefix="kvstore-bench-", dir=directory) as scratch,
         Daemon(
@@ -95,10 +103,10 @@ def run(model: Any, plan: ResumePlan, directory: Path, say: Say) -> dict[str, An
         ) as daemon,
     ):
         daemon.start()
-        _round(model, plan, daemon, -1)  # the first calls of everything
+        _round(model, plan, daemon, -1, lambda text: say(f"warming up, {text}"))
         for number in range(plan.rounds):
-            say(f"round {number + 1} of {plan.rounds}")
-            for name, value in _round(model, plan, daemon, number).items():
+            here = partial(_say_in_round, say, number, plan)
+            for name, value in _round(model, plan, daemon, number, here).items():
                 seconds[name].append(value)
     medians = {name: statistics.median(values) for name, values in seconds.items()}
     return {
@@ -114,7 +122,20 @@ def run(model: Any, plan: ResumePlan, directory: Path, say: Say) -> dict[str, An
     }
 
 
-def _round(model: Any, plan: ResumePlan, daemon: Daemon, number: int) -> dict[str, float]:
+def asks(plan: ResumePlan) -> int:
+    """Return how many prompts a run generates from, the round that warms up included."""
+    return len(_sources(plan)) * (plan.rounds + 1)
+
+
+def _say_in_round(say: Say, number: int, plan: ResumePlan, text: str) -> None:
+    say(f"round {number + 1} of {plan.rounds}, {text}")
+
+
+def _sources(plan: ResumePlan) -> list[str]:
+    return [source for source in SOURCES if source != "hbm" or plan.hbm_bytes]
+
+
+def _round(model: Any, plan: ResumePlan, daemon: Daemon, number: int, say: Say) -> dict[str, float]:
     """Return the seconds to the first token by where the prefix came from."""
     import torch
 
@@ -127,6 +148,7 @@ def _round(model: Any, plan: ResumePlan, daemon: Daemon, number: int) -> dict[st
     def ask(name: str, generate: Callable[..., Any]) -> None:
         seconds[name], answer = _first_token_s(generate, ids, plan.new_tokens)
         answers.append(answer)
+        say(f"{SOURCES[name]}: {seconds[name]:.2f} s")
 
     with _opened(model, plan, daemon, ids) as prefixes:
         for name in ("cold", "saving") if number % 2 else ("saving", "cold"):

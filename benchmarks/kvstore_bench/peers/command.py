@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from kvstore_bench.exits import EXIT_FAILED_REQUESTS, check_targets, explained
+from kvstore_bench.exits import EXIT_FAILED_REQUESTS, check_targets, explained, need, needs
 from kvstore_bench.options import PLOT
 from kvstore_bench.peers.roster import OURS, PEERS
 from kvstore_bench.progress import progress
@@ -96,6 +96,7 @@ def peers(*, plot: Path | None, as_json: bool, no_progress: bool, **given: Any) 
     import msgspec
 
     with explained():
+        need(*needs(as_json=as_json, plot=plot))
         from kvstore_bench.peers.course import Course
         from kvstore_bench.peers.show import plot_peers, print_peers
         from kvstore_bench.peers.turn import PeersPlan
