@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import click
 
@@ -49,21 +50,37 @@ def delete(target: str, as_json: bool, namespace: bytes, keys: tuple[bytes, ...]
 @click.command()
 @daemon_options
 @click.option("--namespace", type=Hash(), help="Clear this namespace.")
-@click.option("--all", "everything", is_flag=True, help="Clear every namespace.")
-def clear(target: str, as_json: bool, namespace: bytes | None, everything: bool) -> None:
+@click.option("--all", "everything", is_flag=True, help="Clear every namespace: asks first.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def clear(
+    *, target: str, as_json: bool, namespace: bytes | None, everything: bool, yes: bool
+) -> None:
     """Delete every block of a namespace, or of all, for good.
 
     \b
     Examples:
       kvstore clear --namespace 5e88...
-      kvstore clear --all
+      kvstore clear --all --yes
     """
     if everything == (namespace is not None):
         raise click.UsageError("say either --namespace HEX or --all")
+    if everything and not yes:
+        _ask(target)
     only = NamespaceId(namespace) if namespace is not None else None
     with connect(target) as client:
         deleted = client.clear(only)
     _say(as_json, {"deleted": deleted}, f"deleted {deleted} blocks")
+
+
+def _ask(target: str) -> None:
+    """Return if somebody says so on a terminal. Raises UsageError without one, and Abort."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise click.UsageError(
+            "nobody is there to ask whether all is to be deleted: kvstore clear --all --yes"
+        )
+    with connect(target) as client:
+        blocks = client.stats()["blocks"]
+    click.confirm(f"Delete all {blocks:,} blocks of {target}, for good?", abort=True, err=True)
 
 
 def _say(as_json: bool, values: dict[str, object], text: str) -> None:

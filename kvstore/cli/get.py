@@ -8,11 +8,15 @@ from pathlib import Path
 
 import click
 
-from kvstore.block import BlockKey
+from kvstore.block import BlockKey, Namespace, NamespaceId
 from kvstore.checksum import checksum
 from kvstore.cli.namespaces import find_namespace, namespace_option
+from kvstore.cli.put import IDENTITY
 from kvstore.cli.target import Hash, connect, daemon_options
-from kvstore.cli.words import reason_text
+from kvstore.cli.tokens import Tokens
+from kvstore.cli.words import SHORT_CHARS, reason_text
+from kvstore.client import Client
+from kvstore.keys import KeyChain, block_key, root_key
 
 
 @click.command()
@@ -26,7 +30,8 @@ from kvstore.cli.words import reason_text
     type=click.Path(dir_okay=False, writable=True, path_type=Path),
     help="Write here instead of to the standard output.",
 )
-@click.argument("key", type=Hash())
+@click.option("--tokens", type=Tokens(), help="Instead of KEY: what `kvstore put` was given.")
+@click.argument("key", required=False, type=Hash())
 def get(
     *,
     target: str,
@@ -35,22 +40,31 @@ def get(
     group: int,
     shard: int,
     output: Path | None,
-    key: bytes,
+    tokens: tuple[int, ...] | None,
+    key: bytes | None,
 ) -> None:
     """Read the bytes of one part of the block KEY, verified against its checksum.
 
-    Exit code 1 if it is not stored. --json prints size and checksum, and no bytes.
+    Exit code 1 if it is not stored. --json prints size and checksum, and no bytes. --tokens finds
+    what `kvstore put` stored; with --namespace, the last block of any prefix.
 
     \b
     Examples:
       kvstore get 0a1b... -o block.bin
       kvstore get --namespace 5e88 --group 1 0a1b... | sha256sum
       kvstore get --json 0a1b...
+      kvstore get --tokens 1,2,3
     """
+    if (key is None) == (tokens is None):
+        raise click.UsageError("say either KEY or --tokens")
     if output is None and not as_json and sys.stdout.isatty():
         raise click.UsageError("bytes do not belong on a terminal: use -o FILE, --json or a pipe")
     with connect(target) as client:
-        namespace_id, _ = find_namespace(client, namespace)
+        if tokens is not None:
+            namespace_id, key = _block_of(client, namespace, tokens)
+        else:
+            namespace_id, _ = find_namespace(client, namespace)
+        assert key is not None
         (record,) = client.get(namespace_id, [BlockKey(key)], group=group, shard=shard)
         if record is None:
             (state,) = client.explain(namespace_id, [BlockKey(key)]).ranges
@@ -65,3 +79,40 @@ def get(
         sys.stdout.buffer.write(record)
     else:
         click.echo(f"wrote {len(record)} bytes to {output}")
+
+
+def _block_of(
+    client: Client, start: str | None, tokens: tuple[int, ...]
+) -> tuple[NamespaceId, BlockKey]:
+    """Return the last block of a prefix. Without a namespace: of those `kvstore put` made."""
+    if start is None:
+        spec = _stored_under(client, tokens)
+        namespace_id = client.register(spec)
+    else:
+        namespace_id, spec = find_namespace(client, start)
+    keys = KeyChain(root_key(namespace_id), spec.block_tokens).update(tokens)
+    if not keys:
+        raise click.UsageError(f"a block of this namespace has {spec.block_tokens} tokens")
+    return namespace_id, keys[-1]
+
+
+def _stored_under(client: Client, tokens: tuple[int, ...]) -> Namespace:
+    """Return the namespace in which `kvstore put` stored something under these tokens."""
+    made = [
+        (namespace_id, spec)
+        for namespace_id, spec, blocks in client.namespaces()
+        if blocks and spec and spec.identity == IDENTITY and spec.block_tokens == len(tokens)
+    ]
+    found = [
+        spec
+        for namespace_id, spec in made
+        if client.explain(namespace_id, [block_key(root_key(namespace_id), tokens)]).hit_blocks
+    ]
+    if not found:
+        raise click.ClickException("`kvstore put` stored nothing under these tokens")
+    if len(found) > 1:
+        ids = " or ".join(spec.id.hex()[:SHORT_CHARS] for spec in found)
+        raise click.UsageError(
+            f"{len(found)} sizes are stored under these tokens: say --namespace {ids}"
+        )
+    return found[0]

@@ -9,7 +9,7 @@ import click
 
 from kvstore.block import NamespaceId
 from kvstore.cli.target import Hash, connect, daemon_options
-from kvstore.cli.words import size
+from kvstore.cli.words import duration, size
 
 
 @click.command()
@@ -27,8 +27,10 @@ def stats(target: str, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(found))
         return
-    for name, value in _flat(found, ""):
-        click.echo(f"{name:<36} {_readable(name, value)}")
+    rows = _flat(found, "")
+    width = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        click.echo(f"{name:<{width}}  {readable(name, value)}")
 
 
 @click.command()
@@ -82,7 +84,14 @@ def _flat(values: dict[Any, Any], prefix: str) -> list[tuple[str, Any]]:
     return rows
 
 
-def _readable(name: str, value: Any) -> str:
-    if "_bytes" in name and isinstance(value, int):
+def readable(name: str, value: Any) -> str:
+    """Return a number of `Client.stats` as people read it, by what its name says it is."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    if "_bytes" in name:
         return size(value)
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    if name.endswith("_s") or ("_seconds" in name and name.endswith(".sum")):
+        return duration(value)
+    if name == "pid":
+        return str(value)
+    return f"{value:,.0f}" if value == int(value) else f"{value:.4g}"

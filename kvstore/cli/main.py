@@ -29,7 +29,15 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "explain": ("kvstore.cli.explain:explain", "Say why a request missed."),
         "namespaces": ("kvstore.cli.namespaces:namespaces", "List models and their namespaces."),
         "scan": ("kvstore.cli.inspect:scan", "List stored blocks."),
+    },
+    "Try": {
+        "ping": ("kvstore.cli.ping:ping", "Ask a daemon for an answer, and time it."),
+        "put": ("kvstore.cli.put:put", "Store the bytes of a file."),
         "get": ("kvstore.cli.get:get", "Read the bytes of one block."),
+        "selftest": (
+            "kvstore.cli.selftest:selftest",
+            "Try whether put, get and flush work.",
+        ),
     },
     "Change": {
         "hint": ("kvstore.cli.hint:hint", "Tell what a session will do: end, come back, stay."),

@@ -31,6 +31,7 @@ from kvstore.config import Entry
 from kvstore.errors import Incompatible, InvalidRequest, SessionEnded, Unavailable
 from kvstore.hint import HintKind, HintReport, Prefix
 from kvstore.outcome import REQUEST_ID_CHARS_MAX, Explanation, Outcome
+from kvstore.rpc import RPC_VERSION
 from kvstore.rpc.v1 import kvstore_pb2 as pb
 from kvstore.transport.explain_messages import explanation_of, outcome_of
 from kvstore.transport.hint_messages import report_of
@@ -103,6 +104,12 @@ class AsyncClient:
     async def connect(self) -> None:
         """Connect now. Calls do it on demand. Raises Unavailable or Incompatible."""
         await self._caller.connected()
+
+    async def ping(self) -> str:
+        """Make the smallest call there is; return the daemon's release."""
+        request = pb.OpenSessionRequest(rpc_version=RPC_VERSION)
+        reply = await self._caller.call(lambda stub, _, t: stub.OpenSession(request, timeout=t))
+        return reply.server_version
 
     async def doubt(self) -> None:
         """Say that an answer is overdue by the caller's own deadline, before that of the call.

@@ -104,6 +104,9 @@ class Client:
     def connect(self) -> None:
         self.submit(lambda client: client.connect()).result()
 
+    def ping(self) -> str:
+        return self.submit(lambda client: client.ping()).result()
+
     def register(self, namespace: Namespace) -> NamespaceId:
         return self.submit(lambda client: client.register(namespace)).result()
 

@@ -1,6 +1,7 @@
 """The command line, as a user meets it."""
 
 import json
+import re
 import tomllib
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from click import Context
 
 from kvstore import Client
 from kvstore.cli import main
+from kvstore.cli.inspect import readable
 from kvstore.config import load_settings
 from kvstore.testing.daemon import Daemon
 from kvstore.testing.samples import sample_keys, sample_namespace, sample_records
@@ -31,8 +33,11 @@ def test_the_group_lists_its_commands() -> None:
         assert f"  {command} " in done.output
 
 
-@pytest.mark.parametrize("command", [name for name in COMMANDS if name != "serve"])
-def test_every_command_but_serve_has_json(command: str) -> None:
+WITHOUT_ANSWER = {"serve", "completion", "man"}  # a log, a script and files
+
+
+@pytest.mark.parametrize("command", [name for name in COMMANDS if name not in WITHOUT_ANSWER])
+def test_every_command_that_answers_has_json(command: str) -> None:
     assert "--json" in kvstore(command, "--help").output
 
 
@@ -70,6 +75,33 @@ def test_stats_are_readable_by_people_and_programs(daemon: Daemon) -> None:
     assert "MiB" in done.output
     as_json = kvstore("stats", "--target", daemon.target, "--json")
     assert json.loads(as_json.output)["dram"]["capacity_bytes"] > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("totals.tier_bytes.dram/write", 41_943_040.0, "40 MiB"),
+        ("totals.lookup_blocks", 41_943_040.0, "41,943,040"),
+        ("uptime_s", 123_456.7, "1.43 days"),
+        ("totals.rpc_seconds.Put.sum", 0.000_067_9, "0.0679 ms"),
+        ("totals.rpc_seconds.Put.count", 12.0, "12"),
+        ("pid", 3_456_789, "3456789"),
+        ("dram.growing", False, "False"),
+        ("file.ratio", 0.25, "0.25"),
+    ],
+)
+def test_numbers_of_stats_are_said_as_what_they_are(name: str, value: float, text: str) -> None:
+    assert readable(name, value) == text
+
+
+def test_no_number_of_a_daemon_is_printed_with_an_exponent() -> None:
+    with Daemon() as daemon:
+        with Client(daemon.start().target) as client:
+            namespace_id, keys = client.register(sample_namespace("many")), sample_keys("many", 600)
+            client.put(namespace_id, keys, sample_records(keys))
+        output = kvstore("stats", "--target", daemon.target).output
+    assert re.search(r"^totals\.tier_bytes\.dram/write +1\d\.\d+ MiB$", output, re.M)
+    assert not re.search(r"\d[eE][+-]\d", output)
 
 
 def test_blocks_can_be_scanned_flushed_deleted_and_cleared(daemon: Daemon) -> None:

@@ -1,0 +1,81 @@
+"""`kvstore ping`: does a daemon answer, and how soon?"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Iterator
+
+import click
+
+from kvstore.cli.target import connect, daemon_options
+from kvstore.cli.words import duration
+from kvstore.client import Client
+from kvstore.errors import KVStoreError, Unavailable
+
+
+@click.command()
+@daemon_options
+@click.option(
+    "-c", "--count", type=click.IntRange(1, 1_000_000), default=1, show_default=True, metavar="N"
+)
+@click.option(
+    "-i",
+    "--interval",
+    "interval_s",
+    type=click.FloatRange(0, 3600),
+    default=1.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="From one answer to the next question.",
+)
+@click.pass_context
+def ping(ctx: click.Context, target: str, as_json: bool, count: int, interval_s: float) -> None:
+    """Ask a daemon for an answer, and say how long it took.
+
+    Exit code 3 if none answers, 1 if some of N questions got no answer.
+
+    \b
+    Examples:
+      kvstore ping
+      kvstore ping -c 5 -i 0.2
+      kvstore ping --json | jq .round_trip_s
+    """
+    times, version = [], ""
+    failure: KVStoreError | None = None
+    with connect(target) as client:
+        for number in range(count):
+            if number:
+                time.sleep(interval_s)
+            try:
+                took_s, version = _ping(client)
+            except Unavailable as error:
+                failure = error
+                if not as_json and count > 1:
+                    click.echo(f"no answer: {error}")
+                continue
+            times.append(took_s)
+            if not as_json:
+                click.echo(f"PONG from kvstore {version} at {target} in {duration(took_s)}")
+    if not times and failure is not None:
+        raise failure
+    if as_json:
+        about = {"target": target, "version": version, "asked": count, "answered": len(times)}
+        click.echo(json.dumps(about | {"round_trip_s": statistics.median(times), "times_s": times}))
+    elif count > 1:
+        click.echo("".join(_summary(times, count)))
+    ctx.exit(0 if len(times) == count else 1)
+
+
+def _ping(client: Client) -> tuple[float, str]:
+    client.connect()
+    began = time.perf_counter()
+    version = client.ping()
+    return time.perf_counter() - began, version
+
+
+def _summary(times: list[float], count: int) -> Iterator[str]:
+    yield f"{len(times)} of {count} answered; "
+    yield f"least {duration(min(times))}, median {duration(statistics.median(times))}, "
+    yield f"most {duration(max(times))}"
