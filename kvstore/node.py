@@ -20,6 +20,7 @@ from kvstore.config import FileSettings, Settings
 from kvstore.live_config import LiveConfig
 from kvstore.memory import Fit, check_capacity, prefer_killing_this, read_memory
 from kvstore.mover import Mover
+from kvstore.notify import notify
 from kvstore.obs import Metrics
 from kvstore.planner import Planner
 from kvstore.policy import WriteBudget, policy_by_name
@@ -229,7 +230,9 @@ async def serve(settings: Settings, path: Path | None = None) -> None:
         loop.add_signal_handler(number, told.set)
     node = Node(settings, path)
     await node.start()
+    notify("READY=1")
     await told.wait()
+    notify("STOPPING=1")
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.remove_signal_handler(number)
     await node.stop()

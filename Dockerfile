@@ -1,0 +1,33 @@
+# kvstore in containers: the daemon, and a vLLM that has the connector.
+#
+#   docker build -t kvstore .                          the daemon
+#   docker build -t kvstore-vllm --target vllm .       vLLM with the connector, from $VLLM_IMAGE
+#
+# deploy/compose.yaml runs the two beside each other.
+ARG PYTHON_IMAGE=python:3.12-slim
+ARG VLLM_IMAGE=vllm/vllm-openai:v0.32.0
+
+FROM ${PYTHON_IMAGE} AS wheel
+WORKDIR /src
+COPY . .
+RUN pip wheel --no-cache-dir --no-deps --wheel-dir /dist .
+
+# The connector belongs into the engine's environment, in the same release as the daemon.
+FROM ${VLLM_IMAGE} AS vllm
+COPY --from=wheel /dist /tmp/dist
+RUN python3 -m pip install --no-cache-dir /tmp/dist/*.whl && rm -r /tmp/dist
+
+FROM ${PYTHON_IMAGE} AS daemon
+# For more: --build-arg EXTRAS=[object,otel]
+ARG EXTRAS=[object]
+COPY --from=wheel /dist /tmp/dist
+RUN pip install --no-cache-dir "$(ls /tmp/dist/*.whl)${EXTRAS}" && rm -r /tmp/dist \
+ && useradd --system --uid 10001 --home-dir /var/lib/kvstore --shell /usr/sbin/nologin kvstore \
+ && install -d -o kvstore -g kvstore -m 0700 /run/kvstore /var/lib/kvstore
+USER kvstore
+# The socket and the blocks: where the daemon puts them unless told otherwise.
+VOLUME ["/run/kvstore", "/var/lib/kvstore"]
+HEALTHCHECK --interval=10s --timeout=5s --start-period=30s CMD ["kvstore", "ping"]
+STOPSIGNAL SIGTERM
+ENTRYPOINT ["kvstore"]
+CMD ["serve"]
