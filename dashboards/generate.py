@@ -60,6 +60,17 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "Blocks served over blocks asked for.",
         ),
         Panel(
+            "Hit ratio by model",
+            "percentunit",
+            (
+                Query(
+                    f"sum by (model) (rate(kvstore_model_hit_blocks_total{OF}{OVER}))"
+                    f" / sum by (model) (rate(kvstore_model_lookup_blocks_total{OF}{OVER}))",
+                    "{{model}}",
+                ),
+            ),
+        ),
+        Panel(
             "What ended hits",
             "reqps",
             (rate("kvstore_requests_total", "ended_by"),),
@@ -88,6 +99,8 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "Disks of the file tier", "bytes", (gauge("kvstore_file_device_bytes", "{{device}}"),)
         ),
         Panel("Blocks", "short", (gauge("kvstore_blocks", "{{tier}}"),)),
+        Panel("Bytes by model", "bytes", (gauge("kvstore_model_bytes", "{{model}} {{tier}}"),)),
+        Panel("Blocks by model", "short", (gauge("kvstore_model_blocks", "{{model}}"),)),
         Panel("Bandwidth", "Bps", (rate("kvstore_tier_bytes_total", "tier", "direction"),)),
         Panel(
             "Blocks that left",

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kvstore.block import BlockKey, Match, Namespace, NamespaceId
+from kvstore.block import BlockKey, Match, NamespaceId
 from kvstore.obs import Metrics
 from kvstore.outcome import COMPLETE, Ending, Explanation, Outcome, Reason
 from kvstore.pace import PATIENCE, Stakes
@@ -74,16 +74,18 @@ class Answers:
         match = self._planner.match(namespace_id, keys)
         return self._explainer.explanation(namespace_id, keys, match)
 
-    def count(
-        self, namespace: Namespace, *, asked: int, dram: int, file: int, objects: int = 0
-    ) -> None:
+    def count(self, ask: Ask, *, asked: int, dram: int, file: int, objects: int = 0) -> None:
         """Count blocks asked for and served."""
-        metrics, tokens = self._metrics, namespace.block_tokens
+        metrics, known = self._metrics, self._planner.index.namespaces
+        tokens = known.use(ask.namespace_id).block_tokens
+        model = known.asked(ask.namespace_id, asked, dram + file + objects)
         metrics.lookups.inc(asked)
         metrics.lookup_tokens.inc(asked * tokens)
+        metrics.model_lookups.labels(model).inc(asked)
         for tier, blocks in (("dram", dram), ("file", file), ("object", objects)):
             metrics.hits.labels(tier).inc(blocks)
             metrics.hit_tokens.labels(tier).inc(blocks * tokens)
+            metrics.model_hits.labels(model, tier).inc(blocks)
 
     def note(
         self,

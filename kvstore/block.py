@@ -12,7 +12,7 @@ import hashlib
 import json
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, NewType, TypeAlias
 
 from kvstore.errors import InvalidRequest
@@ -29,6 +29,9 @@ GROUPS_MAX = 256
 SHARDS_MAX = 4096
 PARTS_MAX = 4096  # of one block
 SPEC_CHARS_MAX = 1 << 16
+NAME_CHARS_MAX = 128
+_DIGEST_CHARS = 64
+_SHORT_CHARS = 12
 
 
 class Part(NamedTuple):
@@ -67,12 +70,14 @@ class Namespace:
 
     identity: what produced the bytes (model, weights fingerprint, KV dtype, layout, ...), as text.
     fidelity: "exact", or the name of a lossy rung; an exact reader never sees a lossy block.
+    name: what people call the model. It is for them alone: no part of the id, nor of `==`.
     """
 
     block_tokens: int
     groups: tuple[Group, ...]
     identity: tuple[tuple[str, str], ...]
     fidelity: str = "exact"
+    name: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         if not 1 <= self.block_tokens <= 1 << 16:
@@ -113,8 +118,11 @@ class Namespace:
         return json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
 
     @classmethod
-    def from_json(cls, text: str) -> Namespace:
-        """Parse and validate what `to_json` wrote. Raises InvalidRequest on anything else."""
+    def from_json(cls, text: str, name: str = "") -> Namespace:
+        """Parse and validate what `to_json` wrote. Raises InvalidRequest on anything else.
+
+        name: of a stranger: what cannot be printed is left out of it.
+        """
         if len(text) > SPEC_CHARS_MAX:
             raise InvalidRequest(
                 f"a namespace of {len(text)} characters; {SPEC_CHARS_MAX} are allowed"
@@ -135,6 +143,7 @@ class Namespace:
                     for group in fields["groups"]
                 ),
                 identity=tuple(sorted((str(k), str(v)) for k, v in fields["identity"].items())),
+                name=_printable(name),
             )
         except (
             ArithmeticError,  # infinity is a number in JSON as Python reads it
@@ -153,6 +162,13 @@ class Namespace:
     def id(self) -> NamespaceId:
         """The 32-byte fingerprint of the canonical text."""
         return NamespaceId(hashlib.sha256(self.to_json().encode("ascii")).digest())
+
+    @property
+    def title(self) -> str:
+        """The name; of one without a name, what its identity says of the model."""
+        model = _printable(dict(self.identity).get("model", ""))
+        is_digest = len(model) == _DIGEST_CHARS and " " not in model
+        return self.name or (model[:_SHORT_CHARS] if is_digest else model) or "unnamed"
 
     def record_nbytes(self, part: Part) -> int:
         """Return the record size of `part`. Raises InvalidRequest if there is no such part."""
@@ -241,6 +257,20 @@ class Match:
     resident_blocks: int
     worth_blocks: int | None = None
     load_s: float = 0.0
+
+
+def model_name(source: str) -> str:
+    """Return what people call a model that was loaded from a directory, or by a hub's name."""
+    parts = [part for part in source.split("/") if part]
+    for part in parts:
+        if part.startswith("models--"):  # a directory of the hub's cache
+            return part.removeprefix("models--").replace("--", "/")
+    is_path = source.startswith(("/", "."))
+    return parts[-1] if parts and is_path else source
+
+
+def _printable(name: str) -> str:
+    return "".join(char for char in name[:NAME_CHARS_MAX] if char.isprintable())
 
 
 def split_keys(keys: bytes, *, keys_max: int) -> list[BlockKey]:

@@ -17,29 +17,99 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from kvstore.block import Namespace, NamespaceId
 from kvstore.errors import Unavailable, UnknownNamespace
 
 NAMESPACES_MAX = 4096
+MODELS_MAX = 64
+OTHER_MODELS = "other"
+UNKNOWN_MODEL = "unknown"  # its blocks were found on disk, and nobody has said what they are
 EMPTY_MIN = 512  # else two engines that start could push each other out until one of them has put
+
+
+class NamespaceUse(NamedTuple):
+    """What a node has of a namespace, and how often it was asked for and served since the start.
+
+    namespace: None if what the id stands for is not known (any more). bytes: whole pages.
+    """
+
+    namespace_id: NamespaceId
+    namespace: Namespace | None
+    blocks: int
+    model: str
+    dram_bytes: int = 0
+    file_bytes: int = 0
+    asked_blocks: int = 0
+    hit_blocks: int = 0
+
+
+class ModelUse:
+    """The same of all namespaces of a model."""
+
+    __slots__ = (
+        "asked_blocks",
+        "blocks",
+        "dram_nbytes",
+        "file_nbytes",
+        "hit_blocks",
+        "name",
+        "spaces",
+    )
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.spaces = 0
+        self.blocks = self.dram_nbytes = self.file_nbytes = 0
+        self.asked_blocks = self.hit_blocks = 0
 
 
 class StoredNamespace:
     """A namespace of this node. spec: None if nobody has registered it, or it was forgotten.
 
     calls: under way in it. is_stale: it was registered when it had blocks, whose groups may have
-    been completed without its specification.
+    been completed without its specification. model: None before it has a block, or is asked for.
     """
 
-    __slots__ = ("blocks", "calls", "id", "is_stale", "spec")
+    __slots__ = (
+        "asked_blocks",
+        "blocks",
+        "calls",
+        "dram_nbytes",
+        "file_nbytes",
+        "hit_blocks",
+        "id",
+        "is_stale",
+        "model",
+        "spec",
+    )
 
     def __init__(self, namespace_id: NamespaceId) -> None:
         self.id = namespace_id
         self.spec: Namespace | None = None
-        self.blocks = 0
+        self.model: ModelUse | None = None
+        self.blocks = self.dram_nbytes = self.file_nbytes = 0
+        self.asked_blocks = self.hit_blocks = 0
         self.calls = 0
         self.is_stale = False
+
+    @property
+    def use(self) -> NamespaceUse:
+        if self.spec is not None:
+            model = self.spec.title
+        else:
+            model = self.model.name if self.model is not None else UNKNOWN_MODEL
+        return NamespaceUse(
+            self.id,
+            self.spec,
+            self.blocks,
+            model,
+            self.dram_nbytes,
+            self.file_nbytes,
+            self.asked_blocks,
+            self.hit_blocks,
+        )
 
 
 class Namespaces:
@@ -52,9 +122,15 @@ class Namespaces:
         # Those with a specification, used least recently first.
         self._empty: OrderedDict[NamespaceId, StoredNamespace] = OrderedDict()
         self._filled: OrderedDict[NamespaceId, StoredNamespace] = OrderedDict()
+        self._models: dict[str, ModelUse] = {}
 
     def __len__(self) -> int:
-        return len(self._empty) + len(self._filled)
+        return len(self._all)
+
+    @property
+    def models(self) -> list[ModelUse]:
+        """What there is of each model, of MODELS_MAX by name, and of others and unknown ones."""
+        return list(self._models.values())
 
     def __iter__(self) -> Iterator[StoredNamespace]:
         return iter(self._all.values())
@@ -96,6 +172,8 @@ class Namespaces:
         if found.spec is None:
             found.spec = spec
             found.is_stale = found.blocks > 0
+            if found.model is not None:
+                self._move(found, self._model_of(found))
         self._queue_of(found)[found.id] = found
         self._queue_of(found).move_to_end(found.id)
         return found.id
@@ -105,7 +183,7 @@ class Namespaces:
 
         is_held: says that somebody will come back to a namespace, and rely on it.
         """
-        while len(self) >= self._max:
+        while len(self._empty) + len(self._filled) >= self._max:
             queues = [self._empty, self._filled]
             if len(self._empty) <= self._empty_min:
                 queues.reverse()
@@ -125,6 +203,7 @@ class Namespaces:
         found = self._all.get(namespace_id)
         if found is None:
             found = self._all[namespace_id] = StoredNamespace(namespace_id)
+        self._modelled(found).blocks += 1
         found.blocks += 1
         if found.blocks == 1 and found.spec is not None:
             del self._empty[found.id]
@@ -134,15 +213,37 @@ class Namespaces:
     def block_removed(self, namespace_id: NamespaceId) -> None:
         """Count a block less."""
         found = self._all[namespace_id]
+        self._modelled(found).blocks -= 1
         found.blocks -= 1
         if found.blocks:
             return
         found.is_stale = False
         if found.spec is None:
-            del self._all[found.id]
+            self._drop(found)
         else:
             del self._filled[found.id]
             self._empty[found.id] = found
+
+    def in_dram(self, namespace_id: NamespaceId, nbytes: int) -> None:
+        """Count bytes of a namespace that came into the arena, or (less than nothing) left it."""
+        found = self._all[namespace_id]
+        found.dram_nbytes += nbytes
+        self._modelled(found).dram_nbytes += nbytes
+
+    def in_files(self, namespace_id: NamespaceId, nbytes: int) -> None:
+        """The same of the file tier."""
+        found = self._all[namespace_id]
+        found.file_nbytes += nbytes
+        self._modelled(found).file_nbytes += nbytes
+
+    def asked(self, namespace_id: NamespaceId, blocks: int, hit_blocks: int) -> str:
+        """Count blocks asked for and served; return the model that they count for."""
+        found = self._all[namespace_id]
+        model = self._modelled(found)
+        for one in (found, model):
+            one.asked_blocks += blocks
+            one.hit_blocks += hit_blocks
+        return model.name
 
     def _queue_of(self, found: StoredNamespace) -> OrderedDict[NamespaceId, StoredNamespace]:
         return self._filled if found.blocks else self._empty
@@ -151,4 +252,43 @@ class Namespaces:
         del self._queue_of(found)[found.id]
         found.spec = None
         if not found.blocks:
-            del self._all[found.id]
+            self._drop(found)
+
+    def _drop(self, found: StoredNamespace) -> None:
+        del self._all[found.id]
+        if found.model is not None:
+            found.model.spaces -= 1
+
+    # ---- by model --------------------------------------------------------------------------------
+
+    def _modelled(self, found: StoredNamespace) -> ModelUse:
+        if found.model is None:
+            found.model = self._model_of(found)
+            found.model.spaces += 1
+        return found.model
+
+    def _model_of(self, found: StoredNamespace) -> ModelUse:
+        """Return the model that a namespace counts for. Names are few: they are labels of metrics.
+        One of which nothing is left makes room for another."""
+        name = found.spec.title if found.spec is not None else UNKNOWN_MODEL
+        model = self._models.get(name)
+        if model is not None:
+            return model
+        fixed = (OTHER_MODELS, UNKNOWN_MODEL)
+        if name not in fixed and len(self._models.keys() - set(fixed)) >= MODELS_MAX:
+            gone = (each.name for each in self._models.values() if not each.spaces)
+            idle = next((each for each in gone if each not in fixed), None)
+            if idle is None:
+                return self._models.setdefault(OTHER_MODELS, ModelUse(OTHER_MODELS))
+            del self._models[idle]
+        return self._models.setdefault(name, ModelUse(name))
+
+    def _move(self, found: StoredNamespace, model: ModelUse) -> None:
+        """Let what a namespace has count for another model from now on."""
+        before = self._modelled(found)
+        for one, sign in ((before, -1), (model, 1)):
+            one.spaces += sign
+            one.blocks += sign * found.blocks
+            one.dram_nbytes += sign * found.dram_nbytes
+            one.file_nbytes += sign * found.file_nbytes
+        found.model = model

@@ -7,7 +7,8 @@ rate of `hit_blocks` over that of `lookup_blocks`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
@@ -38,6 +39,7 @@ class Metrics:
         self._unwritten = 0
         self._growth_pauses = 0
         self._device_states: dict[str, str] = {}
+        self._models: set[str] = set()
 
     def publish(self, stats: Mapping[str, Any], left: Mapping[tuple[str, str], int]) -> None:
         """Set the gauges from `Store.stats()`, and count the blocks that left, by tier and reason.
@@ -50,6 +52,7 @@ class Metrics:
             self.file_bytes.labels(state).set(stats["file"][f"{state}_bytes"])
         for tier in ("dram", "file"):
             self.blocks.labels(tier).set(stats[tier]["blocks"])
+        self._publish_models(stats["models"])
         for name, depth in stats["queues"].items():
             self.queue_depth.labels(name).set(depth)
         self.unwritten.inc(stats["file"]["unwritten_records"] - self._unwritten)
@@ -67,6 +70,20 @@ class Metrics:
         self.file_failing.set(stats["file"].get("state") == "failing")
         self.sessions.set(stats["sessions"])
         self.leases.set(stats["leases"])
+
+    def _publish_models(self, models: Sequence[Mapping[str, Any]]) -> None:
+        for model in models:
+            self.model_blocks.labels(model["model"]).set(model["blocks"])
+            for tier in ("dram", "file"):
+                self.model_bytes.labels(model["model"], tier).set(model[f"{tier}_bytes"])
+        shown = {model["model"] for model in models}
+        for gone in self._models - shown:  # it has made room for another one
+            _remove(self.model_blocks, gone)
+            _remove(self.model_lookups, gone)
+            for tier in ("dram", "file", "object"):
+                _remove(self.model_hits, gone, tier)
+                _remove(self.model_bytes, gone, tier)
+        self._models = shown
 
     def _publish_device(self, path: str, state: str, physical_nbytes: int) -> None:
         before = self._device_states.get(path, state)
@@ -108,6 +125,12 @@ class Metrics:
         self.lookup_tokens = self._counter("lookup_tokens", "Tokens of the blocks asked for")
         self.hits = self._counter("hit_blocks", "Blocks served, by where they lay", "tier")
         self.hit_tokens = self._counter("hit_tokens", "Tokens of the blocks served", "tier")
+        self.model_lookups = self._counter(
+            "model_lookup_blocks", "The same as lookup_blocks, by model: 64, and other", "model"
+        )
+        self.model_hits = self._counter(
+            "model_hit_blocks", "The same as hit_blocks, by model", "model", "tier"
+        )
 
     def _tiers(self) -> None:
         self.blocks = self._gauge("blocks", "Blocks held, by tier", "tier")
@@ -124,6 +147,17 @@ class Metrics:
             "file tier), deleted, cleared, corrupt, device_out (its disk is out of use)",
             "tier",
             "reason",
+        )
+        self.model_blocks = self._gauge(
+            "model_blocks",
+            "Blocks held, by model: 64, other, and unknown (found on disk without its name)",
+            "model",
+        )
+        self.model_bytes = self._gauge(
+            "model_bytes",
+            "Bytes that the blocks of a model take, by tier: dram, file",
+            "model",
+            "tier",
         )
         self.dram_bytes = self._gauge(
             "dram_bytes",
@@ -288,6 +322,11 @@ class Metrics:
         return Histogram(
             PREFIX + name, doc, labels, registry=self.registry, buckets=SECONDS_BUCKETS
         )
+
+
+def _remove(metric: Counter | Gauge, *labels: str) -> None:
+    with contextlib.suppress(KeyError):  # it was not there
+        metric.remove(*labels)
 
 
 def _folded(value: Any) -> Any:

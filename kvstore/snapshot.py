@@ -19,6 +19,7 @@ def snapshot(
     return {
         "blocks": len(planner.index),
         "namespaces": len(planner.index.namespaces),
+        "models": _models(planner),
         "sessions": len(leases.sessions()),
         "leases": leases.count,
         "clients": _clients(leases),
@@ -50,6 +51,21 @@ def snapshot(
         "dirty_bytes_max": limits.write_behind_bytes_max,
         "durable_lag_s": planner.dirty.oldest_s,
     }
+
+
+def _models(planner: Planner) -> list[dict[str, Any]]:
+    return [
+        {
+            "model": model.name,
+            "namespaces": model.spaces,
+            "blocks": model.blocks,
+            "dram_bytes": model.dram_nbytes,
+            "file_bytes": model.file_nbytes,
+            "asked_blocks": model.asked_blocks,
+            "hit_blocks": model.hit_blocks,
+        }
+        for model in planner.index.namespaces.models
+    ]
 
 
 def _clients(leases: Leases) -> list[dict[str, Any]]:

@@ -39,6 +39,7 @@ from kvstore.index import HeldSlot, StoredPart
 from kvstore.judge import Judge
 from kvstore.lending import NOTHING_LENT, Lending
 from kvstore.mover import Mover
+from kvstore.namespaces import UNKNOWN_MODEL, NamespaceUse
 from kvstore.obs import Metrics
 from kvstore.outcome import Explanation, Outcome, Reason
 from kvstore.planner import (
@@ -225,13 +226,13 @@ class Store:
         """Let a namespace not be forgotten during a call in it. Raises UnknownNamespace."""
         return self._planner.index.namespaces.in_use(namespace_id)
 
-    def namespaces(self) -> list[tuple[NamespaceId, Namespace | None, int]]:
-        """Return each namespace and how many blocks it has; None: not registered since the start,
-        its blocks were found on disk. Of those, what is not indexed yet is not counted."""
-        index = self._planner.index
+    def namespaces(self) -> list[NamespaceUse]:
+        """Return what there is of each namespace, by id. Of what was found on disk and is not
+        indexed yet, nothing is counted."""
         found = self._mover.found_namespaces if self._mover.unrecalled_runs else ()
-        known = dict.fromkeys([*(each.id for each in index.namespaces), *found])
-        return [(each, index.namespaces.spec(each), index.blocks_of(each)) for each in known]
+        uses = {each: NamespaceUse(each, None, 0, UNKNOWN_MODEL) for each in found}
+        uses |= {each.id: each.use for each in self._planner.index.namespaces}
+        return sorted(uses.values())
 
     def open_session(self, token: str, client: str) -> SessionId:
         """Return the session of `token`, a new one if none is alive."""
@@ -335,7 +336,6 @@ class Store:
     async def _lease_parts(
         self, ask: Ask, spans: tuple[Span, ...], readers: int, deadline: float
     ) -> Grant:
-        namespace = self._planner.namespace(ask.namespace_id)
         if not self._lends(ask, spans):
             ask = replace(ask, in_files=False)
         absent, _ = await self._promotion.bring_up(
@@ -345,7 +345,7 @@ class Store:
         lent = sum(place is not None for place in grant.places)
         found = lent + sum(slot is not None for slot in grant.slots)
         file = min(absent + lent, found)
-        self._answers.count(namespace, asked=len(grant.slots), dram=found - file, file=file)
+        self._answers.count(ask, asked=len(grant.slots), dram=found - file, file=file)
         return grant
 
     async def _lease_prefix(self, ask: Ask, readers: int, deadline: float) -> Grant:
@@ -364,7 +364,7 @@ class Store:
         file = max(0, hit - max(skip, resident)) - fetched
         dram = hit - skip - file - fetched
         asked = len(ask.keys) - skip
-        self._answers.count(namespace, asked=asked, dram=dram, file=file, objects=fetched)
+        self._answers.count(ask, asked=asked, dram=dram, file=file, objects=fetched)
         grant = self._grant(ask, spans, readers, hit_blocks=hit)
         self._answers.note(ask, hit, why, grant.lease_id, file=file, objects=fetched)
         return grant

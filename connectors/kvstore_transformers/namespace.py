@@ -14,6 +14,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from kvstore import Group, Incompatible, Namespace
+from kvstore.block import model_name
 
 SAMPLE_NBYTES = 4096
 _VOLATILE = {"_name_or_path", "transformers_version", "torch_dtype", "dtype"}
@@ -118,6 +119,7 @@ def build_namespace(model: Any, layout: Layout, block_tokens: int, weights_id: s
             for index, group in enumerate(layout.groups)
         ),
         identity=tuple(sorted(identity.items())),
+        name=model_name(model.config.name_or_path),
     )
 
 

@@ -21,7 +21,7 @@ from vllm.v1.kv_cache_interface import (
     UniformTypeKVCacheSpecs,
 )
 
-from kvstore.block import Group, Namespace
+from kvstore.block import Group, Namespace, model_name
 from kvstore.errors import Incompatible
 from kvstore_vllm import compat
 from kvstore_vllm.fingerprint import weights_fingerprint
@@ -98,6 +98,7 @@ def build_namespace(
         block_tokens=kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size,
         groups=groups,
         identity=tuple(sorted(identity.items())),
+        name=model_name(vllm_config.model_config.model),
     )
 
 

@@ -33,7 +33,7 @@ from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
 
 from kvstore import AsyncClient, Client
-from kvstore.block import BlockKey, Committed, Grant, Group, Namespace, Part, Span
+from kvstore.block import BlockKey, Committed, Grant, Group, Namespace, Part, Span, model_name
 from kvstore.errors import ConfigError, Incompatible, KVStoreError
 from kvstore_vllm.fingerprint import weights_fingerprint
 from kvstore_vllm.lookup import KEYS_MAX, registered
@@ -325,6 +325,7 @@ def _namespace(spec: Any, chunk_nbytes: int, weights_id: str) -> Namespace:
         block_tokens=spec.tokens_per_block[0] * spec.blocks_per_chunk,
         groups=(Group("chunk", chunk_nbytes),),
         identity=tuple(sorted(identity.items())),
+        name=model_name(config.model.name),
     )
 
 

@@ -7,7 +7,8 @@ import sys
 
 import click
 
-from kvstore.block import BlockKey, NamespaceId
+from kvstore.block import BlockKey
+from kvstore.cli.namespaces import Start, find_namespace_id, namespace_id_option
 from kvstore.cli.target import Hash, connect, daemon_options
 
 
@@ -33,42 +34,45 @@ _NOT_DURABLE = "not durable: no file tier, failing writes, or too little time; s
 
 @click.command()
 @daemon_options
-@click.option("--namespace", type=Hash(), required=True, help="As `kvstore scan` prints it.")
+@click.option(
+    "--namespace", type=Start(), required=True, help=namespace_id_option("Where they are.")
+)
 @click.argument("keys", nargs=-1, required=True, type=Hash())
-def delete(target: str, as_json: bool, namespace: bytes, keys: tuple[bytes, ...]) -> None:
+def delete(target: str, as_json: bool, namespace: str, keys: tuple[bytes, ...]) -> None:
     """Delete blocks by KEY, for good: not even a crash brings them back.
 
     \b
     Example:
-      kvstore delete --namespace 5e88... 0a1b... 2c3d...
+      kvstore delete --namespace 5e88 0a1b... 2c3d...
     """
     with connect(target) as client:
-        deleted = client.delete(NamespaceId(namespace), [BlockKey(key) for key in keys])
+        only = find_namespace_id(client, namespace)
+        assert only is not None
+        deleted = client.delete(only, [BlockKey(key) for key in keys])
     _say(as_json, {"deleted": deleted}, f"deleted {deleted} of {len(keys)} blocks")
 
 
 @click.command()
 @daemon_options
-@click.option("--namespace", type=Hash(), help="Clear this namespace.")
+@click.option("--namespace", type=Start(), help=namespace_id_option("Clear this namespace."))
 @click.option("--all", "everything", is_flag=True, help="Clear every namespace: asks first.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def clear(
-    *, target: str, as_json: bool, namespace: bytes | None, everything: bool, yes: bool
+    *, target: str, as_json: bool, namespace: str | None, everything: bool, yes: bool
 ) -> None:
     """Delete every block of a namespace, or of all, for good.
 
     \b
     Examples:
-      kvstore clear --namespace 5e88...
+      kvstore clear --namespace 5e88
       kvstore clear --all --yes
     """
     if everything == (namespace is not None):
         raise click.UsageError("say either --namespace HEX or --all")
     if everything and not yes:
         _ask(target)
-    only = NamespaceId(namespace) if namespace is not None else None
     with connect(target) as client:
-        deleted = client.clear(only)
+        deleted = client.clear(find_namespace_id(client, namespace))
     _say(as_json, {"deleted": deleted}, f"deleted {deleted} blocks")
 
 

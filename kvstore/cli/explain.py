@@ -9,7 +9,7 @@ from typing import Any, TextIO
 import click
 
 from kvstore.block import Namespace
-from kvstore.cli.namespaces import find_namespace, namespace_option
+from kvstore.cli.namespaces import Start, find_namespace, namespace_option
 from kvstore.cli.prompt import read_tokens
 from kvstore.cli.target import connect, daemon_options
 from kvstore.cli.words import duration, ending_lines, percent, reason_text
@@ -37,7 +37,7 @@ MATCHING_MAX = 1000  # a daemon answers no more at once
     type=click.File("r", encoding="utf-8"),
     help="Explain this prompt as it is now: a JSON list of token ids, or text; - is stdin.",
 )
-@click.option("--namespace", metavar="HEX", help=namespace_option("Of --prompt."))
+@click.option("--namespace", type=Start(), help=namespace_option("Of --prompt."))
 @click.option(
     "--tokenizer",
     metavar="PATH",
@@ -76,7 +76,8 @@ def explain(
         return
     with connect(target) as client:
         outcomes = client.outcomes(request_id or "", limit=last or MATCHING_MAX)
-        blocks = {each: spec.block_tokens for each, spec, _ in client.namespaces() if spec}
+        known = {use.namespace_id: use.namespace for use in client.namespaces()}
+        blocks = {each: spec.block_tokens for each, spec in known.items() if spec is not None}
     if request_id and not outcomes:
         raise click.ClickException(
             f"no request {request_id} is remembered: it did not ask this daemon, or came before "

@@ -10,7 +10,7 @@ import click
 
 from kvstore.block import BlockKey, Namespace, NamespaceId
 from kvstore.checksum import checksum
-from kvstore.cli.namespaces import find_namespace, namespace_option
+from kvstore.cli.namespaces import Start, find_namespace, namespace_option
 from kvstore.cli.put import IDENTITY
 from kvstore.cli.target import Hash, connect, daemon_options
 from kvstore.cli.tokens import Tokens
@@ -21,7 +21,7 @@ from kvstore.keys import KeyChain, block_key, root_key
 
 @click.command()
 @daemon_options
-@click.option("--namespace", metavar="HEX", help=namespace_option("Where the block is."))
+@click.option("--namespace", type=Start(), help=namespace_option("Where the block is."))
 @click.option("--group", type=click.IntRange(0), default=0, show_default=True)
 @click.option("--shard", type=click.IntRange(0), default=0, show_default=True)
 @click.option(
@@ -100,7 +100,7 @@ def _stored_under(client: Client, tokens: tuple[int, ...]) -> Namespace:
     """Return the namespace in which `kvstore put` stored something under these tokens."""
     made = [
         (namespace_id, spec)
-        for namespace_id, spec, blocks in client.namespaces()
+        for namespace_id, spec, blocks, *_ in client.namespaces()
         if blocks and spec and spec.identity == IDENTITY and spec.block_tokens == len(tokens)
     ]
     found = [

@@ -10,7 +10,7 @@ from typing import Any, TextIO
 import click
 
 from kvstore.block import Namespace
-from kvstore.cli.namespaces import find_namespace, namespace_option
+from kvstore.cli.namespaces import Start, find_namespace, namespace_option
 from kvstore.cli.prompt import read_tokens
 from kvstore.cli.target import F, connect, daemon_options
 from kvstore.cli.words import duration, size
@@ -69,7 +69,7 @@ def _named(command: F) -> F:
             type=click.File("r", encoding="utf-8"),
             help="The prefix: a JSON list of token ids, or text; - is stdin.",
         ),
-        click.option("--namespace", metavar="HEX", help=namespace_option("Of --prompt.")),
+        click.option("--namespace", type=Start(), help=namespace_option("Of --prompt.")),
         click.option(
             "--tokenizer",
             metavar="PATH",

@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from kvstore.block import NamespaceId
-from kvstore.cli.target import Hash, connect, daemon_options
+from kvstore.cli.namespaces import Start, find_namespace_id, namespace_id_option
+from kvstore.cli.target import connect, daemon_options
 from kvstore.cli.words import duration, size
 
 
@@ -35,9 +35,9 @@ def stats(target: str, as_json: bool) -> None:
 
 @click.command()
 @daemon_options
-@click.option("--namespace", type=Hash(), help="Only this namespace.")
+@click.option("--namespace", type=Start(), help=namespace_id_option("Only this namespace."))
 @click.option("--limit", type=click.IntRange(1), default=100, show_default=True)
-def scan(target: str, as_json: bool, namespace: bytes | None, limit: int) -> None:
+def scan(target: str, as_json: bool, namespace: str | None, limit: int) -> None:
     """List stored blocks in key order.
 
     \b
@@ -48,9 +48,8 @@ def scan(target: str, as_json: bool, namespace: bytes | None, limit: int) -> Non
       kvstore scan --limit 10
       kvstore scan --json | jq -r .key
     """
-    only = NamespaceId(namespace) if namespace is not None else None
     with connect(target) as client:
-        items = client.scan(only, limit=limit)
+        items = client.scan(find_namespace_id(client, namespace), limit=limit)
     for item in items:
         if as_json:
             click.echo(

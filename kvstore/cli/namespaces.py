@@ -3,22 +3,48 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 import click
 
-from kvstore.block import Namespace, NamespaceId
+from kvstore.block import KEY_NBYTES, Namespace, NamespaceId
 from kvstore.cli.target import connect, daemon_options
-from kvstore.cli.words import SHORT_CHARS
+from kvstore.cli.words import SHORT_CHARS, percent, size
 from kvstore.client import Client
+from kvstore.namespaces import NamespaceUse
+
+START_CHARS_MIN = 4
+LISTED_MAX = 20
+_DIGITS = set("0123456789abcdef")
+
+
+class Start(click.ParamType[str]):
+    """The first digits of a namespace's id, or all of it."""
+
+    name = "hex"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> str:
+        text = str(value).lower()
+        if not set(text) <= _DIGITS or not START_CHARS_MIN <= len(text) <= 2 * KEY_NBYTES:
+            self.fail(
+                f"{value!r} is not {START_CHARS_MIN} to {2 * KEY_NBYTES} hex digits: copy them "
+                "from `kvstore namespaces`",
+                param,
+                ctx,
+            )
+        return text
 
 
 @click.command()
 @daemon_options
 def namespaces(target: str, as_json: bool) -> None:
-    """List the namespaces a daemon knows: id, blocks, tokens a block, model and groups.
+    """List the namespaces a daemon knows: id, blocks, bytes, hits, model and groups.
 
-    Blocks of two namespaces are never shared. One without details was found on disk; an engine that
-    uses it has not come yet.
+    Bytes are of DRAM and of the file tier. Hits are blocks served, of those asked for since the
+    daemon's start. Blocks of two namespaces are never shared. One without details has blocks, but
+    what it stands for is not known; an engine that uses it has not come yet.
 
     \b
     Examples:
@@ -27,14 +53,30 @@ def namespaces(target: str, as_json: bool) -> None:
     """
     with connect(target) as client:
         found = client.namespaces()
-    for namespace_id, namespace, blocks in found:
+    for use in found:
         if as_json:
-            spec = json.loads(namespace.to_json()) if namespace else None
-            click.echo(
-                json.dumps({"namespace": namespace_id.hex(), "blocks": blocks, "spec": spec})
-            )
-        else:
-            click.echo(f"{namespace_id.hex()} {blocks:>9} blocks  {_summary(namespace)}")
+            click.echo(json.dumps(namespace_json(use)))
+            continue
+        bytes_text = f"{size(use.dram_bytes)} dram, {size(use.file_bytes)} file"
+        hits = percent(use.hit_blocks, use.asked_blocks)
+        click.echo(
+            f"{use.namespace_id.hex()} {use.blocks:>9} blocks  {bytes_text}, {hits} hits  "
+            f"{_summary(use)}"
+        )
+
+
+def namespace_json(use: NamespaceUse) -> dict[str, object]:
+    """Return a namespace as `kvstore namespaces --json` prints it."""
+    return {
+        "namespace": use.namespace_id.hex(),
+        "model": use.model,
+        "blocks": use.blocks,
+        "dram_bytes": use.dram_bytes,
+        "file_bytes": use.file_bytes,
+        "asked_blocks": use.asked_blocks,
+        "hit_blocks": use.hit_blocks,
+        "spec": json.loads(use.namespace.to_json()) if use.namespace else None,
+    }
 
 
 def namespace_option(help_text: str) -> str:
@@ -42,35 +84,71 @@ def namespace_option(help_text: str) -> str:
     return f"{help_text} The first digits of its id do; not needed where there is only one."
 
 
+def namespace_id_option(help_text: str) -> str:
+    """Return the help of a --namespace that `find_namespace_id` reads."""
+    return f"{help_text} The first digits of its id do, {START_CHARS_MIN} or more."
+
+
 def find_namespace(client: Client, start: str | None) -> tuple[NamespaceId, Namespace]:
     """Return the one registered namespace whose id starts so. Raises UsageError that lists them."""
     known = client.namespaces()
-    meant = [item for item in known if item[0].hex().startswith((start or "").lower())]
-    usable = [(each, namespace) for each, namespace, _ in meant if namespace is not None]
+    meant = _meant(known, start or "")
+    usable = [use for use in meant if use.namespace is not None]
     if len(usable) == 1:
-        _, namespace = usable[0]
+        namespace = usable[0].namespace
+        assert namespace is not None
         return client.register(namespace), namespace
     if meant and not usable:
         raise click.ClickException(
-            f"namespace {meant[0][0].hex()[:SHORT_CHARS]} was found on disk, and what it stands "
-            "for is known only when an engine that uses it has started"
+            f"namespace {meant[0].namespace_id.hex()[:SHORT_CHARS]} was found on disk, and what it "
+            "stands for is known only when an engine that uses it has started"
         )
-    listed = "".join(
-        f"\n  {each.hex()[:SHORT_CHARS]} {_summary(namespace)}" for each, namespace, _ in known
-    )
+    raise _not_one(known, meant, start)
+
+
+def find_namespace_id(client: Client, start: str | None) -> NamespaceId | None:
+    """Return the id that starts so, of whatever the daemon has blocks of or knows; None: of all.
+
+    A whole id may be one that the daemon does not know. Raises UsageError that lists those it does.
+    """
+    if start is None:
+        return None
+    if len(start) == 2 * KEY_NBYTES:
+        return NamespaceId(bytes.fromhex(start))
+    known = client.namespaces()
+    meant = _meant(known, start)
+    if len(meant) == 1:
+        return meant[0].namespace_id
+    raise _not_one(known, meant, start)
+
+
+def _meant(known: Sequence[NamespaceUse], start: str) -> list[NamespaceUse]:
+    return [use for use in known if use.namespace_id.hex().startswith(start.lower())]
+
+
+def _not_one(
+    known: Sequence[NamespaceUse], meant: Sequence[NamespaceUse], start: str | None
+) -> click.ClickException:
     if not known:
-        raise click.ClickException("the daemon knows no namespace yet: start an engine first")
-    problem = f"no namespace starts with {start}" if not meant else "several namespaces fit"
-    raise click.UsageError(f"{problem}; say --namespace with one of:{listed}")
+        return click.ClickException("the daemon knows no namespace yet: start an engine first")
+    candidates = meant or known
+    listed = "".join(
+        f"\n  {use.namespace_id.hex()[:SHORT_CHARS]} {_summary(use)}"
+        for use in candidates[:LISTED_MAX]
+    )
+    if len(candidates) > LISTED_MAX:
+        listed += f"\n  and {len(candidates) - LISTED_MAX} more: kvstore namespaces"
+    problem = "several namespaces fit" if meant else f"no namespace starts with {start}"
+    return click.UsageError(f"{problem}; say --namespace with one of:{listed}")
 
 
-def _summary(namespace: Namespace | None) -> str:
+def _summary(use: NamespaceUse) -> str:
+    namespace = use.namespace
     if namespace is None:
-        return "found on disk, not registered yet"
-    identity = dict(namespace.identity)
+        return f"model {use.model}: no engine has registered it"
     groups = len(namespace.groups)
+    weights = dict(namespace.identity).get("weights", "?")[:SHORT_CHARS]
     return (
-        f"{namespace.block_tokens} tokens a block, {groups} group{'s' * (groups > 1)}, model "
-        f"{identity.get('model', '?')[:SHORT_CHARS]}, weights "
-        f"{identity.get('weights', '?')[:SHORT_CHARS]}"
+        f"model {use.model}, weights {weights}, {namespace.block_tokens} tokens a block, "
+        f"{groups} group{'s' * (groups > 1)}"
     )

@@ -15,6 +15,7 @@ from kvstore.cli.words import bar, duration, percent, size
 ROUNDS = 5
 SLOW_S = 0.1  # a client gives a daemon up after some seconds; this is an early sign
 CLIENTS_SHOWN = 10
+MODELS_SHOWN = 10
 
 
 @click.command()
@@ -97,7 +98,7 @@ def _screen(target: str, stats: dict[str, Any], findings: list[Finding], *, bad:
             f"{objects['objects']} objects, {objects['state']}, "
             f"{objects['uploads_waiting']} prefixes to upload"
         )
-    return [*lines, *_hits(stats["totals"]), *_clients(stats)]
+    return [*lines, *_hits(stats["totals"]), *_models(stats), *_clients(stats)]
 
 
 def _hits(totals: dict[str, Any]) -> list[str]:
@@ -116,6 +117,21 @@ def _hits(totals: dict[str, Any]) -> list[str]:
             + ", ".join(f"{reason} {count:.0f}" for reason, count in order)
             + "; see `kvstore explain --last`"
         )
+    return lines
+
+
+def _models(stats: dict[str, Any]) -> list[str]:
+    models = sorted(stats.get("models", ()), key=lambda model: -model["blocks"])
+    lines = [
+        f"      {model['model']}: {model['blocks']} blocks in {model['namespaces']} namespaces, "
+        f"{size(model['dram_bytes'])} dram, {size(model['file_bytes'])} file, "
+        f"{percent(model['hit_blocks'], model['asked_blocks'])} hits"
+        for model in models[:MODELS_SHOWN]
+    ]
+    if lines:
+        lines[0] = f"of    {lines[0].lstrip()}"
+    if len(models) > MODELS_SHOWN:
+        lines.append(f"      and {len(models) - MODELS_SHOWN} more models")
     return lines
 
 

@@ -18,6 +18,7 @@ import click
 
 import kvstore
 from kvstore.cli.doctor import check_all
+from kvstore.cli.namespaces import namespace_json
 from kvstore.cli.target import Target, connect
 from kvstore.client import Client
 from kvstore.config import Settings, load_settings
@@ -135,15 +136,7 @@ def _settings(client: Client) -> str:
 
 
 def _namespaces(client: Client) -> str:
-    found = [
-        {
-            "namespace": namespace_id.hex(),
-            "blocks": blocks,
-            "spec": json.loads(namespace.to_json()) if namespace is not None else None,
-        }
-        for namespace_id, namespace, blocks in client.namespaces()
-    ]
-    return _json(found)
+    return _json([namespace_json(use) for use in client.namespaces()])
 
 
 _QUESTIONS: dict[str, Callable[[Client], str]] = {

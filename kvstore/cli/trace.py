@@ -14,9 +14,9 @@ from typing import Any
 
 import click
 
-from kvstore.block import NamespaceId
 from kvstore.cli.demand import demand_of, demand_options
-from kvstore.cli.target import Hash, daemon_options
+from kvstore.cli.namespaces import Start, find_namespace_id, namespace_id_option
+from kvstore.cli.target import connect, daemon_options
 from kvstore.cli.trace_file import TraceWriter, writing
 from kvstore.cli.words import duration, size
 from kvstore.client import AsyncClient
@@ -172,7 +172,7 @@ def _tell(output: Path, file: TraceWriter, summary: _Summary, *, as_json: bool) 
     help="By which block prefixes are told apart for --sample. Behind the system prompt, if most"
     " requests share one; requests that end before it are then left out.",
 )
-@click.option("--namespace", type=Hash(), help="Only this one: `kvstore namespaces` prints them.")
+@click.option("--namespace", type=Start(), help=namespace_id_option("Only this one."))
 def record(
     *,
     output: Path,
@@ -183,7 +183,7 @@ def record(
     size_: str,
     sample: float,
     sample_block: int,
-    namespace: bytes | None,
+    namespace: str | None,
 ) -> None:
     """Write what is asked of a running daemon, as a trace for `kvstore replay`.
 
@@ -198,7 +198,10 @@ def record(
       kvstore trace record now.jsonl.gz && kvstore replay now.jsonl.gz --dram 64GiB,128GiB
     """
     limits = _Limits(seconds, requests, parse_size(size_))
-    only = NamespaceId(namespace) if namespace is not None else None
+    only = None
+    if namespace is not None:
+        with connect(target) as client:
+            only = find_namespace_id(client, namespace)
     sampled = {"share": sample, "block": sample_block, "namespace_id": only}
     summary = _Summary()
     failure: KVStoreError | None = None

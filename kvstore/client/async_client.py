@@ -30,6 +30,7 @@ from kvstore.client.recording import record
 from kvstore.config import Entry
 from kvstore.errors import Incompatible, InvalidRequest, SessionEnded, Unavailable
 from kvstore.hint import HintKind, HintReport, Prefix
+from kvstore.namespaces import NamespaceUse
 from kvstore.outcome import REQUEST_ID_CHARS_MAX, Explanation, Outcome
 from kvstore.rpc import RPC_VERSION
 from kvstore.rpc.v1 import kvstore_pb2 as pb
@@ -129,7 +130,7 @@ class AsyncClient:
     async def register(self, namespace: Namespace) -> NamespaceId:
         """Tell the daemon a namespace. It is remembered, and told again to a daemon that does not
         know it (any more)."""
-        request = pb.RegisterNamespaceRequest(spec_json=namespace.to_json())
+        request = pb.RegisterNamespaceRequest(spec_json=namespace.to_json(), name=namespace.name)
         await self._caller.call(lambda stub, _, t: stub.RegisterNamespace(request, timeout=t))
         namespace_id = namespace.id
         self._caller.remember(namespace_id, namespace)
@@ -508,22 +509,21 @@ class AsyncClient:
         reply = await self._caller.call(lambda stub, _, t: stub.LogLines(request, timeout=t))
         return list(reply.lines)
 
-    async def namespaces(self) -> list[tuple[NamespaceId, Namespace | None, int]]:
-        """Return each namespace of the daemon and its number of blocks.
+    async def namespaces(self) -> list[NamespaceUse]:
+        """Return what the daemon has of each namespace, by id.
 
-        None in the place of a namespace: its blocks were found on disk, and no engine that uses it
-        has registered it since.
+        None in the place of a namespace: it has blocks, but what it stands for is not known (any
+        more): it is when an engine that uses it comes.
         """
-        request = pb.ListNamespacesRequest()
-        reply = await self._caller.call(lambda stub, _, t: stub.ListNamespaces(request, timeout=t))
-        return [
-            (
-                NamespaceId(item.namespace_id),
-                Namespace.from_json(item.spec_json) if item.spec_json else None,
-                item.blocks,
-            )
-            for item in reply.items
-        ]
+        found: list[NamespaceUse] = []
+        after = b""
+        while True:
+            request = pb.ListNamespacesRequest(after=after)
+            reply = await self._caller.call(_list_call(request))
+            found += map(_use_of, reply.items)
+            if not reply.next or reply.next <= after:
+                return found
+            after = reply.next
 
     async def outcomes(self, request_id: str = "", *, limit: int = 100) -> list[Outcome]:
         """Return how the last requests whose id starts so were answered, newest first."""
@@ -557,6 +557,23 @@ class AsyncClient:
             left = None if left is None else left - len(reply.items)
             if not after:
                 return
+
+
+def _list_call(request: pb.ListNamespacesRequest) -> Call[pb.ListNamespacesReply]:
+    return lambda stub, _, timeout_s: stub.ListNamespaces(request, timeout=timeout_s)
+
+
+def _use_of(item: pb.NamespaceItem) -> NamespaceUse:
+    return NamespaceUse(
+        NamespaceId(item.namespace_id),
+        Namespace.from_json(item.spec_json) if item.spec_json else None,
+        item.blocks,
+        item.model,
+        item.dram_bytes,
+        item.file_bytes,
+        item.asked_blocks,
+        item.hit_blocks,
+    )
 
 
 def _scan_call(request: pb.ScanRequest) -> Call[pb.ScanReply]:

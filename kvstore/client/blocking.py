@@ -24,6 +24,7 @@ from kvstore.client.async_client import AsyncClient
 from kvstore.config import Entry
 from kvstore.errors import InvalidRequest
 from kvstore.hint import HintReport, Prefix
+from kvstore.namespaces import NamespaceUse
 from kvstore.outcome import Explanation, Outcome
 from kvstore.rpc.v1 import kvstore_pb2 as pb
 from kvstore.scheduling import run_promptly
@@ -303,7 +304,7 @@ class Client:
     def log_lines(self, limit: int = 0) -> list[str]:
         return self.submit(lambda client: client.log_lines(limit)).result()
 
-    def namespaces(self) -> list[tuple[NamespaceId, Namespace | None, int]]:
+    def namespaces(self) -> list[NamespaceUse]:
         return self.submit(lambda client: client.namespaces()).result()
 
     def outcomes(self, request_id: str = "", *, limit: int = 100) -> list[Outcome]:

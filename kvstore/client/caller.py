@@ -175,7 +175,8 @@ class Caller:
         return True
 
     async def _register(self, connection: Connection, namespace_id: NamespaceId) -> None:
-        request = pb.RegisterNamespaceRequest(spec_json=self._namespaces[namespace_id].to_json())
+        spec = self._namespaces[namespace_id]
+        request = pb.RegisterNamespaceRequest(spec_json=spec.to_json(), name=spec.name)
         await connection.stub.RegisterNamespace(request, timeout=self._connect_timeout_s)
 
     def check_may_lease(self) -> None:

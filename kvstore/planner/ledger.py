@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-from kvstore.block import BlockKey, Slot
+from kvstore.block import BlockKey, Slot, padded
 from kvstore.index import Extent, HeldSlot, Index, StoredBlock, StoredFrame, StoredPart
 from kvstore.outcome import Reason
 from kvstore.planner.demotion import Demotion
@@ -368,6 +368,7 @@ class Ledger:
     def make_resident(self, block: StoredBlock, record: StoredPart, held: HeldSlot) -> None:
         held.indexed = True
         record.resident = held
+        self.index.namespaces.in_dram(block.namespace_id, padded(held.nbytes))
         block.resident_parts += 1
         if block.resident_parts == 1:
             self._dram_policy.insert(block.key, block.parent)
@@ -378,6 +379,7 @@ class Ledger:
         if held is None:
             return
         held.indexed = False
+        self.index.namespaces.in_dram(block.namespace_id, -padded(held.nbytes))
         self.orphans += held.pins > 0
         self.unpin(held)
         block.resident_parts -= 1
@@ -400,6 +402,7 @@ class Ledger:
         record.frame, record.position = frame, position
         frame.blocks[position] = block
         self.frames.setdefault(frame)
+        self.index.namespaces.in_files(block.namespace_id, padded(frame.stored_nbytes[position]))
         block.framed_parts += 1
         if block.framed_parts == 1:
             admit = self._file_policy.adopt if found else self._file_policy.insert
@@ -411,6 +414,8 @@ class Ledger:
         if frame is None:
             return
         del frame.blocks[record.position]
+        nbytes = padded(frame.stored_nbytes[record.position])
+        self.index.namespaces.in_files(block.namespace_id, -nbytes)
         self.free_if_dead(frame)
         block.framed_parts -= 1
         if not block.framed_parts:

@@ -22,6 +22,7 @@ from kvstore.errors import InvalidRequest, Unauthorized, Unavailable
 from kvstore.hint import EXPECT_S_MAX, SESSION_ID_CHARS_MAX, Hint, HintKind
 from kvstore.live_config import LiveConfig
 from kvstore.logs import LAST_LINES, LINES_MAX
+from kvstore.namespaces import NamespaceUse
 from kvstore.obs import Metrics
 from kvstore.outcome import REQUEST_ID_CHARS_MAX
 from kvstore.planner import SessionId
@@ -47,7 +48,7 @@ CLIENT_CHARS_MAX = 256
 SCAN_ITEMS_MAX = 10_000
 SCAN_WAIT_S = 2.0  # for what a restart found to be indexed
 OUTCOMES_MAX = 1000
-NAMESPACES_MAX = 1000  # a spec has some KiB; the message must stay under its limit
+NAMESPACES_NBYTES_MAX = 1 << 20  # in one answer, or one more
 READERS_MAX = 1 << 16
 ANSWER_S_MIN = 0.02
 LARGE_GRANT_SLOTS = 64
@@ -108,7 +109,8 @@ class Service(rpc.KVStoreServicer):
     async def RegisterNamespace(
         self, request: pb.RegisterNamespaceRequest, context: Context
     ) -> pb.RegisterNamespaceReply:
-        namespace_id = self._store.register(Namespace.from_json(request.spec_json))
+        namespace = Namespace.from_json(request.spec_json, request.name)
+        namespace_id = self._store.register(namespace)
         return pb.RegisterNamespaceReply(namespace_id=namespace_id)
 
     async def Match(self, request: pb.MatchRequest, context: Context) -> pb.MatchReply:
@@ -249,16 +251,16 @@ class Service(rpc.KVStoreServicer):
     async def ListNamespaces(
         self, request: pb.ListNamespacesRequest, context: Context
     ) -> pb.ListNamespacesReply:
-        return pb.ListNamespacesReply(
-            items=[
-                pb.NamespaceItem(
-                    namespace_id=namespace_id,
-                    spec_json=namespace.to_json() if namespace is not None else "",
-                    blocks=blocks,
-                )
-                for namespace_id, namespace, blocks in self._store.namespaces()[:NAMESPACES_MAX]
-            ]
-        )
+        after = request.after
+        left = [use for use in self._store.namespaces() if use.namespace_id > after]
+        items: list[pb.NamespaceItem] = []
+        nbytes = 0
+        while left and nbytes < NAMESPACES_NBYTES_MAX:
+            items.append(_namespace_item(left[len(items)]))
+            nbytes += items[-1].ByteSize()
+            if len(items) == len(left):
+                return pb.ListNamespacesReply(items=items)
+        return pb.ListNamespacesReply(items=items, next=items[-1].namespace_id if items else b"")
 
     async def Outcomes(self, request: pb.OutcomesRequest, context: Context) -> pb.OutcomesReply:
         limit = min(request.limit or OUTCOMES_MAX, OUTCOMES_MAX)
@@ -377,6 +379,19 @@ def _check_local(context: Context) -> None:
     """Raise Unauthorized unless the call came over the unix socket, which has one user."""
     if not context.peer().startswith("unix:"):
         raise Unauthorized("this is answered over the daemon's unix socket only")
+
+
+def _namespace_item(use: NamespaceUse) -> pb.NamespaceItem:
+    return pb.NamespaceItem(
+        namespace_id=use.namespace_id,
+        spec_json=use.namespace.to_json() if use.namespace is not None else "",
+        blocks=use.blocks,
+        model=use.model,
+        dram_bytes=use.dram_bytes,
+        file_bytes=use.file_bytes,
+        asked_blocks=use.asked_blocks,
+        hit_blocks=use.hit_blocks,
+    )
 
 
 def _pace(seconds: float) -> float:

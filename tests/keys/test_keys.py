@@ -6,12 +6,13 @@ import hashlib
 import struct
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.block import Group, Namespace, NamespaceId
+from kvstore.block import Group, Namespace, NamespaceId, model_name
 from kvstore.errors import InvalidRequest
 from kvstore.keys import KeyChain, block_key, encode_extras, root_key
 
@@ -108,6 +109,32 @@ def test_namespaces_that_differ_in_one_field_share_no_key() -> None:
     ids = {NAMESPACE.id, *(other.id for other in others)}
     assert len(ids) == 6
     assert len({block_key(root_key(i), [1, 2, 3, 4]) for i in ids}) == 6
+
+
+def test_a_name_is_for_people_alone() -> None:
+    named = replace(NAMESPACE, name="google/gemma-3-270m")
+    assert (named, named.id) == (NAMESPACE, NAMESPACE.id)
+    assert named.title == "google/gemma-3-270m"
+    assert NAMESPACE.title == "tiny"
+    digest = replace(NAMESPACE, identity=(("model", "ab" * 32),))
+    assert digest.title == "ab" * 6
+    assert (
+        Namespace.from_json(NAMESPACE.to_json(), "bell\a\n" + "x" * 200).title == "bell" + "x" * 122
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("google/gemma-3-270m", "google/gemma-3-270m"),
+        ("/models/Llama-3.1-8B/", "Llama-3.1-8B"),
+        ("./tiny", "tiny"),
+        ("/root/.cache/hub/models--google--gemma/snapshots/0a1b", "google/gemma"),
+        ("", ""),
+    ],
+)
+def test_a_model_is_called_by_what_it_was_loaded_from(source: str, name: str) -> None:
+    assert model_name(source) == name
 
 
 def test_a_namespace_survives_its_text() -> None:

@@ -65,6 +65,25 @@ def test_one_life_of_blocks_is_counted_tier_by_tier(daemon: Daemon) -> None:
     assert seen["process_resident_memory_bytes"] > 1 << 20
 
 
+def test_bytes_and_hits_are_told_by_model(daemon: Daemon) -> None:
+    with Client(daemon.target) as client:
+        for model, count in (("google/gemma", 4), ("other vendor", 2)):
+            keys = sample_keys(model, 5)
+            ns = client.register(sample_namespace(model))
+            client.put(ns, keys[:count], sample_records(keys[:count]), durable=True)
+            client.release(client.acquire(ns, keys).lease_id)
+        until(lambda: scrape(daemon).get("kvstore_model_blocks other vendor") == 2)
+        seen = scrape(daemon)
+        client.clear()
+        until(lambda: scrape(daemon)["kvstore_model_bytes google/gemma dram"] == 0)
+    assert seen["kvstore_model_blocks google/gemma"] == 4
+    assert seen["kvstore_model_bytes google/gemma dram"] == 4 * PADDED
+    assert seen["kvstore_model_bytes google/gemma file"] == 4 * PADDED
+    assert seen["kvstore_model_lookup_blocks_total google/gemma"] == 5
+    assert seen["kvstore_model_hit_blocks_total google/gemma dram"] == 4
+    assert seen["kvstore_model_hit_blocks_total other vendor dram"] == 2
+
+
 def test_what_comes_up_from_the_file_tier_is_counted_there(daemon: Daemon) -> None:
     keys = sample_keys("metrics", 8)
     with Client(daemon.target) as client:
@@ -150,3 +169,14 @@ def test_totals_fold_what_the_registry_holds() -> None:
     assert totals["rpc_errors"] == {"Match/Unavailable/limbo": 1}
     assert totals["promote_seconds"] == {"count": 1, "sum": 0.5}
     assert "blocks" not in totals
+
+
+def test_a_model_that_made_room_for_another_is_shown_no_more() -> None:
+    metrics = Metrics()
+    use = {"blocks": 1, "dram_bytes": 1, "file_bytes": 1}
+    metrics.model_hits.labels("old", "dram").inc()
+    for model in ("old", "new"):
+        metrics._publish_models([{"model": model, **use}])
+    samples = [sample for family in metrics.registry.collect() for sample in family.samples]
+    shown = {sample.labels.get("model") for sample in samples}
+    assert (shown & {"old", "new"}) == {"new"}

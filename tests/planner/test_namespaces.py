@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kvstore.block import BlockKey, Group, Namespace, NamespaceId
 from kvstore.errors import Unavailable, UnknownNamespace
 from kvstore.index import Index, StoredBlock
-from kvstore.namespaces import Namespaces
+from kvstore.namespaces import MODELS_MAX, OTHER_MODELS, UNKNOWN_MODEL, Namespaces
 from kvstore.testing.samples import sample_keys
 
 MAX = 16  # of which at least 2 are for namespaces without blocks
@@ -124,3 +126,50 @@ def test_blocks_that_changed_while_their_namespace_was_forgotten_are_judged_anew
     (found,) = index.find(spec(1).id, [key])
     assert found is block
     assert block.complete == 0
+
+
+def named(name: str, number: int = 0) -> Namespace:
+    return replace(spec(number), identity=(("name", f"{name} {number}"),), name=name)
+
+
+def test_models_are_told_apart_by_name_up_to_a_bound() -> None:
+    known = Namespaces()
+    for number in range(MODELS_MAX + 3):
+        each = named(f"model {number}")
+        known.register(each)
+        known.block_added(each.id)
+        known.in_dram(each.id, 4096)
+    models = {model.name: model for model in known.models}
+    assert len(models) == MODELS_MAX + 1
+    assert models[OTHER_MODELS].dram_nbytes == 3 * 4096
+    assert known.asked(named("model 65").id, 5, 3) == OTHER_MODELS
+    gone = named("model 7")
+    known.in_dram(gone.id, -4096)
+    known.block_removed(gone.id)
+    known._forget(known._all[gone.id])
+    fresh = named("a fresh model")
+    known.register(fresh)
+    known.block_added(fresh.id)
+    assert "a fresh model" in {model.name for model in known.models}, "it took the free place"
+
+
+def test_a_name_alone_takes_no_place_among_the_models() -> None:
+    known = Namespaces()
+    for number in range(MODELS_MAX):
+        known.register(named(f"nothing of {number}"))
+    assert known.models == []
+
+
+def test_what_was_found_counts_for_its_model_once_it_is_known() -> None:
+    known = Namespaces()
+    each = named("found")
+    known.block_added(each.id)
+    known.in_files(each.id, 8192)
+    assert [(model.name, model.file_nbytes) for model in known.models] == [(UNKNOWN_MODEL, 8192)]
+    known.register(each)
+    by_name = {model.name: model for model in known.models}
+    assert (by_name["found"].blocks, by_name["found"].file_nbytes) == (1, 8192)
+    assert (by_name[UNKNOWN_MODEL].blocks, by_name[UNKNOWN_MODEL].file_nbytes) == (0, 0)
+    known._forget(known._all[each.id])
+    assert by_name["found"].file_nbytes == 8192, "still its"
+    assert [use.use.model for use in known] == ["found"]

@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from kvstore.block import BlockKey, Group, Namespace, Part, Slot, Span
+from kvstore.block import BlockKey, Group, Namespace, Part, Slot, Span, padded
 from kvstore.index import HeldSlot, StoredFrame
 from kvstore.keys import KeyChain, root_key
 from kvstore.planner import Check, Planner, Read, Reservation, Steps, Write, needed_spans
@@ -263,6 +263,12 @@ class PlannerMachine(RuleBasedStateMachine):
         assert self.planner.framed_blocks == sum(b.framed_parts > 0 for b in blocks)
         newest = max((r.dirty for r in dirty), default=0)
         assert self.planner.dirty.settled(self.planner.dirty.last) == (newest == 0)
+        frames = [(r.frame, r.position) for b in blocks for r in b.records if r.frame]
+        resident = [r for b in blocks for r in b.records if r.resident]
+        for use in (*self.planner.index.namespaces, *self.planner.index.namespaces.models):
+            assert use.blocks == len(blocks)
+            assert use.dram_nbytes == sum(padded(r.nbytes) for r in resident)
+            assert use.file_nbytes == sum(padded(f.stored_nbytes[at]) for f, at in frames)
 
     @invariant()
     def deleted_blocks_stay_away(self) -> None:

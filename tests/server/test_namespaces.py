@@ -75,7 +75,7 @@ def test_a_new_engine_is_served_after_ten_thousand_registrations(daemon: Daemon)
         assert old.stats()["namespaces"] == NAMESPACES_MAX
         with Client(daemon.target, name="new engine") as new:
             put_and_got(new, ENGINE, "new")
-        assert kept in [namespace for _, namespace, _ in old.namespaces()], "it has blocks"
+        assert kept in [use.namespace for use in old.namespaces()], "it has blocks"
         assert old.match(kept.id, sample_keys("kept", 4)).hit_blocks == 4
 
 

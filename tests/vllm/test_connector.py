@@ -249,6 +249,8 @@ def test_the_namespace_does_not_change_with_where_the_model_lies(vllm):
         to_dict=lambda: {"hidden_size": 8, "_name_or_path": "/y", "transformers_version": "9"}
     )
     assert build(vllm, config) == build(vllm)
+    assert build(vllm, config).id == build(vllm).id
+    assert build(vllm, config).title == "elsewhere"
 
 
 def test_positions_that_scale_with_the_models_length_are_told_apart(vllm):

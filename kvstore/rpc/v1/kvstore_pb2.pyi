@@ -33,10 +33,12 @@ class OpenSessionReply(_message.Message):
     def __init__(self, session: _Optional[int] = ..., instance: _Optional[str] = ..., arena_socket: _Optional[str] = ..., batch_keys_max: _Optional[int] = ..., server_version: _Optional[str] = ..., call_socket: _Optional[str] = ...) -> None: ...
 
 class RegisterNamespaceRequest(_message.Message):
-    __slots__ = ("spec_json",)
+    __slots__ = ("spec_json", "name")
     SPEC_JSON_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
     spec_json: str
-    def __init__(self, spec_json: _Optional[str] = ...) -> None: ...
+    name: str
+    def __init__(self, spec_json: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
 
 class RegisterNamespaceReply(_message.Message):
     __slots__ = ("namespace_id",)
@@ -333,24 +335,38 @@ class ScanReply(_message.Message):
     def __init__(self, items: _Optional[_Iterable[_Union[ScanItem, _Mapping]]] = ..., next: _Optional[bytes] = ...) -> None: ...
 
 class ListNamespacesRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("after",)
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    after: bytes
+    def __init__(self, after: _Optional[bytes] = ...) -> None: ...
 
 class NamespaceItem(_message.Message):
-    __slots__ = ("namespace_id", "spec_json", "blocks")
+    __slots__ = ("namespace_id", "spec_json", "blocks", "model", "dram_bytes", "file_bytes", "asked_blocks", "hit_blocks")
     NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
     SPEC_JSON_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    DRAM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FILE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ASKED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    HIT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     namespace_id: bytes
     spec_json: str
     blocks: int
-    def __init__(self, namespace_id: _Optional[bytes] = ..., spec_json: _Optional[str] = ..., blocks: _Optional[int] = ...) -> None: ...
+    model: str
+    dram_bytes: int
+    file_bytes: int
+    asked_blocks: int
+    hit_blocks: int
+    def __init__(self, namespace_id: _Optional[bytes] = ..., spec_json: _Optional[str] = ..., blocks: _Optional[int] = ..., model: _Optional[str] = ..., dram_bytes: _Optional[int] = ..., file_bytes: _Optional[int] = ..., asked_blocks: _Optional[int] = ..., hit_blocks: _Optional[int] = ...) -> None: ...
 
 class ListNamespacesReply(_message.Message):
-    __slots__ = ("items",)
+    __slots__ = ("items", "next")
     ITEMS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
     items: _containers.RepeatedCompositeFieldContainer[NamespaceItem]
-    def __init__(self, items: _Optional[_Iterable[_Union[NamespaceItem, _Mapping]]] = ...) -> None: ...
+    next: bytes
+    def __init__(self, items: _Optional[_Iterable[_Union[NamespaceItem, _Mapping]]] = ..., next: _Optional[bytes] = ...) -> None: ...
 
 class Ending(_message.Message):
     __slots__ = ("reason", "block", "group", "left_s", "differs")
