@@ -33,13 +33,26 @@ MIB = 1 << 20
 GIB = 1 << 30
 
 
-def default_socket(environ: Mapping[str, str] | None = None) -> str:
-    """Return where a daemon listens, and a client looks, unless told otherwise.
+def default_target_text(environ: Mapping[str, str] | None = None) -> str:
+    """Return what KVSTORE_TARGET says: which daemon clients ask unless told otherwise."""
+    return _environment(environ).get("KVSTORE_TARGET", "")
 
-    /run/kvstore if this user may write there, else $XDG_RUNTIME_DIR/kvstore, else
-    ~/.local/state/kvstore.
-    """
-    return f"{_default_place('/run', 'XDG_RUNTIME_DIR', environ)}/kvstore.sock"
+
+def default_sockets(environ: Mapping[str, str] | None = None) -> tuple[Path, ...]:
+    """Return where a daemon may listen unless told otherwise, in the order that daemons try and
+    clients look: /run, $XDG_RUNTIME_DIR, /run/user/UID, ~/.local/state; there in `kvstore`."""
+    own = _environment(environ).get("XDG_RUNTIME_DIR", "")
+    places = ["/run", *([own] if own.startswith("/") else []), f"/run/user/{os.getuid()}"]
+    return tuple(
+        Path(place) / "kvstore/kvstore.sock"
+        for place in dict.fromkeys([*places, str(Path.home() / ".local/state")])
+    )
+
+
+def default_socket(environ: Mapping[str, str] | None = None) -> str:
+    """Return the first of `default_sockets` that a daemon of this user may make, else the last."""
+    *first, last = default_sockets(environ)
+    return str(next((path for path in first if _may_make(path.parent)), last))
 
 
 def default_directory(environ: Mapping[str, str] | None = None) -> str:
@@ -52,12 +65,23 @@ def default_directory(environ: Mapping[str, str] | None = None) -> str:
 
 
 def _default_place(system: str, variable: str, environ: Mapping[str, str] | None) -> Path:
-    """The only place that reads the environment for a default."""
     place = Path(system) / "kvstore"
-    if os.access(place if place.is_dir() else place.parent, os.W_OK):
+    if _may_make(place):
         return place
-    own = (os.environ if environ is None else environ).get(variable)
+    own = _environment(environ).get(variable)
     return (Path(own) if own else Path.home() / ".local/state") / "kvstore"
+
+
+def _may_make(place: Path) -> bool:
+    try:
+        return os.access(place if place.is_dir() else place.parent, os.W_OK | os.X_OK)
+    except PermissionError:
+        return False
+
+
+def _environment(environ: Mapping[str, str] | None) -> Mapping[str, str]:
+    """Return the process's environment, or what stands in for it. Nothing else here reads it."""
+    return os.environ if environ is None else environ
 
 
 def _setting(doc: str, default: Any = None, factory: Any = None, *, live: bool = False) -> Any:
@@ -76,8 +100,9 @@ class ServerSettings:
     """Where the daemon is reached."""
 
     socket: str = _setting(
-        "Path of the unix socket. The arena is handed out at <socket>.arena. Created with mode "
-        "0600 in a directory of mode 0700; at most 101 bytes.",
+        "Path of the unix socket. The arena is handed out at <socket>.arena, hot calls are taken "
+        "at <socket>.calls. Created with mode 0600 in a directory of mode 0700; at most 101 bytes. "
+        "Clients that are not told another one look at the same default places.",
         factory=default_socket,
     )
     listen: str = _setting(
@@ -113,6 +138,11 @@ class ServerSettings:
         "keeps more blocks; shorter restarts sooner.",
         10.0,
     )
+
+    @property
+    def socket_path(self) -> Path:
+        """The socket's path in full."""
+        return Path(os.path.abspath(self.socket))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -554,7 +584,7 @@ def _check(settings: Settings) -> None:
             raise ConfigError(f"{key}={path!r} is not a path")
     if (not isinstance(file.path, str) and "" in file.path) or len(file.paths) > DIRECTORIES_MAX:
         raise ConfigError(f"file.path names 1 to {DIRECTORIES_MAX} directories; none is empty")
-    socket_nbytes = len(os.fsencode(server.socket))
+    socket_nbytes = len(os.fsencode(server.socket_path)) if server.socket else 0
     if not 0 < socket_nbytes <= SOCKET_PATH_NBYTES_MAX:
         raise ConfigError(
             f"server.socket has {socket_nbytes} bytes; unix sockets allow {SOCKET_PATH_NBYTES_MAX} "

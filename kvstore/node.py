@@ -68,7 +68,7 @@ class Node:
             "file_bytes=%d directories=%r object=%r blocks=%d start_s=%.3f",
             kvstore.__version__,
             os.getpid(),
-            settings.server.socket,
+            settings.server.socket_path,
             self.server.port,
             self.server.metrics_port,
             settings.dram.capacity_bytes,

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from kvstore.client.target import default_target
 from kvstore_transformers import Prefixes
 
 
@@ -21,7 +22,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model")
     parser.add_argument("--prompt", type=Path, required=True, help="a text file")
-    parser.add_argument("--target", default="unix:/run/kvstore/kvstore.sock")
+    parser.add_argument("--target", default=default_target())
     parser.add_argument("--device", default="cpu")
     arguments = parser.parse_args()
 

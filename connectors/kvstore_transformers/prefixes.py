@@ -87,6 +87,7 @@ class Prefixes:
         hbm_bytes: int = 0,
         hbm_policy: str = "lru",
         direct_storage: DirectMode = "auto",
+        daemon_uid: int | None = None,
     ) -> None:
         """Look at the model; the daemon need not be there yet.
 
@@ -98,6 +99,7 @@ class Prefixes:
         who leaves there, "lru" or "hz". direct_storage: whether blocks that only the daemon's files
         have are read there: "auto", where GPUDirect Storage works (the engine must see the files
         under the daemon's paths, and may read them); "always", in whatever way there is; "never".
+        daemon_uid: the user that runs the daemon, if it is neither this one nor root.
         Raises Incompatible, saying why, for a model that cannot be served, ConfigError for an
         unknown policy or word, InvalidRequest where hbm_bytes do not fit.
         """
@@ -115,7 +117,7 @@ class Prefixes:
         self._block_nbytes = sum(sizes)
         self._pool = self._open_pool(hbm_bytes, hbm_policy) if hbm_bytes else None
         self._direct = DirectStorage(self._layout.device, max(sizes), direct_storage)
-        self._client = Client(target, name="transformers")
+        self._client = Client(target, name="transformers", daemon_uid=daemon_uid)
         self._copier = copier_for(self._layout.device, max(sizes), self._client.extents)
         self._saver = Saver(
             self._client,

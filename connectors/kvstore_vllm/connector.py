@@ -278,7 +278,12 @@ def _client(settings: Settings, vllm_config: Any, role: KVConnectorRole) -> Clie
     """
     engine_id = vllm_config.kv_transfer_config.engine_id
     token = hashlib.sha256(f"kvstore-vllm {engine_id}".encode()).hexdigest()
-    client = Client(settings.target, token=token, name=f"vllm {role.name.lower()}")
+    client = Client(
+        settings.target,
+        token=token,
+        name=f"vllm {role.name.lower()}",
+        daemon_uid=settings.daemon_uid,
+    )
     client.submit(lambda remote: remote.connect())  # in the background; failing is fine
     return client
 

@@ -24,6 +24,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     save_queue_jobs: saves waiting for the copy thread; more are dropped. Each holds no memory.
     weights_id: names the weights instead of their fingerprint; for weights that are not read from
         local files. Two engines with the same id must have identical weights.
+    daemon_uid: the user that runs the daemon, if it is neither the engine's nor root.
     """
 
     target: Annotated[str, msgspec.Meta(pattern="^unix:.+")]
@@ -32,6 +33,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reuse_wait_s: Seconds = 0.1
     save_queue_jobs: Annotated[int, msgspec.Meta(ge=1, le=65536)] = 256
     weights_id: str = ""
+    daemon_uid: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
 
 def parse_settings(extra: Mapping[str, object]) -> Settings:

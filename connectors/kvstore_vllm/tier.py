@@ -48,7 +48,7 @@ _CHUNK_TAG = b"kvstore.vllm.chunk.v1"
 class TierSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How one engine uses the daemon as a tier.
 
-    target, load_deadline_s, save_deadline_s: as for the connector.
+    target, load_deadline_s, save_deadline_s, daemon_uid: as for the connector.
     weights_id: names the weights, and whatever else changes their KV (quantization, overrides of
         the model's configuration, the attention back end): vLLM tells its tiers only where the
         model lies. Without it, the weights in that directory are fingerprinted.
@@ -58,6 +58,7 @@ class TierSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     load_deadline_s: Seconds = 5.0
     save_deadline_s: Seconds = 1.0
     weights_id: str = ""
+    daemon_uid: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
 
 class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]
@@ -84,7 +85,9 @@ class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]
             for group in offloading_spec.config.groups
         }
         self._pool = primary_kv_view.cast("B")
-        self._client = Client(self._settings.target, name="vllm tier")
+        self._client = Client(
+            self._settings.target, name="vllm tier", daemon_uid=self._settings.daemon_uid
+        )
         self._client.submit(lambda remote: remote.connect())  # in the background; failing is fine
         self._lookups = _Lookups(self, tier_type)
         # One thread each way: a copy is as fast as memory, and loads do not queue behind stores.

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import kvstore
 from kvstore.cli.health import Finding, daemon_health, note, ok, wrong
+from kvstore.cli.reach import reach, reach_of
 from kvstore.cli.target import connect
 from kvstore.config import ServerSettings, parse_listen
-from kvstore.errors import KVStoreError, Unavailable
+from kvstore.errors import KVStoreError, Unauthorized, Unavailable
 
 
 def check_daemon(target: str, settings: ServerSettings) -> tuple[list[Finding], bool]:
@@ -25,9 +26,11 @@ def check_daemon(target: str, settings: ServerSettings) -> tuple[list[Finding], 
     except Unavailable:
         found = wrong("daemon", f"none answers at {target}", "kvstore serve")
         return [found, *check_addresses(settings)], False
+    except Unauthorized as error:
+        return [wrong("daemon", str(error), "see --target and --daemon-uid")], True
     except KVStoreError as error:
         return [wrong("daemon", str(error), "run the same release on both sides")], True
-    return [_version(target, stats["version"]), *daemon_health(stats)], True
+    return [_version(target, stats["version"]), *daemon_health(stats), *reach(stats)], True
 
 
 def _version(target: str, version: str) -> Finding:
@@ -49,7 +52,8 @@ def check_addresses(settings: ServerSettings) -> Iterator[Finding]:
         address = parse_listen(key, text)
         if address is not None:
             yield _port(key, *address)
-    yield _socket(Path(settings.socket))
+    yield _socket(settings.socket_path)
+    yield from reach_of(settings)
 
 
 def _port(key: str, host: str, port: int) -> Finding:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import socket
-import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from kvstore.cli.health import Finding, note, ok
 from kvstore.numa import Topology, pages_by_node, read_topology
+from kvstore.transport.unix_sockets import peer_of
 
 ABOUT = "NUMA"
 NEAR_FRACTION_MIN = 0.9
 ARENA = "memfd:kvstore-arena"
-_CREDENTIALS = struct.Struct("3i")
 
 
 def check_gpus(target: str) -> Iterator[Finding]:
@@ -64,8 +63,7 @@ def arena_pages(target: str) -> dict[int, int]:
         with socket.socket(socket.AF_UNIX) as link:
             link.settimeout(1.0)
             link.connect(target.removeprefix("unix:"))
-            peer = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        pid, _, _ = _CREDENTIALS.unpack(peer)
+            pid = peer_of(link).pid
         return pages_by_node(Path(f"/proc/{pid}/numa_maps").read_text(), ARENA)
     except OSError:
         return {}

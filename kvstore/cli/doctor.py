@@ -13,7 +13,7 @@ from kvstore.cli.check_gpu import check_gpus
 from kvstore.cli.check_machine import check_machine
 from kvstore.cli.check_vllm import check_vllm, read_arguments, read_config
 from kvstore.cli.health import Finding, is_wrong
-from kvstore.cli.target import Target
+from kvstore.cli.target import Target, daemon_uid_option, target_for
 from kvstore.config import Settings, load_settings
 
 
@@ -29,8 +29,9 @@ from kvstore.config import Settings, load_settings
 @click.option(
     "--target",
     type=Target(),
-    help="The daemon to ask; default: the settings' socket.",
+    help="The daemon to ask; default: the settings' socket, or else as for every command.",
 )
+@daemon_uid_option
 @click.option("--vllm-args", metavar="ARGS", help="Arguments of `vllm serve`, as one text.")
 @click.option(
     "--vllm-config",
@@ -62,7 +63,7 @@ def doctor(
       kvstore doctor --vllm-config vllm.yaml
     """
     settings = load_settings(config, overrides)
-    at = target or f"unix:{settings.server.socket}"
+    at = target or target_for(settings)
     findings = check_all(settings, at)
     engine: dict[str, object] = {}
     if vllm_config is not None:

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from kvstore.cli.health import Finding, daemon_health, is_wrong, note, ok
+from kvstore.cli.reach import reach
 from kvstore.cli.target import connect, daemon_options
 from kvstore.cli.words import bar, duration, percent, size
 
@@ -37,7 +38,7 @@ def status(ctx: click.Context, target: str, as_json: bool) -> None:
             began = time.perf_counter()
             stats = client.stats()
             times.append(time.perf_counter() - began)
-    findings = [_answers(stats, sorted(times)[ROUNDS // 2]), *daemon_health(stats)]
+    findings = [_answers(stats, sorted(times)[ROUNDS // 2]), *daemon_health(stats), *reach(stats)]
     bad = is_wrong(findings)
     if as_json:
         about = {"target": target, "healthy": not bad}

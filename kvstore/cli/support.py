@@ -19,7 +19,7 @@ import click
 import kvstore
 from kvstore.cli.doctor import check_all
 from kvstore.cli.namespaces import namespace_json
-from kvstore.cli.target import Target, connect
+from kvstore.cli.target import Target, connect, daemon_uid_option, target_for
 from kvstore.client import Client
 from kvstore.config import Settings, load_settings
 from kvstore.errors import KVStoreError
@@ -59,7 +59,12 @@ are in it: look through it before you attach it.
 @click.option(
     "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="As for `kvstore serve`."
 )
-@click.option("--target", type=Target(), help="The daemon to ask; default: the settings' socket.")
+@click.option(
+    "--target",
+    type=Target(),
+    help="The daemon to ask; default: the settings' socket, or else as for every command.",
+)
+@daemon_uid_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def support(
     *,
@@ -81,7 +86,7 @@ def support(
     settings = load_settings(config, overrides)
     when = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     path = output or Path(f"kvstore-support-{when}.zip")
-    files, missing = collect(settings, target or f"unix:{settings.server.socket}")
+    files, missing = collect(settings, target or target_for(settings))
     files["README.txt"] = _README.format(
         version=kvstore.__version__, when=when, missing="".join(f"\n{each}\n" for each in missing)
     )

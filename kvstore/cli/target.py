@@ -9,9 +9,12 @@ import click
 
 from kvstore.block import KEY_NBYTES
 from kvstore.client import Client
-from kvstore.config import default_socket
+from kvstore.client.target import default_target
+from kvstore.config import Settings, default_socket
+from kvstore.transport.unix_sockets import target_of
 
 F = TypeVar("F", bound=Callable[..., Any])
+_DAEMON_UID = "kvstore.daemon_uid"
 
 
 # click's types take a parameter since 8.4. Engines' environments often hold an older click.
@@ -23,17 +26,15 @@ else:
 
 
 class Target(_Text):
-    """A daemon's address; a bare path means its unix socket."""
+    """A daemon's address; a path means its unix socket."""
 
     name = "address"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        text = str(value)
-        if text.startswith("/"):
-            return f"unix:{text}"
-        if not text.startswith("unix:") and not text.rpartition(":")[2].isdigit():
-            self.fail(f"{text!r} is neither unix:/path/kvstore.sock nor host:port", param, ctx)
-        return text
+        target = target_of(str(value))
+        if not target.startswith("unix:") and not target.rpartition(":")[2].isdigit():
+            self.fail(f"{value!r} is neither unix:/path/kvstore.sock nor host:port", param, ctx)
+        return target
 
 
 class Hash(_Bytes):
@@ -53,19 +54,47 @@ class Hash(_Bytes):
         return found
 
 
+def _keep_daemon_uid(ctx: click.Context, _: click.Parameter, value: int | None) -> None:
+    ctx.meta[_DAEMON_UID] = value
+
+
+def daemon_uid() -> int | None:
+    """Return what --daemon-uid says in the command that runs."""
+    ctx = click.get_current_context(silent=True)
+    return ctx.meta.get(_DAEMON_UID) if ctx is not None else None
+
+
+daemon_uid_option = click.option(
+    "--daemon-uid",
+    type=click.IntRange(0),
+    is_eager=True,  # before the target, which it helps to find
+    expose_value=False,
+    callback=_keep_daemon_uid,
+    metavar="UID",
+    help="The user that runs the daemon, if it is neither you nor root.",
+)
+
+
 def daemon_options(command: F) -> F:
-    """Add --target and --json."""
+    """Add --target, --daemon-uid and --json."""
     target = click.option(
         "--target",
         type=Target(),
-        default=lambda: f"unix:{default_socket()}",
-        show_default="the default unix socket",
-        help="unix:/path/kvstore.sock or host:port.",
+        default=lambda: default_target(daemon_uid()),
+        show_default="$KVSTORE_TARGET, or the first default unix socket there is",
+        help="unix:/path/kvstore.sock, a path, or host:port.",
     )
     as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-    return target(as_json(command))
+    return target(daemon_uid_option(as_json(command)))
+
+
+def target_for(settings: Settings) -> str:
+    """Return the daemon that these settings are for; if they leave that open, the usual one."""
+    if settings.server.socket != default_socket():
+        return f"unix:{settings.server.socket_path}"
+    return default_target(daemon_uid())
 
 
 def connect(target: str) -> Client:
     """Return a client that asks, but maps and leases nothing."""
-    return Client(target, arena=False, name="cli")
+    return Client(target, arena=False, name="cli", daemon_uid=daemon_uid())

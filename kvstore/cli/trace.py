@@ -16,7 +16,7 @@ import click
 
 from kvstore.cli.demand import demand_of, demand_options
 from kvstore.cli.namespaces import Start, find_namespace_id, namespace_id_option
-from kvstore.cli.target import connect, daemon_options
+from kvstore.cli.target import connect, daemon_options, daemon_uid
 from kvstore.cli.trace_file import TraceWriter, writing
 from kvstore.cli.words import duration, size
 from kvstore.client import AsyncClient
@@ -236,7 +236,7 @@ async def _record(
     limits: _Limits,
 ) -> None:
     """Record until a limit is reached, a signal comes or the daemon ends."""
-    client = AsyncClient(target, arena=False, name="trace record")
+    client = AsyncClient(target, arena=False, name="trace record", daemon_uid=daemon_uid())
     loop = asyncio.get_running_loop()
     told = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -17,6 +17,7 @@ import numpy as np
 
 from kvstore import errors
 from kvstore.block import Slot
+from kvstore.client.trust import check_daemon
 from kvstore.errors import Incompatible, InvalidRequest, KVStoreError, Unavailable
 from kvstore.transport.arena_wire import Ended, Extent, Hello, Refused, Welcome, receive, send
 
@@ -51,13 +52,15 @@ class ClientArena:
         hello: Hello,
         timeout_s: float,
         *,
+        daemon_uid: int | None = None,
         on_lost: Callable[[], None],
         on_ended: Callable[[], None],
     ) -> ClientArena:
         """Join the session and map the extents there are.
 
         on_lost is called when the link ends, on_ended when the daemon says that the session has.
-        Raises what the daemon refused with, Incompatible, or Unavailable.
+        Raises what the daemon refused with, Incompatible, Unavailable, or Unauthorized if it is
+        another user's.
         """
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         connection.setblocking(False)
@@ -65,6 +68,7 @@ class ClientArena:
         try:
             async with asyncio.timeout(timeout_s):
                 await asyncio.get_running_loop().sock_connect(connection, path)
+                check_daemon(connection, path, daemon_uid)
                 await send(connection, hello)
                 await arena._welcome()
         except (OSError, TimeoutError) as error:

@@ -27,6 +27,7 @@ from kvstore.block import (
 from kvstore.client.bulk import Bulk
 from kvstore.client.caller import Call, Caller
 from kvstore.client.recording import record
+from kvstore.client.target import default_target
 from kvstore.config import Entry
 from kvstore.errors import Incompatible, InvalidRequest, SessionEnded, Unavailable
 from kvstore.hint import HintKind, HintReport, Prefix
@@ -37,6 +38,7 @@ from kvstore.rpc.v1 import kvstore_pb2 as pb
 from kvstore.transport.explain_messages import explanation_of, outcome_of
 from kvstore.transport.hint_messages import report_of
 from kvstore.transport.messages import committed_of, grant_of, spans_to_messages
+from kvstore.transport.unix_sockets import target_of
 
 if TYPE_CHECKING:
     from kvstore.rpc.v1.kvstore_pb2_grpc import KVStoreAsyncStub
@@ -48,30 +50,36 @@ SCAN_PAGE_ITEMS = 1000
 class AsyncClient:
     """One engine process's client. Lives on one event loop.
 
-    target: "unix:/run/kvstore/kvstore.sock", or "127.0.0.1:7700" where `server.listen` is set.
+    target: "unix:/run/kvstore/kvstore.sock", a path such as "./kvstore.sock", or "127.0.0.1:7700"
+    where `server.listen` is set. None: what the environment variable KVSTORE_TARGET says, or else
+    the first of the default sockets that this user may use, looked for now.
     token: shared by all processes of one engine, 16 to 128 characters; one is made up if None.
     name: for the daemon's log. timeout_s: deadline of a call, beyond the time it was told to wait.
     arena: map the daemon's memory; default: whenever the target is a unix socket.
+    daemon_uid: the user that runs the daemon. Without it, only one of this user, or of root, is
+    believed: whoever answers feeds the engine.
     """
 
     def __init__(
         self,
-        target: str,
+        target: str | None = None,
         *,
         token: str | None = None,
         name: str = "",
         timeout_s: float = 5.0,
         connect_timeout_s: float = 2.0,
         arena: bool | None = None,
+        daemon_uid: int | None = None,
     ) -> None:
-        self.target = target
-        wants_arena = target.startswith("unix:") if arena is None else arena
+        self.target = default_target(daemon_uid) if target is None else target_of(target)
+        wants_arena = self.target.startswith("unix:") if arena is None else arena
         self._caller = Caller(
-            target,
+            self.target,
             token=(token or secrets.token_hex(16)) if wants_arena else "",
             name=name,
             timeout_s=timeout_s,
             connect_timeout_s=connect_timeout_s,
+            daemon_uid=daemon_uid,
         )
         self._bulk = Bulk(self, self._caller)
 
@@ -103,7 +111,7 @@ class AsyncClient:
         return self._bulk.corrupt_blocks
 
     async def connect(self) -> None:
-        """Connect now. Calls do it on demand. Raises Unavailable or Incompatible."""
+        """Connect now. Calls do it on demand. Raises Unavailable, Unauthorized or Incompatible."""
         await self._caller.connected()
 
     async def ping(self) -> str:

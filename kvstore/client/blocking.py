@@ -42,13 +42,14 @@ class Client:
 
     def __init__(
         self,
-        target: str,
+        target: str | None = None,
         *,
         token: str | None = None,
         name: str = "",
         timeout_s: float = 5.0,
         connect_timeout_s: float = 2.0,
         arena: bool | None = None,
+        daemon_uid: int | None = None,
     ) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="kvstore-client", daemon=True)
@@ -61,6 +62,7 @@ class Client:
                 timeout_s=timeout_s,
                 connect_timeout_s=connect_timeout_s,
                 arena=arena,
+                daemon_uid=daemon_uid,
             )
         )
         self._closed = False
@@ -346,7 +348,7 @@ class Client:
     ) -> None:
         self.close()
 
-    async def _make(self, target: str, **options: Any) -> AsyncClient:
+    async def _make(self, target: str | None, **options: Any) -> AsyncClient:
         return AsyncClient(target, **options)
 
     def _wait(self, work: Any) -> Any:

@@ -23,6 +23,7 @@ from kvstore.errors import (
     InvalidRequest,
     KVStoreError,
     SessionEnded,
+    Unauthorized,
     Unavailable,
     UnknownNamespace,
 )
@@ -52,7 +53,14 @@ class Caller:
     """The connection of one client, whichever daemon it leads to at the moment."""
 
     def __init__(
-        self, target: str, *, token: str, name: str, timeout_s: float, connect_timeout_s: float
+        self,
+        target: str,
+        *,
+        token: str,
+        name: str,
+        timeout_s: float,
+        connect_timeout_s: float,
+        daemon_uid: int | None,
     ) -> None:
         self._namespaces: OrderedDict[NamespaceId, Namespace] = OrderedDict()  # used last: last
         self._target = target
@@ -60,6 +68,8 @@ class Caller:
         self._name = name
         self._timeout_s = timeout_s
         self._connect_timeout_s = connect_timeout_s
+        self._daemon_uid = daemon_uid
+        self._refused = ""  # why the daemon that is there is not asked
         self._breaker = Breaker(time.monotonic)
         self._connection: Connection | None = None
         self._connecting = asyncio.Lock()
@@ -129,10 +139,12 @@ class Caller:
 
     async def connected(self) -> Connection:
         """Return the connection, making it if there is none yet. Raises Unavailable at once while
-        the breaker is open."""
+        the breaker is open, or Unauthorized, if that is why."""
         if self._closed:
             raise InvalidRequest("this client is closed")
         if not self._breaker.closed:
+            if self._refused:
+                raise Unauthorized(self._refused)
             raise Unavailable(
                 f"no kvstore daemon answers at {self._target}",
                 retry_after_s=self._breaker.retry_after_s,
@@ -290,13 +302,19 @@ class Caller:
 
     async def _open(self) -> Connection:
         """Connect, and tell a daemon that may be new what the old one knew."""
-        connection = await Connection.open(
-            self._target,
-            token=self._token,
-            name=self._name,
-            timeout_s=self._connect_timeout_s,
-            watcher=self,
-        )
+        try:
+            connection = await Connection.open(
+                self._target,
+                token=self._token,
+                name=self._name,
+                timeout_s=self._connect_timeout_s,
+                watcher=self,
+                daemon_uid=self._daemon_uid,
+            )
+        except KVStoreError as error:
+            self._refused = str(error) if isinstance(error, Unauthorized) else ""
+            raise
+        self._refused = ""
         try:
             for namespace_id in [*self._namespaces][-NAMESPACES_TOLD:]:
                 await self._register(connection, namespace_id)

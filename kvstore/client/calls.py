@@ -14,6 +14,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
+from kvstore.client.trust import check_daemon
 from kvstore.errors import Incompatible, Unavailable
 from kvstore.rpc.v1 import kvstore_pb2 as pb
 from kvstore.transport.call_wire import METHODS, Frame, FrameLink, Kind, decode_status
@@ -37,10 +38,17 @@ class CallStub:
             setattr(self, method.name, partial(self._call, number))
 
     @classmethod
-    async def connect(cls, path: str, fallback: Any) -> CallStub:
-        """Connect to the daemon's call socket. Raises OSError."""
+    async def connect(cls, path: str, fallback: Any, daemon_uid: int | None = None) -> CallStub:
+        """Connect to the daemon's call socket. Raises OSError, Unauthorized if it is another
+        user's."""
         stub = cls(fallback)
-        await asyncio.get_running_loop().create_unix_connection(lambda: stub._link, path)
+        loop = asyncio.get_running_loop()
+        transport, _ = await loop.create_unix_connection(lambda: stub._link, path)
+        try:
+            check_daemon(transport.get_extra_info("socket"), path, daemon_uid)
+        except BaseException:
+            transport.abort()
+            raise
         return stub
 
     def __getattr__(self, name: str) -> Any:

@@ -12,6 +12,7 @@ import grpc.aio
 
 from kvstore.client.arena import ClientArena
 from kvstore.client.calls import CallStub
+from kvstore.client.trust import check_socket
 from kvstore.errors import SessionEnded, Unavailable
 from kvstore.rpc import RPC_VERSION
 from kvstore.rpc.status import error_of
@@ -19,6 +20,7 @@ from kvstore.rpc.v1 import kvstore_pb2 as pb
 from kvstore.rpc.v1 import kvstore_pb2_grpc as rpc
 from kvstore.transport.arena_wire import Hello
 from kvstore.transport.messages import MESSAGE_NBYTES_MAX
+from kvstore.transport.unix_sockets import arena_socket_path, call_socket_path, socket_path
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +46,9 @@ class Watcher(Protocol):
 class Connection:
     """What a client has while a daemon lives. `session` is 0 and `arena` None without a token."""
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, daemon_uid: int | None) -> None:
+        self._socket = socket_path(target)
+        self._daemon_uid = daemon_uid
         self.channel = grpc.aio.insecure_channel(target, options=_OPTIONS)
         self.stub: rpc.KVStoreAsyncStub = rpc.KVStoreStub(self.channel)
         self.session = 0
@@ -55,13 +59,21 @@ class Connection:
 
     @classmethod
     async def open(
-        cls, target: str, *, token: str, name: str, timeout_s: float, watcher: Watcher
+        cls,
+        target: str,
+        *,
+        token: str,
+        name: str,
+        timeout_s: float,
+        watcher: Watcher,
+        daemon_uid: int | None = None,
     ) -> Connection:
         """Connect, open the session of `token` and map the arena; without one, only connect.
 
-        Raises Unavailable, Incompatible or InvalidRequest.
+        daemon_uid: the user of the daemon, if it is neither this one nor root. Raises Unavailable,
+        Unauthorized, Incompatible or InvalidRequest.
         """
-        connection = cls(target)
+        connection = cls(target, daemon_uid)
         try:
             async with asyncio.timeout(timeout_s):
                 await connection._open(token, name, timeout_s, watcher)
@@ -77,6 +89,8 @@ class Connection:
         return connection
 
     async def _open(self, token: str, name: str, timeout_s: float, watcher: Watcher) -> None:
+        if self._socket is not None:
+            check_socket(self._socket, self._daemon_uid)
         request = pb.OpenSessionRequest(rpc_version=RPC_VERSION, token=token, client=name)
         # The session may end between the two steps, when another member of it dies: once more.
         for last in (False, True):
@@ -87,19 +101,32 @@ class Connection:
             if not token:
                 return
             hello = Hello(RPC_VERSION, reply.session, token)
+            arena, calls = self._beside(reply)
             try:
                 self.arena = await ClientArena.join(
-                    reply.arena_socket,
+                    arena,
                     hello,
                     timeout_s,
+                    daemon_uid=self._daemon_uid,
                     on_lost=lambda: watcher.lost(self),
                     on_ended=lambda: watcher.ended(self),
                 )
-                await self._use_call_socket(reply.call_socket, timeout_s)
+                await self._use_call_socket(calls, timeout_s)
                 return
             except SessionEnded:
                 if last:
                     raise
+
+    def _beside(self, reply: pb.OpenSessionReply) -> tuple[str, str]:
+        """Return the paths of the arena and call sockets, which lie beside the daemon's.
+
+        The daemon's own paths may be others here, where its directory is mounted elsewhere. They
+        count for a client over TCP, which has none.
+        """
+        if self._socket is None:
+            return reply.arena_socket, reply.call_socket
+        calls = str(call_socket_path(self._socket)) if reply.call_socket else ""
+        return str(arena_socket_path(self._socket)), calls
 
     async def _use_call_socket(self, path: str, timeout_s: float) -> None:
         """Make the hot calls past gRPC, if the daemon can. Raises Unavailable."""
@@ -107,7 +134,7 @@ class Connection:
             return
         try:
             async with asyncio.timeout(timeout_s):
-                self._calls = await CallStub.connect(path, self.stub)
+                self._calls = await CallStub.connect(path, self.stub, self._daemon_uid)
         except (OSError, TimeoutError) as error:
             raise Unavailable(f"cannot call the daemon at {path}: {error!r}") from error
         self.stub = cast("rpc.KVStoreAsyncStub", self._calls)

@@ -7,8 +7,7 @@ import contextlib
 import logging
 import socket
 import time
-from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -25,8 +24,7 @@ from kvstore.server.metrics_port import MetricsPort
 from kvstore.server.recorder import Recorder
 from kvstore.server.service import Service
 from kvstore.server.sockets import (
-    arena_socket_path,
-    call_socket_path,
+    guard_of,
     listen_unix,
     owned_socket_path,
     private_umask,
@@ -36,6 +34,7 @@ from kvstore.store import Store
 from kvstore.transport.arena_host import ArenaHost
 from kvstore.transport.call_wire import METHODS, Method
 from kvstore.transport.messages import MESSAGE_NBYTES_MAX, Epoch
+from kvstore.transport.unix_sockets import arena_socket_path, call_socket_path
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +59,7 @@ class Server:
     def __init__(self, store: Store, config: LiveConfig, metrics: Metrics, version: str) -> None:
         settings = config.settings
         self._settings = settings.server
-        self._socket = Path(self._settings.socket)
+        self._socket = self._settings.socket_path
         self._metrics = metrics
         self._epoch = Epoch.new()
         self._store = store
@@ -82,6 +81,7 @@ class Server:
             version=version,
             recorder=self._recorder,
             config=config,
+            addresses=self._addresses,
         )
         self._open = contextlib.AsyncExitStack()
         self.port = 0
@@ -149,6 +149,16 @@ class Server:
             host = f"[{host}]" if ":" in host else host
             name = f"server.listen={self._settings.listen}"
             self.port = _bind_one(server, f"{host}:{port}", name)
+
+    def _addresses(self) -> dict[str, Any]:
+        """Return where this daemon is reached, and what decides by whom."""
+        host, _, _ = self._settings.listen.rpartition(":")
+        metrics_host, _, _ = self._settings.metrics_listen.rpartition(":")
+        return {
+            "socket": guard_of(self._socket),
+            "tcp": f"{host}:{self.port}" if self.port else "",
+            "metrics": f"{metrics_host}:{self.metrics_port}" if self.metrics_port else "",
+        }
 
     def _hot(self, method: Method) -> Handler:
         """Return what answers a method on the call socket."""

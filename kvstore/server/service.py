@@ -7,7 +7,8 @@ import asyncio
 import json
 import math
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
 
 from kvstore.block import (
     KEY_NBYTES,
@@ -76,7 +77,9 @@ class Service(rpc.KVStoreServicer):
         version: str,
         recorder: Recorder,
         config: LiveConfig,
+        addresses: Callable[[], dict[str, Any]],
     ) -> None:
+        """addresses: tells where the daemon is reached, and by whom, for `Stats`."""
         self._store = store
         self._limits = limits
         self._epoch = epoch
@@ -87,6 +90,7 @@ class Service(rpc.KVStoreServicer):
         self._streams = Streams(store, metrics)
         self._recorder = recorder
         self._config = config
+        self._addresses = addresses
 
     async def OpenSession(
         self, request: pb.OpenSessionRequest, context: Context
@@ -225,8 +229,8 @@ class Service(rpc.KVStoreServicer):
 
     async def Stats(self, request: pb.StatsRequest, context: Context) -> pb.StatsReply:
         about = {"version": self._version, "instance": self._epoch.name, "pid": os.getpid()}
-        totals = {"totals": self._metrics.totals()}
-        return pb.StatsReply(json=json.dumps(about | self._store.stats() | totals))
+        more = {"totals": self._metrics.totals(), "addresses": self._addresses()}
+        return pb.StatsReply(json=json.dumps(about | self._store.stats() | more))
 
     async def Scan(self, request: pb.ScanRequest, context: Context) -> pb.ScanReply:
         limit = min(request.limit or SCAN_ITEMS_MAX, SCAN_ITEMS_MAX)

@@ -9,8 +9,10 @@ import socket
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from kvstore.errors import ConfigError
+from kvstore.transport.unix_sockets import arena_socket_path, call_socket_path
 
 PROBE_TIMEOUT_S = 1.0
 
@@ -45,12 +47,21 @@ def owned_socket_path(path: Path) -> Iterator[None]:
         os.close(lock)
 
 
-def arena_socket_path(path: Path) -> Path:
-    return path.with_name(f"{path.name}.arena")
+def guard_of(path: Path) -> dict[str, Any]:
+    """Return what decides who may use a socket: its owner and mode, and its directory's mode.
 
-
-def call_socket_path(path: Path) -> Path:
-    return path.with_name(f"{path.name}.calls")
+    Without owner and modes where it has been removed.
+    """
+    try:
+        found, directory = path.stat(), path.parent.stat()
+    except OSError:
+        return {"path": str(path)}
+    return {
+        "path": str(path),
+        "uid": found.st_uid,
+        "mode": f"{stat.S_IMODE(found.st_mode):04o}",
+        "directory_mode": f"{stat.S_IMODE(directory.st_mode):04o}",
+    }
 
 
 def listen_unix(path: Path, kind: socket.SocketKind) -> socket.socket:

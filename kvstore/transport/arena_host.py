@@ -7,7 +7,6 @@ import contextlib
 import logging
 import os
 import socket
-import struct
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, TypeAlias
 
@@ -25,6 +24,7 @@ from kvstore.transport.arena_wire import (
     send,
 )
 from kvstore.transport.messages import Epoch
+from kvstore.transport.unix_sockets import peer_of
 
 logger = logging.getLogger(__name__)
 
@@ -198,11 +198,10 @@ def check_version(rpc_version: int) -> None:
 
 def check_peer(connection: socket.socket) -> int:
     """Return the peer's process id. Raises Unauthorized for another user's process."""
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-    pid, uid, _ = struct.unpack("iII", credentials)
-    if uid != os.getuid():
-        raise Unauthorized(f"user {uid} may not map the arena of user {os.getuid()}")
-    return int(pid)
+    peer = peer_of(connection)
+    if peer.uid != os.getuid():
+        raise Unauthorized(f"user {peer.uid} may not map the arena of user {os.getuid()}")
+    return peer.pid
 
 
 async def _gone(connection: socket.socket, pid: int) -> None:

@@ -96,6 +96,7 @@ class Host:
             version="fuzz",
             recorder=Recorder(self._daemon.metrics),
             config=LiveConfig(config.Settings()),
+            addresses=dict,
         )
         self.run(self._daemon.start({}, []))
         store.register(NAMESPACE)

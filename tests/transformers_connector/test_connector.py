@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 
@@ -12,7 +13,7 @@ pytest.importorskip("transformers")
 
 from transformers import GenerationConfig  # noqa: E402
 
-from kvstore import Client, Incompatible, InvalidRequest  # noqa: E402
+from kvstore import Client, Incompatible, InvalidRequest, Unauthorized  # noqa: E402
 from kvstore.testing.daemon import Daemon  # noqa: E402
 from kvstore.testing.wait import until  # noqa: E402
 from kvstore_transformers import Prefixes  # noqa: E402
@@ -92,6 +93,21 @@ def test_tokens_are_equal_cold_resumed_and_after_kill_9(model, daemon):
         assert prefixes.loads_failed == 0
         assert prefixes.flush()
         assert prefixes.saved_blocks == 0, "what was restored is not stored again"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
+def test_a_daemon_of_another_user_is_used_only_if_one_says_so(daemon):
+    model, ids = make_model("llama"), prompt(100)
+    os.chown(daemon.socket, 65534, 65534)
+    expected = plain(model, ids)
+    with Prefixes(model, daemon.target) as prefixes:
+        assert torch.equal(stored(prefixes, ids), expected)
+        with pytest.raises(Unauthorized, match="daemon_uid=65534"):
+            prefixes.flush()
+    with Prefixes(model, daemon.target, daemon_uid=65534) as prefixes:
+        assert torch.equal(stored(prefixes, ids), expected)
+        assert prefixes.flush()
+        assert prefixes.load(ids).restored_blocks == 3
 
 
 @pytest.mark.parametrize("tokens", [1, 32, 33, 65, 129, 160])

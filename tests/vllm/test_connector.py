@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from types import SimpleNamespace
 
 import pytest
 
-from kvstore import ConfigError, Group, Incompatible, Namespace
+from kvstore import ConfigError, Group, Incompatible, Namespace, Unauthorized
+from kvstore.testing.daemon import Daemon
 
 pytestmark = pytest.mark.vllm
 
@@ -283,3 +285,21 @@ def test_a_record_does_not_show_kernel_blocks(vllm):
         pages.read(0, [3], [memoryview(record)], None)
         records.append(bytes(record))
     assert records[0] == records[1] == whole[3].numpy().tobytes()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
+def test_a_daemon_of_another_user_is_used_only_if_the_settings_say_so(vllm):
+    config = SimpleNamespace(kv_transfer_config=SimpleNamespace(engine_id="engine"))
+    role = vllm.base.KVConnectorRole.WORKER
+    with Daemon(file=False) as daemon:
+        os.chown(daemon.start().socket, 65534, 65534)
+        settings = vllm.connector.parse_settings({"target": daemon.target})
+        with (
+            vllm.connector._client(settings, config, role) as client,
+            pytest.raises(Unauthorized, match="daemon_uid=65534"),
+        ):
+            client.connect()
+        settings = vllm.connector.parse_settings({"target": daemon.target, "daemon_uid": 65534})
+        with vllm.connector._client(settings, config, role) as client:
+            client.connect()
+            assert client.local

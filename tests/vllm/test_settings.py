@@ -14,6 +14,11 @@ def test_defaults_need_only_a_target():
     assert settings.load_deadline_s == 5.0
 
 
+def test_the_daemon_s_user_is_a_number():
+    assert parse_settings({"target": "unix:/k", "daemon_uid": 970}).daemon_uid == 970
+    assert parse_settings({"target": "unix:/k"}).daemon_uid is None
+
+
 def test_integers_are_seconds_too():
     assert parse_settings({"target": "unix:/k", "load_deadline_s": 2}).load_deadline_s == 2.0
 
@@ -28,6 +33,8 @@ def test_integers_are_seconds_too():
         ({"target": "unix:/k", "load_deadline_s": "1"}, "load_deadline_s"),
         ({"target": "unix:/k", "load_deadline_s": -1}, "load_deadline_s"),
         ({"target": "unix:/k", "save_queue_jobs": 0}, "save_queue_jobs"),
+        ({"target": "unix:/k", "daemon_uid": -1}, "daemon_uid"),
+        ({"target": "unix:/k", "daemon_uid": "kvstore"}, "daemon_uid"),
     ],
 )
 def test_what_is_missing_unknown_or_malformed_is_named(extra, named):

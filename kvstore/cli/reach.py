@@ -1,0 +1,59 @@
+"""Who can reach a daemon, by which address, and what they may do there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvstore.cli.health import Finding, note, ok, wrong
+from kvstore.client.trust import user_name
+from kvstore.config import ServerSettings, parse_listen
+
+ALL_OF_IT = "may read, record and wipe the cache"
+
+
+def reach(stats: dict[str, Any]) -> list[Finding]:
+    """Say who may ask the daemon that told these statistics; nothing of one that does not tell."""
+    addresses = stats.get("addresses")
+    if not addresses:
+        return []
+    return [_socket(addresses["socket"]), _tcp(addresses["tcp"]), _metrics(addresses["metrics"])]
+
+
+def reach_of(settings: ServerSettings) -> list[Finding]:
+    """Say who could ask a daemon with these settings, other than by its unix socket."""
+    tcp = parse_listen("server.listen", settings.listen)
+    metrics = parse_listen("server.metrics_listen", settings.metrics_listen)
+    return [
+        _tcp(settings.listen if tcp else ""),
+        _metrics(settings.metrics_listen if metrics else ""),
+    ]
+
+
+def _socket(guard: dict[str, Any]) -> Finding:
+    about, path = "unix socket", guard["path"]
+    if "mode" not in guard:
+        return wrong(about, f"{path} has been removed: no new client finds it", "restart kvstore")
+    mode, directory = int(guard["mode"], 8), int(guard["directory_mode"], 8)
+    owner = user_name(guard["uid"])
+    text = f"{path}, mode {guard['mode']} in a directory of {guard['directory_mode']}, of {owner}"
+    if mode & 0o002 and directory & 0o001:
+        return wrong(about, f"{text}: every user of this host {ALL_OF_IT}", f"chmod 600 {path}")
+    if mode & 0o020 and directory & 0o010:
+        return note(about, f"{text}: whoever is in its group {ALL_OF_IT}", f"chmod 600 {path}")
+    return ok(about, f"{text}: nobody else but root may use it")
+
+
+def _tcp(address: str) -> Finding:
+    if not address:
+        return ok("tcp", "off")
+    return note(
+        "tcp",
+        f"{address} is open: every user of this host {ALL_OF_IT}",
+        'set server.listen="" unless you want that; the unix socket asks who it is',
+    )
+
+
+def _metrics(address: str) -> Finding:
+    if not address:
+        return ok("metrics", "off")
+    return ok("metrics", f"{address}: every user of this host may read counts, sizes and times")

@@ -1,0 +1,48 @@
+"""What both ends of the unix sockets share: their paths, and who the kernel says is there."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from pathlib import Path
+from typing import NamedTuple
+
+_CREDENTIALS = struct.Struct("iII")
+
+
+class Peer(NamedTuple):
+    """The process at the other end of a unix socket. pid: 0 if it has no number here."""
+
+    pid: int
+    uid: int
+
+
+def peer_of(connection: socket.socket) -> Peer:
+    """Ask the kernel. Of a listening end it is who made it listen. Raises OSError."""
+    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, _ = _CREDENTIALS.unpack(found)
+    return Peer(pid, uid)
+
+
+def arena_socket_path(path: Path) -> Path:
+    return path.with_name(f"{path.name}.arena")
+
+
+def call_socket_path(path: Path) -> Path:
+    return path.with_name(f"{path.name}.calls")
+
+
+def target_of(text: str) -> str:
+    """Return a daemon's address in full: a path, or a relative one, is its unix socket's."""
+    if text.startswith("unix:"):
+        path = text.removeprefix("unix:")
+        return f"unix:{os.path.abspath('/' + path.lstrip('/') if path.startswith('/') else path)}"
+    if text.startswith(("/", ".", "~")) or ("/" in text and ":" not in text):
+        return f"unix:{os.path.abspath(os.path.expanduser(text))}"
+    return text
+
+
+def socket_path(target: str) -> Path | None:
+    """Return the path of a unix address, None for another one."""
+    return Path(target.removeprefix("unix:")) if target.startswith("unix:") else None
