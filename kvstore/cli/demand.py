@@ -61,4 +61,7 @@ def demand_of(kind: str, rate: float | None, options: dict[str, Any]) -> Demand:
     return demand if rate is None else with_rate(demand, rate)
 
 
-DEMAND_FIELDS = frozenset(each.name for each in fields(Demand)) - {"sessions_per_s"}
+DEMAND_FIELDS = frozenset(each.name for each in fields(Demand)) - {
+    "sessions_per_s",
+    "requests_per_s",
+}

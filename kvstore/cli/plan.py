@@ -23,7 +23,7 @@ from kvstore.plan import Drive, ModelKV, Needs, Prices, Sizing, Target, load_mod
 from kvstore.plan import size_tiers as find_sizes
 from kvstore.policy import policy_by_name
 from kvstore.replay import Workload, load_workload, workload_of
-from kvstore.replay.synth import BLOCK_TOKENS, synthesize
+from kvstore.replay.synth import BLOCK_TOKENS, Demand, synthesize_trace
 
 MODEL_FLOPS_SHARE = 0.4  # of a GPU's peak that prefill reaches
 
@@ -41,7 +41,7 @@ MODEL_FLOPS_SHARE = 0.4  # of a GPU's peak that prefill reaches
     type=click.IntRange(1),
     default=10_000,
     show_default=True,
-    help="How many requests to replay.",
+    help="How many requests to count. Before made-up ones, as many more warm the tiers up.",
 )
 @click.option("--seed", default=1, show_default=True, help="Of what is drawn.")
 @demand_options
@@ -134,10 +134,8 @@ def plan(
     if trace is not None:
         workload = load_workload(trace, requests_max=requests, seed=seed)
     else:
-        asked = itertools.islice(synthesize(demand_of(kind, rate, options), seed=seed), requests)
-        rows = (each.to_row() for each in asked)
-        workload = workload_of(rows, name=f"made up: {kind}", block_tokens=BLOCK_TOKENS)
-    prompts = [request.tokens for request in workload.requests]
+        workload = _made_up(kind, demand_of(kind, rate, options), requests, seed)
+    prompts = [request.tokens for request in workload.counted]
     per_token = kv.mean_bytes_per_token(prompts)
     pace = prefill or _pace(kv, tflops, sum(prompts) / len(prompts))
     nbytes = round(per_token * workload.block_tokens)
@@ -159,6 +157,16 @@ def plan(
         return
     click.echo("\n".join(itertools.chain(_about(kv), _found(workload, sizing, scale))))
     click.echo("\n".join(_bought(needs, pace)))
+
+
+def _made_up(kind: str, demand: Demand, requests: int, seed: int) -> Workload:
+    """Return made-up requests, after as many that only warm the tiers up: into cold ones, sessions
+    under way would write their whole history again."""
+
+    asked = synthesize_trace(demand, requests=requests, seed=seed, warmup=requests)
+    rows = (each.to_row() for each in asked)
+    name = f"made up: {kind}"
+    return workload_of(rows, name=name, block_tokens=BLOCK_TOKENS, warmup=requests)
 
 
 def _prices(text: str | None) -> Prices | None:
@@ -219,7 +227,7 @@ def _found(workload: Workload, sizing: Sizing, scale: float) -> Iterator[str]:
     result = sizing.result
     times = f", {scale:g} times" if scale != 1 else ""
     yield (
-        f"{workload.name}{times}: {len(workload.requests) / sizing.seconds * scale:.3g} requests/s,"
+        f"{workload.name}{times}: {len(workload.counted) / sizing.seconds * scale:.3g} requests/s,"
         f" {result.tokens / result.requests:,.0f} tokens each; an infinite cache hits"
         f" {100 * result.infinite:.1f} %"
     )

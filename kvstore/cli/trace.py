@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import secrets
 import signal
@@ -23,7 +22,7 @@ from kvstore.client import AsyncClient
 from kvstore.config import parse_size
 from kvstore.errors import KVStoreError
 from kvstore.replay.recording import Recorded
-from kvstore.replay.synth import synthesize
+from kvstore.replay.synth import synthesize_trace
 
 PROGRESS_REQUESTS = 1000
 
@@ -69,7 +68,8 @@ def synth(
     """Make up the traffic of multi-turn chats or agents.
 
     OUTPUT is written in Mooncake's format, with session_id and turn; compressed if it ends in .gz.
-    Memory does not grow with the number of requests.
+    Sessions are under way at its start, so the rate is the same throughout. Memory does not grow
+    with the number of requests.
 
     \b
     DRAWS are numbers at random:
@@ -82,12 +82,12 @@ def synth(
       kvstore trace synth hot.jsonl.gz --prefixes 1000 --prefix-exponent 1.2 --seed 7
     """
     demand = demand_of(kind, rate, options)
-    asked = itertools.islice(synthesize(demand, seed=seed), requests)
+    asked = synthesize_trace(demand, requests=requests, seed=seed)
     summary = _Summary()
     with writing(output) as file, _bar(requests) as bar:
         for number, each in enumerate(asked):
             file.write(each.to_mooncake())
-            summary.add(each.at_s, each.tokens, first=not each.turn)
+            summary.add(each.at_s, each.tokens, first=each.first)
             if number % PROGRESS_REQUESTS == 0:
                 bar.update(number - bar.pos)
     _tell(output, file, summary, as_json=as_json)
@@ -108,6 +108,7 @@ class _Summary:
     sessions: int = 0
     tokens: int = 0
     seconds: float = 0.0
+    requests_per_s: float = 0.0
     dropped: int = 0
     repeated: int = 0
 
@@ -116,6 +117,7 @@ class _Summary:
         self.sessions += first
         self.tokens += tokens
         self.seconds = max(self.seconds, at_s)
+        self.requests_per_s = self.requests / self.seconds if self.seconds else 0.0
 
 
 def _tell(output: Path, file: TraceWriter, summary: _Summary, *, as_json: bool) -> None:
@@ -125,8 +127,9 @@ def _tell(output: Path, file: TraceWriter, summary: _Summary, *, as_json: bool) 
         return
     about = f" of {summary.sessions:,} sessions" if summary.sessions else ""
     click.echo(
-        f"{output}: {summary.requests:,} requests{about} in {duration(summary.seconds)},"
-        f" {summary.tokens:,} prompt tokens, {size(file.nbytes)} before compression"
+        f"{output}: {summary.requests:,} requests{about} in {duration(summary.seconds)}"
+        f" ({summary.requests_per_s:.3g}/s), {summary.tokens:,} prompt tokens,"
+        f" {size(file.nbytes)} before compression"
     )
     if summary.dropped:
         click.echo(

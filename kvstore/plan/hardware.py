@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kvstore.plan.sizing import MINUTE_S, Sizing
+from kvstore.plan.sizing import Sizing
 
 DAY_S = 86400.0
 MONTH_S = 30 * DAY_S
@@ -67,8 +67,8 @@ def needs_of(
     block = setup.record_nbytes * scale
     dram, file = (round(blocks * block) for blocks in (setup.dram_blocks, setup.file_blocks))
     writes_per_day = result.written_blocks * block / sizing.seconds * DAY_S
-    peak_read = sizing.peak_reads * block / MINUTE_S
-    peak_write = sizing.peak_writes * block / MINUTE_S
+    peak_read = sizing.peak_reads * block / sizing.peak_s
+    peak_write = sizing.peak_writes * block / sizing.peak_s
     drives = {
         "capacity": file / drive.nbytes,
         "endurance": writes_per_day / (drive.dwpd * drive.nbytes),

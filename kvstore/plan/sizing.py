@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -12,7 +13,9 @@ from kvstore.replay.bounds import Bounds
 from kvstore.replay.node import Node
 
 FOUND_RATIO = 1.05  # sizes are looked for until they are known to so much
+GUESS_OFF = 1.1  # how far a first guess is from what is found, most often
 MINUTE_S = 60.0
+SECONDS_MIN = 1e-3  # of a trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,12 +35,16 @@ class Target:
 @dataclass(frozen=True, slots=True)
 class Sizing:
     """The replay with the sizes found. peak_reads, peak_writes: blocks of the file tier in the
-    busiest minute. seconds: of the trace."""
+    busiest minute, or in all of a shorter trace: `peak_s`. seconds: of the trace."""
 
     result: Result
     seconds: float
     peak_reads: int
     peak_writes: int
+
+    @property
+    def peak_s(self) -> float:
+        return min(MINUTE_S, self.seconds)
 
 
 def size_tiers(
@@ -66,39 +73,55 @@ def size_tiers(
         progress()
         return _hits(workload, replace(plain, dram_blocks=blocks))[0] >= target.hits * hits
 
-    room = _smallest(enough_in_all, largest, workload.unique_blocks)
+    room = _smallest(enough_in_all, largest, workload.unique_blocks, bounds.room_guess(target.hits))
 
     def enough_in_dram(blocks: int) -> bool:
         progress()
         dram, file = _hits(workload, replace(plain, dram_blocks=blocks, file_blocks=room))
         return dram >= target.dram_hits * (dram + file)
 
-    found = replace(
-        plain,
-        dram_blocks=_smallest(enough_in_dram, min(largest, room), room),
-        file_blocks=room,
-    )
+    guess = bounds.room_guess(target.hits * target.dram_hits)
+    dram = _smallest(enough_in_dram, min(largest, room), room, guess)
+    found = replace(plain, dram_blocks=dram, file_blocks=room)
     reads, writes = Counter[int](), Counter[int]()
     before = Traffic()
+    began_s = workload.counted[0].at_s
 
     def watch(at_s: float, traffic: Traffic) -> None:
-        minute = int(at_s // MINUTE_S)
+        minute = int((at_s - began_s) // MINUTE_S)
         reads[minute] += traffic.file_reads - before.file_reads
         writes[minute] += traffic.file_writes - before.file_writes
         before.file_reads, before.file_writes = traffic.file_reads, traffic.file_writes
 
     progress()
     result = replay(workload, found, bounds, prefill_flops=prefill_flops, watch=watch)
-    return Sizing(
-        result, max(MINUTE_S, workload.seconds), max(reads.values()), max(writes.values())
-    )
+    seconds = max(SECONDS_MIN, workload.seconds)
+    return Sizing(result, seconds, max(reads.values()), max(writes.values()))
 
 
-def _smallest(enough: Callable[[int], bool], least: int, most: int) -> int:
-    """Return a number that is enough, hardly more than one that is not. `most` is taken to be."""
-    if least >= most or enough(least):
+def _smallest(enough: Callable[[int], bool], least: int, most: int, guess: int) -> int:
+    """Return a number that is enough, hardly more than one that is not. `most` is taken to be.
+    A guess that is near saves most of the search."""
+    if least >= most:
         return least
-    low, high = least, most
+    low, high, step = least, most, GUESS_OFF
+    tried = max(least, min(most, guess))
+    if tried == most or enough(tried):
+        high = tried
+        while high > least:
+            tried = max(least, int(high / step))
+            if not enough(tried):
+                low = tried
+                break
+            high, step = tried, step * step
+    else:
+        low = tried
+        while low < most:
+            tried = min(most, math.ceil(low * step))
+            if tried == most or enough(tried):
+                high = tried
+                break
+            low, step = tried, step * step
     while high > low * FOUND_RATIO and high - low > 1:
         middle = max(low + 1, min(high - 1, round((low * high) ** 0.5)))
         if enough(middle):
@@ -112,7 +135,9 @@ def _hits(workload: Workload, setup: Setup) -> tuple[int, int]:
     """Return the blocks that dram and the file tier hit."""
     node = Node(setup, workload.block_tokens)
     keys = workload.keys
-    for request in workload.requests:
+    for number, request in enumerate(workload.requests):
         node.clock.now_s = request.at_s
+        if number == workload.warmup:
+            node.count_anew()
         node.ask([keys[block] for block in request.blocks])
     return node.traffic.dram_hits, node.traffic.file_hits

@@ -42,7 +42,8 @@ class Bounds:
 
     def infinite(self) -> float:
         """Return the token hit ratio of a cache that forgets nothing."""
-        hits = int(len(self._first) - self._first.sum())
+        first = self._first[self._starts[self._workload.warmup] :]
+        hits = int(len(first) - first.sum())
         return self._ratio(hits)
 
     def optimum(self, blocks_max: int) -> float:
@@ -50,10 +51,11 @@ class Bounds:
         here = np.zeros(len(self._workload.keys), dtype=bool)
         stretches: list[tuple[int, int, int, int]] = []  # -who is next, -end, begin, prompt's start
         count = hits = 0
+        counted = self._starts[self._workload.warmup]
         for start, end in zip(self._starts[:-1].tolist(), self._starts[1:].tolist(), strict=True):
             blocks = self._blocks[start:end]
             hit = _leading(here, blocks)
-            hits += hit
+            hits += hit if start >= counted else 0
             here[blocks[hit:]] = True
             count += len(blocks) - hit
             for begin, stop, user in _stretches(self._next[start:end]):
@@ -66,6 +68,23 @@ class Bounds:
                 if keep > begin:
                     heapq.heappush(stretches, (user, -keep, begin, origin))
         return self._ratio(hits)
+
+    def room_guess(self, hits: float) -> int:
+        """Return about how many blocks LRU needs for this share of the infinite cache's hits.
+
+        A use is a hit if the block's last one was at most so many uses ago. As many uses touch, on
+        average, as many blocks as the sum says over each use's time until the next, cut there.
+        """
+        uses = np.arange(len(self._blocks))
+        order = np.argsort(self._blocks, kind="stable")
+        again = np.full(len(self._blocks), len(self._blocks), np.int64)
+        same = np.flatnonzero(self._blocks[order][1:] == self._blocks[order][:-1])
+        again[order[same]] = uses[order[same + 1]] - uses[order[same]]
+        distances = again[again < len(again)]
+        if not len(distances):
+            return 0
+        window = np.quantile(distances, min(1.0, hits))
+        return int(np.minimum(again, window).mean())
 
     def _ratio(self, hit_blocks: int) -> float:
         return hit_blocks * self._workload.block_tokens / max(1, self._workload.tokens)

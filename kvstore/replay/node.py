@@ -88,6 +88,7 @@ class Node:
         self._record_nbytes = record = padded(setup.record_nbytes)
         self._file = _file_room(setup, record) if setup.file_blocks else None
         self._sequence = count(1)
+        self._moved_nbytes_before = 0
         self.planner = self._begin()
         self._namespace = self._spec.id
 
@@ -142,9 +143,18 @@ class Node:
             self._store(keys, hit)
         return hit
 
+    def count_anew(self) -> None:
+        """Forget what was counted so far: that was the warm-up."""
+        self.traffic = Traffic()
+        self.traffic.unwritten = -self.planner.counts.unwritten
+        self._moved_nbytes_before = self._moved_nbytes()
+
+    def _moved_nbytes(self) -> int:
+        return self._file.moved_nbytes if self._file is not None else 0
+
     def settle(self) -> None:
         """Count what is only known of all requests together."""
-        moved = self._file.moved_nbytes if self._file is not None else 0
+        moved = self._moved_nbytes() - self._moved_nbytes_before
         self.traffic.file_moved = round(moved / (self._record_nbytes + PAGE_NBYTES))
         self.traffic.unwritten += self.planner.counts.unwritten
 

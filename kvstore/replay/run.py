@@ -101,13 +101,13 @@ def replay(
     watch: Callable[[float, Traffic], None] = lambda at_s, traffic: None,
     progress: Callable[[int], None] = lambda requests: None,
 ) -> Result:
-    """Send every request of a workload to a new node.
+    """Send every request of a workload to a new node; what warms it up is not counted.
 
     end_hints: share of the sessions that say so when they end, drawn with `seed`. restart_at: after
     this share of the requests, the node restarts: its file tier stays. prefill_flops: operations
     that computing so many tokens of a prompt takes. watch: told the time of the trace and what was
-    counted so far, after every request. progress: told how many requests were answered, now and
-    then.
+    counted so far, after every request that counts. progress: told how many requests were answered,
+    now and then.
     """
     node = Node(setup, workload.block_tokens)
     ending = _ending(workload, end_hints, seed)
@@ -119,13 +119,17 @@ def replay(
         node.clock.now_s = request.at_s
         if number == restart:
             node.restart()
+        if number == workload.warmup:
+            node.count_anew()
+        counted = number >= workload.warmup
         prompt = [keys[block] for block in request.blocks]
         asked += len(prompt)
         hit = node.ask(prompt)
-        hit_requests += hit > 0
-        if prefill_flops is not None:
-            saved += prefill_flops(hit * workload.block_tokens)
-        watch(request.at_s, node.traffic)
+        if counted:
+            hit_requests += hit > 0
+            if prefill_flops is not None:
+                saved += prefill_flops(hit * workload.block_tokens)
+            watch(request.at_s, node.traffic)
         if number in ending:
             node.end(prompt)
         if number % PROGRESS_REQUESTS == 0:
@@ -134,7 +138,7 @@ def replay(
     took_s = time.perf_counter() - began
     return Result(
         setup=setup,
-        requests=len(workload.requests),
+        requests=len(workload.counted),
         tokens=workload.tokens,
         block_tokens=workload.block_tokens,
         unique_blocks=workload.unique_blocks,

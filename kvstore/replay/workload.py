@@ -47,7 +47,8 @@ class Workload:
     """What a trace asks, in the order of time. keys: of each block, by its number.
 
     unique_blocks: how many there are in these requests. skipped: broken lines that were left out.
-    block_nbytes: of a block's KV, where the trace tells, else 0.
+    block_nbytes: of a block's KV, where the trace tells, else 0. warmup: so many of the first
+    requests fill the tiers and are not counted.
     """
 
     name: str
@@ -59,15 +60,20 @@ class Workload:
     skipped: int = 0
     first_skipped: str = ""
     block_nbytes: int = 0
+    warmup: int = 0
+
+    @property
+    def counted(self) -> Sequence[Request]:
+        return self.requests[self.warmup :]
 
     @property
     def tokens(self) -> int:
-        return sum(request.tokens for request in self.requests)
+        return sum(request.tokens for request in self.counted)
 
     @property
     def seconds(self) -> float:
-        """From the first request to the last."""
-        return self.requests[-1].at_s - self.requests[0].at_s
+        """From the first request to the last, of those counted."""
+        return self.requests[-1].at_s - self.requests[self.warmup].at_s
 
 
 def load_workload(
@@ -113,12 +119,14 @@ def load_workload(
     )
 
 
-def workload_of(rows: Iterable[Row], *, name: str, block_tokens: int) -> Workload:
+def workload_of(rows: Iterable[Row], *, name: str, block_tokens: int, warmup: int = 0) -> Workload:
     """Return what rows ask that follow each other in time, as from a file. Raises InvalidRequest
     for what no trace could hold."""
     blocks = _Blocks(block_tokens, None)
     requests = [Request(row.at_s, *blocks.numbers_of(row), row.session, row.line) for row in rows]
-    return _workload(name, "rows", blocks, requests)
+    if not 0 <= warmup < len(requests):
+        raise InvalidRequest(f"{len(requests)} requests, of which {warmup} are not counted")
+    return _workload(name, "rows", blocks, requests, warmup=warmup)
 
 
 def _workload(

@@ -30,6 +30,15 @@ def test_made_up_traffic_becomes_a_list_to_buy(model: str) -> None:
         assert word in done.output
 
 
+@pytest.mark.parametrize("rate", [20, 2000])
+def test_a_plan_is_for_the_rate_asked_for(model: str, rate: int) -> None:
+    options = ("--rate", str(rate), "--requests", "2000", "--hits", "0.5", "--json")
+    short = ("--first-tokens", "constant:600", "--prefix-tokens", "constant:600")
+    found = json.loads(kvstore("plan", "--model", model, *options, *short).stdout)
+    assert found["replay"]["requests"] == 2000
+    assert 0.97 <= 2000 / found["replay"]["seconds"] / rate <= 1.03
+
+
 def test_a_trace_is_planned_for(model: str, tmp_path: Path) -> None:
     trace = write(tmp_path / "t.jsonl.gz", chat(30, 4))
     arguments = ("--trace", str(trace), "--hits", "1", "--tflops", "989", "--json")

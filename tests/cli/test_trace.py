@@ -45,6 +45,17 @@ def test_made_up_traces_are_the_same_for_a_seed_and_are_replayed(tmp_path: Path)
     assert found["token_hit_ratio"] == found["infinite"] > 0.2
 
 
+def test_a_made_up_trace_has_the_rate_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "chat.jsonl"
+    options = ("--rate", "20", "--requests", "2000")
+    done = kvstore("trace", "synth", str(path), *options, "--json")
+    found = json.loads(done.stdout)
+    rows = rows_of(path)
+    assert 0.97 <= found["requests_per_s"] / 20 <= 1.03
+    assert 0.97 <= 2000 / (rows[-1]["timestamp"] / 1000) / 20 <= 1.03
+    assert found["sessions"] == len({row["session_id"] for row in rows})
+
+
 def test_what_a_trace_is_made_of_is_changed_by_options(tmp_path: Path) -> None:
     path = tmp_path / "agents.jsonl"
     options = ("--kind", "agent", "--requests", "50", "--rate", "5", "--prefixes", "1")

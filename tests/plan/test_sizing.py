@@ -63,6 +63,39 @@ def test_needs_follow_from_what_was_counted_and_grow_with_the_traffic(sizing: Si
     assert ten.drives["endurance"] == -(-ten.writes_per_day // DRIVE.nbytes)
 
 
+def test_what_warms_the_tiers_up_is_not_counted(workload: Workload) -> None:
+    warm = replace(workload, warmup=500)
+    found = size_tiers(warm, TARGET)
+    result = found.result
+    assert (result.requests, warm.seconds) == (1000, found.seconds)
+    assert result.tokens == sum(request.tokens for request in workload.requests[500:])
+    node_hits = result.traffic.dram_hits + result.traffic.file_hits
+    assert node_hits * 512 / result.tokens == pytest.approx(result.token_hit_ratio)
+    assert 0.8 * result.infinite <= result.token_hit_ratio <= result.optimum <= result.infinite
+    everything = replay(workload, result.setup, Bounds(workload))
+    only = replay(warm, result.setup, Bounds(warm))
+    assert only.traffic.dram_writes < everything.traffic.dram_writes
+    assert only.traffic.unwritten == 0
+    seen: set[int] = set()
+    for request in workload.requests[:500]:
+        seen.update(request.blocks)
+    known = 0
+    for request in workload.requests[500:]:
+        known += len(seen.intersection(request.blocks))
+        seen.update(request.blocks)
+    assert result.infinite == pytest.approx(known * 512 / result.tokens)
+
+
+def test_a_short_trace_is_not_spread_over_a_minute(workload: Workload) -> None:
+    requests = [replace(each, at_s=each.at_s / 1000) for each in workload.requests]
+    short = size_tiers(replace(workload, requests=requests), TARGET)
+    assert short.seconds == pytest.approx(workload.seconds / 1000)
+    assert short.peak_s == short.seconds < 60
+    needs = needs_of(short, DRIVE, bytes_per_token=1.0)
+    assert needs.peak_read >= needs.mean_read
+    assert needs.peak_write * 86400 >= needs.writes_per_day
+
+
 def test_a_hit_costs_its_share_of_what_was_bought(sizing: Sizing) -> None:
     prices = Prices(dram_gib_month=2.0, drive_month=100.0, gpu_hour=3.6)
     needs = needs_of(sizing, DRIVE, bytes_per_token=1.0, prefill_tokens_per_s=1000.0, prices=prices)

@@ -9,6 +9,7 @@ import random
 import statistics
 import tracemalloc
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +20,15 @@ from hypothesis import strategies as st
 from kvstore.errors import InvalidRequest
 from kvstore.replay import load_workload, workload_of
 from kvstore.replay.draws import parse_draws, zipf
-from kvstore.replay.synth import BLOCK_TOKENS, KINDS, Asked, Demand, synthesize, with_rate
+from kvstore.replay.synth import (
+    BLOCK_TOKENS,
+    KINDS,
+    Asked,
+    Demand,
+    synthesize,
+    synthesize_trace,
+    with_rate,
+)
 from tests.replay.traces import write
 
 CHAT = replace(
@@ -43,6 +52,17 @@ def by_session(asked: list[Asked]) -> dict[int, list[Asked]]:
     for each in asked:
         found[each.session].append(each)
     return found
+
+
+def begun(asked: list[Asked]) -> dict[int, list[Asked]]:
+    """Return the sessions that begin within the trace."""
+    return {key: rows for key, rows in by_session(asked).items() if not rows[0].turn}
+
+
+def is_near(ratios: list[float], expected: float) -> bool:
+    """Say whether the mean of ratios may be `expected`, by their own spread."""
+    error = statistics.stdev(ratios) / math.sqrt(len(ratios))
+    return abs(statistics.fmean(ratios) - expected) < 4 * error + 0.01
 
 
 @pytest.mark.parametrize(
@@ -77,7 +97,7 @@ def test_words_that_are_no_distribution_are_refused(words: str) -> None:
 
 def test_statistics_are_those_asked_for() -> None:
     asked = made(CHAT, 80_000)
-    sessions = by_session(asked)
+    sessions = begun(asked)
     end = asked[-1].at_s
     assert len(sessions) / end == pytest.approx(CHAT.sessions_per_s, rel=0.05)
     # Of visits that had time to be over.
@@ -102,7 +122,7 @@ def test_statistics_are_those_asked_for() -> None:
 
 def test_sessions_come_back_as_often_as_asked_for() -> None:
     demand = replace(CHAT, return_gap_s=parse_draws("constant:50"))
-    sessions = by_session(made(demand, 40_000))
+    sessions = begun(made(demand, 40_000))
     early = [rows for rows in sessions.values() if rows[0].at_s < 500]
     visits = [rows[-1].visit + 1 for rows in early]
     assert statistics.fmean(visits) == pytest.approx(1 / (1 - 0.25), rel=0.05)
@@ -141,17 +161,75 @@ def test_turns_spawn_agents_as_often_as_asked_for() -> None:
     demand = replace(KINDS["agent"], subagent_probability=0.1, turns=parse_draws("constant:20"))
     asked = made(demand, 20_000)
     mains = [each for each in asked if not each.subagent]
-    subs = {each.session for each in asked if each.subagent}
-    assert len(subs) / len(mains) == pytest.approx(0.1, rel=0.1)
+    subs = {each.session for rows in begun(asked).values() for each in rows if each.subagent}
+    expected = 0.1 * len(mains)
+    assert abs(len(subs) - expected) < 4 * math.sqrt(expected)
 
 
-def test_the_rate_is_the_one_asked_for() -> None:
-    for kind in KINDS.values():
-        demand = replace(kind, return_gap_s=parse_draws("constant:30"))
-        asked = made(with_rate(demand, 20.0), 60_000)
-        late = [each for each in asked if each.at_s > asked[-1].at_s / 2]
-        rate = len(late) / (late[-1].at_s - late[0].at_s)
-        assert rate == pytest.approx(20.0, rel=0.15)  # the longest sessions end early
+@pytest.mark.parametrize("kind", sorted(KINDS))
+@pytest.mark.parametrize(
+    ("rate", "requests", "seeds"),
+    [(0.05, 2000, 2), (20, 2000, 4), (3000, 5000, 2), (20, 20_000, 1)],
+)
+def test_a_trace_has_the_rate_asked_for(kind: str, rate: float, requests: int, seeds: int) -> None:
+    demand = with_rate(KINDS[kind], rate)
+    for seed in range(seeds):
+        times = [each.at_s for each in synthesize_trace(demand, requests=requests, seed=seed)]
+        assert len(times) == requests
+        assert times == sorted(times)
+        assert 0.97 <= requests / times[-1] / rate <= 1.03
+        assert 0.97 <= requests / (times[-1] - times[0]) / rate <= 1.03
+
+
+@pytest.mark.parametrize(
+    ("turns", "gap", "returns"),
+    [
+        ("constant:1", "constant:5", 0.0),
+        ("constant:100000", "constant:5", 0.0),
+        ("uniform:1,9", "exponential:30", 0.9),
+    ],
+)
+def test_any_demand_has_its_rate(turns: str, gap: str, returns: float) -> None:
+    changes = {"turns": parse_draws(turns), "gap_s": parse_draws(gap)}
+    demand = replace(KINDS["chat"], return_probability=returns, **changes)  # type: ignore[arg-type]
+    asked = list(synthesize_trace(with_rate(demand, 5.0), requests=3000, seed=1))
+    assert 0.97 <= 3000 / asked[-1].at_s / 5.0 <= 1.03
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_the_first_requests_are_like_the_last(kind: str) -> None:
+    """Of draws as they come: their mean rate is right in every part, and so are their prompts."""
+    demand = replace(KINDS[kind], return_gap_s=parse_draws("exponential:120"))
+    rates: dict[int, list[float]] = defaultdict(list)
+    grown: list[float] = []
+    for seed in range(24):
+        asked = list(itertools.takewhile(lambda each: each.at_s < 200.0, at_20_per_s(demand, seed)))
+        parts = [[each for each in asked if int(each.at_s // 20) == part] for part in range(10)]
+        for part in (0, 4, 9):
+            rates[part].append(len(parts[part]) / 20.0 / 20.0)
+        early, late = (statistics.fmean(each.turn for each in parts[part]) for part in (0, 9))
+        grown.append(early / late)
+    for ratios in rates.values():
+        assert is_near(ratios, 1.0), statistics.fmean(ratios)
+    assert is_near(grown, 1.0), statistics.fmean(grown)
+
+
+def at_20_per_s(demand: Demand, seed: int) -> Iterator[Asked]:
+    return synthesize(with_rate(demand, 20.0), seed=seed)
+
+
+def test_what_began_before_the_trace_goes_on_in_it() -> None:
+    asked = made(with_rate(KINDS["agent"], 20.0), 4000)
+    assert {each.session for each in asked if each.first} == {each.session for each in asked}
+    older = [rows for rows in by_session(asked).values() if rows[0].turn]
+    assert len(older) > 100
+    for rows in older:
+        assert [each.turn for each in rows] == [rows[0].turn + n for n in range(len(rows))]
+    assert (
+        {rows[0].visit > 0 for rows in older}
+        == {rows[0].subagent for rows in older}
+        == {True, False}
+    )
 
 
 def test_a_seed_makes_the_same_requests_and_another_one_others() -> None:
@@ -185,7 +263,7 @@ def test_it_is_replayed_from_a_file_as_from_memory(tmp_path: Path) -> None:
     assert [r.blocks for r in from_file.requests] == [r.blocks for r in in_memory.requests]
     assert from_file.unique_blocks == in_memory.unique_blocks
     assert from_file.tokens == in_memory.tokens
-    assert json.loads(json.dumps(asked[0].to_mooncake()))["turn"] == 0
+    assert json.loads(json.dumps(asked[0].to_mooncake()))["turn"] == asked[0].turn
 
 
 @pytest.mark.parametrize(
