@@ -27,7 +27,7 @@ from kvstore.planner import Planner, Write
 from kvstore.promotion import Promotion
 from kvstore.tier.dram import Arena
 from kvstore.tier.file import aligned_copy
-from kvstore.tier.object import ObjectTier, run_blocks
+from kvstore.tier.object import ObjectRefused, ObjectTier, run_blocks
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +91,8 @@ class ObjectUpload:
             await self.upload(self._now())
 
     async def upload(self, until: float) -> None:
-        """Upload the prefixes that have rested at `until`."""
+        """Upload the prefixes that have rested at `until`. Ends with the first that the store
+        refuses: it would refuse the others as well."""
         due = [key for key, at in self._tips.items() if at <= until]
         for key in due:
             self._tips.pop(key, None)
@@ -106,6 +107,8 @@ class ObjectUpload:
             except Unavailable as error:
                 logger.warning("upload=failed key=%s reason=%r", key[:4].hex(), str(error))
                 self._look_at(key, self._now() + RETRY_S)
+                if isinstance(error, ObjectRefused):
+                    return
             except (CorruptBlock, InvalidRequest) as error:  # no better the next time
                 logger.warning("upload=dropped key=%s reason=%r", key[:4].hex(), str(error))
             except Exception:  # a bug: the others are uploaded all the same

@@ -81,15 +81,26 @@ class Objects:
         if self._uploading is not None:
             self._uploading.cancel()
             await asyncio.gather(self._uploading, return_exceptions=True)
-        with contextlib.suppress(TimeoutError, Unavailable):
-            async with asyncio.timeout(drain_s):
-                await self._tier.ready(self._now() + drain_s)
-                await self._upload.upload(float("inf"))
         if self._upload.waiting:
-            logger.warning("drain=incomplete prefixes_not_uploaded=%d", self._upload.waiting)
+            await self._drain(drain_s)
         await self._fetch.close()
         await self._tier.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _drain(self, drain_s: float) -> None:
+        """Upload what waits, unless the store refuses: that is tried again at the next start."""
+        reason = "too little time"
+        try:
+            async with asyncio.timeout(drain_s):
+                await self._tier.ready(self._now() + drain_s)
+                await self._upload.upload(float("inf"))
+        except Unavailable as error:
+            reason = str(error)
+        except TimeoutError:
+            pass  # said below
+        if self._upload.waiting:
+            waiting = self._upload.waiting
+            logger.warning("drain=incomplete prefixes_not_uploaded=%d reason=%r", waiting, reason)
 
     def written(self, write: Write) -> None:
         """Note what is durable on this node."""

@@ -58,6 +58,7 @@ def daemon_health(stats: dict[str, Any]) -> list[Finding]:
     return [
         _file_tier(stats),
         *_devices(stats),
+        *_bucket(stats),
         _durability(stats),
         _arena(stats),
         _limbo(stats),
@@ -107,6 +108,22 @@ def _devices(stats: dict[str, Any]) -> list[Finding]:
         )
         for each in stats["file"].get("devices", ())
         if each["state"] != "ok"
+    ]
+
+
+def _bucket(stats: dict[str, Any]) -> list[Finding]:
+    """Judge the object tier, if there is one."""
+    if "object" not in stats:
+        return []
+    objects = stats["object"]
+    if objects["state"] == "ok" and not objects.get("reason"):
+        return [ok("object tier", "answers")]
+    return [
+        wrong(
+            "object tier",
+            f"{objects['state']}: {objects.get('reason') or 'it does not answer'}",
+            objects.get("advice") or "look at the daemon's log; it is tried again by itself",
+        )
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +12,7 @@ from kvstore.testing.daemon import Daemon
 from kvstore.testing.samples import sample_keys, sample_namespace, sample_records
 from kvstore.testing.seaweed import Seaweed
 from kvstore.testing.wait import until
+from tests.cli.run import kvstore
 
 BLOCKS = 40
 
@@ -45,3 +47,28 @@ def test_another_host_gets_what_was_stored_and_a_dead_bucket_costs_no_hang(s3: S
         s3.stop()
         assert client.get(namespace_id, keys[:5]) == records[:5]
         assert client.acquire(namespace_id, keys, wait_s=1.0).hit_blocks == 5
+
+
+@pytest.mark.parametrize("puts", [False, True])
+def test_a_bucket_without_rights_is_explained_and_holds_up_no_stop(
+    s3: Seaweed, monkeypatch: pytest.MonkeyPatch, puts: bool
+) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    keys = sample_keys("refused", 4)
+    with daemon_of(s3) as daemon:
+        with Client(daemon.start().target) as client:
+            until(lambda: client.stats()["object"]["state"] == "refused")
+            if puts:
+                namespace_id = client.register(sample_namespace())
+                assert client.put(namespace_id, keys, sample_records(keys), durable=True).durable
+        status = kvstore("status", "--target", daemon.target)
+        began = time.monotonic()
+        assert daemon.stop() == 0
+        assert time.monotonic() - began < 5.0
+        log = daemon.output()
+    assert status.exit_code == 1
+    for text in (log, status.output):
+        assert "list: not allowed, HTTP 403" in text
+        assert "AWS_ACCESS_KEY_ID" in text
+        assert "object.region and object.endpoint" in text
+    assert ("drain=incomplete prefixes_not_uploaded=1" in log) is puts

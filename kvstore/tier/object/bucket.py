@@ -36,7 +36,7 @@ from kvstore.breaker import Breaker, State
 from kvstore.config import ObjectSettings
 from kvstore.errors import ConfigError
 from kvstore.tier.object.drain import Drain
-from kvstore.tier.object.failure import ObjectFailed, ObjectGone, ObjectRefused
+from kvstore.tier.object.failure import Cause, ObjectFailed, ObjectGone, ObjectRefused
 from kvstore.tier.object.names import Listed
 from kvstore.tier.object.receive import Connections, Receipt, Unfit
 from kvstore.tier.object.requests import Filled
@@ -57,6 +57,14 @@ UNFIT_MIN_S = 10.0  # without reads past the library, after an answer it has to 
 UNFIT_MAX_S = 600.0
 _STATUS = re.compile(r"status[^0-9]{1,24}([1-5][0-9]{2})\b", re.ASCII)
 _TIMED_OUT = re.compile(r"TimedOut|timed out", re.IGNORECASE)
+_REDIRECTED = re.compile(r"redirect without LOCATION", re.IGNORECASE)
+_METADATA = re.compile(r"https?://(169\.254\.169\.254|metadata(\.google\.internal)?)[/:]")
+_CONNECTING = (
+    ("dns error", "the name of the store is not known", Cause.NAME),
+    ("ConnectionRefused", "the connection was refused", Cause.CONNECTION),
+    ("InvalidMessage", "the store does not speak TLS", Cause.TLS),
+    ("InvalidCertificate", "the certificate of the store is not trusted", Cause.TLS),
+)
 
 
 def open_bucket(settings: ObjectSettings) -> ObstoreBucket:
@@ -177,29 +185,65 @@ def _translated(kind: str) -> Iterator[None]:
     except (NotFoundError, FileNotFoundError):
         raise _not_found(kind) from None
     except (PermissionDeniedError, UnauthenticatedError, PermissionError):
-        raise ObjectRefused(f"{kind}: not allowed", reason="refused") from None
+        raise _forbidden(f"{kind}: not allowed") from None
     except (BaseError, OSError) as error:
         raise _failure(kind, str(error)) from None
 
 
 def _not_found(kind: str) -> ObjectGone | ObjectRefused:
     if kind in ("list", "put"):
-        return ObjectRefused(f"{kind}: no such bucket", reason="refused")
+        return _no_bucket(kind)
     return ObjectGone(f"{kind}: no such object", reason="gone")
+
+
+def _no_bucket(kind: str) -> ObjectRefused:
+    return ObjectRefused(f"{kind}: no such bucket", reason="refused", cause=Cause.BUCKET)
+
+
+def _forbidden(text: str) -> ObjectRefused:
+    return ObjectRefused(text, reason="refused", cause=Cause.FORBIDDEN)
 
 
 def _failure(kind: str, text: str) -> ObjectFailed | ObjectRefused:
     found = _STATUS.search(text)
     status = int(found[1]) if found else 0
+    if _METADATA.search(text):  # the library asks the machine for them last
+        return _no_credentials(kind, status)
     if _TIMED_OUT.search(text):
-        return ObjectFailed(f"{kind}: timed out", reason="timeout")
+        return ObjectFailed(f"{kind}: timed out", reason="timeout", cause=Cause.CONNECTION)
+    if _REDIRECTED.search(text):
+        status = 301
+    return _answered(kind, status) if status else _unconnected(kind, text)
+
+
+def _answered(kind: str, status: int) -> ObjectFailed | ObjectRefused:
     if status in (429, 503):
         return ObjectFailed(f"{kind}: slow down, HTTP {status}", reason="throttled")
-    if 400 <= status < 500 and status != 408:
+    if status in (401, 403):
+        return _forbidden(f"{kind}: not allowed, HTTP {status}")
+    if status == 404:
+        return _no_bucket(kind)
+    if 300 <= status <= 400:
+        text = f"{kind}: not the region or store of this bucket, HTTP {status}"
+        return ObjectRefused(text, reason="refused", cause=Cause.REGION)
+    if status < 500 and status != 408:
         return ObjectRefused(f"{kind}: HTTP {status}", reason="refused")
-    if status:
-        return ObjectFailed(f"{kind}: HTTP {status}", reason="server")
-    return ObjectFailed(f"{kind}: the connection failed", reason="connection")
+    return ObjectFailed(f"{kind}: HTTP {status}", reason="server")
+
+
+def _no_credentials(kind: str, status: int) -> ObjectFailed | ObjectRefused:
+    text = f"{kind}: there are no credentials, and this machine gives none"
+    if 400 <= status < 500:
+        return ObjectRefused(text, reason="refused", cause=Cause.CREDENTIALS)
+    return ObjectFailed(text, reason="connection", cause=Cause.CREDENTIALS)
+
+
+def _unconnected(kind: str, text: str) -> ObjectFailed:
+    for pattern, words, cause in _CONNECTING:
+        if pattern in text:
+            return ObjectFailed(f"{kind}: {words}", reason="connection", cause=cause)
+    words = "the connection failed"
+    return ObjectFailed(f"{kind}: {words}", reason="connection", cause=Cause.CONNECTION)
 
 
 def open_store(settings: ObjectSettings) -> ObjectStore:

@@ -26,7 +26,7 @@ from kvstore.outlive import outlive
 from kvstore.tier.object.budget import ByteBudget
 from kvstore.tier.object.catalog import Catalog, Directory, Entry
 from kvstore.tier.object.connect import connect
-from kvstore.tier.object.failure import ObjectFailed, ObjectGone
+from kvstore.tier.object.failure import ObjectFailed, ObjectGone, ObjectRefused
 from kvstore.tier.object.footers import fetch_footer
 from kvstore.tier.object.layout import Run, lay_out
 from kvstore.tier.object.names import Listed, RunName, TombstoneName, directory, parse_run_name
@@ -107,8 +107,15 @@ class ObjectTier:
             "physical_bytes": self.physical_nbytes,
             "in_flight_bytes": self._budget.held_nbytes,
             "objects": self._upkeep.objects,
-            "state": "ok" if self._requests.breaker.closed else "failing",
+            "state": self._state(),
+            "reason": self._upkeep.problem,
+            "advice": self._upkeep.advice,
         }
+
+    def _state(self) -> str:
+        if self._upkeep.refused.is_set():
+            return "refused"
+        return "ok" if self._requests.breaker.closed else "failing"
 
     def start(self) -> None:
         """Begin the upkeep. Until it has asked what was deleted, nothing is found; until it has
@@ -116,13 +123,26 @@ class ObjectTier:
         self._task = asyncio.get_running_loop().create_task(self._upkeep.run())
 
     async def ready(self, deadline: float) -> None:
-        """Wait until the tier finds and writes. Raises ObjectFailed."""
+        """Wait until the tier finds and writes. Raises ObjectFailed, and ObjectRefused at once if
+        the store refuses, which no waiting mends."""
+        upkeep = self._upkeep
+        known = asyncio.gather(upkeep.informed.wait(), upkeep.surveyed.wait())
+        refused = asyncio.create_task(upkeep.refused.wait())
         try:
-            async with asyncio.timeout(deadline - self._now()):
-                await self._upkeep.informed.wait()
-                await self._upkeep.surveyed.wait()
-        except TimeoutError:
-            raise ObjectFailed("the object store was not ready", reason="timeout") from None
+            await asyncio.wait(
+                (known, refused),
+                timeout=max(0.0, deadline - self._now()),
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            if known.done():
+                return
+            if refused.done():
+                raise ObjectRefused(upkeep.problem, reason="refused")
+            raise ObjectFailed("the object store was not ready", reason="timeout")
+        finally:
+            known.cancel()
+            refused.cancel()
+            await asyncio.gather(known, refused, return_exceptions=True)
 
     async def collect(self) -> None:
         """Do at once what the upkeep does from time to time. Raises Unavailable."""

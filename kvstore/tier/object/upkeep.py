@@ -17,9 +17,10 @@ from contextlib import suppress
 from kvstore.config import ObjectSettings
 from kvstore.errors import CorruptBlock, KVStoreError
 from kvstore.obs import Metrics
+from kvstore.tier.object.advice import advice
 from kvstore.tier.object.catalog import Catalog, Entry
 from kvstore.tier.object.collection import Survey
-from kvstore.tier.object.failure import ObjectFailed, ObjectGone
+from kvstore.tier.object.failure import ObjectFailed, ObjectGone, ObjectRefused
 from kvstore.tier.object.footers import fetch_footer
 from kvstore.tier.object.names import (
     CLOCK,
@@ -47,7 +48,8 @@ AT_ONCE = 16  # footers and tombstones read
 class Upkeep:
     """The task of one daemon. Every number is of the whole bucket, whoever wrote it.
 
-    informed: what was deleted is known. surveyed: so is what is there.
+    informed: what was deleted is known. surveyed: so is what is there. refused: the last round was,
+    which no waiting mends. problem, advice: why the last round failed, and what to do; "" if not.
     """
 
     def __init__(
@@ -71,7 +73,9 @@ class Upkeep:
         self._collected_at = float("-inf")
         self._retry_s = RETRY_S
         self._refused_nbytes = 0
-        self._failing = False
+        self.problem = ""
+        self.advice = ""
+        self.refused = asyncio.Event()
         self.informed = asyncio.Event()
         self.surveyed = asyncio.Event()
         self.nbytes = 0
@@ -109,12 +113,12 @@ class Upkeep:
         except KVStoreError as error:
             if not breaker.closed:
                 breaker.probe_failed()
-            self._note(str(error))
+            self._note(error)
             return max(RETRY_S, breaker.retry_after_s)
         except Exception:
             logger.exception("object_tier=bug")
             return self._settings.believed_s
-        self._note("")
+        self._note(None)
         return min(self._settings.believed_s, max(0.0, self._collect_at - self._now()))
 
     async def _collect_if_due(self) -> None:
@@ -132,11 +136,18 @@ class Upkeep:
         # Daemons that started together shall not collect together for ever.
         self._collect_at = self._now() + every_s * random.uniform(0.5, 1.5)
 
-    def _note(self, error: str) -> None:
-        if bool(error) != self._failing:
-            self._failing = bool(error)
-            log = logger.warning if error else logger.info
-            log("object_tier=%s reason=%r", "failing" if error else "ok", error)
+    def _note(self, error: KVStoreError | None) -> None:
+        """Keep how the last round ended, and say so where that changed."""
+        before, self.problem = self.problem, str(error or "")
+        self.advice = advice(error, self._settings) if error is not None else ""
+        if isinstance(error, ObjectRefused):
+            self.refused.set()
+        else:
+            self.refused.clear()
+        if error is None and before:
+            logger.info("object_tier=ok")
+        elif error is not None and not before:
+            logger.warning("object_tier=failing reason=%r do=%r", self.problem, self.advice)
 
     async def inform(self) -> None:
         """Learn what others deleted. One request, and one for each tombstone not seen before."""
