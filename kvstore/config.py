@@ -55,6 +55,14 @@ def default_socket(environ: Mapping[str, str] | None = None) -> str:
     return str(next((path for path in first if _may_make(path.parent)), last))
 
 
+def default_digest_memory(environ: Mapping[str, str] | None = None) -> Path:
+    """Return where digests of weights are remembered: in $XDG_CACHE_HOME/kvstore, else
+    ~/.cache/kvstore."""
+    own = _environment(environ).get("XDG_CACHE_HOME", "")
+    cache = Path(own) if own.startswith("/") else Path.home() / ".cache"
+    return cache / "kvstore/file-digests.json"
+
+
 def default_directory(environ: Mapping[str, str] | None = None) -> str:
     """Return where blocks are kept unless told otherwise.
 
