@@ -409,6 +409,20 @@ def entries(settings: Settings) -> list[Entry]:
     ]
 
 
+def settings_of(told: Iterable[Entry]) -> Settings:
+    """Return the settings that `entries` were made of. Raises ConfigError for those of another
+    release."""
+    try:
+        tables = tomllib.loads("".join(f"{each.key} = {each.value}\n" for each in told))
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"these are no settings: {error}") from error
+    sections: dict[str, dict[str, Any]] = {}
+    for name, table in tables.items():
+        _merge(sections, name, table, where="the daemon")
+    types = get_type_hints(Settings)
+    return Settings(**{name: types[name](**values) for name, values in sections.items()})
+
+
 def parse_size(text: str) -> int:
     """Return bytes for "4096", "512MiB" or "1.5GiB". Raises ConfigError."""
     found = re.fullmatch(r"(\d{1,20}(?:\.\d{1,20})?)\s*([A-Za-z]{0,3})", text.strip())

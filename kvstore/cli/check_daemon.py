@@ -8,29 +8,67 @@ import os
 import socket
 import stat
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import kvstore
 from kvstore.cli.health import Finding, daemon_health, note, ok, wrong
 from kvstore.cli.reach import reach, reach_of
 from kvstore.cli.target import connect
-from kvstore.config import ServerSettings, parse_listen
+from kvstore.client import Client
+from kvstore.config import ServerSettings, Settings, entries, parse_listen, settings_of
 from kvstore.errors import KVStoreError, Unauthorized, Unavailable
 
 
-def check_daemon(target: str, settings: ServerSettings) -> tuple[list[Finding], bool]:
-    """Return findings, and whether a daemon answers at `target`."""
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What was found out about a daemon. settings: its own, None if it does not tell them."""
+
+    findings: list[Finding]
+    running: bool
+    settings: Settings | None = None
+
+
+def check_daemon(target: str, given: Settings) -> Checked:
+    """Look for a daemon at `target`; `given` is what one would be started with."""
     try:
         with connect(target) as client:
             stats = client.stats()
+            own = _settings_of(client)
     except Unavailable:
-        found = wrong("daemon", f"none answers at {target}", "kvstore serve")
-        return [found, *check_addresses(settings)], False
+        none = note("daemon", f"none at {target} yet", "kvstore serve")
+        return Checked([none, *check_addresses(given.server)], running=False)
     except Unauthorized as error:
-        return [wrong("daemon", str(error), "see --target and --daemon-uid")], True
+        refused = wrong("daemon", str(error), "see --target and --daemon-uid")
+        return Checked([refused], running=True)
     except KVStoreError as error:
-        return [wrong("daemon", str(error), "run the same release on both sides")], True
-    return [_version(target, stats["version"]), *daemon_health(stats), *reach(stats)], True
+        failed = wrong("daemon", str(error), "run the same release on both sides")
+        return Checked([failed], running=True)
+    findings = [_version(target, stats["version"]), *daemon_health(stats), *reach(stats)]
+    if own is not None:
+        findings += _differences(given, own)
+    return Checked(findings, running=True, settings=own)
+
+
+def _settings_of(client: Client) -> Settings | None:
+    try:
+        return settings_of(client.settings())
+    except KVStoreError:
+        return None  # over TCP it tells none, and another release has other ones
+
+
+def _differences(given: Settings, own: Settings) -> Iterator[Finding]:
+    """Yield the settings that were named here and are others in the daemon."""
+    usual, theirs = entries(Settings()), {each.key: each.value for each in entries(own)}
+    for each, default in zip(entries(given), usual, strict=True):
+        if each.value not in (default.value, theirs[each.key]):
+            yield note(
+                "settings",
+                f"{each.key} is {theirs[each.key]} in the daemon, not {each.value}",
+                f"restart it with the other value, or: kvstore config set {each.key}=VALUE"
+                if each.live
+                else "restart it with the other value",
+            )
 
 
 def _version(target: str, version: str) -> Finding:

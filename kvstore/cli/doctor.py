@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from kvstore.cli.check_bucket import check_bucket
 from kvstore.cli.check_daemon import check_daemon
 from kvstore.cli.check_disk import check_disk
 from kvstore.cli.check_gpu import check_gpus
@@ -50,10 +51,12 @@ def doctor(
     vllm_config: Path | None,
     as_json: bool,
 ) -> None:
-    """Check limits, memory, disk, addresses, the daemon, and vLLM's settings.
+    """Check limits, memory, disk, bucket, addresses, the daemon, and vLLM's settings.
 
-    Says what is wrong and what to type; exit code 1 if something is. Writes and reads back at most
-    64 MiB in the directory of the file tier, in a file that has no name and is gone afterwards.
+    Says what is wrong and what to type; exit code 1 if something is. A running daemon's settings
+    are judged by what it says itself; --config and --set say what one would be started with. Writes
+    and reads back at most 64 MiB in the directory of the file tier, in a file that has no name and
+    is gone afterwards, and an object of 64 bytes in the bucket of object.url.
 
     \b
     Examples:
@@ -84,10 +87,13 @@ def doctor(
 
 def check_all(settings: Settings, target: str) -> list[Finding]:
     """Return everything that was looked at, but for engines."""
-    daemon, running = check_daemon(target, settings.server)
+    daemon = check_daemon(target, settings)
+    judged = daemon.settings or settings
     return [
-        *check_machine(settings, running=running),
+        *check_machine(judged, running=daemon.running),
         *check_gpus(target),
-        *check_disk(settings.file),
-        *daemon,
+        *check_disk(judged.file),
+        # A running daemon has other credentials than this command, and says itself how it goes.
+        *([] if daemon.running else check_bucket(judged.object)),
+        *daemon.findings,
     ]

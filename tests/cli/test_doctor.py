@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import obstore
 import pytest
 from click.testing import Result
 
@@ -17,7 +18,10 @@ import kvstore as package
 from kvstore.cli.check_machine import huge_pages
 from kvstore.cli.check_vllm import check_vllm, read_arguments
 from kvstore.cli.health import Level
+from kvstore.config import ObjectSettings
 from kvstore.testing.daemon import Daemon
+from kvstore.testing.seaweed import Seaweed
+from kvstore.tier.object.bucket import open_store
 from tests.cli.run import kvstore
 
 TRANSFER = {
@@ -86,8 +90,10 @@ def test_without_a_daemon_it_says_how_to_start_one_and_whether_that_would_work(
     doctor: Doctor,
 ) -> None:
     done = doctor()
-    assert done.exit_code == 1
+    assert done.exit_code == 0, "nothing is wrong before the first start"
+    assert done.output.endswith("nothing is wrong\n")
     assert "-> kvstore serve" in done.output
+    assert doctor.finding("daemon")[0] == "note"
     assert doctor.finding("socket")[0] == "ok"
     assert doctor.finding("metrics_listen")[0] == "ok"
     assert not doctor.path.exists(), "it only looks"
@@ -214,6 +220,83 @@ def test_the_config_file_of_vllm_is_read(doctor: Doctor, tmp_path: Path) -> None
     assert doctor(options=("--vllm-config", str(file))).exit_code == 1
     file.write_text("{")
     assert "neither JSON nor YAML" in doctor(options=("--vllm-config", str(file))).output
+
+
+def test_a_running_daemon_is_judged_by_its_own_settings() -> None:
+    with Daemon("limits.sessions_max=1000") as daemon:
+        at = ("--target", daemon.start().target)
+        done = kvstore("doctor", *at, "--json")
+        found = {each["about"]: each for each in json.loads(done.output)["findings"]}
+        assert found["directory"]["found"].startswith(f"{daemon.directory / 'file'} on ")
+        assert "file.capacity is 1 GiB" in found["room"]["found"]
+        assert "settings" not in found
+        given = "--set=dram.capacity=100TiB"
+        done = kvstore("doctor", *at, given)
+        assert done.exit_code == 0, done.output
+        assert 'dram.capacity is "64MiB" in the daemon, not "100TiB"' in done.output
+
+
+def bucket(doctor: Doctor, s3: Seaweed, **changes: object) -> tuple[str, str, str]:
+    settings = {**s3.settings(), "timeout_s": 2, **changes}
+    sets = [f"object.{key}={str(value).lower()}" for key, value in settings.items()]
+    return doctor.finding("bucket", *sets)
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[Seaweed]:
+    with Seaweed() as server:
+        yield server.start()
+
+
+@pytest.fixture
+def credentials(s3: Seaweed, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in s3.environment.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.usefixtures("credentials")
+def test_a_bucket_is_tried_out_and_nothing_is_left_in_it(doctor: Doctor, s3: Seaweed) -> None:
+    level, found, _ = bucket(doctor, s3)
+    assert (level, "list, put, get and delete work" in found) == ("ok", True)
+    settings = ObjectSettings(**s3.settings())
+    assert list(obstore.list(open_store(settings)).collect()) == []
+
+
+@pytest.mark.usefixtures("credentials")
+@pytest.mark.parametrize(
+    ("changes", "word", "advice"),
+    [
+        ({"url": "s3://none-such/x"}, "no such bucket", "make the bucket none-such"),
+        ({"endpoint": "http://127.0.0.1:9"}, "connection was refused", "http://127.0.0.1:9 is up"),
+        ({"endpoint": "http://none.invalid"}, "name of the store is not known", "DNS"),
+    ],
+)
+def test_a_bucket_that_is_not_there(
+    doctor: Doctor, s3: Seaweed, changes: dict[str, object], word: str, advice: str
+) -> None:
+    level, found, do = bucket(doctor, s3, **changes)
+    assert level == "wrong"
+    assert word in found
+    assert advice in do
+
+
+@pytest.mark.usefixtures("credentials")
+def test_a_bucket_without_rights_names_credentials_region_and_endpoint(
+    doctor: Doctor, s3: Seaweed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    level, found, do = bucket(doctor, s3)
+    assert (level, "list: not allowed, HTTP 403" in found) == ("wrong", True)
+    for word in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "object.region", "object.endpoint"):
+        assert word in do
+    assert "wrong" not in do
+
+
+@pytest.mark.usefixtures("credentials")
+def test_a_folder_is_a_bucket_too(doctor: Doctor, directory: Path) -> None:
+    level, found, _ = doctor.finding("bucket", f"object.url=file://{directory}/shared")
+    assert (level, "work" in found) == ("ok", True)
+    assert [each for each in (directory / "shared").rglob("*") if each.is_file()] == []
 
 
 def vllm(text: str) -> dict[str, tuple[Level, str]]:
