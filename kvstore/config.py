@@ -11,6 +11,7 @@ import difflib
 import ipaddress
 import json
 import os
+import pwd
 import re
 import textwrap
 import tomllib
@@ -40,13 +41,21 @@ def default_target_text(environ: Mapping[str, str] | None = None) -> str:
 
 def default_sockets(environ: Mapping[str, str] | None = None) -> tuple[Path, ...]:
     """Return where a daemon may listen unless told otherwise, in the order that daemons try and
-    clients look: /run, $XDG_RUNTIME_DIR, /run/user/UID, ~/.local/state; there in `kvstore`."""
+    clients look: the directories /run/kvstore, /run/kvstore-USER, then kvstore in
+    $XDG_RUNTIME_DIR, /run/user/UID and ~/.local/state."""
     own = _environment(environ).get("XDG_RUNTIME_DIR", "")
-    places = ["/run", *([own] if own.startswith("/") else []), f"/run/user/{os.getuid()}"]
-    return tuple(
-        Path(place) / "kvstore/kvstore.sock"
-        for place in dict.fromkeys([*places, str(Path.home() / ".local/state")])
-    )
+    runtime = [own] if own.startswith("/") else []
+    homes = [*runtime, f"/run/user/{os.getuid()}", str(Path.home() / ".local/state")]
+    directories = ["/run/kvstore", *_unit_directory(), *(f"{home}/kvstore" for home in homes)]
+    return tuple(Path(each) / "kvstore.sock" for each in dict.fromkeys(directories))
+
+
+def _unit_directory() -> list[str]:
+    """Return what systemd makes for one daemon of each user; nothing for a user without a name."""
+    try:
+        return [f"/run/kvstore-{pwd.getpwuid(os.getuid()).pw_name}"]
+    except KeyError:
+        return []
 
 
 def default_socket(environ: Mapping[str, str] | None = None) -> str:

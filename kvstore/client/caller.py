@@ -312,7 +312,10 @@ class Caller:
                 daemon_uid=self._daemon_uid,
             )
         except KVStoreError as error:
-            self._refused = str(error) if isinstance(error, Unauthorized) else ""
+            refused = str(error) if isinstance(error, Unauthorized) else ""
+            if refused and refused != self._refused:
+                logger.warning("client=refused reason=%r", refused)
+            self._refused = refused
             raise
         self._refused = ""
         try:

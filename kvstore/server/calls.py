@@ -30,6 +30,7 @@ from kvstore.transport.call_wire import (
 Handler = Callable[[bytes, Any], Awaitable[Any]]
 
 LINKS_MAX = 4096
+LINK = "CallLink"  # where refusals are counted
 CALLS_MAX = 1024  # at once, of all links together
 
 
@@ -137,9 +138,12 @@ class _Link(FrameLink):
         self._server.links.add(self)
         try:
             self._pid = check_peer(transport.get_extra_info("socket"))
-        except (KVStoreError, OSError):
+            if len(self._server.links) > LINKS_MAX:
+                raise Unavailable("too many links", reason="links")
+        except KVStoreError as error:
+            self._server.refused(LINK, error)
             self.close()
-        if len(self._server.links) > LINKS_MAX:
+        except OSError:  # it is gone
             self.close()
 
     def pause_writing(self) -> None:

@@ -110,7 +110,9 @@ class Server:
             health_pb2_grpc.add_HealthServicer_to_server(self._grpc_health, server)
             self._bind(server)
             listener = listen_unix(arena_socket_path(self._socket), socket.SOCK_SEQPACKET)
-            arena = ArenaHost(listener, self._store, self._store.arena, self._epoch)
+            arena = ArenaHost(
+                listener, self._store, self._store.arena, self._epoch, self._boundary.refused
+            )
             arena.start()
             stack.push_async_callback(arena.close)
             calls = CallServer(

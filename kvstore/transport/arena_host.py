@@ -10,7 +10,7 @@ import socket
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, TypeAlias
 
-from kvstore.errors import Incompatible, KVStoreError, Unauthorized
+from kvstore.errors import Incompatible, KVStoreError, Unauthorized, Unavailable
 from kvstore.rpc import RPC_VERSION
 from kvstore.transport.arena_wire import (
     Ended,
@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 HELLO_TIMEOUT_S = 2.0
 SEND_TIMEOUT_S = 10.0
 LINKS_MAX = 4096
+LINK = "ArenaLink"  # where refusals are counted
 ACCEPT_PAUSE_S = 0.1
 
 
@@ -74,12 +75,19 @@ class ArenaHost:
     """Serves one listening SOCK_SEQPACKET socket until `close`."""
 
     def __init__(
-        self, listener: socket.socket, members: Members, extents: Extents, epoch: Epoch
+        self,
+        listener: socket.socket,
+        members: Members,
+        extents: Extents,
+        epoch: Epoch,
+        refused: Callable[[str, KVStoreError], None],
     ) -> None:
+        """refused: is told of each link that is not let in."""
         self._listener = listener
         self._members = members
         self._extents = extents
         self._epoch = epoch
+        self._refused = refused
         self._links: set[asyncio.Task[None]] = set()
         self._news: dict[int, set[News]] = {}  # of the links of each session
         self._accepting: asyncio.Task[None] | None = None
@@ -107,6 +115,7 @@ class ArenaHost:
                 continue
             if len(self._links) >= LINKS_MAX:
                 logger.warning("arena_link=refused links=%d", len(self._links))
+                self._refused(LINK, Unavailable("too many links", reason="links"))
                 connection.close()
                 continue
             task = asyncio.create_task(self._serve(connection))
@@ -182,6 +191,7 @@ class ArenaHost:
 
     async def _refuse(self, connection: socket.socket, error: KVStoreError) -> None:
         logger.info("arena_link=refused reason=%r", str(error))
+        self._refused(LINK, error)
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(HELLO_TIMEOUT_S):
                 await send(connection, Refused(type(error).__name__, str(error)[:1000]))

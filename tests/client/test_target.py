@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import shutil
 import subprocess
@@ -157,12 +158,18 @@ def test_clients_take_the_first_default_socket_that_they_may_use(
 
 def test_daemons_and_clients_have_the_same_places_in_the_same_order() -> None:
     environ = {"XDG_RUNTIME_DIR": "/run/user/7"}
-    places = [str(path.parent.parent) for path in default_sockets(environ)]
-    home = str(Path.home() / ".local/state")
-    assert places == ["/run", "/run/user/7", f"/run/user/{os.getuid()}", home]
+    places = [str(path.parent) for path in default_sockets(environ)]
+    assert places == [
+        "/run/kvstore",
+        f"/run/kvstore-{getpass.getuser()}",
+        "/run/user/7/kvstore",
+        f"/run/user/{os.getuid()}/kvstore",
+        str(Path.home() / ".local/state/kvstore"),
+    ]
+    assert {path.name for path in default_sockets(environ)} == {"kvstore.sock"}
     assert default_socket(environ) in map(str, default_sockets(environ))
-    assert len(default_sockets({})) == 3  # and where a login session would set it
-    assert len(default_sockets({"XDG_RUNTIME_DIR": "not/absolute"})) == 3
+    for other in ({}, {"XDG_RUNTIME_DIR": "not/absolute"}):
+        assert len(default_sockets(other)) == 4
 
 
 @pytest.mark.parametrize(

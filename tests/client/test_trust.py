@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -147,3 +148,8 @@ def test_commands_take_the_daemon_s_user(own: Daemon) -> None:
         assert f"--daemon-uid {NOBODY}" in refused.output
         done = kvstore(command, "--target", own.target, "--daemon-uid", str(NOBODY))
         assert done.exit_code == 0, done.output
+    sets = (f"--set=file.path={own.directory}/file", "--set=file.capacity=1GiB", "--json")
+    for more, word in (((), "nobody"), (("--daemon-uid", str(NOBODY)), "release")):
+        told = json.loads(kvstore("doctor", "--target", own.target, *sets, *more).output)
+        (found,) = [each["found"] for each in told["findings"] if each["about"] == "daemon"]
+        assert word in found

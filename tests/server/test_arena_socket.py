@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import grpc.aio
 import pytest
@@ -81,6 +82,21 @@ def test_a_hello_of_another_version_is_refused_naming_both(daemon: Daemon) -> No
 
 def test_a_hello_to_no_session_is_refused(daemon: Daemon) -> None:
     assert refusal(daemon, Hello(RPC_VERSION, 1, "t" * 16)).error == "SessionEnded"
+
+
+def test_a_session_is_joined_by_its_token_alone(daemon: Daemon) -> None:
+    """Nor is the daemon's own one, which has none, by any number."""
+    with Client(daemon.target, name="engine") as client:
+        client.connect()
+        connection: Any = client._client._caller._connection
+        for token in ("", "t" * 16):
+            refused = refusal(daemon, Hello(RPC_VERSION, connection.session, token))
+            assert refused.error == "SessionEnded"
+            for session in (0, -1, (1 << 64) - 1):
+                refusal(daemon, Hello(RPC_VERSION, session, token))
+        assert client.stats()["clients"][-1]["processes"] == 1
+        keys = sample_keys("token", 2)
+        client.put(client.register(sample_namespace()), keys, sample_records(keys))
 
 
 def test_another_packet_than_hello_is_refused(daemon: Daemon) -> None:
