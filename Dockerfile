@@ -12,10 +12,15 @@ WORKDIR /src
 COPY . .
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /dist .
 
-# The connector belongs into the engine's environment, in the same release as the daemon.
+# The connector belongs into the engine's environment, in the same release as the daemon. The daemon
+# lends its arena only to processes of its own user, so the engine runs as that one.
 FROM ${VLLM_IMAGE} AS vllm
 COPY --from=wheel /dist /tmp/dist
-RUN python3 -m pip install --no-cache-dir /tmp/dist/*.whl && rm -r /tmp/dist
+RUN python3 -m pip install --no-cache-dir /tmp/dist/*.whl && rm -r /tmp/dist \
+ && useradd --system --uid 10001 --home-dir /models --shell /usr/sbin/nologin kvstore \
+ && install -d -o kvstore -g kvstore /models
+ENV HOME=/models
+USER kvstore
 
 FROM ${PYTHON_IMAGE} AS daemon
 # For more: --build-arg EXTRAS=[object,otel]

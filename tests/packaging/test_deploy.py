@@ -133,6 +133,13 @@ def test_what_goes_to_the_builder_makes_the_whole_wheel(tmp_path: Path) -> None:
     assert names[0] == names[1]
 
 
+def test_daemon_and_engine_run_as_the_same_user() -> None:
+    """The daemon lends its arena to nobody else."""
+    text = (ROOT / "Dockerfile").read_text()
+    assert len(re.findall(r"useradd --system --uid 10001 .* kvstore", text)) == 2
+    assert len(re.findall(r"(?m)^USER kvstore$", text)) == 2
+
+
 def test_the_extras_of_the_image_exist() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
         "optional-dependencies"
