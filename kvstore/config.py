@@ -16,7 +16,7 @@ import re
 import textwrap
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple, get_type_hints
@@ -170,6 +170,7 @@ class DramSettings:
         "Size of the arena. It is committed memory: what the engines and the page cache need must "
         "be left over.",
         4 * GIB,
+        live=True,
     )
     extent_bytes: int = _setting(
         "The arena grows in extents of this size, each one memfd; more than `capacity` means one "
@@ -195,12 +196,15 @@ class FileSettings:
         factory=default_directory,
     )
     capacity_bytes: int = _setting(
-        "Cap on the physical bytes of each directory, headers and padding included.", 16 * GIB
+        "Cap on the physical bytes of each directory, headers and padding included.",
+        16 * GIB,
+        live=True,
     )
     free_bytes_min: int = _setting(
         "Bytes of each disk left free for its other users: with less, nothing is written, and "
         "blocks are evicted until it is free again; 0 looks at `capacity` alone.",
         0,
+        live=True,
     )
     hang_s: float = _setting(
         "Seconds after which a disk that does not answer a call is taken out of use. Longer "
@@ -241,13 +245,17 @@ class FileSettings:
         "prefixes most likely to be asked for again, by what became of those like them; half an "
         "hour of it may be saved up, or overdrawn. What is left out lives in DRAM alone.",
         0,
+        live=True,
     )
     scrub_bytes: int = _setting(
         "Bytes a second at which stored frames are read again and verified while nobody waits for "
         "the disk; 0 is off. Faster finds a disk that rots sooner; slower wears it less.",
         8 * MIB,
+        live=True,
     )
-    scrub_every_s: float = _setting("Seconds after which a frame is verified again.", 86400.0)
+    scrub_every_s: float = _setting(
+        "Seconds after which a frame is verified again.", 86400.0, live=True
+    )
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -279,6 +287,7 @@ class ObjectSettings:
         "Cap on the bytes under that prefix, all daemons together; each one keeps it by its last "
         "count and what it has written since.",
         1024 * GIB,
+        live=True,
     )
     max_age_s: float = _setting(
         "Seconds after which a run is deleted, used or not; 0 is never.", 30 * 86400.0
@@ -309,39 +318,50 @@ class LimitSettings:
     """Bounds on what clients may hold, ask and wait for."""
 
     batch_keys_max: int = _setting("Keys in one call. Bounds the work between two awaits.", 8192)
-    sessions_max: int = _setting("Sessions open at once; one engine has one.", 1024)
+    sessions_max: int = _setting("Sessions open at once; one engine has one.", 1024, live=True)
     lease_s: float = _setting(
         "Seconds until a lease expires. Shorter frees slots of stuck readers sooner; longer "
         "tolerates longer queues in the engine.",
         30.0,
+        live=True,
     )
     wait_max_s: float = _setting(
-        "Longest time a call may wait for room or for bytes from a slower tier, in seconds.", 30.0
+        "Longest time a call may wait for room or for bytes from a slower tier, in seconds.",
+        30.0,
+        live=True,
     )
     leased_fraction: float = _setting(
         "Part of the arena that may be leased at once; beyond it, calls are answered with shorter "
         "hits. The rest is what eviction can work with. Of the file tier, as much may be leased to "
         "clients that read its files themselves; beyond it, records come up into the arena.",
         0.5,
+        live=True,
     )
     limbo_fraction: float = _setting(
-        "Part of the arena that expired leases of living clients may keep from reuse.", 0.25
+        "Part of the arena that expired leases of living clients may keep from reuse.",
+        0.25,
+        live=True,
     )
     pinned_fraction: float = _setting(
         "Part of the arena that hints may pin, all together. Larger keeps what is announced; the "
         "rest is what everybody else has.",
         0.25,
+        live=True,
     )
-    pin_ttl_max_s: float = _setting("Longest time a hint may pin blocks, in seconds.", 3600.0)
+    pin_ttl_max_s: float = _setting(
+        "Longest time a hint may pin blocks, in seconds.", 3600.0, live=True
+    )
     group_commit_bytes: int = _setting(
         "Written bytes that one fdatasync covers at most. Larger: fewer syncs. Smaller: durable "
         "commits answer sooner.",
         32 * MIB,
+        live=True,
     )
     write_behind_bytes_max: int = _setting(
         "Committed bytes not yet in the file tier; a put beyond it waits, then is refused. Bounds "
         "what a crash loses.",
         GIB,
+        live=True,
     )
     outcomes_max: int = _setting(
         "Requests whose outcome is remembered for `kvstore explain`; about 1 KiB each.", 1024
@@ -395,6 +415,29 @@ def load_settings(path: Path | None = None, overrides: Iterable[str] = ()) -> Se
         _merge(sections, name, table, where=f"--set {override}")
     types = get_type_hints(Settings)
     return Settings(**{name: types[name](**values) for name, values in sections.items()})
+
+
+def overridden(settings: Settings, overrides: Iterable[str]) -> Settings:
+    """Return settings with some of them changed by texts such as "dram.capacity=8GiB".
+
+    Raises ConfigError as `load_settings` does.
+    """
+    sections: dict[str, dict[str, Any]] = {}
+    for override in overrides:
+        name, table = _split_override(override)
+        _merge(sections, name, table, where=override)
+    changed = {name: replace(getattr(settings, name), **new) for name, new in sections.items()}
+    return replace(settings, **changed)
+
+
+def live_part(wanted: Settings, running: Settings) -> Settings:
+    """Return what a daemon that runs with `running` can take of `wanted`."""
+    taken = {}
+    for section in fields(wanted):
+        new, old = getattr(wanted, section.name), getattr(running, section.name)
+        live = [item.name for item in fields(new) if item.metadata["live"]]
+        taken[section.name] = replace(old, **{name: getattr(new, name) for name in live})
+    return Settings(**taken)
 
 
 class Entry(NamedTuple):

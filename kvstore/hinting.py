@@ -69,8 +69,8 @@ class Hinting:
         self._mover = mover
         self._reach = reach
         self._metrics = metrics
-        self._pinned_bytes_max = pinned_bytes_max
-        self._pin_ttl_max_s = pin_ttl_max_s
+        self.pinned_bytes_max = pinned_bytes_max
+        self.pin_ttl_max_s = pin_ttl_max_s
         self._recall = recall
         self._has_file_tier = mover.record_nbytes_max is not None
         self._now = now
@@ -181,7 +181,7 @@ class Hinting:
         far as the bounds go. 0 s: let go what this target has pinned."""
         began = self._now()
         conversation = self._conversations.find(target.name)
-        ttl_s = min(hint.seconds, self._pin_ttl_max_s)
+        ttl_s = min(hint.seconds, self.pin_ttl_max_s)
         if not ttl_s:
             if conversation is not None:
                 conversation.pinned_until = 0.0
@@ -255,8 +255,8 @@ class Hinting:
             target.name,
             target.keys,
             until,
-            pin_nbytes_max=bytes_max or self._pinned_bytes_max,
-            all_nbytes_max=self._pinned_bytes_max,
+            pin_nbytes_max=bytes_max or self.pinned_bytes_max,
+            all_nbytes_max=self.pinned_bytes_max,
         )
 
     def _is_expected(self, at: float, name: str) -> bool:

@@ -36,12 +36,12 @@ class Lending:
     def __init__(self, reads: Reads, leases: Leases, *, nbytes_max: int) -> None:
         self._reads = reads
         self._leases = leases
-        self._nbytes_max = nbytes_max
+        self.nbytes_max = nbytes_max
 
     @property
     def room_bytes(self) -> int:
         """What may be lent now. A frame that two leases hold counts twice."""
-        return self._nbytes_max - self._leases.framed_bytes
+        return self.nbytes_max - self._leases.framed_bytes
 
     def has_room(self, records: Sequence[StoredPart | None]) -> bool:
         """Say whether those that are readable, and not in the arena, may all be lent now."""

@@ -71,7 +71,7 @@ class Mover:
         self._file = file
         self._codec = codec
         self._metrics = metrics
-        self._group_commit_bytes = group_commit_bytes
+        self.group_commit_bytes = group_commit_bytes
         self._now = now
         self._workers = executor or ThreadPoolExecutor(threads, thread_name_prefix="kvstore-codec")
         self.reads = Reads(
@@ -208,6 +208,24 @@ class Mover:
         """The cap of the file tier; 0: there is none."""
         return self._file.capacity_bytes if self._file is not None else 0
 
+    def check_file_caps(self, capacity_bytes: int) -> None:
+        """Raise ConfigError on a cap that the file tier cannot go to while it runs."""
+        if self._file is not None:
+            self._file.check_caps(capacity_bytes)
+
+    def set_file_caps(self, capacity_bytes: int, free_bytes_min: int) -> None:
+        """Change the caps of each directory; what is over them is evicted soon."""
+        if self._file is not None:
+            self._file.set_caps(capacity_bytes, free_bytes_min)
+            self.wake()
+
+    def over_cap(self) -> str:
+        """Say by how much the file tier is over its cap, "" if it is not."""
+        excess = 0
+        if self._file is not None:
+            excess = self._file.physical_nbytes - self._file.capacity_bytes
+        return f"the file tier is {excess} bytes over file.capacity" if excess > 0 else ""
+
     def stats(self) -> dict[str, Any]:
         if self._file is None:
             return {"capacity_bytes": 0, "physical_bytes": 0}
@@ -322,7 +340,7 @@ class Mover:
                     for batch in ended:
                         batch.result()
                     continue
-                writes = self._planner.take_writes(self._group_commit_bytes)
+                writes = self._planner.take_writes(self.group_commit_bytes)
                 if not writes:
                     return
                 if self._failing and self._now() < self._retry_at:
@@ -341,7 +359,7 @@ class Mover:
     def _batches_wanted(self) -> int:
         """How many batches are to be on their way now: one beside reads, which somebody waits for,
         and while the disk fails."""
-        is_full = self._planner.dirty.queued_nbytes >= self._group_commit_bytes
+        is_full = self._planner.dirty.queued_nbytes >= self.group_commit_bytes
         return BATCHES_MAX if is_full and not (self.reads.under_way or self._failing) else 1
 
     def _begin_batch(self, writes: Sequence[Write]) -> asyncio.Task[None]:

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ import kvstore
 from kvstore.block import PAGE_NBYTES
 from kvstore.codec import codec_by_name
 from kvstore.config import FileSettings, Settings
+from kvstore.errors import KVStoreError
 from kvstore.live_config import LiveConfig
 from kvstore.memory import Fit, check_capacity, prefer_killing_this, read_memory
 from kvstore.mover import Mover
@@ -41,12 +42,14 @@ logger = logging.getLogger(__name__)
 class Node:
     """One daemon: `start`, serve, `stop`. Must be made on the event loop that runs it."""
 
-    def __init__(self, settings: Settings, path: Path | None = None) -> None:
-        """path: of the file the settings came from."""
+    def __init__(
+        self, settings: Settings, *, path: Path | None = None, overrides: Sequence[str] = ()
+    ) -> None:
+        """path, overrides: where the settings came from, to be read again."""
         self.settings = settings
-        self.config = LiveConfig(settings, path)
         self.metrics = Metrics(version=kvstore.__version__)
         self.store = wire_store(settings, self.metrics)
+        self.config = LiveConfig(settings, self.store, path=path, overrides=overrides)
         self.server = Server(self.store, self.config, self.metrics, kvstore.__version__)
 
     async def start(self) -> None:
@@ -136,7 +139,7 @@ def wire_store(settings: Settings, metrics: Metrics) -> Store:
         group_commit_bytes=limits.group_commit_bytes,
     )
     scrub = None
-    if file is not None and settings.file.scrub_bytes:
+    if file is not None:
         scrub = Scrub(
             planner,
             mover,
@@ -218,8 +221,23 @@ def _freeze_survivors(phase: str, info: dict[str, int]) -> None:
 SWITCH_INTERVAL_S = 0.0005
 
 
-async def serve(settings: Settings, path: Path | None = None) -> None:
-    """Run a daemon until SIGTERM or SIGINT; a second signal stops it at once."""
+async def _reload(config: LiveConfig) -> None:
+    """Take what changed in the file. One that is wrong changes nothing, and stops nobody."""
+    try:
+        done = await config.reload()
+    except KVStoreError as error:
+        logger.error("config=not_reloaded reason=%r", str(error))
+    else:
+        logger.info("config=reloaded changed=%d pending=%r", len(done.changed), done.pending)
+
+
+async def serve(
+    settings: Settings, *, path: Path | None = None, overrides: Sequence[str] = ()
+) -> None:
+    """Run a daemon until SIGTERM or SIGINT; a second signal stops it at once.
+
+    SIGHUP makes it read `path` again, with `overrides` on top.
+    """
     bound_collections()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     run_promptly()
@@ -228,7 +246,15 @@ async def serve(settings: Settings, path: Path | None = None) -> None:
     told = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, told.set)
-    node = Node(settings, path)
+    node = Node(settings, path=path, overrides=overrides)
+    reloading: set[asyncio.Task[None]] = set()
+
+    def reload() -> None:
+        task = loop.create_task(_reload(node.config))
+        reloading.add(task)
+        task.add_done_callback(reloading.discard)
+
+    loop.add_signal_handler(signal.SIGHUP, reload)
     await node.start()
     notify("READY=1")
     await told.wait()

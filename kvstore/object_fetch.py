@@ -153,7 +153,7 @@ class ObjectFetch:
     ) -> None:
         """nbytes_max: of records brought up for one prefix."""
         self._watches = watches
-        self._nbytes_max = nbytes_max
+        self.nbytes_max = nbytes_max
         self._tier = tier
         self._planner = planner
         self._metrics = metrics
@@ -168,7 +168,7 @@ class ObjectFetch:
         Its start comes up while its end is still looked for.
         """
         namespace = self._planner.namespace(ask.namespace_id)
-        load = _Load(ask, match.hit_blocks, self._nbytes_max // _block_nbytes(namespace))
+        load = _Load(ask, match.hit_blocks, self.nbytes_max // _block_nbytes(namespace))
         aligned = run_blocks(namespace)
         start = match.hit_blocks // aligned * aligned
         with self._watches.watch(ask.namespace_id, ask.keys) as watch:

@@ -102,6 +102,11 @@ class Objects:
             waiting = self._upload.waiting
             logger.warning("drain=incomplete prefixes_not_uploaded=%d reason=%r", waiting, reason)
 
+    def set_bounds(self, *, capacity_bytes: int, fetch_nbytes_max: int) -> None:
+        """Change the bucket's cap, and what one lookup may bring up."""
+        self._tier.set_capacity(capacity_bytes)
+        self._fetch.nbytes_max = fetch_nbytes_max
+
     def written(self, write: Write) -> None:
         """Note what is durable on this node."""
         self._upload.note(write)

@@ -53,13 +53,13 @@ class Reach:
         self._reads = reads
         self._leases = leases
         self._objects = objects
-        self._leasable_bytes = leasable_bytes
+        self.leasable_bytes = leasable_bytes
         self._now = now
 
     @property
     def room_bytes(self) -> int:
         """What may be leased for reading now; less than nothing when reservations exceed it."""
-        return self._leasable_bytes - self._leases.leased_bytes
+        return self.leasable_bytes - self._leases.leased_bytes
 
     async def reach(self, ask: Ask, deadline: float) -> Reached:
         """Bring up as much of the prefix as may be leased and comes up until the deadline.
@@ -138,7 +138,7 @@ class Reach:
     def _affordable(self, namespace: Namespace, ask: Ask, hit: int) -> int | None:
         """Return the hit that may be leased now; None if only other leases stand in its way."""
         skip = ask.skip_blocks
-        bound = self._leasable_bytes
+        bound = self.leasable_bytes
         needed = self.slots_nbytes(ask, needed_spans(namespace, hit, skip))
         if needed > bound:
             hit = self._match(ask, skip + int((hit - skip) * bound / needed)).hit_blocks

@@ -22,10 +22,12 @@ LOOK_S = 1.0
 GIVE_WAY_S = 0.05
 GIVE_WAY_S_MAX = 1.0  # then it goes on beside the readers: rot must be found on a busy node, too
 FAILED_S = 60.0
+PAUSE_S_MAX = 600.0  # what a large frame takes at the slowest rates, and a new rate waits for
 
 
 class Scrub:
-    """One task beside the store's. `nbytes_per_s`: at most; `every_s`: how often for one frame."""
+    """One task beside the store's. `nbytes_per_s`: at most, 0 is off; `every_s`: how often for one
+    frame. Both may change while it runs."""
 
     def __init__(
         self,
@@ -39,23 +41,25 @@ class Scrub:
     ) -> None:
         self._planner = planner
         self._mover = mover
-        self._nbytes_per_s = nbytes_per_s
-        self._every_s = every_s
+        self.nbytes_per_s = nbytes_per_s
+        self.every_s = every_s
         self._metrics = metrics
         self._now = now
 
     async def run(self) -> None:
         """Scrub until cancelled."""
-        pause_s = min(START_S, self._every_s)
+        pause_s = min(START_S, self.every_s)
         while True:
             await asyncio.sleep(pause_s)
             pause_s = await self._step()
 
     async def _step(self) -> float:
         """Check one frame, if one is due. Returns how long to pause."""
+        if not self.nbytes_per_s:  # off, for now
+            return LOOK_S
         await self._give_way()
         began = self._now()
-        check = self._planner.next_check(began - self._every_s)
+        check = self._planner.next_check(began - self.every_s)
         if check is None:
             return LOOK_S
         bad: Sequence[int] = ()
@@ -71,7 +75,8 @@ class Scrub:
             self._metrics.corrupt_blocks.labels("scrub").inc(len(bad))
             logger.warning("scrub=corrupt blocks=%d frame=%s", len(bad), check.frame.extent)
             self._mover.wake()
-        return max(0.0, check.nbytes / self._nbytes_per_s - (self._now() - began))
+        rate = self.nbytes_per_s or 1  # it may have been switched off meanwhile
+        return max(0.0, min(check.nbytes / rate, PAUSE_S_MAX) - (self._now() - began))
 
     async def _give_way(self) -> None:
         """Wait while somebody waits for the disk, for a while."""

@@ -31,13 +31,14 @@ from kvstore.block import (
     check_keys,
     padded,
 )
-from kvstore.config import LimitSettings
-from kvstore.errors import InvalidRequest, Unavailable
+from kvstore.config import LimitSettings, Settings
+from kvstore.errors import ConfigError, InvalidRequest, Unavailable
 from kvstore.hinting import Hinting
 from kvstore.holes import Holes
 from kvstore.index import HeldSlot, StoredPart
 from kvstore.judge import Judge
 from kvstore.lending import NOTHING_LENT, Lending
+from kvstore.memory import check_capacity, read_memory
 from kvstore.mover import Mover
 from kvstore.namespaces import UNKNOWN_MODEL, NamespaceUse
 from kvstore.obs import Metrics
@@ -65,6 +66,8 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 HOUSEKEEPING_S = 0.5
+SHRINK_AGAIN_S = 0.1
+SHED_STEP_NBYTES = 64 << 20
 DEMOTED_AHEAD = 16  # of the arena, one part may leave without waiting for the disk
 RECALL_STEP_KEYS = 64
 RECALL_S_MAX = 300.0  # a million blocks take some seconds
@@ -120,25 +123,24 @@ class Store:
         self._scrub = scrub
         self._mover = mover
         self._planner = planner
-        self._limits = limits
+        self.limits = limits
         self._metrics = metrics
         self._now = now
         self._room = asyncio.Event()
+        self._resized = asyncio.Event()
         self._waiting_for_room = 0
         self._started = now()
         self._refuses_since: float | None = None
         self._leases = Leases(
             lease_s=limits.lease_s,
-            limbo_bytes_max=int(arena.capacity_bytes * limits.limbo_fraction),
+            limbo_bytes_max=0,
             sessions_max=limits.sessions_max,
             now=now,
             new_id=new_id,
             unpin=planner.unpin,
             unpin_frame=planner.unpin_frame,
         )
-        self._lending = Lending(
-            mover.reads, self._leases, nbytes_max=int(mover.capacity_bytes * limits.leased_fraction)
-        )
+        self._lending = Lending(mover.reads, self._leases, nbytes_max=0)
         self._answers = Answers(
             planner, self._leases, metrics, outcomes_max=limits.outcomes_max, now=now
         )
@@ -154,7 +156,7 @@ class Store:
             mover.reads,
             self._leases,
             self._objects,
-            leasable_bytes=int(arena.capacity_bytes * limits.leased_fraction),
+            leasable_bytes=0,
             now=now,
         )
         self.hinting = Hinting(
@@ -162,12 +164,93 @@ class Store:
             mover,
             self._reach,
             metrics,
-            pinned_bytes_max=int(arena.capacity_bytes * limits.pinned_fraction),
+            pinned_bytes_max=0,
             pin_ttl_max_s=limits.pin_ttl_max_s,
             recall=self._recall,
             now=now,
         )
         self._tasks: list[asyncio.Task[None]] = []
+        self._set_bounds()
+
+    async def check(self, settings: Settings) -> None:
+        """Raise ConfigError on what `reconfigure` could not carry out."""
+        self._mover.check_file_caps(settings.file.capacity_bytes)
+        capacity = settings.dram.capacity_bytes
+        specs = [each.spec for each in self._planner.index.namespaces if each.spec is not None]
+        records = [group.record_nbytes for spec in specs for group in spec.groups]
+        if max(records, default=0) > capacity:
+            raise ConfigError(
+                f"dram.capacity={capacity} is less than a record of {max(records)} bytes, which "
+                "engines use now"
+            )
+        if capacity > self.arena.capacity_bytes:
+            memory = await asyncio.to_thread(read_memory)
+            check_capacity(capacity, memory, self.arena.reserved_nbytes)
+
+    def reconfigure(self, settings: Settings) -> None:
+        """Take what of the settings can change while the node runs. `check` them first."""
+        file = settings.file
+        self.limits = settings.limits
+        self.arena.set_capacity(settings.dram.capacity_bytes)
+        self._resized.set()
+        self._mover.set_file_caps(file.capacity_bytes, file.free_bytes_min)
+        self._mover.group_commit_bytes = self.limits.group_commit_bytes
+        self._planner.set_write_budget(file.write_bytes_per_day)
+        if self._scrub is not None:
+            self._scrub.nbytes_per_s, self._scrub.every_s = file.scrub_bytes, file.scrub_every_s
+        self._set_bounds()
+        if self._objects is not None:
+            self._objects.set_bounds(
+                capacity_bytes=settings.object.capacity_bytes,
+                fetch_nbytes_max=self._reach.leasable_bytes,
+            )
+        self._room.set()
+
+    def over_caps(self) -> str:
+        """Say what a lowered cap waits for, "" if every cap is kept."""
+        excess = max(0, self.arena.reserved_nbytes - self.arena.capacity_bytes)
+        if not excess:
+            return self._mover.over_cap()
+        limbo = self._leases.limbo_bytes
+        return (
+            f"the arena is {excess} bytes over dram.capacity; leases hold "
+            f"{self._leases.leased_bytes - limbo} bytes of it, limbo {limbo}, and "
+            f"{self._planner.dirty.nbytes} wait to be written"
+        )
+
+    async def _keep_cap(self) -> None:
+        """Give memory back under a lowered cap: what is free, then what is evicted for it."""
+        while True:
+            while self.arena.excess_nbytes and await self._shrink():  # noqa: ASYNC110
+                await asyncio.sleep(0)  # others' turn
+            waits = SHRINK_AGAIN_S if self.arena.excess_nbytes else None
+            self._resized.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(waits):
+                    await self._resized.wait()
+
+    async def _shrink(self) -> bool:
+        """Give some memory back. False: everything that is left is held, or to be written."""
+        if await self.arena.give_back():
+            return True
+        nbytes = min(self.arena.excess_nbytes, SHED_STEP_NBYTES)
+        self._planner.demote(self.arena.excess_nbytes)
+        self._mover.wake()
+        return self._planner.shed(nbytes) > 0
+
+    def _set_bounds(self) -> None:
+        """Derive from limits and caps what each part may hold."""
+        limits, arena_bytes = self.limits, self.arena.capacity_bytes
+        if self.arena.waits_for_memory:
+            arena_bytes = min(arena_bytes, self.arena.reserved_nbytes)
+        self._leases.lease_s = limits.lease_s
+        self._leases.sessions_max = limits.sessions_max
+        self._leases.limbo_bytes_max = int(arena_bytes * limits.limbo_fraction)
+        self._reach.leasable_bytes = int(arena_bytes * limits.leased_fraction)
+        self._lending.nbytes_max = int(self._mover.capacity_bytes * limits.leased_fraction)
+        self.hinting.pinned_bytes_max = int(arena_bytes * limits.pinned_fraction)
+        self._planner.pins.shrink(self.hinting.pinned_bytes_max)
+        self.hinting.pin_ttl_max_s = limits.pin_ttl_max_s
 
     async def start(self) -> None:
         """Open the tiers and index what they hold."""
@@ -175,6 +258,7 @@ class Store:
         await self._mover.start()
         self._publish()
         self._tasks.append(asyncio.create_task(self._keep_house()))
+        self._tasks.append(asyncio.create_task(self._keep_cap()))
         self._tasks.append(asyncio.create_task(self._holes.run()))
         if self._objects is not None:
             self._objects.start(self)
@@ -315,7 +399,7 @@ class Store:
         with self.in_use(namespace_id):
             await self._recall(keys)
             began = self._now()
-            deadline = began + min(wait_s, self._limits.wait_max_s)
+            deadline = began + min(wait_s, self.limits.wait_max_s)
             ask = Ask(
                 session,
                 client,
@@ -392,7 +476,7 @@ class Store:
         self.hinting.asked(ask.session_id, ask.namespace_id, ask.keys)
         return Grant(
             lease_id=lease.id,
-            deadline_s=self._limits.lease_s,
+            deadline_s=self.limits.lease_s,
             spans=spans,
             slots=tuple(slot.slot if slot else None for slot in held),
             checksums=tuple(record.checksum if record else 0 for record in records),
@@ -442,7 +526,7 @@ class Store:
         check_keys(keys)
         if first_block + len(keys) - 1 > BLOCK_INDEX_MAX:
             raise InvalidRequest(f"block {first_block} and {len(keys)} more: beyond 2**32 blocks")
-        deadline = self._now() + min(wait_s, self._limits.wait_max_s)
+        deadline = self._now() + min(wait_s, self.limits.wait_max_s)
         with self.in_use(namespace_id):
             await self._recall(keys)
             held, refused = await self._find_room(
@@ -460,7 +544,7 @@ class Store:
                 raise
         return Grant(
             lease_id=lease.id,
-            deadline_s=self._limits.lease_s,
+            deadline_s=self.limits.lease_s,
             spans=spans,
             slots=tuple(slot.slot if slot else None for slot in held),
             refused=refused,
@@ -478,7 +562,7 @@ class Store:
     ) -> tuple[Sequence[HeldSlot | None], int]:
         """Return slots, and how many records are refused when the time is over."""
         while True:
-            behind = self._planner.dirty.nbytes > self._limits.write_behind_bytes_max
+            behind = self._planner.dirty.nbytes > self.limits.write_behind_bytes_max
             self._planner.demote(self._nbytes_of(namespace_id, spans))
             placement = await _in_steps(self._planner.place(namespace_id, keys, spans, parent))
             if self._planner.dirty.count:  # what has to be written before it may leave
@@ -550,10 +634,10 @@ class Store:
     async def flush(self, wait_s: float) -> bool:
         """Wait until everything committed so far is durable. False: the time ran out, writes
         failed, or there is no file tier."""
-        return await self._mover.flush(self._now() + min(wait_s, self._limits.wait_max_s))
+        return await self._mover.flush(self._now() + min(wait_s, self.limits.wait_max_s))
 
     async def _durable(self, records: Sequence[StoredPart], wait_s: float) -> bool:
-        deadline = self._now() + min(wait_s, self._limits.wait_max_s)
+        deadline = self._now() + min(wait_s, self.limits.wait_max_s)
         last = max((record.dirty for record in records), default=0)
         await self._mover.settle(last, deadline)
         return all(record.frame is not None for record in records)
@@ -631,7 +715,7 @@ class Store:
 
     async def recalled(self, wait_s: float) -> None:
         """Wait until all that was found on disk is indexed. Raises Unavailable after `wait_s`."""
-        if not await self._mover.recalled(self._now() + min(wait_s, self._limits.wait_max_s)):
+        if not await self._mover.recalled(self._now() + min(wait_s, self.limits.wait_max_s)):
             raise Unavailable(
                 f"{self._mover.unrecalled_runs} runs found on disk are not indexed yet: try again "
                 "in a while"
@@ -686,7 +770,7 @@ class Store:
 
     def _takes_no_writes(self) -> str:
         """Return what keeps puts from being stored, "" if nothing does now."""
-        dirty, dirty_max = self._planner.dirty.nbytes, self._limits.write_behind_bytes_max
+        dirty, dirty_max = self._planner.dirty.nbytes, self.limits.write_behind_bytes_max
         if dirty > dirty_max:
             return f"{dirty} bytes wait for the file tier, limits.write_behind_max is {dirty_max}"
         held = self._leases.leased_bytes + self._planner.pins.nbytes
@@ -702,7 +786,7 @@ class Store:
             leases=self._leases,
             arena=self.arena,
             mover=self._mover,
-            limits=self._limits,
+            limits=self.limits,
         )
         queues = {
             "promote": self._mover.reads.under_way,
@@ -747,6 +831,8 @@ class Store:
             self._planner.demote(self.arena.capacity_bytes // DEMOTED_AHEAD)
             if self._planner.dirty.count:
                 self._mover.wake()
+            await self.arena.renew()
+            self._set_bounds()
             self._publish()
 
     def _publish(self) -> None:

@@ -41,6 +41,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "Change": {
         "hint": ("kvstore.cli.hint:hint", "Tell what a session will do: end, come back, stay."),
+        "config": ("kvstore.cli.config:config", "Show or change a running daemon's settings."),
         "flush": ("kvstore.cli.change:flush", "Wait until everything is durable."),
         "delete": ("kvstore.cli.change:delete", "Delete blocks by key."),
         "clear": ("kvstore.cli.change:clear", "Delete every block of a namespace, or of all."),

@@ -45,7 +45,8 @@ def serve(
 ) -> None:
     """Run a daemon until SIGTERM or Ctrl-C.
 
-    Both drain it: running calls end, what is dirty is written, then it stops.
+    Both drain it: running calls end, what is dirty is written, then it stops. SIGHUP makes it read
+    its --config file again: what is live there changes at once (see `kvstore config`).
 
     \b
     Examples:
@@ -60,7 +61,7 @@ def serve(
         return
     logs.configure(settings.server.log_level, settings.server.log_format)
     try:
-        asyncio.run(_run(settings, config))
+        asyncio.run(_run(settings, config, overrides))
     except ConfigError as error:
         if settings.server.log_format != "json":
             raise
@@ -72,10 +73,10 @@ def _short_options(**given: str | None) -> Sequence[str]:
     return [f"server.{key}={value}" for key, value in given.items() if value is not None]
 
 
-async def _run(settings: Settings, path: Path | None) -> None:
+async def _run(settings: Settings, path: Path | None, overrides: Sequence[str]) -> None:
     from kvstore import node
 
-    await node.serve(settings, path)
+    await node.serve(settings, path=path, overrides=overrides)
     # Calls and threads that a hung disk holds must not keep a drained daemon from ending.
     logging.shutdown()
     os._exit(0)

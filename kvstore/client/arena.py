@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import fcntl
 import logging
 import mmap
@@ -14,15 +15,27 @@ import time
 from collections.abc import Callable
 
 import numpy as np
+import numpy.typing as npt
 
 from kvstore import errors
 from kvstore.block import Slot
 from kvstore.client.trust import check_daemon
 from kvstore.errors import Incompatible, InvalidRequest, KVStoreError, Unavailable
-from kvstore.transport.arena_wire import Ended, Extent, Hello, Refused, Welcome, receive, send
+from kvstore.transport.arena_wire import (
+    Ended,
+    Extent,
+    Hello,
+    Refused,
+    Retired,
+    Welcome,
+    receive,
+    send,
+)
 
 logger = logging.getLogger(__name__)
 
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
 TOUCH_STEP_NBYTES = 8 << 20
 TOUCH_PAUSES = 9  # as long as a step, after it: whoever copies has better uses for the core
 
@@ -134,6 +147,9 @@ class ClientArena:
         if isinstance(packet, Ended):
             self._on_ended()
             return
+        if isinstance(packet, Retired):
+            self._retire(packet.id)
+            return
         try:
             if packet is None:
                 raise ConnectionResetError("the daemon closed the arena socket")
@@ -146,6 +162,14 @@ class ClientArena:
         self._maps[packet.id] = mapped
         self._views[packet.id] = memoryview(mapped)
         self._toucher.add(mapped)
+
+    def _retire(self, extent: int) -> None:
+        """Unmap an extent that the daemon gave back, now or when the last view of it is gone."""
+        self._views.pop(extent, None)
+        mapped = self._maps.pop(extent, None)
+        if mapped is not None:
+            self._retired.append(mapped)
+        self._retired = [each for each in self._retired if not _unmapped(each)]
 
     async def _listen(self) -> None:
         """Map new extents until the link ends."""
@@ -179,6 +203,19 @@ def _unmapped(mapped: mmap.mmap) -> bool:
     return True
 
 
+def _touch(step: npt.NDArray[np.uint8]) -> None:
+    """Read a byte of every page that is there.
+
+    What the daemon has given back to the system is not: reading it would take it anew.
+    """
+    pages = step[:: mmap.PAGESIZE]
+    there = np.empty(len(pages), np.uint8)
+    if _libc.mincore(step.ctypes.data, step.nbytes, there.ctypes.data) == 0:
+        pages = pages[(there & 1).astype(bool)]
+    if len(pages):
+        pages.max()
+
+
 class _Toucher:
     """Fills page tables ahead of use, in a thread and in steps, with most of a core left to others.
 
@@ -204,13 +241,17 @@ class _Toucher:
     def _run(self) -> None:
         took_s = 0.0
         while (mapped := self._mappings.get()) is not None:
-            for offset in range(0, len(mapped), TOUCH_STEP_NBYTES):
+            offset = 0
+            while True:
                 if self._stopped.wait(TOUCH_PAUSES * took_s):
                     return
                 began = time.monotonic()
-                nbytes = min(TOUCH_STEP_NBYTES, len(mapped) - offset)
                 try:
-                    np.frombuffer(mapped, np.uint8, nbytes, offset)[:: mmap.PAGESIZE].max()
+                    nbytes = min(TOUCH_STEP_NBYTES, len(mapped) - offset)
+                    if nbytes <= 0:
+                        break
+                    _touch(np.frombuffer(mapped, np.uint8, nbytes, offset))
                 except ValueError:  # unmapped by now
-                    return
+                    break
+                offset += nbytes
                 took_s = time.monotonic() - began

@@ -510,6 +510,21 @@ class AsyncClient:
         )
         return [Entry(each.key, each.value, each.live) for each in reply.settings]
 
+    async def configure(
+        self, assignments: Sequence[str], wait_s: float = 0.0
+    ) -> tuple[list[tuple[str, str, str]], str]:
+        """Change live settings by texts such as "dram.capacity=8GiB": all of them, or none.
+
+        Waits up to `wait_s` until lowered caps are kept. Returns (key, before, after) of each that
+        changed, and what a lowered cap still waits for. Raises ConfigError. Answered over the
+        daemon's unix socket only.
+        """
+        request = pb.SetConfigRequest(assignments=assignments, wait_s=wait_s)
+        reply = await self._caller.call(
+            lambda stub, _, t: stub.SetConfig(request, timeout=t), wait_s=wait_s
+        )
+        return [(each.key, each.before, each.after) for each in reply.changed], reply.pending
+
     async def log_lines(self, limit: int = 0) -> list[str]:
         """Return the daemon's last log lines, oldest first; 0: all it keeps. Answered over its
         unix socket only."""

@@ -303,6 +303,11 @@ class Client:
     def settings(self) -> list[Entry]:
         return self.submit(lambda client: client.settings()).result()
 
+    def configure(
+        self, assignments: Sequence[str], wait_s: float = 0.0
+    ) -> tuple[list[tuple[str, str, str]], str]:
+        return self.submit(lambda client: client.configure(assignments, wait_s)).result()
+
     def log_lines(self, limit: int = 0) -> list[str]:
         return self.submit(lambda client: client.log_lines(limit)).result()
 

@@ -28,7 +28,7 @@ class Demotion:
         """admits: asked once for each record, from the start of a prefix on; None: all are."""
         self._index = index
         self._dirty = dirty
-        self._admits = admits
+        self.admits = admits
         self._spared: set[BlockKey] = set()
         self._admitted: set[BlockKey] = set()
 
@@ -94,7 +94,7 @@ class Demotion:
     def _decide(self, block: StoredBlock) -> None:
         """Let a block and what is before it in the arena be written, or leave as it is. Each is
         looked at once, until it is used again."""
-        if self._admits is None:
+        if self.admits is None:
             return
         undecided: list[StoredBlock] = []
         above: StoredBlock | None = block
@@ -102,7 +102,7 @@ class Demotion:
             undecided.append(above)
             above = self._index.by_key(above.parent) if above.parent is not None else None
         for each in reversed(undecided):
-            asked = [self._admits(each, record) for _, record in self._dirty.unwritten(each)]
+            asked = [self.admits(each, record) for _, record in self._dirty.unwritten(each)]
             (self._admitted if all(asked) else self._spared).add(each.key)
 
     def _is_undecided(self, block: StoredBlock) -> bool:
@@ -111,7 +111,7 @@ class Demotion:
 
     def _queue(self, block: StoredBlock) -> None:
         key = block.key
-        if key in self._spared or (self._admits is not None and key not in self._admitted):
+        if key in self._spared or (self.admits is not None and key not in self._admitted):
             return
         for part, record in self._dirty.unwritten(block):
             self._dirty.add(block, part, record)

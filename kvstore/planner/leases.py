@@ -107,9 +107,9 @@ class Leases:
         unpin: Callable[[HeldSlot], None],
         unpin_frame: Callable[[StoredFrame], None],
     ) -> None:
-        self._lease_s = lease_s
-        self._limbo_bytes_max = limbo_bytes_max
-        self._sessions_max = sessions_max
+        self.lease_s = lease_s
+        self.limbo_bytes_max = limbo_bytes_max
+        self.sessions_max = sessions_max
         self._now = now
         self._unpin = unpin
         self._unpin_frame = unpin_frame
@@ -147,7 +147,7 @@ class Leases:
         known = self._by_token.get(token)
         if known is not None:
             return known
-        if len(self._sessions) > self._sessions_max:
+        if len(self._sessions) > self.sessions_max:
             self._drop_idle_session()
         session = SessionId(self._new_id())
         self._sessions[session] = Session(session, token, client, next(self._numbers))
@@ -190,7 +190,7 @@ class Leases:
         lease = Lease(
             id=self._new_id(),
             session=session_id,
-            deadline=self._now() + self._lease_s,
+            deadline=self._now() + self.lease_s,
             held=held,
             nbytes=sum(padded(each.nbytes) for each in held if each is not None),
             readers=readers,
@@ -213,7 +213,7 @@ class Leases:
         session = self._live(session_id)
         if session_id != DAEMON_SESSION and not session.members:
             raise SessionEnded("the session has not joined the arena")
-        if session.limbo_bytes > self._limbo_bytes_max:
+        if session.limbo_bytes > self.limbo_bytes_max:
             raise Unavailable(
                 f"{session.name} has {session.limbo_bytes} bytes in limbo: its leases expire "
                 "before it releases them",
@@ -312,7 +312,7 @@ class Leases:
         session = next(iter(idle), None)
         if session is None:
             raise Unavailable(
-                f"{self._sessions_max} sessions are open", retry_after_s=5.0, reason="sessions"
+                f"{self.sessions_max} sessions are open", retry_after_s=5.0, reason="sessions"
             )
         del self._sessions[session.id]
         self._by_token.pop(session.token, None)

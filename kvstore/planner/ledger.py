@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -171,21 +171,51 @@ class Ledger:
         its child, the parent of the block that is put next, has to stay for now.
         """
         slot: Slot | None = None
-        evicted = looked_at = 0
+        evicted = 0
+        for above in self._framed_before(pinned):
+            if self._evict_dram(above):
+                evicted += 1
+                if slot is None:
+                    slot = self._dram.allocate(nbytes)
+                if slot is not None and evicted >= self._evicted_ahead:
+                    return slot
+        return slot
+
+    def _framed_before(self, pinned: Sequence[StoredBlock]) -> Iterator[StoredBlock]:
+        """Yield what the arena and the file tier both have before blocks that somebody holds."""
+        looked_at = 0
         for block in pinned:
             above: StoredBlock | None = block
             while above is not None and above.parent is not None and looked_at < VICTIMS_MAX:
                 looked_at += 1
                 above = self.index.by_key(above.parent)
-                if above is None or not above.resident_parts or not _is_framed(above):
-                    continue
-                if self._evict_dram(above):
-                    evicted += 1
-                    if slot is None:
-                        slot = self._dram.allocate(nbytes)
-                    if slot is not None and evicted >= self._evicted_ahead:
-                        return slot
-        return slot
+                if above is not None and above.resident_parts and _is_framed(above):
+                    yield above
+
+    def shed(self, nbytes: int) -> int:
+        """Evict what is to leave the arena first, about `nbytes` of it; returns the bytes freed.
+
+        What somebody holds, or has to be written first, is passed over.
+        """
+        freed = 0
+        pinned: list[StoredBlock] = []
+        for key in islice(self._dram_policy.victims(), VICTIMS_MAX):
+            if freed >= nbytes:
+                return freed
+            block = self.index.by_key(key)
+            assert block is not None
+            resident_nbytes = _resident_nbytes(block)
+            if self._evict_dram(block):
+                freed += resident_nbytes
+            elif _is_pinned(block):
+                pinned.append(block)
+        for above in self._framed_before(pinned):
+            if freed >= nbytes:
+                break
+            resident_nbytes = _resident_nbytes(above)
+            if self._evict_dram(above):
+                freed += resident_nbytes
+        return freed
 
     @property
     def _evicted_ahead(self) -> int:
@@ -426,6 +456,12 @@ class Ledger:
 def _is_pinned(block: StoredBlock) -> bool:
     """Say whether somebody uses a slot of a block."""
     return any(r.resident is not None and r.resident.pins for r in block.records)
+
+
+def _resident_nbytes(block: StoredBlock) -> int:
+    """Return what a block takes of the arena."""
+    slots = [record.resident for record in block.records]
+    return sum(padded(slot.nbytes) for slot in slots if slot is not None)
 
 
 def _is_framed(block: StoredBlock) -> bool:

@@ -99,6 +99,13 @@ class Pins:
             self._drop_orphans()
         return len(over)
 
+    def shrink(self, nbytes_max: int) -> None:
+        """End pins, those that end soonest first, until all together hold at most `nbytes_max`."""
+        for name in sorted(self._pins, key=lambda name: self._pins[name].until):
+            if self.nbytes <= nbytes_max:
+                return
+            self.let_go(name)
+
     def _drop_orphans(self) -> None:
         """Give back the slots of blocks that were deleted, or found to be rotten."""
         for name, pin in list(self._pins.items()):

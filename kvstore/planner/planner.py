@@ -122,6 +122,23 @@ class Planner:
         self._run_nbytes_max = min(run_nbytes_max, RUN_NBYTES_MAX)
         self._read_nbytes_max = read_nbytes_max
 
+    def set_write_budget(self, nbytes_per_day: int) -> None:
+        """Let so many bytes a day be written to the file tier from now on; 0 is no limit."""
+        if not self._ledger.has_file:
+            return
+        if not nbytes_per_day:
+            self._write_budget = None
+        elif self._write_budget is not None:
+            self._write_budget.set_rate(nbytes_per_day)
+        else:
+            self._write_budget = WriteBudget(nbytes_per_day, self._now)
+        limited = self._write_budget is not None
+        if self._ledger.demotion is not None:
+            self._ledger.demotion.admits = self._to_be_written if limited else None
+        elif self._ledger.second_use is None:
+            offers = Unwritten(self.index, self.dirty, self._is_within_budget)
+            self._ledger.unwritten = offers if limited else None
+
     @property
     def index(self) -> Index:
         return self._ledger.index
@@ -357,6 +374,10 @@ class Planner:
     def demote(self, nbytes: int) -> None:
         """Queue the writes of what will leave the arena first, to have `nbytes` free later."""
         self._ledger.demote(nbytes)
+
+    def shed(self, nbytes: int) -> int:
+        """Evict what is to leave the arena first, about `nbytes` of it; returns the bytes freed."""
+        return self._ledger.shed(nbytes)
 
     def demote_all(self) -> None:
         """Queue the writes of all that the arena alone has."""

@@ -69,6 +69,13 @@ class WriteBudget:
         self._verdicts: dict[BlockKey, _Verdict] = {}  # the latest ones, oldest first
         self._returns = returns or Returns(now)
 
+    def set_rate(self, nbytes_per_day: int) -> None:
+        """Go on with another budget; what was saved up or overdrawn stays within its bounds."""
+        self._pass_time(self._now())
+        self._rate = nbytes_per_day / DAY_S
+        self._burst = self._rate * BURST_S
+        self._left = min(self._burst, max(-self._burst, self._left))
+
     def asked(self, prefix: Sequence[BlockKey]) -> None:
         """Note that a request asks for a prefix, before any of it is offered for it."""
         self._returns.asked(prefix)

@@ -73,7 +73,6 @@ class Server:
         self._health = Health(self._trouble, self._report)
         self._service = Service(
             store,
-            settings.limits,
             self._epoch,
             metrics,
             arena_socket=str(arena_socket_path(self._socket)),

@@ -18,7 +18,6 @@ from kvstore.block import (
     NamespaceId,
     split_keys,
 )
-from kvstore.config import LimitSettings
 from kvstore.errors import InvalidRequest, Unauthorized, Unavailable
 from kvstore.hint import EXPECT_S_MAX, SESSION_ID_CHARS_MAX, Hint, HintKind
 from kvstore.live_config import LiveConfig
@@ -51,6 +50,7 @@ SCAN_WAIT_S = 2.0  # for what a restart found to be indexed
 OUTCOMES_MAX = 1000
 NAMESPACES_NBYTES_MAX = 1 << 20  # in one answer, or one more
 READERS_MAX = 1 << 16
+ASSIGNMENTS_MAX = 256
 ANSWER_S_MIN = 0.02
 LARGE_GRANT_SLOTS = 64
 _HINT_KINDS = {
@@ -68,7 +68,6 @@ class Service(rpc.KVStoreServicer):
     def __init__(
         self,
         store: Store,
-        limits: LimitSettings,
         epoch: Epoch,
         metrics: Metrics,
         *,
@@ -81,7 +80,6 @@ class Service(rpc.KVStoreServicer):
     ) -> None:
         """addresses: tells where the daemon is reached, and by whom, for `Stats`."""
         self._store = store
-        self._limits = limits
         self._epoch = epoch
         self._metrics = metrics
         self._arena_socket = arena_socket
@@ -106,7 +104,7 @@ class Service(rpc.KVStoreServicer):
             instance=self._epoch.name,
             arena_socket=self._arena_socket,
             call_socket=self._call_socket,
-            batch_keys_max=self._limits.batch_keys_max,
+            batch_keys_max=self._store.limits.batch_keys_max,
             server_version=self._version,
         )
 
@@ -178,7 +176,7 @@ class Service(rpc.KVStoreServicer):
         return committed_to_message(done)
 
     async def Release(self, request: pb.ReleaseRequest, context: Context) -> pb.ReleaseReply:
-        if len(request.leases) > self._limits.batch_keys_max:
+        if len(request.leases) > self._store.limits.batch_keys_max:
             raise InvalidRequest(f"{len(request.leases)} leases in one call: split it")
         held = self._store.release(
             SessionId(request.session),
@@ -284,6 +282,17 @@ class Service(rpc.KVStoreServicer):
             path=str(self._config.path or ""),
         )
 
+    async def SetConfig(self, request: pb.SetConfigRequest, context: Context) -> pb.SetConfigReply:
+        _check_local(context)
+        if len(request.assignments) > ASSIGNMENTS_MAX:
+            raise InvalidRequest(f"{len(request.assignments)} settings in one call")
+        wait_s = _seconds("wait_s", request.wait_s)
+        done = await self._config.change(list(request.assignments), wait_s)
+        return pb.SetConfigReply(
+            changed=[pb.ChangedSetting(**each._asdict()) for each in done.changed],
+            pending=done.pending,
+        )
+
     async def LogLines(self, request: pb.LogLinesRequest, context: Context) -> pb.LogLinesReply:
         _check_local(context)
         return pb.LogLinesReply(lines=LAST_LINES.lines(request.limit or LINES_MAX))
@@ -371,12 +380,12 @@ class Service(rpc.KVStoreServicer):
         return known
 
     def _keys(self, keys: bytes) -> Sequence[BlockKey]:
-        return split_keys(keys, keys_max=self._limits.batch_keys_max)
+        return split_keys(keys, keys_max=self._store.limits.batch_keys_max)
 
     def _wait(self, wait_s: float) -> float:
         if not (math.isfinite(wait_s) and wait_s >= 0):
             raise InvalidRequest(f"wait_s={wait_s} is not a time to wait")
-        return min(wait_s, self._limits.wait_max_s)
+        return min(wait_s, self._store.limits.wait_max_s)
 
 
 def _check_local(context: Context) -> None:

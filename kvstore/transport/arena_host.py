@@ -18,6 +18,7 @@ from kvstore.transport.arena_wire import (
     Hello,
     Packet,
     Refused,
+    Retired,
     Welcome,
     readable,
     receive,
@@ -44,11 +45,15 @@ class ArenaExtent(Protocol):
     def fd(self) -> int: ...
     @property
     def nbytes(self) -> int: ...
+    @property
+    def closed(self) -> bool:
+        """Whether it was retired: its descriptor is closed then, or another file's."""
 
 
-# Extents, and None when the session has ended. There are as many items as the arena has extents,
-# and one more, so the queue needs no other bound.
-News: TypeAlias = "asyncio.Queue[ArenaExtent | None]"
+# Extents, ids of those that were retired, and None when the session has ended. There are as many
+# items as the arena has extents, and has had since the link was read last, and one more, so the
+# queue needs no other bound.
+News: TypeAlias = "asyncio.Queue[ArenaExtent | int | None]"
 
 
 class Members(Protocol):
@@ -69,6 +74,9 @@ class Extents(Protocol):
 
     def on_extent(self, callback: Callable[[Any], None]) -> Callable[[], None]:
         """Call back for each new one, until the returned function is called."""
+
+    def on_retired(self, callback: Callable[[int], None]) -> Callable[[], None]:
+        """Call back with the id of each that is given back, until the same."""
 
 
 class ArenaHost:
@@ -163,6 +171,7 @@ class ArenaHost:
         for extent in known:
             news.put_nowait(extent)
         stop = self._extents.on_extent(news.put_nowait)
+        stop_retired = self._extents.on_retired(news.put_nowait)
         try:
             await send(connection, Welcome(len(known)))
             tasks = (
@@ -179,15 +188,26 @@ class ArenaHost:
                 await asyncio.gather(*tasks, return_exceptions=True)
         finally:
             stop()
+            stop_retired()
 
     async def _send_news(self, connection: socket.socket, news: News) -> None:
         while True:
-            extent = await news.get()
+            item = await news.get()
             packet: Packet = Ended()
-            if extent is not None:
-                packet = Extent(self._epoch.extent_out(extent.id), extent.nbytes)
-            async with asyncio.timeout(SEND_TIMEOUT_S):
-                await send(connection, packet, [extent.fd] if extent else [])
+            fds: list[int] = []
+            if isinstance(item, int):
+                packet = Retired(self._epoch.extent_out(item))
+            elif item is not None:
+                if item.closed:
+                    continue  # that it was retired is the next they hear of it
+                packet = Extent(self._epoch.extent_out(item.id), item.nbytes)
+                fds = [os.dup(item.fd)]  # it may be retired before the peer reads
+            try:
+                async with asyncio.timeout(SEND_TIMEOUT_S):
+                    await send(connection, packet, fds)
+            finally:
+                for fd in fds:
+                    os.close(fd)
 
     async def _refuse(self, connection: socket.socket, error: KVStoreError) -> None:
         logger.info("arena_link=refused reason=%r", str(error))

@@ -2,6 +2,7 @@
 
     client -> daemon   Hello
     daemon -> client   Welcome(extents), then each Extent with its memfd; more as the arena grows
+                       Retired, when an extent is given back
                        Ended, when another member of the session is gone
                        or Refused, and the end
     either end closes  the member is gone
@@ -48,6 +49,12 @@ class Extent(msgspec.Struct, frozen=True, tag="extent"):
     nbytes: int
 
 
+class Retired(msgspec.Struct, frozen=True, tag="retired"):
+    """An extent in which nothing is, and nothing will be: unmap it when no view of it is left."""
+
+    id: int
+
+
 class Ended(msgspec.Struct, frozen=True, tag="ended"):
     """The session is over, because another process of it is gone: open a new one.
 
@@ -62,7 +69,7 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
     message: str
 
 
-Packet = Hello | Welcome | Extent | Ended | Refused
+Packet = Hello | Welcome | Extent | Retired | Ended | Refused
 _decoder = msgspec.msgpack.Decoder(Packet)
 _encode = msgspec.msgpack.Encoder().encode
 

@@ -16,7 +16,6 @@ from typing import Any
 from google.protobuf.message import DecodeError, Message
 
 from kvstore import checksum, config
-from kvstore.config import LimitSettings
 from kvstore.errors import KVStoreError
 from kvstore.live_config import LiveConfig
 from kvstore.rpc import RPC_VERSION
@@ -88,14 +87,13 @@ class Host:
         store = self._daemon.store
         self._service = Service(
             store,
-            LimitSettings(),
             EPOCH,
             metrics=self._daemon.metrics,
             arena_socket="/none",
             call_socket="/none",
             version="fuzz",
             recorder=Recorder(self._daemon.metrics),
-            config=LiveConfig(config.Settings()),
+            config=LiveConfig(config.Settings(), store),
             addresses=dict,
         )
         self.run(self._daemon.start({}, []))

@@ -588,6 +588,32 @@ class GetConfigReply(_message.Message):
     path: str
     def __init__(self, settings: _Optional[_Iterable[_Union[Setting, _Mapping]]] = ..., path: _Optional[str] = ...) -> None: ...
 
+class SetConfigRequest(_message.Message):
+    __slots__ = ("assignments", "wait_s")
+    ASSIGNMENTS_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    assignments: _containers.RepeatedScalarFieldContainer[str]
+    wait_s: float
+    def __init__(self, assignments: _Optional[_Iterable[str]] = ..., wait_s: _Optional[float] = ...) -> None: ...
+
+class ChangedSetting(_message.Message):
+    __slots__ = ("key", "before", "after")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    before: str
+    after: str
+    def __init__(self, key: _Optional[str] = ..., before: _Optional[str] = ..., after: _Optional[str] = ...) -> None: ...
+
+class SetConfigReply(_message.Message):
+    __slots__ = ("changed", "pending")
+    CHANGED_FIELD_NUMBER: _ClassVar[int]
+    PENDING_FIELD_NUMBER: _ClassVar[int]
+    changed: _containers.RepeatedCompositeFieldContainer[ChangedSetting]
+    pending: str
+    def __init__(self, changed: _Optional[_Iterable[_Union[ChangedSetting, _Mapping]]] = ..., pending: _Optional[str] = ...) -> None: ...
+
 class LogLinesRequest(_message.Message):
     __slots__ = ("limit",)
     LIMIT_FIELD_NUMBER: _ClassVar[int]

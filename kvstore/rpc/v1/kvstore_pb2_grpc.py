@@ -129,6 +129,11 @@ class KVStoreStub:
                 request_serializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.GetConfigRequest.SerializeToString,
                 response_deserializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.GetConfigReply.FromString,
                 _registered_method=True)
+        self.SetConfig = channel.unary_unary(
+                '/kvstore.rpc.v1.KVStore/SetConfig',
+                request_serializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.SetConfigRequest.SerializeToString,
+                response_deserializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.SetConfigReply.FromString,
+                _registered_method=True)
         self.LogLines = channel.unary_unary(
                 '/kvstore.rpc.v1.KVStore/LogLines',
                 request_serializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.LogLinesRequest.SerializeToString,
@@ -272,6 +277,13 @@ class KVStoreServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetConfig(self, request, context):
+        """Changes settings that are live: all of them, or none. Over the unix socket only.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def LogLines(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -382,6 +394,11 @@ def add_KVStoreServicer_to_server(servicer, server):
                     servicer.GetConfig,
                     request_deserializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.GetConfigRequest.FromString,
                     response_serializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.GetConfigReply.SerializeToString,
+            ),
+            'SetConfig': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetConfig,
+                    request_deserializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.SetConfigRequest.FromString,
+                    response_serializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.SetConfigReply.SerializeToString,
             ),
             'LogLines': grpc.unary_unary_rpc_method_handler(
                     servicer.LogLines,
@@ -907,6 +924,33 @@ class KVStore:
             '/kvstore.rpc.v1.KVStore/GetConfig',
             kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.GetConfigRequest.SerializeToString,
             kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.GetConfigReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetConfig(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.rpc.v1.KVStore/SetConfig',
+            kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.SetConfigRequest.SerializeToString,
+            kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.SetConfigReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -72,6 +72,8 @@ class KVStoreStub:
     """What is asked from now on, until the caller ends it. A caller that does not keep up misses some."""
     GetConfig: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.GetConfigRequest, _kvstore_pb2.GetConfigReply]
     """The settings in use; the daemon's last log lines. Over its unix socket only."""
+    SetConfig: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.SetConfigRequest, _kvstore_pb2.SetConfigReply]
+    """Changes settings that are live: all of them, or none. Over the unix socket only."""
     LogLines: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.LogLinesRequest, _kvstore_pb2.LogLinesReply]
     Hint: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.HintRequest, _kvstore_pb2.HintReply]
     """What a client knows of the future. A wrong hint costs hits, nothing else."""
@@ -114,6 +116,8 @@ class KVStoreAsyncStub(KVStoreStub):
     """What is asked from now on, until the caller ends it. A caller that does not keep up misses some."""
     GetConfig: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.GetConfigRequest, _kvstore_pb2.GetConfigReply]  # type: ignore[assignment]
     """The settings in use; the daemon's last log lines. Over its unix socket only."""
+    SetConfig: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.SetConfigRequest, _kvstore_pb2.SetConfigReply]  # type: ignore[assignment]
+    """Changes settings that are live: all of them, or none. Over the unix socket only."""
     LogLines: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.LogLinesRequest, _kvstore_pb2.LogLinesReply]  # type: ignore[assignment]
     Hint: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.HintRequest, _kvstore_pb2.HintReply]  # type: ignore[assignment]
     """What a client knows of the future. A wrong hint costs hits, nothing else."""
@@ -267,6 +271,14 @@ class KVStoreServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_kvstore_pb2.GetConfigReply, _abc.Awaitable[_kvstore_pb2.GetConfigReply]]:
         """The settings in use; the daemon's last log lines. Over its unix socket only."""
+
+    @_abc_1.abstractmethod
+    def SetConfig(
+        self,
+        request: _kvstore_pb2.SetConfigRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_kvstore_pb2.SetConfigReply, _abc.Awaitable[_kvstore_pb2.SetConfigReply]]:
+        """Changes settings that are live: all of them, or none. Over the unix socket only."""
 
     @_abc_1.abstractmethod
     def LogLines(

@@ -9,16 +9,20 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 
-from kvstore.block import padded
+from kvstore.block import PAGE_NBYTES, padded
 from kvstore.errors import InvalidRequest
 
 
 class ExtentAllocator:
-    """Free space of one extent of `capacity` bytes. Sizes are rounded up to 4 KiB pages."""
+    """Free space of one extent of `capacity` bytes. Sizes are rounded up to 4 KiB pages.
+
+    used: bytes of slots. withdrawn: bytes that are out of use for ever.
+    """
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.used = 0
+        self.withdrawn = 0
         self._live: dict[int, int] = {}  # offset of a slot -> its size
         self._start_of: dict[int, int] = {}  # end of a free run -> its start
         self._end_of: dict[int, int] = {}  # start of a free run -> its end
@@ -57,6 +61,26 @@ class ExtentAllocator:
             end = self._end_of[neighbour]
             self._remove(neighbour, end)
         self._add(start, end)
+
+    def withdraw(self, nbytes: int) -> list[tuple[int, int]]:
+        """Take free runs, up to `nbytes` of them, out of use for ever; the largest first.
+
+        Returns them as (begin, end). They are whole pages, and nobody gets them again.
+        """
+        taken: list[tuple[int, int]] = []
+        left = nbytes // PAGE_NBYTES * PAGE_NBYTES
+        while left and self._sizes:
+            size = self._sizes[-1]
+            start = next(iter(self._runs[size]))
+            end = start + size
+            self._remove(start, end)
+            begin = max(start, end - left)
+            if start < begin:
+                self._add(start, begin)
+            taken.append((begin, end))
+            left -= end - begin
+        self.withdrawn += sum(end - begin for begin, end in taken)
+        return taken
 
     def holds(self, offset: int, nbytes: int) -> bool:
         """Tell whether this is a slot that was allocated and not freed."""

@@ -16,7 +16,8 @@ import logging
 import mmap
 import os
 import struct
-from collections.abc import Set
+import threading
+from collections.abc import Sequence, Set
 
 from kvstore.errors import ConfigError
 from kvstore.numa import on_cpus
@@ -32,6 +33,9 @@ _STAT_BLOCK_NBYTES = 512
 _MADV_POPULATE_WRITE = 23  # Linux 5.14; older kernels refuse it, and pages fault in on first use
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+_punching = threading.Lock()
+_FALLOC_PUNCH_HOLE = 3  # with FALLOC_FL_KEEP_SIZE, without which the kernel refuses it
 
 
 def make_extent(nbytes: int, cpus: Set[int]) -> tuple[int, mmap.mmap]:
@@ -77,14 +81,35 @@ def touch(mapped: mmap.mmap) -> None:
             return
 
 
-def missing_nbytes(fd: int, nbytes: int) -> int:
-    """Return how many bytes of an extent somebody has given back to the system."""
-    return max(0, nbytes - os.fstat(fd).st_blocks * _STAT_BLOCK_NBYTES)
+def present_nbytes(fd: int) -> int:
+    """Return how many bytes of an extent there are: less than all, if holes were punched."""
+    return os.fstat(fd).st_blocks * _STAT_BLOCK_NBYTES
 
 
-def refill(fd: int, nbytes: int) -> None:
-    """Reserve the pages that are missing. Raises OSError where no memory is left."""
-    os.posix_fallocate(fd, 0, nbytes)
+def refill(fd: int, runs: Sequence[tuple[int, int]]) -> None:
+    """Reserve the pages that are missing in some runs, and close `fd`. Raises OSError where no
+    memory is left."""
+    try:
+        for begin, end in runs:
+            os.posix_fallocate(fd, begin, end - begin)
+    finally:
+        os.close(fd)
+
+
+def punch(fd: int, runs: Sequence[tuple[int, int]]) -> None:
+    """Give some runs back to the system, and close `fd`. Raises OSError."""
+    try:
+        with _punching:  # another thread would forbid holes meanwhile
+            _allow_holes(fd)
+            try:
+                for begin, end in runs:
+                    if _libc.fallocate(fd, _FALLOC_PUNCH_HOLE, begin, end - begin):
+                        number = ctypes.get_errno()
+                        raise OSError(number, os.strerror(number))
+            finally:
+                _forbid_holes(fd)
+    finally:
+        os.close(fd)
 
 
 def _memfd() -> int:
@@ -98,7 +123,16 @@ def _memfd() -> int:
 
 
 def _forbid_holes(fd: int) -> None:
+    _set_flags(fd, _FS_IMMUTABLE_FL)
+
+
+def _allow_holes(fd: int) -> None:
+    """For the moment: what clients punch meanwhile is noticed."""
+    _set_flags(fd, 0)
+
+
+def _set_flags(fd: int, flags: int) -> None:
     try:
-        fcntl.ioctl(fd, _FS_IOC_SETFLAGS, struct.pack("l", _FS_IMMUTABLE_FL))
+        fcntl.ioctl(fd, _FS_IOC_SETFLAGS, struct.pack("l", flags))
     except OSError as error:  # no such capability, or an older kernel
         logger.debug("holes=possible reason=%r", error.strerror)

@@ -25,6 +25,7 @@ from kvstore.tier.file.disk import Disk, RealDisk
 from kvstore.tier.file.failure import DiskFailed, DiskFull
 from kvstore.tier.file.found import FrameRecord
 from kvstore.tier.file.note import Note, read_note, write_note
+from kvstore.tier.file.space import Space
 from kvstore.tier.file.tier import CLOSE_TIMEOUT_S, SEGMENT_NBYTES, FileTier
 
 HANG_S = 10.0
@@ -50,7 +51,10 @@ class Devices:
         disks: Sequence[Disk] = (),
         executor: Executor | None = None,
     ) -> None:
+        self._caps = (capacity_bytes, free_bytes_min)
+
         def make_tier(path: Path, disk: Disk) -> FileTier:
+            capacity_bytes, free_bytes_min = self._caps
             return FileTier(
                 path,
                 capacity_bytes=capacity_bytes,
@@ -68,8 +72,26 @@ class Devices:
             Device(path, disk, make_tier, executor) for path, disk in zip(paths, disks, strict=True)
         ]
         self.capacity_bytes = len(paths) * capacity_bytes
+        self._segment_nbytes = segment_nbytes
         self.max_frame_nbytes = self.devices[0].make_tier().max_frame_nbytes
         self._admission = Admission(self.devices, hang_s=hang_s)
+
+    def check_caps(self, capacity_bytes: int) -> None:
+        """Raise ConfigError on a cap below which frames that fit now would not."""
+        frame_nbytes = Space(capacity_bytes, self._segment_nbytes).frame_nbytes_max
+        if frame_nbytes < self.max_frame_nbytes:
+            raise ConfigError(
+                f"file.capacity={capacity_bytes} is too small for frames of "
+                f"{self.max_frame_nbytes} bytes, which fit now: it can go so low at a restart"
+            )
+
+    def set_caps(self, capacity_bytes: int, free_bytes_min: int) -> None:
+        """Change the caps of each directory, those that are out of use included; frames over them
+        are for the caller to evict."""
+        self._caps = (capacity_bytes, free_bytes_min)
+        self.capacity_bytes = len(self.devices) * capacity_bytes
+        for mount in self.mounts:
+            mount.tier.set_caps(capacity_bytes, free_bytes_min)
 
     @property
     def mounts(self) -> list[Mount]:

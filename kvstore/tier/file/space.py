@@ -183,6 +183,11 @@ class Space:
             for offset in segment.not_durable
         }
 
+    def set_capacity(self, nbytes: int) -> None:
+        """Change the cap. What is over a lower one is for the caller to evict."""
+        self.capacity_bytes = self.room_bytes = nbytes  # what the disk leaves is measured soon
+        self.reserve_nbytes = min(RESERVE_NBYTES_MAX, nbytes // 32)
+
     def leave_free(self, free_nbytes: int, kept_nbytes: int) -> None:
         """Note what is free on the disk, of which `kept_nbytes` are for others."""
         on_disk = sum(segment.physical_nbytes for segment in self.segments.values())

@@ -367,6 +367,11 @@ class FileTier:
         self._return_page(frame)
         self._start_maintenance()
 
+    def set_caps(self, capacity_bytes: int, free_bytes_min: int) -> None:
+        """Change both caps; frames over them are for the caller to evict."""
+        self._free_bytes_min = free_bytes_min
+        self._space.set_capacity(capacity_bytes)
+
     def keep_for(self, sequence_min: Callable[[], int]) -> None:
         """Keep tombstones for runs that have a number and no place yet; it returns the least."""
         self._space.expected = sequence_min

@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from enum import Enum
 from functools import partial
 from typing import Any
@@ -84,11 +85,16 @@ class ObjectTier:
         self._writing: dict[asyncio.Future[None], Run] = {}
         self._task: asyncio.Task[None] | None = None
         for state, value in {
-            "capacity": lambda: settings.capacity_bytes,
+            "capacity": lambda: self.capacity_bytes,
             "counted": lambda: self.physical_nbytes,
             "in_flight": lambda: self._budget.held_nbytes,
         }.items():
             metrics.object_bytes.labels(state).set_function(value)
+
+    def set_capacity(self, nbytes: int) -> None:
+        """Change the cap; what is over it is collected when the bucket is counted next."""
+        self._settings = replace(self._settings, capacity_bytes=nbytes)
+        self._upkeep.set_capacity(nbytes)
 
     @property
     def capacity_bytes(self) -> int:

@@ -13,6 +13,7 @@ import logging
 import random
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import replace
 
 from kvstore.config import ObjectSettings
 from kvstore.errors import CorruptBlock, KVStoreError
@@ -81,6 +82,9 @@ class Upkeep:
         self.nbytes = 0
         self.objects = 0
         self._written_nbytes = 0  # by us, ever
+
+    def set_capacity(self, nbytes: int) -> None:
+        self._settings = replace(self._settings, capacity_bytes=nbytes)
 
     def wrote(self, nbytes: int) -> None:
         """Count what we write between two counts of the bucket."""
