@@ -306,7 +306,7 @@ class Metrics:
         self.rpc_errors = self._counter(
             "rpc_errors",
             "Calls refused, by class of error, and why: limbo, sessions, draining, late, "
-            "slow_stream, busy, reports",
+            "slow_stream, streams, busy, reports",
             "method",
             "error",
             "reason",

@@ -30,6 +30,7 @@ from kvstore.rpc.v1 import kvstore_pb2 as pb
 from kvstore.rpc.v1 import kvstore_pb2_grpc as rpc
 from kvstore.server.boundary import Context
 from kvstore.server.recorder import Lookup, Recorder
+from kvstore.server.stream_bounds import check_deadline
 from kvstore.server.streams import Streams
 from kvstore.store import Store
 from kvstore.transport.arena_host import check_version
@@ -187,22 +188,24 @@ class Service(rpc.KVStoreServicer):
     async def Put(
         self, request_iterator: AsyncIterator[pb.PutRequest], context: Context
     ) -> pb.CommitReply:
-        first = await anext(aiter(request_iterator), None)
-        if first is None or first.WhichOneof("message") != "header":
-            raise InvalidRequest("a Put starts with its header")
-        header = first.header
-        namespace_id = self._known(header.namespace_id)
-        with self._store.in_use(namespace_id):
-            done = await self._streams.put(
-                header,
-                request_iterator,
-                namespace=self._store.namespace(namespace_id),
-                keys=self._keys(header.keys),
-                wait_s=self._wait(header.wait_s),
-            )
-        return committed_to_message(done)
+        async with self._streams.putting(request_iterator) as messages:
+            first = await anext(messages, None)
+            if first is None or first.WhichOneof("message") != "header":
+                raise InvalidRequest("a Put starts with its header")
+            header = first.header
+            namespace_id = self._known(header.namespace_id)
+            with self._store.in_use(namespace_id):
+                done = await self._streams.put(
+                    header,
+                    messages,
+                    namespace=self._store.namespace(namespace_id),
+                    keys=self._keys(header.keys),
+                    wait_s=self._wait(header.wait_s),
+                )
+            return committed_to_message(done)
 
     async def Get(self, request: pb.GetRequest, context: Context) -> AsyncIterator[pb.GetReply]:
+        check_deadline(context.time_remaining())
         namespace_id = self._known(request.namespace_id)
         with self._store.in_use(namespace_id):
             async for reply in self._streams.get(

@@ -25,7 +25,8 @@ def gather(records: Iterable[memoryview]) -> Iterator[bytes]:
 class Scatter:
     """Cuts chunks into records of one size and writes them where they belong.
 
-    targets: one writable view per record; None where the record is to be skipped.
+    targets: one writable view per record; None where the record is to be skipped. It is looked at
+    when bytes of the record come.
     """
 
     def __init__(self, targets: Sequence[memoryview | None], record_nbytes: int) -> None:
@@ -34,12 +35,21 @@ class Scatter:
         self._nbytes = record_nbytes * len(targets)
         self._at = 0
 
-    def write(self, chunk: memoryview) -> None:
-        """Take the next bytes. Raises InvalidRequest beyond the last record or over the limit."""
+    @property
+    def at(self) -> int:
+        """How many bytes have come."""
+        return self._at
+
+    def check(self, chunk: memoryview) -> None:
+        """Raise InvalidRequest for bytes beyond the last record, or over the limit."""
         if not 0 < len(chunk) <= CHUNK_NBYTES_MAX:
             raise InvalidRequest(f"a chunk has 1..{CHUNK_NBYTES_MAX} bytes, not {len(chunk)}")
         if self._at + len(chunk) > self._nbytes:
             raise InvalidRequest(f"more bytes than the {self._nbytes} of {self._shape()}")
+
+    def write(self, chunk: memoryview) -> None:
+        """Take the next bytes. Raises as `check` does."""
+        self.check(chunk)
         while chunk:
             index, offset = divmod(self._at, self._record_nbytes)
             piece = chunk[: self._record_nbytes - offset]

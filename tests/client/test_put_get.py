@@ -183,9 +183,8 @@ def test_bytes_that_changed_in_the_arena_are_a_miss_and_dropped(daemon: Daemon) 
         client.release(grant.lease_id)
         assert client.get(namespace_id, keys) == [*records[:2], None, records[3]]
         assert client.corrupt_blocks == 1
-        assert client.match(namespace_id, keys).hit_blocks == 2
-        client.put(namespace_id, keys, records)
-        assert client.get(namespace_id, keys) == records
+        assert client.match(namespace_id, keys).resident_blocks == 2, "the wrong copy has left"
+        assert client.get(namespace_id, keys, wait_s=5) == records, "the frame's is right"
 
 
 def test_get_into_fills_the_callers_memory(client: Client, request: pytest.FixtureRequest) -> None:
@@ -220,7 +219,7 @@ def test_get_into_verifies_the_copy_unless_told_not_to(daemon: Daemon) -> None:
         assert targets[1] != records[1]
         assert client.get_into(namespace_id, keys, targets) == [True, False, True]
         assert client.corrupt_blocks == 1
-        assert client.match(namespace_id, keys).hit_blocks == 1
+        assert client.match(namespace_id, keys).resident_blocks == 1
 
 
 def test_a_cancelled_copy_keeps_its_slots_until_its_threads_have_ended() -> None:

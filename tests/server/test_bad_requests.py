@@ -207,7 +207,9 @@ BAD: dict[str, tuple[str, str, Callable[[Raw], object]]] = {
         "InvalidRequest",
         "shard 1",
         lambda raw: list(
-            raw.stub.Get(pb.GetRequest(namespace_id=raw.namespace_id, keys=KEYS[0], shard=1))
+            raw.stub.Get(
+                pb.GetRequest(namespace_id=raw.namespace_id, keys=KEYS[0], shard=1), timeout=5
+            )
         ),
     ),
     "scan from what is no key": (

@@ -201,7 +201,9 @@ class KVStoreServicer:
 
     def Put(self, request_iterator, context):
         """The slow, universal path. Put: a header, then the records back to back in chunks. Get: for each
-        window of keys a header, then the records it found back to back in chunks.
+        window of keys a header, then the records it found back to back in chunks. A Get needs a
+        deadline of at most ten minutes; a stream that stands still for ten seconds is ended. Too many
+        at once are refused with UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

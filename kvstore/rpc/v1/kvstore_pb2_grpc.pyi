@@ -55,7 +55,9 @@ class KVStoreStub:
     """Ends a lease, or abandons a reservation."""
     Put: _grpc.StreamUnaryMultiCallable[_kvstore_pb2.PutRequest, _kvstore_pb2.CommitReply]
     """The slow, universal path. Put: a header, then the records back to back in chunks. Get: for each
-    window of keys a header, then the records it found back to back in chunks.
+    window of keys a header, then the records it found back to back in chunks. A Get needs a
+    deadline of at most ten minutes; a stream that stands still for ten seconds is ended. Too many
+    at once are refused with UNAVAILABLE.
     """
     Get: _grpc.UnaryStreamMultiCallable[_kvstore_pb2.GetRequest, _kvstore_pb2.GetReply]
     Delete: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.DeleteRequest, _kvstore_pb2.DeleteReply]
@@ -99,7 +101,9 @@ class KVStoreAsyncStub(KVStoreStub):
     """Ends a lease, or abandons a reservation."""
     Put: _aio.StreamUnaryMultiCallable[_kvstore_pb2.PutRequest, _kvstore_pb2.CommitReply]  # type: ignore[assignment]
     """The slow, universal path. Put: a header, then the records back to back in chunks. Get: for each
-    window of keys a header, then the records it found back to back in chunks.
+    window of keys a header, then the records it found back to back in chunks. A Get needs a
+    deadline of at most ten minutes; a stream that stands still for ten seconds is ended. Too many
+    at once are refused with UNAVAILABLE.
     """
     Get: _aio.UnaryStreamMultiCallable[_kvstore_pb2.GetRequest, _kvstore_pb2.GetReply]  # type: ignore[assignment]
     Delete: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.DeleteRequest, _kvstore_pb2.DeleteReply]  # type: ignore[assignment]
@@ -188,7 +192,9 @@ class KVStoreServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_kvstore_pb2.CommitReply, _abc.Awaitable[_kvstore_pb2.CommitReply]]:
         """The slow, universal path. Put: a header, then the records back to back in chunks. Get: for each
-        window of keys a header, then the records it found back to back in chunks.
+        window of keys a header, then the records it found back to back in chunks. A Get needs a
+        deadline of at most ten minutes; a stream that stands still for ten seconds is ended. Too many
+        at once are refused with UNAVAILABLE.
         """
 
     @_abc_1.abstractmethod
