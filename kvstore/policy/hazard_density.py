@@ -286,12 +286,13 @@ class HazardDensity:
         place = node.newer
         if not node.children:
             unlink(node)
-        if self._expected.times:
+        any_expected = bool(self._expected.times)
+        if any_expected:
             self._expected.discard((key,))
         self._ghosts.put(key, node.uses, node.request.at, blocks=self._tree.blocks)
         if above is None or above.children or not above.here:
             return
-        if not node.children and _are_alike(node, above) and not self._expected.times:
+        if not node.children and _are_alike(node, above) and not any_expected:
             link(above, place)  # where its child was
         else:
             self._link_by_use(above)
@@ -321,14 +322,23 @@ class HazardDensity:
 
     def victims(self) -> Iterator[BlockKey]:
         passed: dict[_Ring, Node] = {}  # the newest of its blocks that were passed over
+        kept: set[Node] = set()
+        removed = False  # since the first was passed over
         while True:
             ring = self._lowest(passed)
             if ring is None:
-                return
+                if not removed:
+                    return
+                passed, removed = {}, False  # a new leaf may be older than what was passed over
+                continue
             node = _next_leaf(passed.get(ring, ring))
-            yield node.key
+            if node not in kept:
+                yield node.key
             if node.here:
                 passed[ring] = node
+                kept.add(node)
+            else:
+                removed = bool(passed)
 
     def _lowest(self, passed: dict[_Ring, Node]) -> _Ring | None:
         """Return the ring whose oldest block, of those not passed over, has the lowest score."""

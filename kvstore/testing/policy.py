@@ -122,6 +122,14 @@ class PolicyContract:
         policy.expect(prefix(0, 6), self.time_s + 60)
         assert sorted(drained(policy)) == sorted([*prefix(0, 3), *prefix(100, 3)])
 
+    def test_a_parent_that_is_not_expected_does_not_pass_for_its_child_that_was(self) -> None:
+        policy = self.filled(prefix(0, 2))
+        policy.end(prefix(0, 2))
+        policy.expect(prefix(0, 2), self.time_s + 60)
+        policy.end(prefix(0, 1))
+        policy.remove(key(1))
+        assert drained(policy) == prefix(0, 1)
+
     def test_removing_any_blocks_while_walking_yields_none_of_them(self) -> None:
         policy = self.filled(prefix(0, 10), prefix(100, 3))
         seen = []

@@ -15,6 +15,7 @@ from kvstore.policy.registry import BUILT_IN
 from kvstore.testing.policy import key
 
 PATHS = [[key(100 * (i // 2)), *(key(100 * i + j) for j in range(1, 8))] for i in range(6)]
+Step = tuple[str, int, int, float]  # what, which path, how many of its blocks, after a pause
 NAMES = st.sampled_from(sorted(BUILT_IN))
 STEPS = st.lists(
     st.tuples(
@@ -89,8 +90,38 @@ def ancestors(tier: Tier, blocks: set[BlockKey]) -> set[BlockKey]:
 @settings(deadline=None)
 @given(NAMES, STEPS, st.sets(st.sampled_from([k for path in PATHS for k in path]), max_size=3))
 def test_no_parent_leaves_before_its_children_and_nobody_loses_what_is_held(
-    name: str, steps: list[tuple[str, int, int, float]], held: set[BlockKey]
+    name: str, steps: list[Step], held: set[BlockKey]
 ) -> None:
+    play(name, steps, held)
+
+
+@pytest.mark.parametrize("name", sorted(BUILT_IN))
+@pytest.mark.parametrize(
+    ("steps", "held"),
+    [
+        # It was last used when what is held was, ...
+        (
+            [("ask", 0, 2, 0.0), ("ask", 1, 3, 0.0), ("expect", 0, 1, 0.0)],
+            {PATHS[0][0], PATHS[0][1]},
+        ),
+        # ... or before that, and its child was of another class.
+        (
+            [
+                *[("ask", 3, 3, 0.0), ("expect", 0, 2, 1.0), ("put", 0, 2, 10.0)],
+                *[("remove", 1, 2, 10.0), ("ask", 2, 2, 300.0), ("ask", 3, 1, 0.0)],
+                ("put", 1, 3, 0.0),
+            ],
+            {PATHS[2][1], PATHS[2][3], PATHS[3][6]},
+        ),
+    ],
+)
+def test_a_parent_that_becomes_a_leaf_behind_what_is_held_leaves_in_the_same_eviction(
+    name: str, steps: list[Step], held: set[BlockKey]
+) -> None:
+    play(name, steps, held)
+
+
+def play(name: str, steps: list[Step], held: set[BlockKey]) -> None:
     tier = Tier(name, held)
     for step, number, blocks, pause_s in steps:
         tier.now += pause_s
