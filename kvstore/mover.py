@@ -21,6 +21,7 @@ from kvstore.codec import Codec, encode_run
 from kvstore.errors import CorruptBlock, KVStoreError, Unavailable
 from kvstore.frame import KILLED_MAX, NO_KEY, FrameHeader, FrameKind, RunBlock
 from kvstore.index import StoredBlock, StoredFrame
+from kvstore.namespace_notes import NamespaceNotes
 from kvstore.obs import Metrics
 from kvstore.planner import Planner, Write
 from kvstore.policy_note import PolicyNote
@@ -91,6 +92,7 @@ class Mover:
         self._recalling: asyncio.Task[None] | None = None
         self._recall_began = 0.0
         self._policies = PolicyNote(planner, file, self._now)
+        self.namespace_notes = NamespaceNotes(planner, file, self._now)
         self.recovered_s = 0.0
 
     async def start(self) -> None:
@@ -100,6 +102,7 @@ class Mover:
         began = time.monotonic()
         await self._file.open(self)
         await self._policies.load()
+        await self.namespace_notes.load()
         self.recovered_s = time.monotonic() - began
         self._writer = asyncio.create_task(self._write_behind())
 
@@ -115,6 +118,7 @@ class Mover:
             if self._recalling is not None:
                 self._recalling.cancel()
             await self._policies.save()
+            await self.namespace_notes.close()
             await self._file.close()
         self._workers.shutdown(wait=False, cancel_futures=True)
 
@@ -162,6 +166,7 @@ class Mover:
         assert self._file is not None
         began = self._recall_began = self._now()
         await self._policies.load()  # before anything is found
+        await self.namespace_notes.load()
         while self.unrecalled_runs:
             self._recall_oldest()
             await asyncio.sleep(0)
@@ -323,6 +328,7 @@ class Mover:
             if not self.unrecalled_runs:
                 self._evict_excess()
                 await self._policies.save_now_and_then()
+                await self.namespace_notes.tidy_now_and_then()
             if self._failing and self._now() >= self._retry_at:
                 self._planner.retry_failed()
             await self._write_queued()
@@ -403,7 +409,10 @@ class Mover:
         assert self._file is not None
         runs = map(self._write_run, writes, numbers)
         results = await asyncio.gather(*runs, return_exceptions=True)
-        lost = await self._file.sync([r[0] for r in results if not isinstance(r, BaseException)])
+        places = [(r[0], r[1]) for r in results if not isinstance(r, BaseException)]
+        frames = {(place.mount, header.namespace_id) for place, header in places}
+        await self.namespace_notes.written(frames)
+        lost = await self._file.sync([place for place, _ in places])
         failed: list[tuple[Write, BaseException]] = []
         for write, result in zip(writes, results, strict=True):
             if isinstance(result, BaseException):

@@ -32,7 +32,7 @@ from kvstore.block import (
     padded,
 )
 from kvstore.config import LimitSettings, Settings
-from kvstore.errors import ConfigError, InvalidRequest, Unavailable
+from kvstore.errors import ConfigError, InvalidRequest, KVStoreError, Unavailable
 from kvstore.hinting import Hinting
 from kvstore.holes import Holes
 from kvstore.index import HeldSlot, StoredPart
@@ -150,6 +150,7 @@ class Store:
         self._objects = objects(self._promotion) if objects is not None else None
         if self._objects is not None:
             mover.on_written = self._objects.written
+        mover.namespace_notes.on_found = self._learn
         self._reach = Reach(
             planner,
             self._promotion,
@@ -301,6 +302,11 @@ class Store:
         if known.spec(namespace.id) is None:
             known.make_room(lambda each: any(self._leases.reservations(each)))
         return self._planner.index.register(namespace)
+
+    def _learn(self, namespace: Namespace) -> None:
+        """Take what an earlier life knew; one that does not fit any more is nobody's."""
+        with contextlib.suppress(KVStoreError):
+            self.register(namespace)
 
     def namespace(self, namespace_id: NamespaceId) -> Namespace:
         """Return a registered namespace. Raises UnknownNamespace."""

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -14,14 +15,17 @@ from typing import Any
 
 import click
 
+from kvstore.block import NamespaceId
 from kvstore.cli.words import SHORT_CHARS, size
 from kvstore.errors import ConfigError
-from kvstore.tier.file import Audit, Damage, FileTier, SegmentReport
+from kvstore.tier.file import Audit, Damage, FileTier, RealDisk, SegmentReport
 from kvstore.tier.file.directory import LOCK_NAME
 from kvstore.tier.file.roster import OWN_NAME
 from kvstore.tier.file.segment_file import parse_segment_name
+from kvstore.tier.file.spec_files import remove_spec_files, spec_files_in
 
 GC_CAPACITY_BYTES = 1 << 60  # no cap: nothing is evicted
+MODELS_SHOWN = 10
 
 
 def _tiers(ctx: click.Context, param: click.Parameter, paths: tuple[Path, ...]) -> tuple[Path, ...]:
@@ -89,8 +93,9 @@ def inspect(paths: tuple[Path, ...], as_json: bool) -> None:
         for segment in audit.segments:
             click.echo(_segment_line(segment))
         for each, report in audit.namespaces.items():
+            model = f" ({report.model})" if report.model else ""
             click.echo(
-                f"namespace {each.hex()[:SHORT_CHARS]}: {report.blocks} blocks, "
+                f"namespace {each.hex()[:SHORT_CHARS]}{model}: {report.blocks} blocks, "
                 f"{report.records} records, {size(report.nbytes)}"
             )
         totals = found["totals"]
@@ -130,13 +135,14 @@ def verify(ctx: click.Context, paths: tuple[Path, ...], as_json: bool) -> None:
             click.echo(json.dumps(_verdict(path, audit, damages, seconds)))
             continue
         for damage in damages:
-            click.echo(_damage_line(damage))
+            click.echo(_damage_line(damage, audit))
         speed = f"{size(audit.nbytes / seconds)}/s" if seconds else "-"
         torn = sum(segment.dropped for segment in audit.segments)
         click.echo(
             f"{path}: {'DAMAGED' if damages else 'good'}. {size(audit.nbytes)} read at {speed}, "
             f"{len(damages)} damaged places" + (f", {torn} torn frames, never served" * bool(torn))
         )
+        _tell_models(audit)
     ctx.exit(1 if damaged else 0)
 
 
@@ -156,27 +162,33 @@ def gc(paths: tuple[Path, ...], as_json: bool, dry_run: bool) -> None:
       kvstore gc /var/lib/kvstore --json
     """
     for path in paths:
-        before = _inventory(path, Audit(path))["totals"]
+        audit = Audit(path)
+        before = _inventory(path, audit)["totals"]
         won = before["dead_nbytes"]
         if not dry_run:
-            asyncio.run(_collect(path))
-            after = _inventory(path, Audit(path))["totals"]
+            asyncio.run(_collect(path, audit.namespaces))
+            audit = Audit(path)
+            after = _inventory(path, audit)["totals"]
             won = before["physical_nbytes"] - after["physical_nbytes"]
         if as_json:
-            values = {"path": str(path), "dry_run": dry_run, "bytes": won}
+            values = {"path": str(path), "dry_run": dry_run, "bytes": won, "models": audit.models}
             click.echo(json.dumps({**values, "physical_nbytes_before": before["physical_nbytes"]}))
         else:
             what = "would be won back" if dry_run else "won back"
             click.echo(f"{path}: {size(won)} of {size(before['physical_nbytes'])} {what}")
+            _tell_models(audit)
 
 
-async def _collect(path: Path) -> None:
-    """Open the directory as a daemon does, free what is dead, and close it again."""
+async def _collect(path: Path, live: Collection[NamespaceId]) -> None:
+    """Open the directory as a daemon does, free what is dead, and close it again. live: the
+    namespaces that have something that is not."""
     tier = FileTier(path, capacity_bytes=GC_CAPACITY_BYTES)
     await tier.open()
     try:
         tier.recall_all()
         await tier.settle()
+        disk = RealDisk()
+        remove_spec_files(disk, path, set(spec_files_in(disk, path)) - set(live))
     finally:
         await tier.close()
 
@@ -209,6 +221,7 @@ def _verdict(path: Path, audit: Audit, damages: list[Damage], seconds: float) ->
         "records": sum(segment.records for segment in segments),
         "nbytes": audit.nbytes,
         "dropped": sum(segment.dropped for segment in segments),
+        "models": audit.models,
         "damaged": damaged,
         "seconds": seconds,
     }
@@ -244,7 +257,18 @@ def _segment_line(segment: SegmentReport) -> str:
     )
 
 
-def _damage_line(damage: Damage) -> str:
+def _tell_models(audit: Audit) -> None:
+    found = sorted(audit.models.items(), key=lambda item: -item[1])
+    for model, blocks in found[:MODELS_SHOWN]:
+        click.echo(f"  {blocks} blocks of {model or 'a model that no file names'}")
+    if len(found) > MODELS_SHOWN:
+        click.echo(f"  and {len(found) - MODELS_SHOWN} more models: kvstore inspect")
+
+
+def _damage_line(damage: Damage, audit: Audit) -> str:
     where = f"{damage.segment} offset {damage.offset}"
     what = f"block {damage.key.hex()[:SHORT_CHARS]}" if damage.key else "frame header"
+    report = audit.namespaces.get(damage.namespace_id)
+    if report is not None and report.model:
+        what += f" of {report.model}"
     return f"{where}: {what}: {damage.problem}{'' if damage.live else ' (dead)'}"

@@ -100,8 +100,8 @@ def find_namespace(client: Client, start: str | None) -> tuple[NamespaceId, Name
         return client.register(namespace), namespace
     if meant and not usable:
         raise click.ClickException(
-            f"namespace {meant[0].namespace_id.hex()[:SHORT_CHARS]} was found on disk, and what it "
-            "stands for is known only when an engine that uses it has started"
+            f"namespace {meant[0].namespace_id.hex()[:SHORT_CHARS]} has blocks, but what it stands "
+            "for is not known (any more): start an engine that uses it"
         )
     raise _not_one(known, meant, start)
 

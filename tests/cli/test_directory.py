@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -118,3 +119,29 @@ def test_the_directory_of_a_daemon_that_stored_nothing_yet_is_good() -> None:
         for segment in segments(path):
             segment.unlink()
         assert kvstore("inspect", str(path)).exit_code == 0
+
+
+def test_models_are_named_from_the_directory_alone() -> None:
+    spec = replace(sample_namespace(), name="vendor/model")
+    other = sample_namespace("another")
+    keys, others = sample_keys("named", 6), sample_keys("another", 3)
+    with Daemon() as daemon, Client(daemon.start().target) as client:
+        client.put(client.register(spec), keys, sample_records(keys), durable=True)
+        client.put(client.register(other), others, sample_records(others), durable=True)
+        daemon.kill()
+        path = daemon.directory / "file"
+        done = kvstore("inspect", str(path))
+        assert f"namespace {spec.id.hex()[:12]} (vendor/model): 6 blocks" in done.output
+        found = json.loads(kvstore("inspect", str(path), "--json").output)
+        assert found["namespaces"][other.id.hex()]["model"] == "another"
+        assert (
+            "6 blocks of vendor/model\n  3 blocks of another" in kvstore("verify", str(path)).output
+        )
+        verdict = json.loads(kvstore("verify", str(path), "--json").output)
+        assert verdict["models"] == {"vendor/model": 6, "another": 3}
+        (path / f"{spec.id.hex()}.namespace").write_bytes(other.to_json().encode())
+        (path / f"{'00' * 32}.namespace").write_bytes(b"of nobody")
+        done = kvstore("gc", str(path))
+        assert "6 blocks of a model that no file names" in done.output
+        left = {file.stem for file in path.glob("*.namespace")}
+        assert left == {spec.id.hex(), other.id.hex()}

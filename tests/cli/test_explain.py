@@ -224,9 +224,14 @@ def test_a_namespace_that_is_not_clear_is_asked_for() -> None:
         assert "say --namespace" in done.output
         daemon.stop()
         daemon.start()
+        assert kvstore("get", "00" * 32, "--json", *at).exit_code == 0, "it is known from disk"
+        daemon.stop()
+        for file in (daemon.directory / "file").glob("*.namespace"):
+            file.unlink()
+        daemon.start()
         done = kvstore("get", "00" * 32, *at)
         assert done.exit_code == 1
-        assert "found on disk" in done.output
+        assert "not known (any more)" in done.output
 
 
 def test_get_writes_the_verified_bytes_of_a_part(stored: Stored, tmp_path: Path) -> None:

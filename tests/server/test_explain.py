@@ -313,6 +313,12 @@ def test_namespaces_are_listed_also_those_only_found_on_disk(daemon: Daemon) -> 
     daemon.stop()
     daemon.start()
     with Client(daemon.target) as client:
+        assert [use[:3] for use in client.namespaces()] == [(namespace_id, sample_namespace(), 16)]
+    daemon.stop()
+    for file in (daemon.directory / "file").glob("*.namespace"):
+        file.unlink()
+    daemon.start()
+    with Client(daemon.target) as client:
         assert [use[:3] for use in client.namespaces()] == [(namespace_id, None, 16)]
 
 

@@ -29,7 +29,7 @@ FAST_S, SLOW_S = 0.002, 1.5  # half of one I/O, about
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[Node]:
     """Two prefixes in the file tier, while the arena is full of another one."""
-    with Node(tmp_path / "kv", arena_bytes=256 << 10, loop=SimLoop(Random(1))) as node:
+    with Node(tmp_path / "kv", arena_bytes=256 << 10, loop=SimLoop(Random(5))) as node:
         for keys, blocks in ((A, BLOCKS), (B, BLOCKS), (OTHER, 16)):
             for begin in range(0, blocks, 4):
                 node.put(keys, begin, begin + 4, durable=True)

@@ -88,7 +88,7 @@ def test_clearing_all_reaches_namespaces_nobody_has_asked_for(paths: list[Path])
     filled(paths)
     node = Node(paths)
     node.run(node.store.start())
-    assert [found[:2] for found in node.store.namespaces()] == [(SPEC.id, None)]
+    assert [found[:2] for found in node.store.namespaces()] == [(SPEC.id, SPEC)]
     node.run(node.store.clear(None))
     node.recall()
     node.store.register(SPEC)

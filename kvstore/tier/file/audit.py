@@ -23,6 +23,7 @@ from kvstore.tier.file.live import live_positions
 from kvstore.tier.file.pages import aligned_buffer
 from kvstore.tier.file.recovery import LoadedSegment, look_at_segment
 from kvstore.tier.file.segment_file import SegmentFiles, parse_segment_name, segment_name
+from kvstore.tier.file.spec_files import read_spec_files
 
 Progress = Callable[[int], None]
 
@@ -73,11 +74,12 @@ class SegmentReport:
 
 @dataclass(frozen=True, slots=True)
 class NamespaceReport:
-    """What is live of one namespace; nbytes as stored."""
+    """What is live of one namespace; nbytes as stored. model: "" where no file says it."""
 
     blocks: int
     records: int
     nbytes: int
+    model: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,7 @@ class Audit:
 
     def __init__(self, path: Path, disk: Disk | None = None) -> None:
         self._disk = disk or RealDisk()
+        self._path = path
         self._buffer = aligned_buffer(PAGE_NBYTES)
         try:
             names = self._disk.names(path)
@@ -124,6 +127,14 @@ class Audit:
     @property
     def namespaces(self) -> dict[NamespaceId, NamespaceReport]:
         return self._namespaces
+
+    @property
+    def models(self) -> dict[str, int]:
+        """The blocks that are live, by model; "": no file says of which."""
+        models: Counter[str] = Counter()
+        for report in self._namespaces.values():
+            models[report.model] += report.blocks
+        return dict(models)
 
     @property
     def nbytes(self) -> int:
@@ -169,8 +180,10 @@ class Audit:
             keys.setdefault(header.namespace_id, set()).update(block.key for block in blocks)
             count[header.namespace_id] += len(blocks)
             nbytes[header.namespace_id] += sum(block.stored_nbytes for block in blocks)
+        named = {each.id: each.title for each in read_spec_files(self._disk, self._path, keys)}
         self._namespaces = {
-            each: NamespaceReport(len(keys[each]), count[each], nbytes[each]) for each in keys
+            each: NamespaceReport(len(keys[each]), count[each], nbytes[each], named.get(each, ""))
+            for each in keys
         }
 
     def _report(self, segment: _Segment) -> SegmentReport:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence, Set
 from concurrent.futures import Executor, ThreadPoolExecutor
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -15,7 +16,7 @@ from kvstore.block import BlockKey, NamespaceId
 from kvstore.frame import FrameHeader
 from kvstore.outlive import outlive
 from kvstore.tier.file.disk import Disk
-from kvstore.tier.file.failure import DiskHung
+from kvstore.tier.file.failure import DiskFailed, DiskHung
 from kvstore.tier.file.found import FrameRecord
 from kvstore.tier.file.space import FileExtent, FramePlace
 from kvstore.tier.file.tier import FileTier
@@ -77,6 +78,13 @@ class Mount:
         """Let tombstones kill what is not recalled yet, from now on."""
         for tombstone in tombstones:
             self.tier.kill_found(tombstone)
+
+    async def on_disk(self, work: Callable[[Disk, Path], T]) -> T:
+        """Do something with the directory itself, in a thread of the tier. Raises DiskFailed."""
+        if not self.is_current:
+            raise DiskFailed(f"{self.device.path} is out of use")
+        doing = partial(work, self.device.watch.disk, self.device.path)
+        return await self.unless_gone(self.tier.run(doing))
 
     async def unless_gone(self, work: Coroutine[Any, Any, T]) -> T:
         """Do `work`, a call of the tier. Raises DiskHung when the device is taken out before.

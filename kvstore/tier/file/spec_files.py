@@ -1,0 +1,108 @@
+"""What the namespaces of a directory stand for: a small file for each, `<id in hex>.namespace`.
+
+    the canonical text of the namespace | newline | what people call its model | newlines to a page
+
+Beside the frames, and not under their cap. Nobody needs them to find a block: they say what a
+start has found before an engine comes that knows. So they are not synced, and what is torn, rotten
+or forged was never there: the id is the digest of the text. The name is believed, and only shown.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+
+from kvstore.block import KEY_NBYTES, Namespace, NamespaceId, padded
+from kvstore.errors import InvalidRequest
+from kvstore.tier.file.disk import Disk
+from kvstore.tier.file.failure import disk_errors
+
+SUFFIX = ".namespace"
+FILE_NBYTES_MAX = 64 << 10
+_ID_CHARS = 2 * KEY_NBYTES
+
+
+def file_nbytes(namespace: Namespace) -> int:
+    """Return the room that the file of a namespace takes."""
+    return len(_content(namespace))
+
+
+def spec_files_in(disk: Disk, path: Path) -> list[NamespaceId]:
+    """Return the namespaces that have a file in a directory, read or not. Raises DiskFailed."""
+    with disk_errors(f"look for namespaces in {path}"):
+        names = [name.removesuffix(SUFFIX) for name in disk.names(path) if name.endswith(SUFFIX)]
+    return [NamespaceId(bytes.fromhex(name)) for name in sorted(names) if _is_id(name)]
+
+
+def read_spec_files(disk: Disk, path: Path, ids: Iterable[NamespaceId]) -> list[Namespace]:
+    """Return those of some namespaces whose file is what it should be. Raises DiskFailed."""
+    with disk_errors(f"read namespaces in {path}"):
+        found = [_read(disk, path, namespace_id) for namespace_id in ids]
+    return [namespace for namespace in found if namespace is not None]
+
+
+def write_spec_file(disk: Disk, path: Path, namespace: Namespace) -> None:
+    """Write the file of a namespace anew. Raises DiskFull, DiskFailed."""
+    file = _file(path, namespace.id)
+    with disk_errors(f"write {file}"):
+        _unlink(disk, file)
+        fd = disk.open(file, write=True, create=True)
+        try:
+            left, at = memoryview(_content(namespace)), 0
+            while left:
+                count = disk.pwritev(fd, [left], at)
+                left, at = left[count:], at + count
+        finally:
+            disk.close(fd)
+
+
+def remove_spec_files(disk: Disk, path: Path, ids: Iterable[NamespaceId]) -> None:
+    """Remove the files of some namespaces. Raises DiskFailed."""
+    with disk_errors(f"remove namespaces in {path}"):
+        for namespace_id in ids:
+            _unlink(disk, _file(path, namespace_id))
+
+
+def _read(disk: Disk, path: Path, namespace_id: NamespaceId) -> Namespace | None:
+    try:
+        fd = disk.open(_file(path, namespace_id))
+    except FileNotFoundError:
+        return None
+    try:
+        nbytes = disk.sizes(fd).nbytes
+        if nbytes > FILE_NBYTES_MAX:
+            return None
+        buffer = memoryview(bytearray(nbytes))
+        if disk.preadv(fd, [buffer], 0) != nbytes:
+            return None
+    finally:
+        disk.close(fd)
+    text, _, name = bytes(buffer).partition(b"\n")
+    if hashlib.sha256(text).digest() != namespace_id:
+        return None
+    try:
+        namespace = Namespace.from_json(text.decode(), name.decode(errors="replace"))
+    except (InvalidRequest, UnicodeDecodeError):
+        return None
+    return namespace if namespace.id == namespace_id else None
+
+
+def _content(namespace: Namespace) -> bytes:
+    content = f"{namespace.to_json()}\n{namespace.name}".encode()
+    return content.ljust(padded(len(content)), b"\n")
+
+
+def _file(path: Path, namespace_id: NamespaceId) -> Path:
+    return path / f"{namespace_id.hex()}{SUFFIX}"
+
+
+def _is_id(name: str) -> bool:
+    return len(name) == _ID_CHARS and set(name) <= set("0123456789abcdef")
+
+
+def _unlink(disk: Disk, file: Path) -> None:
+    try:
+        disk.unlink(file)
+    except FileNotFoundError:
+        pass  # it is gone as it should be
