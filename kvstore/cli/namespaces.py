@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import click
 
 from kvstore.block import KEY_NBYTES, Namespace, NamespaceId
+from kvstore.cli.kind import Kind
 from kvstore.cli.target import connect, daemon_options
 from kvstore.cli.words import SHORT_CHARS, percent, size
 from kvstore.client import Client
@@ -18,7 +19,7 @@ LISTED_MAX = 20
 _DIGITS = set("0123456789abcdef")
 
 
-class Start(click.ParamType[str]):
+class Start(Kind[str]):
     """The first digits of a namespace's id, or all of it."""
 
     name = "hex"

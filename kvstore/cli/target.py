@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
 
 from kvstore.block import KEY_NBYTES
+from kvstore.cli.kind import Kind
 from kvstore.client import Client
 from kvstore.client.target import default_target
 from kvstore.config import Settings, default_socket
@@ -17,15 +18,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 _DAEMON_UID = "kvstore.daemon_uid"
 
 
-# click's types take a parameter since 8.4. Engines' environments often hold an older click.
-if TYPE_CHECKING:
-    _Text = click.ParamType[str]
-    _Bytes = click.ParamType[bytes]
-else:
-    _Text = _Bytes = click.ParamType
-
-
-class Target(_Text):
+class Target(Kind[str]):
     """A daemon's address; a path means its unix socket."""
 
     name = "address"
@@ -37,7 +30,7 @@ class Target(_Text):
         return target
 
 
-class Hash(_Bytes):
+class Hash(Kind[bytes]):
     """32 bytes in hex: a block key or a namespace id, as `kvstore scan` prints them."""
 
     name = "hex"

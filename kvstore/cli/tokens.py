@@ -6,15 +6,17 @@ from typing import Any
 
 import click
 
+from kvstore.cli.kind import Kind
+
 TOKENS_MAX = 65536  # of one block
 
 
-class Tokens(click.ParamType[tuple[int, ...]]):
+class Tokens(Kind[tuple[int, ...]]):
     """Token ids with commas: 1,15043,3186."""
 
     name = "ids"
 
-    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
         return "1,2,3,..."
 
     def convert(
