@@ -27,7 +27,8 @@ def check_socket(path: Path, daemon_uid: int | None) -> None:
     except PermissionError:
         raise Unauthorized(_denied(path)) from None
     except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: links in a circle
-        raise Unavailable(f"no kvstore daemon answers at unix:{path}: {error}") from error
+        why = error.strerror if isinstance(error, OSError) else error
+        raise Unavailable(f"no kvstore daemon answers at unix:{path}: {why}") from error
     if not stat.S_ISSOCK(found.st_mode):
         raise Unavailable(f"no kvstore daemon answers at unix:{path}: it is not a socket")
     for place, owner in ((path, found.st_uid), (path.parent, directory.st_uid)):

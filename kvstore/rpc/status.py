@@ -26,6 +26,20 @@ _CODES: dict[str, grpc.StatusCode] = {
     "ConfigError": grpc.StatusCode.FAILED_PRECONDITION,
 }
 
+_REASONS = {
+    "Connection refused": "connection refused",
+    "No such file or directory": "there is no such socket",
+    "Permission denied": "permission denied",
+    "Connection reset": "the connection was lost",
+    "Socket closed": "the connection was lost",
+    "Broken pipe": "the connection was lost",
+    "GOAWAY": "it is being stopped",
+    "timed out": "no answer in time",
+    "No route to host": "no route to host",
+    "Network is unreachable": "the network is unreachable",
+    "DNS": "the name of the host is not known",
+}
+
 
 def status_of(error: KVStoreError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]:
     """Return the status code, message and trailing metadata for an error.
@@ -50,7 +64,7 @@ def error_of(error: grpc.aio.AioRpcError, target: str) -> KVStoreError:
         return _named(str(name), message, str(metadata.get(RETRY_KEY, "")))
     match error.code():
         case grpc.StatusCode.UNAVAILABLE:
-            return Unavailable(f"no kvstore daemon answers at {target}: {message}")
+            return Unavailable(f"no kvstore daemon answers at {target}{_why(message)}")
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             return Unavailable(f"the kvstore daemon at {target} did not answer in time")
         case grpc.StatusCode.UNIMPLEMENTED:
@@ -58,6 +72,11 @@ def error_of(error: grpc.aio.AioRpcError, target: str) -> KVStoreError:
         case grpc.StatusCode.RESOURCE_EXHAUSTED | grpc.StatusCode.INVALID_ARGUMENT:
             return InvalidRequest(message)
     return Unavailable(f"the call to {target} failed: {error.code().name}: {message}")
+
+
+def _why(message: str) -> str:
+    """Return the reason in what gRPC says: that names the address three times, in its own way."""
+    return next((f": {words}" for part, words in _REASONS.items() if part in message), "")
 
 
 def is_answer(error: grpc.aio.AioRpcError) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import socket
 import time
 from typing import Any, Final
@@ -87,11 +88,12 @@ class Server:
         self.metrics_port = 0
 
     async def open(self) -> None:
-        """Take the socket's path and the metrics port. Raises ConfigError that names what cannot be
-        had."""
+        """Take the socket's path and the metrics port, and see whether the TCP port is free. Raises
+        ConfigError that names what cannot be had."""
         self._opened = time.monotonic()
         async with contextlib.AsyncExitStack() as stack:
             stack.enter_context(owned_socket_path(self._socket))
+            _check_free("server.listen", self._settings.listen)
             beating = asyncio.create_task(self._health.run())
             stack.push_async_callback(_cancelled, beating)
             self._open_metrics(stack)
@@ -206,6 +208,22 @@ class Server:
         self._unready = self._serving and not self._draining and not ready
         if self._unready:
             logger.warning("node=not_ready reason=%r", self._trouble())
+
+
+def _check_free(key: str, listen: str) -> None:
+    """Raise ConfigError for a port that cannot be had. gRPC would say so only after the recovery,
+    which may take a while, and print a line of its own."""
+    address = parse_listen(key, listen)
+    if address is None:
+        return
+    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+    try:
+        socket.create_server(address, family=family).close()
+    except OSError as error:
+        why = os.strerror(error.errno or 0)  # its own text names the address once more
+        raise ConfigError(
+            f'{key}={listen} cannot be had ({why}): choose another port, or "" for none'
+        ) from error
 
 
 def _bind_one(server: grpc.aio.Server, address: str, name: str) -> int:

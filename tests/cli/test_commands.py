@@ -2,7 +2,9 @@
 
 import json
 import re
+import socket
 import tomllib
+from contextlib import chdir
 from pathlib import Path
 
 import pytest
@@ -60,6 +62,25 @@ def test_without_a_daemon_the_answer_says_what_to_do(tmp_path: Path) -> None:
     done = kvstore("stats", "--target", f"unix:{tmp_path}/none.sock")
     assert done.exit_code == 3
     assert "kvstore serve" in done.output
+
+
+@pytest.mark.parametrize(
+    ("target", "why"),
+    [
+        ("127.0.0.1:1", "connection refused"),
+        ("unix:{}/none.sock", "No such file or directory"),
+        ("unix:{}/dead.sock", "connection refused"),
+    ],
+)
+def test_no_daemon_is_said_in_one_sentence_with_the_address_once(
+    tmp_path: Path, target: str, why: str
+) -> None:
+    with socket.socket(socket.AF_UNIX) as dead, chdir(tmp_path):
+        dead.bind("dead.sock")
+    target = target.format(tmp_path)
+    done = kvstore("stats", "--target", target)
+    assert done.exit_code == 3
+    assert done.output.splitlines()[0] == f"Error: no kvstore daemon answers at {target}: {why}"
 
 
 @pytest.mark.parametrize("target", ["nowhere", "127.0.0.1"])

@@ -31,7 +31,7 @@ def daemon() -> Iterator[Daemon]:
     ("setting", "words"),
     [
         ("server.socket={daemon.socket}", ("server.socket", "another kvstore daemon")),
-        ("server.listen={daemon.address} server.listen_open=true", ("listen", "another process")),
+        ("server.listen={daemon.address} server.listen_open=true", ("server.listen", "in use")),
         ("server.metrics_listen={daemon.address}", ("server.metrics_listen", "in use")),
         ("file.path={daemon.directory}/file", ("file", "another kvstore daemon")),
     ],

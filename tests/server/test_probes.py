@@ -223,6 +223,17 @@ def test_probes_answer_while_the_daemon_starts_and_while_its_event_loop_hangs(
     asyncio.run(live())
 
 
+def test_a_busy_tcp_port_is_found_before_the_file_tier_is_touched() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, Daemon() as second:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        second.start(f"server.listen={address}", "server.listen_open=true", wait=False)
+        assert second.wait() == 2
+        last = second.output().splitlines()[-1]
+        assert last.startswith(f"Error: server.listen={address} cannot be had (Address already in")
+        assert "add_port" not in second.output(), "gRPC says nothing of its own"
+        assert not (second.directory / "file").exists()
+
+
 def test_a_busy_metrics_port_is_found_before_the_file_tier_is_touched(daemon: Daemon) -> None:
     with Daemon(f"server.metrics_listen=127.0.0.1:{daemon.metrics_port}") as second:
         second.start(wait=False)
