@@ -479,7 +479,9 @@ def parse_size(text: str) -> int:
     """Return bytes for "4096", "512MiB" or "1.5GiB". Raises ConfigError."""
     found = re.fullmatch(r"(\d{1,20}(?:\.\d{1,20})?)\s*([A-Za-z]{0,3})", text.strip())
     if found is None or found[2] not in SIZE_UNITS:
-        raise ConfigError(f"{text!r} is not a size: write 4096, 512MiB, 1.5GiB or 2TiB")
+        unit = f"{found[2][:1].upper()}iB" if found is not None else ""
+        meant = f"; did you mean {found[1]}{unit}?" if found and unit in SIZE_UNITS else ""
+        raise ConfigError(f"{text!r} is not a size: write 4096, 512MiB, 1.5GiB or 2TiB{meant}")
     return int(Fraction(found[1]) * SIZE_UNITS[found[2]])
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from kvstore.cli.outputs import check_outputs
 from kvstore.errors import InvalidRequest, KVStoreError
 
 EXIT_FAILED_REQUESTS = 1
@@ -70,6 +71,4 @@ def _how_to_get(module: str) -> str:
 
 def check_targets(*targets: Path | None) -> None:
     """Find out before a long run, not after it, that its results cannot be written."""
-    for target in targets:
-        if target and not target.absolute().parent.is_dir():
-            raise InvalidRequest(f"{target}: there is no directory {target.parent}")
+    check_outputs(*targets)

@@ -67,12 +67,12 @@ def doctor(
     """
     settings = load_settings(config, overrides)
     at = target or target_for(settings)
-    findings = check_all(settings, at)
     engine: dict[str, object] = {}
     if vllm_config is not None:
         engine |= read_config(vllm_config)
     if vllm_args is not None:
         engine |= read_arguments(vllm_args)
+    findings = check_all(settings, at)
     if vllm_args is not None or vllm_config is not None:
         findings += check_vllm(engine, at)
     bad = is_wrong(findings)

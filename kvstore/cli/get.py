@@ -11,6 +11,7 @@ import click
 from kvstore.block import BlockKey, Namespace, NamespaceId
 from kvstore.checksum import checksum
 from kvstore.cli.namespaces import Start, find_namespace, namespace_option
+from kvstore.cli.outputs import check_outputs
 from kvstore.cli.put import IDENTITY
 from kvstore.cli.target import Hash, connect, daemon_options
 from kvstore.cli.tokens import Tokens
@@ -55,6 +56,7 @@ def get(
       kvstore get --json 0a1b...
       kvstore get --tokens 1,2,3
     """
+    check_outputs(output)
     if (key is None) == (tokens is None):
         raise click.UsageError("say either KEY or --tokens")
     if output is None and not as_json and sys.stdout.isatty():

@@ -15,6 +15,8 @@ import click
 
 from kvstore.block import RECORD_NBYTES_MAX
 from kvstore.cli.model import model_options
+from kvstore.cli.outputs import check_outputs, check_plot
+from kvstore.cli.replay_plot import check_matplotlib, plot_results
 from kvstore.cli.words import size
 from kvstore.config import ADMISSIONS, DramSettings, FileSettings, parse_size
 from kvstore.errors import ConfigError
@@ -148,6 +150,10 @@ def replay_command(
       kvstore replay trace.jsonl.gz --model /models/llama --file 1TiB --write-budget 500GiB
       kvstore replay trace.jsonl --lenient --max-requests 10000 --csv hits.csv
     """
+    check_outputs(csv_path)
+    check_plot(plot)
+    if plot is not None:
+        check_matplotlib()
     share = _end_share(hints)
     pairs = _policies(policy, dram_policy, file_policy, compare)
     if model is not None and kv_bytes_per_token is not None:
@@ -203,8 +209,6 @@ def replay_command(
     if csv_path is not None:
         _write_csv(csv_path, [_as_dict(workload, result) for result in results])
     if plot is not None:
-        from kvstore.cli.replay_plot import plot_results
-
         plot_results(results, plot, title=f"{workload.name}: {len(workload.requests):,} requests")
 
 

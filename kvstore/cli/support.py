@@ -19,6 +19,7 @@ import click
 import kvstore
 from kvstore.cli.doctor import check_all
 from kvstore.cli.namespaces import namespace_json
+from kvstore.cli.outputs import check_outputs
 from kvstore.cli.target import Target, connect, daemon_uid_option, target_for
 from kvstore.client import Client
 from kvstore.config import Settings, load_settings
@@ -86,6 +87,7 @@ def support(
     settings = load_settings(config, overrides)
     when = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     path = output or Path(f"kvstore-support-{when}.zip")
+    check_outputs(path)
     files, missing = collect(settings, target or target_for(settings))
     files["README.txt"] = _README.format(
         version=kvstore.__version__, when=when, missing="".join(f"\n{each}\n" for each in missing)

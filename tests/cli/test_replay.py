@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -54,6 +56,51 @@ def test_it_writes_a_table_and_a_picture(trace: Path, tmp_path: Path) -> None:
         rows = list(csv.DictReader(file))
     assert [row["dram_policy"] for row in rows] == ["lru", "hz", "lru", "hz"]
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("option", ["--plot", "--csv"])
+def test_what_cannot_be_written_is_said_before_the_replay(
+    trace: Path, tmp_path: Path, option: str
+) -> None:
+    pytest.importorskip("matplotlib")
+    done = run(trace, option, tmp_path / "no" / "hits.png")
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert "there is no directory" in done.stderr
+    done = run(trace, option, tmp_path)
+    assert (done.exit_code, done.stdout) == (1, "")
+
+
+def test_a_picture_of_another_kind_is_refused_before_the_replay(
+    trace: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("matplotlib")
+    done = run(trace, "--plot", tmp_path / "hits.doc")
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert ".png, .svg, .pdf" in done.stderr
+    assert not (tmp_path / "hits.doc").exists()
+
+
+def test_a_missing_matplotlib_is_said_before_the_replay(
+    trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    done = run(trace, "--plot", tmp_path / "hits.png")
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert "kvstore-tiers[bench]" in done.stderr
+
+
+def test_the_axes_of_the_picture_are_sizes_and_per_cent(trace: Path, tmp_path: Path) -> None:
+    matplotlib = pytest.importorskip("matplotlib")
+    picture = tmp_path / "hits.svg"
+    with matplotlib.rc_context({"svg.fonttype": "none"}):  # letters, not outlines
+        done = run(trace, "--dram", "1GiB,2GiB,4GiB", "--plot", picture)
+    assert done.exit_code == 0, done.output
+    text = picture.read_text()
+    for label in ("1 GiB", "2 GiB", "4 GiB"):
+        assert f">{label}<" in text
+    assert re.search(r">\d+ %<", text)
+    assert "10^" not in text
+    assert "mathdefault" not in text
 
 
 def test_a_model_says_what_a_token_takes_and_what_hits_save(trace: Path, tmp_path: Path) -> None:

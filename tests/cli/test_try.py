@@ -65,6 +65,12 @@ def test_what_is_put_comes_back_by_key_and_by_tokens(daemon: Daemon, tmp_path: P
     assert named.stdout_bytes == file.read_bytes()
 
 
+def test_a_file_that_cannot_be_written_is_said_before_anybody_is_asked(tmp_path: Path) -> None:
+    done = kvstore("get", "--tokens", "1", "-o", f"{tmp_path}/no/x", "--target", "127.0.0.1:1")
+    assert done.exit_code == 1
+    assert "there is no directory" in done.output
+
+
 def test_put_reads_a_pipe_and_waits_for_the_disk(daemon: Daemon) -> None:
     at = ("--target", daemon.target)
     done = kvstore("put", *at, "--tokens", "1,2", "--durable", stdin="hello\n")

@@ -113,6 +113,18 @@ def test_sizes_are_binary_and_exact() -> None:
             parse_size(wrong)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "meant"), [("1GB", "1GiB"), ("1.5g", "1.5GiB"), ("64mb", "64MiB"), ("2tib", "2TiB")]
+)
+def test_a_size_in_another_unit_is_refused_with_the_one_that_may_be_meant(
+    wrong: str, meant: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"did you mean {meant}\?"):
+        parse_size(wrong)
+    with pytest.raises(ConfigError, match=r"2TiB$"):
+        parse_size("12 parsecs")
+
+
 def test_the_default_socket_is_one_that_can_be_made() -> None:
     path = default_socket({"XDG_RUNTIME_DIR": "/run/user/7"})
     assert path in ("/run/kvstore/kvstore.sock", "/run/user/7/kvstore/kvstore.sock")
