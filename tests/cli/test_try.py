@@ -129,7 +129,7 @@ def test_selftest_tries_everything_and_leaves_nothing() -> None:
         done = kvstore("selftest", *at)
         assert done.exit_code == 0, done.output
         steps = [line.split()[:2] for line in done.output.splitlines()[:-1]]
-        tried = ["answers", "put", "get", "memory", "flush", "disk", "clean"]
+        tried = ["answers", "put", "get", "flush", "disk", "memory", "clean"]
         assert steps == [["ok", about] for about in tried]
         assert kvstore("scan", *at).output == ""
         over_tcp = json.loads(kvstore("selftest", "--target", daemon.address, "--json").output)
