@@ -67,7 +67,7 @@ T = TypeVar("T")
 
 HOUSEKEEPING_S = 0.5
 SHRINK_AGAIN_S = 0.1
-SHED_STEP_NBYTES = 64 << 20
+SHED_STEP_NBYTES = 256 << 20
 DEMOTED_AHEAD = 16  # of the arena, one part may leave without waiting for the disk
 RECALL_STEP_KEYS = 64
 RECALL_S_MAX = 300.0  # a million blocks take some seconds
@@ -224,7 +224,8 @@ class Store:
         while True:
             while self.arena.excess_nbytes and await self._shrink():  # noqa: ASYNC110
                 await asyncio.sleep(0)  # others' turn
-            waits = SHRINK_AGAIN_S if self.arena.excess_nbytes else None
+            over = self.arena.reserved_nbytes > self.arena.capacity_bytes
+            waits = SHRINK_AGAIN_S if over else None
             self._resized.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(waits):

@@ -73,7 +73,7 @@ def set_(target: str, as_json: bool, wait_s: float, assignments: tuple[str, ...]
     \b
     Examples:
       kvstore config set dram.capacity=16GiB
-      kvstore config set file.write_bytes_per_day=2TiB file.scrub=0
+      kvstore config set file.write_per_day=2TiB file.scrub=0
       kvstore config set server.log_level=debug
     """
     with connect(target) as client:

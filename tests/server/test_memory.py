@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import subprocess
+import sys
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -95,6 +97,38 @@ def test_a_real_limit_of_a_control_group_counts() -> None:
         assert "512 MiB" in told
         daemon.start("dram.capacity=64MiB")
         assert daemon.stop() == 0
+
+
+def test_memory_that_others_are_about_to_give_back_is_waited_for_a_little() -> None:
+    with memory_limit() as procs, LimitedDaemon(procs) as daemon, hog(procs) as taken:
+        until(lambda: taken.stdout is not None and taken.stdout.readline() == b"taken\n")
+        daemon.start("dram.capacity=192MiB", wait=False)
+        until(lambda: "node=starting" in daemon.output())
+        taken.kill()
+        until(lambda: "node=serving" in daemon.output())
+        assert daemon.stop() == 0
+
+
+def test_memory_that_others_keep_is_not_taken() -> None:
+    with memory_limit() as procs, LimitedDaemon(procs) as daemon, hog(procs) as taken:
+        until(lambda: taken.stdout is not None and taken.stdout.readline() == b"taken\n")
+        told = refused(daemon, "dram.capacity=192MiB")
+        assert "does not fit: the memory limit" in told
+        assert taken.poll() is None  # nobody was killed for it
+
+
+@contextmanager
+def hog(procs: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a process that takes most of the limit, as an engine does."""
+    take = f"x = b'x' * {300 * MIB}; print('taken', flush=True); input()"
+    join = f'echo $$ > {procs} && exec {sys.executable} -c "{take}"'
+    with subprocess.Popen(
+        ["sh", "-c", join], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def test_the_arena_stops_growing_below_the_floor_and_goes_on_when_there_is_room(

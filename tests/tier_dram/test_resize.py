@@ -120,6 +120,21 @@ def test_a_cap_beyond_that_of_the_start_takes_larger_records() -> None:
     asyncio.run(run())
 
 
+def test_an_extent_that_is_being_made_when_the_cap_is_lowered_is_not_kept() -> None:
+    async def work(arena: Arena) -> None:
+        before = [each.id for each in arena.extents()]
+        arena.set_capacity(32 * MIB)
+        while arena.reserved_nbytes == 8 * MIB:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        arena.set_capacity(8 * MIB)
+        await grown(arena)
+        assert arena.excess_nbytes == 0
+        assert arena.reserved_nbytes == present(arena) == 8 * MIB
+        assert [each.id for each in arena.extents()] == before
+
+    with_arena(work)
+
+
 def test_pages_that_a_client_touches_again_go_back_again() -> None:
     async def work(arena: Arena) -> None:
         slot = arena.allocate(PAGE)  # keeps the first extent alive

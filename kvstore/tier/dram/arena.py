@@ -95,6 +95,7 @@ class Arena:
         self._next_id = 0
         self._used_nbytes = 0
         self._starved = False  # a record found no run although the cap had room
+        self._coming_nbytes = 0  # of the extent that is being made
         self._leaving_nbytes = 0  # withdrawn, and not yet back with the system
         self._callbacks: list[Callable[[ExtentHandle], None]] = []
         self._retired_callbacks: list[Callable[[int], None]] = []
@@ -107,7 +108,7 @@ class Arena:
     @property
     def reserved_nbytes(self) -> int:
         """Bytes taken from the system so far; the rest of `capacity_bytes` is still to come."""
-        return self._kept_nbytes + self._leaving_nbytes
+        return self._kept_nbytes + self._leaving_nbytes + self._coming_nbytes
 
     @property
     def _kept_nbytes(self) -> int:
@@ -311,8 +312,9 @@ class Arena:
         while (nbytes := self._wanted_nbytes) > 0:
             if not await self._may_take(nbytes):
                 continue
+            self._coming_nbytes = nbytes
             try:
-                self._add(*await asyncio.to_thread(make_touched_extent, nbytes, self._cpus))
+                fd, mapped = await asyncio.to_thread(make_touched_extent, nbytes, self._cpus)
             except ConfigError as error:
                 # Less cache is better than no daemon: stay with what could be reserved.
                 self.capacity_bytes = self._kept_nbytes
@@ -320,6 +322,13 @@ class Arena:
                     "arena=short capacity_bytes=%d reason=%r", self.capacity_bytes, str(error)
                 )
                 return
+            finally:
+                self._coming_nbytes = 0
+            if nbytes > self._wanted_nbytes:  # the cap was lowered meanwhile
+                mapped.close()
+                os.close(fd)
+            else:
+                self._add(fd, mapped)
         logger.info(
             "arena=complete extents=%d capacity_bytes=%d", len(self._extents), self.capacity_bytes
         )
