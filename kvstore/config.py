@@ -302,8 +302,8 @@ class ObjectSettings:
         3600.0,
     )
     believed_s: float = _setting(
-        "Seconds a listing is believed. Longer costs fewer requests; shorter sees sooner what "
-        "other daemons have stored and deleted.",
+        "Seconds a listing is believed; that it has no more than it names, 5 at most. Longer costs "
+        "fewer requests; shorter sees sooner what other daemons have stored and deleted.",
         60.0,
     )
     timeout_s: float = _setting("Seconds one request may take before it is tried again.", 10.0)

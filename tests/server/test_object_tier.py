@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -47,6 +48,35 @@ def test_another_host_gets_what_was_stored_and_a_dead_bucket_costs_no_hang(s3: S
         s3.stop()
         assert client.get(namespace_id, keys[:5]) == records[:5]
         assert client.acquire(namespace_id, keys, wait_s=1.0).hit_blocks == 5
+
+
+def test_who_asked_too_early_hits_soon_after_the_upload(tmp_path: Path) -> None:
+    """Two daemons on a shared folder, by default settings but for where it is: a prefix rests for
+    5 s before it is uploaded, and that it is not there is believed for 5 s."""
+    keys = sample_keys("early", BLOCKS)
+    shared = f"object.url=file://{tmp_path}"
+    with (
+        Daemon(shared) as one,
+        Daemon(shared) as two,
+        Client(one.start().target) as writer,
+        Client(two.start().target) as reader,
+    ):
+        namespace_id = reader.register(sample_namespace())
+
+        def hit() -> int:
+            grant = reader.acquire(namespace_id, keys, wait_s=5.0)
+            reader.release(grant.lease_id)
+            time.sleep(0.2)
+            return grant.hit_blocks
+
+        for client in (reader, writer):
+            until(lambda client=client: client.stats()["object"]["state"] == "ok")
+        assert hit() == 0
+        writer.register(sample_namespace())
+        assert writer.put(namespace_id, keys, sample_records(keys), durable=True).durable
+        assert until(lambda: hit() == BLOCKS, 40.0) < 20.0
+        asked = reader.stats()["totals"]["object_requests"]["list"]
+        assert asked < 12, "not at every question"
 
 
 @pytest.mark.parametrize("puts", [False, True])

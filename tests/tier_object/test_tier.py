@@ -158,9 +158,36 @@ def test_what_was_never_stored_costs_one_request_once(where: dict[str, Any]) -> 
                 answers = [await side.find(keys) for keys in prefixes]
                 assert {(found.blocks, found.complete) for found in answers} == {(0, True)}
                 assert side.requests - before == 50
-            side.clock.ahead_s += 61.0  # a listing is believed for a while only
-            await side.find(prefixes[0])
-            assert side.requests - before == 51
+            for asked in (51, 52):
+                side.clock.ahead_s += 5.0  # that there is nothing is believed for a while only
+                for _ in range(10):
+                    await side.find(prefixes[0])
+                assert side.requests - before == asked
+
+    run(test)
+
+
+def test_what_another_daemon_has_stored_since_is_seen_soon(where: dict[str, Any]) -> None:
+    """A prefix that was absent, and one whose last run has grown."""
+
+    async def test() -> None:
+        new, grown = prefix_of("new", 20), prefix_of("grown", 40)
+        async with opened(where) as writer, opened(where) as reader:
+            await writer.write(frames(grown, 0, 16))
+            await writer.write(frames(grown, 16, 20))
+            assert [(await reader.find(keys)).blocks for keys in (new, grown)] == [0, 20]
+            await writer.write(frames(new, 0, 16))
+            await writer.write(frames(grown, 16, 32))
+            before = reader.requests
+            assert [(await reader.find(keys)).blocks for keys in (new, grown)] == [0, 20]
+            assert reader.requests == before, "not asked again so soon"
+            reader.clock.ahead_s += 5.0
+            assert [(await reader.find(keys)).blocks for keys in (new, grown)] == [16, 32]
+            reader.clock.ahead_s += 5.0
+            before = reader.requests
+            whole = (new[:16], grown[:32])
+            assert [(await reader.find(keys)).blocks for keys in whole] == [16, 32]
+            assert reader.requests == before, "what is there is believed for longer"
 
     run(test)
 

@@ -10,7 +10,7 @@ What is promised:
 - Nothing of the credentials is in a log line, an error or a metric (`failure`).
 
 Several daemons share a bucket without knowing of each other; what each one sees of the others is at
-most `object.believed_s` old.
+most `object.believed_s` old, and what it misses of what they have stored, 5 s.
 """
 
 from kvstore.tier.object.failure import ObjectFailed, ObjectGone, ObjectRefused

@@ -1,8 +1,9 @@
 """What is known of the bucket without asking it: listings and footers, both bounded. Pure.
 
 Objects never change, so a footer is true until its object is gone. A listing is believed for
-`believed_s`, whether it named objects or none: for so long a hit that another daemon has just
-stored may go unseen. What this daemon writes and finds gone is entered at once.
+`believed_s`; that there is nothing, or nothing longer, for ABSENT_S at most: for so long a hit that
+another daemon has just stored may go unseen. What this daemon writes and finds gone is entered at
+once.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from kvstore.block import BlockKey, NamespaceId
 from kvstore.tier.object.layout import Run
 from kvstore.tier.object.names import RunName
 
+ABSENT_S = 5.0  # costs a prefix that is asked for again and again one request in so long
 DIRECTORIES_MAX = 1 << 16
 RECORDS_MAX = 1 << 17  # about 300 bytes each
 Directory: TypeAlias = tuple[NamespaceId, BlockKey]
@@ -30,6 +32,14 @@ class Entry(NamedTuple):
     @property
     def directory(self) -> Directory:
         return self.name.namespace_id, self.name.first
+
+
+class _Listing(NamedTuple):
+    """listed_at: when the bucket answered. ended_walk: somebody looked for more than it has."""
+
+    listed_at: float
+    entries: tuple[Entry, ...] = ()
+    ended_walk: bool = False
 
 
 class Catalog:
@@ -48,24 +58,34 @@ class Catalog:
         self._directories_max = directories_max
         self._records_max = records_max
         self._records = 0
-        self._listings: OrderedDict[Directory, tuple[float, tuple[Entry, ...]]] = OrderedDict()
+        self._listings: OrderedDict[Directory, _Listing] = OrderedDict()
         self._runs: OrderedDict[RunName, Run | None] = OrderedDict()
 
     def listing(self, directory: Directory) -> tuple[Entry, ...] | None:
         """Return the objects that begin with a block; () if there are none."""
-        expires, entries = self._listings.get(directory, (0.0, ()))
-        if expires <= self._now():
+        found = self._listings.get(directory)
+        if found is None:
+            return None
+        says_no_more = found.ended_walk or not found.entries
+        believed_s = min(self._believed_s, ABSENT_S) if says_no_more else self._believed_s
+        if found.listed_at + believed_s <= self._now():
             return None
         self._listings.move_to_end(directory)
-        return entries
+        return found.entries
+
+    def ended_walk(self, directory: Directory) -> None:
+        """Note that somebody looked for more than a listing has."""
+        found = self._listings.get(directory)
+        if found is not None:
+            self._listings[directory] = found._replace(ended_walk=True)
 
     def listed(
-        self, directory: Directory, entries: Iterable[Entry], expires: float | None = None
+        self, directory: Directory, entries: Iterable[Entry], listed_at: float | None = None
     ) -> None:
         """Note what the bucket answered just now."""
-        if expires is None:
-            expires = self._now() + self._believed_s
-        self._listings[directory] = (expires, tuple(entries))
+        if listed_at is None:
+            listed_at = self._now()
+        self._listings[directory] = _Listing(listed_at, tuple(entries))
         self._listings.move_to_end(directory)
         while len(self._listings) > self._directories_max:
             self._listings.popitem(last=False)
@@ -109,9 +129,9 @@ class Catalog:
         directory = (name.namespace_id, name.first)
         others = self.listing(directory)
         if others is not None or entries:
-            expires = self._listings[directory][0] if others is not None else None
+            listed_at = self._listings[directory].listed_at if others is not None else None
             left = [entry for entry in others or () if entry.name != name]
-            self.listed(directory, [*left, *entries], expires)
+            self.listed(directory, [*left, *entries], listed_at)
 
     def holding(self, namespace_id: NamespaceId, keys: Collection[BlockKey] | None) -> list[Run]:
         """Return the known objects with any of `keys`, or (None) of the namespace."""

@@ -70,7 +70,7 @@ class Walk:
         self._catalog = catalog
         self._tombstones = tombstones
         self.ended = not keys
-        self.position = 0
+        self.position = self._before = 0
         self._ahead = AHEAD_MIN
         self._frames: list[FoundFrame] = []
         self._seen: set[tuple[Part, BlockKey]] = set()
@@ -87,8 +87,20 @@ class Walk:
             return Wanted(now, tuple(ahead))
         reached = self._take(self.position)
         self.ended = reached in (self.position, len(self._keys))
+        if reached == self.position:
+            self._doubt()
+        self._before = self.position
         self.position, self._ahead = reached, min(AHEAD_MAX, 2 * self._ahead)
         return Wanted()
+
+    def _doubt(self) -> None:
+        """Note what may have changed if this walk is gone once more: what would begin here, and a
+        short run before it, which its writer stores once more when it has grown."""
+        at = [self.position]
+        if self.position % self._run_blocks:
+            at.append(self._before)
+        for position in at:
+            self._catalog.ended_walk((self._namespace_id, self._keys[position]))
 
     def _unknown(self, position: int) -> tuple[Directory | Entry, ...]:
         directory = (self._namespace_id, self._keys[position])
