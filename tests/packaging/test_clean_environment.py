@@ -34,6 +34,8 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
     "support": ("--target", "{target}", "--output", "{scratch}/report.zip"),
     "ping": ("--target", "{target}"),
     "selftest": ("--target", "{target}"),
+    "config get": ("--target", "{target}"),
+    "config set": ("--target", "{target}", "dram.capacity=96MiB"),
     "status": ("--target", "{target}"),
     "stats": ("--target", "{target}"),
     "explain": ("--target", "{target}", "--last", "1"),
