@@ -140,6 +140,7 @@ def tier(
 
     file: a daemon of our own. Written: put and flushed. Read: cold, up into the arena, checksums
     verified. fio does the same in turns with us: sequential, direct, the same block size and depth.
+    Where fio is not installed, ours is measured alone.
 
     object: runs of 16 blocks, written, then found by a tier that knows nothing yet, read and
     verified. Plain obstore loops do the same in turns with us. Then lookups of what is not there.

@@ -136,7 +136,8 @@ def _ratios(title: str, meanings: Mapping[str, str], result: Mapping[str, Any]) 
     table.columns[2].justify = "left"
     for field, meaning in meanings.items():
         if field in result:
-            table.add_row(field, f"{result[field]:.3g}", meaning)
+            value = result[field]
+            table.add_row(field, "-" if value is None else f"{value:.3g}", meaning)
     return table
 
 

@@ -2,7 +2,8 @@
 
 A daemon of our own keeps a small arena over a file tier; what is read is always cold, because more
 was stored than the arena holds and O_DIRECT leaves nothing in the page cache. Every record is
-verified on its way. fio does the same I/O in the same directory, in turns with us.
+verified on its way. fio does the same I/O in the same directory, in turns with us; without fio,
+what would be compared with it is None.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from kvstore import AsyncClient, Client, Group, Namespace
 from kvstore.block import BlockKey, NamespaceId
 from kvstore.errors import Unavailable
 from kvstore.testing.daemon import Daemon
-from kvstore_bench.fio import bandwidth, check_fio
+from kvstore_bench.fio import INSTALL, bandwidth, has_fio
 from kvstore_bench.store import EXTENT_NBYTES, Timing, await_arena, chain
 
 Say = Callable[[str], None]
@@ -78,7 +79,9 @@ def summed_up(speeds: Mapping[str, Sequence[float]]) -> dict[str, dict[str, floa
 
 def run(plan: TierPlan, directory: Path, say: Say) -> dict[str, Any]:
     """Measure the file tier in a scratch folder of `directory`, which is removed again."""
-    check_fio()
+    beside_fio = has_fio()
+    if not beside_fio:
+        say(f"{INSTALL}; measuring without it: no ratios")
     if plan.rounds < ROUNDS_MIN or plan.blocks < FIRST_BLOCKS:
         raise Unavailable(f"{ROUNDS_MIN} rounds of {FIRST_BLOCKS} blocks are the least")
     with (
@@ -87,16 +90,19 @@ def run(plan: TierPlan, directory: Path, say: Say) -> dict[str, Any]:
         Client(daemon.start().target) as client,
     ):
         await_arena(client, plan.arena_nbytes)
-        result = _measure(client, plan, Path(scratch), say)
+        result = _measure(client, plan, Path(scratch), say, beside_fio=beside_fio)
         daemon.stop()
     return result
 
 
-def _measure(client: Client, plan: TierPlan, scratch: Path, say: Say) -> dict[str, Any]:
+def _measure(
+    client: Client, plan: TierPlan, scratch: Path, say: Say, *, beside_fio: bool
+) -> dict[str, Any]:
     prefixes = Prefixes(client, plan)
     fio_files = [scratch / f"fio-{number}" for number in range(plan.rounds)]
     fio = {"block_nbytes": plan.record_nbytes, "depth": plan.depth, "nbytes": plan.round_nbytes}
-    speeds: dict[str, list[float]] = {"write": [], "fio_write": [], "read": [], "fio_read": []}
+    names = ("write", "fio_write", "read", "fio_read") if beside_fio else ("write", "read")
+    speeds: dict[str, list[float]] = {name: [] for name in names}
 
     def both(kind: str, number: int, ours: Callable[[int], None]) -> None:
         def run_ours() -> None:
@@ -107,7 +113,8 @@ def _measure(client: Client, plan: TierPlan, scratch: Path, say: Say) -> dict[st
         def run_fio() -> None:
             speeds[f"fio_{kind}"].append(bandwidth(fio_files[number], kind, **fio))
 
-        for side in (run_ours, run_fio)[:: 1 if number % 2 else -1]:
+        sides = (run_ours, run_fio) if beside_fio else (run_ours,)
+        for side in sides[:: 1 if number % 2 else -1]:
             side()
 
     for number in range(plan.rounds):
@@ -117,10 +124,14 @@ def _measure(client: Client, plan: TierPlan, scratch: Path, say: Say) -> dict[st
         say(f"reading {plan.round_nbytes >> 20} MiB, {number + 1} of {plan.rounds}")
         both("read", number, prefixes.read)
     say(f"first block of {FIRST_BLOCKS}, {plan.first_rounds} rounds")
+    if not beside_fio:
+        _write_direct(fio_files[0], plan)
     first, direct = _first_blocks(prefixes, plan, fio_files[0])
     bytes_per_s = summed_up(speeds)
     ratios = {
         f"{kind}_vs_fio": bytes_per_s[kind]["p50"] / bytes_per_s[f"fio_{kind}"]["p50"]
+        if beside_fio
+        else None
         for kind in ("read", "write")
     }
     return {
@@ -222,9 +233,22 @@ def _first_blocks(prefixes: Prefixes, plan: TierPlan, fio_file: Path) -> tuple[T
     return Timing.of(firsts), Timing.of(directs)
 
 
+def _write_direct(path: Path, plan: TierPlan) -> None:
+    """Write what fio would have left behind, for the direct reads."""
+    with (
+        _opened_direct(path, os.O_WRONLY | os.O_CREAT) as fd,
+        mmap.mmap(-1, plan.record_nbytes) as buffer,
+    ):
+        buffer.write(os.urandom(plan.record_nbytes))
+        for offset in range(0, plan.round_nbytes, plan.record_nbytes):
+            if os.pwritev(fd, [buffer], offset) != plan.record_nbytes:
+                raise Unavailable("the disk is full")
+        os.fsync(fd)
+
+
 @contextmanager
-def _opened_direct(path: Path) -> Iterator[int]:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
+def _opened_direct(path: Path, flags: int = os.O_RDONLY) -> Iterator[int]:
+    fd = os.open(path, flags | os.O_DIRECT, 0o600)
     try:
         yield fd
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -11,15 +12,38 @@ from click.testing import CliRunner
 
 from kvstore_bench.cli import bench
 from kvstore_bench.fio import INSTALL
+from kvstore_bench.ratio_tables import print_tier
 
 ARGUMENTS = ["tier", "--record-mib", "1", "--blocks", "64", "--rounds", "6", "--json"]
 
 
-def test_without_fio_it_says_what_to_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_fio_it_says_what_to_type_and_measures_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     done = CliRunner().invoke(bench, [*ARGUMENTS, "--path", str(tmp_path)])
-    assert done.exit_code != 0
-    assert INSTALL in done.output
+    assert done.exit_code == 0, done.output
+    assert INSTALL in done.stderr
+    result = json.loads(done.stdout)
+    assert (result["read_vs_fio"], result["write_vs_fio"]) == (None, None)
+    assert sorted(result["bytes_per_s"]) == ["read", "write"]
+    assert result["bytes_per_s"]["read"]["p50"] > 0
+    assert result["seconds"]["direct_read"]["p50"] > 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_table_without_fio_has_dashes(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("rich")
+    speeds = {"min": 1e6, "p50": 2e6, "max": 3e6}
+    print_tier(
+        {
+            "read_vs_fio": None,
+            "write_vs_fio": None,
+            "first_block_extra_ms": 1.5,
+            "bytes_per_s": {"read": speeds, "write": speeds},
+        }
+    )
+    assert re.search(r"read_vs_fio +- ", capsys.readouterr().out)
 
 
 @pytest.mark.skipif(shutil.which("fio") is None, reason=INSTALL)
