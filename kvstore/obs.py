@@ -231,7 +231,7 @@ class Metrics:
     def _losses(self) -> None:
         self.refusals = self._counter("refused_parts", "Records not stored, by reason", "reason")
         self.unwritten = self._counter(
-            "unwritten_records", "Records kept in DRAM alone, by file.write_bytes_per_day"
+            "unwritten_records", "Records kept in DRAM alone, by file.write_per_day"
         )
         self.corrupt_blocks = self._counter(
             "corrupt_blocks",

@@ -19,7 +19,18 @@ from kvstore.cli.model import model_options
 from kvstore.cli.words import size
 from kvstore.config import parse_size
 from kvstore.errors import ConfigError
-from kvstore.plan import Drive, ModelKV, Needs, Prices, Sizing, Target, load_model, needs_of
+from kvstore.plan import (
+    Budgeted,
+    Drive,
+    ModelKV,
+    Needs,
+    Prices,
+    Sizing,
+    Target,
+    load_model,
+    needs_of,
+    within_endurance,
+)
 from kvstore.plan import size_tiers as find_sizes
 from kvstore.policy import policy_by_name
 from kvstore.replay import Workload, load_workload, workload_of
@@ -109,6 +120,9 @@ def plan(
     the planner and policies that ship. Loading beats prefill where the bandwidth is above the
     break-even: KV bytes per token x prefilled tokens/s.
 
+    Where writing every block takes more drives than room and bandwidth do, a second list has the
+    settings that keep fewer drives within their endurance, and the hits that this costs.
+
     \b
     Examples:
       kvstore plan --model /models/Llama-3.1-8B --rate 20 --prefill 9000
@@ -131,10 +145,11 @@ def plan(
         raise ConfigError("a drive has more than nothing of everything")
     paid = _prices(prices)
     kv = load_model(model, kv_dtype=kv_dtype, tp=tp)
-    if trace is not None:
-        workload = load_workload(trace, requests_max=requests, seed=seed)
-    else:
-        workload = _made_up(kind, demand_of(kind, rate, options), requests, seed)
+    with _doing("reading the traffic" if trace else "making up the traffic"):
+        if trace is not None:
+            workload = load_workload(trace, requests_max=requests, seed=seed)
+        else:
+            workload = _made_up(kind, demand_of(kind, rate, options), requests, seed)
     prompts = [request.tokens for request in workload.counted]
     per_token = kv.mean_bytes_per_token(prompts)
     pace = prefill or _pace(kv, tflops, sum(prompts) / len(prompts))
@@ -142,21 +157,34 @@ def plan(
     if not 1 <= nbytes <= RECORD_NBYTES_MAX:
         raise ConfigError(f"a block would have {nbytes:,} bytes")
     target = Target(hits=hits, dram_hits=dram_hits, policy=policy, record_nbytes=nbytes)
+
+    def needs_for(sizing: Sizing, drives_min: int = 1) -> Needs:
+        return needs_of(
+            sizing,
+            bought,
+            bytes_per_token=per_token,
+            prefill_tokens_per_s=pace,
+            scale=scale,
+            prices=paid,
+            drives_min=drives_min,
+        )
+
+    flops = kv.prefill_flops
     with _replaying() as progress:
-        sizing = find_sizes(workload, target, prefill_flops=kv.prefill_flops, progress=progress)
-    needs = needs_of(
-        sizing,
-        bought,
-        bytes_per_token=per_token,
-        prefill_tokens_per_s=pace,
-        scale=scale,
-        prices=paid,
-    )
+        sizing = find_sizes(workload, target, prefill_flops=flops, progress=progress)
+        needs = needs_for(sizing)
+        budgeted = within_endurance(
+            workload, sizing, needs, bought, scale=scale, prefill_flops=flops, progress=progress
+        )
+    saved = needs_for(budgeted.sizing, budgeted.drives) if budgeted is not None else None
     if as_json:
-        click.echo(json.dumps(_as_dict(kv, per_token, pace, sizing, needs)))
+        found = _as_dict(kv, per_token, pace, sizing, needs)
+        click.echo(json.dumps(found | {"within_endurance": _budget_as_dict(budgeted, saved)}))
         return
     click.echo("\n".join(itertools.chain(_about(kv), _found(workload, sizing, scale))))
     click.echo("\n".join(_bought(needs, pace)))
+    if budgeted is not None and saved is not None:
+        click.echo("\n".join(_saved(budgeted, saved, needs, sizing)))
 
 
 def _made_up(kind: str, demand: Demand, requests: int, seed: int) -> Workload:
@@ -207,6 +235,20 @@ def _as_dict(
     return {"model": model, "prefill": pace, "replay": replayed, "needs": asdict(needs)}
 
 
+def _budget_as_dict(budgeted: Budgeted | None, needs: Needs | None) -> dict[str, Any] | None:
+    if budgeted is None or needs is None:
+        return None
+    return {
+        "drives": budgeted.drives,
+        "settings": {
+            "file.write_per_day": budgeted.write_bytes_per_day,
+            "file.admission": budgeted.admission,
+        },
+        "replay": budgeted.sizing.result.to_dict() | {"seconds": budgeted.sizing.seconds},
+        "needs": asdict(needs),
+    }
+
+
 def _about(kv: ModelKV) -> Iterator[str]:
     ranks = f", {size(kv.rank_bytes_per_token)} on each of {kv.tp} ranks" if kv.tp > 1 else ""
     yield (
@@ -242,7 +284,7 @@ def _bought(needs: Needs, pace: float | None) -> Iterator[str]:
     yield f"dram           {size(needs.dram_bytes)}"
     yield f"file tier      {size(needs.file_bytes)}"
     drives = ", ".join(f"{reason} {count}" for reason, count in needs.drives.items())
-    yield f"drives         {max(needs.drives.values())} ({drives})"
+    yield f"drives         {max(needs.drives.values())} ({drives}), if every block is written"
     yield (
         f"written        {size(needs.writes_per_day)} a day, {size(needs.peak_write)}/s in the"
         " busiest minute"
@@ -263,6 +305,48 @@ def _bought(needs: Needs, pace: float | None) -> Iterator[str]:
         )
     if needs.recompute_per_million_tokens is not None:
         yield f"recomputing    {needs.recompute_per_million_tokens:.3g} a million tokens"
+
+
+def _saved(budgeted: Budgeted, saved: Needs, needs: Needs, sizing: Sizing) -> Iterator[str]:
+    """Say what fewer drives can do, and with which settings."""
+    hits, all_hits = budgeted.sizing.result.token_hit_ratio, sizing.result.token_hit_ratio
+    yield ""
+    yield (
+        f"with a write budget: {budgeted.drives} instead of {max(needs.drives.values())} drives;"
+        f" {size(saved.writes_per_day)} written a day"
+    )
+    yield (
+        f"  hit: {100 * hits:.1f} % of the tokens instead of {100 * all_hits:.1f} %,"
+        f" {100 * budgeted.sizing.result.dram_hit_ratio:.1f} % from dram"
+    )
+    if needs.cost_per_million_tokens and saved.cost_per_million_tokens:
+        paid = saved.cost_per_million_tokens
+        yield f"  cost: {saved.cost_per_hit:.3g} a hit, {paid:.3g} a million hit tokens"
+    yield (
+        f"  kvstore serve --set file.write_per_day={_to_type(budgeted.write_bytes_per_day)}"
+        f" --set file.admission={budgeted.admission}"
+    )
+    if budgeted.drives > 1:
+        share = _to_type(budgeted.write_bytes_per_day // budgeted.drives)
+        yield f"  is for one daemon with all drives: several take {share} for each drive they have"
+
+
+def _to_type(nbytes: int) -> str:
+    """Return a size as settings take it, no larger than it is."""
+    for unit, bits in (("GiB", 30), ("MiB", 20)):
+        if nbytes >> bits >= 10:
+            return f"{nbytes >> bits}{unit}"
+    return str(nbytes)
+
+
+@contextmanager
+def _doing(what: str) -> Iterator[None]:
+    """Say on stderr what takes a while, where somebody looks at it."""
+    if sys.stderr.isatty():
+        click.echo(f"{what} ...", nl=False, err=True)
+    yield
+    if sys.stderr.isatty():
+        click.echo("\r\033[K", nl=False, err=True)
 
 
 @contextmanager

@@ -6,9 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kvstore.plan.sizing import Sizing
+from kvstore.plan.sizing import DAY_S, Sizing
 
-DAY_S = 86400.0
 MONTH_S = 30 * DAY_S
 GIB = 1 << 30
 
@@ -61,12 +60,14 @@ def needs_of(
     prefill_tokens_per_s: float | None = None,
     scale: float = 1.0,
     prices: Prices | None = None,
+    drives_min: int = 1,
 ) -> Needs:
-    """Return what a workload needs; scale: so many times as much of it at once."""
+    """Return what a workload needs; scale: so many times as much of it at once. drives_min: so many
+    are paid for in any case."""
     result, setup = sizing.result, sizing.result.setup
     block = setup.record_nbytes * scale
     dram, file = (round(blocks * block) for blocks in (setup.dram_blocks, setup.file_blocks))
-    writes_per_day = result.written_blocks * block / sizing.seconds * DAY_S
+    writes_per_day = sizing.written_per_day * scale
     peak_read = sizing.peak_reads * block / sizing.peak_s
     peak_write = sizing.peak_writes * block / sizing.peak_s
     drives = {
@@ -81,9 +82,10 @@ def needs_of(
     counts = {reason: max(1, math.ceil(count - 1e-9)) for reason, count in drives.items()}
     hits = (result.traffic.dram_hits + result.traffic.file_hits) / sizing.seconds * scale
     tokens = hits * result.block_tokens * MONTH_S
+    bought = max(drives_min, *counts.values())
     cost = per_hit = recompute = None
     if prices is not None and tokens:
-        month = prices.dram_gib_month * dram / GIB + prices.drive_month * max(counts.values())
+        month = prices.dram_gib_month * dram / GIB + prices.drive_month * bought
         cost = month / tokens * 1e6
         per_hit = month / (result.hit_requests / sizing.seconds * scale * MONTH_S)
         recompute = prices.gpu_hour / 3600 / pace * 1e6 if pace else None

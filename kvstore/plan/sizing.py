@@ -15,6 +15,7 @@ from kvstore.replay.node import Node
 FOUND_RATIO = 1.05  # sizes are looked for until they are known to so much
 GUESS_OFF = 1.1  # how far a first guess is from what is found, most often
 MINUTE_S = 60.0
+DAY_S = 86400.0
 SECONDS_MIN = 1e-3  # of a trace
 
 
@@ -41,6 +42,12 @@ class Sizing:
     seconds: float
     peak_reads: int
     peak_writes: int
+
+    @property
+    def written_per_day(self) -> float:
+        """Bytes written to the file tier."""
+        written = self.result.written_blocks * self.result.setup.record_nbytes
+        return written / self.seconds * DAY_S
 
     @property
     def peak_s(self) -> float:
@@ -83,6 +90,18 @@ def size_tiers(
     guess = bounds.room_guess(target.hits * target.dram_hits)
     dram = _smallest(enough_in_dram, min(largest, room), room, guess)
     found = replace(plain, dram_blocks=dram, file_blocks=room)
+    progress()
+    return measure(workload, found, bounds, prefill_flops=prefill_flops)
+
+
+def measure(
+    workload: Workload,
+    setup: Setup,
+    bounds: Bounds,
+    *,
+    prefill_flops: Callable[[float], float] | None = None,
+) -> Sizing:
+    """Replay a workload with given sizes."""
     reads, writes = Counter[int](), Counter[int]()
     before = Traffic()
     began_s = workload.counted[0].at_s
@@ -93,8 +112,7 @@ def size_tiers(
         writes[minute] += traffic.file_writes - before.file_writes
         before.file_reads, before.file_writes = traffic.file_reads, traffic.file_writes
 
-    progress()
-    result = replay(workload, found, bounds, prefill_flops=prefill_flops, watch=watch)
+    result = replay(workload, setup, bounds, prefill_flops=prefill_flops, watch=watch)
     seconds = max(SECONDS_MIN, workload.seconds)
     return Sizing(result, seconds, max(reads.values()), max(writes.values()))
 

@@ -27,6 +27,7 @@ class Bounds:
 
     def __init__(self, workload: Workload) -> None:
         self._workload = workload
+        self._optima: dict[int, float] = {}
         lengths = [len(request.blocks) for request in workload.requests]
         self._starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
         self._blocks = np.empty(int(self._starts[-1]), np.int64)
@@ -48,6 +49,11 @@ class Bounds:
 
     def optimum(self, blocks_max: int) -> float:
         """Return the token hit ratio of the best choice of `blocks_max` blocks at any time."""
+        if blocks_max not in self._optima:
+            self._optima[blocks_max] = self._optimum(blocks_max)
+        return self._optima[blocks_max]
+
+    def _optimum(self, blocks_max: int) -> float:
         here = np.zeros(len(self._workload.keys), dtype=bool)
         stretches: list[tuple[int, int, int, int]] = []  # -who is next, -end, begin, prompt's start
         count = hits = 0

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kvstore.config import parse_size
 from tests.cli.run import kvstore
 from tests.plan import configs
 from tests.replay.traces import chat, write
@@ -28,6 +30,29 @@ def test_made_up_traffic_becomes_a_list_to_buy(model: str) -> None:
     assert "llama: GQA, 32 layers, KV in bfloat16: 128 KiB per token, 32 KiB on each" in done.output
     for word in ("dram ", "file tier", "drives ", "written", "break-even     1.099 GiB/s", "cost "):
         assert word in done.output
+
+
+def test_fewer_drives_come_with_the_settings_to_type(model: str) -> None:
+    options = ("--requests", "300", "--rate", "5", "--prices", "3,80,2.5")
+    done = kvstore("plan", "--model", model, *options)
+    assert done.exit_code == 0, done.output
+    assert "with a write budget: 1 instead of " in done.output
+    assert "% of the tokens instead of" in done.output
+    (line,) = [line.strip() for line in done.output.splitlines() if "kvstore serve" in line]
+    typed = kvstore(*line.split()[1:], "--print-config")
+    assert typed.exit_code == 0, typed.output
+    config = tomllib.loads(typed.stdout)["file"]
+    found: dict[str, Any] = json.loads(kvstore("plan", "--model", model, *options, "--json").stdout)
+    within = found["within_endurance"]
+    assert within["drives"] == 1 < max(found["needs"]["drives"].values())
+    assert within["settings"]["file.admission"] == config["admission"]
+    exact = within["settings"]["file.write_per_day"]
+    assert 0.99 * exact < parse_size(str(config["write_per_day"])) <= exact
+    assert within["replay"]["token_hit_ratio"] < found["replay"]["token_hit_ratio"]
+    assert within["needs"]["writes_per_day"] <= 7 << 40
+    assert within["needs"]["cost_per_hit"] < found["needs"]["cost_per_hit"]
+    lasting = kvstore("plan", "--model", model, *options, "--dwpd", "1000")
+    assert "with a write budget" not in lasting.output
 
 
 @pytest.mark.parametrize("rate", [20, 2000])
