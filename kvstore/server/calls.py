@@ -31,6 +31,8 @@ Handler = Callable[[bytes, Any], Awaitable[Any]]
 
 LINKS_MAX = 4096
 LINK = "CallLink"  # where refusals are counted
+BUFFERED_NBYTES_ALL = 64 << 20  # of frames half sent, and answers not read, of all links together
+BUFFERED_NBYTES_FREE = 16 << 10  # of one link, which is not looked at
 CALLS_MAX = 1024  # at once, of all links together
 
 
@@ -119,6 +121,16 @@ class CallServer:
         for link in list(self.links):
             link.close()
 
+    def check_buffers(self) -> None:
+        """End the links that hold most, until all together hold no more than they may."""
+        held = {link: link.buffered_nbytes for link in self.links}
+        total = sum(held.values())
+        while total > BUFFERED_NBYTES_ALL:
+            greedy = max(held, key=lambda link: held[link])
+            total -= held.pop(greedy)
+            self.refused(LINK, Unavailable("the links hold too many bytes", reason="links"))
+            greedy.close()
+
     def _connected(self) -> _Link:
         return _Link(self)
 
@@ -148,6 +160,18 @@ class _Link(FrameLink):
 
     def pause_writing(self) -> None:
         self.close()  # it asks and does not read
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._check_buffers()
+
+    def send(self, frame: Frame) -> None:
+        super().send(frame)
+        self._check_buffers()
+
+    def _check_buffers(self) -> None:
+        if self.buffered_nbytes > BUFFERED_NBYTES_FREE:
+            self._server.check_buffers()
 
     def _check_session(self, session: int) -> None:
         """Raise Unauthorized for a session that this link's process has not joined.

@@ -109,6 +109,12 @@ class FrameLink(asyncio.Protocol):
     def open(self) -> bool:
         return self._transport is not None
 
+    @property
+    def buffered_nbytes(self) -> int:
+        """What this end holds for the link: a frame that is not all there, and what is not read."""
+        unread = self._transport.get_write_buffer_size() if self._transport is not None else 0
+        return len(self._received) + unread
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
@@ -138,6 +144,7 @@ class FrameLink(asyncio.Protocol):
             self._transport.write(frame.encode())
 
     def close(self) -> None:
+        self._received.clear()
         if self._transport is not None:
             self._transport.abort()
 

@@ -14,7 +14,7 @@ import pytest
 from kvstore import AsyncClient, Client, Part, Span, Unavailable
 from kvstore.client.calls import CallStub
 from kvstore.rpc.v1 import kvstore_pb2 as pb
-from kvstore.server.calls import CALLS_MAX
+from kvstore.server.calls import BUFFERED_NBYTES_ALL, CALLS_MAX
 from kvstore.testing.daemon import Daemon
 from kvstore.testing.samples import sample_keys, sample_namespace, sample_records
 from kvstore.testing.wait import until
@@ -215,3 +215,19 @@ def test_a_daemon_that_dies_fails_the_calls_under_way_at_once() -> None:
         daemon.kill()
         with pytest.raises(Unavailable):
             client.match(namespace_id, keys)
+
+
+def test_frames_that_are_never_finished_hold_little_together(daemon: Daemon) -> None:
+    """Each link alone may hold a message. The greediest end, whoever asks little goes on."""
+    half = HEADER.pack(MESSAGE_NBYTES_MAX, 1, Kind.REQUEST, 0, 1.0) + bytes(MESSAGE_NBYTES_MAX - 1)
+    with Client(daemon.target) as client, contextlib.ExitStack() as stack:
+        namespace_id = client.register(sample_namespace())
+        for _ in range(40):
+            link = stack.enter_context(connected(daemon))
+            with contextlib.suppress(ConnectionError):
+                link.sendall(half)
+        assert client.match(namespace_id, sample_keys("none", 3)).hit_blocks == 0
+        refused = client.stats()["totals"]["rpc_errors"]
+        ended = sum(count for name, count in refused.items() if name.endswith("/links"))
+        assert ended >= 40 - BUFFERED_NBYTES_ALL // MESSAGE_NBYTES_MAX - 1
+        assert client.breaker_trips == 0
