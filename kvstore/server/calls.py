@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 import grpc
 
+from kvstore.descriptors import links_max
 from kvstore.errors import Incompatible, KVStoreError, Unauthorized, Unavailable
 from kvstore.rpc.status import status_of
 from kvstore.transport.arena_host import check_peer
@@ -150,7 +151,7 @@ class _Link(FrameLink):
         self._server.links.add(self)
         try:
             self._pid = check_peer(transport.get_extra_info("socket"))
-            if len(self._server.links) > LINKS_MAX:
+            if len(self._server.links) > links_max(LINKS_MAX):
                 raise Unavailable("too many links", reason="links")
         except KVStoreError as error:
             self._server.refused(LINK, error)

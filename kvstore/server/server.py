@@ -14,6 +14,7 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from kvstore.config import parse_listen
+from kvstore.descriptors import raise_limit
 from kvstore.errors import ConfigError
 from kvstore.live_config import LiveConfig
 from kvstore.obs import Metrics
@@ -40,12 +41,17 @@ from kvstore.transport.unix_sockets import arena_socket_path, call_socket_path
 logger = logging.getLogger(__name__)
 
 RPCS_MAX = 1024
+# The largest are keys with checksums: 3 MiB for the largest batch there is.
+RECEIVED_NBYTES_MAX = 4 << 20
 SERVICE_NAME = "kvstore.rpc.v1.KVStore"
 STOP_GRACE_S = 0.5
 _OPTIONS: Final = (
     # Without it two daemons would share a port, and the kernel would deal out the clients.
     ("grpc.so_reuseport", 0),
-    ("grpc.max_receive_message_length", MESSAGE_NBYTES_MAX),
+    # It bounds what a message inflates to as well, if it is compressed.
+    ("grpc.max_receive_message_length", RECEIVED_NBYTES_MAX),
+    # Who connects and says nothing takes a descriptor for no longer than this.
+    ("grpc.server_handshake_timeout_ms", 5000),
     ("grpc.max_send_message_length", MESSAGE_NBYTES_MAX),
 )
 
@@ -92,6 +98,7 @@ class Server:
         ConfigError that names what cannot be had."""
         self._opened = time.monotonic()
         async with contextlib.AsyncExitStack() as stack:
+            raise_limit()
             stack.enter_context(owned_socket_path(self._socket))
             _check_free("server.listen", self._settings.listen)
             beating = asyncio.create_task(self._health.run())

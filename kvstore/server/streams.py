@@ -156,9 +156,10 @@ class Streams:
         found = []
         at = 0
         for slot, expected in zip(grant.slots, grant.checksums, strict=True):
-            copied = slot is not None and (
-                copy_out(self._store.view(slot), target[at : at + record_nbytes]) == expected
-            )
+            copied = slot is not None and slot.nbytes == record_nbytes  # else a frame was forged
+            if slot is not None and copied:
+                value = copy_out(self._store.view(slot), target[at : at + record_nbytes])
+                copied = value == expected
             found.append(copied)
             at += record_nbytes * copied
         return found, target[:at]

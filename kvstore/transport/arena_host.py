@@ -10,6 +10,7 @@ import socket
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, TypeAlias
 
+from kvstore.descriptors import links_max
 from kvstore.errors import Incompatible, KVStoreError, Unauthorized, Unavailable
 from kvstore.rpc import RPC_VERSION
 from kvstore.transport.arena_wire import (
@@ -121,7 +122,7 @@ class ArenaHost:
                 logger.warning("arena_link=not_accepted reason=%r", str(error))
                 await asyncio.sleep(ACCEPT_PAUSE_S)
                 continue
-            if len(self._links) >= LINKS_MAX:
+            if len(self._links) >= links_max(LINKS_MAX):
                 logger.warning("arena_link=refused links=%d", len(self._links))
                 self._refused(LINK, Unavailable("too many links", reason="links"))
                 connection.close()

@@ -1,0 +1,136 @@
+"""What hostile clients of the same user send and hold: the daemon serves on, and says so."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import resource
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from kvstore import Client
+from kvstore.errors import KVStoreError
+from kvstore.testing.daemon import Daemon
+from kvstore.testing.samples import sample_keys, sample_namespace, sample_records
+from kvstore.testing.wait import until
+
+MIB = 1 << 20
+SPACE = sample_namespace("hostile")
+KEYS = sample_keys("hostile", 40)
+RECORDS = sample_records(KEYS)
+DESCRIPTORS = 200
+
+
+def peak_nbytes(daemon: Daemon) -> int:
+    found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{daemon.pid}/status").read_text())
+    assert found is not None
+    return int(found[1]) << 10
+
+
+def test_a_compressed_message_does_not_inflate_beyond_the_limit(daemon: Daemon) -> None:
+    """256 MiB of zeros take 256 KiB on the wire."""
+    with grpc.insecure_channel(
+        daemon.target,
+        compression=grpc.Compression.Gzip,
+        options=[("grpc.max_send_message_length", -1)],
+    ) as channel:
+        call = channel.unary_unary("/kvstore.rpc.v1.KVStore/RegisterNamespace")
+        before = peak_nbytes(daemon)
+        for _ in range(4):
+            with pytest.raises(grpc.RpcError) as refused:
+                call(bytes(256 * MIB), timeout=60)
+            assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert peak_nbytes(daemon) - before < 64 * MIB
+    with Client(daemon.target) as client:
+        client.register(SPACE)
+
+
+@pytest.fixture
+def narrow() -> Iterator[Daemon]:
+    """A daemon that may have few files open, whatever it asks for."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with Daemon("dram.capacity=4MiB", "dram.extent=4MiB", "file.segment=4MiB") as daemon:
+        daemon.start()
+        resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))
+        yield daemon
+    assert resource.getrlimit(resource.RLIMIT_NOFILE) == before
+
+
+def descriptors(daemon: Daemon) -> int:
+    return len(os.listdir(f"/proc/{daemon.pid}/fd"))
+
+
+def flood(stack: contextlib.ExitStack, path: str, kind: socket.SocketKind) -> None:
+    """Connect until nobody answers any more, and say nothing."""
+    for _ in range(4 * DESCRIPTORS):
+        connection = stack.enter_context(socket.socket(socket.AF_UNIX, kind))
+        connection.settimeout(0.2)
+        try:
+            connection.connect(path)
+        except OSError:
+            return
+
+
+@pytest.mark.parametrize(
+    ("socket_name", "kind"),
+    [(".calls", socket.SOCK_STREAM), (".arena", socket.SOCK_SEQPACKET)],
+)
+def test_links_leave_the_disk_its_descriptors(
+    narrow: Daemon, socket_name: str, kind: socket.SocketKind
+) -> None:
+    with Client(narrow.target) as client, contextlib.ExitStack() as stack:
+        client.register(SPACE)
+        flood(stack, f"{narrow.socket}{socket_name}", kind)
+        assert descriptors(narrow) < DESCRIPTORS // 2
+        assert client.put(SPACE.id, KEYS, RECORDS, durable=True).durable
+        assert client.get(SPACE.id, KEYS) == RECORDS
+        assert client.stats()["file"]["state"] == "ok"
+
+
+def test_connections_that_say_nothing_are_closed_and_the_disk_goes_on(narrow: Daemon) -> None:
+    """gRPC's own connections cannot be bounded: for a moment they may take every descriptor."""
+    with Client(narrow.target) as client, contextlib.ExitStack() as stack:
+        client.register(SPACE)
+        flood(stack, str(narrow.socket), socket.SOCK_STREAM)
+        until(lambda: descriptors(narrow) < DESCRIPTORS // 2, 30)
+        until(lambda: client.put(SPACE.id, KEYS, RECORDS, durable=True).durable, 30)
+        assert client.get(SPACE.id, KEYS) == RECORDS
+
+
+def test_a_daemon_asks_for_more_files_than_it_was_given(daemon: Daemon) -> None:
+    limits = Path(f"/proc/{daemon.pid}/limits").read_text()
+    found = re.search(r"Max open files\s+(\d+)\s+(\d+)", limits)
+    assert found is not None
+    soft, hard = map(int, found.groups())
+    assert soft == min(hard, 1 << 16)
+
+
+def test_the_log_names_no_request_no_conversation_and_no_key() -> None:
+    """At its most talkative, and when things go wrong."""
+    with Daemon("server.log_level=debug", "limits.lease_s=0.5") as daemon:
+        daemon.start()
+        with Client(daemon.target, token="s3cret-" + "t" * 24) as client:
+            client.register(SPACE)
+            client.put(SPACE.id, KEYS, RECORDS, durable=True)
+            asked = {"request_id": "req-of-a-prompt", "session_id": "chat-of-a-user"}
+            grant = client.acquire(SPACE.id, KEYS, wait_s=1, **asked)
+            client.end_session("chat-of-a-user")
+            until(lambda: "leases_expired=1" in daemon.output())
+            client.release(grant.lease_id)
+            client.delete(SPACE.id, KEYS[:1], corrupt=True)
+            with contextlib.suppress(KVStoreError):
+                client.acquire(SPACE.id, KEYS * 2, request_id="req-of-a-prompt")
+            client.outcomes("req-of-a-prompt")
+            client.explain(SPACE.id, KEYS)
+            client.delete(SPACE.id, KEYS[:4])
+            client.clear(SPACE.id)
+        daemon.stop()
+        log = daemon.output()
+    assert "level=DEBUG" in log
+    for secret in ("req-of-a-prompt", "chat-of-a-user", "s3cret", *(key.hex() for key in KEYS)):
+        assert secret not in log
