@@ -77,7 +77,7 @@ BAD: dict[str, tuple[str, str, Callable[[Raw], object]]] = {
         ),
     ),
     "unknown namespace": (
-        "InvalidRequest",
+        "UnknownNamespace",
         "register it first",
         lambda raw: raw.stub.Match(pb.MatchRequest(namespace_id=bytes(32), keys=KEYS[0])),
     ),
