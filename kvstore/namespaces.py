@@ -1,8 +1,8 @@
 """Which namespaces a node knows, and what it holds of each.
 
 There is one entry for each namespace that was registered, or that has blocks. At most
-NAMESPACES_MAX of them have their specification. When there is one more, the one used least recently
-is forgotten, of those without blocks first:
+NAMESPACES_MAX of them have their specification, of SPECS_CHARS_MAX together. When there is one
+more, the one used least recently is forgotten, of those without blocks first:
 
 - One without blocks loses nothing. Whoever uses it again is told that it is unknown, registers it,
   and goes on; our clients do that by themselves. So a client that registers thousands costs the
@@ -23,6 +23,7 @@ from kvstore.block import Namespace, NamespaceId
 from kvstore.errors import Unavailable, UnknownNamespace
 
 NAMESPACES_MAX = 4096
+SPECS_CHARS_MAX = 32 << 20  # an engine's has one or two thousand
 MODELS_MAX = 64
 OTHER_MODELS = "other"
 UNKNOWN_MODEL = "unknown"  # its blocks were found on disk, and nobody has said what they are
@@ -83,11 +84,13 @@ class StoredNamespace:
         "is_stale",
         "model",
         "spec",
+        "spec_chars",
     )
 
     def __init__(self, namespace_id: NamespaceId) -> None:
         self.id = namespace_id
         self.spec: Namespace | None = None
+        self.spec_chars = 0
         self.model: ModelUse | None = None
         self.blocks = self.dram_nbytes = self.file_nbytes = 0
         self.asked_blocks = self.hit_blocks = 0
@@ -122,6 +125,7 @@ class Namespaces:
         # Those with a specification, used least recently first.
         self._empty: OrderedDict[NamespaceId, StoredNamespace] = OrderedDict()
         self._filled: OrderedDict[NamespaceId, StoredNamespace] = OrderedDict()
+        self._spec_chars = 0
         self._models: dict[str, ModelUse] = {}
 
     def __len__(self) -> int:
@@ -171,6 +175,8 @@ class Namespaces:
             found = self._all[namespace_id] = StoredNamespace(namespace_id)
         if found.spec is None:
             found.spec = spec
+            found.spec_chars = len(spec.to_json())
+            self._spec_chars += found.spec_chars
             found.is_stale = found.blocks > 0
             if found.model is not None:
                 self._move(found, self._model_of(found))
@@ -178,12 +184,13 @@ class Namespaces:
         self._queue_of(found).move_to_end(found.id)
         return found.id
 
-    def make_room(self, is_held: Callable[[NamespaceId], bool]) -> None:
+    def make_room(self, spec: Namespace, is_held: Callable[[NamespaceId], bool]) -> None:
         """Forget specifications until there is room for one more. Raises Unavailable.
 
         is_held: says that somebody will come back to a namespace, and rely on it.
         """
-        while len(self._empty) + len(self._filled) >= self._max:
+        chars_max = SPECS_CHARS_MAX - len(spec.to_json())
+        while len(self._empty) + len(self._filled) >= self._max or self._spec_chars > chars_max:
             queues = [self._empty, self._filled]
             if len(self._empty) <= self._empty_min:
                 queues.reverse()
@@ -250,6 +257,7 @@ class Namespaces:
 
     def _forget(self, found: StoredNamespace) -> None:
         del self._queue_of(found)[found.id]
+        self._spec_chars -= found.spec_chars
         found.spec = None
         if not found.blocks:
             self._drop(found)

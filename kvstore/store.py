@@ -301,7 +301,7 @@ class Store:
             )
         known = self._planner.index.namespaces
         if known.spec(namespace.id) is None:
-            known.make_room(lambda each: any(self._leases.reservations(each)))
+            known.make_room(namespace, lambda each: any(self._leases.reservations(each)))
         return self._planner.index.register(namespace)
 
     def _learn(self, namespace: Namespace) -> None:

@@ -9,7 +9,13 @@ import pytest
 from kvstore.block import BlockKey, Group, Namespace, NamespaceId
 from kvstore.errors import Unavailable, UnknownNamespace
 from kvstore.index import Index, StoredBlock
-from kvstore.namespaces import MODELS_MAX, OTHER_MODELS, UNKNOWN_MODEL, Namespaces
+from kvstore.namespaces import (
+    MODELS_MAX,
+    OTHER_MODELS,
+    SPECS_CHARS_MAX,
+    UNKNOWN_MODEL,
+    Namespaces,
+)
 from kvstore.testing.samples import sample_keys
 
 MAX = 16  # of which at least 2 are for namespaces without blocks
@@ -26,7 +32,7 @@ def nobody(_: NamespaceId) -> bool:
 def filled(count: int) -> Namespaces:
     known = Namespaces(MAX)
     for number in range(count):
-        known.make_room(nobody)
+        known.make_room(spec(number), nobody)
         known.register(spec(number))
     return known
 
@@ -39,7 +45,7 @@ def test_the_one_used_least_recently_leaves() -> None:
     known = filled(MAX)
     known.use(spec(0).id)
     known.register(spec(1))
-    known.make_room(nobody)
+    known.make_room(spec(50), nobody)
     known.register(spec(50))
     assert known_of(known) == {*range(MAX), 50} - {2}
     with pytest.raises(UnknownNamespace, match="register it first"):
@@ -50,12 +56,12 @@ def test_what_is_in_use_or_held_or_has_blocks_stays() -> None:
     known = filled(MAX)
     known.block_added(spec(0).id)
     with known.in_use(spec(1).id):
-        known.make_room(lambda each: each == spec(2).id)
+        known.make_room(spec(50), lambda each: each == spec(2).id)
         known.register(spec(50))
         assert known_of(known) == {*range(MAX), 50} - {3}
     known.block_removed(spec(0).id)  # and it is the newest of those without
     for number in range(51, 54):
-        known.make_room(nobody)
+        known.make_room(spec(number), nobody)
         known.register(spec(number))
     assert known_of(known) >= {0, 1, 50, 51, 52, 53}
     assert not known_of(known) & {2, 4, 5}
@@ -66,7 +72,7 @@ def test_those_with_blocks_leave_room_for_those_without() -> None:
     for number in range(MAX - 2):
         known.block_added(spec(number).id)
     known.use(spec(0).id)
-    known.make_room(nobody)
+    known.make_room(spec(50), nobody)
     assert known.spec(spec(1).id) is None
     assert known.spec(spec(MAX - 1).id) is not None
     forgotten = known.find(spec(1).id)
@@ -79,7 +85,7 @@ def test_those_with_blocks_leave_room_for_those_without() -> None:
 def test_where_all_are_in_use_it_says_so() -> None:
     known = filled(MAX)
     with pytest.raises(Unavailable, match="in use at this moment"):
-        known.make_room(lambda _: True)
+        known.make_room(spec(50), lambda _: True)
 
 
 def test_nothing_is_kept_of_a_namespace_that_nobody_knows_and_that_has_no_blocks() -> None:
@@ -88,6 +94,17 @@ def test_nothing_is_kept_of_a_namespace_that_nobody_knows_and_that_has_no_blocks
         known.block_added(spec(number).id)
         known.block_removed(spec(number).id)
     assert not list(known)
+
+
+def test_long_specifications_are_fewer() -> None:
+    known = Namespaces()
+    for number in range(1200):
+        long = replace(spec(number), identity=(("number", str(number)), ("text", "x" * 60_000)))
+        known.make_room(long, nobody)
+        known.register(long)
+    kept = [each.spec for each in known if each.spec is not None]
+    assert SPECS_CHARS_MAX * 0.9 < sum(len(each.to_json()) for each in kept) <= SPECS_CHARS_MAX
+    assert kept[-1] == long
 
 
 class Walked(dict[BlockKey, StoredBlock]):
