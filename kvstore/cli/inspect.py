@@ -50,6 +50,8 @@ def scan(target: str, as_json: bool, namespace: str | None, limit: int) -> None:
     """
     with connect(target) as client:
         items = client.scan(find_namespace_id(client, namespace), limit=limit)
+    if not items and not as_json:
+        click.echo("no block is stored" + " in this namespace" * bool(namespace), err=True)
     for item in items:
         if as_json:
             click.echo(

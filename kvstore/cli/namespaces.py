@@ -54,6 +54,8 @@ def namespaces(target: str, as_json: bool) -> None:
     """
     with connect(target) as client:
         found = client.namespaces()
+    if not found and not as_json:
+        click.echo("no namespace is known yet: start an engine, or see `kvstore put`", err=True)
     for use in found:
         if as_json:
             click.echo(json.dumps(namespace_json(use)))
@@ -94,6 +96,8 @@ def find_namespace(client: Client, start: str | None) -> tuple[NamespaceId, Name
     """Return the one registered namespace whose id starts so. Raises UsageError that lists them."""
     known = client.namespaces()
     meant = _meant(known, start or "")
+    if start is None and any(use.blocks for use in known):
+        meant = [use for use in known if use.blocks]  # an engine that stored nothing is not meant
     usable = [use for use in meant if use.namespace is not None]
     if len(usable) == 1:
         namespace = usable[0].namespace

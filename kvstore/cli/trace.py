@@ -202,8 +202,9 @@ def record(
     """
     limits = _Limits(seconds, requests, parse_size(size_))
     only = None
-    if namespace is not None:
-        with connect(target) as client:
+    with connect(target) as client:
+        client.ping()  # before OUTPUT, which may be an older trace, is opened
+        if namespace is not None:
             only = find_namespace_id(client, namespace)
     sampled = {"share": sample, "block": sample_block, "namespace_id": only}
     summary = _Summary()

@@ -146,7 +146,7 @@ def test_blocks_can_be_scanned_flushed_deleted_and_cleared(daemon: Daemon) -> No
     assert done.output == "deleted 1 of 2 blocks\n"
     done = kvstore("clear", *at, *only, "--json")
     assert json.loads(done.output) == {"deleted": 3}
-    assert kvstore("scan", *at, *only).output == ""
+    assert kvstore("scan", *at, *only).stdout == ""
 
 
 def test_flush_without_a_file_tier_fails() -> None:

@@ -204,3 +204,11 @@ def test_a_sample_has_all_requests_of_some_prefixes(tmp_path: Path) -> None:
     wanted = {bytes(keys[0]) for keys in chains if int.from_bytes(keys[0][:8], "little") < 2**63}
     assert len(rows) == 2 * len(wanted)
     assert len({row["hash_ids"][0] for row in rows}) == len(wanted)
+
+
+def test_without_a_daemon_an_older_trace_stays_as_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "monday.jsonl"
+    file.write_text("{}\n")
+    done = kvstore("trace", "record", str(file), "--target", "127.0.0.1:1")
+    assert done.exit_code == 3
+    assert file.read_text() == "{}\n"

@@ -131,11 +131,22 @@ def test_selftest_tries_everything_and_leaves_nothing() -> None:
         steps = [line.split()[:2] for line in done.output.splitlines()[:-1]]
         tried = ["answers", "put", "get", "flush", "disk", "memory", "clean"]
         assert steps == [["ok", about] for about in tried]
-        assert kvstore("scan", *at).output == ""
+        scanned = kvstore("scan", *at)
+        assert (scanned.stdout, scanned.stderr) == ("", "no block is stored\n")
         over_tcp = json.loads(kvstore("selftest", "--target", daemon.address, "--json").output)
         assert over_tcp["works"]
         skipped = [each["about"] for each in over_tcp["steps"] if each["result"] == "skipped"]
         assert skipped == ["memory"]
+
+
+def test_what_selftest_leaves_known_is_not_taken_for_an_engine() -> None:
+    with Daemon(file=False) as daemon:
+        at = ("--target", daemon.start().target)
+        assert "no namespace is known yet" in kvstore("namespaces", *at).stderr
+        assert kvstore("namespaces", *at, "--json").output == ""
+        assert kvstore("selftest", *at).exit_code == 0
+        told = json.loads(kvstore("put", *at, "--tokens", "5", "--json", stdin="hello").output)
+        assert kvstore("get", *at, told["key"]).stdout_bytes == b"hello"
 
 
 def test_selftest_without_a_file_tier_skips_the_disk_and_without_a_daemon_fails() -> None:
