@@ -194,6 +194,18 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "By who noticed. These blocks were dropped, never served.",
         ),
         Panel(
+            "Reported as corrupt",
+            "short",
+            (rate("kvstore_reported_blocks_total", "result"),),
+            "By readers, and what the daemon found in its own copies.",
+        ),
+        Panel(
+            "Holes in the arena",
+            "Bps",
+            (rate("kvstore_punched_bytes_total", "instance"),),
+            "Memory that a client gave back to the system; it is refilled.",
+        ),
+        Panel(
             "Disk",
             "short",
             (
