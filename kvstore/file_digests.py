@@ -38,7 +38,7 @@ ENTRIES_MAX = 4096
 MEMORY_NBYTES_MAX = 4 << 20
 SETTLED_S = 2.0  # file systems tick as slowly as that
 READS_MAX = 3  # of a file that changes while it is read
-NICENESS = 10  # below engines: they need the cores more
+NICENESS = 5  # below engines: they need the cores more
 _ENTRY = re.compile(r"\d+(:\d+){4}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 

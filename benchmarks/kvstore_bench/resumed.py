@@ -31,6 +31,7 @@ SOURCES = {
     "hbm": "kvstore, from the GPU's own memory",
 }
 WAIT_S = 120.0
+WEIGHTS_S = 600.0  # at the most, to hash them
 EXTENT_NBYTES = 32 << 20
 
 
@@ -186,6 +187,8 @@ def _opened(
     with Prefixes(
         model, daemon.target, block_tokens=plan.block_tokens, hbm_bytes=hbm_bytes
     ) as prefixes:
+        if not prefixes.wait_ready(WEIGHTS_S):
+            raise Unavailable(f"the weights were not hashed within {WEIGHTS_S:.0f} s")
         prefixes.load(ids.flip(1)[:, : plan.block_tokens + 1])  # connects
         yield prefixes
 

@@ -31,6 +31,7 @@ def main() -> None:
     ids = tokenizer(arguments.prompt.read_text(), return_tensors="pt").input_ids.to(model.device)
 
     with Prefixes(model, arguments.target) as prefixes:
+        prefixes.wait_ready(600)  # the weights are being hashed
         for _ in range(2):
             stored = prefixes.load(ids).restored_tokens
             started = time.perf_counter()

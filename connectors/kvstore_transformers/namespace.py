@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,7 +16,6 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from kvstore import Group, Incompatible, Namespace
 from kvstore.block import model_name
 
-SAMPLE_NBYTES = 4096
 _VOLATILE = {"_name_or_path", "transformers_version", "torch_dtype", "dtype"}
 
 
@@ -94,8 +93,8 @@ def find_layout(model: Any) -> Layout:
     return Layout(tuple(_groups(cache.layers)), model.device, model.dtype)
 
 
-def build_namespace(model: Any, layout: Layout, block_tokens: int, weights_id: str) -> Namespace:
-    """Describe the KV of `model`. weights_id: names its weights instead of their fingerprint."""
+def build_namespace(model: Any, layout: Layout, block_tokens: int, weights: str) -> Namespace:
+    """Describe the KV of `model`. weights: their fingerprint or name, "" if not known yet."""
     config = {k: v for k, v in model.config.to_dict().items() if k not in _VOLATILE}
     layers = [
         (group.window_tokens, index, str(part.dtype), tuple(part.shape))
@@ -106,7 +105,7 @@ def build_namespace(model: Any, layout: Layout, block_tokens: int, weights_id: s
     identity = {
         "engine": "transformers",
         "model": _digest(config),
-        "weights": weights_id or weights_fingerprint(model.state_dict()),
+        "weights": weights,
         "kv_dtype": "/".join(sorted({dtype for _, _, dtype, _ in layers})),
         "page": "K HNC, V HNC per layer",
         "backends": str(model.config._attn_implementation),
@@ -123,31 +122,14 @@ def build_namespace(model: Any, layout: Layout, block_tokens: int, weights_id: s
     )
 
 
-def weights_fingerprint(weights: Mapping[str, Tensor]) -> str:
-    """Return the hex SHA-256 over each tensor's name, shape, dtype and three samples of 4 KiB.
-
-    Raises Incompatible for weights that are not in memory.
-    """
-    digest = hashlib.sha256()
-    for name, weight in sorted(weights.items()):
-        if not isinstance(weight, Tensor) or weight.is_meta:
-            raise Incompatible(f"the weights of {name} are not in memory; pass a weights_id")
-        digest.update(f"{name}\0{tuple(weight.shape)}\0{weight.dtype}\0".encode())
-        digest.update(_samples(weight))
-    return digest.hexdigest()
+def with_weights(namespace: Namespace, fingerprint: str) -> Namespace:
+    """Return `namespace` with weights that are known."""
+    identity = {**dict(namespace.identity), "weights": fingerprint}
+    return replace(namespace, identity=tuple(sorted(identity.items())))
 
 
 def _kind(kv: Tensor) -> tuple[Any, ...]:
     return kv.dtype, kv.device, kv.shape[0], kv.shape[1], kv.shape[3]
-
-
-def _samples(weight: Tensor) -> bytes:
-    """Return up to 4 KiB each from the start, middle and end."""
-    flat = weight.detach().reshape(-1)
-    size = SAMPLE_NBYTES // flat.element_size()
-    last = max(0, len(flat) - size)
-    samples = [flat[at : at + size] for at in (0, last // 2, last)]
-    return bytes(torch.cat(samples).view(torch.uint8).cpu().numpy())
 
 
 def _groups(layers: Sequence[Any]) -> Iterator[LayerGroup]:

@@ -33,8 +33,14 @@ from kvstore_kernels.device import open_device
 from kvstore_transformers.cache import PrefixCache
 from kvstore_transformers.copying import copier_for
 from kvstore_transformers.direct import DirectMode, DirectStorage
+from kvstore_transformers.fingerprint import open_weights
 from kvstore_transformers.loading import Load, LoadFailed
-from kvstore_transformers.namespace import build_namespace, check_unchanged, find_layout
+from kvstore_transformers.namespace import (
+    build_namespace,
+    check_unchanged,
+    find_layout,
+    with_weights,
+)
 from kvstore_transformers.pool import HbmPool, HeldPages
 from kvstore_transformers.saving import Job, Saved, Saver
 
@@ -42,6 +48,7 @@ logger = logging.getLogger(__name__)
 
 KEYS_MAX = 8192
 CLOSE_WAIT_S = 2.0
+KNOWN_SOON_S = 0.05  # a small model is known by then
 _HARMLESS = {
     "attention_mask",
     "generation_config",
@@ -71,7 +78,9 @@ whatever the cache holds (chunked prefill), or were not tried."""
 class Prefixes:
     """One model's use of one daemon. Not for several threads at once; do not carry across a fork.
 
-    Weights must not change while it is open: make a new one afterwards.
+    Every byte of the weights tells what is stored. They are hashed in the background, about 2 GB/s
+    a core; until then prompts are computed as without a store, and nothing is saved: see
+    `wait_ready`. Weights must not change while it is open: make a new one afterwards.
     """
 
     def __init__(
@@ -89,10 +98,10 @@ class Prefixes:
         direct_storage: DirectMode = "auto",
         daemon_uid: int | None = None,
     ) -> None:
-        """Look at the model; the daemon need not be there yet.
+        """Look at the model and begin to hash its weights; the daemon need not be there yet.
 
         target: "unix:/path/kvstore.sock". block_tokens: what is stored and found at once.
-        weights_id: names the weights instead of their fingerprint; same id, same weights.
+        weights_id: names the weights instead of their hash; same id, same weights.
         load_deadline_s: how long a prompt may wait for its blocks to come up from slower tiers.
         save_deadline_s: how long a save waits for room. save_queue_jobs: saves waiting at once;
         more are dropped. hbm_bytes: GPU memory to keep blocks in as well, 0 for none; hbm_policy:
@@ -109,8 +118,11 @@ class Prefixes:
         self.loads_failed = 0
         self._prefill_s_per_token = 0.0
         self._layout = find_layout(model)
-        self._namespace = build_namespace(model, self._layout, block_tokens, weights_id)
+        self._weights = open_weights(model, weights_id)
+        self._weights.wait(KNOWN_SOON_S)
+        self._namespace = build_namespace(model, self._layout, block_tokens, self._weights.found)
         self._namespace_id = self._namespace.id
+        self._is_known = bool(self._weights.found)
         self._registered = False
         self._load_deadline_s = load_deadline_s
         sizes = [group.record_nbytes for group in self._namespace.groups]
@@ -129,6 +141,11 @@ class Prefixes:
         self._loads = ThreadPoolExecutor(
             1, thread_name_prefix="kvstore-load", initializer=self._copier.enter_thread
         )
+
+    def wait_ready(self, timeout_s: float) -> bool:
+        """Wait until the weights are known, so that loads and saves happen; False: not yet."""
+        self._weights.wait(timeout_s)
+        return self._ready()
 
     @property
     def saved_blocks(self) -> int:
@@ -209,8 +226,10 @@ class Prefixes:
             raise InvalidRequest(f"one prompt (1, n) at a time, not {tuple(input_ids.shape)}")
         block_tokens = self._namespace.block_tokens
         cache = PrefixCache(self.model.config, input_ids[0].tolist(), block_tokens)
+        if not self._ready() or self._autocast:
+            return cache
         keys = self._keys(cache.prompt[:-1])[:KEYS_MAX]
-        if not keys or self._autocast:
+        if not keys:
             return cache
         if self._pool is not None:
             self._pool.asked(keys)
@@ -242,6 +261,8 @@ class Prefixes:
         if tokens[: len(cache.prompt)] != cache.prompt:
             raise InvalidRequest("these tokens do not start with the prompt of this cache")
         self._note_pace(cache)
+        if not self._ready():
+            return
         keys = self._keys(tokens[: cache.get_seq_length()])
         if len(keys) <= cache.stored_blocks and self._pool is None:
             return
@@ -272,6 +293,7 @@ class Prefixes:
         """Finish the saves that are queued, for 2 s at most, and leave the daemon."""
         self._saver.close(CLOSE_WAIT_S)
         self._loads.shutdown()
+        self._weights.close()
         self._copier.close()
         self._direct.close()
         self._client.close()
@@ -288,6 +310,14 @@ class Prefixes:
         self.close()
 
     # ---- inside ------------------------------------------------------------------------------
+
+    def _ready(self) -> bool:
+        """Whether the weights are known; complete the namespace when they are."""
+        if not self._is_known and (found := self._weights.found):
+            self._namespace = with_weights(self._namespace, found)
+            self._namespace_id = self._namespace.id
+            self._is_known = True
+        return self._is_known
 
     def _keys(self, tokens: Sequence[int]) -> list[BlockKey]:
         return KeyChain(root_key(self._namespace_id), self._namespace.block_tokens).update(tokens)

@@ -28,7 +28,12 @@ from kvstore.block import Namespace
 from kvstore.errors import ConfigError, Incompatible, KVStoreError
 from kvstore_vllm import compat
 from kvstore_vllm.metadata import StepMetadata, WorkerFacts
-from kvstore_vllm.namespace import build_namespace, check_supported
+from kvstore_vllm.namespace import (
+    PendingNamespace,
+    build_namespace,
+    check_supported,
+    weights_sources,
+)
 from kvstore_vllm.pages import open_pages
 from kvstore_vllm.scheduler import SchedulerSide
 from kvstore_vllm.settings import Settings, parse_settings
@@ -59,6 +64,8 @@ class KVStoreConnector(KVConnectorBase_V1, compat.HybridSupport):  # type: ignor
         check_supported(vllm_config, kv_cache_config)
         self._settings = parse_settings(transfer.kv_connector_extra_config)
         self._client = _client(self._settings, vllm_config, role)
+        self._pending: PendingNamespace | None = None
+        self._handshake: WorkerFacts | None = None
         self._facts: WorkerFacts | None = None
         self._told: WorkerFacts | None = None
         self._scheduler: SchedulerSide | None = None
@@ -92,46 +99,76 @@ class KVStoreConnector(KVConnectorBase_V1, compat.HybridSupport):  # type: ignor
     # Start and end --------------------------------------------------------------------------------
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        """Take over the worker's KV cache: from here on its namespace is known."""
+        """Take over the worker's KV cache. Its namespace is known when its weights are.
+
+        Raises Incompatible if nothing on this machine tells the weights.
+        """
         config = self._kv_cache_config
         groups = [[kv_caches[name] for name in g.layer_names] for g in config.kv_cache_groups]
+        sources = weights_sources(self._vllm_config, self._settings.weights_id)
         pages = open_pages(groups, config.num_blocks, self._client.extents)
-        namespace = build_namespace(
+        unnamed = build_namespace(
             self._vllm_config,
             config,
             record_nbytes=pages.record_nbytes,
             backends=_backends(self._vllm_config, list(kv_caches)),
-            weights_id=self._settings.weights_id,
         )
-        self._facts = WorkerFacts(namespace.to_json())
         from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 
         shard, replica = divmod(get_tensor_model_parallel_rank(), compat.kv_tp_replicas(config))
         self._worker = WorkerSide(
-            self._settings, self._client, pages, namespace, shard=shard, writes=replica == 0
+            self._settings, self._client, pages, None, shard=shard, writes=replica == 0
         )
+        self._handshake = WorkerFacts(unnamed.to_json())
+        self._pending = PendingNamespace(unnamed, sources)
+        self._look_at_weights()
+
+    def _look_at_weights(self) -> None:
+        """Take part from the moment at which the weights are known."""
+        namespace = self._pending.poll() if self._pending is not None else None
+        if namespace is None:
+            return
+        self._pending = None
+        if self._scheduler is not None:
+            self._scheduler.use_namespace(namespace)
+            return
+        self.worker_side.use_namespace(namespace)
+        self._facts = WorkerFacts(namespace.to_json())
         logger.info(
-            "namespace=%s shard=%d block_tokens=%d record_nbytes=%s",
+            "namespace=%s block_tokens=%d record_nbytes=%s",
             namespace.id.hex()[:8],
-            shard,
             namespace.block_tokens,
-            pages.record_nbytes,
+            [group.record_nbytes for group in namespace.groups],
         )
 
     def get_handshake_metadata(self) -> WorkerFacts | None:
-        return self._facts
+        return self._handshake
 
     def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
-        """Learn the namespace from the workers. Raises Incompatible if they do not agree."""
+        """Learn from the workers what the KV is but for the weights, and find out about those.
+
+        Raises Incompatible if the workers do not agree.
+        """
         facts = [fact for fact in metadata.values() if isinstance(fact, WorkerFacts)]
-        if facts and not self._learn(reduce(WorkerFacts.aggregate, facts)):
+        told = reduce(WorkerFacts.aggregate, facts).namespace if facts else None
+        if told == "":
             raise Incompatible("the workers of this engine hold different kinds of KV")
+        if told is None:
+            return
+        try:
+            sources = weights_sources(self._vllm_config, self._settings.weights_id)
+        except Incompatible as error:  # only the workers' hosts have the files: a step will tell
+            logger.info("weights=elsewhere reason=%r", str(error))
+            return
+        self._pending = PendingNamespace(Namespace.from_json(told), sources)
+        self._look_at_weights()
 
     def build_connector_worker_meta(self) -> WorkerFacts | None:
-        """Tell the namespace with the first step too: a MultiConnector passes on the handshake of
-        only one of its connectors, which may not be this one."""
+        """Tell the whole namespace with the first step that knows it: a MultiConnector passes on
+        the handshake of only one of its connectors, which may not be this one."""
         if self._worker is None:
             return None
+        self._look_at_weights()
         tokens, seconds = self._worker.clock.take()
         facts = self._facts if self._told is None else None
         self._told = self._facts
@@ -161,6 +198,7 @@ class KVStoreConnector(KVConnectorBase_V1, compat.HybridSupport):  # type: ignor
     # Scheduler side -------------------------------------------------------------------------------
 
     def on_new_request(self, request: Any) -> None:
+        self._look_at_weights()
         self.scheduler_side.on_new_request(request)
 
     def get_num_new_matched_tokens(
@@ -204,6 +242,7 @@ class KVStoreConnector(KVConnectorBase_V1, compat.HybridSupport):  # type: ignor
 
     def handle_preemptions(self, kv_connector_metadata: StepMetadata) -> None:
         """The first hook of every step, with or without tokens, before any block is overwritten."""
+        self._look_at_weights()
         self.worker_side.begin_step(kv_connector_metadata)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:

@@ -26,7 +26,11 @@ COUNTERS = {
     "saves_dropped_queue": "Saves dropped because the queue was full.",
     "saves_dropped_down": "Saves dropped because the daemon was away or failed.",
     "saves_dropped_reuse": "Saves dropped because their device blocks were needed again.",
+    "saves_dropped_unknown_weights": "Saves dropped because a worker had not hashed the weights "
+    "yet.",
     "reuse_wait_seconds": "Time steps waited for copies out of blocks they overwrite.",
+    "bypassed_unknown_weights": "Requests computed without the cache, because the files of the "
+    "weights were not hashed yet.",
     "hints": "Hints sent to the daemon for finished requests.",
     "hints_failed": "Hints the daemon did not get, or refused.",
     "hints_ignored": "Requests whose hints could not be read.",

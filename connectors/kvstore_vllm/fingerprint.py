@@ -1,88 +1,191 @@
-"""Which weights a model directory holds, from samples of the files: a second, not minutes.
+"""Which weights an engine runs: a digest of every file it may have loaded, without delaying it.
 
-Safetensors are described tensor by tensor (name, shape, dtype, 4 KiB at the start, middle and end),
-in order of their names, so that resharding the files changes nothing. Other formats are described
-file by file. Names and times of files would differ between machines and not show new weights.
+All files of the model's folder count but those that cannot change the KV of given tokens. Which of
+them vLLM reads depends on its version and options (`consolidated*.safetensors` before the shards,
+code of the model, scales of a quantization): a file too many costs misses, one too few is wrong KV.
+
+An engine starts and serves while its files are hashed; the cache takes part when that is done.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import struct
-from collections.abc import Iterator, Sequence
+import contextlib
+import fnmatch
+import logging
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO
 
+from kvstore.config import default_digest_memory
 from kvstore.errors import Incompatible
+from kvstore.file_digests import FileDigests
 
-SAMPLE_NBYTES = 4096
-HEADER_NBYTES_MAX = 256 << 20
-_OTHER_SUFFIXES = (".bin", ".pt", ".pth", ".gguf")
+logger = logging.getLogger(__name__)
+
+FILES_MAX = 4096
+PROGRESS_S = 5.0
+WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
+IRRELEVANT = (
+    ".*",
+    "*.md",
+    "*.txt",
+    "*.jinja",
+    "*.png",
+    "*.jpg",
+    "*.pdf",
+    "LICENSE*",
+    "NOTICE*",
+    "USE_POLICY*",
+    "chat_template*",
+    "generation_config.json",
+    "optimizer.pt",
+    "scheduler.pt",
+    "trainer_state.json",
+    "training_args.bin",
+)
+"""Files that no model is made of. Tokenizers are not among them: some models read their sizes."""
+OTHER_FOLDERS = (".*", "__pycache__", "checkpoint-*", "onnx", "openvino", "original", "runs")
+"""Folders beside the model that vLLM does not load it from."""
+_SPLIT_GGUF = re.compile(r"(.*-)\d{5}(-of-\d{5}\.gguf)")
+
+Source = str | Sequence[Path]
+"""What tells weights: a name, or the files to hash."""
 
 
-def weights_fingerprint(path: Path) -> str:
-    """Return the hex SHA-256 of the weights in `path`, a model directory or one weights file.
+def weights_files(path: Path) -> list[Path]:
+    """Return the files that tell the weights in `path`, a model's folder or one file of weights.
 
-    Raises Incompatible if there are none, or if a file is malformed.
+    Raises Incompatible if there are no weights, or more files than a model has.
     """
-    files = [path] if path.is_file() else sorted(path.iterdir()) if path.is_dir() else []
-    tensors = _chosen([file for file in files if file.suffix == ".safetensors"])
-    digest = hashlib.sha256()
-    if tensors:
-        for record in sorted(item for file in tensors for item in _tensors(file)):
-            digest.update(record)
-        return digest.hexdigest()
-    others = [file for file in files if file.suffix in _OTHER_SUFFIXES]
-    if not others:
-        raise Incompatible(
-            f"found no weights in {path} to fingerprint; name them in kv_connector_extra_config, "
-            'e.g. "weights_id": "my-model-v3"'
+    if path.is_file():
+        split = _SPLIT_GGUF.fullmatch(path.name)
+        others = path.parent.glob(f"{split[1]}?????{split[2]}") if split else ()
+        return sorted({path, *others})
+    files = sorted(_files(path, depth=1)) if path.is_dir() else []
+    if len(files) > FILES_MAX:
+        raise Incompatible(f"{path} has over {FILES_MAX} files: is it a model? {_NAME_THEM}")
+    if not any(_is_one_of(file.name, WEIGHTS) for file in files):
+        raise Incompatible(f"found no weights in {path}; {_NAME_THEM}")
+    return files
+
+
+_NAME_THEM = 'name them in kv_connector_extra_config, e.g. "weights_id": "my-model-v3"'
+
+
+def _files(folder: Path, depth: int) -> Iterator[Path]:
+    for each in folder.iterdir():
+        if each.is_dir():
+            if depth and not _is_one_of(each.name, OTHER_FOLDERS):
+                yield from _files(each, depth - 1)
+        elif not _is_one_of(each.name, IRRELEVANT) and each.is_file():
+            yield each
+
+
+def _is_one_of(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+class Fingerprints:
+    """The fingerprints of one engine's weights: `found` when all are known, else None.
+
+    Files that changed after this process began may not be what the engine loaded: then `found`
+    stays None, and the log says what to do.
+    """
+
+    def __init__(
+        self,
+        sources: Mapping[str, Source],
+        digests: FileDigests | None = None,
+        began: Callable[[], float] | None = None,
+    ) -> None:
+        """Return at once with what is remembered; hash the rest in a thread.
+
+        sources: by the name the fingerprint has in the namespace. began: tells when this process
+        did, in seconds since the epoch. Raises OSError for a file that is not there.
+        """
+        self.found: Mapping[str, str] | None = None
+        self._sources = sources
+        self._digests = digests or FileDigests(default_digest_memory())
+        self._began = (began or process_began)()
+        self._files = [file for source in sources.values() for file in _paths(source)]
+        known = {name: self._known(source) for name, source in sources.items()}
+        if all(known.values()):
+            self._settle({name: digest or "" for name, digest in known.items()})
+            return
+        total = sum(file.stat().st_size for file in self._files)
+        logger.info(
+            "weights=hashing files=%d bytes=%d (saves and loads begin when it is done)",
+            len(self._files),
+            total,
         )
-    for file in others:
-        with file.open("rb") as stream:
-            nbytes = file.stat().st_size
-            digest.update(f"{file.name}\0{nbytes}\0".encode() + _samples(stream, 0, nbytes))
-    return digest.hexdigest()
+        threading.Thread(target=self._find, name="kvstore-weights", daemon=True).start()
 
+    def _known(self, source: Source) -> str | None:
+        return source if isinstance(source, str) else self._digests.known(source)
 
-def _chosen(files: Sequence[Path]) -> list[Path]:
-    """Return the files an engine would load: those of the index if there is one.
-
-    Some models ship the same weights twice (`consolidated.safetensors` beside the shards).
-    """
-    folders = {file.parent for file in files}
-    indexes = [index for folder in folders for index in folder.glob("*.safetensors.index.json")]
-    if not indexes:
-        shards = [file for file in files if not file.name.startswith("consolidated")]
-        return shards or list(files)
-    named = set(json.loads(min(indexes).read_text())["weight_map"].values())
-    return [file for file in files if file.name in named]
-
-
-def _tensors(file: Path) -> Iterator[bytes]:
-    """Yield one line of bytes per tensor of a safetensors file, starting with its name."""
-    with file.open("rb") as stream:
-        head = stream.read(8)
-        nbytes = struct.unpack("<Q", head)[0] if len(head) == 8 else HEADER_NBYTES_MAX + 1
-        if nbytes > HEADER_NBYTES_MAX:
-            raise Incompatible(f"{file} is not a safetensors file")
+    def _find(self) -> None:
+        started = time.monotonic()
+        progress = _Progress()
         try:
-            header = json.loads(stream.read(nbytes))
-            for name, entry in header.items():
-                if name != "__metadata__":
-                    begin, end = entry["data_offsets"]
-                    what = f"{name}\0{entry['shape']}\0{entry['dtype']}\0".encode()
-                    yield what + _samples(stream, 8 + nbytes + begin, end - begin)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise Incompatible(f"{file} is not a safetensors file: {error!r}") from error
+            found = {
+                name: source if isinstance(source, str) else self._digests.digest(source, progress)
+                for name, source in self._sources.items()
+            }
+        except (OSError, Incompatible) as error:
+            logger.error("weights=unknown cache=off reason=%r", str(error))
+            return
+        logger.info("weights=hashed seconds=%.1f", time.monotonic() - started)
+        self._settle(found)
+
+    def _settle(self, found: Mapping[str, str]) -> None:
+        try:
+            late = next((file for file in self._files if self._is_late(file)), None)
+        except OSError as error:
+            logger.error("weights=unknown cache=off reason=%r", str(error))
+            return
+        if late is None:
+            self.found = found
+            return
+        logger.error(
+            "weights=unknown cache=off reason='%s changed after this engine began, which may have "
+            "loaded what was there before' do='restart the engine, or set weights_id'",
+            late,
+        )
+
+    def _is_late(self, file: Path) -> bool:
+        if file.resolve().parent.name == "blobs":
+            return False  # of the hub's cache, where a download makes a file and no one changes it
+        status = file.stat()
+        return max(status.st_mtime, status.st_ctime) > self._began
 
 
-def _samples(stream: BinaryIO, begin: int, nbytes: int) -> bytes:
-    """Return up to 4 KiB each from the start, middle and end of `nbytes` bytes at `begin`."""
-    last = max(0, nbytes - SAMPLE_NBYTES)
-    samples = b""
-    for offset in (0, last // 2, last):
-        stream.seek(begin + offset)
-        samples += stream.read(min(SAMPLE_NBYTES, nbytes))
-    return samples
+class _Progress:
+    """Logs how far hashing is, now and then."""
+
+    def __init__(self) -> None:
+        self._next = time.monotonic() + PROGRESS_S
+
+    def __call__(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + PROGRESS_S
+            logger.info("weights=hashing done_bytes=%d bytes=%d", done, total)
+
+
+def _paths(source: Source) -> Sequence[Path]:
+    return () if isinstance(source, str) else source
+
+
+def process_began() -> float:
+    """Return when this process was started, in seconds since the epoch; 0 if nobody tells.
+
+    The clock may have been set since: its change is taken out by counting from now.
+    """
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        after_name = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
+        since_boot = int(after_name[19]) / os.sysconf("SC_CLK_TCK")
+        return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - since_boot)
+    return 0.0

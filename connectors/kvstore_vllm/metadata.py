@@ -86,8 +86,8 @@ class StepMetadata:
 
 @dataclass(frozen=True, slots=True)
 class WorkerFacts:
-    """What a worker tells: the namespace as it sees it, once its KV cache exists, and how long its
-    last large steps took. namespace: None if it was told before; all workers must agree."""
+    """What a worker tells: the namespace as it sees it, once its weights are known, and how long
+    its last large steps took. namespace: None if it was told before; all workers must agree."""
 
     namespace: str | None = None
     tokens: int = 0
@@ -104,6 +104,11 @@ class WorkerFacts:
 
 
 def in_epoch(namespace: Namespace, epoch: str) -> Namespace:
-    """Return `namespace` under weights that were changed in place; shares nothing with it."""
+    """Return `namespace` under weights that were changed in place; shares nothing with it.
+
+    epoch: "" as long as none were.
+    """
+    if not epoch:
+        return namespace
     identity = {**dict(namespace.identity), "epoch": epoch}
     return replace(namespace, identity=tuple(sorted(identity.items())))

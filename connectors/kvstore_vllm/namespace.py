@@ -1,7 +1,8 @@
 """What makes one engine's KV bytes not interchangeable with another's, and which engines we serve.
 
 Built by every worker when its KV cache exists: only then are the attention back end and the sizes
-known for certain. The scheduler side gets it through vLLM's handshake.
+known for certain. The scheduler side gets it through vLLM's handshake, or with a step. Either side
+takes part when it knows the weights as well.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -24,9 +26,24 @@ from vllm.v1.kv_cache_interface import (
 from kvstore.block import Group, Namespace, model_name
 from kvstore.errors import Incompatible
 from kvstore_vllm import compat
-from kvstore_vllm.fingerprint import weights_fingerprint
+from kvstore_vllm.fingerprint import Fingerprints, Source, weights_files
 
 _VOLATILE = {"_name_or_path", "transformers_version", "torch_dtype", "dtype"}
+_READ_FROM_FILES = {
+    "auto",
+    "bitsandbytes",
+    "fastsafetensors",
+    "gguf",
+    "hf",
+    "instanttensor",
+    "mistral",
+    "pt",
+    "runai_streamer",
+    "safetensors",
+    "sharded_state",
+}
+"""Load formats that read the files of the model's folder as they are, and nothing else."""
+_NAME_THEM = 'name them in kv_connector_extra_config, e.g. "weights_id": "my-model-v3"'
 
 
 def check_supported(vllm_config: Any, kv_cache_config: KVCacheConfig) -> None:
@@ -56,14 +73,12 @@ def build_namespace(
     *,
     record_nbytes: list[int],
     backends: list[str],
-    weights_id: str = "",
 ) -> Namespace:
-    """Describe the KV of one engine.
+    """Describe the KV of one engine, but for its weights.
 
     record_nbytes: bytes of one block of each group in one worker, as allocated.
     backends: names of the attention back ends (and CPU instruction sets), which decide how keys and
     values are packed inside a page.
-    Raises Incompatible if the weights cannot be identified.
     """
     tensor_parallel = vllm_config.parallel_config.tensor_parallel_size
     shards = tensor_parallel // compat.kv_tp_replicas(kv_cache_config)
@@ -82,24 +97,62 @@ def build_namespace(
     identity = {
         "engine": "vllm",
         "model": _model_identity(vllm_config.model_config),
-        "weights": weights_id or _weights(vllm_config, vllm_config.model_config),
         "kv_dtype": f"{cache.cache_dtype}/{vllm_config.model_config.dtype}",
         "page": compat.PAGE_LAYOUT,
         "backends": ",".join(backends),
         "layers": _digest([group.layer_names for group in kv_cache_config.kv_cache_groups]),
         "tensor_parallel": str(tensor_parallel),
     }
-    speculative = vllm_config.speculative_config
-    draft = getattr(speculative, "draft_model_config", None)
-    if draft is not None and draft.model != vllm_config.model_config.model:
-        # Layers of a drafter live in the same groups: other drafts, other bytes.
-        identity["draft"] = _model_identity(draft) + weights_fingerprint(_model_path(draft))
+    extra = vllm_config.load_config.model_loader_extra_config
+    if extra:
+        identity["load"] = _digest([str(extra)])
+    draft = _draft(vllm_config)
+    if draft is not None:
+        identity["draft"] = _model_identity(draft)
     return Namespace(
         block_tokens=kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size,
         groups=groups,
         identity=tuple(sorted(identity.items())),
         name=model_name(vllm_config.model_config.model),
     )
+
+
+def weights_sources(vllm_config: Any, weights_id: str = "") -> dict[str, Source]:
+    """Return what tells the weights of one engine, by their names in the namespace.
+
+    Raises Incompatible, saying what to type, if the files on this machine do not tell them.
+    """
+    sources: dict[str, Source] = {
+        "weights": weights_id or _weights(vllm_config, vllm_config.model_config)
+    }
+    draft = _draft(vllm_config)
+    if draft is not None:
+        # Layers of a drafter live in the same groups: other drafts, other bytes.
+        sources["draft_weights"] = _weights(vllm_config, draft)
+    return sources
+
+
+class PendingNamespace:
+    """A namespace that waits for the weights to be known."""
+
+    def __init__(self, unnamed: Namespace, sources: Mapping[str, Source]) -> None:
+        """Begin to hash the weights; see `Fingerprints`."""
+        self._unnamed = unnamed
+        self._fingerprints = Fingerprints(sources)
+
+    def poll(self) -> Namespace | None:
+        """Return the namespace; None: not yet, or never, as the log says."""
+        found = self._fingerprints.found
+        if found is None:
+            return None
+        identity = {**dict(self._unnamed.identity), **found}
+        return replace(self._unnamed, identity=tuple(sorted(identity.items())))
+
+
+def _draft(vllm_config: Any) -> Any:
+    """Return the configuration of a drafter with weights of its own, or None."""
+    draft = getattr(vllm_config.speculative_config, "draft_model_config", None)
+    return draft if draft is not None and draft.model != vllm_config.model_config.model else None
 
 
 def _layer_specs(spec: Any) -> list[Any]:
@@ -131,27 +184,50 @@ def _model_identity(model: Any) -> str:
     return _digest(config)
 
 
-def _weights(vllm_config: Any, model: Any) -> str:
-    if vllm_config.load_config.load_format == "dummy":
+def _weights(vllm_config: Any, model: Any) -> Source:
+    load = vllm_config.load_config
+    if load.load_format == "dummy":
         return f"dummy seed {model.seed}"
-    return weights_fingerprint(_model_path(model))
+    if str(load.load_format) not in _READ_FROM_FILES:
+        raise Incompatible(
+            f"what --load-format {load.load_format} loads cannot be told from files; {_NAME_THEM}"
+        )
+    elsewhere = [
+        name
+        for name, value in model.hf_config.to_dict().items()
+        if name.endswith("_model_id") and value
+    ]
+    if elsewhere:
+        raise Incompatible(
+            f"{model.model} loads a part of its weights from another model ({elsewhere[0]}); "
+            f"{_NAME_THEM}"
+        )
+    return weights_files(_model_path(model, load))
 
 
-def _model_path(model: Any) -> Path:
+def _model_path(model: Any, load: Any) -> Path:
     """Return where the weights of `model` lie on this machine."""
     path = Path(getattr(model, "model_weights", "") or model.model)
     if path.exists():
         return path
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    from vllm import envs
 
     try:
-        return Path(snapshot_download(model.model, revision=model.revision, local_files_only=True))
+        if getattr(envs, "VLLM_USE_MODELSCOPE", False):
+            raise ValueError("it comes from ModelScope")
+        found = snapshot_download(
+            model.model,
+            revision=model.revision,
+            cache_dir=load.download_dir,
+            local_files_only=True,
+        )
     except (LocalEntryNotFoundError, HfHubHTTPError, ValueError) as error:
         raise Incompatible(
-            f"cannot find the weights of {model.model} on this machine; name them in "
-            'kv_connector_extra_config, e.g. "weights_id": "my-model-v3"'
+            f"cannot find the weights of {model.model} on this machine; {_NAME_THEM}"
         ) from error
+    return Path(found)
 
 
 def _digest(value: Mapping[str, object] | list[Any]) -> str:

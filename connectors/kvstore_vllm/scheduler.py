@@ -78,8 +78,8 @@ class SchedulerSide:
 
     def use_namespace(self, namespace: Namespace) -> None:
         """Start to take part: until a namespace is known every request passes by."""
-        self._namespace = namespace
-        self._namespace_id = namespace.id
+        self._namespace = in_epoch(namespace, self._epoch)
+        self._namespace_id = self._namespace.id
 
     @property
     def takes_part(self) -> bool:
@@ -93,7 +93,10 @@ class SchedulerSide:
     def on_new_request(self, request: Any) -> None:
         """Track the request and start to bring up what the cache may hold of it."""
         namespace = self._namespace
-        if namespace is None or self._bypasses(request):
+        if self._bypasses(request):
+            return
+        if namespace is None:
+            self.counters.add(bypassed_unknown_weights=1)
             return
         root = root_key(self._namespace_id, (request.cache_salt or "").encode())
         hints = read_hints(request.kv_transfer_params, self.counters)
@@ -406,8 +409,6 @@ class SchedulerSide:
 
         Blocks stored before stay in the cache for engines that still run the old weights.
         """
-        if self._namespace is None:
-            return
         for tracked in self._tracked.values():
             if tracked.lookup is not None:
                 tracked.lookup.abandon()
@@ -415,7 +416,8 @@ class SchedulerSide:
         self._ran.clear()
         self._finished.clear()
         self._epoch = uuid.uuid4().hex
-        self.use_namespace(in_epoch(self._namespace, self._epoch))
+        if self._namespace is not None:
+            self.use_namespace(self._namespace)
         logger.info("reset=cache namespace=%s", self._namespace_id.hex()[:8])
 
 

@@ -8,7 +8,8 @@
 vLLM copies between the device and a pool of *chunks* in host memory; this tier copies between that
 pool and the daemon, which adds caps, eviction, checksums, sharing between engines, and restarts.
 It runs in vLLM's scheduler process, whose calls never wait: lookups, stores and loads are done by
-threads. A chunk is one block of a namespace; its key is made of vLLM's block hash.
+threads. A chunk is one block of a namespace; its key is made of vLLM's block hash. Until the files
+of the weights are hashed, every lookup is a miss and every store is refused.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -35,7 +36,7 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, Tra
 from kvstore import AsyncClient, Client
 from kvstore.block import BlockKey, Committed, Grant, Group, Namespace, Part, Span, model_name
 from kvstore.errors import ConfigError, Incompatible, KVStoreError
-from kvstore_vllm.fingerprint import weights_fingerprint
+from kvstore_vllm.fingerprint import Fingerprints, Source, weights_files
 from kvstore_vllm.lookup import KEYS_MAX, registered
 from kvstore_vllm.settings import Seconds
 
@@ -77,9 +78,11 @@ class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]
         """Raise ConfigError or Incompatible, saying what to change, if the tier cannot be used."""
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         self._settings = _parse(options)
-        self._namespace = _namespace(
-            offloading_spec, self.block_size_bytes, self._settings.weights_id
+        self._spec = offloading_spec
+        self._fingerprints = Fingerprints(
+            {"weights": _weights(offloading_spec.config, self._settings.weights_id)}
         )
+        self._found: Namespace | None = None
         self._chunk_tokens = {
             group.group_id: group.tokens_per_block * offloading_spec.blocks_per_chunk
             for group in offloading_spec.config.groups
@@ -118,8 +121,8 @@ class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]
             self._last.pop((req_context.req_id, group), None)
 
     def submit_store(self, job_metadata: TransferJob) -> None:
-        runs = list(self._runs(job_metadata))
-        if len(self._running) >= STORE_JOBS_MAX:
+        runs = list(self._runs(job_metadata)) if self._weights_known else []
+        if not runs or len(self._running) >= STORE_JOBS_MAX:
             self._finished.append(JobResult(job_metadata.job_id, False))
             return
         self._running.add(self._storing.submit(self._store, job_metadata.job_id, runs))
@@ -159,6 +162,18 @@ class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]
             logger.warning("close=incomplete error=%r", error)
 
     # Keys -----------------------------------------------------------------------------------------
+
+    @property
+    def _weights_known(self) -> bool:
+        return self._fingerprints.found is not None
+
+    @property
+    def _namespace(self) -> Namespace:
+        """What the chunks are; only asked once the weights are known. Threads may do it twice."""
+        if self._found is None:
+            assert self._fingerprints.found is not None
+            self._found = _namespace(self._spec, self.block_size_bytes, self._fingerprints.found)
+        return self._found
 
     def _key(self, key: bytes) -> BlockKey:
         """Return our key of a chunk: vLLM's hash does not say which weights and layout it is of."""
@@ -218,6 +233,8 @@ class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]
 
     def stored(self, keys: list[bytes]) -> list[bool]:
         """Return which chunks the daemon has, and have it bring them up from its slower tiers."""
+        if not self._weights_known:
+            return [False] * len(keys)
         wanted = [self._key(key) for key in keys]
         windows = [wanted[at : at + KEYS_MAX] for at in range(0, len(wanted), KEYS_MAX)]
         return [found for window in windows for found in self._resident(window)]
@@ -302,20 +319,26 @@ def _parse(options: dict[str, Any]) -> TierSettings:
         ) from error
 
 
-def _namespace(spec: Any, chunk_nbytes: int, weights_id: str) -> Namespace:
-    """Describe the chunks of one engine. Raises Incompatible if its weights cannot be told."""
-    config = spec.config
-    model, parallel = Path(config.model.name), config.parallel
+def _weights(config: Any, weights_id: str) -> Source:
+    """Return what tells the weights. Raises Incompatible if nothing on this machine does."""
+    model = Path(config.model.name)
     if not weights_id and not model.is_dir():
         raise Incompatible(
             f"{config.model.name} is not a directory of this machine, so its weights cannot be "
             "told from others; name them in the tier's configuration, e.g. "
             '"weights_id": "my-model-v3"'
         )
+    return weights_id or weights_files(model)
+
+
+def _namespace(spec: Any, chunk_nbytes: int, fingerprints: Mapping[str, str]) -> Namespace:
+    """Describe the chunks of one engine."""
+    config = spec.config
+    model, parallel = Path(config.model.name), config.parallel
     shape = [parallel.tp_size, parallel.pp_size, parallel.pcp_size, parallel.dcp_size]
     identity = {
         "engine": "vllm offloading",
-        "weights": weights_id or weights_fingerprint(model),
+        **fingerprints,
         "config": _config_digest(model),
         "kv_dtype": str(config.model.dtype),
         "layout": f"{config.kv_cache_layout} canonical={config.canonical_layout}",

@@ -35,13 +35,15 @@ class WorkerSide:
         settings: Settings,
         client: Client,
         pages: Pages,
-        namespace: Namespace,
+        namespace: Namespace | None,
         *,
         shard: int,
         writes: bool,
     ) -> None:
-        """writes: False for a worker whose KV another one holds too and saves."""
+        """namespace: None until `use_namespace` tells it; saves ordered before that are dropped.
+        writes: False for a worker whose KV another one holds too and saves."""
         self.counters = Counters()
+        self._told = namespace
         self._namespace = namespace
         self._epoch = ""
         self._writes = writes
@@ -52,11 +54,20 @@ class WorkerSide:
         self._waiting = False
         self.clock = StepClock(pages.event)
 
+    def use_namespace(self, namespace: Namespace) -> None:
+        """Learn what the KV is, once the weights are known."""
+        self._told = namespace
+        self._namespace = in_epoch(namespace, self._epoch)
+
     def begin_step(self, meta: StepMetadata) -> None:
         if meta.epoch != self._epoch:
-            self._epoch, self._namespace = meta.epoch, in_epoch(self._namespace, meta.epoch)
-        if self._writes:
+            self._epoch = meta.epoch
+            if self._told is not None:
+                self._namespace = in_epoch(self._told, meta.epoch)
+        if self._writes and self._namespace is not None:
             self.saver.put(meta.saves, self._namespace)
+        elif self._namespace is None:
+            self.counters.add(saves_dropped_unknown_weights=len(meta.saves))
         self.saver.fence(meta.handed_out)
         self._waiting = meta.waiting
         self.clock.begin(meta.tokens)

@@ -14,3 +14,12 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def known_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for the weights of a tiny model, however busy the machine is."""
+    pytest.importorskip("transformers")
+    from kvstore_transformers import prefixes
+
+    monkeypatch.setattr(prefixes, "KNOWN_SOON_S", 30.0)

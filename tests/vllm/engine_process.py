@@ -16,6 +16,8 @@ from typing import Any
 import in_worker
 from traffic import Traffic, reference
 
+from kvstore.testing.wait import until
+
 SAVED_WITHIN_S = 10.0
 
 
@@ -43,6 +45,11 @@ class Engine:
         }
         config = KVTransferConfig(**transfer) if transfer is not None else None
         self.llm = LLM(model=model, kv_transfer_config=config, **{**defaults, **options})
+        if config is not None:
+            self.in_workers("await_weights")
+            if os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") == "0":
+                ours = in_worker.ours(self._core.scheduler.connector)
+                until(lambda: ours is None or in_worker.knows(ours), in_worker.GATE_S)
 
     def generate(
         self,

@@ -29,6 +29,20 @@ def side() -> Any:
     return connector.worker_side if connector is not None else None
 
 
+def await_weights(_: Any) -> None:
+    """Wait until this worker knows its weights: until then the cache takes no part."""
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    connector = ours(get_kv_transfer_group())
+    if connector is not None:
+        until(lambda: knows(connector), GATE_S)
+
+
+def knows(connector: Any) -> bool:
+    connector._look_at_weights()
+    return connector._pending is None
+
+
 def pid(_: Any) -> int:
     return os.getpid()
 

@@ -10,7 +10,7 @@ import pytest
 
 from kvstore import Client
 from kvstore.testing.wait import until
-from tests.vllm.test_faults import arena_files, flip_bits
+from tests.vllm.test_faults import flip_bits_of_arena
 
 pytestmark = [pytest.mark.vllm, pytest.mark.fault, pytest.mark.timeout(300)]
 
@@ -97,8 +97,7 @@ def while_it_is_loaded_and_the_load_fails(engine, turn, gate: Path):
     failed = engine.process.counter("loads_failed")
     begin_load(engine, "fails", turn, gate)
     engine.process("abort", name="fails")
-    for file in arena_files(engine.daemon.pid):
-        flip_bits(file)
+    flip_bits_of_arena(engine.daemon.target)
     gate.touch()
     assert engine.process("reset_prefix_cache"), "a device block leaked"
     assert engine.process("held") == {}

@@ -74,7 +74,9 @@ def engine_config(vllm, **changes) -> SimpleNamespace:
         parallel_config=SimpleNamespace(**{**parallel, **changes}),
         cache_config=SimpleNamespace(calculate_kv_scales=False, cache_dtype="auto"),
         model_config=model,
-        load_config=SimpleNamespace(load_format="dummy"),
+        load_config=SimpleNamespace(
+            load_format="dummy", model_loader_extra_config={}, download_dir=None
+        ),
         speculative_config=None,
     )
 
@@ -149,10 +151,7 @@ def test_metadata_is_of_the_kinds_vllm_expects(vllm):
 
 
 def test_a_namespace_whose_handshake_another_connector_hid_comes_with_the_first_step(vllm):
-    role = vllm.base.KVConnectorRole
-    connector = vllm.connector.KVStoreConnector(
-        engine_config(vllm), role.SCHEDULER, cache_config(vllm, full(vllm))
-    )
+    connector = make_connector(vllm, "SCHEDULER")
     connector.set_xfer_handshake_metadata_pp_aware({(0, 0): object()})
     assert not connector.scheduler_side.takes_part
     facts = vllm.connector.WorkerFacts(build(vllm).to_json())
@@ -170,6 +169,64 @@ def test_a_namespace_whose_handshake_another_connector_hid_comes_with_the_first_
     with pytest.raises(Incompatible, match="different kinds of KV"):
         connector.set_xfer_handshake_metadata_pp_aware({(0, 0): facts, (0, 1): other})
     connector.shutdown()
+
+
+def make_connector(vllm, role: str, **changes):
+    config = engine_config(vllm)
+    config.compilation_config = SimpleNamespace(static_forward_context={})
+    return vllm.connector.KVStoreConnector(
+        config, vllm.base.KVConnectorRole[role], cache_config(vllm, full(vllm))
+    )
+
+
+@pytest.fixture
+def prints(vllm, monkeypatch):
+    """Fingerprints that become known when the test says so."""
+    prints = SimpleNamespace(found=None)
+    monkeypatch.setattr(vllm.namespace, "Fingerprints", lambda sources: prints)
+    monkeypatch.setattr("vllm.distributed.parallel_state.get_tensor_model_parallel_rank", lambda: 0)
+    return prints
+
+
+def step_of(facts) -> SimpleNamespace:
+    return SimpleNamespace(
+        kv_connector_worker_meta=facts, failed_recving=None, invalid_block_ids=()
+    )
+
+
+PLAIN = SimpleNamespace(lora_request=None, prompt_embeds=None, resumable=False, mm_features=[])
+
+
+@pytest.mark.parametrize("handshake", [True, False])
+def test_an_engine_serves_before_its_weights_are_known_and_takes_part_after(
+    vllm, prints, handshake
+):
+    """Both halves find out by themselves; where the handshake is hidden, a step tells."""
+    worker, scheduler = make_connector(vllm, "WORKER"), make_connector(vllm, "SCHEDULER")
+    worker.register_kv_caches({"layer.0": vllm.torch.zeros(10, 2, 32, 128)})
+    if handshake:
+        told = {(0, 0): worker.get_handshake_metadata()}
+        scheduler.set_xfer_handshake_metadata_pp_aware(told)
+    assert worker.build_connector_worker_meta() is None
+    scheduler.on_new_request(PLAIN)
+    assert not scheduler.scheduler_side.takes_part
+    assert scheduler.scheduler_side.counters.totals["bypassed_unknown_weights"] == 1
+    scheduler.reset_cache()  # the weights in memory are not those of the files any more
+    epoch = scheduler.scheduler_side._epoch
+    worker.handle_preemptions(vllm.connector.StepMetadata(epoch=epoch))
+    prints.found = {"weights": "a digest"}
+    facts = worker.build_connector_worker_meta()
+    assert worker.build_connector_worker_meta() is None, "it is told once"
+    if handshake:
+        scheduler._look_at_weights()
+    else:
+        scheduler.update_connector_output(step_of(facts))
+    ours, theirs = scheduler.scheduler_side._namespace, worker.worker_side._namespace
+    assert ours == theirs
+    identity = dict(ours.identity)
+    assert (identity["weights"], identity["epoch"]) == ("a digest", epoch)
+    worker.shutdown()
+    scheduler.shutdown()
 
 
 def test_attention_it_knows_is_accepted(vllm):
@@ -209,12 +266,16 @@ def test_unsupported_attention_is_refused_by_name(vllm):
 
 def build(vllm, config=None, *specs, backends=("CPU_ATTN/vec",), **changes) -> Namespace:
     specs = specs or (full(vllm), window(vllm, 512, extra_retained_tokens=2))
-    return vllm.namespace.build_namespace(
-        config or engine_config(vllm),
+    config = config or engine_config(vllm)
+    unnamed = vllm.namespace.build_namespace(
+        config,
         cache_config(vllm, *specs, **changes),
         record_nbytes=[8192] * len(specs),
         backends=list(backends),
     )
+    named = vllm.namespace.PendingNamespace(unnamed, vllm.namespace.weights_sources(config)).poll()
+    assert named is not None, "a model of dummy weights is known at once"
+    return named
 
 
 def test_the_namespace_has_a_group_for_each_kind_of_attention(vllm):
@@ -235,13 +296,14 @@ def test_the_namespace_changes_with_whatever_changes_the_bytes(vllm):
         ("model_config.quantization", "fp8"),
         ("cache_config.cache_dtype", "fp8"),
         ("parallel_config.tensor_parallel_size", 2),
+        ("load_config.model_loader_extra_config", {"pattern": "other-*"}),
         ("model_config.hf_config", SimpleNamespace(to_dict=lambda: {"hidden_size": 9})),
     ]:
         config = engine_config(vllm)
         owner, name = path.split(".")
         setattr(getattr(config, owner), name, value)
         seen.add(build(vllm, config).id)
-    assert len(seen) == 8
+    assert len(seen) == 9
 
 
 def test_the_namespace_does_not_change_with_where_the_model_lies(vllm):
@@ -253,6 +315,45 @@ def test_the_namespace_does_not_change_with_where_the_model_lies(vllm):
     assert build(vllm, config) == build(vllm)
     assert build(vllm, config).id == build(vllm).id
     assert build(vllm, config).title == "elsewhere"
+
+
+def test_weights_are_told_by_the_files_that_were_loaded_or_not_at_all(vllm, tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    sources = vllm.namespace.weights_sources
+    config = engine_config(vllm)
+    config.model_config.model = str(tmp_path)
+    config.load_config.load_format = "auto"
+    assert sources(config) == {"weights": [tmp_path / "model.safetensors"]}
+    draft = SimpleNamespace(**{**vars(config.model_config), "model": str(tmp_path / "draft")})
+    config.speculative_config = SimpleNamespace(draft_model_config=draft)
+    (tmp_path / "draft").mkdir()
+    (tmp_path / "draft/draft.bin").write_bytes(b"weights")
+    assert sources(config)["draft_weights"] == [tmp_path / "draft/draft.bin"]
+    config.speculative_config = None
+    config.load_config.load_format = "tensorizer"
+    with pytest.raises(Incompatible, match=r"tensorizer.*weights_id"):
+        sources(config)
+    assert sources(config, "my-model-v3") == {"weights": "my-model-v3"}
+    config.load_config.load_format = "auto"
+    config.model_config.hf_config = SimpleNamespace(to_dict=lambda: {"text_model_id": "a/b"})
+    with pytest.raises(Incompatible, match=r"text_model_id.*weights_id"):
+        sources(config)
+
+
+def test_a_model_is_looked_for_where_vllm_was_told_to_download_it(vllm, tmp_path):
+    revision = tmp_path / "models--own--model/snapshots/0123"
+    revision.mkdir(parents=True)
+    (revision / "model.safetensors").write_bytes(b"weights")
+    (tmp_path / "models--own--model/refs").mkdir()
+    (tmp_path / "models--own--model/refs/main").write_text("0123")
+    config = engine_config(vllm)
+    config.model_config.model, config.model_config.revision = "own/model", None
+    config.load_config.load_format = "auto"
+    with pytest.raises(Incompatible, match=r"cannot find the weights.*weights_id"):
+        vllm.namespace.weights_sources(config)
+    config.load_config.download_dir = str(tmp_path)
+    found = vllm.namespace.weights_sources(config)
+    assert found == {"weights": [revision / "model.safetensors"]}
 
 
 def test_positions_that_scale_with_the_models_length_are_told_apart(vllm):

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kvstore import Client
 from kvstore.testing.wait import until
 
 pytestmark = [pytest.mark.vllm, pytest.mark.fault, pytest.mark.timeout(300)]
@@ -17,20 +18,25 @@ BACK_WITHIN_S = 10.0
 
 
 def flip_bits(path: Path) -> None:
-    """Flip one bit in every page of a file or memory file that holds anything."""
-    content = np.memmap(path, dtype=np.uint8, mode="r+")
+    """Flip one bit in every page of a file that holds anything."""
+    _flip(np.memmap(path, dtype=np.uint8, mode="r+"))
+
+
+def flip_bits_of_arena(target: str) -> None:
+    """The same for the daemon's arena, as a process of its user can: through the mapping."""
+    with Client(target) as client:
+        client.submit(lambda remote: remote.connect()).result()
+        for extent in client.extents().values():
+            _flip(np.frombuffer(extent, np.uint8))
+
+
+def _flip(content: np.ndarray) -> None:
     pages = content[: len(content) // 4096 * 4096].reshape(-1, 4096)
     pages[pages.any(axis=1), 100] ^= 0x10
 
 
 def cut_off(path: Path) -> None:
     os.truncate(path, path.stat().st_size // 3)
-
-
-def arena_files(pid: int) -> list[Path]:
-    """Return the memory files of a daemon's arena, each once however often it is open."""
-    files = [file for file in Path(f"/proc/{pid}/fd").iterdir() if "memfd:" in os.readlink(file)]
-    return list({file.stat().st_ino: file for file in files}.values())
 
 
 def loads_again(engine, turn: list[int], answer: list[int]) -> None:
@@ -62,8 +68,7 @@ def test_the_engine_survives_all_that_happens_to_the_daemon(start_engine, daemon
 
 def memory_that_lies(engine, daemon, turn, answer):
     """The load fails; the blocks are dropped, computed, and stored again."""
-    for file in arena_files(daemon.pid):
-        flip_bits(file)
+    flip_bits_of_arena(daemon.target)
     engine("reset_prefix_cache")
     assert engine.generate(turn) == answer
     counters = engine("counters")

@@ -1,94 +1,194 @@
-"""The fingerprint changes with the weights, and with nothing else."""
+"""The fingerprint changes with every byte of the weights, and no engine waits for it."""
 
 from __future__ import annotations
 
-import json
-import struct
+import logging
+import os
+import random
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
+from kvstore import file_digests
 from kvstore.errors import Incompatible
-from kvstore_vllm.fingerprint import weights_fingerprint
+from kvstore.file_digests import FileDigests
+from kvstore.testing.wait import until
+from kvstore_vllm import fingerprint
+from kvstore_vllm.fingerprint import Fingerprints, process_began, weights_files
 
-
-def write_safetensors(path: Path, tensors: dict[str, bytes], **metadata: str) -> None:
-    header: dict[str, object] = {"__metadata__": metadata}
-    at = 0
-    for name, data in tensors.items():
-        end = at + len(data)
-        header[name] = {"dtype": "U8", "shape": [len(data)], "data_offsets": [at, end]}
-        at = end
-    text = json.dumps(header).encode()
-    path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(tensors.values()))
+FILES = {
+    "model-00001-of-00002.safetensors": 40_000,
+    "model-00002-of-00002.safetensors": 30_000,
+    "model.safetensors.index.json": 500,
+    "config.json": 700,
+    "quantize_config.json": 200,
+    "modeling_own.py": 300,
+}
 
 
 @pytest.fixture
-def tensors() -> dict[str, bytes]:
-    return {"a": bytes(range(256)) * 100, "b": b"short", "c": b"", "d": b"x" * 12288}
+def model(tmp_path) -> Path:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for name, nbytes in FILES.items():
+        (folder / name).write_bytes(random.Random(name).randbytes(nbytes))
+    return folder
 
 
-def test_sharding_names_and_metadata_do_not_matter(tmp_path, tensors):
-    one, two = tmp_path / "one", tmp_path / "two"
-    one.mkdir()
-    two.mkdir()
-    write_safetensors(one / "model.safetensors", tensors, format="pt")
-    write_safetensors(two / "x-2.safetensors", {name: tensors[name] for name in "ca"})
-    write_safetensors(two / "x-1.safetensors", {name: tensors[name] for name in "db"})
-    assert weights_fingerprint(one) == weights_fingerprint(two)
+@pytest.fixture
+def memory(tmp_path) -> FileDigests:
+    return FileDigests(tmp_path / "cache/digests.json")
 
 
-@pytest.mark.parametrize("at", [0, 12800, 25599], ids=["start", "middle", "end"])
-def test_a_changed_byte_in_a_sample_shows(tmp_path, tensors, at):
-    file = tmp_path / "model.safetensors"
-    write_safetensors(file, tensors)
-    before = weights_fingerprint(tmp_path)
-    changed = bytearray(tensors["a"])
-    changed[at] ^= 1
-    write_safetensors(file, {**tensors, "a": bytes(changed)})
-    assert weights_fingerprint(tmp_path) != before
+@pytest.fixture(autouse=True)
+def _settled(monkeypatch) -> None:
+    monkeypatch.setattr(file_digests, "SETTLED_S", -1)
 
 
-def test_names_shapes_and_missing_tensors_show(tmp_path, tensors):
-    file = tmp_path / "model.safetensors"
-    prints = set()
-    for variant in (tensors, {**tensors, "e": b""}, {"z": tensors["a"]}, {"a": tensors["a"]}):
-        write_safetensors(file, variant)
-        prints.add(weights_fingerprint(file))
-    assert len(prints) == 4
+def found(folder: Path, digests: FileDigests | None = None) -> str:
+    """Return the fingerprint of an engine that begins after the files were written."""
+    prints = Fingerprints(
+        {"weights": weights_files(folder)}, digests or FileDigests(), lambda: time.time() + 60
+    )
+    until(lambda: prints.found is not None)
+    assert prints.found is not None
+    return prints.found["weights"]
 
 
-def test_a_second_copy_of_the_weights_is_not_read(tmp_path, tensors):
-    write_safetensors(tmp_path / "model-1.safetensors", tensors)
-    before = weights_fingerprint(tmp_path)
-    write_safetensors(tmp_path / "consolidated.safetensors", {"other": b"layout"})
-    assert weights_fingerprint(tmp_path) == before
-    index = {"weight_map": {"other": "consolidated.safetensors"}}
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert weights_fingerprint(tmp_path) != before
-
-
-def test_other_formats_are_told_by_name_size_and_samples(tmp_path):
-    file = tmp_path / "model.gguf"
-    prints = set()
-    for content in (b"a" * 9000, b"a" * 9001, b"a" * 4500 + b"b" * 4500):
+@pytest.mark.parametrize("kind", ["safetensors", "bin"])
+def test_one_byte_anywhere_shows(model, kind):
+    if kind == "bin":
+        for file in model.glob("*.safetensors"):
+            file.rename(file.with_suffix(".bin"))
+    draw = random.Random(kind)
+    files = sorted(model.iterdir())
+    seen = {found(model)}
+    for _ in range(500):
+        file = draw.choices(files, [each.stat().st_size for each in files])[0]
+        content = bytearray(before := file.read_bytes())
+        content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
         file.write_bytes(content)
-        prints.add(weights_fingerprint(file))
-        assert weights_fingerprint(file) == weights_fingerprint(tmp_path)
-    assert len(prints) == 3
+        seen.add(found(model))
+        file.write_bytes(before)
+    for file in files:  # small ones are seldom drawn
+        before = file.read_bytes()
+        file.write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
+        seen.add(found(model))
+        file.write_bytes(before)
+    assert len(seen) >= 500 + len(files) - 5, "only the same byte drawn twice may look the same"
+    assert found(model) in seen
 
 
-@pytest.mark.parametrize(
-    "content",
-    [b"", b"\xff" * 8, struct.pack("<Q", 4) + b"[1,2", struct.pack("<Q", 13) + b'{"a": "tensor"}'],
-)
-def test_a_malformed_file_is_refused(tmp_path, content):
-    (tmp_path / "model.safetensors").write_bytes(content)
-    with pytest.raises(Incompatible, match="not a safetensors file"):
-        weights_fingerprint(tmp_path)
+def test_a_second_layout_of_the_weights_counts(model):
+    """vLLM reads consolidated files before the shards, if both are there."""
+    before = found(model)
+    (model / "consolidated.safetensors").write_bytes(b"other weights")
+    assert found(model) != before
+
+
+def test_files_that_make_no_model_do_not_count(model):
+    before = found(model)
+    for name in ("README.md", "LICENSE", "chat_template.jinja", ".gitattributes", "optimizer.pt"):
+        (model / name).write_bytes(b"anything")
+    (model / "checkpoint-500").mkdir()
+    (model / "checkpoint-500/model.safetensors").write_bytes(b"an earlier one")
+    assert found(model) == before
+    (model / "sub").mkdir()
+    (model / "sub/model.safetensors").write_bytes(b"a part of it")
+    assert found(model) != before
+
+
+def test_all_parts_of_a_split_file_count(tmp_path):
+    parts = [tmp_path / f"model-0000{part}-of-00002.gguf" for part in (1, 2)]
+    for part in parts:
+        part.write_bytes(b"weights")
+    (tmp_path / "other.gguf").write_bytes(b"another model")
+    assert weights_files(parts[0]) == parts
+    assert weights_files(tmp_path / "other.gguf") == [tmp_path / "other.gguf"]
 
 
 def test_no_weights_is_an_error_that_says_what_to_type(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
     for missing in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(Incompatible, match="weights_id"):
-            weights_fingerprint(missing)
+            weights_files(missing)
+
+
+def test_a_folder_of_everything_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(fingerprint, "FILES_MAX", 3)
+    for number in range(4):
+        (tmp_path / f"{number}.safetensors").write_bytes(b"")
+    with pytest.raises(Incompatible, match="is it a model"):
+        weights_files(tmp_path)
+
+
+def test_a_name_needs_no_files():
+    assert Fingerprints({"weights": "my-model-v3"}).found == {"weights": "my-model-v3"}
+
+
+def test_nobody_waits_for_the_first_time_and_the_next_has_it_at_once(
+    model, memory, monkeypatch, caplog
+):
+    caplog.set_level(logging.INFO)
+    gate = threading.Event()
+    hashed = file_digests._hashed
+
+    def held(*args):
+        gate.wait(30)
+        return hashed(*args)
+
+    monkeypatch.setattr(file_digests, "_hashed", held)
+    sources = {"weights": weights_files(model)}
+    first = Fingerprints(sources, memory, lambda: time.time() + 60)
+    assert first.found is None
+    assert "saves and loads begin when it is done" in caplog.text
+    gate.set()
+    until(lambda: first.found is not None)
+    assert "weights=hashed" in caplog.text
+    monkeypatch.setattr(file_digests, "_hashed", None)  # whoever hashes fails
+    assert Fingerprints(sources, memory, lambda: time.time() + 60).found == first.found
+
+
+def test_weights_that_changed_after_the_engine_began_are_not_taken_for_what_it_loaded(
+    model, memory, caplog
+):
+    began = time.time()
+    time.sleep(0.02)
+    (model / "config.json").write_bytes(b"{}")
+    prints = Fingerprints({"weights": weights_files(model)}, memory, lambda: began)
+    until(lambda: "cache=off" in caplog.text)
+    assert prints.found is None
+    assert "config.json changed after this engine began" in caplog.text
+    again = Fingerprints({"weights": weights_files(model)}, memory, lambda: began)
+    assert again.found is None, "although its digest is remembered by now"
+
+
+def test_what_the_hub_has_downloaded_meanwhile_is_what_was_loaded(model, tmp_path, memory):
+    began = time.time() - 60
+    blobs, snapshot = tmp_path / "models--a--b/blobs", tmp_path / "models--a--b/snapshots/1"
+    snapshot.mkdir(parents=True)
+    model.rename(blobs)
+    for file in blobs.iterdir():
+        (snapshot / file.name).symlink_to(file)
+    prints = Fingerprints({"weights": weights_files(snapshot)}, memory, lambda: began)
+    until(lambda: prints.found is not None)
+
+
+def test_a_file_that_goes_away_leaves_the_cache_off(model, caplog, monkeypatch):
+    sources = {"weights": weights_files(model)}
+
+    def gone(*args):
+        raise FileNotFoundError("it was moved")
+
+    monkeypatch.setattr(file_digests, "_hashed", gone)
+    prints = Fingerprints(sources, FileDigests(), lambda: time.time() + 60)
+    until(lambda: "cache=off" in caplog.text)
+    assert prints.found is None
+
+
+def test_a_process_knows_when_it_began():
+    assert 0 <= time.time() - process_began() < 24 * 3600
+    born = Path(f"/proc/{os.getpid()}").stat().st_ctime
+    assert process_began() == pytest.approx(born, abs=60)

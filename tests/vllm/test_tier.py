@@ -8,7 +8,7 @@ import pytest
 
 from kvstore import Client
 from kvstore.testing.wait import until
-from tests.vllm.test_faults import arena_files, flip_bits
+from tests.vllm.test_faults import flip_bits_of_arena
 
 pytestmark = [pytest.mark.vllm, pytest.mark.fault, pytest.mark.timeout(300)]
 
@@ -77,8 +77,7 @@ def test_an_engine_finds_in_the_daemon_what_another_one_offloaded(start_engine, 
     assert comes_from_the_tier(engine, turn, answer)
 
     # Memory that lies is a miss: the chunks are dropped, computed, and stored again.
-    for file in arena_files(daemon.pid):
-        flip_bits(file)
+    flip_bits_of_arena(daemon.target)
     assert not comes_from_the_tier(engine, turn, answer)
     until(lambda: stored_blocks(daemon) == BLOCKS)
     until(lambda: comes_from_the_tier(engine, turn, answer), FOUND_WITHIN_S)
