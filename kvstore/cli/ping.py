@@ -14,6 +14,8 @@ from kvstore.cli.words import duration
 from kvstore.client import Client
 from kvstore.errors import KVStoreError, Unavailable
 
+WAIT_STEP_S = 0.1
+
 
 @click.command()
 @daemon_options
@@ -30,8 +32,25 @@ from kvstore.errors import KVStoreError, Unavailable
     metavar="SECONDS",
     help="From one answer to the next question.",
 )
+@click.option(
+    "-w",
+    "--wait",
+    "wait_s",
+    type=click.FloatRange(0, 3600),
+    default=0.0,
+    metavar="SECONDS",
+    help="Wait so long at the most for a daemon that is starting.",
+)
 @click.pass_context
-def ping(ctx: click.Context, target: str, as_json: bool, count: int, interval_s: float) -> None:
+def ping(
+    ctx: click.Context,
+    *,
+    target: str,
+    as_json: bool,
+    count: int,
+    interval_s: float,
+    wait_s: float,
+) -> None:
     """Ask a daemon for an answer, and say how long it took.
 
     Exit code 3 if none answers, 1 if some of N questions got no answer.
@@ -40,10 +59,12 @@ def ping(ctx: click.Context, target: str, as_json: bool, count: int, interval_s:
     Examples:
       kvstore ping
       kvstore ping -c 5 -i 0.2
+      kvstore serve & kvstore ping --wait 10
       kvstore ping --json | jq .round_trip_s
     """
     times, version = [], ""
     failure: KVStoreError | None = None
+    _wait_for(target, wait_s)
     with connect(target) as client:
         for number in range(count):
             if number:
@@ -66,6 +87,18 @@ def ping(ctx: click.Context, target: str, as_json: bool, count: int, interval_s:
     elif count > 1:
         click.echo("".join(_summary(times, count)))
     ctx.exit(0 if len(times) == count else 1)
+
+
+def _wait_for(target: str, wait_s: float) -> None:
+    """Return when a daemon answers, or `wait_s` have passed: then the first question says why."""
+    deadline = time.monotonic() + wait_s
+    while time.monotonic() < deadline:
+        try:
+            with connect(target) as client:
+                _ping(client)
+            return
+        except Unavailable:
+            time.sleep(WAIT_STEP_S)
 
 
 def _ping(client: Client) -> tuple[float, str]:

@@ -216,12 +216,16 @@ def test_a_namespace_that_is_not_clear_is_asked_for() -> None:
         assert done.exit_code == 1
         assert "no namespace yet" in done.output
         with Client(daemon.target) as client:
-            for model in ("one", "two"):
+            for number, model in enumerate(("one", "two")):
                 namespace_id = client.register(sample_namespace(model))
-            client.put(namespace_id, [key := BlockKey(bytes(32))], [sample_record(key)])
-        done = kvstore("get", "00" * 32, *at)
-        assert done.exit_code == 2
-        assert "say --namespace" in done.output
+                client.put(
+                    namespace_id, [key := BlockKey(bytes([number] * 32))], [sample_record(key)]
+                )
+            done = kvstore("get", "00" * 32, *at)
+            assert done.exit_code == 2
+            assert "say --namespace" in done.output
+            client.clear(namespace_id)
+        assert kvstore("get", "00" * 32, "--json", *at).exit_code == 0, "the only one with blocks"
         daemon.stop()
         daemon.start()
         assert kvstore("get", "00" * 32, "--json", *at).exit_code == 0, "it is known from disk"

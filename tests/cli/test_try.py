@@ -6,6 +6,7 @@ import pty
 import re
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,22 @@ def test_ping_says_who_answers_and_how_soon(daemon: Daemon) -> None:
     )
     assert (told["version"], told["asked"], told["answered"]) == (package.__version__, 3, 3)
     assert 0 < min(told["times_s"]) <= told["round_trip_s"] <= max(told["times_s"])
+
+
+def test_ping_waits_for_a_daemon_that_is_starting(tmp_path: Path) -> None:
+    socket = f"unix:{tmp_path}/k.sock"
+    began = time.monotonic()
+    assert kvstore("ping", "--target", socket, "--wait", "0.3").exit_code == 3
+    assert time.monotonic() - began >= 0.3
+    with Daemon("dram.capacity=64MiB", "dram.extent=64MiB") as late:
+        command = late.command("ping", "--target", late.target, "--wait", "60")
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as waiting:
+            time.sleep(0.5)
+            assert waiting.poll() is None
+            late.start()
+            told, _ = waiting.communicate(timeout=60)
+        assert waiting.returncode == 0
+        assert told.startswith("PONG")
 
 
 def test_ping_without_a_daemon_and_past_one_that_ended(tmp_path: Path) -> None:

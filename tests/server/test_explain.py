@@ -136,15 +136,31 @@ def test_not_up_by_the_deadline(daemon: Daemon) -> None:
         assert ask(client, namespace_id, KEYS).ending is None
 
 
-def test_wrong_bytes_that_a_reader_found(client: Client) -> None:
+def test_wrong_bytes_that_a_reader_found_and_no_other_copy_has_right() -> None:
+    with Daemon(file=False) as daemon, Client(daemon.start().target, name="engine") as client:
+        namespace_id = client.register(sample_namespace())
+        client.put(namespace_id, KEYS, sample_records(KEYS))
+        spoil(client, namespace_id, 7)
+        assert client.get(namespace_id, KEYS)[7] is None
+        assert ended(ask(client, namespace_id, KEYS)) == (7, Reason.CORRUPT, 7)
+
+
+def test_wrong_bytes_in_memory_leave_the_copy_on_disk(client: Client) -> None:
     namespace_id = put(client, KEYS)
+    spoil(client, namespace_id, 7)
+    assert client.get(namespace_id, KEYS)[7] is None
+    outcome = ask(client, namespace_id, KEYS)
+    assert (outcome.ending, outcome.hit_blocks) == (None, 16)
+    assert client.get(namespace_id, KEYS) == sample_records(KEYS)
+
+
+def spoil(client: Client, namespace_id: NamespaceId, block: int) -> None:
+    """Flip a bit of a block in memory, as a process with the arena mapped can."""
     grant = client.acquire(namespace_id, KEYS)
-    slot = grant.slots[7]
+    slot = grant.slots[block]
     assert slot is not None
     client.view(slot)[0] ^= 1
     client.release(grant.lease_id)
-    assert client.get(namespace_id, KEYS)[7] is None
-    assert ended(ask(client, namespace_id, KEYS)) == (7, Reason.CORRUPT, 7)
 
 
 def segments(daemon: Daemon) -> list[Path]:
