@@ -10,6 +10,7 @@ vLLM makes one instance in its scheduler and one in every worker; each has one h
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 from functools import reduce
 from typing import Any
@@ -79,6 +80,7 @@ class KVStoreConnector(KVConnectorBase_V1, compat.HybridSupport):  # type: ignor
                 loads=transfer.is_kv_consumer,
                 saves=transfer.is_kv_producer,
                 drafts=vllm_config.speculative_config is not None,
+                adapter_settings=_adapter_settings(vllm_config),
             )
 
     @property
@@ -308,6 +310,21 @@ def _require_recompute(transfer: Any) -> None:
             "daemon restart is enough) ends the request with an error instead of being computed; "
             'add "kv_load_failure_policy": "recompute" to --kv-transfer-config'
         )
+
+
+def _adapter_settings(vllm_config: Any) -> str:
+    """Return the settings that decide what the files of a LoRA adapter do to the KV."""
+    lora = getattr(vllm_config, "lora_config", None)
+    if lora is None:
+        return ""
+    names = (
+        "lora_dtype",
+        "target_modules",
+        "fully_sharded_loras",
+        "enable_mixed_moe_lora_format",
+        "enable_moe_shared_loras",
+    )
+    return json.dumps({name: getattr(lora, name, None) for name in names}, default=str)
 
 
 def _client(settings: Settings, vllm_config: Any, role: KVConnectorRole) -> Client:

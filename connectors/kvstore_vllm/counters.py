@@ -28,9 +28,20 @@ COUNTERS = {
     "saves_dropped_reuse": "Saves dropped because their device blocks were needed again.",
     "saves_dropped_unknown_weights": "Saves dropped because a worker had not hashed the weights "
     "yet.",
+    "saves_dropped_changed_adapter": "Saves dropped because the files of the LoRA adapter changed.",
     "reuse_wait_seconds": "Time steps waited for copies out of blocks they overwrite.",
     "bypassed_unknown_weights": "Requests computed without the cache, because the files of the "
     "weights were not hashed yet.",
+    "bypassed_unknown_adapter": "Requests computed without the cache, because the files of their "
+    "LoRA adapter were not hashed yet.",
+    "bypassed_changed_adapter": "Requests computed without the cache, because the engine may hold "
+    "their LoRA adapter as it was before its files changed: restart the engine.",
+    "bypassed_unreadable_adapter": "Requests computed without the cache, because the files of "
+    "their LoRA adapter cannot be read: is it in a folder of this machine?",
+    "bypassed_multimodal": "Requests of which only the blocks before the first image, sound or "
+    "video take part: the rest is not told by tokens.",
+    "bypassed_inputs": "Requests computed without the cache, because they have prompt embeddings "
+    "or belong to a streaming session.",
     "hints": "Hints sent to the daemon for finished requests.",
     "hints_failed": "Hints the daemon did not get, or refused.",
     "hints_ignored": "Requests whose hints could not be read.",

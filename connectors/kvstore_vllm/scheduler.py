@@ -20,13 +20,14 @@ from typing import Any
 from kvstore import Client
 from kvstore.block import Namespace, NamespaceId
 from kvstore.keys import root_key
+from kvstore_vllm.adapters import Adapters
 from kvstore_vllm.counters import Counters
 from kvstore_vllm.hints import NO_HINTS, HintSender, read_hints
 from kvstore_vllm.lookup import KEYS_MAX, Lookup
 from kvstore_vllm.metadata import LoadOrder, LoadSpan, SaveOrder, StepMetadata, in_epoch
 from kvstore_vllm.prefill import PrefillPace
 from kvstore_vllm.settings import Settings
-from kvstore_vllm.tracked import NULL_BLOCK, Tables, Tracked
+from kvstore_vllm.tracked import NULL_BLOCK, Tables, Tracked, told_by_tokens
 
 logger = logging.getLogger(__name__)
 
@@ -46,8 +47,12 @@ class SchedulerSide:
         loads: bool = True,
         saves: bool = True,
         drafts: bool = False,
+        adapter_settings: str = "",
     ) -> None:
-        """readers: workers that each load their shard. drafts: speculative decoding is on."""
+        """readers: workers that each load their shard. drafts: speculative decoding is on.
+
+        adapter_settings: those of the engine that decide what a LoRA adapter's files do.
+        """
         self.counters = Counters()
         self.prefill = PrefillPace()
         self._hints = HintSender(client, self.counters)
@@ -66,7 +71,7 @@ class SchedulerSide:
         self._finished: list[Tracked] = []
         self._loads: list[LoadOrder] = []
         self._handed_out: list[int] = []
-        self._reloaded_adapters: set[int] = set()
+        self._adapters = Adapters(self.counters, settings=adapter_settings)
         self._waiting = False
         self._epoch = ""
 
@@ -92,30 +97,38 @@ class SchedulerSide:
 
     def on_new_request(self, request: Any) -> None:
         """Track the request and start to bring up what the cache may hold of it."""
-        namespace = self._namespace
-        if self._bypasses(request):
+        adapter = self._adapter(request)
+        if adapter is None or self._bypasses(request):
             return
+        namespace = self._namespace
         if namespace is None:
             self.counters.add(bypassed_unknown_weights=1)
             return
+        told_blocks = told_by_tokens(request, namespace.block_tokens)
+        if told_blocks is not None:
+            self.counters.add(bypassed_multimodal=1)
+            if not told_blocks:
+                return
         root = root_key(self._namespace_id, (request.cache_salt or "").encode())
         hints = read_hints(request.kv_transfer_params, self.counters)
-        tracked = Tracked(request, root, namespace.block_tokens, namespace.groups, hints)
+        tracked = Tracked(
+            request, root, namespace.block_tokens, namespace.groups, hints, adapter=adapter
+        )
         self._tracked[request.request_id] = tracked
         if self._may_load(tracked):
             self._ask(tracked, self._estimate_local_blocks(request))
 
+    def _adapter(self, request: Any) -> bytes | None:
+        """Return what tells the adapter of a request, b"" if it has none; None: it passes by."""
+        adapter = request.lora_request
+        return b"" if adapter is None else self._adapters.identity(adapter)
+
     def _bypasses(self, request: Any) -> bool:
         """Whether the tokens do not tell what the KV of `request` is."""
-        adapter = request.lora_request
-        if adapter is not None and getattr(adapter, "load_inplace", False):
-            # New weights under an old name: that adapter's keys are worthless in this process.
-            self._reloaded_adapters.add(adapter.lora_int_id)
-        return (
-            request.prompt_embeds is not None
-            or request.resumable  # a streaming session rewrites its own past
-            or (adapter is not None and adapter.lora_int_id in self._reloaded_adapters)
-        )
+        # A streaming session rewrites its own past.
+        bypasses = request.prompt_embeds is not None or bool(request.resumable)
+        self.counters.add(bypassed_inputs=int(bypasses))
+        return bypasses
 
     def _may_load(self, tracked: Tracked) -> bool:
         return (
@@ -337,12 +350,17 @@ class SchedulerSide:
     def _plan(self, tracked: Tracked) -> list[SaveOrder]:
         if not self._saves_on:
             return []
-        return list(
+        orders = list(
             tracked.plan_saves(
                 unsettled_tokens=self._unsettled_tokens,
                 held_tables=lambda: self._held_tables(tracked),
             )
         )
+        adapter = tracked.request.lora_request
+        if orders and adapter is not None and not self._adapters.unchanged(adapter):
+            self.counters.add(saves_dropped_changed_adapter=len(orders))
+            return []
+        return orders
 
     def _left_over(self, tracked: Tracked) -> bool:
         """Whether a block is computed whose tokens are not final yet (asynchronous scheduling)."""

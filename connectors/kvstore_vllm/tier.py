@@ -3,7 +3,8 @@
     kv_transfer_config = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both",
         "kv_connector_extra_config": {"spec_name": "TieringOffloadingSpec",
             "cpu_bytes_to_use": 8589934592,
-            "secondary_tiers": [{"type": "kvstore", "target": "unix:/run/kvstore/kvstore.sock"}]}}
+            "secondary_tiers": [{"type": "kvstore", "target": "unix:/run/kvstore/kvstore.sock",
+                                 "plain_text": true}]}}
 
 vLLM copies between the device and a pool of *chunks* in host memory; this tier copies between that
 pool and the daemon, which adds caps, eviction, checksums, sharing between engines, and restarts.
@@ -50,12 +51,16 @@ class TierSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How one engine uses the daemon as a tier.
 
     target, load_deadline_s, save_deadline_s, daemon_uid: as for the connector.
+    plain_text: must be true, and says that the engine serves no LoRA adapters, images, sound or
+        video. vLLM's keys hold only the names callers give to those, not what they are; and vLLM
+        does not tell its tiers whether an engine serves any.
     weights_id: names the weights, and whatever else changes their KV (quantization, overrides of
         the model's configuration, the attention back end): vLLM tells its tiers only where the
         model lies. Without it, the weights in that directory are fingerprinted.
     """
 
     target: Annotated[str, msgspec.Meta(pattern="^unix:.+")]
+    plain_text: bool = False
     load_deadline_s: Seconds = 5.0
     save_deadline_s: Seconds = 1.0
     weights_id: str = ""
@@ -310,13 +315,26 @@ class _Lookups(AsyncLookupManager):  # type: ignore[misc]
 
 def _parse(options: dict[str, Any]) -> TierSettings:
     try:
-        return msgspec.convert(options, TierSettings)
+        settings = msgspec.convert(options, TierSettings)
     except msgspec.ValidationError as error:
         raise ConfigError(
             f"secondary tier kvstore: {error}; known keys: "
             + ", ".join(TierSettings.__struct_fields__)
-            + '; e.g. {"type": "kvstore", "target": "unix:/run/kvstore/kvstore.sock"}'
+            + '; e.g. {"type": "kvstore", "target": "unix:/run/kvstore/kvstore.sock", '
+            '"plain_text": true}'
         ) from error
+    _check_plain_text(settings)
+    return settings
+
+
+def _check_plain_text(settings: TierSettings) -> None:
+    if not settings.plain_text:
+        raise Incompatible(
+            "secondary tier kvstore: the keys that vLLM gives its tiers hold the names of LoRA "
+            "adapters and images, not their bytes, so a changed one would get the KV of the old; "
+            'if this engine serves neither, add "plain_text": true to the tier, else use '
+            "KVStoreConnector"
+        )
 
 
 def _weights(config: Any, weights_id: str) -> Source:

@@ -36,7 +36,10 @@ class Tracked:
         block_tokens: int,
         groups: Sequence[Group],
         hints: RequestHints = NO_HINTS,
+        *,
+        adapter: bytes = b"",
     ) -> None:
+        """adapter: tells the LoRA adapter that the request runs with."""
         self.request = request
         self.hints = hints
         self.lookup: Lookup | None = None
@@ -49,7 +52,8 @@ class Tracked:
         self._block_tokens = block_tokens
         self._groups = groups
         self._chain = KeyChain(root, block_tokens)
-        self._extras_of = block_extras(request, block_tokens)
+        self._extras_of = block_extras(adapter)
+        self._blocks_max = told_by_tokens(request, block_tokens)
         self._tables: list[list[int]] = [[] for _ in groups]
         self._computed_tokens = 0  # by all steps so far, the one in flight included
         self._settled_blocks = 0  # of these, complete before the last step
@@ -57,6 +61,8 @@ class Tracked:
         self._stored = [range(0) for _ in groups]
         self._preemptions = 0
         resume_blocks = (request.num_prompt_tokens - 1) // block_tokens
+        if self._blocks_max is not None:
+            resume_blocks = min(resume_blocks, self._blocks_max)
         self._first_saved = [
             group.blocks_needed(resume_blocks, block_tokens).start if group.window_tokens else 0
             for group in groups
@@ -64,7 +70,10 @@ class Tracked:
 
     def keys(self) -> list[BlockKey]:
         """Return the keys of all full blocks of final tokens; only new blocks are hashed."""
-        return self._chain.update(self.request.all_token_ids, self._extras_of)
+        tokens = self.request.all_token_ids
+        if self._blocks_max is not None:
+            tokens = tokens[: self._blocks_max * self._block_tokens]
+        return self._chain.update(tokens, self._extras_of)
 
     def loadable_keys(self) -> list[BlockKey]:
         """Return the keys a load may use: at least one token is left to compute."""
@@ -105,10 +114,13 @@ class Tracked:
     @property
     def has_unplanned(self) -> bool:
         """Whether some computed block still waits for its tokens to become final."""
-        return self._planned_blocks < self._computed_tokens // self._block_tokens
+        return self._planned_blocks < self._told(self._computed_tokens // self._block_tokens)
+
+    def _told(self, blocks: int) -> int:
+        return blocks if self._blocks_max is None else min(blocks, self._blocks_max)
 
     def complete_blocks(self, unsettled_tokens: int) -> int:
-        """Return how many blocks are computed from final tokens.
+        """Return how many blocks are computed from final tokens, and told by them.
 
         unsettled_tokens: last known tokens whose KV may still be that of a rejected draft.
         """
@@ -116,7 +128,7 @@ class Tracked:
         tokens = min(self._computed_tokens, request.num_tokens - unsettled_tokens)
         if request.num_preemptions == self._preemptions:
             tokens = min(tokens, request.num_computed_tokens)
-        return int(tokens) // self._block_tokens
+        return self._told(int(tokens) // self._block_tokens)
 
     def plan_saves(
         self,
@@ -188,28 +200,21 @@ class Tracked:
         return table[block]
 
 
-def block_extras(request: Any, block_tokens: int) -> Callable[[int], bytes] | None:
-    """Return what else the KV of a block depends on, by block index; None if on nothing.
-
-    The LoRA adapter changes every block, an image those blocks that its placeholder tokens reach.
-    """
-    adapter = request.lora_request
-    features = request.mm_features
-    if adapter is None and not features:
+def block_extras(adapter: bytes) -> Callable[[int], bytes] | None:
+    """Return what else the KV of a block depends on, by block index; None if on nothing."""
+    if not adapter:
         return None
-    common: list[tuple[str, bytes]] = []
-    if adapter is not None:
-        identity = f"{adapter.lora_name}\0{adapter.lora_path}\0{adapter.lora_int_id}"
-        common.append(("lora", identity.encode()))
+    extras = encode_extras([("lora", adapter)])
+    return lambda block: extras
 
-    def extras_of(block: int) -> bytes:
-        begin, end = block * block_tokens, (block + 1) * block_tokens
-        pairs = list(common)
-        for feature in features:
-            position = feature.mm_position
-            if position.offset < end and begin < position.offset + position.length:
-                offset = (position.offset - begin).to_bytes(8, "little", signed=True)
-                pairs.append(("mm", feature.identifier.encode() + b"\0" + offset))
-        return encode_extras(pairs)
 
-    return extras_of
+def told_by_tokens(request: Any, block_tokens: int) -> int | None:
+    """Return how many of a request's first blocks its tokens tell; None if all of them.
+
+    An image, sound or video stands behind placeholder tokens. What vLLM tells of it here is an
+    identifier that callers may choose, of the same form as a hash. Its bytes may be missing, and
+    vLLM's own caches go by the identifier. So the blocks that it reaches, and all after it, have
+    no key; those before it do not depend on it.
+    """
+    starts = [feature.mm_position.offset for feature in request.mm_features]
+    return min(starts) // block_tokens if starts else None

@@ -23,7 +23,6 @@ from kvstore import (
 )
 from kvstore_vllm.scheduler import SchedulerSide
 from kvstore_vllm.settings import Settings
-from kvstore_vllm.tracked import block_extras
 
 BLOCK = 4
 NAMESPACE = Namespace(
@@ -387,13 +386,8 @@ def test_a_preempted_request_asks_again(engine):
     [
         {"prompt_embeds": object()},
         {"resumable": True},
-        {
-            "lora_request": SimpleNamespace(
-                lora_name="a", lora_path="/a", lora_int_id=1, load_inplace=True
-            )
-        },
     ],
-    ids=["prompt embeddings", "streaming session", "reloaded adapter"],
+    ids=["prompt embeddings", "streaming session"],
 )
 def test_requests_whose_tokens_do_not_tell_their_kv_pass_by(engine, fields):
     request = make_request(22, **fields)
@@ -405,6 +399,7 @@ def test_requests_whose_tokens_do_not_tell_their_kv_pass_by(engine, fields):
     engine.step(new=[(request, tables, 22)])
     meta = engine.step(cached=[(request, None, 1)])
     assert (engine.client.asked, saved(meta)) == ([], {})
+    assert engine.side.counters.totals["bypassed_inputs"] == 1
 
 
 def test_a_request_that_must_compute_its_prompt_is_saved_but_not_loaded(engine):
@@ -636,32 +631,3 @@ def test_salts_keep_prefixes_apart(engine):
     first_keys = [asked.keys[0] for asked in engine.client.asked]
     assert len(set(first_keys)) == 3
     assert first_keys[1] == keys_of(make_request(18), b"alice")[0]
-
-
-# ---- extras --------------------------------------------------------------------------------------
-
-
-def feature(identifier: str, offset: int, length: int) -> SimpleNamespace:
-    position = SimpleNamespace(offset=offset, length=length)
-    return SimpleNamespace(identifier=identifier, mm_position=position)
-
-
-def test_an_image_changes_exactly_the_blocks_it_reaches():
-    request = make_request(20, mm_features=[feature("cat", 5, 4)])
-    extras = block_extras(request, BLOCK)
-    assert [bool(extras(block)) for block in range(5)] == [False, True, True, False, False]
-    assert extras(1) != extras(2)
-    moved = block_extras(make_request(20, mm_features=[feature("cat", 6, 4)]), BLOCK)
-    other = block_extras(make_request(20, mm_features=[feature("dog", 5, 4)]), BLOCK)
-    assert len({extras(1), moved(1), other(1)}) == 3
-
-
-def test_an_adapter_changes_every_block_and_text_alone_has_no_extras():
-    assert block_extras(make_request(20), BLOCK) is None
-    seen = set()
-    for name, path, number in [("a", "/a", 1), ("b", "/a", 1), ("a", "/b", 1), ("a", "/a", 2)]:
-        adapter = SimpleNamespace(lora_name=name, lora_path=path, lora_int_id=number)
-        extras = block_extras(make_request(20, lora_request=adapter), BLOCK)
-        assert extras(0) == extras(3)
-        seen.add(extras(0))
-    assert len(seen) == 4

@@ -35,7 +35,9 @@ def offloading(daemon, **tier) -> dict:
             "spec_name": "HostTieringSpec",
             "spec_module_path": "host_tiering_spec",
             "cpu_bytes_to_use": 8 << 20,
-            "secondary_tiers": [{"type": "kvstore", "target": daemon.target, **tier}],
+            "secondary_tiers": [
+                {"type": "kvstore", "target": daemon.target, "plain_text": True, **tier}
+            ],
         },
     }
 
@@ -90,10 +92,14 @@ def test_an_engine_finds_in_the_daemon_what_another_one_offloaded(start_engine, 
 
 def test_a_tier_says_what_is_wrong_with_its_settings():
     pytest.importorskip("vllm.v1.kv_offload.tiering.backpressure")
-    from kvstore import ConfigError
+    from kvstore import ConfigError, Incompatible
     from kvstore_vllm.tier import TierSettings, _parse
 
-    assert _parse({"target": "unix:/k"}) == TierSettings("unix:/k")
+    text = TierSettings("unix:/k", plain_text=True)
+    assert _parse({"target": "unix:/k", "plain_text": True}) == text
+    for plain in ({}, {"plain_text": False}):
+        with pytest.raises(Incompatible, match=r"LoRA.*images.*\"plain_text\": true"):
+            _parse({"target": "unix:/k", **plain})
     for wrong, named in [({}, "target"), ({"target": "unix:/k", "weight_id": "x"}, "weight_id")]:
         with pytest.raises(ConfigError, match=named):
             _parse(wrong)
