@@ -18,6 +18,7 @@ ANSWER_TIMEOUT_S = 120.0
 END_TIMEOUT_S = 30.0
 
 _ENVIRONMENT = {
+    "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",  # `in_worker` sends functions to workers
     "OMP_NUM_THREADS": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",

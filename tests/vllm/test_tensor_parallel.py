@@ -81,10 +81,7 @@ def test_two_ranks_share_one_cache(start_engine, daemon, prompt, tmp_path):
         daemon,
         dtype="float32",
         tensor_parallel_size=2,
-        environment={
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
-            "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",  # for functions sent to workers
-        },
+        environment={"VLLM_ENABLE_V1_MULTIPROCESSING": "1"},
     )
     ranks = TwoRanks(engine, daemon)
     what_one_life_saves_the_next_loads(ranks, prompt(705))
