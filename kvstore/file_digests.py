@@ -13,6 +13,7 @@ pieces of a file are hashed side by side.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -37,6 +38,8 @@ THREADS_MAX = 8
 ENTRIES_MAX = 4096
 MEMORY_NBYTES_MAX = 4 << 20
 SETTLED_S = 2.0  # file systems tick as slowly as that
+LOCK_WAIT_S = 300.0  # for another process that reads the same file
+LOCK_STEP_S = 0.02
 READS_MAX = 3  # of a file that changes while it is read
 NICENESS = 5  # below engines: they need the cores more
 _ENTRY = re.compile(r"\d+(:\d+){4}")
@@ -153,7 +156,8 @@ class FileDigests:
                 new.replace(self._memory)
         except OSError as error:
             logger.warning("file_digests=not_remembered path=%s error=%r", self._memory, error)
-            new.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # where it cannot be written, it was not made
+                new.unlink()
 
     @contextlib.contextmanager
     def _alone(self, stamp: _Stamp) -> Iterator[None]:
@@ -166,7 +170,10 @@ class FileDigests:
 
     @contextlib.contextmanager
     def _locked(self, begin: int, nbytes: int) -> Iterator[None]:
-        """Hold a part of the lock beside the memory. The kernel lets go of a dead holder's."""
+        """Hold a part of the lock beside the memory. The kernel lets go of a dead holder's.
+
+        Raises OSError, also where a living one keeps it for LOCK_WAIT_S.
+        """
         if self._memory is None:
             yield
             return
@@ -174,10 +181,24 @@ class FileDigests:
         lock = os.open(f"{self._memory}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             part = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, begin, nbytes, 0)
-            fcntl.fcntl(lock, fcntl.F_OFD_SETLKW, part)
+            _wait_for_lock(lock, part)
             yield
         finally:
             os.close(lock)
+
+
+def _wait_for_lock(lock: int, part: bytes) -> None:
+    deadline = time.monotonic() + LOCK_WAIT_S
+    while True:
+        try:
+            fcntl.fcntl(lock, fcntl.F_OFD_SETLK, part)
+        except OSError as error:
+            held = error.errno in (errno.EAGAIN, errno.EACCES)
+            if not held or time.monotonic() >= deadline:
+                raise
+            time.sleep(LOCK_STEP_S)
+        else:
+            return
 
 
 def _add_up(progress: Progress | None, before: int, total: int, done: int) -> None:

@@ -138,6 +138,18 @@ def test_no_memory_is_no_error(tmp_path):
     assert nowhere.digest([file]) == FileDigests().digest([file])
 
 
+def test_a_holder_that_hangs_does_not_keep_others_waiting(tmp_path, memory, settled, monkeypatch):
+    monkeypatch.setattr(file_digests, "LOCK_WAIT_S", 0.05)
+    file = tmp_path / "model.bin"
+    file.write_bytes(b"a")
+    digests = FileDigests(memory)
+    with digests._locked(0, 0):  # all of it
+        assert digests.digest([file]) == FileDigests().digest([file])
+    assert digests.known([file]) is None
+    digests.digest([file])
+    assert digests.known([file]) is not None
+
+
 def test_a_file_that_does_not_stop_changing_is_refused(tmp_path, monkeypatch):
     file = tmp_path / "model.bin"
     file.write_bytes(b"a" * 1000)

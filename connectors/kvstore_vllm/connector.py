@@ -68,6 +68,7 @@ class KVStoreConnector(KVConnectorBase_V1, compat.HybridSupport):  # type: ignor
         self._pending: PendingNamespace | None = None
         self._handshake: WorkerFacts | None = None
         self._facts: WorkerFacts | None = None
+        self._agreed: str | None = None  # the namespace of all so far; "": they differ
         self._told: WorkerFacts | None = None
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
@@ -132,7 +133,7 @@ class KVStoreConnector(KVConnectorBase_V1, compat.HybridSupport):  # type: ignor
             return
         self._pending = None
         if self._scheduler is not None:
-            self._scheduler.use_namespace(namespace)
+            self._agree(namespace.to_json())
             return
         self.worker_side.use_namespace(namespace)
         self._facts = WorkerFacts(namespace.to_json())
@@ -179,11 +180,22 @@ class KVStoreConnector(KVConnectorBase_V1, compat.HybridSupport):  # type: ignor
         return WorkerFacts(facts.namespace if facts else None, tokens, seconds)
 
     def _learn(self, facts: WorkerFacts) -> bool:
-        """Take part from now on. False if the workers do not agree."""
-        if facts.namespace and not self.scheduler_side.takes_part:
-            self.scheduler_side.use_namespace(Namespace.from_json(facts.namespace))
+        """Take part from now on. False if the workers do not agree, now or with what was told."""
         self.scheduler_side.note_computed(facts.tokens, facts.seconds)
-        return facts.namespace != ""
+        return facts.namespace is None or self._agree(facts.namespace)
+
+    def _agree(self, told: str) -> bool:
+        """Take part if everybody holds the same KV so far, else never again.
+
+        Each worker tells when it knows its weights, so two that differ may tell in different steps.
+        """
+        if self._agreed is None and told:
+            self._agreed = told
+            self.scheduler_side.use_namespace(Namespace.from_json(told))
+        elif told != self._agreed:
+            self._agreed, self._pending = "", None
+            self.scheduler_side.leave()
+        return bool(self._agreed)
 
     def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
         super().bind_kv_cache_manager(kv_cache_manager)

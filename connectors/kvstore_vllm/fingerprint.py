@@ -137,6 +137,9 @@ class Fingerprints:
         except (OSError, Incompatible) as error:
             logger.error("weights=unknown cache=off reason=%r", str(error))
             return
+        except Exception:  # nobody else would say why the cache takes no part
+            logger.exception("weights=unknown cache=off")
+            return
         logger.info("weights=hashed seconds=%.1f", time.monotonic() - started)
         self._settle(found)
 
@@ -156,7 +159,8 @@ class Fingerprints:
         )
 
     def _is_late(self, file: Path) -> bool:
-        if file.resolve().parent.name == "blobs":
+        blobs = file.resolve().parent
+        if blobs.name == "blobs" and blobs.parent.name.startswith("models--"):
             return False  # of the hub's cache, where a download makes a file and no one changes it
         status = file.stat()
         return max(status.st_mtime, status.st_ctime) > self._began

@@ -438,6 +438,11 @@ class SchedulerSide:
             self.use_namespace(self._namespace)
         logger.info("reset=cache namespace=%s", self._namespace_id.hex()[:8])
 
+    def leave(self) -> None:
+        """Take no part any more."""
+        self.reset_cache()
+        self._namespace = None
+
 
 def _running(request: Any) -> bool:
     """Whether `request` holds device blocks of its own progress."""

@@ -171,6 +171,17 @@ def test_a_namespace_whose_handshake_another_connector_hid_comes_with_the_first_
     connector.shutdown()
 
 
+def test_workers_that_differ_in_different_steps_end_the_cache(vllm):
+    connector = make_connector(vllm, "SCHEDULER")
+    one, other = (
+        vllm.connector.WorkerFacts(build(vllm, backends=[name]).to_json()) for name in ("a", "b")
+    )
+    for facts, part in [(one, True), (one, True), (other, False), (one, False)]:
+        connector.update_connector_output(step_of(facts))
+        assert connector.scheduler_side.takes_part == part
+    connector.shutdown()
+
+
 def make_connector(vllm, role: str, **changes):
     config = engine_config(vllm)
     config.compilation_config = SimpleNamespace(static_forward_context={})
