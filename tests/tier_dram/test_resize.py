@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import random
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 
 import pytest
 
 from kvstore.block import Slot
+from kvstore.testing.holes import allow_holes, punch
 from kvstore.tier.dram import Arena
+from kvstore.tier.dram.extent_memory import _forbid_holes, make_extent
 
 MIB = 1 << 20
 PAGE = 4096
@@ -200,5 +204,58 @@ def test_any_order_of_changes_keeps_caps_and_bytes(seed: int) -> None:
         await shrunk(arena)
         assert arena.physical_nbytes == 0
         assert arena.reserved_nbytes == present(arena) == arena.capacity_bytes
+
+    with_arena(work)
+
+
+def test_pages_are_taken_back_where_holes_are_forbidden() -> None:
+    """A client may punch in the moment in which the daemon itself gives memory back."""
+
+    async def work(arena: Arena) -> None:
+        extent = arena.extents()[0]
+        allow_holes(extent.fd)
+        punch(extent.fd, 0, 4 * PAGE)
+        _forbid_holes(extent.fd)
+        assert arena.punched() == [(extent.id, 4 * PAGE)]
+        await arena.refill(extent.id)
+        assert arena.punched() == []
+        with_flag = pytest.raises(PermissionError) if holes_are_forbidden() else nullcontext()
+        with with_flag:
+            punch(extent.fd, 0, PAGE)
+
+    with_arena(work)
+
+
+def holes_are_forbidden() -> bool:
+    """Whether this process may forbid them, on this kernel."""
+    fd, mapped = make_extent(PAGE, set())
+    try:
+        punch(fd, 0, PAGE)
+    except PermissionError:
+        return True
+    finally:
+        mapped.close()
+        os.close(fd)
+    return False
+
+
+def test_a_shrink_without_a_descriptor_left_goes_on_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(arena: Arena) -> None:
+        slot = arena.allocate(PAGE)
+        assert slot is not None
+        dup, failed = os.dup, []
+
+        def none_left(fd: int) -> int:
+            if not failed:
+                failed.append(fd)
+                raise OSError(errno.EMFILE, "too many open files")
+            return dup(fd)
+
+        monkeypatch.setattr(os, "dup", none_left)
+        arena.set_capacity(PAGE)
+        await shrunk(arena)
+        assert failed
+        await shrunk(arena)
+        assert arena.reserved_nbytes <= 2 * MIB
 
     with_arena(work)

@@ -218,8 +218,8 @@ class Arena:
     async def _punch(self, extent: _Extent, runs: Sequence[Run]) -> None:
         if extent.handle.closed:  # retired meanwhile
             return
-        fd = os.dup(extent.handle.fd)  # the thread may outlive this arena
-        try:
+        try:  # no descriptor may be left
+            fd = os.dup(extent.handle.fd)  # the thread may outlive this arena
             await asyncio.to_thread(punch, fd, tuple(runs))
         except OSError as error:
             logger.warning("arena=not_given_back extent=%d reason=%r", extent.handle.id, str(error))

@@ -9,6 +9,7 @@ an extent whose pages were all reserved has too few of them.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -17,7 +18,7 @@ import mmap
 import os
 import struct
 import threading
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 
 from kvstore.errors import ConfigError
 from kvstore.numa import on_cpus
@@ -27,6 +28,7 @@ logger = logging.getLogger(__name__)
 TOUCH_STEP_NBYTES = 32 << 20
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _MFD_NOEXEC_SEAL = 8  # Linux 6.3; older kernels refuse it
+_FS_IOC_GETFLAGS = 0x80086601
 _FS_IOC_SETFLAGS = 0x40086602
 _FS_IMMUTABLE_FL = 0x10
 _STAT_BLOCK_NBYTES = 512
@@ -90,8 +92,9 @@ def refill(fd: int, runs: Sequence[tuple[int, int]]) -> None:
     """Reserve the pages that are missing in some runs, and close `fd`. Raises OSError where no
     memory is left."""
     try:
-        for begin, end in runs:
-            os.posix_fallocate(fd, begin, end - begin)
+        with _holes_allowed(fd):  # an immutable inode takes no fallocate of any kind
+            for begin, end in runs:
+                os.posix_fallocate(fd, begin, end - begin)
     finally:
         os.close(fd)
 
@@ -112,6 +115,20 @@ def punch(fd: int, runs: Sequence[tuple[int, int]]) -> None:
         os.close(fd)
 
 
+@contextlib.contextmanager
+def _holes_allowed(fd: int) -> Iterator[None]:
+    """Lift the ban for the moment, if there is one: what clients punch meanwhile is noticed."""
+    with _punching:  # another thread would forbid holes meanwhile
+        immutable = _flags(fd) & _FS_IMMUTABLE_FL
+        if immutable:
+            _set_flags(fd, 0)
+        try:
+            yield
+        finally:
+            if immutable:
+                _set_flags(fd, _FS_IMMUTABLE_FL)
+
+
 def _memfd() -> int:
     flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
     try:
@@ -129,6 +146,15 @@ def _forbid_holes(fd: int) -> None:
 def _allow_holes(fd: int) -> None:
     """For the moment: what clients punch meanwhile is noticed."""
     _set_flags(fd, 0)
+
+
+def _flags(fd: int) -> int:
+    """Return the flags of an extent's inode; 0 where the kernel has none."""
+    try:
+        (flags,) = struct.unpack("l", fcntl.ioctl(fd, _FS_IOC_GETFLAGS, struct.pack("l", 0)))
+    except OSError:
+        return 0
+    return int(flags)
 
 
 def _set_flags(fd: int, flags: int) -> None:
