@@ -244,7 +244,7 @@ class _Pieces:
         self._done = 0
         self._lock = threading.Lock()
         self.digests: dict[int, bytes] = {}
-        self.error: OSError | None = None
+        self.error: Exception | None = None
 
     def run(self) -> None:
         with contextlib.suppress(OSError):  # a container may forbid it
@@ -255,7 +255,7 @@ class _Pieces:
                 digest = self._hash(offset, min(offset + PIECE_NBYTES, self._nbytes), buffer)
                 with self._lock:
                     self.digests[offset] = digest
-        except OSError as error:
+        except Exception as error:  # whoever waits for the digest raises it
             self.error = error
 
     def _next(self) -> int | None:

@@ -192,3 +192,15 @@ def test_progress_adds_up_over_files(tmp_path):
     told: list[tuple[int, int]] = []
     FileDigests().digest(files, lambda done, total: told.append((done, total)))
     assert told == [(1000, 1500), (1500, 1500)]
+
+
+def test_what_ends_a_thread_that_hashes_is_raised(tmp_path, monkeypatch):
+    file = tmp_path / "model.bin"
+    file.write_bytes(b"a")
+
+    def fails(*args):
+        raise MemoryError("no memory for a buffer")
+
+    monkeypatch.setattr(file_digests._Pieces, "_hash", fails)
+    with pytest.raises(MemoryError, match="no memory"):
+        FileDigests().digest([file])

@@ -188,6 +188,10 @@ class Adapters:
             logger.warning("adapter=%s cache=off reason=%r", adapter.folder, str(error))
             adapter.problem = UNREADABLE
             return
+        except Exception:  # the next adapter has to be hashed all the same
+            logger.exception("adapter=%s cache=off", adapter.folder)
+            adapter.problem = UNREADABLE
+            return
         if _stamps_now(adapter) != adapter.stamps:
             self._note_changed(adapter)
             return

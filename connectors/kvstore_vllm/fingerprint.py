@@ -46,7 +46,7 @@ IRRELEVANT = (
     "trainer_state.json",
     "training_args.bin",
 )
-"""Files that no model is made of. Tokenizers are not among them: some models read their sizes."""
+"""Files that no model is made of. Tokenizers are not among them: a model's code may read them."""
 OTHER_FOLDERS = (".*", "__pycache__", "checkpoint-*", "onnx", "openvino", "original", "runs")
 """Folders beside the model that vLLM does not load it from."""
 _SPLIT_GGUF = re.compile(r"(.*-)\d{5}(-of-\d{5}\.gguf)")
