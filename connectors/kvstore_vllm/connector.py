@@ -25,7 +25,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from kvstore import Client
-from kvstore.block import Namespace
+from kvstore.block import Namespace, model_name
 from kvstore.errors import ConfigError, Incompatible, KVStoreError
 from kvstore_vllm import compat
 from kvstore_vllm.metadata import StepMetadata, WorkerFacts
@@ -191,7 +191,9 @@ class KVStoreConnector(KVConnectorBase_V1, compat.HybridSupport):  # type: ignor
         """
         if self._agreed is None and told:
             self._agreed = told
-            self.scheduler_side.use_namespace(Namespace.from_json(told))
+            # What workers tell is the text of the namespace, which leaves out the model's name.
+            name = model_name(self._vllm_config.model_config.model)
+            self.scheduler_side.use_namespace(Namespace.from_json(told, name))
         elif told != self._agreed:
             self._agreed, self._pending = "", None
             self.scheduler_side.leave()

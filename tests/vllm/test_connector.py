@@ -171,6 +171,18 @@ def test_a_namespace_whose_handshake_another_connector_hid_comes_with_the_first_
     connector.shutdown()
 
 
+def test_the_scheduler_tells_the_name_of_the_model_as_workers_do(vllm):
+    """It nearly always registers first, and whoever looks at the daemon reads that name."""
+    by_step, by_handshake = (make_connector(vllm, "SCHEDULER") for _ in range(2))
+    facts = vllm.connector.WorkerFacts(build(vllm).to_json())
+    by_step.update_connector_output(step_of(facts))
+    by_handshake.set_xfer_handshake_metadata_pp_aware({(0, 0): facts})
+    names = {each.scheduler_side._namespace.name for each in (by_step, by_handshake)}
+    assert names == {build(vllm).name} == {"nowhere"}
+    by_step.shutdown()
+    by_handshake.shutdown()
+
+
 def test_workers_that_differ_in_different_steps_end_the_cache(vllm):
     connector = make_connector(vllm, "SCHEDULER")
     one, other = (
