@@ -84,6 +84,9 @@ class Adapters:
         """
         self._counters = counters
         self._digests = digests or FileDigests(default_digest_memory())
+        # Read now, not with each adapter's first request: it takes longer than a step may wait.
+        # The hashing thread finds what other engines hash later.
+        self._remembered = self._digests.remembered()
         self._settings = settings
         self._began_ns = time.time_ns()
         self._adapters: dict[Source, _Adapter] = {}
@@ -144,7 +147,7 @@ class Adapters:
             if _changed_ns(adapter) > self._began_ns:
                 self._note_changed(adapter)
                 return adapter
-            adapter.digest = self._digests.known(files) or ""
+            adapter.digest = self._remembered.known(files) or ""
         except (OSError, Incompatible) as error:
             logger.warning("adapter=%s cache=off reason=%r", path, str(error))
             return _Adapter(problem=UNREADABLE)

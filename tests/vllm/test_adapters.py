@@ -165,6 +165,26 @@ def test_hashing_holds_up_nobody_and_an_engine_that_comes_later_knows_at_once(fo
     assert ask(Engine(), lora(folder)) == key
 
 
+def test_the_first_look_at_an_adapter_is_quick_however_much_is_remembered(tmp_path, memory):
+    """It is the scheduler's: no request is computed meanwhile."""
+    folders = [write_adapter(tmp_path / f"adapters/{seed}", seed) for seed in range(21)]
+    draw = random.Random(0)
+    stamps = [":".join(str(draw.randrange(10**18)) for _ in range(5)) for _ in range(4000)]
+    memory.parent.mkdir(exist_ok=True)
+    memory.write_text(json.dumps({stamp: f"{draw.getrandbits(256):064x}" for stamp in stamps}))
+    memory.chmod(0o600)
+    known = file_digests.FileDigests(memory)
+    for folder in folders:
+        known.digest(adapters._files(folder))
+    engine = Engine()
+    took_s = []
+    for number, folder in enumerate(folders, 1):
+        began = time.perf_counter()
+        assert ask(engine, lora(folder, folder.name, number)) is not None, "it is remembered"
+        took_s.append(time.perf_counter() - began)
+    assert sorted(took_s)[len(took_s) // 2] < 0.005
+
+
 def test_few_adapters_wait_and_all_get_their_turn(tmp_path, monkeypatch):
     monkeypatch.setattr(adapters, "QUEUE_MAX", 2)
     folders = [write_adapter(tmp_path / str(seed), seed) for seed in range(6)]
