@@ -135,8 +135,8 @@ class Loader:
         started = time.perf_counter()
         spans = [span for span in order.spans if span.shard == self._shard]
         slots = [slot for span in spans for slot in span.slots]
-        self._client.connect()  # this process may not have mapped the arena yet
         try:
+            self._client.connect()  # this process may not have mapped the arena yet
             self._check(order)
             corrupt = self._copy(spans, after)
             in_time = time.monotonic() < order.deadline

@@ -164,6 +164,16 @@ class Saver:
             if grant.lease_id:
                 self._client.release(grant.lease_id)
             return
+        try:
+            self._fill(job, grant)
+        except Exception:
+            # No copy is in flight any more. Else the slots are this engine's for as long as it
+            # lives, and soon it has so many that it is given no other.
+            self._client.submit(lambda remote: remote.release(grant.lease_id))
+            raise
+
+    def _fill(self, job: _Job, grant: Grant) -> None:
+        """Copy, and commit what was copied; a job given up meanwhile is released."""
         started = time.perf_counter()
         copied = self._copy(job, grant.slots)
         if copied is None:

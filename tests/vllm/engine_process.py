@@ -184,9 +184,9 @@ class Engine:
         vars(pages).pop("read", None)
         read = pages.read
 
-        def late(*arguments: Any) -> None:
+        def late(*arguments: Any) -> Any:
             threading.Event().wait(seconds)
-            read(*arguments)
+            return read(*arguments)
 
         if seconds:
             pages.read = late

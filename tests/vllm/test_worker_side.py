@@ -337,6 +337,35 @@ def test_the_save_thread_survives_errors(side, client, error):
     assert len(client.committed) == 1
 
 
+@pytest.mark.parametrize("error", [Unavailable("not mapped"), RuntimeError("a bug")])
+@pytest.mark.parametrize("fails", ["view", "copy", "checksum", "commit"])
+def test_a_save_that_fails_gives_its_slots_back(side, client, pages, fails, error):
+    """Else they wait for the lease to end, in limbo for as long as the engine lives."""
+
+    def fail(*_):
+        raise error
+
+    view, read, commit = client.view, pages.read, client.commit
+    if fails == "view":
+        client.view = fail
+    elif fails == "commit":
+        client.commit = fail
+    elif fails == "copy":
+        pages.read = fail
+    else:
+        pages.read = lambda *arguments: (fail() for _ in read(*arguments))
+    side.begin_step(StepMetadata(saves=[save_order(4, 5)]))
+    assert side.saver.drain(5)
+    assert client.committed == {}
+    assert client.released == [1]
+    assert side.counters.totals["saves_dropped_down"] == 1
+    client.view, pages.read, client.commit = view, read, commit
+    side.begin_step(StepMetadata(saves=[save_order(4, 5)]))
+    assert side.saver.drain(5)
+    assert list(client.committed) == [2]
+    assert client.released == [1]
+
+
 def test_a_worker_that_holds_a_replica_saves_nothing(client, pages):
     side = WorkerSide(Settings("unix:/k"), client, pages, NAMESPACE, shard=0, writes=False)
     side.begin_step(StepMetadata(saves=[save_order(4, 5)]))
@@ -455,5 +484,6 @@ def test_every_load_is_reported_whatever_goes_wrong(side, client, pages, error):
     assert load(side, load_order(client)) == (set(), {"r"})
     pages.error, client.error = None, error
     assert load(side, load_order(client)) == (set(), {"r"})
+    assert client.released == [5, 5], "the lease of both"
     client.error = None
     assert load(side, load_order(client)) == ({"r"}, set())
