@@ -58,6 +58,7 @@ class Lookup:
         keys = keys[:KEYS_MAX]
         self.skip_blocks = skip_blocks
         self.instance = ""  # of the daemon's life that answered
+        self.offered = False  # vLLM asks again in every step until it has the device blocks
         self._client = client
         self._readers = readers
         self._asked_at = self.answered_at = time.monotonic()  # answered_at: set with the answer

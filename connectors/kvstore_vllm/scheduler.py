@@ -195,7 +195,9 @@ class SchedulerSide:
             self._give_up(tracked, late=offer is None)
             return 0, False
         tracked.asked_until = 0.0
-        self.counters.add(offered_tokens=offer)
+        if tracked.lookup is not None and not tracked.lookup.offered:
+            tracked.lookup.offered = True
+            self.counters.add(offered_tokens=offer)
         return offer, True
 
     def _offer(self, tracked: Tracked) -> int | None:

@@ -238,6 +238,7 @@ def test_a_hit_is_offered_beyond_what_the_engine_holds(engine):
     assert engine.side.num_new_matched_tokens(request, 8) == (12, True)
     assert len(engine.client.asked) == 1, "asking again needs no new lookup"
     assert engine.client.asked[0].keys == keys_of(request)
+    assert engine.side.counters.totals["offered_tokens"] == 20, "once, however often it is asked"
 
 
 def test_a_token_is_left_to_compute(engine):
