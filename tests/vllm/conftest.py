@@ -16,7 +16,7 @@ from tests.vllm.engines import EngineProcess, kvstore_transfer, make_models, mak
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory of the tiny models `llama` and `gemma3`."""
+    """The directory of the tiny models `llama`, `gemma3` and `drafter`."""
     pytest.importorskip("vllm")
     out = tmp_path_factory.mktemp("models")
     make_models(out)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvstore import Client
+from kvstore.testing.wait import until
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
 
@@ -35,6 +36,55 @@ def test_requests_preempted_while_their_blocks_are_saved_say_the_same(start_engi
     assert counters["loads"] > before
     assert counters["loads_failed"] == 0
     assert counters["corrupt_blocks"] == 0
+
+
+def test_requests_with_drafts_preempted_under_asynchronous_scheduling_say_the_same(
+    start_engine, daemon, prompt, models
+):
+    """A step is scheduled before the drafts of the last one are judged: what the scheduler knows
+    of a preempted request is ahead of its tokens. vLLM does not draft by n-grams there."""
+    prompts = [prompt(tokens, seed) for seed, tokens in enumerate((96, 70, 101, 64, 130, 45))]
+    options = {"dtype": "float32", "max_model_len": 512}
+    plain = start_engine("llama", None, **options)
+    alone = plain.generate(*prompts, max_tokens=200)
+    plain.close()
+    drafting = {
+        "method": "draft_model",
+        "model": str(models / "drafter"),
+        "num_speculative_tokens": 3,
+    }
+    engine = start_engine(
+        "llama",
+        daemon,
+        speculative_config=drafting,
+        async_scheduling=True,
+        num_gpu_blocks_override=24,
+        **options,
+    )
+    engine("slow_saves", seconds=0.02)
+    preemptions = 0.0
+    for cold in (True, False):
+        assert engine.generate(*prompts, max_tokens=200) == alone
+        counters = engine("counters")
+        assert counters["preemptions"] > preemptions
+        assert cold or counters["loads"] > 0
+        preemptions = counters["preemptions"]
+        engine("settle")
+        assert engine("held") == {}
+        engine("reset_prefix_cache")
+    assert engine.drafts() > engine.drafts(accepted=True) > 0
+    for failed in ("loads_failed", "corrupt_blocks", "saves_dropped_down", "lookups_failed"):
+        assert counters[failed] == 0, failed
+    until(lambda: not any(held_by_clients(daemon).values()))
+
+
+def held_by_clients(daemon) -> dict[str, int]:
+    with Client(daemon.target) as client:
+        stats = client.stats()
+    return {
+        "leases": stats["leases"],
+        **{name: stats["dram"][f"{name}_bytes"] for name in ("leased", "limbo", "pinned")},
+    }
 
 
 def test_an_engine_of_several_processes_saves_and_loads(start_engine, daemon, prompt):

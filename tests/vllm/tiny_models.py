@@ -2,9 +2,11 @@
 
     python tiny_models.py OUT
 
-writes OUT/llama (full attention only) and OUT/gemma3 (hybrid: five sliding-window layers for one of
-full attention). The usual initial range (0.02) collapses to one repeated token; 0.15 makes greedy
-output depend on the whole prompt, so that a wrong block of KV shows in the text.
+writes OUT/llama (full attention only), OUT/gemma3 (hybrid: five sliding-window layers for one of
+full attention) and OUT/drafter (a llama that often, not always, says what the other one does).
+
+The usual initial range (0.02) collapses to one repeated token; 0.15 makes greedy output depend on
+the whole prompt, so that a wrong block of KV shows in the text.
 """
 
 from __future__ import annotations
@@ -57,6 +59,14 @@ def make_gemma3() -> Gemma3ForCausalLM:
     return Gemma3ForCausalLM(config)
 
 
+def make_drafter() -> LlamaForCausalLM:
+    drafter = make_llama()
+    with torch.no_grad():
+        for weights in drafter.parameters():
+            weights.add_(0.05 * weights.std() * torch.randn_like(weights))
+    return drafter
+
+
 def make_tokenizer() -> PreTrainedTokenizerFast:
     """Return a word-level tokenizer of the words t4 ... t999."""
     words = {"<pad>": 0, "<s>": 1, "</s>": 2, "<unk>": 3}
@@ -74,7 +84,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 def main() -> None:
     out = Path(sys.argv[1])
-    for name, make in {"llama": make_llama, "gemma3": make_gemma3}.items():
+    for name, make in {"llama": make_llama, "gemma3": make_gemma3, "drafter": make_drafter}.items():
         torch.manual_seed(7)
         make().to(torch.bfloat16).save_pretrained(out / name)
         make_tokenizer().save_pretrained(out / name)
