@@ -31,11 +31,11 @@ SEED ?= 1
 GPU_SITE := build/gpu-site
 GPU_PATH := $(CURDIR):$(CURDIR)/connectors:$(CURDIR)/kernels:$(CURDIR)/benchmarks:$(CURDIR)/$(GPU_SITE)
 GPU_PYTHON ?= PYTHONPATH=$(GPU_PATH) python3
-GPU_TESTS := tests/kernels tests/transformers_connector tests/vllm/test_worker_on_device.py tests/bench/test_gpu.py
+GPU_TESTS := tests/kernels tests/connectors/transformers tests/connectors/vllm/test_worker_on_device.py tests/bench/test_gpu.py
 
 # Besides the version in .venv. What the connector does is tested with these; how fast, is not.
 VLLM_VERSIONS := 0.28.0 0.30.0
-VLLM_TESTS := tests/vllm/test_connector.py tests/vllm/test_restart.py tests/vllm/test_faults.py
+VLLM_TESTS := tests/connectors/vllm/test_connector.py tests/connectors/vllm/test_restart.py tests/connectors/vllm/test_faults.py
 
 help: ## list the commands
 	awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' Makefile
@@ -51,7 +51,7 @@ demo: setup-demo ## real vLLM with and without kvstore, up to killing both; writ
 	$(BIN)/python -m kvstore_bench.demo --model "$(MODEL)" $(ARGS)
 
 slowed: setup-demo ## stored prompts asked of a real vLLM while one tier is 50 times slower; writes build/slowed/result.json
-	$(BIN)/python -m kvstore_bench.slowed --model "$(MODEL)" $(ARGS)
+	$(BIN)/python -m kvstore_bench.tiers.slowed --model "$(MODEL)" $(ARGS)
 
 demo-native: setup-demo ## the same workload on vLLM's own offloading, beside ours; writes build/demo/native.json
 	$(BIN)/python -m kvstore_bench.demo --native --model "$(MODEL)" $(ARGS)
@@ -97,7 +97,7 @@ test-vllm-matrix: setup ## the connector's tests on every version of vLLM it sup
 	done; [ -z "$$failed" ] || { echo "failed in$$failed"; exit 1; }
 
 soak: setup ## 10 minutes of 200 concurrent requests, aborts, preemptions; prints what leaked, as JSON
-	$(BIN)/python -m tests.vllm.soak $(ARGS)
+	$(BIN)/python -m tests.connectors.vllm.soak $(ARGS)
 
 check: setup ## format, lint, types, layers, generated code, CUDA sources; changes nothing
 	$(BIN)/ruff format --check .

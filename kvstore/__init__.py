@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kvstore.block import (
+from kvstore.model.block import (
     BlockKey,
     Committed,
     FilePlace,
@@ -22,8 +22,8 @@ from kvstore.block import (
     Slot,
     Span,
 )
-from kvstore.checksum import checksum
-from kvstore.errors import (
+from kvstore.model.checksum import checksum
+from kvstore.model.errors import (
     ConfigError,
     CorruptBlock,
     Incompatible,
@@ -34,9 +34,9 @@ from kvstore.errors import (
     Unavailable,
     UnknownNamespace,
 )
-from kvstore.hint import HintKind, HintReport, Prefix, Short
-from kvstore.keys import KeyChain, root_key
-from kvstore.outcome import BlockRange, Ending, Explanation, Outcome, Reason
+from kvstore.model.hint import HintKind, HintReport, Prefix, Short
+from kvstore.model.keys import KeyChain, root_key
+from kvstore.model.outcome import BlockRange, Ending, Explanation, Outcome, Reason
 
 if TYPE_CHECKING:
     from kvstore.client import AsyncClient, Client

@@ -11,14 +11,14 @@ from typing import Any
 import click
 import msgspec
 
-from kvstore_bench import ratio_tables
-from kvstore_bench.chat import chat
-from kvstore_bench.compare_command import compare
-from kvstore_bench.exits import check_targets, explained, need, needs
-from kvstore_bench.options import PLOT, generator_options
+from kvstore_bench.chat.command import chat
+from kvstore_bench.chat.options import PLOT, generator_options
+from kvstore_bench.chat.reports.compare_command import compare
+from kvstore_bench.chat.workloads.workload import Conversation, dump, save
+from kvstore_bench.console import ratio_tables
+from kvstore_bench.console.exits import check_targets, explained, need, needs
+from kvstore_bench.console.progress import progress
 from kvstore_bench.peers.command import peers
-from kvstore_bench.progress import progress
-from kvstore_bench.workload import Conversation, dump, save
 
 _json = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 _path = click.option(
@@ -77,7 +77,7 @@ def make_conversations(output: Path, **shape: Any) -> None:
     Example:
       kvstore bench make-conversations chats.json --conversations 20 --turns 5 --seed 7
     """
-    from kvstore_bench.inputs import workload_of
+    from kvstore_bench.chat.inputs import workload_of
 
     with explained():
         found = workload_of(shape).dialogues
@@ -114,7 +114,7 @@ def store(
       kvstore bench store --resident-blocks 1000000 --json
     """
     with _measuring(as_json):
-        from kvstore_bench.store import StorePlan, run
+        from kvstore_bench.store.store import StorePlan, run
 
         plan = StorePlan(records, record_mib << 20, rounds, resident_blocks=resident_blocks)
         result = run(plan, lambda text: click.echo(text, err=True))
@@ -158,13 +158,13 @@ def tier(
 
     with _measuring(as_json):
         if kind == "object":
-            from kvstore_bench.object_tier import ObjectPlan
-            from kvstore_bench.object_tier import run as run_object
+            from kvstore_bench.tiers.object_tier import ObjectPlan
+            from kvstore_bench.tiers.object_tier import run as run_object
 
             result = run_object(ObjectPlan(record_mib << 20, **given), url, endpoint, say)
             _show({"tier": kind, **result}, as_json, ratio_tables.print_object_tier)
             return
-        from kvstore_bench.tier import TierPlan, run
+        from kvstore_bench.tiers.tier import TierPlan, run
 
         result = run(TierPlan(record_mib << 20, **given), path, say)
         _show({"tier": kind, **result}, as_json, ratio_tables.print_tier)
@@ -187,7 +187,7 @@ def recovery(*, path: Path, blocks: int, rounds: int, as_json: bool) -> None:
       kvstore bench recovery --blocks 100000 --json | jq .first_hit_s
     """
     with _measuring(as_json):
-        from kvstore_bench.recovery import RecoveryPlan, run
+        from kvstore_bench.tiers.recovery import RecoveryPlan, run
 
         result = run(RecoveryPlan(blocks, rounds), path, lambda text: click.echo(text, err=True))
         _show(result, as_json, ratio_tables.print_recovery)
@@ -211,8 +211,8 @@ def index(*, blocks: int, policies: str, daemons: bool, as_json: bool) -> None:
       kvstore bench index --daemons --json | jq .put_p50_us
     """
     with _measuring(as_json):
-        from kvstore_bench import index as planners
-        from kvstore_bench import index_daemon
+        from kvstore_bench.store import index as planners
+        from kvstore_bench.store import index_daemon
 
         plan = planners.IndexPlan(blocks, tuple(policies.split(",")))
         run = index_daemon.run if daemons else planners.run
@@ -239,7 +239,7 @@ def scrub(*, path: Path, flips: int, rate_mib: int, as_json: bool) -> None:
       kvstore bench scrub --json | jq .read_ratio_while_scrubbing
     """
     with _measuring(as_json):
-        from kvstore_bench.scrub import ScrubPlan, run
+        from kvstore_bench.tiers.scrub import ScrubPlan, run
 
         plan = ScrubPlan(flips=flips, nbytes_per_s=rate_mib << 20)
         result = run(plan, path, lambda text: click.echo(text, err=True))
@@ -282,8 +282,14 @@ def transformers(
       kvstore bench transformers --model /models/gemma --json | jq .ttft_dram_vs_cold
     """
     with _measuring(as_json, "torch", "transformers", plot=plot):
-        from kvstore_bench.plot_resumed import plot_resumed
-        from kvstore_bench.resumed import ResumePlan, asks, load_model, random_llama, run
+        from kvstore_bench.transformers.plot_resumed import plot_resumed
+        from kvstore_bench.transformers.resumed import (
+            ResumePlan,
+            asks,
+            load_model,
+            random_llama,
+            run,
+        )
 
         plan = ResumePlan(prompt_tokens=tokens, rounds=rounds, dram_bytes=dram_mib << 20)
         loaded = load_model(model, device) if model else random_llama(device)
@@ -310,7 +316,7 @@ def gpu(*, rounds: int, path: Path, as_json: bool) -> None:
       kvstore bench gpu --json | jq .gather_vs_copy
     """
     with _measuring(as_json, "torch", "transformers"):
-        from kvstore_bench.gpu import GpuPlan, cuda_device, run
+        from kvstore_bench.gpu.gpu import GpuPlan, cuda_device, run
 
         device = cuda_device()
         result = run(GpuPlan(rounds=rounds), path, device, lambda text: click.echo(text, err=True))

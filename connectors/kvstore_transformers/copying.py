@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from kvstore import checksum
-from kvstore.numa import cpus_near, pin_this_thread
+from kvstore.system.numa import cpus_near, pin_this_thread
 from kvstore_kernels.device import open_device
 from kvstore_kernels.host import HostPages
 from kvstore_kernels.lane import Lanes, Transfer

@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 import torch
 
 from kvstore import ConfigError, FilePlace, Unavailable
-from kvstore.numa import cpus_near, pin_this_thread
+from kvstore.system.numa import cpus_near, pin_this_thread
 from kvstore_kernels.device import open_device
 from kvstore_kernels.file_lane import FileLane, FilePart, FileTransfer
 from kvstore_kernels.packing import Leaves, kernels_work, open_paged

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from kvstore import BlockKey, InvalidRequest, Namespace
-from kvstore.policy import policy_by_name
+from kvstore.decide.policy import policy_by_name
 from kvstore.tier.dram.allocator import ExtentAllocator
 from kvstore_kernels.device import Device
 from kvstore_kernels.packing import Sums, open_paged

@@ -26,9 +26,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kvstore.config import default_digest_memory
-from kvstore.errors import Incompatible
-from kvstore.file_digests import FileDigests
+from kvstore.model.errors import Incompatible
+from kvstore.settings import default_digest_memory
+from kvstore.system.file_digests import FileDigests
 from kvstore_vllm.counters import Counters
 
 logger = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from typing import Any
 from vllm.distributed.kv_transfer.kv_connector.v1 import base
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
-from kvstore.errors import Incompatible
+from kvstore.model.errors import Incompatible
 
 FAILS_BY_REQUEST = hasattr(base, "KVConnectorTransferResults")
 STANDARD_LAYOUTS = "kv_cache_layout" in KVCacheConfig.__dataclass_fields__

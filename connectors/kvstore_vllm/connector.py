@@ -25,8 +25,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from kvstore import Client
-from kvstore.block import Namespace, model_name
-from kvstore.errors import ConfigError, Incompatible, KVStoreError
+from kvstore.model.block import Namespace, model_name
+from kvstore.model.errors import ConfigError, Incompatible, KVStoreError
 from kvstore_vllm import compat
 from kvstore_vllm.metadata import StepMetadata, WorkerFacts
 from kvstore_vllm.namespace import (

@@ -19,9 +19,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from kvstore.config import default_digest_memory
-from kvstore.errors import Incompatible
-from kvstore.file_digests import FileDigests
+from kvstore.model.errors import Incompatible
+from kvstore.settings import default_digest_memory
+from kvstore.system.file_digests import FileDigests
 
 logger = logging.getLogger(__name__)
 

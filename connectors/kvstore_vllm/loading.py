@@ -18,8 +18,8 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvstore import Client
-from kvstore.block import BlockKey, NamespaceId
-from kvstore.errors import CorruptBlock, KVStoreError, Unavailable
+from kvstore.model.block import BlockKey, NamespaceId
+from kvstore.model.errors import CorruptBlock, KVStoreError, Unavailable
 from kvstore_vllm.counters import Counters
 from kvstore_vllm.metadata import LoadOrder, LoadSpan
 

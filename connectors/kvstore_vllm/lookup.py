@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 
 from kvstore import AsyncClient, Client
-from kvstore.block import BlockKey, Grant, Namespace, NamespaceId
-from kvstore.errors import InvalidRequest, KVStoreError
+from kvstore.model.block import BlockKey, Grant, Namespace, NamespaceId
+from kvstore.model.errors import InvalidRequest, KVStoreError
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from kvstore.block import BlockKey, Namespace, NamespaceId, Slot
+from kvstore.model.block import BlockKey, Namespace, NamespaceId, Slot
 
 
 @dataclass(frozen=True, slots=True)

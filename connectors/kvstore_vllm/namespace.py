@@ -23,8 +23,8 @@ from vllm.v1.kv_cache_interface import (
     UniformTypeKVCacheSpecs,
 )
 
-from kvstore.block import Group, Namespace, model_name
-from kvstore.errors import Incompatible
+from kvstore.model.block import Group, Namespace, model_name
+from kvstore.model.errors import Incompatible
 from kvstore_vllm import compat
 from kvstore_vllm.fingerprint import Fingerprints, Source, weights_files
 

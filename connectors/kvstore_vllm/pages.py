@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 import torch
 
-from kvstore.checksum import checksum
-from kvstore.numa import cpus_near, pin_this_thread
+from kvstore.model.checksum import checksum
+from kvstore.system.numa import cpus_near, pin_this_thread
 from kvstore_kernels.device import open_device
 from kvstore_kernels.host import HostPages
 from kvstore_kernels.lane import Lanes, Transfer

@@ -17,8 +17,8 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from kvstore import AsyncClient, Client
-from kvstore.block import Grant, Namespace, Part, Slot, Span
-from kvstore.errors import InvalidRequest, KVStoreError
+from kvstore.model.block import Grant, Namespace, Part, Slot, Span
+from kvstore.model.errors import InvalidRequest, KVStoreError
 from kvstore_vllm.counters import Counters
 from kvstore_vllm.lookup import registered
 from kvstore_vllm.metadata import SaveOrder, SaveSpan

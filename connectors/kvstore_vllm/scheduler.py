@@ -18,8 +18,8 @@ import uuid
 from typing import Any
 
 from kvstore import Client
-from kvstore.block import Namespace, NamespaceId
-from kvstore.keys import root_key
+from kvstore.model.block import Namespace, NamespaceId
+from kvstore.model.keys import root_key
 from kvstore_vllm.adapters import Adapters
 from kvstore_vllm.counters import Counters
 from kvstore_vllm.hints import NO_HINTS, HintSender, read_hints

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from kvstore.errors import ConfigError
+from kvstore.model.errors import ConfigError
 
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=3600)]
 

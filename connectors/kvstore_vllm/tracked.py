@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import zip_longest
 from typing import Any
 
-from kvstore.block import BlockKey, Group
-from kvstore.keys import KeyChain, encode_extras
+from kvstore.model.block import BlockKey, Group
+from kvstore.model.keys import KeyChain, encode_extras
 from kvstore_vllm.hints import NO_HINTS, RequestHints
 from kvstore_vllm.lookup import Lookup
 from kvstore_vllm.metadata import SaveOrder, SaveSpan

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvstore import Client
-from kvstore.block import Namespace
+from kvstore.model.block import Namespace
 from kvstore_vllm.counters import Counters
 from kvstore_vllm.loading import Loader
 from kvstore_vllm.metadata import StepMetadata, in_epoch

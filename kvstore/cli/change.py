@@ -7,9 +7,9 @@ import sys
 
 import click
 
-from kvstore.block import BlockKey
 from kvstore.cli.namespaces import Start, find_namespace_id, namespace_id_option
 from kvstore.cli.target import Hash, connect, daemon_options
+from kvstore.model.block import BlockKey
 
 
 @click.command()

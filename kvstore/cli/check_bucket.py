@@ -10,8 +10,8 @@ from contextlib import aclosing
 
 from kvstore.cli.health import Finding, ok, wrong
 from kvstore.cli.words import duration
-from kvstore.config import ObjectSettings
-from kvstore.errors import ConfigError, CorruptBlock, KVStoreError
+from kvstore.model.errors import ConfigError, CorruptBlock, KVStoreError
+from kvstore.settings import ObjectSettings
 from kvstore.tier.object import Bucket
 from kvstore.tier.object.advice import advice
 from kvstore.tier.object.connect import connect

@@ -16,8 +16,8 @@ from kvstore.cli.health import Finding, daemon_health, note, ok, wrong
 from kvstore.cli.reach import reach, reach_of
 from kvstore.cli.target import connect
 from kvstore.client import Client
-from kvstore.config import ServerSettings, Settings, entries, parse_listen, settings_of
-from kvstore.errors import KVStoreError, Unauthorized, Unavailable
+from kvstore.model.errors import KVStoreError, Unauthorized, Unavailable
+from kvstore.settings import ServerSettings, Settings, entries, parse_listen, settings_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from kvstore.cli.health import Finding, note, ok, wrong
 from kvstore.cli.words import size
-from kvstore.config import FileSettings
+from kvstore.settings import FileSettings
 from kvstore.tier.file import RealDisk
 
 PROBE_NBYTES = 64 << 20

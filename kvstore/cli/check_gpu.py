@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from kvstore.cli.health import Finding, note, ok
-from kvstore.numa import Topology, pages_by_node, read_topology
+from kvstore.system.numa import Topology, pages_by_node, read_topology
 from kvstore.transport.unix_sockets import peer_of
 
 ABOUT = "NUMA"

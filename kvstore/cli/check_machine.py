@@ -10,8 +10,8 @@ from pathlib import Path
 
 from kvstore.cli.health import Finding, note, ok, wrong
 from kvstore.cli.words import size
-from kvstore.config import Settings
-from kvstore.memory import Fit, read_memory
+from kvstore.settings import Settings
+from kvstore.system.memory import Fit, read_memory
 
 DESCRIPTORS_SPARE = 512  # segments, extents, sockets of the daemon itself
 DESCRIPTORS_PER_SESSION = 4  # scheduler and workers: a link and a channel each

@@ -7,8 +7,8 @@ import json
 import click
 
 from kvstore.cli.target import connect, daemon_options
-from kvstore.config import Entry
-from kvstore.errors import ConfigError
+from kvstore.model.errors import ConfigError
+from kvstore.settings import Entry
 
 
 @click.group()

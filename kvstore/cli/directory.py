@@ -15,9 +15,9 @@ from typing import Any
 
 import click
 
-from kvstore.block import NamespaceId
 from kvstore.cli.words import SHORT_CHARS, size
-from kvstore.errors import ConfigError
+from kvstore.model.block import NamespaceId
+from kvstore.model.errors import ConfigError
 from kvstore.tier.file import Audit, Damage, FileTier, RealDisk, SegmentReport
 from kvstore.tier.file.directory import LOCK_NAME
 from kvstore.tier.file.roster import OWN_NAME

@@ -15,7 +15,7 @@ from kvstore.cli.check_machine import check_machine
 from kvstore.cli.check_vllm import check_vllm, read_arguments, read_config
 from kvstore.cli.health import Finding, is_wrong
 from kvstore.cli.target import Target, daemon_uid_option, target_for
-from kvstore.config import Settings, load_settings
+from kvstore.settings import Settings, load_settings
 
 
 @click.command()

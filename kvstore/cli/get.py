@@ -8,8 +8,6 @@ from pathlib import Path
 
 import click
 
-from kvstore.block import BlockKey, Namespace, NamespaceId
-from kvstore.checksum import checksum
 from kvstore.cli.namespaces import Start, find_namespace, namespace_option
 from kvstore.cli.outputs import check_outputs
 from kvstore.cli.put import IDENTITY
@@ -17,7 +15,9 @@ from kvstore.cli.target import Hash, connect, daemon_options
 from kvstore.cli.tokens import Tokens
 from kvstore.cli.words import SHORT_CHARS, reason_text
 from kvstore.client import Client
-from kvstore.keys import KeyChain, block_key, root_key
+from kvstore.model.block import BlockKey, Namespace, NamespaceId
+from kvstore.model.checksum import checksum
+from kvstore.model.keys import KeyChain, block_key, root_key
 
 
 @click.command()

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 import kvstore
-from kvstore.errors import ConfigError, KVStoreError, Unavailable
+from kvstore.model.errors import ConfigError, KVStoreError, Unavailable
 
 # Commands are imported when they are called: `serve` needs the whole daemon, `stats` only a client.
 # So what `kvstore --help` says of each stands here: group -> command -> (where it is, one line).

@@ -11,7 +11,7 @@ import click
 
 import kvstore
 from kvstore.cli.tree import walk
-from kvstore.errors import InvalidRequest
+from kvstore.model.errors import InvalidRequest
 
 
 @click.command()

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 import click
 
-from kvstore.block import KEY_NBYTES, Namespace, NamespaceId
 from kvstore.cli.kind import Kind
 from kvstore.cli.target import connect, daemon_options
 from kvstore.cli.words import SHORT_CHARS, percent, size
 from kvstore.client import Client
-from kvstore.namespaces import NamespaceUse
+from kvstore.decide.namespaces import NamespaceUse
+from kvstore.model.block import KEY_NBYTES, Namespace, NamespaceId
 
 START_CHARS_MIN = 4
 LISTED_MAX = 20

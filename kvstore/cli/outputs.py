@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kvstore.errors import InvalidRequest
+from kvstore.model.errors import InvalidRequest
 
 PLOT_SUFFIXES = (".png", ".svg", ".pdf")
 

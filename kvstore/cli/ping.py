@@ -12,7 +12,7 @@ import click
 from kvstore.cli.target import connect, daemon_options
 from kvstore.cli.words import duration
 from kvstore.client import Client
-from kvstore.errors import KVStoreError, Unavailable
+from kvstore.model.errors import KVStoreError, Unavailable
 
 WAIT_STEP_S = 0.1
 

@@ -13,12 +13,12 @@ from typing import Any
 
 import click
 
-from kvstore.block import RECORD_NBYTES_MAX
 from kvstore.cli.demand import demand_of, demand_options
 from kvstore.cli.model import model_options
 from kvstore.cli.words import size
-from kvstore.config import parse_size
-from kvstore.errors import ConfigError
+from kvstore.decide.policy import policy_by_name
+from kvstore.model.block import RECORD_NBYTES_MAX
+from kvstore.model.errors import ConfigError
 from kvstore.plan import (
     Budgeted,
     Drive,
@@ -32,9 +32,9 @@ from kvstore.plan import (
     within_endurance,
 )
 from kvstore.plan import size_tiers as find_sizes
-from kvstore.policy import policy_by_name
 from kvstore.replay import Workload, load_workload, workload_of
 from kvstore.replay.synth import BLOCK_TOKENS, Demand, synthesize_trace
+from kvstore.settings import parse_size
 
 MODEL_FLOPS_SHARE = 0.4  # of a GPU's peak that prefill reaches
 

@@ -7,12 +7,12 @@ from typing import BinaryIO
 
 import click
 
-from kvstore.block import RECORD_NBYTES_MAX, BlockKey, Group, Namespace
 from kvstore.cli.target import connect, daemon_options
 from kvstore.cli.tokens import Tokens
 from kvstore.cli.words import SHORT_CHARS, size
 from kvstore.client import Client
-from kvstore.keys import block_key, root_key
+from kvstore.model.block import RECORD_NBYTES_MAX, BlockKey, Group, Namespace
+from kvstore.model.keys import block_key, root_key
 
 IDENTITY = (("model", "cli"),)
 

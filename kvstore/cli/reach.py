@@ -6,7 +6,7 @@ from typing import Any
 
 from kvstore.cli.health import Finding, note, ok, wrong
 from kvstore.client.trust import user_name
-from kvstore.config import ServerSettings, parse_listen
+from kvstore.settings import ServerSettings, parse_listen
 
 ALL_OF_IT = "may read, record and wipe the cache"
 

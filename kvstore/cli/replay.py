@@ -13,17 +13,17 @@ from typing import Any
 
 import click
 
-from kvstore.block import RECORD_NBYTES_MAX
 from kvstore.cli.model import model_options
 from kvstore.cli.outputs import check_outputs, check_plot
 from kvstore.cli.replay_plot import check_matplotlib, plot_results
 from kvstore.cli.words import size
-from kvstore.config import ADMISSIONS, DramSettings, FileSettings, parse_size
-from kvstore.errors import ConfigError
+from kvstore.decide.policy import policy_by_name
+from kvstore.model.block import RECORD_NBYTES_MAX
+from kvstore.model.errors import ConfigError
 from kvstore.plan import ModelKV, load_model
-from kvstore.policy import policy_by_name
 from kvstore.replay import FORMATS, RECLAIMS, Result, Setup, Workload, load_workload, replay
 from kvstore.replay.bounds import Bounds
+from kvstore.settings import ADMISSIONS, DramSettings, FileSettings, parse_size
 
 KV_BYTES_PER_TOKEN = "128KiB"
 DAY_S = 86400.0

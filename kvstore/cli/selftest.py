@@ -12,13 +12,13 @@ from typing import Any
 
 import click
 
-from kvstore.block import BlockKey, Group, Namespace, NamespaceId
 from kvstore.cli.target import connect, daemon_options, daemon_uid
 from kvstore.cli.words import duration, size
 from kvstore.client import Client
-from kvstore.errors import KVStoreError
-from kvstore.hint import Prefix
-from kvstore.keys import KeyChain, root_key
+from kvstore.model.block import BlockKey, Group, Namespace, NamespaceId
+from kvstore.model.errors import KVStoreError
+from kvstore.model.hint import Prefix
+from kvstore.model.keys import KeyChain, root_key
 
 BLOCKS = 16
 RECORD_NBYTES = 128 << 10

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import click
 
-from kvstore import logs
-from kvstore.config import LOG_FORMATS, LOG_LEVELS, Settings, load_settings
-from kvstore.errors import ConfigError
+from kvstore.model.errors import ConfigError
+from kvstore.settings import LOG_FORMATS, LOG_LEVELS, Settings, load_settings
+from kvstore.system import logs
 
 logger = logging.getLogger(__name__)
 
@@ -74,9 +74,9 @@ def _short_options(**given: str | None) -> Sequence[str]:
 
 
 async def _run(settings: Settings, path: Path | None, overrides: Sequence[str]) -> None:
-    from kvstore import node
+    from kvstore import daemon
 
-    await node.serve(settings, path=path, overrides=overrides)
+    await daemon.serve(settings, path=path, overrides=overrides)
     # Calls and threads that a hung disk holds must not keep a drained daemon from ending.
     logging.shutdown()
     os._exit(0)

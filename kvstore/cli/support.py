@@ -22,11 +22,11 @@ from kvstore.cli.namespaces import namespace_json
 from kvstore.cli.outputs import check_outputs
 from kvstore.cli.target import Target, connect, daemon_uid_option, target_for
 from kvstore.client import Client
-from kvstore.config import Settings, load_settings
-from kvstore.errors import KVStoreError
-from kvstore.logs import LINES_MAX
-from kvstore.memory import read_memory
-from kvstore.redaction import redacted
+from kvstore.model.errors import KVStoreError
+from kvstore.settings import Settings, load_settings
+from kvstore.system.logs import LINES_MAX
+from kvstore.system.memory import read_memory
+from kvstore.system.redaction import redacted
 
 JOURNAL_S = 10.0
 _PACKAGE = "kvstore-tiers"

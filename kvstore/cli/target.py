@@ -7,11 +7,11 @@ from typing import Any, TypeVar
 
 import click
 
-from kvstore.block import KEY_NBYTES
 from kvstore.cli.kind import Kind
 from kvstore.client import Client
 from kvstore.client.target import default_target
-from kvstore.config import Settings, default_socket
+from kvstore.model.block import KEY_NBYTES
+from kvstore.settings import Settings, default_socket
 from kvstore.transport.unix_sockets import target_of
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -12,7 +12,7 @@ import click
 from kvstore.cli.target import connect, daemon_options
 from kvstore.cli.words import bar, duration, percent, size
 from kvstore.client import Client
-from kvstore.errors import Unavailable
+from kvstore.model.errors import Unavailable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -19,10 +19,10 @@ from kvstore.cli.target import connect, daemon_options, daemon_uid
 from kvstore.cli.trace_file import TraceWriter, writing
 from kvstore.cli.words import duration, size
 from kvstore.client import AsyncClient
-from kvstore.config import parse_size
-from kvstore.errors import KVStoreError
+from kvstore.model.errors import KVStoreError
 from kvstore.replay.recording import Recorded
 from kvstore.replay.synth import synthesize_trace
+from kvstore.settings import parse_size
 
 PROGRESS_REQUESTS = 1000
 

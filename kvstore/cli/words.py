@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvstore.outcome import Ending, Reason
+from kvstore.model.outcome import Ending, Reason
 
 SHORT_CHARS = 12  # of an id in hex, where people read it
 _SIZE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")

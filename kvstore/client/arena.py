@@ -17,10 +17,10 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from kvstore import errors
-from kvstore.block import Slot
 from kvstore.client.trust import check_daemon
-from kvstore.errors import Incompatible, InvalidRequest, KVStoreError, Unavailable
+from kvstore.model import errors
+from kvstore.model.block import Slot
+from kvstore.model.errors import Incompatible, InvalidRequest, KVStoreError, Unavailable
 from kvstore.transport.arena_wire import (
     Ended,
     Extent,

@@ -11,7 +11,12 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kvstore.block import (
+from kvstore.client.bulk import Bulk
+from kvstore.client.caller import Call, Caller
+from kvstore.client.recording import record
+from kvstore.client.target import default_target
+from kvstore.decide.namespaces import NamespaceUse
+from kvstore.model.block import (
     BlockKey,
     Buffer,
     Committed,
@@ -24,17 +29,12 @@ from kvstore.block import (
     Span,
     check_keys,
 )
-from kvstore.client.bulk import Bulk
-from kvstore.client.caller import Call, Caller
-from kvstore.client.recording import record
-from kvstore.client.target import default_target
-from kvstore.config import Entry
-from kvstore.errors import Incompatible, InvalidRequest, SessionEnded, Unavailable
-from kvstore.hint import HintKind, HintReport, Prefix
-from kvstore.namespaces import NamespaceUse
-from kvstore.outcome import REQUEST_ID_CHARS_MAX, Explanation, Outcome
+from kvstore.model.errors import Incompatible, InvalidRequest, SessionEnded, Unavailable
+from kvstore.model.hint import HintKind, HintReport, Prefix
+from kvstore.model.outcome import REQUEST_ID_CHARS_MAX, Explanation, Outcome
 from kvstore.rpc import RPC_VERSION
 from kvstore.rpc.v1 import kvstore_pb2 as pb
+from kvstore.settings import Entry
 from kvstore.transport.explain_messages import explanation_of, outcome_of
 from kvstore.transport.hint_messages import report_of
 from kvstore.transport.messages import committed_of, grant_of, spans_to_messages

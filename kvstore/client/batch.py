@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from kvstore.block import BlockKey, Buffer, NamespaceId, Part, Span
-from kvstore.errors import InvalidRequest
+from kvstore.model.block import BlockKey, Buffer, NamespaceId, Part, Span
+from kvstore.model.errors import InvalidRequest
 
 WINDOW_KEYS = 1024
 STREAM_BYTES_PER_S = 50e6  # slowest stream that is still waited for

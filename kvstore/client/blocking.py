@@ -9,7 +9,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from kvstore.block import (
+from kvstore.client.async_client import AsyncClient
+from kvstore.decide.namespaces import NamespaceUse
+from kvstore.model.block import (
     BlockKey,
     Buffer,
     Committed,
@@ -20,14 +22,12 @@ from kvstore.block import (
     Slot,
     Span,
 )
-from kvstore.client.async_client import AsyncClient
-from kvstore.config import Entry
-from kvstore.errors import InvalidRequest
-from kvstore.hint import HintReport, Prefix
-from kvstore.namespaces import NamespaceUse
-from kvstore.outcome import Explanation, Outcome
+from kvstore.model.errors import InvalidRequest
+from kvstore.model.hint import HintReport, Prefix
+from kvstore.model.outcome import Explanation, Outcome
 from kvstore.rpc.v1 import kvstore_pb2 as pb
-from kvstore.scheduling import run_promptly
+from kvstore.settings import Entry
+from kvstore.system.scheduling import run_promptly
 
 T = TypeVar("T")
 

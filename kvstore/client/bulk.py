@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
-from kvstore.block import BlockKey, Buffer, Committed, NamespaceId, Part, check_keys
 from kvstore.client.batch import WINDOW_KEYS, Batch
 from kvstore.client.caller import Caller
 from kvstore.client.copying import Copiers, Taken, Wanted
 from kvstore.client.file_reads import are_pages
 from kvstore.client.in_place import InPlace
 from kvstore.client.streams import Streams
-from kvstore.errors import InvalidRequest, KVStoreError, SessionEnded
+from kvstore.model.block import BlockKey, Buffer, Committed, NamespaceId, Part, check_keys
+from kvstore.model.errors import InvalidRequest, KVStoreError, SessionEnded
 
 if TYPE_CHECKING:
     from kvstore.client.async_client import AsyncClient

@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import grpc
 import grpc.aio
 
-from kvstore.block import BlockKey, Namespace, NamespaceId, check_keys
-from kvstore.breaker import Breaker
 from kvstore.client.arena import ClientArena
 from kvstore.client.connection import Connection
-from kvstore.errors import (
+from kvstore.model.block import BlockKey, Namespace, NamespaceId, check_keys
+from kvstore.model.errors import (
     InvalidRequest,
     KVStoreError,
     SessionEnded,
@@ -29,6 +28,7 @@ from kvstore.errors import (
 )
 from kvstore.rpc.status import error_of, is_answer
 from kvstore.rpc.v1 import kvstore_pb2 as pb
+from kvstore.system.breaker import Breaker
 
 if TYPE_CHECKING:  # the stub's asyncio type exists for type checkers only
     from kvstore.rpc.v1.kvstore_pb2_grpc import KVStoreAsyncStub

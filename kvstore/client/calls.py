@@ -15,7 +15,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from kvstore.client.trust import check_daemon
-from kvstore.errors import Incompatible, Unavailable
+from kvstore.model.errors import Incompatible, Unavailable
 from kvstore.rpc.v1 import kvstore_pb2 as pb
 from kvstore.transport.call_wire import METHODS, Frame, FrameLink, Kind, decode_status
 

@@ -13,7 +13,7 @@ import grpc.aio
 from kvstore.client.arena import ClientArena
 from kvstore.client.calls import CallStub
 from kvstore.client.trust import check_socket
-from kvstore.errors import SessionEnded, Unavailable
+from kvstore.model.errors import SessionEnded, Unavailable
 from kvstore.rpc import RPC_VERSION
 from kvstore.rpc.status import error_of
 from kvstore.rpc.v1 import kvstore_pb2 as pb

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from kvstore.checksum import checksum, copy_bytes, copy_in, copy_out
-from kvstore.outlive import ended, outlive
+from kvstore.model.checksum import checksum, copy_bytes, copy_in, copy_out
+from kvstore.system.threads import ended, outlive
 
 T = TypeVar("T")
 

@@ -21,10 +21,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvstore.block import PAGE_NBYTES, FilePlace
-from kvstore.checksum import PiecewiseChecksum
-from kvstore.errors import CorruptBlock, Unavailable
-from kvstore.outlive import ended, outlive
+from kvstore.model.block import PAGE_NBYTES, FilePlace
+from kvstore.model.checksum import PiecewiseChecksum
+from kvstore.model.errors import CorruptBlock, Unavailable
+from kvstore.system.threads import ended, outlive
 
 logger = logging.getLogger(__name__)
 

@@ -14,11 +14,11 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from kvstore.block import Committed, Grant
 from kvstore.client.batch import Batch
 from kvstore.client.copying import Copiers, Taken, Wanted, fill, take
 from kvstore.client.file_reads import FileRead, FileReads
-from kvstore.outlive import ended
+from kvstore.model.block import Committed, Grant
+from kvstore.system.threads import ended
 
 if TYPE_CHECKING:
     from kvstore.client.async_client import AsyncClient

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 
 import grpc.aio
 
-from kvstore.block import NamespaceId
 from kvstore.client.caller import Caller
+from kvstore.model.block import NamespaceId
 from kvstore.rpc.status import error_of
 from kvstore.rpc.v1 import kvstore_pb2 as pb
 

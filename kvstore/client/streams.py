@@ -6,12 +6,12 @@ from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from kvstore.block import Committed
-from kvstore.checksum import checksum
 from kvstore.client.batch import Batch
 from kvstore.client.caller import Caller
 from kvstore.client.copying import Copiers, Taken, Wanted, take
-from kvstore.errors import Incompatible, InvalidRequest
+from kvstore.model.block import Committed
+from kvstore.model.checksum import checksum
+from kvstore.model.errors import Incompatible, InvalidRequest
 from kvstore.rpc.v1 import kvstore_pb2 as pb
 from kvstore.transport.chunks import Scatter, gather
 from kvstore.transport.messages import committed_of

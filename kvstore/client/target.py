@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from kvstore.client.trust import check_socket
-from kvstore.config import default_socket, default_sockets, default_target_text
-from kvstore.errors import Unauthorized, Unavailable
+from kvstore.model.errors import Unauthorized, Unavailable
+from kvstore.settings import default_socket, default_sockets, default_target_text
 from kvstore.transport.unix_sockets import target_of
 
 

@@ -13,7 +13,7 @@ import socket
 import stat
 from pathlib import Path
 
-from kvstore.errors import Unauthorized, Unavailable
+from kvstore.model.errors import Unauthorized, Unavailable
 from kvstore.transport.unix_sockets import peer_of
 
 

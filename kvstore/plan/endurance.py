@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from kvstore.config import ADMISSIONS
+from kvstore.decide.policy.write_budget import BURST_S
 from kvstore.plan.hardware import Drive, Needs
 from kvstore.plan.sizing import DAY_S, Sizing, measure
-from kvstore.policy.write_budget import BURST_S
 from kvstore.replay import Workload
 from kvstore.replay.bounds import Bounds
+from kvstore.settings import ADMISSIONS
 
 ROUNDS_MAX = 4
 SPENT = DAY_S / (DAY_S + 2 * BURST_S)  # a day may see that much more than its share

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Any, NamedTuple
 
-from kvstore.errors import InvalidRequest
+from kvstore.model.errors import InvalidRequest
 
 LAYERS_MAX = 4096
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvstore.errors import InvalidRequest
+from kvstore.model.errors import InvalidRequest
 from kvstore.plan.layers import Kind, LayerKind, layer_kinds, whole
 from kvstore.plan.weights import active_weights
 

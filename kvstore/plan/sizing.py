@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from kvstore.errors import InvalidRequest
+from kvstore.model.errors import InvalidRequest
 from kvstore.replay import Result, Setup, Traffic, Workload, replay
 from kvstore.replay.bounds import Bounds
 from kvstore.replay.node import Node

@@ -18,7 +18,7 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from kvstore.errors import InvalidRequest
+from kvstore.model.errors import InvalidRequest
 
 _Draw = Callable[[random.Random], float]
 

@@ -33,7 +33,7 @@ from typing import Any, TextIO, TypeAlias
 
 import msgspec
 
-from kvstore.errors import InvalidRequest
+from kvstore.model.errors import InvalidRequest
 
 TRACE_NBYTES_MAX = 8 << 30
 TOKENS_MAX = 10_000_000

@@ -1,8 +1,8 @@
 """One node without bytes: the planner that ships, over spaces that only count.
 
-A request does what `kvstore.store` does for one: it is matched, what is in the file tier comes up,
-what is new is reserved and committed, and is written behind at once. Nothing takes time, so nobody
-waits, no lease expires and no promotion comes too late.
+A request does what `kvstore.store.store` does for one: it is matched, what is in the file tier
+comes up, what is new is reserved and committed, and is written behind at once. Nothing takes time,
+so nobody waits, no lease expires and no promotion comes too late.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from itertools import count
 from operator import attrgetter
 from typing import TypeVar
 
-from kvstore.block import PAGE_NBYTES, BlockKey, Group, Namespace, Part, Span, padded
-from kvstore.errors import InvalidRequest
-from kvstore.index import HeldSlot, StoredFrame
-from kvstore.planner import RUN_NBYTES_MAX, Planner, Reservation, Steps, Write
-from kvstore.policy import WriteBudget, policy_by_name
+from kvstore.decide.index import HeldSlot, StoredFrame
+from kvstore.decide.planner import RUN_NBYTES_MAX, Planner, Reservation, Steps, Write
+from kvstore.decide.policy import WriteBudget, policy_by_name
+from kvstore.model.block import PAGE_NBYTES, BlockKey, Group, Namespace, Part, Span, padded
+from kvstore.model.errors import InvalidRequest
 from kvstore.replay.room import LogRoom, Room
 
 PART = Part(0, 0)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from hashlib import blake2b
 from typing import Any, Protocol
 
-from kvstore.block import KEY_NBYTES
+from kvstore.model.block import KEY_NBYTES
 
 LAST_MAX = 4096  # requests remembered, to tell who asks again
 ENGINES_MAX = 1 << 16

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 
-from kvstore.block import Slot, padded
+from kvstore.model.block import Slot, padded
 
 RECLAIMS = ("punch", "reinsert")
 SEGMENTS_MAX = 64

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-from kvstore.errors import InvalidRequest
+from kvstore.model.errors import InvalidRequest
 from kvstore.replay.draws import Draws, parse_draws, zipf
 from kvstore.replay.formats import MOONCAKE_BLOCK_TOKENS, Row
 from kvstore.replay.steady import LIVES, Growth, Lives, Place

@@ -16,8 +16,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from kvstore.block import KEY_NBYTES, BlockKey
-from kvstore.errors import InvalidRequest
+from kvstore.model.block import KEY_NBYTES, BlockKey
+from kvstore.model.errors import InvalidRequest
 from kvstore.replay.formats import Row, TraceFile
 
 TEXT_BLOCK_TOKENS = 64

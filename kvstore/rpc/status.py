@@ -7,8 +7,8 @@ from typing import Final
 import grpc
 import grpc.aio
 
-from kvstore import errors
-from kvstore.errors import Incompatible, InvalidRequest, KVStoreError, Unavailable
+from kvstore.model import errors
+from kvstore.model.errors import Incompatible, InvalidRequest, KVStoreError, Unavailable
 
 ERROR_KEY: Final = "kvstore-error"
 RETRY_KEY: Final = "kvstore-retry-after-s"

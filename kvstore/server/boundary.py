@@ -12,8 +12,8 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from kvstore.errors import InvalidRequest, KVStoreError, Unavailable
-from kvstore.obs import Metrics
+from kvstore.metrics import Metrics
+from kvstore.model.errors import InvalidRequest, KVStoreError, Unavailable
 from kvstore.rpc.status import status_of
 from kvstore.server.tracing import Tracing, fail
 

@@ -15,9 +15,9 @@ from typing import Any, NoReturn
 
 import grpc
 
-from kvstore.descriptors import links_max
-from kvstore.errors import Incompatible, KVStoreError, Unauthorized, Unavailable
+from kvstore.model.errors import Incompatible, KVStoreError, Unauthorized, Unavailable
 from kvstore.rpc.status import status_of
+from kvstore.system.descriptors import links_max
 from kvstore.transport.arena_host import check_peer
 from kvstore.transport.call_wire import (
     METHODS,

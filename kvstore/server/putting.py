@@ -5,12 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from kvstore.block import BlockKey, Committed, Grant, Namespace, NamespaceId, Part, Span, padded
-from kvstore.checksum import checksum
-from kvstore.errors import CorruptBlock
-from kvstore.planner.leases import DAEMON_SESSION
+from kvstore.decide.planner.leases import DAEMON_SESSION
+from kvstore.model.block import (
+    BlockKey,
+    Committed,
+    Grant,
+    Namespace,
+    NamespaceId,
+    Part,
+    Span,
+    padded,
+)
+from kvstore.model.checksum import checksum
+from kvstore.model.errors import CorruptBlock
 from kvstore.rpc.v1 import kvstore_pb2 as pb
-from kvstore.store import Store
+from kvstore.store.store import Store
 from kvstore.transport.chunks import Scatter
 from kvstore.transport.messages import parent_of
 

@@ -13,9 +13,9 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from kvstore.block import KEY_NBYTES, Namespace, NamespaceId
-from kvstore.errors import InvalidRequest, Unavailable
-from kvstore.obs import Metrics
+from kvstore.metrics import Metrics
+from kvstore.model.block import KEY_NBYTES, Namespace, NamespaceId
+from kvstore.model.errors import InvalidRequest, Unavailable
 
 LISTENERS_MAX = 4
 QUEUE_REQUESTS_MAX = 8192

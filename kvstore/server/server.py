@@ -13,11 +13,8 @@ from typing import Any, Final
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from kvstore.config import parse_listen
-from kvstore.descriptors import raise_limit
-from kvstore.errors import ConfigError
-from kvstore.live_config import LiveConfig
-from kvstore.obs import Metrics
+from kvstore.metrics import Metrics
+from kvstore.model.errors import ConfigError
 from kvstore.rpc.v1 import kvstore_pb2_grpc as rpc
 from kvstore.server.boundary import Boundary
 from kvstore.server.calls import CallServer, Handler, own_session_only
@@ -32,7 +29,10 @@ from kvstore.server.sockets import (
     private_umask,
 )
 from kvstore.server.tracing import Tracing
-from kvstore.store import Store
+from kvstore.settings import parse_listen
+from kvstore.store.live_settings import LiveConfig
+from kvstore.store.store import Store
+from kvstore.system.descriptors import raise_limit
 from kvstore.transport.arena_host import ArenaHost
 from kvstore.transport.call_wire import METHODS, Method
 from kvstore.transport.messages import MESSAGE_NBYTES_MAX, Epoch

@@ -10,7 +10,10 @@ import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
-from kvstore.block import (
+from kvstore.decide.namespaces import NamespaceUse
+from kvstore.decide.planner import SessionId
+from kvstore.metrics import Metrics
+from kvstore.model.block import (
     KEY_NBYTES,
     BlockKey,
     Grant,
@@ -18,21 +21,18 @@ from kvstore.block import (
     NamespaceId,
     split_keys,
 )
-from kvstore.errors import InvalidRequest, Unauthorized, Unavailable
-from kvstore.hint import EXPECT_S_MAX, SESSION_ID_CHARS_MAX, Hint, HintKind
-from kvstore.live_config import LiveConfig
-from kvstore.logs import LAST_LINES, LINES_MAX
-from kvstore.namespaces import NamespaceUse
-from kvstore.obs import Metrics
-from kvstore.outcome import REQUEST_ID_CHARS_MAX
-from kvstore.planner import SessionId
+from kvstore.model.errors import InvalidRequest, Unauthorized, Unavailable
+from kvstore.model.hint import EXPECT_S_MAX, SESSION_ID_CHARS_MAX, Hint, HintKind
+from kvstore.model.outcome import REQUEST_ID_CHARS_MAX
 from kvstore.rpc.v1 import kvstore_pb2 as pb
 from kvstore.rpc.v1 import kvstore_pb2_grpc as rpc
 from kvstore.server.boundary import Context
 from kvstore.server.recorder import Lookup, Recorder
 from kvstore.server.stream_bounds import check_deadline
 from kvstore.server.streams import Streams
-from kvstore.store import Store
+from kvstore.store.live_settings import LiveConfig
+from kvstore.store.store import Store
+from kvstore.system.logs import LAST_LINES, LINES_MAX
 from kvstore.transport.arena_host import check_version
 from kvstore.transport.explain_messages import explanation_to_message, outcome_to_message
 from kvstore.transport.hint_messages import report_to_message

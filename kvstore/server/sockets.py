@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from kvstore.errors import ConfigError
+from kvstore.model.errors import ConfigError
 from kvstore.transport.unix_sockets import arena_socket_path, call_socket_path
 
 PROBE_TIMEOUT_S = 1.0

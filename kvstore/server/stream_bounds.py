@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
-from kvstore.errors import InvalidRequest, Unavailable
+from kvstore.model.errors import InvalidRequest, Unavailable
 
 T = TypeVar("T")
 

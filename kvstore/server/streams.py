@@ -11,15 +11,15 @@ import contextlib
 import mmap
 from collections.abc import AsyncIterator, Iterator, Sequence
 
-from kvstore.block import BlockKey, Committed, Grant, Namespace, NamespaceId, Part, Span
-from kvstore.checksum import copy_out
-from kvstore.errors import CorruptBlock, InvalidRequest, KVStoreError, Unavailable
-from kvstore.obs import Metrics
-from kvstore.planner.leases import DAEMON_SESSION
+from kvstore.decide.planner.leases import DAEMON_SESSION
+from kvstore.metrics import Metrics
+from kvstore.model.block import BlockKey, Committed, Grant, Namespace, NamespaceId, Part, Span
+from kvstore.model.checksum import copy_out
+from kvstore.model.errors import CorruptBlock, InvalidRequest, KVStoreError, Unavailable
 from kvstore.rpc.v1 import kvstore_pb2 as pb
 from kvstore.server.putting import Putting
 from kvstore.server.stream_bounds import STALL_S, Held, Room, Turns, in_time
-from kvstore.store import Store
+from kvstore.store.store import Store
 
 WINDOW_NBYTES = 1 << 20
 # gRPC holds a message several times for as long as nobody reads it, and cannot be told to drop it.

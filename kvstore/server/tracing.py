@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvstore.errors import ConfigError
+from kvstore.model.errors import ConfigError
 
 QUEUE_SPANS_MAX = 2048  # more are dropped: tracing may not hold the daemon up
 EXPORT_S = 1.0

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from kvstore.codec import Codec, codec_by_id, codec_by_name
-from kvstore.errors import CorruptBlock
+from kvstore.format.codec import Codec, codec_by_id, codec_by_name
+from kvstore.model.errors import CorruptBlock
 
 SIZES = (1, 2, 63, 4096, 65_537, 300_000)
 GUARD = 64

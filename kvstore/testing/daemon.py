@@ -17,8 +17,8 @@ from types import TracebackType
 from typing import Self
 
 import kvstore
-from kvstore.block import BlockKey, Namespace
 from kvstore.client import Client
+from kvstore.model.block import BlockKey, Namespace
 
 START_TIMEOUT_S = 20.0
 STOP_TIMEOUT_S = 20.0

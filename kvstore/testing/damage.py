@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvstore.block import BlockKey, NamespaceId, Part, Span
 from kvstore.client import Client
+from kvstore.model.block import BlockKey, NamespaceId, Part, Span
 
 
 def damage_resident(client: Client, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> None:

@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from kvstore.block import PAGE_NBYTES
+from kvstore.model.block import PAGE_NBYTES
 from kvstore.tier.file import RealDisk
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kvstore.block import BlockKey
-from kvstore.policy import Policy
+from kvstore.decide.policy import Policy
+from kvstore.model.block import BlockKey
 
 
 def key(name: int) -> BlockKey:

@@ -6,7 +6,7 @@ import hashlib
 
 import numpy as np
 
-from kvstore.block import BlockKey, Group, Namespace
+from kvstore.model.block import BlockKey, Group, Namespace
 
 RECORD_NBYTES = 20_000  # not a multiple of a page
 

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.error import HTTPError
 
-from kvstore.errors import Unavailable
+from kvstore.model.errors import Unavailable
 
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 10.0

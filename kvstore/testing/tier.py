@@ -13,8 +13,8 @@ from typing import Generic, TypeVar
 
 import pytest
 
-from kvstore.block import PAGE_NBYTES, padded
-from kvstore.errors import InvalidRequest
+from kvstore.model.block import PAGE_NBYTES, padded
+from kvstore.model.errors import InvalidRequest
 from kvstore.tier import Tier
 
 Place = TypeVar("Place")

@@ -10,9 +10,9 @@ import socket
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, TypeAlias
 
-from kvstore.descriptors import links_max
-from kvstore.errors import Incompatible, KVStoreError, Unauthorized, Unavailable
+from kvstore.model.errors import Incompatible, KVStoreError, Unauthorized, Unavailable
 from kvstore.rpc import RPC_VERSION
+from kvstore.system.descriptors import links_max
 from kvstore.transport.arena_wire import (
     Ended,
     Extent,

@@ -22,7 +22,7 @@ from typing import Annotated
 
 import msgspec
 
-from kvstore.errors import Incompatible
+from kvstore.model.errors import Incompatible
 
 PACKET_NBYTES_MAX = 4096
 _FD_NBYTES = array.array("i").itemsize

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from kvstore.errors import Incompatible
+from kvstore.model.errors import Incompatible
 from kvstore.rpc.v1 import kvstore_pb2 as pb
 from kvstore.transport.messages import MESSAGE_NBYTES_MAX
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from kvstore.errors import InvalidRequest
+from kvstore.model.errors import InvalidRequest
 from kvstore.transport.messages import CHUNK_NBYTES_MAX
 
 

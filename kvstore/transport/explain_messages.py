@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kvstore.block import NamespaceId
-from kvstore.outcome import BlockRange, Ending, Explanation, Outcome, Reason
+from kvstore.model.block import NamespaceId
+from kvstore.model.outcome import BlockRange, Ending, Explanation, Outcome, Reason
 from kvstore.rpc.v1 import kvstore_pb2 as pb
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvstore.hint import HintKind, HintReport, Short
+from kvstore.model.hint import HintKind, HintReport, Short
 from kvstore.rpc.v1 import kvstore_pb2 as pb
 
 

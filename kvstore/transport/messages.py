@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
 
-from kvstore.block import (
+from kvstore.model.block import (
     KEY_NBYTES,
     PAGE_NBYTES,
     BlockKey,
@@ -23,7 +23,7 @@ from kvstore.block import (
     Slot,
     Span,
 )
-from kvstore.errors import Incompatible, InvalidRequest
+from kvstore.model.errors import Incompatible, InvalidRequest
 from kvstore.rpc.v1 import kvstore_pb2 as pb
 
 NO_SLOT = NO_PLACE = 0xFFFFFFFF

@@ -9,10 +9,10 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
-from kvstore.errors import InvalidRequest
+from kvstore.model.errors import InvalidRequest
+from kvstore_bench.chat.reports.plot import plot_run
+from kvstore_bench.chat.workloads.workload import load
 from kvstore_bench.cli import bench
-from kvstore_bench.plot import plot_run
-from kvstore_bench.workload import load
 from tests.bench.stub import Script, StubServer, failing
 from tests.bench.test_report import sample
 

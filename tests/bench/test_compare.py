@@ -11,10 +11,10 @@ import pytest
 from click.testing import CliRunner
 from click.testing import Result as Invoked
 
-from kvstore.errors import InvalidRequest
-from kvstore_bench.bootstrap import clustered, draw_counts, rate_draws
+from kvstore.model.errors import InvalidRequest
+from kvstore_bench.chat.reports.bootstrap import clustered, draw_counts, rate_draws
+from kvstore_bench.chat.reports.compare import Request, Run, Settings, compare, differences, load
 from kvstore_bench.cli import bench
-from kvstore_bench.compare import Request, Run, Settings, compare, differences, load
 from tests.bench.stub import Script, StubServer
 
 QUICK = Settings(resamples=300)

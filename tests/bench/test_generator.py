@@ -7,10 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.errors import InvalidRequest
-from kvstore_bench.generator import Shape, SizeRange, Vocabulary, generate, vocabulary_of
-from kvstore_bench.words import WORDS
-from kvstore_bench.workload import dump, parse
+from kvstore.model.errors import InvalidRequest
+from kvstore_bench.chat.workloads.generator import (
+    Shape,
+    SizeRange,
+    Vocabulary,
+    generate,
+    vocabulary_of,
+)
+from kvstore_bench.chat.workloads.words import WORDS
+from kvstore_bench.chat.workloads.workload import dump, parse
 
 GOLDEN = "204e3f32f83a493ed999ff9346be71da42bb89c56b5c0312e74e9eacfb7ea7ba"
 

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 torch = pytest.importorskip("torch")
 
 from kvstore_bench.cli import bench  # noqa: E402
-from kvstore_bench.gpu import (  # noqa: E402
+from kvstore_bench.gpu.gpu import (  # noqa: E402
     LAYOUTS,
     GpuPlan,
     cuda_device,

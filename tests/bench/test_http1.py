@@ -8,8 +8,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from kvstore_bench import http1
-from kvstore_bench.http1 import ConnectFailed, Disconnected, Head, HTTPClient, MalformedResponse
+from kvstore_bench.chat import http1
+from kvstore_bench.chat.http1 import (
+    ConnectFailed,
+    Disconnected,
+    Head,
+    HTTPClient,
+    MalformedResponse,
+)
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 HELLO = CHUNKED + b"5;x=y\r\nhello\r\n6\r\n world\r\n0\r\nTrailer: 1\r\n\r\n"

@@ -1,7 +1,7 @@
 """What a block costs in memory is measured, and stays under its bound."""
 
-from kvstore_bench import index_daemon
-from kvstore_bench.index import IndexPlan, run
+from kvstore_bench.store import index_daemon
+from kvstore_bench.store.index import IndexPlan, run
 
 BYTES_PER_BLOCK_MAX = 700
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from kvstore.errors import InvalidRequest
-from kvstore_bench.drivers import gaps_s
-from kvstore_bench.generator import Shape, SizeRange, generate
-from kvstore_bench.runner import ChatOptions, Result, run_chat
-from kvstore_bench.sample import Sample
-from kvstore_bench.workload import Conversation, Message, Workload
+from kvstore.model.errors import InvalidRequest
+from kvstore_bench.chat.drivers import gaps_s
+from kvstore_bench.chat.runner import ChatOptions, Result, run_chat
+from kvstore_bench.chat.sample import Sample
+from kvstore_bench.chat.workloads.generator import Shape, SizeRange, generate
+from kvstore_bench.chat.workloads.workload import Conversation, Message, Workload
 from tests.bench.stub import Received, Script, StubServer, failing
 
 # How late a request may start on a busy machine.

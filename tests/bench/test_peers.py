@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from kvstore.errors import Unavailable
+from kvstore.model.errors import Unavailable
 from kvstore_bench.cli import bench
 from kvstore_bench.peers.blocks import Blocks
 from kvstore_bench.peers.course import GETS, PUTS, Course, result

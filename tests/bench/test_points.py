@@ -16,9 +16,9 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
-from kvstore_bench import overhead
+from kvstore_bench.chat import overhead
+from kvstore_bench.chat.reports.requests_csv import COLUMNS
 from kvstore_bench.cli import bench
-from kvstore_bench.requests_csv import COLUMNS
 from tests.bench.stub import Received, Script, StubServer, failing
 
 SMALL = ("--conversations", "2", "--turns", "2", "--first-tokens", "10:20")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kvstore_bench.recovery import RecoveryPlan, run
+from kvstore_bench.tiers.recovery import RecoveryPlan, run
 
 
 def test_a_killed_daemon_has_every_block_back(tmp_path: Path) -> None:

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore_bench.metrics import (
+from kvstore_bench.chat.metrics import (
     ServerCounts,
     difference,
     kvstore_counts,
     parse_counters,
     server_counts,
 )
-from kvstore_bench.report import Slo, distribution, request_record, summarize
-from kvstore_bench.sample import Failure, Sample
+from kvstore_bench.chat.reports.report import Slo, distribution, request_record, summarize
+from kvstore_bench.chat.sample import Failure, Sample
 
 STATISTICS = ("mean", "median", "p50", "p90", "p99", "std", "min", "max")
 LATENCIES = {f"{name}_{what}_ms" for what in ("ttft", "itl", "tpot", "e2el") for name in STATISTICS}

@@ -10,8 +10,8 @@ from click.testing import CliRunner
 pytest.importorskip("transformers")
 
 from kvstore.cli import main
-from kvstore_bench.resumed import ResumePlan, asks, run
-from tests.vllm.tiny_models import make_llama
+from kvstore_bench.transformers.resumed import ResumePlan, asks, run
+from tests.connectors.vllm.tiny_models import make_llama
 
 
 def test_a_round_compares_all_ways_to_a_first_token(tmp_path: Path) -> None:

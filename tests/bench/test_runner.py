@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from kvstore.errors import InvalidRequest, Unavailable
-from kvstore_bench.generator import Shape, SizeRange, generate
-from kvstore_bench.runner import CONSECUTIVE_FAILURES_MAX, ChatOptions, Result, run_chat
-from kvstore_bench.schedule import Job, schedule
-from kvstore_bench.workload import Conversation
+from kvstore.model.errors import InvalidRequest, Unavailable
+from kvstore_bench.chat.runner import CONSECUTIVE_FAILURES_MAX, ChatOptions, Result, run_chat
+from kvstore_bench.chat.schedule import Job, schedule
+from kvstore_bench.chat.workloads.generator import Shape, SizeRange, generate
+from kvstore_bench.chat.workloads.workload import Conversation
 from tests.bench.stub import Received, Script, StubServer, failing
 
 BROKEN = Script(status=500, error="broken")

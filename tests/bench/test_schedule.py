@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from kvstore_bench.generator import Shape, SizeRange, generate
-from kvstore_bench.schedule import ORDERS, Job, Order, Schedule, schedule
-from kvstore_bench.workload import Conversation
+from kvstore_bench.chat.schedule import ORDERS, Job, Order, Schedule, schedule
+from kvstore_bench.chat.workloads.generator import Shape, SizeRange, generate
+from kvstore_bench.chat.workloads.workload import Conversation
 
 
 def chats(conversations: int, turns: int) -> list[Conversation]:

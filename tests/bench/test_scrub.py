@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kvstore_bench.scrub import ScrubPlan, run
-from kvstore_bench.tier import TierPlan
+from kvstore_bench.tiers.scrub import ScrubPlan, run
+from kvstore_bench.tiers.tier import TierPlan
 
 
 def test_every_flip_is_found_and_reads_are_compared(tmp_path: Path) -> None:

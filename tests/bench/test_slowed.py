@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from kvstore_bench.slow_daemon import slower, slower_task
-from kvstore_bench.slowed import CASES, Answered, cases
+from kvstore_bench.tiers.slow_daemon import slower, slower_task
+from kvstore_bench.tiers.slowed import CASES, Answered, cases
 
 
 def test_a_slowed_call_takes_so_many_times_as_long_and_answers_the_same() -> None:
@@ -35,7 +35,7 @@ def test_a_slowed_task_fails_as_late_as_it_would_succeed() -> None:
 
 
 def test_a_tier_that_cannot_be_slowed_is_refused() -> None:
-    command = [sys.executable, "-m", "kvstore_bench.slow_daemon", "tape", "50", "serve"]
+    command = [sys.executable, "-m", "kvstore_bench.tiers.slow_daemon", "tape", "50", "serve"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
     assert "tape: slow down file or object" in done.stderr

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from kvstore_bench.cli import bench
-from kvstore_bench.store import StorePlan, Timing, run
+from kvstore_bench.store.store import StorePlan, Timing, run
 
 
 def test_the_json_has_every_ratio_and_what_it_was_made_of() -> None:

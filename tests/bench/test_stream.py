@@ -7,11 +7,11 @@ import socket
 
 import pytest
 
-from kvstore.errors import InvalidRequest, Unavailable
-from kvstore_bench.client import Endpoint, EndpointKind
-from kvstore_bench.sample import Sample
-from kvstore_bench.sse import EVENT_NBYTES_MAX, EventParser, MalformedStream
-from kvstore_bench.workload import Message
+from kvstore.model.errors import InvalidRequest, Unavailable
+from kvstore_bench.chat.client import Endpoint, EndpointKind
+from kvstore_bench.chat.sample import Sample
+from kvstore_bench.chat.sse import EVENT_NBYTES_MAX, EventParser, MalformedStream
+from kvstore_bench.chat.workloads.workload import Message
 from tests.bench.stub import Script, StubServer
 
 # How much later than sent a piece may be read on a busy machine.

@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 from kvstore_bench.cli import bench
-from kvstore_bench.fio import INSTALL
-from kvstore_bench.ratio_tables import print_tier
+from kvstore_bench.console.ratio_tables import print_tier
+from kvstore_bench.tiers.fio import INSTALL
 
 ARGUMENTS = ["tier", "--record-mib", "1", "--blocks", "64", "--rounds", "6", "--json"]
 

@@ -9,14 +9,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from kvstore.errors import InvalidRequest
-from kvstore_bench.bench_multiturn import BenchMultiturn, bench_multiturn
-from kvstore_bench.distributions import distribution
-from kvstore_bench.generate_config import generate_from
-from kvstore_bench.generator import Vocabulary
-from kvstore_bench.inputs import workload_of
-from kvstore_bench.multi_round_qa import MultiRoundQA, multi_round_qa, users
-from kvstore_bench.workload import Conversation, Workload, fingerprint
+from kvstore.model.errors import InvalidRequest
+from kvstore_bench.chat.inputs import workload_of
+from kvstore_bench.chat.workloads.bench_multiturn import BenchMultiturn, bench_multiturn
+from kvstore_bench.chat.workloads.distributions import distribution
+from kvstore_bench.chat.workloads.generate_config import generate_from
+from kvstore_bench.chat.workloads.generator import Vocabulary
+from kvstore_bench.chat.workloads.multi_round_qa import MultiRoundQA, multi_round_qa, users
+from kvstore_bench.chat.workloads.workload import Conversation, Workload, fingerprint
 
 # The sample that comes with vLLM's tool, but for the text file and smaller numbers.
 CONFIG: dict[str, Any] = {

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.errors import InvalidRequest
-from kvstore_bench.generator import Vocabulary
-from kvstore_bench.traces import Window, load_trace
-from kvstore_bench.traces.prompts import SPELL_WORDS, BlockText
-from kvstore_bench.workload import Workload, fingerprint
+from kvstore.model.errors import InvalidRequest
+from kvstore_bench.chat.traces import Window, load_trace
+from kvstore_bench.chat.traces.prompts import SPELL_WORDS, BlockText
+from kvstore_bench.chat.workloads.generator import Vocabulary
+from kvstore_bench.chat.workloads.workload import Workload, fingerprint
 
 TEXT = BlockText(Vocabulary(), seed="0")
 

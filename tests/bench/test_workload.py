@@ -6,8 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.errors import InvalidRequest
-from kvstore_bench.workload import Conversation, Message, dump, load, parse, save, transcript
+from kvstore.model.errors import InvalidRequest
+from kvstore_bench.chat.workloads.workload import (
+    Conversation,
+    Message,
+    dump,
+    load,
+    parse,
+    save,
+    transcript,
+)
 
 USER, ASSISTANT, SYSTEM = (Message(role, role) for role in ("user", "assistant", "system"))
 

@@ -13,7 +13,7 @@ from click import Context
 from kvstore import Client
 from kvstore.cli import main
 from kvstore.cli.inspect import readable
-from kvstore.config import load_settings
+from kvstore.settings import load_settings
 from kvstore.testing.daemon import Daemon
 from kvstore.testing.samples import sample_keys, sample_namespace, sample_records
 from tests.cli.run import kvstore

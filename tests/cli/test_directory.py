@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from kvstore import Client
-from kvstore.block import PAGE_NBYTES
+from kvstore.model.block import PAGE_NBYTES
 from kvstore.testing.daemon import Daemon
 from kvstore.testing.samples import sample_keys, sample_namespace, sample_records
 from tests.cli.run import kvstore
-from tests.tier_file.frames import NAMESPACE, flip, killed, physical_nbytes, put, segments
-from tests.tier_file.test_recovery import recovered_names
+from tests.tier.file.frames import NAMESPACE, flip, killed, physical_nbytes, put, segments
+from tests.tier.file.test_recovery import recovered_names
 
 
 @pytest.fixture

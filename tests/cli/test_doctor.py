@@ -18,7 +18,7 @@ import kvstore as package
 from kvstore.cli.check_machine import huge_pages
 from kvstore.cli.check_vllm import check_vllm, read_arguments
 from kvstore.cli.health import Level
-from kvstore.config import ObjectSettings
+from kvstore.settings import ObjectSettings
 from kvstore.testing.daemon import Daemon
 from kvstore.testing.seaweed import Seaweed
 from kvstore.tier.object.bucket import open_store

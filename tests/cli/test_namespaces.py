@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from kvstore import Client
-from kvstore.block import BlockKey, Namespace, NamespaceId
+from kvstore.model.block import BlockKey, Namespace, NamespaceId
 from kvstore.testing.daemon import Daemon
 from kvstore.testing.samples import sample_keys, sample_namespace, sample_records
 from tests.cli.run import kvstore

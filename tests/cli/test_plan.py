@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvstore.config import parse_size
+from kvstore.settings import parse_size
 from tests.cli.run import kvstore
 from tests.plan import configs
 from tests.replay.traces import chat, write

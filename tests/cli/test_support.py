@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 import kvstore as package
-from kvstore.block import Group, Namespace
 from kvstore.client import Client
-from kvstore.keys import KeyChain, root_key
+from kvstore.model.block import Group, Namespace
+from kvstore.model.errors import Unauthorized
+from kvstore.model.keys import KeyChain, root_key
 from kvstore.testing.daemon import Daemon
 from tests.cli.run import kvstore
 
@@ -83,7 +84,7 @@ def test_it_works_without_a_daemon_and_says_what_is_missing(tmp_path: Path) -> N
 def test_over_tcp_neither_settings_nor_log_are_told(tmp_path: Path) -> None:
     with Daemon(tcp=True) as daemon, Client(daemon.start().address) as client:
         for ask in (client.settings, client.log_lines):
-            with pytest.raises(package.errors.Unauthorized, match="unix socket"):
+            with pytest.raises(Unauthorized, match="unix socket"):
                 ask()
 
 

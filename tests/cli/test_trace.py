@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from kvstore.block import BlockKey, NamespaceId
 from kvstore.cli import main
 from kvstore.client import Client
+from kvstore.model.block import BlockKey, NamespaceId
 from kvstore.testing.daemon import Daemon
 from kvstore.testing.samples import RECORD_NBYTES, sample_keys, sample_namespace, sample_records
 from tests.cli.run import kvstore

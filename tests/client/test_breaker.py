@@ -1,6 +1,6 @@
 """The circuit breaker as a state machine, on a clock of the test's."""
 
-from kvstore.breaker import BACKOFF_MAX_S, BACKOFF_MIN_S, Breaker, State
+from kvstore.system.breaker import BACKOFF_MAX_S, BACKOFF_MIN_S, Breaker, State
 
 
 class Clock:

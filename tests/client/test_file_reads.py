@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from kvstore import AsyncClient, Client, Prefix, Unavailable
-from kvstore.block import BlockKey, FilePlace
-from kvstore.checksum import LEAF_NBYTES, checksum
 from kvstore.client.file_reads import FileRead, FileReads
+from kvstore.model.block import BlockKey, FilePlace
+from kvstore.model.checksum import LEAF_NBYTES, checksum
 from kvstore.testing.daemon import Daemon, restarted_with
 from kvstore.testing.samples import sample_keys, sample_namespace, sample_records
 from kvstore.testing.wait import until

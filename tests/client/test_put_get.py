@@ -20,8 +20,8 @@ from kvstore import (
     Unavailable,
     checksum,
 )
-from kvstore.block import Grant
 from kvstore.client.copying import Copiers
+from kvstore.model.block import Grant
 from kvstore.testing.daemon import Daemon
 from kvstore.testing.samples import RECORD_NBYTES, sample_keys, sample_namespace, sample_records
 from kvstore.testing.wait import until

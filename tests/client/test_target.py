@@ -15,8 +15,8 @@ import pytest
 import kvstore.client.target
 from kvstore import Client, Unavailable
 from kvstore.client.target import default_target
-from kvstore.config import default_socket, default_sockets
-from kvstore.errors import Unauthorized
+from kvstore.model.errors import Unauthorized
+from kvstore.settings import default_socket, default_sockets
 from kvstore.testing.daemon import Daemon
 from kvstore.testing.samples import sample_keys, sample_namespace, sample_records
 from kvstore.testing.wait import until

@@ -24,7 +24,7 @@ from click.testing import CliRunner
 from kvstore import Client, KeyChain, root_key
 from kvstore.cli import main
 from kvstore.cli.tree import walk
-from kvstore.config import load_settings
+from kvstore.settings import load_settings
 from kvstore.testing.daemon import Daemon
 from kvstore.testing.samples import sample_namespace, sample_records
 from kvstore_vllm.headers import _FIELDS as HEADERS
@@ -294,7 +294,7 @@ def test_a_block_of_python(block: Any, daemon: Daemon, tmp_path: Path) -> None:
     code = block.text.replace("unix:/run/kvstore/kvstore.sock", daemon.target)
     if "from_pretrained" in code:
         torch = pytest.importorskip("torch")
-        from tests.vllm.tiny_models import make_llama, make_tokenizer
+        from tests.connectors.vllm.tiny_models import make_llama, make_tokenizer
 
         torch.manual_seed(7)
         make_llama().save_pretrained(tmp_path / "model")

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 
 from kvstore import AsyncClient, Client, KVStoreError, Unavailable
-from kvstore.frame.page import guard
+from kvstore.format.frame.page import guard
 from kvstore.testing.samples import sample_keys, sample_namespace, sample_records
 from kvstore.testing.wait import until
 from tests.faults.scene import EngineProcess, Scene

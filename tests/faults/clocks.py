@@ -18,10 +18,10 @@ WALL_CLOCKS = {
 }
 PACKAGES = ("kvstore", "connectors/kvstore_vllm", "kernels/kvstore_kernels")
 # They stamp what they print and record, and decide nothing by it.
-STAMPS = ("kvstore/cli", "kvstore/server/recorder.py", "kvstore/logs.py")
+STAMPS = ("kvstore/cli", "kvstore/server/recorder.py", "kvstore/system/logs.py")
 # They ask how old files are, whose times are of that clock. A wrong answer costs hits.
 FILE_TIMES = (
-    "kvstore/file_digests.py",
+    "kvstore/system/file_digests.py",
     "connectors/kvstore_vllm/adapters.py",
     "connectors/kvstore_vllm/fingerprint.py",
 )

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kvstore import BlockKey, Client, Grant, KVStoreError, Span, checksum
-from kvstore.block import Part
+from kvstore.model.block import Part
 from kvstore.testing.samples import sample_keys, sample_namespace, sample_record
 
 PREFIXES = 12

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from kvstore import Client
-from kvstore.errors import Unavailable
+from kvstore.model.errors import Unavailable
 from kvstore.testing.daemon import Daemon
 from kvstore.testing.samples import sample_keys, sample_namespace, sample_records
 from kvstore.testing.wait import until

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 
 from kvstore import AsyncClient, Client, Span, Unavailable
-from kvstore.block import Part
-from kvstore.errors import InvalidRequest
+from kvstore.model.block import Part
+from kvstore.model.errors import InvalidRequest
 from kvstore.testing.daemon import Daemon
 from kvstore.testing.samples import sample_keys, sample_namespace, sample_records
 from kvstore.testing.wait import until

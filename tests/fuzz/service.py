@@ -15,13 +15,13 @@ from typing import Any
 
 from google.protobuf.message import DecodeError, Message
 
-from kvstore import checksum, config
-from kvstore.errors import KVStoreError
-from kvstore.live_config import LiveConfig
+from kvstore import checksum
+from kvstore.model.errors import KVStoreError
 from kvstore.rpc import RPC_VERSION
 from kvstore.rpc.v1 import kvstore_pb2 as pb
 from kvstore.server.recorder import Recorder
 from kvstore.server.service import Service
+from kvstore.store.live_settings import LiveConfig
 from kvstore.transport.messages import Epoch
 from tests.fuzz.targets import KEYS, NAMESPACE, RECORD_NBYTES, Target
 from tests.sim.daemon import Daemon, Settings
@@ -93,7 +93,7 @@ class Host:
             call_socket="/none",
             version="fuzz",
             recorder=Recorder(self._daemon.metrics),
-            config=LiveConfig(config.Settings(), store),
+            config=LiveConfig(settings.Settings(), store),
             addresses=dict,
         )
         self.run(self._daemon.start({}, []))

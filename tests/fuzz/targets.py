@@ -17,12 +17,9 @@ import msgspec
 from google.protobuf.message import DecodeError
 
 from kvstore import checksum
-from kvstore.block import PAGE_NBYTES, BlockKey, Group, Namespace, split_keys
-from kvstore.codec.lz4 import Lz4Codec
-from kvstore.codec.zstd import ZstdCodec
-from kvstore.config import load_settings, parse_listen, parse_size
-from kvstore.errors import KVStoreError
-from kvstore.frame import (
+from kvstore.format.codec.lz4 import Lz4Codec
+from kvstore.format.codec.zstd import ZstdCodec
+from kvstore.format.frame import (
     FrameHeader,
     FrameKind,
     RunBlock,
@@ -37,8 +34,11 @@ from kvstore.frame import (
     parse_segment_header,
     parse_trailer,
 )
-from kvstore.frame.page import BODY_NBYTES, guard
+from kvstore.format.frame.page import BODY_NBYTES, guard
+from kvstore.model.block import PAGE_NBYTES, BlockKey, Group, Namespace, split_keys
+from kvstore.model.errors import KVStoreError
 from kvstore.rpc.v1 import kvstore_pb2 as pb
+from kvstore.settings import load_settings, parse_listen, parse_size
 from kvstore.tier.file.found import Found
 from kvstore.tier.file.recovery import adopted, load_segment
 from kvstore.tier.file.segment_file import SegmentFiles, segment_name

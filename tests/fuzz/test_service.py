@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from kvstore import Client
 from kvstore.client.arena import ClientArena
-from kvstore.errors import Incompatible, KVStoreError
+from kvstore.model.errors import Incompatible, KVStoreError
 from kvstore.rpc import RPC_VERSION
 from kvstore.testing.daemon import Daemon
 from kvstore.testing.samples import sample_keys, sample_namespace, sample_records

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from kvstore.config import load_settings
+from kvstore.settings import load_settings
 from kvstore.testing.daemon import Daemon
 from kvstore_vllm.settings import parse_settings
 from tests.cli.parse import parse

@@ -23,7 +23,7 @@ def python(code: str) -> str:
     return ran.stdout
 
 
-@pytest.mark.parametrize("module", ["kvstore", "kvstore.client", "kvstore.node", "kvstore.cli"])
+@pytest.mark.parametrize("module", ["kvstore", "kvstore.client", "kvstore.daemon", "kvstore.cli"])
 def test_the_core_imports_nothing_heavy(module: str) -> None:
     loaded = set(python(f"import sys, {module}; print(*sys.modules)").split())
     assert not loaded & {"torch", "cupy", "vllm", "ucxx", "transformers", "matplotlib", "aiohttp"}
@@ -65,8 +65,8 @@ import sys
 absent = ("rich", "matplotlib", "uvloop", "aiohttp", "obstore", "vllm", "opentelemetry")
 for name in absent:
     sys.modules[name] = None  # importing it fails
-import kvstore.node
-import kvstore_bench.gpu
+import kvstore.daemon
+import kvstore_bench.gpu.gpu
 import kvstore_vllm.worker
 from kvstore.cli import main
 main(["bench", "gpu", "--json"])

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from kvstore.config import ADMISSIONS
 from kvstore.plan import Budgeted, Drive, Needs, Sizing, Target, needs_of, size_tiers
 from kvstore.plan import within_endurance as found_within
 from kvstore.replay import Workload, replay, workload_of
 from kvstore.replay.bounds import Bounds
 from kvstore.replay.synth import KINDS, synthesize_trace, with_rate
+from kvstore.settings import ADMISSIONS
 
 TARGET = Target(hits=0.9, dram_hits=0.3, policy="lru", record_nbytes=64 << 20)
 DRIVE = Drive(nbytes=4 << 40, dwpd=1.0, read=6 << 30, write=3 << 30)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvstore.errors import InvalidRequest
+from kvstore.model.errors import InvalidRequest
 from kvstore.plan import load_model
 from kvstore.plan.layers import Kind, layer_kinds
 from kvstore.plan.model import model_of

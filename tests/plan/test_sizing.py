@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvstore.errors import InvalidRequest
+from kvstore.model.errors import InvalidRequest
 from kvstore.plan import Drive, Prices, Sizing, Target, needs_of, size_tiers
 from kvstore.replay import Setup, Workload, replay, workload_of
 from kvstore.replay.bounds import Bounds

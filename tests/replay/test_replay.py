@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstore.block import PAGE_NBYTES
-from kvstore.config import ADMISSIONS
-from kvstore.errors import InvalidRequest
-from kvstore.policy.registry import BUILT_IN
+from kvstore.decide.policy.registry import BUILT_IN
+from kvstore.model.block import PAGE_NBYTES
+from kvstore.model.errors import InvalidRequest
 from kvstore.replay import Result, Setup, Workload, load_workload, replay
 from kvstore.replay.bounds import Bounds
 from kvstore.replay.node import Node
 from kvstore.replay.room import LogRoom
+from kvstore.settings import ADMISSIONS
 from tests.replay.traces import chat, mooncake, write
 
 

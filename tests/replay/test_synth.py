@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.errors import InvalidRequest
+from kvstore.model.errors import InvalidRequest
 from kvstore.replay import load_workload, workload_of
 from kvstore.replay.draws import parse_draws, zipf
 from kvstore.replay.synth import (

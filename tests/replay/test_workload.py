@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvstore.errors import InvalidRequest
+from kvstore.model.errors import InvalidRequest
 from kvstore.replay import Workload, load_workload
 from tests.replay.traces import mooncake, write
 

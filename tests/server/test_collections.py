@@ -10,7 +10,7 @@ SCRIPT = """
 import gc
 import weakref
 
-from kvstore.node import bound_collections
+from kvstore.daemon import bound_collections
 
 
 class Call:

@@ -9,8 +9,8 @@ import grpc
 import pytest
 
 from kvstore import Client, Group, Namespace, Part, Slot, Span
-from kvstore.block import BlockKey, NamespaceId
-from kvstore.outcome import Outcome, Reason
+from kvstore.model.block import BlockKey, NamespaceId
+from kvstore.model.outcome import Outcome, Reason
 from kvstore.rpc import RPC_VERSION
 from kvstore.rpc.v1 import kvstore_pb2 as pb
 from kvstore.rpc.v1 import kvstore_pb2_grpc as rpc

@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from kvstore import AsyncClient, Client, HintKind, InvalidRequest, KeyChain, Prefix, Short, root_key
-from kvstore.block import BlockKey, NamespaceId
+from kvstore.model.block import BlockKey, NamespaceId
 from kvstore.rpc.v1 import kvstore_pb2 as pb
 from kvstore.rpc.v1 import kvstore_pb2_grpc as rpc
 from kvstore.testing.daemon import Daemon

@@ -14,7 +14,7 @@ import grpc
 import pytest
 
 from kvstore import Client
-from kvstore.errors import KVStoreError
+from kvstore.model.errors import KVStoreError
 from kvstore.testing.daemon import Daemon
 from kvstore.testing.samples import sample_keys, sample_namespace, sample_records
 from kvstore.testing.wait import until

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from kvstore.block import BlockKey, Group, Namespace
 from kvstore.client import Client
-from kvstore.errors import ConfigError, Unauthorized
-from kvstore.keys import KeyChain, root_key
+from kvstore.model.block import BlockKey, Group, Namespace
+from kvstore.model.errors import ConfigError, Unauthorized
+from kvstore.model.keys import KeyChain, root_key
 from kvstore.testing.daemon import Daemon
 from kvstore.testing.wait import until
 from tests.cli.run import kvstore

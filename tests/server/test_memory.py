@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.client import Client
-from kvstore.memory import GIB, MIB, OOM_SCORE_FIRST, Bound, Memory
+from kvstore.system.memory import GIB, MIB, OOM_SCORE_FIRST, Bound, Memory
 from kvstore.testing.daemon import Daemon
 from kvstore.testing.wait import until
 from kvstore.tier.dram import Arena, arena

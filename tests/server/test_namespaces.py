@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from kvstore import AsyncClient, Client, Part, Prefix, Span, UnknownNamespace
-from kvstore.block import Namespace, NamespaceId
-from kvstore.checksum import checksum
-from kvstore.namespaces import EMPTY_MIN, NAMESPACES_MAX
+from kvstore.decide.namespaces import EMPTY_MIN, NAMESPACES_MAX
+from kvstore.model.block import Namespace, NamespaceId
+from kvstore.model.checksum import checksum
 from kvstore.testing.daemon import Daemon
 from kvstore.testing.samples import sample_keys, sample_namespace, sample_records
 from kvstore.testing.wait import until

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kvstore import Client
-from kvstore.errors import ConfigError
+from kvstore.model.errors import ConfigError
 from kvstore.server.sockets import owned_socket_path
 from kvstore.testing.daemon import Daemon
 from kvstore.testing.samples import sample_keys, sample_namespace, sample_records

@@ -14,13 +14,13 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from kvstore.block import Group, Namespace
 from kvstore.client import Client
-from kvstore.config import load_settings
-from kvstore.errors import KVStoreError
-from kvstore.keys import KeyChain, root_key
-from kvstore.node import Node
+from kvstore.daemon import Node
+from kvstore.model.block import Group, Namespace
+from kvstore.model.errors import KVStoreError
+from kvstore.model.keys import KeyChain, root_key
 from kvstore.server import health, metrics_port
+from kvstore.settings import load_settings
 from kvstore.testing.daemon import Daemon
 from kvstore.testing.wait import until
 

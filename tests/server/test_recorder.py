@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from kvstore.errors import InvalidRequest, Unavailable
-from kvstore.obs import Metrics
+from kvstore.metrics import Metrics
+from kvstore.model.errors import InvalidRequest, Unavailable
 from kvstore.server.recorder import LISTENERS_MAX, QUEUE_REQUESTS_MAX, Lookup, Recorder
 from kvstore.testing.samples import sample_keys, sample_namespace
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from kvstore import Client
-from kvstore.block import PAGE_NBYTES, padded
+from kvstore.model.block import PAGE_NBYTES, padded
 from kvstore.testing.daemon import Daemon, restarted_with
 from kvstore.testing.damage import damage_resident
 from kvstore.testing.samples import sample_keys, sample_namespace, sample_records
-from tests.tier_file.frames import flip
+from tests.tier.file.frames import flip
 
 SPACE = sample_namespace("reports", 2 * PAGE_NBYTES)
 KEYS = sample_keys("reports", 8)

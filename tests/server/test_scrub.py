@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from kvstore import Client, Match
-from kvstore.block import PAGE_NBYTES, padded
+from kvstore.model.block import PAGE_NBYTES, padded
 from kvstore.testing.daemon import Daemon
 from kvstore.testing.samples import (
     RECORD_NBYTES,
@@ -14,7 +14,7 @@ from kvstore.testing.samples import (
     sample_records,
 )
 from kvstore.testing.wait import until
-from tests.tier_file.frames import flip
+from tests.tier.file.frames import flip
 
 SCRUB = ("file.scrub=1GiB", "file.scrub_every_s=0.2")
 KEYS = sample_keys("scrubbed", 32)

@@ -18,8 +18,8 @@ import pytest
 
 from kvstore import AsyncClient, Client, Part, Span
 from kvstore.client.connection import Connection
-from kvstore.errors import Unauthorized
-from kvstore.planner.leases import DAEMON_SESSION
+from kvstore.decide.planner.leases import DAEMON_SESSION
+from kvstore.model.errors import Unauthorized
 from kvstore.rpc.status import error_of
 from kvstore.rpc.v1 import kvstore_pb2 as pb
 from kvstore.rpc.v1 import kvstore_pb2_grpc as rpc
@@ -37,7 +37,7 @@ UNSHARE = shutil.which("unshare")
 VICTIM = """
 import json, sys
 from kvstore import Client, Part, Span
-from kvstore.checksum import checksum
+from kvstore.model.checksum import checksum
 from kvstore.testing.samples import sample_keys, sample_namespace, sample_records
 
 space, keys = sample_namespace(), sample_keys("victim", 4)

@@ -14,9 +14,9 @@ import grpc.aio
 import pytest
 
 from kvstore import Client
-from kvstore.block import BlockKey
-from kvstore.checksum import checksum
-from kvstore.errors import Unavailable
+from kvstore.model.block import BlockKey
+from kvstore.model.checksum import checksum
+from kvstore.model.errors import Unavailable
 from kvstore.rpc.v1 import kvstore_pb2 as pb
 from kvstore.rpc.v1 import kvstore_pb2_grpc as rpc
 from kvstore.server.stream_bounds import STALL_S, STREAMS_MAX, Room

@@ -10,18 +10,18 @@ from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
-from kvstore.block import PAGE_NBYTES, BlockKey, Committed, Grant, Slot, Span
-from kvstore.codec import codec_by_name
-from kvstore.config import LimitSettings
-from kvstore.errors import KVStoreError
-from kvstore.frame import FOOTER_RECORD_NBYTES_MAX
-from kvstore.hint import Hint, HintKind
-from kvstore.index import StoredPart
-from kvstore.mover import Mover
-from kvstore.obs import Metrics
-from kvstore.planner import DAEMON_SESSION, Planner, SessionId, Write
-from kvstore.scrub import Scrub
-from kvstore.store import Member, Store
+from kvstore.decide.index import StoredPart
+from kvstore.decide.planner import DAEMON_SESSION, Planner, SessionId, Write
+from kvstore.format.codec import codec_by_name
+from kvstore.format.frame import FOOTER_RECORD_NBYTES_MAX
+from kvstore.metrics import Metrics
+from kvstore.model.block import PAGE_NBYTES, BlockKey, Committed, Grant, Slot, Span
+from kvstore.model.errors import KVStoreError
+from kvstore.model.hint import Hint, HintKind
+from kvstore.move.scrub import Scrub
+from kvstore.move.write_behind import Mover
+from kvstore.settings import LimitSettings
+from kvstore.store.store import Member, Store
 from kvstore.tier.dram import Arena
 from kvstore.tier.file import Devices, FileExtent, Mount
 from tests.sim.disk import Platter, SimDisk

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kvstore.block import PAGE_NBYTES
-from kvstore.frame import FrameKind
+from kvstore.format.frame import FrameKind
+from kvstore.model.block import PAGE_NBYTES
 from kvstore.tier.file import Sizes
 
 SECTOR_NBYTES = 512

@@ -11,10 +11,10 @@ from collections.abc import Awaitable, Callable
 from random import Random
 from typing import Any, TypeVar
 
-from kvstore.block import BlockKey, Grant, Span
-from kvstore.errors import InvalidRequest, KVStoreError, SessionEnded, Unavailable
-from kvstore.hint import HintKind
-from kvstore.store import Member
+from kvstore.model.block import BlockKey, Grant, Span
+from kvstore.model.errors import InvalidRequest, KVStoreError, SessionEnded, Unavailable
+from kvstore.model.hint import HintKind
+from kvstore.store.store import Member
 from tests.sim.daemon import LEASE_S, Daemon, items
 from tests.sim.model import CHAIN_BLOCKS, CHAINS, PARTS, SPEC, Version, Violation
 

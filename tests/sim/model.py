@@ -12,9 +12,9 @@ import random
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from kvstore.block import BlockKey, Group, Namespace, Part
-from kvstore.checksum import checksum
-from kvstore.keys import KeyChain, root_key
+from kvstore.model.block import BlockKey, Group, Namespace, Part
+from kvstore.model.checksum import checksum
+from kvstore.model.keys import KeyChain, root_key
 
 SPEC = Namespace(2, (Group("full", 9000), Group("window", 4096, window_tokens=5)), ())
 PARTS = (Part(0, 0), Part(1, 0))

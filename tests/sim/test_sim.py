@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from kvstore.index import StoredFrame
-from kvstore.planner import Leases, Planner
+from kvstore.decide.index import StoredFrame
+from kvstore.decide.planner import Leases, Planner
 from kvstore.tier.file import FileExtent, FileTier
 from tests.sim.world import run_seed
 

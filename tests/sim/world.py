@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from random import Random
 from typing import Any
 
-from kvstore.block import PAGE_NBYTES
+from kvstore.model.block import PAGE_NBYTES
 from tests.sim.daemon import Daemon, Framed, Settings
 from tests.sim.disk import Platter
 from tests.sim.engine import Engine, Wire

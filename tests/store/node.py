@@ -9,25 +9,25 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from kvstore.block import BlockKey, Committed, Grant, Group, Namespace, Part, Span
-from kvstore.checksum import checksum
-from kvstore.codec import codec_by_name
-from kvstore.config import LimitSettings, ObjectSettings
-from kvstore.hint import Hint, HintKind, HintReport
-from kvstore.keys import KeyChain, root_key
-from kvstore.mover import Mover
-from kvstore.objects import Objects
-from kvstore.obs import Metrics
-from kvstore.planner import DAEMON_SESSION, Planner
-from kvstore.policy import WriteBudget, policy_by_name
-from kvstore.promotion import Promotion
-from kvstore.store import Store
+from kvstore.decide.planner import DAEMON_SESSION, Planner
+from kvstore.decide.policy import WriteBudget, policy_by_name
+from kvstore.format.codec import codec_by_name
+from kvstore.metrics import Metrics
+from kvstore.model.block import BlockKey, Committed, Grant, Group, Namespace, Part, Span
+from kvstore.model.checksum import checksum
+from kvstore.model.hint import Hint, HintKind, HintReport
+from kvstore.model.keys import KeyChain, root_key
+from kvstore.move.object_side import Objects
+from kvstore.move.promote import Promotion
+from kvstore.move.write_behind import Mover
+from kvstore.settings import LimitSettings, ObjectSettings
+from kvstore.store.store import Store
 from kvstore.tier.dram import Arena
 from kvstore.tier.file import Devices, Disk
 from kvstore.tier.object import ObjectTier
 from kvstore.tier.object.connect import connect
 from tests.sim.loop import SimLoop
-from tests.tier_object.gate import GatedBucket
+from tests.tier.object.gate import GatedBucket
 
 T = TypeVar("T")
 RECORD = 10_000  # not a whole number of pages, on purpose

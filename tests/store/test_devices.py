@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.block import BlockKey
-from kvstore.index import HeldSlot
-from kvstore.outcome import Reason
-from kvstore.planner import DAEMON_SESSION
+from kvstore.decide.index import HeldSlot
+from kvstore.decide.planner import DAEMON_SESSION
+from kvstore.model.block import BlockKey
+from kvstore.model.outcome import Reason
 from kvstore.testing.disks import FaultyDisk, failing
 from kvstore.tier.file import Device, DeviceState, DiskFailed, admission
 from tests.store.node import FULL, SPEC, Node, chain, record_bytes

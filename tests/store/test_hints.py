@@ -8,11 +8,11 @@ from random import Random
 
 import pytest
 
-from kvstore.block import BlockKey
-from kvstore.errors import InvalidRequest
-from kvstore.hint import Hint, HintKind, Short
-from kvstore.hinting import LEAD_S
-from kvstore.store import HOUSEKEEPING_S
+from kvstore.model.block import BlockKey
+from kvstore.model.errors import InvalidRequest
+from kvstore.model.hint import Hint, HintKind, Short
+from kvstore.store.hints import LEAD_S
+from kvstore.store.store import HOUSEKEEPING_S
 from tests.sim.loop import SimLoop
 from tests.store.node import RECORD, SPEC, Node, chain
 

@@ -12,11 +12,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from kvstore.block import BlockKey, Grant, Span
-from kvstore.checksum import checksum
-from kvstore.errors import InvalidRequest, SessionEnded
-from kvstore.hint import HintKind
-from kvstore.planner import DAEMON_SESSION
+from kvstore.decide.planner import DAEMON_SESSION
+from kvstore.model.block import BlockKey, Grant, Span
+from kvstore.model.checksum import checksum
+from kvstore.model.errors import InvalidRequest, SessionEnded
+from kvstore.model.hint import HintKind
 from kvstore.testing.disks import FaultyDisk
 from tests.store.node import FULL, RECORD, SPEC, WINDOW, Node, chain, record_bytes
 

@@ -12,7 +12,7 @@ from typing import Self
 from aiohttp import web
 
 from kvstore.testing.seaweed import Seaweed
-from tests.tier_object.proxy import Fault, Proxy
+from tests.tier.object.proxy import Fault, Proxy
 
 # What a life's trouble is; half of the requests are answered so, of `down` all.
 FAULTS: dict[str, tuple[Fault, ...]] = {

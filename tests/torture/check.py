@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
 from kvstore import Client
-from kvstore.block import BlockKey, NamespaceId, Part
+from kvstore.model.block import BlockKey, NamespaceId, Part
 from tests.torture.journal import Item, Journal
 from tests.torture.traffic import NAMESPACES, PARTS, name_of
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from kvstore.block import PAGE_NBYTES
-from kvstore.frame import FrameKind
+from kvstore.format.frame import FrameKind
+from kvstore.model.block import PAGE_NBYTES
 from kvstore.tier.file import RealDisk
 from tests.torture.control import Steered, die
 

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvstore.block import BlockKey, Committed, NamespaceId, Part
+from kvstore.model.block import BlockKey, Committed, NamespaceId, Part
 
 HEAD_NBYTES = 8
 

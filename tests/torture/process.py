@@ -15,10 +15,10 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from kvstore import objects
 from kvstore.cli import main
-from kvstore.object_upload import ObjectUpload
-from kvstore.planner.ledger import Ledger
+from kvstore.decide.planner.ledger import Ledger
+from kvstore.move import object_side
+from kvstore.move.object_upload import ObjectUpload
 from kvstore.tier.file import admission, devices, tier
 from tests.torture.control import Steered
 from tests.torture.disk import SteeredDisk
@@ -67,5 +67,5 @@ if __name__ == "__main__":
     devices.RealDisk = lambda: SteeredDisk(steered, next(numbers))  # type: ignore[assignment,attr-defined]
     tier.RealDisk = devices.RealDisk  # type: ignore[attr-defined]
     admission.RETRY_S = TRY_AGAIN_S
-    objects.ObjectUpload = partial(ObjectUpload, rest_s=UPLOAD_REST_S)  # type: ignore[assignment,attr-defined,misc]
+    object_side.ObjectUpload = partial(ObjectUpload, rest_s=UPLOAD_REST_S)  # type: ignore[assignment,attr-defined,misc]
     main()

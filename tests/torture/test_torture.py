@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvstore import Client
-from kvstore.block import Committed, Part
+from kvstore.model.block import Committed, Part
 from kvstore.testing.samples import sample_keys
 from tests.torture import several
 from tests.torture.check import check

@@ -10,7 +10,7 @@ from random import Random
 from typing import NamedTuple, TypeVar
 
 from kvstore import Client, KVStoreError
-from kvstore.block import BlockKey, Group, Namespace, Part
+from kvstore.model.block import BlockKey, Group, Namespace, Part
 from kvstore.testing.samples import sample_keys
 from tests.torture.journal import Item, Journal, record_bytes
 

@@ -15,7 +15,7 @@ from random import Random
 from typing import Any
 
 from kvstore import Client
-from kvstore.block import BlockKey, NamespaceId, Part
+from kvstore.model.block import BlockKey, NamespaceId, Part
 from kvstore.testing.daemon import Daemon
 from kvstore.testing.wait import until
 from tests.torture.cap import CapWatch, physical_nbytes

@@ -12,11 +12,11 @@ from collections import defaultdict
 from pathlib import Path
 from random import Random
 
-from kvstore.block import PAGE_NBYTES, padded
-from kvstore.frame import FrameHeader
-from kvstore.frame.header import MAGIC
+from kvstore.format.frame import FrameHeader
+from kvstore.format.frame.header import MAGIC
+from kvstore.model.block import PAGE_NBYTES, padded
 from kvstore.tier.file import Audit
-from tests.tier_file.frames import flip
+from tests.tier.file.frames import flip
 from tests.torture.journal import Item
 
 FLIPS_MAX = 3

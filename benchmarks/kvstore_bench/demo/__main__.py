@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import click
 from rich.console import Console
 
-from kvstore.errors import KVStoreError
+from kvstore.model.errors import KVStoreError
 from kvstore_bench.demo import native, verdict, workload
 from kvstore_bench.demo.course import PHASES, Course, Plan
 from kvstore_bench.demo.machine import describe

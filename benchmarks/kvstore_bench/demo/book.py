@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvstore_bench.chat.metrics import difference, kvstore_counts, server_counts
 from kvstore_bench.demo.daemon import Daemon
 from kvstore_bench.demo.engine import Engine, Reply
 from kvstore_bench.demo.workload import Tokens, Turn
-from kvstore_bench.metrics import difference, kvstore_counts, server_counts
 
 RESUMED = 2  # the first turn that has a history
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvstore import Client
-from kvstore.errors import Unavailable
+from kvstore.model.errors import Unavailable
+from kvstore_bench.chat.metrics import Counters
 from kvstore_bench.demo.engine import fetch_counters
 from kvstore_bench.demo.processes import Child, free_port
-from kvstore_bench.metrics import Counters
 
 START_TIMEOUT_S = 30.0
 FLUSH_TIMEOUT_S = 60.0

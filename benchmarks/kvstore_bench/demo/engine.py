@@ -14,10 +14,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from kvstore.errors import Unavailable
+from kvstore.model.errors import Unavailable
+from kvstore_bench.chat.metrics import Counters, parse_counters
 from kvstore_bench.demo.machine import Machine
 from kvstore_bench.demo.processes import Child, free_port
-from kvstore_bench.metrics import Counters, parse_counters
 
 BLOCK_TOKENS = 32
 CHUNK_TOKENS = 2048

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvstore.errors import InvalidRequest
+from kvstore.model.errors import InvalidRequest
 
 ELEMENT_NBYTES = {"float32": 4, "bfloat16": 2}
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from kvstore.errors import Unavailable
+from kvstore.model.errors import Unavailable
 
 SHARED_MEMORY = Path("/dev/shm")
 STOP_TIMEOUT_S = 20.0

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from kvstore.errors import Unavailable
+from kvstore.model.errors import Unavailable
 from kvstore_bench.demo.daemon import Daemon, start_daemon
 from kvstore_bench.demo.engine import Engine, EngineSpec, start_engine
 from kvstore_bench.demo.processes import (

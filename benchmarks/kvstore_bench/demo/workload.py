@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from pydoc_data.topics import topics
 
-from kvstore.errors import InvalidRequest
+from kvstore.model.errors import InvalidRequest
 
 Tokens = tuple[int, ...]
 Encode = Callable[[str], list[int]]

@@ -9,10 +9,10 @@ from typing import Any
 
 import click
 
-from kvstore_bench.exits import EXIT_FAILED_REQUESTS, check_targets, explained, need, needs
-from kvstore_bench.options import PLOT
+from kvstore_bench.chat.options import PLOT
+from kvstore_bench.console.exits import EXIT_FAILED_REQUESTS, check_targets, explained, need, needs
+from kvstore_bench.console.progress import progress
 from kvstore_bench.peers.roster import OURS, PEERS
-from kvstore_bench.progress import progress
 
 NAMES = [peer.name for peer in PEERS]
 QUICK = {"block_mib": 1, "blocks": 16, "rounds": 2}

@@ -11,13 +11,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kvstore.errors import Unavailable
+from kvstore.model.errors import Unavailable
 from kvstore_bench.peers.blocks import Blocks
 from kvstore_bench.peers.device import Device, yardstick_blocks
 from kvstore_bench.peers.process import Process
 from kvstore_bench.peers.roster import PEERS, Peer
 from kvstore_bench.peers.turn import DEVICE_GETS, PeersPlan, Record, Turn
-from kvstore_bench.tier import summed_up
+from kvstore_bench.tiers.tier import summed_up
 
 Say = Callable[[str], None]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from kvstore.errors import Unavailable
+from kvstore.model.errors import Unavailable
 from kvstore_bench.peers.blocks import Blocks
 from kvstore_bench.peers.plain import Plain
 from kvstore_bench.peers.system import Place

@@ -6,8 +6,8 @@ import time
 from collections.abc import Sequence
 
 from kvstore import Client, Group, Namespace, Prefix
-from kvstore.block import BlockKey
-from kvstore.errors import Unavailable
+from kvstore.model.block import BlockKey
+from kvstore.model.errors import Unavailable
 from kvstore.testing.daemon import Daemon
 from kvstore_bench.peers.system import Place, System
 

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import kvstore
-from kvstore.errors import Unavailable
+from kvstore.model.errors import Unavailable
 from kvstore_bench.peers.roster import Peer
 from kvstore_bench.peers.worker import MESSAGE_NBYTES_MAX
 

@@ -10,10 +10,10 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from kvstore_bench.chat.reports.plot import COLOURS, finish, new_figure, save
 from kvstore_bench.peers.course import GETS, PUTS
 from kvstore_bench.peers.roster import KEPT, OURS
 from kvstore_bench.peers.turn import DEVICE_GETS
-from kvstore_bench.plot import COLOURS, finish, new_figure, save
 
 TITLES = {
     "put_accepted": "put, accepted",

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 
-from kvstore.block import PAGE_NBYTES, padded
-from kvstore.errors import InvalidRequest
+from kvstore.model.block import PAGE_NBYTES, padded
+from kvstore.model.errors import InvalidRequest
 
 
 class ExtentAllocator:

@@ -23,11 +23,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from kvstore.block import Slot, padded
-from kvstore.checksum import copy_bytes
-from kvstore.errors import ConfigError, InvalidRequest
-from kvstore.memory import Memory, read_memory
-from kvstore.numa import cpus_for_arena
+from kvstore.model.block import Slot, padded
+from kvstore.model.checksum import copy_bytes
+from kvstore.model.errors import ConfigError, InvalidRequest
+from kvstore.system.memory import Memory, read_memory
+from kvstore.system.numa import cpus_for_arena
 from kvstore.tier.dram.allocator import ExtentAllocator
 from kvstore.tier.dram.extent_memory import (
     make_extent,

@@ -20,8 +20,8 @@ import struct
 import threading
 from collections.abc import Iterator, Sequence, Set
 
-from kvstore.errors import ConfigError
-from kvstore.numa import on_cpus
+from kvstore.model.errors import ConfigError
+from kvstore.system.numa import on_cpus
 
 logger = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
-from kvstore.errors import ConfigError, KVStoreError
-from kvstore.frame import NO_SEQUENCE, FrameHeader
+from kvstore.format.frame import NO_SEQUENCE, FrameHeader
+from kvstore.model.errors import ConfigError, KVStoreError
 from kvstore.tier.file import roster
 from kvstore.tier.file.device import Device, DeviceState, Mount, Placed
 from kvstore.tier.file.failure import DiskFailed, DiskFull, DiskUnreadable

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from kvstore.block import PAGE_NBYTES, BlockKey, NamespaceId, padded
-from kvstore.checksum import checksum
-from kvstore.errors import ConfigError, CorruptBlock
-from kvstore.frame import FrameHeader, SegmentTag, parse_header
+from kvstore.format.frame import FrameHeader, SegmentTag, parse_header
+from kvstore.model.block import PAGE_NBYTES, BlockKey, NamespaceId, padded
+from kvstore.model.checksum import checksum
+from kvstore.model.errors import ConfigError, CorruptBlock
 from kvstore.tier.file.disk import Disk, RealDisk
 from kvstore.tier.file.failure import DiskFailed
 from kvstore.tier.file.live import live_positions

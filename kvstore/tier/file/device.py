@@ -12,9 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from kvstore.block import BlockKey, NamespaceId
-from kvstore.frame import FrameHeader
-from kvstore.outlive import outlive
+from kvstore.format.frame import FrameHeader
+from kvstore.model.block import BlockKey, NamespaceId
+from kvstore.system.threads import outlive
 from kvstore.tier.file.disk import Disk
 from kvstore.tier.file.failure import DiskFailed, DiskHung
 from kvstore.tier.file.found import FrameRecord

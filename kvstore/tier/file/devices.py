@@ -15,9 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kvstore.block import BlockKey, NamespaceId
-from kvstore.errors import ConfigError, KVStoreError
-from kvstore.frame import FrameHeader
+from kvstore.format.frame import FrameHeader
+from kvstore.model.block import BlockKey, NamespaceId
+from kvstore.model.errors import ConfigError, KVStoreError
 from kvstore.tier.base import Then
 from kvstore.tier.file.admission import Admission, Listener
 from kvstore.tier.file.device import Device, DeviceState, Mount, Placed

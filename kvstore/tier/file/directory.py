@@ -8,8 +8,8 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from kvstore.block import PAGE_NBYTES
-from kvstore.errors import ConfigError
+from kvstore.model.block import PAGE_NBYTES
+from kvstore.model.errors import ConfigError
 from kvstore.tier.file.disk import Disk
 from kvstore.tier.file.failure import NO_SPACE, disk_errors
 from kvstore.tier.file.pages import aligned_buffer, aligned_copy

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from kvstore.errors import Unavailable
+from kvstore.model.errors import Unavailable
 
 NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 

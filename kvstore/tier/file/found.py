@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvstore.block import BlockKey, NamespaceId
-from kvstore.frame import FrameHeader
-from kvstore.frame.packed import Ints, Unsigned
+from kvstore.format.frame import FrameHeader
+from kvstore.format.frame.packed import Ints, Unsigned
+from kvstore.model.block import BlockKey, NamespaceId
 from kvstore.tier.file.live import Deaths
 from kvstore.tier.file.recovery import LoadedSegment
 from kvstore.tier.file.space import FileExtent, FramePlace

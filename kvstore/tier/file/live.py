@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from kvstore.block import BlockKey, NamespaceId, Part
-from kvstore.frame import FrameHeader
+from kvstore.format.frame import FrameHeader
+from kvstore.model.block import BlockKey, NamespaceId, Part
 
 _Owner = tuple[bytes, NamespaceId]  # tenant and namespace
 _Record = tuple[bytes, NamespaceId, Part, BlockKey]

@@ -12,7 +12,7 @@ import struct
 from pathlib import Path
 from typing import NamedTuple
 
-from kvstore.checksum import checksum
+from kvstore.model.checksum import checksum
 from kvstore.tier.file.disk import Disk
 from kvstore.tier.file.failure import disk_errors
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import mmap
 
-from kvstore.block import PAGE_NBYTES, Buffer, padded
-from kvstore.checksum import copy_bytes
+from kvstore.model.block import PAGE_NBYTES, Buffer, padded
+from kvstore.model.checksum import copy_bytes
 
 _POOL_GROWTH_PAGES = 64
 

@@ -11,10 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from kvstore.block import PAGE_NBYTES, padded
-from kvstore.checksum import checksum
-from kvstore.errors import ConfigError, Incompatible
-from kvstore.frame import (
+from kvstore.format.frame import (
     NO_SEQUENCE,
     FrameHeader,
     PackedFrames,
@@ -26,8 +23,11 @@ from kvstore.frame import (
     parse_segment_header,
     parse_trailer,
 )
-from kvstore.frame.header import MAGIC as FRAME_MAGIC
-from kvstore.frame.packed import Ints
+from kvstore.format.frame.header import MAGIC as FRAME_MAGIC
+from kvstore.format.frame.packed import Ints
+from kvstore.model.block import PAGE_NBYTES, padded
+from kvstore.model.checksum import checksum
+from kvstore.model.errors import ConfigError, Incompatible
 from kvstore.tier.file.disk import Disk, Sizes
 from kvstore.tier.file.failure import disk_errors
 from kvstore.tier.file.pages import aligned_buffer

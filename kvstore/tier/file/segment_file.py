@@ -15,8 +15,8 @@ from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 
-from kvstore.errors import CorruptBlock, InvalidRequest
-from kvstore.frame import SegmentTag, encode_footer, encode_segment_header
+from kvstore.format.frame import SegmentTag, encode_footer, encode_segment_header
+from kvstore.model.errors import CorruptBlock, InvalidRequest
 from kvstore.tier.file.disk import Disk
 from kvstore.tier.file.failure import DiskFailed, disk_errors
 from kvstore.tier.file.pages import aligned_copy

@@ -14,15 +14,15 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import NamedTuple
 
-from kvstore.block import PAGE_NBYTES, padded
-from kvstore.errors import ConfigError, InvalidRequest
-from kvstore.frame import (
+from kvstore.format.frame import (
     FOOTER_RECORD_NBYTES_MAX,
     NO_SEQUENCE,
     FrameHeader,
     SegmentTag,
     pack_header,
 )
+from kvstore.model.block import PAGE_NBYTES, padded
+from kvstore.model.errors import ConfigError, InvalidRequest
 from kvstore.tier.file.disk import Sizes
 
 SEGMENT_NBYTES_MIN = 1 << 16

@@ -13,8 +13,8 @@ import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from kvstore.block import KEY_NBYTES, Namespace, NamespaceId, padded
-from kvstore.errors import InvalidRequest
+from kvstore.model.block import KEY_NBYTES, Namespace, NamespaceId, padded
+from kvstore.model.errors import InvalidRequest
 from kvstore.tier.file.disk import Disk
 from kvstore.tier.file.failure import disk_errors
 

@@ -8,7 +8,7 @@ import errno
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
-from kvstore.errors import ConfigError, Incompatible, KVStoreError
+from kvstore.model.errors import ConfigError, Incompatible, KVStoreError
 from kvstore.tier.file.device import Device, DeviceState
 from kvstore.tier.file.failure import DiskFailed, DiskFull
 

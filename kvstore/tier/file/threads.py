@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from kvstore.errors import Unavailable
-from kvstore.outlive import outlive
+from kvstore.model.errors import Unavailable
+from kvstore.system.threads import outlive
 
 T = TypeVar("T")
 

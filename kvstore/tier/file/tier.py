@@ -18,9 +18,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from kvstore.block import PAGE_NBYTES, BlockKey, NamespaceId
-from kvstore.errors import InvalidRequest, Unavailable
-from kvstore.frame import FrameHeader, SegmentTag, encode_header
+from kvstore.format.frame import FrameHeader, SegmentTag, encode_header
+from kvstore.model.block import PAGE_NBYTES, BlockKey, NamespaceId
+from kvstore.model.errors import InvalidRequest, Unavailable
 from kvstore.tier.base import PART_NBYTES, Then
 from kvstore.tier.file.directory import Directory, take_directory, try_out
 from kvstore.tier.file.disk import Disk, RealDisk

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Protocol
 
-from kvstore.frame import NO_SEQUENCE
+from kvstore.format.frame import NO_SEQUENCE
 from kvstore.tier.file.failure import DiskFailed, DiskFull
 from kvstore.tier.file.segment_file import SegmentFiles
 from kvstore.tier.file.space import Phase, Segment, Space

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from urllib.parse import urlsplit
 
-from kvstore.config import ObjectSettings
-from kvstore.errors import KVStoreError
+from kvstore.model.errors import KVStoreError
+from kvstore.settings import ObjectSettings
 from kvstore.tier.object.failure import Cause, ObjectFailed, ObjectRefused
 
 _CREDENTIALS = {

@@ -31,10 +31,10 @@ from obstore.exceptions import (
 )
 from obstore.store import AzureStore, GCSStore, LocalStore, S3Store
 
-from kvstore.block import Buffer
-from kvstore.breaker import Breaker, State
-from kvstore.config import ObjectSettings
-from kvstore.errors import ConfigError
+from kvstore.model.block import Buffer
+from kvstore.model.errors import ConfigError
+from kvstore.settings import ObjectSettings
+from kvstore.system.breaker import Breaker, State
 from kvstore.tier.object.drain import Drain
 from kvstore.tier.object.failure import Cause, ObjectFailed, ObjectGone, ObjectRefused
 from kvstore.tier.object.names import Listed

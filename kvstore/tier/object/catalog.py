@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
-from kvstore.block import BlockKey, NamespaceId
+from kvstore.model.block import BlockKey, NamespaceId
 from kvstore.tier.object.layout import Run
 from kvstore.tier.object.names import RunName
 

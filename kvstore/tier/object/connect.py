@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kvstore.config import ObjectSettings
-from kvstore.errors import ConfigError
+from kvstore.model.errors import ConfigError
+from kvstore.settings import ObjectSettings
 from kvstore.tier.object.requests import Bucket
 
 

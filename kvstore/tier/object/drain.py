@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Sequence
 
-from kvstore.block import Buffer
-from kvstore.checksum import copy_bytes
+from kvstore.model.block import Buffer
+from kvstore.model.checksum import copy_bytes
 from kvstore.tier.object.failure import ObjectFailed
 from kvstore.tier.object.requests import Filled
 

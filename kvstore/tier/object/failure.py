@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from kvstore.errors import Unavailable
+from kvstore.model.errors import Unavailable
 
 
 class Cause(StrEnum):

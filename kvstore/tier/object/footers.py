@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kvstore.block import PAGE_NBYTES
-from kvstore.errors import CorruptBlock
+from kvstore.model.block import PAGE_NBYTES
+from kvstore.model.errors import CorruptBlock
 from kvstore.tier.object.catalog import Entry
 from kvstore.tier.object.layout import OBJECT_NBYTES_MAX, Run, read_footer, read_trailer
 from kvstore.tier.object.requests import Requests

@@ -1,9 +1,9 @@
 """What a run's object holds: frames back to back, then a footer that lists them. Pure.
 
-The frames and the footer are those of a sealed segment (`kvstore.frame` has the byte tables), with
-these differences: there is no segment header, so the first frame stands at offset 0; the segment
-number is 0, the nonce is the name's; every sequence is 1, because time in the bucket is the
-store's. Whatever is read is checked as a whole: sizes, checksums, that the frames stand back to
+The frames and the footer are those of a sealed segment (`kvstore.format.frame` has the byte
+tables), with these differences: there is no segment header, so the first frame stands at offset 0;
+the segment number is 0, the nonce is the name's; every sequence is 1, because time in the bucket is
+the store's. Whatever is read is checked as a whole: sizes, checksums, that the frames stand back to
 back, and that their blocks are one run which begins and ends with the keys in the name.
 """
 
@@ -16,9 +16,7 @@ from typing import NamedTuple
 
 import xxhash
 
-from kvstore.block import BlockKey, Namespace, NamespaceId, Part, padded
-from kvstore.errors import CorruptBlock, InvalidRequest
-from kvstore.frame import (
+from kvstore.format.frame import (
     NO_TENANT,
     FrameHeader,
     SegmentTag,
@@ -29,6 +27,8 @@ from kvstore.frame import (
     parse_footer,
     parse_trailer,
 )
+from kvstore.model.block import BlockKey, Namespace, NamespaceId, Part, padded
+from kvstore.model.errors import CorruptBlock, InvalidRequest
 from kvstore.tier.object.names import RunName
 
 OBJECT_NBYTES = 32 << 20  # what a run is cut to

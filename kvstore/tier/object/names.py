@@ -16,8 +16,8 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kvstore.block import BlockKey, NamespaceId
-from kvstore.frame import SegmentTag
+from kvstore.format.frame import SegmentTag
+from kvstore.model.block import BlockKey, NamespaceId
 
 CLOCK = "clock"
 TOMBSTONES = "tombstones"

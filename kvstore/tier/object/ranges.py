@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kvstore.errors import InvalidRequest
+from kvstore.model.errors import InvalidRequest
 from kvstore.tier.object.layout import ObjectExtent
 
 PART_NBYTES = 8 << 20  # one connection carries this at full speed; the cost of a request is small

@@ -15,9 +15,9 @@ from contextlib import aclosing
 from functools import partial
 from typing import Protocol, TypeAlias, TypeVar
 
-from kvstore.block import Buffer
-from kvstore.breaker import Breaker
-from kvstore.obs import Metrics
+from kvstore.metrics import Metrics
+from kvstore.model.block import Buffer
+from kvstore.system.breaker import Breaker
 from kvstore.tier.object.failure import ObjectFailed, ObjectGone, ObjectRefused
 from kvstore.tier.object.names import Listed
 

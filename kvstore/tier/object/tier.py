@@ -18,12 +18,12 @@ from enum import Enum
 from functools import partial
 from typing import Any
 
-from kvstore.block import PAGE_NBYTES, BlockKey, NamespaceId
-from kvstore.config import ObjectSettings
-from kvstore.errors import CorruptBlock, InvalidRequest, KVStoreError, Unavailable
-from kvstore.frame import FrameHeader
-from kvstore.obs import Metrics
-from kvstore.outlive import outlive
+from kvstore.format.frame import FrameHeader
+from kvstore.metrics import Metrics
+from kvstore.model.block import PAGE_NBYTES, BlockKey, NamespaceId
+from kvstore.model.errors import CorruptBlock, InvalidRequest, KVStoreError, Unavailable
+from kvstore.settings import ObjectSettings
+from kvstore.system.threads import outlive
 from kvstore.tier.object.budget import ByteBudget
 from kvstore.tier.object.catalog import Catalog, Directory, Entry
 from kvstore.tier.object.connect import connect

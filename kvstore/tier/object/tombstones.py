@@ -1,8 +1,8 @@
 """What was deleted, and since when: it stays deleted, whoever still has an object with it. Pure.
 
-A tombstone object holds tombstone frames (`kvstore.frame`), nothing else. It kills its keys, or its
-whole namespace, in all objects that are not younger than itself *by the store's clock*; what is
-stored later lives. Objects within SKEW_S of it count as older, because listings round to seconds
+A tombstone object holds tombstone frames (`kvstore.format.frame`), nothing else. It kills its keys,
+or its whole namespace, in all objects that are not younger than itself *by the store's clock*; what
+is stored later lives. Objects within SKEW_S of it count as older, because listings round to seconds
 and a store's machines need not agree to the second: that costs a miss, never a resurrection.
 """
 
@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from kvstore.block import PAGE_NBYTES, BlockKey, NamespaceId
-from kvstore.errors import CorruptBlock
-from kvstore.frame import KILLED_MAX, FrameHeader, FrameKind, encode_header, parse_header
+from kvstore.format.frame import KILLED_MAX, FrameHeader, FrameKind, encode_header, parse_header
+from kvstore.model.block import PAGE_NBYTES, BlockKey, NamespaceId
+from kvstore.model.errors import CorruptBlock
 from kvstore.tier.object.names import TombstoneName
 
 SKEW_S = 5.0

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 
-from kvstore.config import ObjectSettings
-from kvstore.errors import CorruptBlock, KVStoreError
-from kvstore.obs import Metrics
+from kvstore.metrics import Metrics
+from kvstore.model.errors import CorruptBlock, KVStoreError
+from kvstore.settings import ObjectSettings
 from kvstore.tier.object.advice import advice
 from kvstore.tier.object.catalog import Catalog, Entry
 from kvstore.tier.object.collection import Survey

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
 
-from kvstore.block import BlockKey, NamespaceId, Part
-from kvstore.frame import FrameHeader
+from kvstore.format.frame import FrameHeader
+from kvstore.model.block import BlockKey, NamespaceId, Part
 from kvstore.tier.object.catalog import Catalog, Directory, Entry
 from kvstore.tier.object.layout import ObjectExtent, Run
 from kvstore.tier.object.tombstones import Tombstones

@@ -1,0 +1,1 @@
+"""Multi-turn chat against any OpenAI-compatible endpoint: requests, clocks, drivers."""

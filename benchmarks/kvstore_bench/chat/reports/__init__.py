@@ -1,0 +1,1 @@
+"""What a run of chat measured: numbers, tables, pictures, comparisons."""

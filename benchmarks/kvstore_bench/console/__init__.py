@@ -1,0 +1,1 @@
+"""What every benchmark command shows and how it ends."""

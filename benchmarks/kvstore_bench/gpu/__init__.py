@@ -1,0 +1,1 @@
+"""The way between HBM and the memory of the daemon."""

@@ -1,0 +1,377 @@
+"""`kvstore bench gpu`: the way between HBM and the daemon's memory, beside what the links can do.
+
+Kernels: gather and scatter of an 8B-shaped KV cache, beside a device copy of the same bytes. While
+they run they hold the SMs, so their time per GB is what saving and loading takes from the model.
+Copies: records between pages and the daemon's arena, registered with the GPU, and through a pinned
+buffer, beside one plain pinned copy of as many bytes.
+Prefix: 32k tokens of it saved to the daemon and restored, calls and checksums included.
+Files: read into GPU memory by the way the machine has, beside host memory.
+Resume: time to first token of a 32k-token prompt with the transformers connector.
+
+Both sides of a ratio alternate in one run; medians.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kvstore import Client, CorruptBlock, Grant, Group, Namespace, Part, Span, Unavailable
+from kvstore.testing.daemon import Daemon
+from kvstore_bench.store.store import await_arena, chain
+from kvstore_bench.transformers.resumed import ResumePlan
+from kvstore_bench.transformers.resumed import run as run_resumed
+from kvstore_kernels.device import Device, open_device
+from kvstore_kernels.lane import Lane, Transfer
+from kvstore_kernels.packing import checksum_of_leaves, open_paged
+from kvstore_kernels.registration import Registration
+from kvstore_kernels.storage import FileReader
+
+Say = Callable[[str], None]
+
+LAYOUTS = ("LBNHC", "LBHNC", "BLNHC")
+REGISTER_WAIT_S = 60.0
+HEAD_START_CYCLES = 20_000_000  # about 10 ms
+
+
+@dataclass(frozen=True, slots=True)
+class GpuPlan:
+    """The shape of an 8B model's KV in bfloat16, and how much of it is moved at once.
+
+    A block is 2 MiB over all layers; blocks: of the pool. batch: moved by one launch.
+    """
+
+    layers: int = 32
+    heads: int = 8
+    head_size: int = 128
+    block_tokens: int = 16
+    blocks: int = 2048
+    batch: int = 512
+    rounds: int = 20
+    prefix_blocks: int = 2000
+    file_nbytes: int = 1 << 30
+    resume: ResumePlan = ResumePlan(  # noqa: RUF009 - frozen
+        prompt_tokens=32_000,
+        rounds=3,
+        dram_bytes=16 << 30,
+        file_bytes=64 << 30,
+        hbm_bytes=16 << 30,
+        exact=False,
+    )
+
+    @property
+    def record_nbytes(self) -> int:
+        return self.layers * self.heads * self.block_tokens * 2 * self.head_size * 2
+
+
+def cuda_device() -> torch.device:
+    """Return the GPU to measure. Raises Unavailable without one."""
+    if not torch.cuda.is_available():
+        raise Unavailable("no CUDA device: nothing was measured")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def run(plan: GpuPlan, directory: Path, device: torch.device, say: Say) -> dict[str, Any]:
+    """Measure on `device`; a daemon's files go to a scratch folder of `directory`."""
+    say("kernels")
+    kernels = measure_kernels(plan, device)
+    say("copies")
+    copies = measure_copies(plan, device)
+    say("a prefix of 32k tokens")
+    prefix = measure_prefix(plan, device)
+    say("files")
+    files = measure_files(plan, device, directory)
+    say("a resumed prompt of 32k tokens")
+    resumed = run_resumed(_llama_8b(device), plan.resume, directory, say)
+    return {
+        **kernels,
+        **copies,
+        **prefix,
+        **files,
+        "ttft_32k_hbm_vs_cold": resumed["ttft_hbm_vs_cold"],
+        "ttft_32k_dram_vs_cold": resumed["ttft_dram_vs_cold"],
+        "ttft_32k_nvme_vs_cold": resumed["ttft_file_vs_cold"],
+        "resumed": resumed,
+        "device": torch.cuda.get_device_name(device),
+        "torch": torch.__version__,
+        "plan": asdict(plan),
+    }
+
+
+def measure_kernels(plan: GpuPlan, device: torch.device) -> dict[str, Any]:
+    """Return the speed of gather and scatter as shares of a copy's, the worst layout's."""
+    nbytes = plan.batch * plan.record_nbytes
+    source, target = (torch.empty(nbytes, dtype=torch.uint8, device=device) for _ in range(2))
+    batch = [(0, int(block)) for block in torch.randperm(plan.blocks)[: plan.batch]]
+    seconds: dict[str, dict[str, float]] = {}
+    for layout in LAYOUTS:
+        paged = open_paged([_layers(plan, layout, device)])
+        sides = {
+            "copy": partial(target.copy_, source),
+            "gather": partial(paged.gather, batch, target),
+            "scatter": partial(paged.scatter, target, batch),
+        }
+        clock = _host_seconds if device.type == "cpu" else _device_seconds
+        seconds[layout] = _alternated(sides, plan.rounds, clock)
+    worst = {
+        side: max(times[side] / times["copy"] for times in seconds.values())
+        for side in ("gather", "scatter")
+    }
+    slowest_s = max(times[side] for times in seconds.values() for side in worst)
+    return {
+        "gather_vs_copy": 1 / worst["gather"],
+        "scatter_vs_copy": 1 / worst["scatter"],
+        "kernels": paged.sums,
+        "sm_ms_per_gb": 1e3 * slowest_s / (nbytes / 1e9),
+        "kernel_seconds": seconds,
+        "kernel_nbytes": nbytes,
+    }
+
+
+def measure_copies(plan: GpuPlan, device: torch.device) -> dict[str, Any]:
+    """Return the speed of whole copies, pages to arena and back, as shares of a pinned copy's."""
+    nbytes = plan.batch * plan.record_nbytes
+    opened = open_device(device)
+    paged = open_paged([_layers(plan, "LBNHC", device)])
+    batch = [(0, block) for block in range(plan.batch)]
+    staged = torch.empty(nbytes, dtype=torch.uint8, device=device)
+    pinned = opened.pinned(nbytes)
+    with _arena(3 * nbytes) as client, _registered(client, opened) as registration:
+        records = _reserve(client, plan, plan.batch, "copies")[1]
+        transfers = [Transfer(paged, batch, records)]
+        direct, bounced = (
+            [Lane(opened, plan.record_nbytes, reached) for _ in range(2)]
+            for reached in (registration, None)
+        )
+        mark = opened.mark()
+        sides = {
+            "pinned_out": lambda: pinned.copy_(staged, non_blocking=True),
+            "out": lambda: list(direct[0].read(transfers, mark)),
+            "bounced_out": lambda: list(bounced[0].read(transfers, mark)),
+            "pinned_in": lambda: staged.copy_(pinned, non_blocking=True),
+            "in": lambda: list(direct[1].write(transfers, mark)),
+            "bounced_in": lambda: list(bounced[1].write(transfers, mark)),
+        }
+        seconds = _alternated(sides, plan.rounds, _host_seconds)
+        failure = registration.failure
+    return {
+        "d2h_vs_pinned": seconds["pinned_out"] / seconds["out"],
+        "h2d_vs_pinned": seconds["pinned_in"] / seconds["in"],
+        "d2h_bounced_vs_pinned": seconds["pinned_out"] / seconds["bounced_out"],
+        "h2d_bounced_vs_pinned": seconds["pinned_in"] / seconds["bounced_in"],
+        "registration_failure": failure,
+        "copy_seconds": seconds,
+        "copy_nbytes": nbytes,
+    }
+
+
+def measure_prefix(plan: GpuPlan, device: torch.device) -> dict[str, Any]:
+    """Return how fast a long prefix goes to the daemon and comes back, in GB/s, and verify it."""
+    nbytes = plan.prefix_blocks * plan.record_nbytes
+    opened = open_device(device)
+    layers = _layers(plan, "LBNHC", device)
+    for layer in layers:
+        layer.normal_()
+    before = [layer.clone() for layer in layers]
+    paged = open_paged([layers])
+    batch = [(0, block) for block in range(plan.prefix_blocks)]
+    with _arena(3 * nbytes) as client, _registered(client, opened) as registration:
+        out, back = (Lane(opened, plan.record_nbytes, registration) for _ in range(2))
+        began = time.perf_counter()
+        grant, records = _reserve(client, plan, plan.prefix_blocks, "prefix")
+        (leaves,) = out.read([Transfer(paged, batch, records)], opened.mark())
+        client.commit(grant.lease_id, [checksum_of_leaves(each) for each in leaves])
+        saved = time.perf_counter()
+        for layer in layers:
+            layer.zero_()
+        opened.mark().synchronize()
+        namespace = _namespace(plan, "prefix")
+        keys = chain(namespace.id, plan.prefix_blocks)
+        asked = time.perf_counter()
+        found = client.acquire(namespace.id, keys)
+        if found.hit_blocks != plan.prefix_blocks:
+            raise Unavailable(f"only {found.hit_blocks} of {plan.prefix_blocks} blocks came back")
+        records = [client.view(slot) for slot in found.slots if slot is not None]
+        (leaves,) = back.write([Transfer(paged, batch, records)], opened.mark())
+        sums = [checksum_of_leaves(each) for each in leaves]
+        client.release(found.lease_id)
+        restored = time.perf_counter()
+    if sums != list(found.checksums) or not all(map(_alike, layers, before)):
+        raise CorruptBlock("what was restored is not what was saved")
+    return {
+        "save_gb_s": nbytes / 1e9 / (saved - began),
+        "restore_gb_s": nbytes / 1e9 / (restored - asked),
+        "prefix_nbytes": nbytes,
+    }
+
+
+def measure_files(plan: GpuPlan, device: torch.device, directory: Path) -> dict[str, Any]:
+    """Return how fast a file that is not in memory gets into the device's, in GB/s."""
+    target = torch.empty(plan.file_nbytes, dtype=torch.uint8, device=device)
+    seconds = {}
+    with tempfile.NamedTemporaryFile(dir=directory) as file:
+        for _ in range(plan.file_nbytes >> 20):
+            file.write(os.urandom(1 << 20))
+        file.flush()
+        os.fsync(file.fileno())
+        readers = {"device": FileReader(device), "host": FileReader(torch.device("cpu"))}
+        for name, reader in readers.items():
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            into = target if name == "device" else target.cpu()
+            seconds[name] = _host_seconds(partial(reader.read, Path(file.name), 0, into))
+    return {
+        "file_to_hbm_how": readers["device"].how,
+        "file_to_hbm_gb_s": plan.file_nbytes / 1e9 / seconds["device"],
+        "file_to_host_gb_s": plan.file_nbytes / 1e9 / seconds["host"],
+    }
+
+
+@contextmanager
+def _arena(nbytes: int) -> Iterator[Client]:
+    """A daemon of our own with room for `nbytes`, all of which is there."""
+    nbytes = max(64 << 20, -(-nbytes >> 20) << 20)
+    settings = (f"dram.capacity={nbytes}", "dram.extent=1GiB")
+    with Daemon(*settings, file=False) as daemon, Client(daemon.start().target) as client:
+        await_arena(client, nbytes)
+        yield client
+
+
+@contextmanager
+def _registered(client: Client, device: Device) -> Iterator[Registration]:
+    """Wait until the device reaches the arena, or cannot."""
+    registration = Registration(device, client.extents, lambda: None)
+    registration.start()
+    deadline = time.monotonic() + REGISTER_WAIT_S
+    wanted = sum(map(len, client.extents().values()))
+    while registration.registered_nbytes < wanted and not registration.failure:
+        if time.monotonic() > deadline:
+            raise Unavailable(f"the arena was not registered in {REGISTER_WAIT_S:.0f} s")
+        time.sleep(0.01)
+    try:
+        yield registration
+    finally:
+        registration.close(REGISTER_WAIT_S)
+
+
+def _namespace(plan: GpuPlan, name: str) -> Namespace:
+    return Namespace(plan.block_tokens, (Group("all", plan.record_nbytes),), (("bench", name),))
+
+
+def _reserve(
+    client: Client, plan: GpuPlan, blocks: int, name: str
+) -> tuple[Grant, list[memoryview]]:
+    """Reserve a slot for each block of a prefix."""
+    namespace = _namespace(plan, name)
+    grant = client.reserve(
+        client.register(namespace),
+        chain(namespace.id, blocks),
+        first_block=0,
+        parent=None,
+        spans=[Span(Part(0, 0), 0, blocks)],
+        wait_s=10.0,
+    )
+    if grant.refused:
+        raise Unavailable(f"the arena refused {grant.refused} of {blocks} records")
+    return grant, [client.view(slot) for slot in grant.slots if slot is not None]
+
+
+def _alike(left: torch.Tensor, right: torch.Tensor) -> bool:
+    return bool(torch.equal(left.view(torch.int16), right.view(torch.int16)))
+
+
+def _layers(plan: GpuPlan, layout: str, device: torch.device) -> list[torch.Tensor]:
+    """Return the layers as (B, H, N, C) views of one allocation laid out as `layout`."""
+    content = 2 * plan.head_size
+    sizes = {
+        "L": plan.layers,
+        "B": plan.blocks,
+        "H": plan.heads,
+        "N": plan.block_tokens,
+        "C": content,
+    }
+    physical = torch.zeros([sizes[axis] for axis in layout], dtype=torch.bfloat16, device=device)
+    return list(physical.permute([layout.index(axis) for axis in "LBHNC"]).unbind(0))
+
+
+def _alternated(
+    sides: Mapping[str, Callable[[], Any]], rounds: int, seconds_of: Callable[[Any], float]
+) -> dict[str, float]:
+    """Return the median seconds of each side, the sides taking turns, after one warm-up."""
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    for number in range(rounds + 1):
+        for name, work in sides.items():
+            took = seconds_of(work)
+            if number:
+                seconds[name].append(took)
+    return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def _host_seconds(work: Callable[[], Any]) -> float:
+    """Return how long `work` takes, until the device, if there is one, has done it."""
+    started = time.perf_counter()
+    work()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - started
+
+
+def _device_seconds(work: Callable[[], Any]) -> float:
+    """Return how long the device takes for what `work` puts on the current stream.
+
+    The stream is kept busy meanwhile: else it would wait for the host, which is not measured.
+    """
+    began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda._sleep(HEAD_START_CYCLES)
+    began.record()
+    work()
+    ended.record()
+    torch.cuda.synchronize()
+    return float(began.elapsed_time(ended)) / 1e3
+
+
+def _llama_8b(device: torch.device) -> Any:
+    """Return a Llama 3.1 8B with random weights: as fast as the real one, and as talkative."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=128_256,
+        hidden_size=4096,
+        intermediate_size=14_336,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        max_position_embeddings=1 << 17,
+        eos_token_id=None,
+        dtype=torch.bfloat16,
+    )
+    with device:
+        return LlamaForCausalLM._from_config(config, dtype=torch.bfloat16).eval()
+
+
+def small(plan: GpuPlan) -> GpuPlan:
+    """Return a plan that moves a few MiB, to try the benchmark itself."""
+    resume = replace(
+        plan.resume, prompt_tokens=500, rounds=1, dram_bytes=1 << 30, hbm_bytes=1 << 30
+    )
+    return replace(
+        plan,
+        layers=2,
+        heads=2,
+        head_size=32,
+        blocks=8,
+        batch=4,
+        rounds=2,
+        prefix_blocks=8,
+        file_nbytes=1 << 20,
+        resume=resume,
+    )

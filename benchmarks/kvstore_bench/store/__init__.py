@@ -1,0 +1,1 @@
+"""The local path: put, get and match of one daemon."""

@@ -1,0 +1,156 @@
+"""`kvstore bench index`: what a block costs in memory, and what a policy costs in time.
+
+The planner that ships, over an arena that only counts, is filled with prefixes of 64 blocks. Memory
+is what the process has grown by: index, policy and ghosts, with everything Python adds. Then
+prefixes are matched, and new ones put, which evicts as many: each policy in turn, so that whatever
+else the machine does slows all of them.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from kvstore.decide.planner import Planner, Reservation, Steps
+from kvstore.decide.policy import policy_by_name
+from kvstore.model.block import BlockKey, Group, Namespace, Part, Slot, Span
+from kvstore.model.errors import InvalidRequest
+
+PREFIX_BLOCKS = 64
+RECORD_NBYTES = 64 << 10
+SPANS = (Span(Part(0, 0), 0, PREFIX_BLOCKS),)
+SPEC = Namespace(16, (Group("all", RECORD_NBYTES),), ())
+LAST_PREFIXES = 1000
+CLOCK_STEP_S = 0.1  # between two prefixes, on the policies' clock
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class IndexPlan:
+    """How many blocks are resident, how many prefixes are matched and put then, in what order."""
+
+    blocks: int = 1_000_000
+    policies: tuple[str, ...] = ("lru", "hz")
+    samples: int = 2000
+    seed: int = 0
+
+
+class _Room:
+    """An arena's slots without an arena."""
+
+    def __init__(self, blocks: int) -> None:
+        self._left = blocks
+        self._number = 0
+
+    def allocate(self, nbytes: int) -> Slot | None:
+        if not self._left:
+            return None
+        self._left -= 1
+        self._number += 1
+        return Slot(self._number >> 14, (self._number & 0x3FFF) * RECORD_NBYTES, nbytes)
+
+    def free(self, place: Slot) -> None:
+        self._left += 1
+
+
+class _Node:
+    """A planner with one policy, full after `fill`."""
+
+    def __init__(self, policy: str, plan: IndexPlan) -> None:
+        self._draw = random.Random(plan.seed)
+        self._now = 0.0
+        self._prefixes = plan.blocks // PREFIX_BLOCKS
+        self._planner = Planner(
+            _Room(self._prefixes * PREFIX_BLOCKS),
+            None,
+            now=lambda: self._now,
+            dram_policy=policy_by_name(policy),
+        )
+        self._namespace = self._planner.index.register(SPEC)
+        self._last: deque[tuple[BlockKey, ...]] = deque(maxlen=LAST_PREFIXES)
+        self.match_s: list[float] = []
+        self.put_s: list[float] = []
+
+    def fill(self) -> int:
+        """Put as much as there is room for; returns how many blocks are there."""
+        for _ in range(self._prefixes):
+            self._put(self._new())
+        return len(self._planner.index)
+
+    def sample(self) -> None:
+        """Match one of the last prefixes, and put a new one."""
+        asked, new = self._draw.choice(self._last), self._new()
+        self._planner.touch(asked)
+        began = time.perf_counter()
+        match = self._planner.match(self._namespace, asked)
+        if match.resident_blocks == PREFIX_BLOCKS:  # else it has left: a policy may prefer others
+            self.match_s.append(time.perf_counter() - began)
+        began = time.perf_counter()
+        self._put(new)
+        self.put_s.append(time.perf_counter() - began)
+
+    def _new(self) -> tuple[BlockKey, ...]:
+        """Return a prefix that was asked for just now, in vain."""
+        self._now += CLOCK_STEP_S
+        keys = tuple(BlockKey(self._draw.randbytes(32)) for _ in range(PREFIX_BLOCKS))
+        self._planner.touch(keys)
+        self._last.append(keys)
+        return keys
+
+    def _put(self, keys: Sequence[BlockKey]) -> None:
+        planner, namespace_id = self._planner, self._namespace
+        placed = _at_once(planner.place(namespace_id, keys, SPANS))
+        write = Reservation(namespace_id, keys, 0, None, SPANS, placed.refused)
+        checksums = [self._draw.getrandbits(64) for _ in keys]
+        with planner.pinned([slot for slot in placed.held if slot is not None]):
+            _at_once(planner.commit(write, placed.held, checksums))
+
+
+def run(plan: IndexPlan, say: Say) -> dict[str, Any]:
+    """Measure. Raises InvalidRequest where there is no /proc to read memory from."""
+    nodes: dict[str, _Node] = {}
+    bytes_per_block = {}
+    for policy in plan.policies:
+        say(f"{policy}: {plan.blocks:,} blocks")
+        node = _Node(policy, plan)
+        gc.collect()
+        before = _resident_nbytes()
+        blocks = node.fill()
+        gc.collect()
+        bytes_per_block[policy] = (_resident_nbytes() - before) / blocks
+        nodes[policy] = node
+    say(f"{plan.samples:,} prefixes of {PREFIX_BLOCKS} blocks, matched and put")
+    gc.freeze()  # as the daemon does: see kvstore/daemon.py
+    for _ in range(plan.samples):
+        for node in nodes.values():
+            node.sample()
+    return {
+        "bytes_per_block": bytes_per_block,
+        "match_p50_us": {name: 1e6 * median(node.match_s) for name, node in nodes.items()},
+        "put_p50_us": {name: 1e6 * median(node.put_s) for name, node in nodes.items()},
+        "plan": asdict(plan),
+    }
+
+
+def _resident_nbytes() -> int:
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError as error:
+        raise InvalidRequest("memory is read from /proc, which is not here") from error
+    return pages * 4096
+
+
+def _at_once(steps: Steps[Any]) -> Any:
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            return done.value

@@ -1,0 +1,1 @@
+"""The slower tiers: files, objects, recovery, scrubbing, and a tier that is suddenly slow."""

@@ -1,0 +1,255 @@
+"""`kvstore bench tier`: a slower tier against the device it lies on.
+
+A daemon of our own keeps a small arena over a file tier; what is read is always cold, because more
+was stored than the arena holds and O_DIRECT leaves nothing in the page cache. Every record is
+verified on its way. fio does the same I/O in the same directory, in turns with us; without fio,
+what would be compared with it is None.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvstore import AsyncClient, Client, Group, Namespace
+from kvstore.model.block import BlockKey, NamespaceId
+from kvstore.model.errors import Unavailable
+from kvstore.testing.daemon import Daemon
+from kvstore_bench.store.store import EXTENT_NBYTES, Timing, await_arena, chain
+from kvstore_bench.tiers.fio import INSTALL, bandwidth, has_fio
+
+Say = Callable[[str], None]
+
+WAIT_S = 60.0
+WINDOW_BLOCKS = 32  # leased at once while a prefix is read
+FIRST_BLOCKS = 64
+ROUNDS_MIN = 4  # what is read must have left the arena
+
+
+@dataclass(frozen=True, slots=True)
+class TierPlan:
+    """What to move: `rounds` prefixes of `blocks` records, each written, then read cold."""
+
+    record_nbytes: int = 2 << 20
+    blocks: int = 512
+    rounds: int = 8
+    depth: int = 16
+    first_rounds: int = 30
+
+    @property
+    def round_nbytes(self) -> int:
+        return self.blocks * self.record_nbytes
+
+    @property
+    def arena_nbytes(self) -> int:
+        """Room for a round and a half: a round is gone when its turn comes again."""
+        return -(-3 * self.round_nbytes // 2 // EXTENT_NBYTES) * EXTENT_NBYTES
+
+    def settings(self, path: Path) -> list[str]:
+        """Return those of a daemon that keeps its file tier at `path`."""
+        return [
+            f"dram.capacity={self.arena_nbytes}",
+            "dram.eviction_policy=lru",  # what was not read for a round is cold
+            f"dram.extent={EXTENT_NBYTES}",
+            f"file.path={path}",
+            f"file.capacity={2 * self.rounds * self.round_nbytes}",
+            f"file.threads={self.depth}",
+        ]
+
+
+def summed_up(speeds: Mapping[str, Sequence[float]]) -> dict[str, dict[str, float]]:
+    """Return median and range of each side's bytes/s over the rounds."""
+    return {
+        name: {"p50": statistics.median(each), "min": min(each), "max": max(each)}
+        for name, each in speeds.items()
+    }
+
+
+def run(plan: TierPlan, directory: Path, say: Say) -> dict[str, Any]:
+    """Measure the file tier in a scratch folder of `directory`, which is removed again."""
+    beside_fio = has_fio()
+    if not beside_fio:
+        say(f"{INSTALL}; measuring without it: no ratios")
+    if plan.rounds < ROUNDS_MIN or plan.blocks < FIRST_BLOCKS:
+        raise Unavailable(f"{ROUNDS_MIN} rounds of {FIRST_BLOCKS} blocks are the least")
+    with (
+        tempfile.TemporaryDirectory(prefix="kvstore-bench-", dir=directory) as scratch,
+        Daemon(*plan.settings(Path(scratch) / "tier")) as daemon,
+        Client(daemon.start().target) as client,
+    ):
+        await_arena(client, plan.arena_nbytes)
+        result = _measure(client, plan, Path(scratch), say, beside_fio=beside_fio)
+        daemon.stop()
+    return result
+
+
+def _measure(
+    client: Client, plan: TierPlan, scratch: Path, say: Say, *, beside_fio: bool
+) -> dict[str, Any]:
+    prefixes = Prefixes(client, plan)
+    fio_files = [scratch / f"fio-{number}" for number in range(plan.rounds)]
+    fio = {"block_nbytes": plan.record_nbytes, "depth": plan.depth, "nbytes": plan.round_nbytes}
+    names = ("write", "fio_write", "read", "fio_read") if beside_fio else ("write", "read")
+    speeds: dict[str, list[float]] = {name: [] for name in names}
+
+    def both(kind: str, number: int, ours: Callable[[int], None]) -> None:
+        def run_ours() -> None:
+            started = time.perf_counter()
+            ours(number)
+            speeds[kind].append(plan.round_nbytes / (time.perf_counter() - started))
+
+        def run_fio() -> None:
+            speeds[f"fio_{kind}"].append(bandwidth(fio_files[number], kind, **fio))
+
+        sides = (run_ours, run_fio) if beside_fio else (run_ours,)
+        for side in sides[:: 1 if number % 2 else -1]:
+            side()
+
+    for number in range(plan.rounds):
+        say(f"writing {plan.round_nbytes >> 20} MiB, {number + 1} of {plan.rounds}")
+        both("write", number, prefixes.write)
+    for number in range(plan.rounds):
+        say(f"reading {plan.round_nbytes >> 20} MiB, {number + 1} of {plan.rounds}")
+        both("read", number, prefixes.read)
+    say(f"first block of {FIRST_BLOCKS}, {plan.first_rounds} rounds")
+    if not beside_fio:
+        _write_direct(fio_files[0], plan)
+    first, direct = _first_blocks(prefixes, plan, fio_files[0])
+    bytes_per_s = summed_up(speeds)
+    ratios = {
+        f"{kind}_vs_fio": bytes_per_s[kind]["p50"] / bytes_per_s[f"fio_{kind}"]["p50"]
+        if beside_fio
+        else None
+        for kind in ("read", "write")
+    }
+    return {
+        **ratios,
+        "first_block_extra_ms": 1e3 * (first.p50 - direct.p50),
+        "bytes_per_s": bytes_per_s,
+        "seconds": {"first_block": asdict(first), "direct_read": asdict(direct)},
+        "plan": asdict(plan),
+    }
+
+
+class Prefixes:
+    """What is stored: one prefix a round."""
+
+    def __init__(self, client: Client, plan: TierPlan) -> None:
+        self._client = client
+        self._plan = plan
+        namespace = Namespace(
+            block_tokens=16,
+            groups=(Group("all", plan.record_nbytes),),
+            identity=(("bench", "tier"),),
+        )
+        self._namespace_id: NamespaceId = client.register(namespace)
+        shape = (min(plan.blocks, 64), plan.record_nbytes)
+        rows = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+        self._records = [memoryview(rows[index % len(rows)]) for index in range(plan.blocks)]
+        self._keys = [
+            chain(self._namespace_id, plan.blocks, salt=number.to_bytes(4))
+            for number in range(plan.rounds)
+        ]
+
+    def keys(self, number: int) -> list[BlockKey]:
+        return self._keys[number]
+
+    def write(self, number: int) -> None:
+        """Store one prefix durably."""
+        done = self._client.put(
+            self._namespace_id, self._keys[number], self._records, wait_s=WAIT_S
+        )
+        if done.committed != self._plan.blocks or not self._client.flush(WAIT_S):
+            raise Unavailable(f"only {done.committed} of {self._plan.blocks} blocks were stored")
+
+    def read(self, number: int) -> None:
+        """Bring one prefix up, two windows at a time, as a prefetching engine does."""
+        keys = self._keys[number]
+        if not self.is_cold(keys):
+            raise Unavailable("what was to be read is still in the arena: take more rounds")
+        under_way: list[Future[float]] = []
+        for start in range(0, len(keys), WINDOW_BLOCKS):
+            under_way.append(self.start(keys[: start + WINDOW_BLOCKS], skip_blocks=start))
+            if len(under_way) > 1:
+                under_way.pop(0).result()
+        for future in under_way:
+            future.result()
+
+    def is_cold(self, keys: Sequence[BlockKey], skip_blocks: int = 0) -> bool:
+        """Return whether the arena lacks the first of `keys`, and the tier has them all."""
+        match = self._client.match(self._namespace_id, keys, skip_blocks=skip_blocks)
+        return match.resident_blocks <= skip_blocks and match.hit_blocks == len(keys)
+
+    def start(self, keys: Sequence[BlockKey], skip_blocks: int = 0) -> Future[float]:
+        """Lease blocks and give them back. The future has the seconds until the lease was there."""
+
+        async def bring_up(remote: AsyncClient) -> float:
+            started = time.perf_counter()
+            grant = await remote.acquire(
+                self._namespace_id, keys, skip_blocks=skip_blocks, wait_s=WAIT_S
+            )
+            leased_s = time.perf_counter() - started
+            await remote.release(grant.lease_id)
+            if grant.hit_blocks != len(keys):
+                raise Unavailable(f"{grant.hit_blocks} of {len(keys)} blocks came up")
+            return leased_s
+
+        return self._client.submit(bring_up)
+
+
+def _first_blocks(prefixes: Prefixes, plan: TierPlan, fio_file: Path) -> tuple[Timing, Timing]:
+    """Time until the first block of a cold prefix is there, while all of it is on its way up."""
+    firsts, directs = [], []
+    draw = random.Random(0)
+    with _opened_direct(fio_file) as fd, mmap.mmap(-1, plan.record_nbytes) as buffer:
+        buffer.write(bytes(plan.record_nbytes))  # touched once, like the arena's slots
+        windows = [
+            (prefixes.keys(number)[: begin + FIRST_BLOCKS], begin)
+            for begin in range(0, plan.blocks - FIRST_BLOCKS + 1, FIRST_BLOCKS)
+            for number in range(plan.rounds)
+        ]
+        cold = [window for window in windows if prefixes.is_cold(*window)]
+        for keys, begin in cold[: plan.first_rounds]:
+            rest = prefixes.start(keys, begin)
+            firsts.append(prefixes.start(keys[: begin + 1], begin).result())
+            rest.result()
+            offset = draw.randrange(plan.blocks) * plan.record_nbytes
+            started = time.perf_counter()
+            if os.preadv(fd, [buffer], offset) != plan.record_nbytes:
+                raise Unavailable("a read of fio's file ended early")
+            directs.append(time.perf_counter() - started)
+    return Timing.of(firsts), Timing.of(directs)
+
+
+def _write_direct(path: Path, plan: TierPlan) -> None:
+    """Write what fio would have left behind, for the direct reads."""
+    with (
+        _opened_direct(path, os.O_WRONLY | os.O_CREAT) as fd,
+        mmap.mmap(-1, plan.record_nbytes) as buffer,
+    ):
+        buffer.write(os.urandom(plan.record_nbytes))
+        for offset in range(0, plan.round_nbytes, plan.record_nbytes):
+            if os.pwritev(fd, [buffer], offset) != plan.record_nbytes:
+                raise Unavailable("the disk is full")
+        os.fsync(fd)
+
+
+@contextmanager
+def _opened_direct(path: Path, flags: int = os.O_RDONLY) -> Iterator[int]:
+    fd = os.open(path, flags | os.O_DIRECT, 0o600)
+    try:
+        yield fd
+    finally:
+        os.close(fd)

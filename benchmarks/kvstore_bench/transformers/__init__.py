@@ -1,0 +1,1 @@
+"""Time to first token of prompts that transformers computed before."""

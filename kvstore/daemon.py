@@ -1,0 +1,264 @@
+"""Settings -> one running daemon. The only place where parts are put together."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import kvstore
+from kvstore.decide.planner import Planner
+from kvstore.decide.policy import WriteBudget, policy_by_name
+from kvstore.format.codec import codec_by_name
+from kvstore.metrics import Metrics
+from kvstore.model.block import PAGE_NBYTES
+from kvstore.model.errors import KVStoreError
+from kvstore.move.promote import Promotion
+from kvstore.move.scrub import Scrub
+from kvstore.move.write_behind import Mover
+from kvstore.server import Server
+from kvstore.settings import FileSettings, Settings
+from kvstore.store.live_settings import LiveConfig
+from kvstore.store.store import Store
+from kvstore.system.memory import Fit, check_capacity, prefer_killing_this, read_memory
+from kvstore.system.scheduling import run_promptly
+from kvstore.system.service_manager import notify
+from kvstore.tier.dram import Arena
+from kvstore.tier.file import Devices
+
+if TYPE_CHECKING:
+    from kvstore.move.object_side import Objects
+
+logger = logging.getLogger(__name__)
+
+
+class Node:
+    """One daemon: `start`, serve, `stop`. Must be made on the event loop that runs it."""
+
+    def __init__(
+        self, settings: Settings, *, path: Path | None = None, overrides: Sequence[str] = ()
+    ) -> None:
+        """path, overrides: where the settings came from, to be read again."""
+        self.settings = settings
+        self.metrics = Metrics(version=kvstore.__version__)
+        self.store = wire_store(settings, self.metrics)
+        self.config = LiveConfig(settings, self.store, path=path, overrides=overrides)
+        self.server = Server(self.store, self.config, self.metrics, kvstore.__version__)
+
+    async def start(self) -> None:
+        """Recover what is stored, then serve. Raises ConfigError; nothing stays behind then."""
+        began = time.perf_counter()
+        logger.info("node=starting version=%s pid=%d", kvstore.__version__, os.getpid())
+        try:
+            await self.server.open()
+            await check_memory(self.settings.dram.capacity_bytes)
+            await self.store.start()
+            await self.server.start()
+        except BaseException:
+            await self.server.close()
+            await self.store.close(0.0)
+            raise
+        settings = self.settings
+        logger.info(
+            "node=serving version=%s pid=%d socket=%s port=%d metrics_port=%d dram_bytes=%d "
+            "file_bytes=%d directories=%r object=%r blocks=%d start_s=%.3f",
+            kvstore.__version__,
+            os.getpid(),
+            settings.server.socket_path,
+            self.server.port,
+            self.server.metrics_port,
+            settings.dram.capacity_bytes,
+            settings.file.capacity_bytes if settings.file.paths else 0,
+            ",".join(settings.file.paths),
+            settings.object.url,
+            self.store.stats()["blocks"],
+            time.perf_counter() - began,
+        )
+
+    async def stop(self) -> None:
+        """Drain, flush, upload, close: each takes at most `server.drain_s`."""
+        drain_s = self.settings.server.drain_s
+        logger.info("node=draining drain_s=%g", drain_s)
+        if not await self.server.drain(drain_s):
+            logger.warning("node=draining calls=cut_off")
+        await self.server.close()
+        await self.store.close(drain_s)
+        logger.info("node=stopped")
+
+
+MEMORY_WAIT_S = 5.0
+MEMORY_LOOK_S = 0.25
+
+
+async def check_memory(capacity_bytes: int) -> None:
+    """Raise ConfigError if the arena does not fit, with what to type; warn if it is tight.
+
+    What would fit but for others is waited for, a little: engines let go of a dead daemon's arena
+    only when they have noticed.
+    """
+    deadline = time.monotonic() + MEMORY_WAIT_S
+    memory = await asyncio.to_thread(read_memory)
+    while memory.judge(capacity_bytes).fit is Fit.NOT_NOW and time.monotonic() < deadline:
+        await asyncio.sleep(MEMORY_LOOK_S)
+        memory = await asyncio.to_thread(read_memory)
+    judged = check_capacity(capacity_bytes, memory)
+    if judged.fit is Fit.TIGHT:
+        logger.warning("memory=tight reason=%r do=%r", judged.text, judged.do)
+
+
+def wire_store(settings: Settings, metrics: Metrics) -> Store:
+    """Put the tiers, planner and mover of one node together."""
+    arena = Arena(settings.dram.capacity_bytes, settings.dram.extent_bytes)
+    file = _file_tier(settings.file) if settings.file.paths else None
+    limits = settings.limits
+    planner = Planner(
+        arena,
+        file,
+        now=time.monotonic,
+        dram_policy=policy_by_name(settings.dram.eviction_policy),
+        file_policy=policy_by_name(settings.file.eviction_policy),
+        departed_keys_max=limits.departed_keys_max,
+        run_nbytes_max=file.max_frame_nbytes - PAGE_NBYTES if file else 0,
+        write_budget=_write_budget(settings.file),
+        write_on_demotion=settings.file.admission == "demotion",
+        write_on_second_use=settings.file.admission == "second_use",
+    )
+    mover = Mover(
+        planner,
+        arena,
+        file,
+        codec=codec_by_name(settings.file.codec),
+        metrics=metrics,
+        group_commit_bytes=limits.group_commit_bytes,
+    )
+    scrub = None
+    if file is not None:
+        scrub = Scrub(
+            planner,
+            mover,
+            nbytes_per_s=settings.file.scrub_bytes,
+            every_s=settings.file.scrub_every_s,
+            metrics=metrics,
+            now=time.monotonic,
+        )
+    return Store(
+        arena=arena,
+        mover=mover,
+        planner=planner,
+        limits=limits,
+        metrics=metrics,
+        scrub=scrub,
+        objects=_objects(settings, planner, arena, metrics) if settings.object.url else None,
+    )
+
+
+def _objects(
+    settings: Settings, planner: Planner, arena: Arena, metrics: Metrics
+) -> Callable[[Promotion], Objects]:
+    """Return what makes the object tier of the node. Raises ConfigError."""
+    from kvstore.move.object_side import Objects
+    from kvstore.tier.object import ObjectTier
+
+    tier = ObjectTier(settings.object, metrics)
+    leasable = arena.capacity_bytes * settings.limits.leased_fraction
+    return lambda promotion: Objects(
+        tier,
+        planner,
+        promotion,
+        arena,
+        codec=codec_by_name(settings.file.codec),
+        metrics=metrics,
+        fetch_nbytes_max=int(leasable),
+        now=time.monotonic,
+    )
+
+
+def _write_budget(settings: FileSettings) -> WriteBudget | None:
+    nbytes = settings.write_bytes_per_day
+    return WriteBudget(nbytes, time.monotonic) if nbytes else None
+
+
+def _file_tier(settings: FileSettings) -> Devices:
+    return Devices(
+        [Path(path) for path in settings.paths],
+        capacity_bytes=settings.capacity_bytes,
+        free_bytes_min=settings.free_bytes_min,
+        hang_s=settings.hang_s,
+        segment_nbytes=settings.segment_bytes,
+        direct=settings.direct,
+        threads=settings.threads,
+    )
+
+
+# The index is millions of objects that live long and form no cycles: a collection of all of them
+# stops the daemon for half a second per half million blocks. So what has survived a collection of
+# the oldest generation is never looked at again: the next has a few thousand objects to look at, in
+# less than a millisecond, and what forms cycles and outlived the young generations (gRPC's calls
+# do) is still freed. Every object is looked at once per generation, however small they are.
+GC_THRESHOLDS = (500, 2, 4)
+
+
+def bound_collections() -> None:
+    """Let this process's garbage collections be short however much it holds."""
+    gc.set_threshold(*GC_THRESHOLDS)
+    gc.callbacks.append(_freeze_survivors)
+
+
+def _freeze_survivors(phase: str, info: dict[str, int]) -> None:
+    if phase == "stop" and info["generation"] == 2:
+        gc.freeze()
+
+
+# Codec and disk threads hash and copy: the event loop, which answers everybody, asks them for the
+# interpreter after this long instead of Python's 5 ms.
+SWITCH_INTERVAL_S = 0.0005
+
+
+async def _reload(config: LiveConfig) -> None:
+    """Take what changed in the file. One that is wrong changes nothing, and stops nobody."""
+    try:
+        done = await config.reload()
+    except KVStoreError as error:
+        logger.error("config=not_reloaded reason=%r", str(error))
+    else:
+        logger.info("config=reloaded changed=%d pending=%r", len(done.changed), done.pending)
+
+
+async def serve(
+    settings: Settings, *, path: Path | None = None, overrides: Sequence[str] = ()
+) -> None:
+    """Run a daemon until SIGTERM or SIGINT; a second signal stops it at once.
+
+    SIGHUP makes it read `path` again, with `overrides` on top.
+    """
+    bound_collections()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    run_promptly()
+    prefer_killing_this()
+    loop = asyncio.get_running_loop()
+    told = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, told.set)
+    node = Node(settings, path=path, overrides=overrides)
+    reloading: set[asyncio.Task[None]] = set()
+
+    def reload() -> None:
+        task = loop.create_task(_reload(node.config))
+        reloading.add(task)
+        task.add_done_callback(reloading.discard)
+
+    loop.add_signal_handler(signal.SIGHUP, reload)
+    await node.start()
+    notify("READY=1")
+    await told.wait()
+    notify("STOPPING=1")
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.remove_signal_handler(number)
+    await node.stop()

@@ -1,0 +1,44 @@
+"""One question of a client: how much of this prefix is stored, and what is it worth to wait for?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvstore.decide.pace import PATIENCE, Stakes
+from kvstore.decide.planner import SessionId
+from kvstore.model.block import BlockKey, Match, NamespaceId
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One acquire: of a prefix, or of parts of its blocks."""
+
+    session: SessionId
+    client: str
+    request_id: str
+    namespace_id: NamespaceId
+    keys: Sequence[BlockKey]
+    skip_blocks: int
+    began: float
+    recompute_s_per_block: float = 0.0  # 0: not told
+    session_id: str = ""  # of the conversation; "": not told
+    in_files: bool = False  # it can read the files of the file tier itself
+
+    @property
+    def look_until(self) -> float:
+        """When to stop looking for more in slow places, on the clock of `began`."""
+        if not self.recompute_s_per_block:
+            return math.inf
+        blocks = len(self.keys) - self.skip_blocks
+        return self.began + PATIENCE * blocks * self.recompute_s_per_block
+
+    def stakes(self, match: Match) -> Stakes | None:
+        """Return what bringing up all of `match` competes with; None if that was not told."""
+        if not self.recompute_s_per_block:
+            return None
+        saved = match.hit_blocks - max(self.skip_blocks, match.resident_blocks)
+        prompt = len(self.keys) - self.skip_blocks
+        pace = self.recompute_s_per_block
+        return Stakes(saved * pace, prompt * pace, self.began)

@@ -1,0 +1,269 @@
+"""What is stored where: one entry per block, its parts under it.
+
+Only the planner writes here. Everybody else reads, on the daemon's one event loop, so there is no
+lock. Nothing here knows a policy, a deadline or a byte of payload.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from kvstore.decide.namespaces import Namespaces, StoredNamespace
+from kvstore.model.block import BlockKey, Namespace, NamespaceId, Part, Slot
+
+Extent = Any  # a place of the file tier; opaque here
+_OFFSET_BITS = 48
+_OFFSET_MASK = (1 << _OFFSET_BITS) - 1
+_UNJUDGED = -1  # in the place of group masks: what the namespace is was not known
+
+
+class HeldSlot:
+    """An arena slot and who keeps it from reuse: the index, and every lease or move on it.
+
+    There is one for each record in the arena, so it is kept small: extent and offset in one number.
+    """
+
+    __slots__ = ("_place", "indexed", "nbytes", "pins")
+
+    def __init__(self, slot: Slot) -> None:
+        self._place = slot.extent << _OFFSET_BITS | slot.offset
+        self.nbytes = slot.nbytes
+        self.pins = 0
+        self.indexed = False
+
+    @property
+    def slot(self) -> Slot:
+        place = self._place
+        return Slot(place >> _OFFSET_BITS, place & _OFFSET_MASK, self.nbytes)
+
+
+class StoredFrame:
+    """A run in the file tier. It leaves as a whole; pins are reads and writes under way, and leases
+    of clients that read it in its file. sequence: the higher one is the newer one. checked_at: when
+    its bytes were last seen to be good, on the planner's clock. is_out: its disk went out of use,
+    and what becomes of it there is not known any more."""
+
+    __slots__ = (
+        "blocks",
+        "checked_at",
+        "codec_id",
+        "extent",
+        "is_out",
+        "part",
+        "pins",
+        "sequence",
+        "stored_nbytes",
+    )
+
+    def __init__(
+        self,
+        extent: Extent,
+        part: Part,
+        codec_id: int,
+        stored_nbytes: tuple[int, ...],
+        sequence: int,
+    ) -> None:
+        self.extent = extent
+        self.sequence = sequence
+        self.part = part
+        self.codec_id = codec_id
+        self.stored_nbytes = stored_nbytes
+        self.blocks: dict[int, StoredBlock] = {}  # position in the frame -> block that is live
+        self.pins = 0
+        self.is_out = False
+        self.checked_at = float("-inf")
+
+
+class StoredPart:
+    """One record: its checksum and where its bytes are. `loading` is a slot a read is filling."""
+
+    __slots__ = ("checksum", "dirty", "frame", "loading", "nbytes", "part", "position", "resident")
+
+    def __init__(self, part: Part, nbytes: int, checksum: int) -> None:
+        self.part = part
+        self.nbytes = nbytes
+        self.checksum = checksum
+        self.resident: HeldSlot | None = None
+        self.loading: HeldSlot | None = None
+        self.frame: StoredFrame | None = None
+        self.position = 0
+        self.dirty = 0  # sequence of its commit while the file tier has not answered for it
+
+
+class StoredBlock:
+    """A block and its records. Bit g of `complete` says that every shard of group g is stored
+    somewhere; of `resident_groups`, that every shard is in the arena.
+
+    Most blocks have one record: a dictionary is made for the second one only, because it takes as
+    much memory as all else that is known of a block.
+    """
+
+    __slots__ = (
+        "_stored",
+        "block_index",
+        "complete",
+        "framed_parts",
+        "key",
+        "namespace_id",
+        "parent",
+        "resident_groups",
+        "resident_parts",
+    )
+
+    def __init__(
+        self, key: BlockKey, namespace_id: NamespaceId, block_index: int, parent: BlockKey | None
+    ) -> None:
+        self.key = key
+        self.namespace_id = namespace_id
+        self.block_index = block_index
+        self.parent = parent
+        self._stored: StoredPart | dict[Part, StoredPart] | None = None
+        self.resident_parts = 0
+        self.framed_parts = 0
+        self.complete = 0
+        self.resident_groups = 0
+
+    @property
+    def records(self) -> Sequence[StoredPart]:
+        """The records there are, in the order they came; a copy, so they may change meanwhile."""
+        stored = self._stored
+        if stored is None:
+            return ()
+        return tuple(stored.values()) if isinstance(stored, dict) else (stored,)
+
+    def record(self, part: Part) -> StoredPart | None:
+        """Return the record of a part, if there is one."""
+        stored = self._stored
+        if isinstance(stored, dict):
+            return stored.get(part)
+        return stored if stored is not None and stored.part == part else None
+
+    def add(self, record: StoredPart) -> None:
+        """Add a record of a part that is not there."""
+        stored = self._stored
+        if stored is None:
+            self._stored = record
+        elif isinstance(stored, dict):
+            stored[record.part] = record
+        else:
+            self._stored = {stored.part: stored, record.part: record}
+
+    def remove(self, record: StoredPart) -> None:
+        """Remove a record that is there."""
+        stored = self._stored
+        if isinstance(stored, dict) and len(stored) > 1:
+            del stored[record.part]
+        else:
+            self._stored = None
+
+    @property
+    def nbytes(self) -> int:
+        return sum(record.nbytes for record in self.records)
+
+    def refresh(self, namespace: Namespace | None) -> None:
+        """Recompute the group masks after a part came or went. None: it is not known (yet) what
+        they are to be complete for."""
+        if namespace is None:
+            self.complete = self.resident_groups = _UNJUDGED
+            return
+        groups = namespace.groups
+        stored, resident = [0] * len(groups), [0] * len(groups)
+        complete = resident_groups = 0
+        for record in self.records:
+            group = record.part.group
+            if group >= len(groups):
+                continue
+            shards = groups[group].shards
+            stored[group] += 1
+            if stored[group] == shards:
+                complete |= 1 << group
+            if record.resident is not None:
+                resident[group] += 1
+                if resident[group] == shards:
+                    resident_groups |= 1 << group
+        self.complete, self.resident_groups = complete, resident_groups
+
+
+class Index:
+    """Blocks by key. A key is unique over namespaces: its chain starts from the namespace id."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[BlockKey, StoredBlock] = {}
+        self._parts: dict[Part, Part] = {}  # one object per part: see `own_part`
+        self.namespaces = Namespaces()
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def __iter__(self) -> Iterator[StoredBlock]:
+        return iter(self._blocks.values())
+
+    def get(self, namespace_id: NamespaceId, key: BlockKey) -> StoredBlock | None:
+        """Return the block, if this namespace has it."""
+        block = self._blocks.get(key)
+        if block is None or block.namespace_id != namespace_id:
+            return None
+        if block.complete == _UNJUDGED:
+            self.refresh(block)
+        return block
+
+    def find(self, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> list[StoredBlock | None]:
+        """Return `get` of every key, at the speed of a dictionary."""
+        namespace = self.namespaces.find(namespace_id)
+        if namespace is None:
+            return [None] * len(keys)
+        namespace_id = namespace.id  # the object that its blocks have: compared by `is`
+        found = [
+            block if block is not None and block.namespace_id is namespace_id else None
+            for block in map(self._blocks.get, keys)
+        ]
+        if namespace.is_stale:
+            _judge(found, namespace)
+        return found
+
+    def own_part(self, part: Part) -> Part:
+        """Return an equal part that other records have, too: it costs them no memory."""
+        return self._parts.setdefault(part, part)
+
+    def by_key(self, key: BlockKey) -> StoredBlock | None:
+        return self._blocks.get(key)
+
+    def blocks_in(self, namespace_id: NamespaceId) -> Iterator[StoredBlock]:
+        """Yield the blocks of a namespace. It walks over others, too, until it has found all."""
+        namespace = self.namespaces.find(namespace_id)
+        left = namespace.blocks if namespace is not None else 0
+        blocks = iter(self._blocks.values())
+        while left:
+            block = next(blocks)
+            if block.namespace_id == namespace_id:
+                left -= 1
+                yield block
+
+    def blocks_of(self, namespace_id: NamespaceId) -> int:
+        """Return how many blocks a namespace has, all tiers and incomplete ones included."""
+        namespace = self.namespaces.find(namespace_id)
+        return namespace.blocks if namespace is not None else 0
+
+    def add(self, block: StoredBlock) -> None:
+        block.namespace_id = self.namespaces.block_added(block.namespace_id)
+        self._blocks[block.key] = block
+
+    def remove(self, block: StoredBlock) -> None:
+        del self._blocks[block.key]
+        self.namespaces.block_removed(block.namespace_id)
+
+    def register(self, namespace: Namespace) -> NamespaceId:
+        """Learn what a namespace id stands for. Blocks that were there before are judged when
+        somebody looks for them."""
+        return self.namespaces.register(namespace)
+
+    def refresh(self, block: StoredBlock) -> None:
+        block.refresh(self.namespaces.spec(block.namespace_id))
+
+
+def _judge(blocks: Iterable[StoredBlock | None], namespace: StoredNamespace) -> None:
+    """Compute the group masks of blocks that came, or changed, without their specification."""
+    for block in blocks:
+        if block is not None and block.complete == _UNJUDGED:
+            block.refresh(namespace.spec)

@@ -1,0 +1,39 @@
+"""Decide first, in pure code; the mover carries the moves out.
+
+`planner.py` is the file to read; `match.py` says how long a hit is, `leases.py` who holds what,
+`explain.py` why a hit is not longer.
+"""
+
+from kvstore.decide.planner.conversations import Conversations
+from kvstore.decide.planner.departures import Departures
+from kvstore.decide.planner.explain import Explainer
+from kvstore.decide.planner.leases import DAEMON_SESSION, Leases, MemberId, Reservation, SessionId
+from kvstore.decide.planner.match import longest_hit, needed_spans
+from kvstore.decide.planner.moves import Check, Read, Space, Write
+from kvstore.decide.planner.outcomes import Outcomes
+from kvstore.decide.planner.places import frames_of, is_readable
+from kvstore.decide.planner.planner import RUN_NBYTES_MAX, Planner
+from kvstore.decide.planner.steps import Steps
+
+__all__ = [
+    "DAEMON_SESSION",
+    "RUN_NBYTES_MAX",
+    "Check",
+    "Conversations",
+    "Departures",
+    "Explainer",
+    "Leases",
+    "MemberId",
+    "Outcomes",
+    "Planner",
+    "Read",
+    "Reservation",
+    "SessionId",
+    "Space",
+    "Steps",
+    "Write",
+    "frames_of",
+    "is_readable",
+    "longest_hit",
+    "needed_spans",
+]

@@ -1,0 +1,126 @@
+"""Write what is about to leave the arena, instead of everything at once.
+
+It spares flash: what was deleted, or belongs to a session that said it is over, before its room was
+needed is never written. What a crash finds in the arena alone is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from kvstore.decide.index import Index, StoredBlock, StoredPart
+from kvstore.decide.planner.dirty import DirtyRecords
+from kvstore.model.block import BlockKey
+
+RUN_BLOCKS = 16
+"""Blocks of a prefix that are written together: the tail leaves first, and then those before it."""
+
+
+class Demotion:
+    """Knows which blocks may leave the arena as they are. Bounded by the blocks in the arena."""
+
+    def __init__(
+        self,
+        index: Index,
+        dirty: DirtyRecords,
+        admits: Callable[[StoredBlock, StoredPart], bool] | None,
+    ) -> None:
+        """admits: asked once for each record, from the start of a prefix on; None: all are."""
+        self._index = index
+        self._dirty = dirty
+        self.admits = admits
+        self._spared: set[BlockKey] = set()
+        self._admitted: set[BlockKey] = set()
+
+    def spare(self, keys: Iterable[BlockKey]) -> None:
+        """Let blocks leave unwritten."""
+        self._spared.update(keys)
+
+    def want(self, keys: Iterable[BlockKey]) -> None:
+        """Take `spare` back: they were used."""
+        if self._spared:
+            self._spared.difference_update(keys)
+
+    def left(self, key: BlockKey) -> None:
+        """Forget a block that is not in the arena any more."""
+        self._spared.discard(key)
+        self._admitted.discard(key)
+
+    def is_admitted(self, key: BlockKey) -> bool:
+        """Say whether a block will be written when its turn comes: the end of a prefix leaves, and
+        is written, before its start."""
+        return key in self._admitted
+
+    def holds_back(self, block: StoredBlock) -> bool:
+        """Queue the writes that a block must wait for before it leaves; False: there are none."""
+        if not self._is_unwritten(block):
+            return False
+        self.queue(block, block.nbytes)
+        return self._is_unwritten(block)  # unless the write budget has spared it
+
+    def queue_wanted(self, keys: Sequence[BlockKey]) -> None:
+        """Queue the writes of blocks, whatever was said of them before."""
+        self.want(keys)
+        for key in keys:
+            block = self._index.by_key(key)
+            if block is not None:
+                self._decide(block)
+                self._queue(block)
+
+    def queue_all(self) -> None:
+        """Queue the writes of all that the arena alone has."""
+        for block in self._index:
+            if block.resident_parts:
+                self._decide(block)
+                self._queue(block)
+
+    def queue(self, block: StoredBlock, nbytes_max: int) -> int:
+        """Queue the writes of a block and of those before it; returns the bytes looked at, at most
+        a block more than `nbytes_max`."""
+        self._decide(block)
+        run: list[StoredBlock] = []
+        nbytes = 0
+        above: StoredBlock | None = block
+        while above is not None and above.resident_parts and len(run) < RUN_BLOCKS:
+            run.append(above)
+            nbytes += above.nbytes
+            if nbytes >= nbytes_max:
+                break
+            above = self._index.by_key(above.parent) if above.parent is not None else None
+        for each in reversed(run):
+            self._queue(each)
+        return nbytes
+
+    def _decide(self, block: StoredBlock) -> None:
+        """Let a block and what is before it in the arena be written, or leave as it is. Each is
+        looked at once, until it is used again."""
+        if self.admits is None:
+            return
+        undecided: list[StoredBlock] = []
+        above: StoredBlock | None = block
+        while above is not None and above.resident_parts and self._is_undecided(above):
+            undecided.append(above)
+            above = self._index.by_key(above.parent) if above.parent is not None else None
+        for each in reversed(undecided):
+            asked = [self.admits(each, record) for _, record in self._dirty.unwritten(each)]
+            (self._admitted if all(asked) else self._spared).add(each.key)
+
+    def _is_undecided(self, block: StoredBlock) -> bool:
+        decided = block.key in self._admitted or block.key in self._spared
+        return not decided and any(True for _ in self._dirty.unwritten(block))
+
+    def _queue(self, block: StoredBlock) -> None:
+        key = block.key
+        if key in self._spared or (self.admits is not None and key not in self._admitted):
+            return
+        for part, record in self._dirty.unwritten(block):
+            self._dirty.add(block, part, record)
+        self._admitted.discard(key)
+
+    def _is_unwritten(self, block: StoredBlock) -> bool:
+        return block.key not in self._spared and any(
+            record.resident is not None
+            and record.frame is None
+            and not self._dirty.has_failed(block.key, record.part)
+            for record in block.records
+        )

@@ -1,0 +1,318 @@
+"""Sessions, leases and limbo: who may touch which slot, until when, and what happens if they die.
+
+A lease is a pin with a deadline. A client that was stopped past its deadline may still have a copy
+under way, so the slots of an expired lease are not reused: they are in *limbo* until the holder
+releases the lease (and is told it was no longer held) or all processes of its session are gone.
+Limbo is bounded: a session with too much of it gets no new leases.
+
+A lease may hold frames as well, for a client that reads them in their files. These need no limbo:
+nothing is ever written where a frame was, so who is late reads a hole, or finds no file, and
+touches only memory of its own. Past the deadline they are let go of at once.
+
+An id is what entitles to a session or a lease, so nobody may guess one: see `Leases.new_id`. Others
+are shown a session's `name` or `number`, which no call takes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NewType
+
+from kvstore.decide.index import HeldSlot, StoredFrame
+from kvstore.model.block import BlockKey, NamespaceId, Span, padded
+from kvstore.model.errors import SessionEnded, Unavailable
+
+SessionId = NewType("SessionId", int)
+MemberId = NewType("MemberId", int)
+
+DAEMON_SESSION = SessionId(-1)  # no message can name it: theirs are not negative
+
+
+@dataclass(slots=True)
+class Lease:
+    """Slots pinned for a session. `write` is set for a reservation and says where it will go.
+
+    frames: pinned too, each once; framed_nbytes of the file tier.
+    """
+
+    id: int
+    session: SessionId
+    deadline: float
+    held: Sequence[HeldSlot | None]
+    nbytes: int
+    readers: int = 1
+    expired: bool = False
+    write: Reservation | None = None
+    frames: Sequence[StoredFrame] = ()
+    framed_nbytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """What a commit needs to know of its reserve.
+
+    conversation: whose blocks they are; "": nobody has told.
+    """
+
+    namespace_id: NamespaceId
+    keys: Sequence[BlockKey]
+    first_block: int
+    parent: BlockKey | None
+    spans: tuple[Span, ...]
+    refused: int
+    conversation: str = ""
+
+
+@dataclass(slots=True)
+class Session:
+    """One engine instance: its members are processes, alive while their arena socket is open.
+
+    members: the process id of each, 0 if this host cannot see it.
+    """
+
+    id: SessionId
+    token: str
+    client: str
+    number: int
+    members: dict[MemberId, int] = field(default_factory=dict)
+    ended: bool = False
+    leases: dict[int, Lease] = field(default_factory=dict)
+    limbo_bytes: int = 0
+
+    @property
+    def name(self) -> str:
+        """What others may see: it entitles to nothing."""
+        return f"{self.client or 'unnamed'} #{self.number}"
+
+
+class Leases:
+    """Every session and lease. `unpin` is called for each slot that a lease held, `unpin_frame`
+    undoes the pin of a frame.
+
+    new_id: draws the ids: positive, below 2**63, and such that nobody guesses one, or has one left
+    of another daemon.
+    """
+
+    def __init__(
+        self,
+        *,
+        lease_s: float,
+        limbo_bytes_max: int,
+        sessions_max: int,
+        now: Callable[[], float],
+        new_id: Callable[[], int],
+        unpin: Callable[[HeldSlot], None],
+        unpin_frame: Callable[[StoredFrame], None],
+    ) -> None:
+        self.lease_s = lease_s
+        self.limbo_bytes_max = limbo_bytes_max
+        self.sessions_max = sessions_max
+        self._now = now
+        self._unpin = unpin
+        self._unpin_frame = unpin_frame
+        self._sessions: dict[SessionId, Session] = {
+            DAEMON_SESSION: Session(DAEMON_SESSION, "", "daemon", 0)
+        }
+        self._by_token: dict[str, SessionId] = {}
+        self._new_id = new_id
+        self._numbers = itertools.count(1)
+        self.leased_bytes = 0
+        self.framed_bytes = 0  # of the file tier, in frames that leases hold
+
+    @property
+    def limbo_bytes(self) -> int:
+        return sum(session.limbo_bytes for session in self._sessions.values())
+
+    @property
+    def count(self) -> int:
+        return sum(len(session.leases) for session in self._sessions.values())
+
+    def sessions(self) -> list[Session]:
+        return [session for session in self._sessions.values() if session.id != DAEMON_SESSION]
+
+    def find(self, session_id: SessionId) -> Session | None:
+        """Return a session that has not been forgotten; it may have ended."""
+        return self._sessions.get(session_id)
+
+    def processes(self, session_id: SessionId) -> Collection[int]:
+        """Return the process ids of a session's members, none if it is forgotten."""
+        session = self._sessions.get(session_id)
+        return session.members.values() if session is not None else ()
+
+    def open(self, token: str, client: str) -> SessionId:
+        """Return the live session of `token`, a new one if there is none."""
+        known = self._by_token.get(token)
+        if known is not None:
+            return known
+        if len(self._sessions) > self.sessions_max:
+            self._drop_idle_session()
+        session = SessionId(self._new_id())
+        self._sessions[session] = Session(session, token, client, next(self._numbers))
+        self._by_token[token] = session
+        return session
+
+    def join(self, session_id: SessionId, token: str, process: int = 0) -> MemberId:
+        """Add a process to a session. Raises SessionEnded if this token has no such session."""
+        session = self._live(session_id)
+        if session_id == DAEMON_SESSION or session.token != token:
+            raise SessionEnded("the session is not this token's")
+        member = MemberId(self._new_id())
+        session.members[member] = process
+        return member
+
+    def leave(self, session_id: SessionId, member: MemberId) -> None:
+        """Note that a process is gone. It ends its session; the last one to go empties limbo."""
+        session = self._sessions.get(session_id)
+        if session is None or member not in session.members:
+            return
+        del session.members[member]
+        self._end(session)
+        if not session.members:
+            for lease in list(session.leases.values()):
+                self._drop(session, lease)
+            del self._sessions[session_id]
+
+    def grant(
+        self,
+        session_id: SessionId,
+        held: Sequence[HeldSlot | None],
+        *,
+        readers: int = 1,
+        write: Reservation | None = None,
+        frames: Sequence[StoredFrame] = (),
+    ) -> Lease:
+        """Pin slots, and frames, for a session. Raises SessionEnded, or Unavailable over the limbo
+        bound."""
+        session = self.check(session_id)
+        lease = Lease(
+            id=self._new_id(),
+            session=session_id,
+            deadline=self._now() + self.lease_s,
+            held=held,
+            nbytes=sum(padded(each.nbytes) for each in held if each is not None),
+            readers=readers,
+            write=write,
+            frames=frames,
+            framed_nbytes=sum(frame.extent.nbytes for frame in frames),
+        )
+        for slot in held:
+            if slot is not None:
+                slot.pins += 1
+        for frame in frames:
+            frame.pins += 1
+        session.leases[lease.id] = lease
+        self.leased_bytes += lease.nbytes
+        self.framed_bytes += lease.framed_nbytes
+        return lease
+
+    def check(self, session_id: SessionId) -> Session:
+        """Return a session that may hold leases. Raises SessionEnded or Unavailable."""
+        session = self._live(session_id)
+        if session_id != DAEMON_SESSION and not session.members:
+            raise SessionEnded("the session has not joined the arena")
+        if session.limbo_bytes > self.limbo_bytes_max:
+            raise Unavailable(
+                f"{session.name} has {session.limbo_bytes} bytes in limbo: its leases expire "
+                "before it releases them",
+                reason="limbo",
+            )
+        return session
+
+    def reservation(self, session_id: SessionId, lease_id: int) -> Lease | None:
+        """Return a reservation that may still be committed, or None."""
+        session = self._sessions.get(session_id)
+        lease = session.leases.get(lease_id) if session else None
+        if session is None or session.ended or lease is None or lease.write is None:
+            return None
+        return None if lease.expired or self._now() > lease.deadline else lease
+
+    def reservations(self, namespace_id: NamespaceId) -> Iterator[Reservation]:
+        """Yield what may still be committed into a namespace."""
+        for session in self._sessions.values():
+            for lease in session.leases.values():
+                write = lease.write
+                if write is not None and not lease.expired and write.namespace_id == namespace_id:
+                    yield write
+
+    def release(self, session_id: SessionId, lease_id: int) -> bool:
+        """End one reader's hold. Returns whether the slots and frames were safe until now."""
+        session = self._sessions.get(session_id)
+        lease = session.leases.get(lease_id) if session else None
+        if session is None or lease is None:
+            return False
+        held = not (lease.expired or session.ended) and self._now() <= lease.deadline
+        held = held and not any(frame.is_out for frame in lease.frames)
+        lease.readers -= 1
+        if lease.readers <= 0:
+            self._drop(session, lease)
+        return held
+
+    def expire(self) -> int:
+        """Move leases past their deadline to limbo. Returns how many."""
+        now, count = self._now(), 0
+        for session in self._sessions.values():
+            for lease in session.leases.values():
+                if not lease.expired and now > lease.deadline:
+                    self._to_limbo(session, lease)
+                    count += 1
+        return count
+
+    def let_go_of_frames(self) -> None:
+        """End what is held in files: the file tier is about to close."""
+        for session in self._sessions.values():
+            for lease in session.leases.values():
+                if lease.frames:
+                    lease.deadline = -math.inf
+                    self._let_go(lease)
+
+    def _live(self, session_id: SessionId) -> Session:
+        session = self._sessions.get(session_id)
+        if session is None or session.ended:
+            raise SessionEnded("the session has ended: open a new one")
+        return session
+
+    def _end(self, session: Session) -> None:
+        if session.ended:
+            return
+        session.ended = True
+        self._by_token.pop(session.token, None)
+        for lease in session.leases.values():
+            if not lease.expired:
+                self._to_limbo(session, lease)
+
+    def _to_limbo(self, session: Session, lease: Lease) -> None:
+        lease.expired = True
+        session.limbo_bytes += lease.nbytes
+        self._let_go(lease)
+
+    def _let_go(self, lease: Lease) -> None:
+        frames, lease.frames = lease.frames, ()
+        self.framed_bytes -= lease.framed_nbytes
+        lease.framed_nbytes = 0
+        for frame in frames:
+            self._unpin_frame(frame)
+
+    def _drop(self, session: Session, lease: Lease) -> None:
+        del session.leases[lease.id]
+        self.leased_bytes -= lease.nbytes
+        self._let_go(lease)
+        if lease.expired:
+            session.limbo_bytes -= lease.nbytes
+        for held in lease.held:
+            if held is not None:
+                held.pins -= 1
+                self._unpin(held)
+
+    def _drop_idle_session(self) -> None:
+        """Make room for a session: one without a process holds nothing, so nothing is lost."""
+        idle: Iterable[Session] = (s for s in self.sessions() if not s.members)
+        session = next(iter(idle), None)
+        if session is None:
+            raise Unavailable(
+                f"{self.sessions_max} sessions are open", retry_after_s=5.0, reason="sessions"
+            )
+        del self._sessions[session.id]
+        self._by_token.pop(session.token, None)

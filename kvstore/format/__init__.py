@@ -1,0 +1,1 @@
+"""Bytes at rest: frames of records in files and objects, and how records are compressed."""

@@ -1,0 +1,244 @@
+"""The header page of a frame: what is stored there, under which keys. Layout: see the package."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+from itertools import accumulate
+from typing import NamedTuple
+
+from kvstore.format.frame.page import BODY_NBYTES, U64_MAX, SegmentTag, guard, is_guarded
+from kvstore.model.block import (
+    FORMAT_VERSION,
+    GROUPS_MAX,
+    KEY_NBYTES,
+    PAGE_NBYTES,
+    RECORD_NBYTES_MAX,
+    SHARDS_MAX,
+    BlockKey,
+    NamespaceId,
+    Part,
+    padded,
+)
+from kvstore.model.errors import InvalidRequest
+
+MAGIC = b"KVSFRAME"
+TENANT_NBYTES = 16
+NO_TENANT = bytes(TENANT_NBYTES)
+NO_KEY = bytes(KEY_NBYTES)
+WHOLE = Part(0, 0)  # of a tombstone, which kills every part
+RUN_BLOCKS_MAX = 16
+KILLED_MAX = 64
+# A codec may expand a block that it shares a run with; no codec here doubles one.
+STORED_NBYTES_MAX = 2 * RECORD_NBYTES_MAX
+
+_FIXED = struct.Struct("<8sHBBIQQQ16s32s32sIIII")
+_RUN_BLOCK = struct.Struct("<32sIIQQ")
+_KEY = struct.Struct("<32s")
+
+
+class FrameKind(IntEnum):
+    """Persistent: the numbers are never reused."""
+
+    RUN = 1
+    TOMBSTONE_KEYS = 2
+    TOMBSTONE_NAMESPACE = 3
+
+
+class RunBlock(NamedTuple):
+    """One block of a run: sizes without padding; raw is the record, stored what is in the file."""
+
+    key: BlockKey
+    raw_nbytes: int
+    stored_nbytes: int
+    raw_checksum: int
+    stored_checksum: int
+
+
+@dataclass(frozen=True, slots=True)
+class FrameHeader:
+    """What a frame says about itself.
+
+    blocks: only in a RUN, 1..16 consecutive blocks of one prefix.
+    killed: only in TOMBSTONE_KEYS, 1..64 keys, of which all parts are dead.
+    parent: key of the block before the run; None at the start of a prefix.
+    Raises InvalidRequest for values the page cannot hold.
+    """
+
+    kind: FrameKind
+    sequence: int
+    namespace_id: NamespaceId
+    part: Part = WHOLE
+    first_block: int = 0
+    parent: BlockKey | None = None
+    blocks: tuple[RunBlock, ...] = ()
+    killed: tuple[BlockKey, ...] = ()
+    codec_id: int = 0
+    tenant: bytes = NO_TENANT
+
+    def __post_init__(self) -> None:
+        problem = _problem(self)
+        if problem:
+            raise InvalidRequest(f"not a frame header: {problem}")
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole frame in the file: header page and padded payload."""
+        return PAGE_NBYTES + sum(padded(block.stored_nbytes) for block in self.blocks)
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """Where each block's stored bytes begin, counted from the start of the frame."""
+        sizes = [padded(block.stored_nbytes) for block in self.blocks]
+        return tuple(accumulate(sizes[:-1], initial=PAGE_NBYTES)) if sizes else ()
+
+    @property
+    def is_tombstone(self) -> bool:
+        return self.kind is not FrameKind.RUN
+
+
+def encode_header(header: FrameHeader, tag: SegmentTag, offset: int) -> bytes:
+    """Return the 4 KiB page of a frame that stands at `offset` of the segment `tag`."""
+    fixed = _FIXED.pack(
+        MAGIC,
+        FORMAT_VERSION,
+        header.kind,
+        header.codec_id,
+        0,
+        header.sequence,
+        offset,
+        tag.number,
+        header.tenant,
+        header.namespace_id,
+        header.parent or NO_KEY,
+        header.part.group,
+        header.part.shard,
+        header.first_block,
+        len(header.blocks) or len(header.killed),
+    )
+    entries = b"".join(_RUN_BLOCK.pack(*block) for block in header.blocks)
+    return guard(fixed + entries + b"".join(header.killed), tag.nonce)
+
+
+def parse_header(page: bytes | memoryview, tag: SegmentTag, offset: int) -> FrameHeader | None:
+    """Return the header that `page`, read at `offset` of the segment `tag`, holds; else None."""
+    if not is_guarded(page, tag.nonce):
+        return None
+    (
+        magic,
+        version,
+        kind,
+        codec_id,
+        flags,
+        sequence,
+        own_offset,
+        number,
+        tenant,
+        namespace_id,
+        parent,
+        group,
+        shard,
+        first_block,
+        count,
+    ) = _FIXED.unpack_from(page)
+    if (magic, version, flags) != (MAGIC, FORMAT_VERSION, 0):
+        return None
+    if (number, own_offset) != (tag.number, offset) or count > KILLED_MAX:
+        return None
+    try:
+        frame_kind = FrameKind(kind)
+        blocks, killed = _entries(page, frame_kind, count)
+        return FrameHeader(
+            kind=frame_kind,
+            sequence=sequence,
+            namespace_id=NamespaceId(namespace_id),
+            part=Part(group, shard),
+            first_block=first_block,
+            parent=None if parent == NO_KEY else BlockKey(parent),
+            blocks=blocks,
+            killed=killed,
+            codec_id=codec_id,
+            tenant=tenant,
+        )
+    except (ValueError, InvalidRequest):  # unknown kind, impossible values
+        return None
+
+
+def pack_header(page: bytes | memoryview) -> bytes:
+    """Return an encoded header page without its zeros, as a footer holds it."""
+    kind, count = page[10], _FIXED.unpack_from(page)[-1]
+    return bytes(page[: _used_nbytes(kind, count)]) + bytes(page[BODY_NBYTES:])
+
+
+def unpack_header(packed: bytes | memoryview, tag: SegmentTag) -> tuple[int, FrameHeader] | None:
+    """Return offset and header of what `pack_header` wrote; None for anything else."""
+    if not _FIXED.size + 8 <= len(packed) <= PAGE_NBYTES:
+        return None
+    page = bytes(packed[:-8]).ljust(BODY_NBYTES, b"\0") + bytes(packed[-8:])
+    offset: int = _FIXED.unpack_from(page)[6]
+    header = parse_header(page, tag, offset)
+    return (offset, header) if header is not None else None
+
+
+def _entries(
+    page: bytes | memoryview, kind: FrameKind, count: int
+) -> tuple[tuple[RunBlock, ...], tuple[BlockKey, ...]]:
+    used = page[_FIXED.size : _used_nbytes(kind, count)]
+    if kind is FrameKind.RUN:
+        return tuple(RunBlock(*entry) for entry in _RUN_BLOCK.iter_unpack(used)), ()
+    return (), tuple(BlockKey(key) for (key,) in _KEY.iter_unpack(used))
+
+
+def _used_nbytes(kind: int, count: int) -> int:
+    entry = _RUN_BLOCK if kind == FrameKind.RUN else _KEY
+    return _FIXED.size + count * entry.size
+
+
+def _problem(header: FrameHeader) -> str:
+    if not 0 < header.sequence < U64_MAX:
+        return f"sequence {header.sequence}"
+    if len(header.namespace_id) != KEY_NBYTES or len(header.tenant) != TENANT_NBYTES:
+        return "namespace id or tenant of a wrong size"
+    if not 0 <= header.part.group < GROUPS_MAX or not 0 <= header.part.shard < SHARDS_MAX:
+        return f"part {header.part}"
+    if header.kind is FrameKind.RUN:
+        return _run_problem(header)
+    if header.blocks or header.codec_id or header.part != WHOLE or header.parent is not None:
+        return "a tombstone has neither blocks nor a place in a prefix"
+    return _killed_problem(header)
+
+
+def _killed_problem(header: FrameHeader) -> str:
+    fewest, most = (1, KILLED_MAX) if header.kind is FrameKind.TOMBSTONE_KEYS else (0, 0)
+    if not fewest <= len(header.killed) <= most:
+        return f"{len(header.killed)} killed keys; {fewest}..{most} are allowed"
+    if any(len(key) != KEY_NBYTES for key in header.killed):
+        return "a killed key of a wrong size"
+    return ""
+
+
+def _run_problem(header: FrameHeader) -> str:
+    if header.killed or not 1 <= len(header.blocks) <= RUN_BLOCKS_MAX:
+        return f"a run has 1..{RUN_BLOCKS_MAX} blocks and kills nothing"
+    if not 0 <= header.first_block < 1 << 32 or not 0 <= header.codec_id < 1 << 8:
+        return f"first block {header.first_block} or codec {header.codec_id}"
+    if header.parent is not None and (len(header.parent) != KEY_NBYTES or header.parent == NO_KEY):
+        return "parent is not a key"
+    for block in header.blocks:
+        if problem := _block_problem(block, header.codec_id):
+            return problem
+    return ""
+
+
+def _block_problem(block: RunBlock, codec_id: int) -> str:
+    key, raw_nbytes, stored_nbytes, raw_checksum, stored_checksum = block
+    if not 1 <= raw_nbytes <= RECORD_NBYTES_MAX or len(key) != KEY_NBYTES:
+        return f"a block of {raw_nbytes} bytes or with a key of a wrong size"
+    if not 1 <= stored_nbytes <= STORED_NBYTES_MAX:
+        return f"a block stored in {stored_nbytes} bytes"
+    if codec_id == 0 and stored_nbytes != raw_nbytes:
+        return "a raw block stored in another size"
+    if not (0 <= raw_checksum <= U64_MAX and 0 <= stored_checksum <= U64_MAX):
+        return "a checksum beyond 64 bits"
+    return ""

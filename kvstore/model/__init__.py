@@ -1,0 +1,1 @@
+"""The nouns: blocks, keys, checksums, hints, outcomes, errors. No I/O and no decisions."""

@@ -1,0 +1,295 @@
+"""The nouns: what a block is, what it is made of, and when a prefix of blocks is a hit.
+
+A *block* is the KV of `block_tokens` tokens. It consists of *parts*, one per (group, shard): a
+group is a set of layers that share a match rule, a shard is one worker's heads. A part is one
+contiguous *record* of `record_nbytes` bytes. The chain of keys names the tokens; the parts of a
+block hang under one index entry.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, NewType, TypeAlias
+
+from kvstore.model.errors import InvalidRequest
+
+BlockKey = NewType("BlockKey", bytes)
+NamespaceId = NewType("NamespaceId", bytes)
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+KEY_NBYTES = 32
+FORMAT_VERSION = 1
+PAGE_NBYTES = 4096
+RECORD_NBYTES_MAX = 1 << 30
+GROUPS_MAX = 256
+SHARDS_MAX = 4096
+PARTS_MAX = 4096  # of one block
+SPEC_CHARS_MAX = 1 << 16
+NAME_CHARS_MAX = 128
+_DIGEST_CHARS = 64
+_SHORT_CHARS = 12
+
+
+class Part(NamedTuple):
+    """Which record of a block: its KV cache group and its shard."""
+
+    group: int
+    shard: int
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Layers that are stored in one record and matched by one rule.
+
+    record_nbytes: bytes of one block of this group in one shard.
+    window_tokens: 0 for full attention (rule `prefix`: every block from the start is needed), else
+        the sliding window (rule `window(w)`: only blocks that hold the last w - 1 tokens are).
+    shards: how many workers each hold their own record of a block (1 when all ranks are identical).
+    """
+
+    name: str
+    record_nbytes: int
+    window_tokens: int = 0
+    shards: int = 1
+
+    def blocks_needed(self, hit_blocks: int, block_tokens: int) -> range:
+        """Return the indices of the blocks a resume after `hit_blocks` blocks reads."""
+        if not self.window_tokens:
+            return range(hit_blocks)
+        first_token = hit_blocks * block_tokens - (self.window_tokens - 1)
+        return range(max(0, first_token // block_tokens), hit_blocks)
+
+
+@dataclass(frozen=True, slots=True)
+class Namespace:
+    """Everything that makes bytes not interchangeable. Two namespaces never share a block.
+
+    identity: what produced the bytes (model, weights fingerprint, KV dtype, layout, ...), as text.
+    fidelity: "exact", or the name of a lossy rung; an exact reader never sees a lossy block.
+    name: what people call the model. It is for them alone: no part of the id, nor of `==`.
+    """
+
+    block_tokens: int
+    groups: tuple[Group, ...]
+    identity: tuple[tuple[str, str], ...]
+    fidelity: str = "exact"
+    name: str = field(default="", compare=False)
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.block_tokens <= 1 << 16:
+            raise InvalidRequest(f"block_tokens={self.block_tokens} is not in 1..65536")
+        if not 1 <= len(self.groups) <= GROUPS_MAX:
+            raise InvalidRequest(f"{len(self.groups)} groups; 1..{GROUPS_MAX} are allowed")
+        for group in self.groups:
+            if not 1 <= group.record_nbytes <= RECORD_NBYTES_MAX:
+                raise InvalidRequest(
+                    f"group {group.name}: record_nbytes={group.record_nbytes} is not in 1..2**30"
+                )
+            if not 1 <= group.shards <= SHARDS_MAX or group.window_tokens < 0:
+                raise InvalidRequest(f"group {group.name}: impossible shards or window")
+        if sum(group.shards for group in self.groups) > PARTS_MAX:
+            raise InvalidRequest(f"a block of more than {PARTS_MAX} parts")
+        names = [name for name, _ in self.identity]
+        if len(set(names)) != len(names):
+            raise InvalidRequest("a namespace identity names a field twice")
+
+    def to_json(self) -> str:
+        """Return the canonical text: sorted keys, no spaces, ASCII. Equal text, equal namespace."""
+        groups = [
+            {
+                "name": group.name,
+                "record_nbytes": group.record_nbytes,
+                "shards": group.shards,
+                "window_tokens": group.window_tokens,
+            }
+            for group in self.groups
+        ]
+        fields = {
+            "block_tokens": self.block_tokens,
+            "fidelity": self.fidelity,
+            "format_version": FORMAT_VERSION,
+            "groups": groups,
+            "identity": dict(self.identity),
+        }
+        return json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+
+    @classmethod
+    def from_json(cls, text: str, name: str = "") -> Namespace:
+        """Parse and validate what `to_json` wrote. Raises InvalidRequest on anything else.
+
+        name: of a stranger: what cannot be printed is left out of it.
+        """
+        if len(text) > SPEC_CHARS_MAX:
+            raise InvalidRequest(
+                f"a namespace of {len(text)} characters; {SPEC_CHARS_MAX} are allowed"
+            )
+        try:
+            fields = json.loads(text)
+            version = fields["format_version"]
+            namespace = cls(
+                block_tokens=int(fields["block_tokens"]),
+                fidelity=str(fields["fidelity"]),
+                groups=tuple(
+                    Group(
+                        name=str(group["name"]),
+                        record_nbytes=int(group["record_nbytes"]),
+                        window_tokens=int(group["window_tokens"]),
+                        shards=int(group["shards"]),
+                    )
+                    for group in fields["groups"]
+                ),
+                identity=tuple(sorted((str(k), str(v)) for k, v in fields["identity"].items())),
+                name=_printable(name),
+            )
+        except (
+            ArithmeticError,  # infinity is a number in JSON as Python reads it
+            AttributeError,
+            KeyError,
+            RecursionError,
+            TypeError,
+            ValueError,
+        ) as error:
+            raise InvalidRequest(f"not a namespace: {error!r}") from error
+        if version != FORMAT_VERSION:
+            raise InvalidRequest(f"namespace format {version}; this side speaks {FORMAT_VERSION}")
+        return namespace
+
+    @property
+    def id(self) -> NamespaceId:
+        """The 32-byte fingerprint of the canonical text."""
+        return NamespaceId(hashlib.sha256(self.to_json().encode("ascii")).digest())
+
+    @property
+    def title(self) -> str:
+        """The name; of one without a name, what its identity says of the model."""
+        model = _printable(dict(self.identity).get("model", ""))
+        is_digest = len(model) == _DIGEST_CHARS and " " not in model
+        return self.name or (model[:_SHORT_CHARS] if is_digest else model) or "unnamed"
+
+    def record_nbytes(self, part: Part) -> int:
+        """Return the record size of `part`. Raises InvalidRequest if there is no such part."""
+        if not 0 <= part.group < len(self.groups):
+            raise InvalidRequest(f"group {part.group} of {len(self.groups)}")
+        group = self.groups[part.group]
+        if not 0 <= part.shard < group.shards:
+            raise InvalidRequest(f"shard {part.shard} of {group.shards} in group {group.name}")
+        return group.record_nbytes
+
+
+class Span(NamedTuple):
+    """One part of the blocks keys[begin:end] of the key list it travels with."""
+
+    part: Part
+    begin: int
+    end: int
+
+
+class Slot(NamedTuple):
+    """Bytes [offset, offset + nbytes) of one arena extent. Offsets are multiples of 4 KiB."""
+
+    extent: int
+    offset: int
+    nbytes: int
+
+
+class FilePlace(NamedTuple):
+    """A record as it lies in a file of the file tier: bytes [offset, offset + nbytes), as they were
+    put. The path is absolute; the offset is a multiple of 4 KiB, and so many whole pages may be
+    read. Nothing else is ever written there: freed, a place is a hole, or its file is gone."""
+
+    path: str
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Slots lent to a client, for reading (a lease) or for writing (a reservation).
+
+    slots and checksums run over the spans in order, one item per block. In a lease every slot is
+    set (or None where parts were asked for one by one and are missing); in a reservation None means
+    the part is already stored, or, beyond `refused`, that there was no room.
+    deadline_s: seconds from the answer; past it the slots may not be used and `release` says so.
+    hit_blocks counts from the first key, blocks skipped by the caller included.
+    places: of a lease asked for with file_places, one item per slot, else nothing. Where it is set
+    there is no slot: the client reads the record in its file. Its bytes count as those of a slot
+    do: if their checksum is right and the lease was held.
+    """
+
+    lease_id: int
+    deadline_s: float
+    spans: tuple[Span, ...]
+    slots: tuple[Slot | None, ...]
+    checksums: tuple[int, ...] = ()
+    hit_blocks: int = 0
+    leased: bool = True
+    refused: int = 0
+    places: tuple[FilePlace | None, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What became of the records of a reservation or a put.
+
+    existing: another writer had stored them. durable: a completed fdatasync covers all of them.
+    """
+
+    committed: int
+    existing: int
+    refused: int
+    durable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """What a prefix would hit now, unpinned: in any tier, and in DRAM alone. Counts from key 0.
+
+    worth_blocks: how much of the hit is worth loading, None: all of it, or the asker did not tell
+    what recomputing takes. load_s: how long it will take to come up; 0: it is up, or none like it
+    has come up yet.
+    """
+
+    hit_blocks: int
+    resident_blocks: int
+    worth_blocks: int | None = None
+    load_s: float = 0.0
+
+
+def model_name(source: str) -> str:
+    """Return what people call a model that was loaded from a directory, or by a hub's name."""
+    parts = [part for part in source.split("/") if part]
+    for part in parts:
+        if part.startswith("models--"):  # a directory of the hub's cache
+            return part.removeprefix("models--").replace("--", "/")
+    is_path = source.startswith(("/", "."))
+    return parts[-1] if parts and is_path else source
+
+
+def _printable(name: str) -> str:
+    return "".join(char for char in name[:NAME_CHARS_MAX] if char.isprintable())
+
+
+def split_keys(keys: bytes, *, keys_max: int) -> list[BlockKey]:
+    """Cut concatenated keys apart. Raises InvalidRequest on a ragged or oversize batch."""
+    count, rest = divmod(len(keys), KEY_NBYTES)
+    if rest:
+        raise InvalidRequest(f"{len(keys)} key bytes are not a multiple of {KEY_NBYTES}")
+    if count > keys_max:
+        raise InvalidRequest(f"{count} keys in one batch; the limit is {keys_max}: split it")
+    return [*struct.unpack(f"{KEY_NBYTES}s" * count, keys)]  # ten times faster than slices
+
+
+def check_keys(keys: Sequence[BlockKey]) -> None:
+    """Raise InvalidRequest unless every key has 32 bytes."""
+    for nbytes in set(map(len, keys)):  # a loop of C
+        if nbytes != KEY_NBYTES:
+            raise InvalidRequest(f"a block key has {KEY_NBYTES} bytes, not {nbytes}")
+
+
+def padded(nbytes: int) -> int:
+    """Round up to whole 4 KiB pages."""
+    return -(-nbytes // PAGE_NBYTES) * PAGE_NBYTES

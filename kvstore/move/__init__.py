@@ -1,0 +1,1 @@
+"""Bytes between tiers, asynchronously: write-behind, promotion, object transfers, scrubbing."""

@@ -1,0 +1,225 @@
+"""File to arena, on demand: carries the planner's reads out, straight into arena slots.
+
+Every record is verified on its way, by the thread that has read or decoded it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from itertools import accumulate
+from typing import NamedTuple
+
+from kvstore.decide.index import HeldSlot, StoredFrame, StoredPart
+from kvstore.decide.planner import Check, Planner, Read
+from kvstore.format.codec import decodes_to
+from kvstore.metrics import Metrics
+from kvstore.model.block import PAGE_NBYTES, padded
+from kvstore.model.checksum import checksum, checksum_of, leaves_of
+from kvstore.model.errors import CorruptBlock, KVStoreError
+from kvstore.system.threads import ended
+from kvstore.tier.dram import Arena
+from kvstore.tier.file import Devices, DiskHung, aligned_buffer
+
+logger = logging.getLogger(__name__)
+
+PARTS = 2  # of a record that is read alone
+
+
+class RawFile(NamedTuple):
+    """A frame's payload in a file: its absolute path, and the offset of each position in it."""
+
+    path: str
+    offsets: tuple[int, ...]
+
+
+class Reads:
+    """What is on its way up from at most one file tier into one arena. Lives on the event loop.
+
+    failed: reads ever, for another reason than what they read.
+    """
+
+    def __init__(
+        self,
+        planner: Planner,
+        arena: Arena,
+        file: Devices | None,
+        *,
+        metrics: Metrics,
+        workers: Executor,
+        now: Callable[[], float],
+    ) -> None:
+        """workers: decode and verify; the caller's, like everything else here."""
+        self._planner = planner
+        self._arena = arena
+        self._file = file
+        self._metrics = metrics
+        self._workers = workers
+        self._now = now
+        self._reads: dict[StoredPart, asyncio.Task[None]] = {}
+        self.failed = 0
+
+    async def ended(self, timeout_s: float) -> None:
+        """Wait until none is on its way, for at most so long."""
+        await ended(set(self._reads.values()), timeout_s)
+
+    @property
+    def under_way(self) -> int:
+        """Frames on their way up, or waiting for a place to."""
+        return len(set(self._reads.values()))
+
+    def start(self, read: Read) -> None:
+        """Carry a read out in the background; `of` finds it again."""
+        task = asyncio.get_running_loop().create_task(self._read(read))
+        for record in read.stored:
+            self._reads[record] = task
+
+    def brings(self, records: Sequence[StoredPart]) -> bool:
+        """Say whether all of `records` are on their way up."""
+        return all(record in self._reads for record in records)
+
+    def of(self, records: Sequence[StoredPart]) -> set[asyncio.Task[None]]:
+        """Return the tasks that are bringing any of `records` up."""
+        return {self._reads[record] for record in records if record in self._reads}
+
+    async def _read(self, read: Read) -> None:
+        bad: Sequence[int] = read.positions
+        corrupt = False
+        began = self._now()
+        try:
+            async with read.extent.mount.reading:
+                bad, corrupt = await self._fetch(read), True
+        except CorruptBlock:
+            corrupt = True  # the file is gone or too short
+        except KVStoreError as error:
+            keep_pinned(self._planner, read.held, error)
+            self.failed += 1
+            self._metrics.read_errors.inc()
+            logger.warning("read=failed blocks=%d reason=%r", len(read.blocks), str(error))
+        finally:
+            for record in read.stored:
+                del self._reads[record]
+            self._planner.read_done(read, bad, corrupt=corrupt)
+            self._metrics.promote_seconds.observe(self._now() - began)
+        self._metrics.promotions.inc(len(read.blocks) - len(bad))
+        if bad and corrupt:
+            self._metrics.corrupt_blocks.labels("promote").inc(len(bad))
+            logger.warning("blocks=corrupt count=%d key=%s", len(bad), read.blocks[0].key[:4].hex())
+
+    async def _fetch(self, read: Read) -> list[int]:
+        """Bring the bytes up. Returns the positions that do not match their checksums."""
+        assert self._file is not None
+        sizes = [padded(nbytes) for nbytes in read.frame.stored_nbytes]
+        first, last = read.positions[0], read.positions[-1]
+        begin = PAGE_NBYTES + sum(sizes[:first])
+        self._metrics.bytes.labels("file", "read").inc(sum(sizes[first : last + 1]))
+        if read.frame.codec_id == 0:
+            slots = dict(zip(read.positions, read.held, strict=True))
+            targets = [
+                self._arena.padded_view(slots[at].slot)
+                if at in slots
+                else aligned_buffer(sizes[at])
+                for at in range(first, last + 1)
+            ]
+            if len(self._reads) == 1:  # this record, and nothing else
+                return await self._fetch_parts(read, begin, targets[0])
+            bad: list[int] = []
+            await self._file.read(
+                read.extent, begin, targets, lambda _: bad.extend(self._verify(read))
+            )
+            return bad
+        buffer = aligned_buffer(sum(sizes[first : last + 1]))
+        await self._file.read(read.extent, begin, [buffer])
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._workers, self._decode, read, buffer, sizes)
+
+    async def _fetch_parts(self, read: Read, begin: int, target: memoryview) -> list[int]:
+        """Bring one record up by several threads: alone, one would leave the disk half idle."""
+        assert self._file is not None
+        (position,), (record,), (held,) = read.positions, read.stored, read.held
+        view = self._arena.view(held.slot)
+        leaves: dict[int, list[int]] = {}
+
+        def sum_up(part: slice) -> None:
+            leaves[part.start] = leaves_of(view[part])
+
+        await self._file.read(read.extent, begin, [target], sum_up, PARTS)
+        found = checksum_of([leaf for at in sorted(leaves) for leaf in leaves[at]])
+        return [] if found == record.checksum else [position]
+
+    def raw_file(self, frame: StoredFrame) -> RawFile | None:
+        """Return where the bytes of a frame that stores them as they were put lie in a file; None
+        if its device is out of use. That is good for as long as the frame is pinned."""
+        assert self._file is not None
+        path = self._file.path_of(frame.extent)
+        if path is None:
+            return None
+        sizes = map(padded, frame.stored_nbytes)
+        begin = frame.extent.extent.offset + PAGE_NBYTES
+        return RawFile(str(path), tuple(accumulate(sizes, initial=begin)))
+
+    async def check(self, check: Check) -> list[int]:
+        """Read a frame into memory of its own; return the positions that are not what was put.
+
+        Raises DiskFailed: then nothing is known of it.
+        """
+        assert self._file is not None
+        loop = asyncio.get_running_loop()
+        frame, bad = check.frame, []
+        sizes = [padded(nbytes) for nbytes in frame.stored_nbytes]
+        buffer = aligned_buffer(max(sizes))
+        for position, record in zip(check.positions, check.stored, strict=True):
+            begin = PAGE_NBYTES + sum(sizes[:position])
+            try:
+                await self._file.read(frame.extent, begin, [buffer[: sizes[position]]])
+            except CorruptBlock:  # the file is gone or too short
+                bad.append(position)
+                continue
+            self._metrics.bytes.labels("file", "scrub").inc(sizes[position])
+            stored = buffer[: frame.stored_nbytes[position]]
+            job = loop.run_in_executor(self._workers, _is_good, frame.codec_id, stored, record)
+            if not await job:
+                bad.append(position)
+        return bad
+
+    async def matches(self, held: HeldSlot, expected: int) -> bool:
+        """Say whether the bytes in a slot, which the caller has pinned, have a checksum."""
+        loop = asyncio.get_running_loop()
+        view = self._arena.view(held.slot)
+        return await loop.run_in_executor(self._workers, checksum, view) == expected
+
+    def _verify(self, read: Read) -> list[int]:
+        return [
+            position
+            for position, record, held in zip(read.positions, read.stored, read.held, strict=True)
+            if checksum(self._arena.view(held.slot)) != record.checksum
+        ]
+
+    def _decode(self, read: Read, buffer: memoryview, sizes: Sequence[int]) -> list[int]:
+        first = read.positions[0]
+        bad = []
+        for position, record, held in zip(read.positions, read.stored, read.held, strict=True):
+            at = sum(sizes[first:position])
+            stored = buffer[at : at + read.frame.stored_nbytes[position]]
+            target = self._arena.view(held.slot)
+            if not decodes_to(read.frame.codec_id, stored, target, record.checksum):
+                bad.append(position)
+        return bad
+
+
+def keep_pinned(planner: Planner, held: Sequence[HeldSlot], error: BaseException) -> None:
+    """Keep slots from reuse for as long as the thread of a hung call may touch them."""
+    if isinstance(error, DiskHung) and not error.call.done():
+        pins = contextlib.ExitStack()
+        pins.enter_context(planner.pinned(held))
+        error.call.add_done_callback(lambda _: pins.close())
+
+
+def _is_good(codec_id: int, stored: memoryview, record: StoredPart) -> bool:
+    """Return whether stored bytes are what was put, without keeping what they decode to."""
+    if codec_id == 0:
+        return checksum(stored) == record.checksum
+    return decodes_to(codec_id, stored, memoryview(bytearray(record.nbytes)), record.checksum)

@@ -1,0 +1,89 @@
+"""Loads from one slower tier: raced against recomputing, waited for, and learnt from."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+from enum import Enum
+from typing import Any
+
+from kvstore.decide.pace import Pace, Race, Stakes
+from kvstore.metrics import Metrics
+
+
+class Ended(Enum):
+    """How a load went, for the one who asked."""
+
+    DONE = "done"
+    LATE = "late"  # the deadline came first
+    CUT = "cut"  # recomputing is faster by now
+
+
+class Loads:
+    """The loads of one tier."""
+
+    def __init__(self, metrics: Metrics, now: Callable[[], float]) -> None:
+        self.pace = Pace(now)
+        self._metrics = metrics
+        self._now = now
+
+    def race(self, nbytes: int, stakes: Stakes) -> Race | None:
+        """Return the terms on which to bring `nbytes` up; None: computing them is faster."""
+        race = self.pace.race(nbytes, stakes)
+        decision = "refuse" if race is None else "load" if race.predicted_s else "explore"
+        self._metrics.load_decisions.labels(decision).inc()
+        return race
+
+    async def wait(
+        self,
+        parts: Collection[asyncio.Task[Any]],
+        nbytes: int,
+        *,
+        began: float,
+        deadline: float,
+        race: Race | None,
+        came_up: Callable[[], bool],
+    ) -> Ended:
+        """Wait for the parts of a load, for as long as that is worth it; nothing is cancelled.
+
+        came_up: asked when all have ended, whether they brought everything; else there is nothing
+        to learn from how long they took.
+        """
+        pending = set(parts)
+        when = asyncio.ALL_COMPLETED if race is None else asyncio.FIRST_COMPLETED
+        while pending:
+            share = 1 - len(pending) / len(parts)
+            until = deadline if race is None else min(deadline, race.until(share))
+            timeout_s = until - self._now()
+            if timeout_s <= 0:
+                break
+            _, pending = await asyncio.wait(pending, timeout=timeout_s, return_when=when)
+        if not pending:
+            if came_up():
+                self._learn(nbytes, self._now() - began, race)
+            return Ended.DONE
+        if race is None or self._now() >= deadline:
+            return Ended.LATE
+        self._give_up(pending, nbytes, began)
+        return Ended.CUT
+
+    def _give_up(self, late: set[asyncio.Task[Any]], nbytes: int, began: float) -> None:
+        """See the rest through, while nobody waits: until it has ended, the tier is slow."""
+        left = set(late)
+
+        def ended(part: asyncio.Task[Any]) -> None:
+            left.discard(part)
+            if not left:
+                self.pace.caught_up()
+                self.pace.note(nbytes, self._now() - began)
+
+        self._metrics.load_decisions.labels("cut").inc()
+        self.pace.fell_behind()
+        for part in late:
+            part.add_done_callback(ended)
+
+    def _learn(self, nbytes: int, took_s: float, race: Race | None) -> None:
+        self.pace.note(nbytes, took_s)
+        if race is not None and race.predicted_s is not None:
+            self._metrics.load_predicted_seconds.observe(race.predicted_s)
+            self._metrics.load_seconds.observe(took_s)

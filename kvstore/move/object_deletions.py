@@ -1,0 +1,62 @@
+"""What is deleted while it is on its way to or from the bucket does not arrive there.
+
+A fetch or an upload takes seconds, and a delete as well: until the tombstone is in the bucket, a
+lookup still finds what the planner has forgotten already. So each watches for the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+
+from kvstore.model.block import BlockKey, NamespaceId
+
+
+class Watch:
+    """A piece of work on some keys. dead: those of them that were deleted since it began."""
+
+    def __init__(self, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> None:
+        self.dead: set[BlockKey] = set()
+        self._namespace_id = namespace_id
+        self._keys = frozenset(keys)
+
+    def deleted(
+        self, namespaces: Collection[NamespaceId], keys: Collection[BlockKey] | None
+    ) -> None:
+        """Take note of a delete of keys, or (None) of everything."""
+        if self._namespace_id in namespaces:
+            self.dead |= self._keys if keys is None else self._keys.intersection(keys)
+
+
+class Watches:
+    """All such pieces of work, and all deletes, that are under way."""
+
+    def __init__(self) -> None:
+        self._watches: set[Watch] = set()
+        self._deletes: list[tuple[Collection[NamespaceId], Collection[BlockKey] | None]] = []
+
+    @contextmanager
+    def watch(self, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> Iterator[Watch]:
+        """Learn for as long as the context lasts what of `keys` is being, or gets, deleted."""
+        watch = Watch(namespace_id, keys)
+        for delete in self._deletes:
+            watch.deleted(*delete)
+        self._watches.add(watch)
+        try:
+            yield watch
+        finally:
+            self._watches.discard(watch)
+
+    @contextmanager
+    def deleting(
+        self, namespaces: Collection[NamespaceId], keys: Collection[BlockKey] | None
+    ) -> Iterator[None]:
+        """Tell those who watch, now and for as long as the context lasts."""
+        delete = (namespaces, keys)
+        for watch in self._watches:
+            watch.deleted(*delete)
+        self._deletes.append(delete)
+        try:
+            yield
+        finally:
+            self._deletes.remove(delete)

@@ -1,0 +1,394 @@
+"""Object tier to arena: what a prefix lacks is written into the store as any writer would.
+
+So records that come from a bucket are dirty, and written behind to the file tier, like all others;
+neither the index nor the policies know of the bucket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple, Protocol
+
+from kvstore.decide.ask import Ask
+from kvstore.decide.planner import DAEMON_SESSION, Planner, SessionId, longest_hit, needed_spans
+from kvstore.format.codec import decodes_to
+from kvstore.format.frame import RUN_BLOCKS_MAX, RunBlock
+from kvstore.metrics import Metrics
+from kvstore.model.block import (
+    PAGE_NBYTES,
+    BlockKey,
+    Grant,
+    Match,
+    Namespace,
+    NamespaceId,
+    Part,
+    Slot,
+    Span,
+    padded,
+)
+from kvstore.model.checksum import checksum
+from kvstore.model.errors import KVStoreError
+from kvstore.move.load_race import Ended, Loads
+from kvstore.move.object_deletions import Watch, Watches
+from kvstore.tier.object import Found, FoundFrame, ObjectRead, ObjectTier, Outcome, run_blocks
+
+logger = logging.getLogger(__name__)
+
+WINDOW_NBYTES = 16 << 20  # of records published at once: the first are up while the last are asked
+WINDOWS_MAX = 8  # on their way at once; beyond that they queue in prefix order
+LEASE_MARGIN = 0.8  # of a lease's time, to read into its slots
+STEP_BLOCKS = 128  # looked at before others run: about a millisecond
+
+
+class Writer(Protocol):
+    """The part of the store that takes records in."""
+
+    async def reserve(
+        self,
+        session: SessionId,
+        namespace_id: NamespaceId,
+        keys: Sequence[BlockKey],
+        *,
+        first_block: int,
+        parent: BlockKey | None,
+        spans: tuple[Span, ...],
+    ) -> Grant: ...
+
+    async def commit(
+        self, session: SessionId, lease_id: int, checksums: Sequence[int]
+    ) -> object: ...
+
+    def release(self, session: SessionId, lease_ids: Sequence[int]) -> list[bool]: ...
+
+    async def delete(self, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> int: ...
+
+    def view(self, slot: Slot) -> memoryview: ...
+
+
+class _Place(NamedTuple):
+    """Where in the bucket a record is."""
+
+    frame: FoundFrame
+    position: int
+
+    @property
+    def block(self) -> RunBlock:
+        return self.frame.header.blocks[self.position]
+
+    @property
+    def begin(self) -> int:
+        before = self.frame.header.blocks[: self.position]
+        return PAGE_NBYTES + sum(padded(block.stored_nbytes) for block in before)
+
+
+_Places = Mapping[Part, Mapping[BlockKey, _Place]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """Consecutive blocks of a prefix, the parts of them a hit needs, and what of it is to come."""
+
+    namespace_id: NamespaceId
+    first: int
+    keys: tuple[BlockKey, ...]
+    parent: BlockKey | None
+    spans: tuple[Span, ...]
+    nbytes: int = field(compare=False)
+
+
+@dataclass(slots=True)
+class _Load:
+    """A prefix on its way up. hit: how long it was without the bucket; found: how many of its
+    blocks have been looked for; begun: before it, nothing is left to begin."""
+
+    ask: Ask
+    hit: int
+    blocks_max: int  # to be brought up
+    places: defaultdict[Part, dict[BlockKey, _Place]] = field(
+        default_factory=lambda: defaultdict(dict)
+    )
+    found: int = 0
+    begun: int = 0
+    nbytes: int = 0
+    began: float = 0.0
+    parts: list[asyncio.Task[bool]] = field(default_factory=list)
+    _frames: int = 0
+
+    @property
+    def goal_max(self) -> int:
+        return self.hit + self.blocks_max
+
+    async def note(self, found: Found, start: int) -> None:
+        """Take note of what was found from block `start` on."""
+        for number, frame in enumerate(found.frames[self._frames :]):
+            if number % (STEP_BLOCKS // RUN_BLOCKS_MAX) == 0:
+                await asyncio.sleep(0)
+            blocks = frame.header.blocks
+            self.places[frame.header.part] |= {
+                blocks[at].key: _Place(frame, at) for at in frame.live
+            }
+        self._frames = len(found.frames)
+        self.found = start + found.blocks
+
+
+class ObjectFetch:
+    """Looks for prefixes in the bucket and brings them up. `store`: set before the first call."""
+
+    store: Writer
+
+    def __init__(
+        self,
+        tier: ObjectTier,
+        planner: Planner,
+        metrics: Metrics,
+        *,
+        watches: Watches,
+        nbytes_max: int,
+        now: Callable[[], float],
+    ) -> None:
+        """nbytes_max: of records brought up for one prefix."""
+        self._watches = watches
+        self.nbytes_max = nbytes_max
+        self._tier = tier
+        self._planner = planner
+        self._metrics = metrics
+        self._now = now
+        self._loads = Loads(metrics, now)
+        self._room = asyncio.Semaphore(WINDOWS_MAX)
+        self._under_way: dict[_Window, asyncio.Task[bool]] = {}
+
+    async def bring_up(self, ask: Ask, match: Match, deadline: float) -> Ended:
+        """Make the hit of a prefix longer than `match`, as far as the bucket has more of it.
+
+        Its start comes up while its end is still looked for.
+        """
+        namespace = self._planner.namespace(ask.namespace_id)
+        load = _Load(ask, match.hit_blocks, self.nbytes_max // _block_nbytes(namespace))
+        aligned = run_blocks(namespace)
+        start = match.hit_blocks // aligned * aligned
+        with self._watches.watch(ask.namespace_id, ask.keys) as watch:
+            looking = self._tier.look(
+                ask.namespace_id,
+                ask.keys[start:],
+                run_blocks=aligned,
+                deadline=min(deadline, ask.look_until),
+            )
+            async for found in looking:
+                await load.note(found, start)
+                if not watch.dead:
+                    await self._begin_early(load)
+            goal = await self._goal(load)
+            rest = await self._windows(ask, load.begun, goal) if goal > match.hit_blocks else []
+            nbytes = load.nbytes + sum(window.nbytes for window in rest)
+            if not nbytes or watch.dead:
+                return Ended.DONE
+            stakes = ask.stakes(Match(goal, match.hit_blocks))
+            race = self._loads.race(nbytes, stakes) if stakes is not None else None
+            if stakes is not None and race is None:
+                return Ended.CUT
+            self._begin(load, rest)
+        return await self._loads.wait(
+            load.parts,
+            nbytes,
+            began=load.began,
+            deadline=deadline,
+            race=race,
+            came_up=lambda: all(part.result() for part in load.parts),
+        )
+
+    async def _begin_early(self, load: _Load) -> None:
+        """Begin what a hit of every length needs, in whole windows, as far as it is found.
+
+        Which windows of a window group are needed, only the length of the hit can say.
+        """
+        ask, namespace = load.ask, self._planner.namespace(load.ask.namespace_id)
+        if any(group.window_tokens for group in namespace.groups):
+            return
+        step = _window_blocks(namespace)
+        first = max(load.begun, ask.skip_blocks)
+        masks = await self._masks(load, first, min(load.found, load.goal_max))
+        everything = (1 << len(namespace.groups)) - 1
+        there = next((i for i, mask in enumerate(masks) if mask != everything), len(masks))
+        goal = first + there // step * step
+        windows = await self._windows(ask, first, goal) if goal > first else []
+        nbytes = load.nbytes + sum(window.nbytes for window in windows)
+        stakes = ask.stakes(Match(goal, load.hit))
+        if stakes is not None and self._loads.pace.loses(nbytes, stakes.saved_s):
+            return  # more of it may be worth loading
+        self._begin(load, windows)
+        load.begun = goal
+
+    def _begin(self, load: _Load, windows: Sequence[_Window]) -> None:
+        if not load.parts:
+            load.began = self._now()
+        load.parts += [self._started(window, load.places) for window in windows]
+        load.nbytes += sum(window.nbytes for window in windows)
+
+    async def close(self) -> None:
+        """Stop what is under way."""
+        tasks = list(self._under_way.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _goal(self, load: _Load) -> int:
+        """Return how long the hit is with what the bucket has."""
+        namespace = self._planner.namespace(load.ask.namespace_id)
+        masks = await self._masks(load, 0, load.found)
+        return min(longest_hit(namespace, masks, load.ask.skip_blocks), load.goal_max)
+
+    async def _masks(self, load: _Load, begin: int, end: int) -> list[int]:
+        """Return which groups of some blocks are here or in the bucket: bit g for group g."""
+        ask, namespace = load.ask, self._planner.namespace(load.ask.namespace_id)
+        groups = []
+        for group, spec in enumerate(namespace.groups):
+            needed = [Part(group, shard) for shard in range(spec.shards)]
+            groups.append((1 << group, [(part, load.places.get(part, {})) for part in needed]))
+        masks = []
+        for first in range(begin, end, STEP_BLOCKS):
+            await asyncio.sleep(0)
+            keys = ask.keys[first : min(first + STEP_BLOCKS, end)]
+            stored = self._planner.index.find(ask.namespace_id, keys)
+            for key, block in zip(keys, stored, strict=True):
+                here = {r.part for r in block.records} if block is not None else set()
+                mask = block.complete if block is not None else 0
+                for bit, parts in groups:
+                    if not mask & bit and all(p in here or key in there for p, there in parts):
+                        mask |= bit
+                masks.append(mask)
+        return masks
+
+    async def _windows(self, ask: Ask, begin: int, goal: int) -> list[_Window]:
+        """Cut what a hit of `goal` blocks lacks from `begin` on into pieces, in prefix order."""
+        namespace = self._planner.namespace(ask.namespace_id)
+        spans = needed_spans(namespace, goal, ask.skip_blocks)
+        step = _window_blocks(namespace)
+        windows = []
+        for first in range(max(begin, min(span.begin for span in spans)), goal, step):
+            await asyncio.sleep(0)
+            keys = tuple(ask.keys[first : min(first + step, goal)])
+            clipped = tuple(
+                Span(part, max(begin, first) - first, min(end, first + len(keys)) - first)
+                for part, begin, end in spans
+                if begin < first + len(keys) and end > first
+            )
+            missing = iter(self._planner.find(ask.namespace_id, keys, clipped))
+            nbytes = sum(
+                sum(next(missing) is None for _ in range(begin, end))
+                * namespace.record_nbytes(part)
+                for part, begin, end in clipped
+            )
+            if nbytes:
+                parent = ask.keys[first - 1] if first else None
+                windows.append(_Window(ask.namespace_id, first, keys, parent, clipped, nbytes))
+        return windows
+
+    def _started(self, window: _Window, places: _Places) -> asyncio.Task[bool]:
+        """Return the task that brings a window, which goes on whoever stops waiting for it."""
+        task = self._under_way.get(window)
+        if task is None:
+            task = asyncio.get_running_loop().create_task(self._quietly(window, places))
+            self._under_way[window] = task
+            task.add_done_callback(lambda _: self._under_way.pop(window))
+        return task
+
+    async def _quietly(self, window: _Window, places: _Places) -> bool:
+        with self._watches.watch(window.namespace_id, window.keys) as watch:
+            return await self._in_turn(window, places, watch)
+
+    async def _in_turn(self, window: _Window, places: _Places, watch: Watch) -> bool:
+        async with self._room:
+            try:
+                return not watch.dead and await self._bring(window, places, watch)
+            except KVStoreError as error:
+                self._metrics.read_errors.inc()
+                logger.warning("fetch=failed blocks=%d reason=%r", len(window.keys), str(error))
+                return False
+
+    async def _bring(self, window: _Window, places: _Places, watch: Watch) -> bool:
+        """Write a window of records into the store. False: some could not be had."""
+        grant = await self.store.reserve(
+            DAEMON_SESSION,
+            window.namespace_id,
+            window.keys,
+            first_block=window.first,
+            parent=window.parent,
+            spans=window.spans,
+        )
+        try:
+            found = [
+                places.get(part, {}).get(key)
+                for part, begin, end in window.spans
+                for key in window.keys[begin:end]
+            ]
+            wanted = [
+                (self.store.view(slot), place)
+                for slot, place in zip(grant.slots, found, strict=True)
+                if slot is not None
+            ]
+            sums = await self._fill(wanted, grant.deadline_s)
+            if grant.refused or sums is None or watch.dead:
+                return False
+            left = iter(sums)
+            checksums = [next(left) if slot is not None else 0 for slot in grant.slots]
+            await self.store.commit(DAEMON_SESSION, grant.lease_id, checksums)
+            if watch.dead:  # between two steps of the commit
+                await self.store.delete(window.namespace_id, list(watch.dead))
+                return False
+            return True
+        finally:
+            self.store.release(DAEMON_SESSION, [grant.lease_id])
+
+    async def _fill(
+        self, wanted: Sequence[tuple[memoryview, _Place | None]], lease_s: float
+    ) -> list[int] | None:
+        """Read records into their slots; return their checksums, None if one could not be had."""
+        places = [place for _, place in wanted if place is not None]
+        if len(places) < len(wanted) or not all(
+            place.block.raw_nbytes == len(view) and place.block.stored_nbytes <= 2 * len(view)
+            for (view, _), place in zip(wanted, places, strict=True)
+        ):
+            return None
+        stored = [
+            view
+            if place.frame.header.codec_id == 0
+            else memoryview(bytearray(place.block.stored_nbytes))
+            for (view, _), place in zip(wanted, places, strict=True)
+        ]
+        good = [False] * len(places)
+
+        def verify(index: int) -> None:
+            good[index] = _is_good(wanted[index][0], stored[index], places[index])
+
+        reads = [
+            ObjectRead(place.frame.location, place.begin, [buffer], partial(verify, index))
+            for index, (place, buffer) in enumerate(zip(places, stored, strict=True))
+        ]
+        deadline = self._now() + LEASE_MARGIN * lease_s
+        if set(await self._tier.read(reads, deadline)) - {Outcome.READ}:
+            return None
+        if not all(good):
+            self._metrics.corrupt_blocks.labels("object").inc()
+            return None
+        return [place.block.raw_checksum for place in places]
+
+
+def _window_blocks(namespace: Namespace) -> int:
+    return max(1, WINDOW_NBYTES // _block_nbytes(namespace))
+
+
+def _block_nbytes(namespace: Namespace) -> int:
+    return sum(padded(group.record_nbytes) * group.shards for group in namespace.groups)
+
+
+def _is_good(view: memoryview, stored: memoryview, place: _Place) -> bool:
+    """Decode a record if it needs it; return whether it is what was put. Blocking."""
+    codec_id, expected = place.frame.header.codec_id, place.block.raw_checksum
+    if codec_id == 0:
+        return checksum(view) == expected
+    return decodes_to(codec_id, stored, view, expected)

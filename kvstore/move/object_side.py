@@ -1,0 +1,144 @@
+"""What a node does with an object tier: looks there, brings up, uploads, deletes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from kvstore.decide.ask import Ask
+from kvstore.decide.planner import Planner, Write
+from kvstore.format.codec import Codec
+from kvstore.metrics import Metrics
+from kvstore.model.block import BlockKey, Match, NamespaceId
+from kvstore.model.errors import Unavailable
+from kvstore.move.load_race import Ended
+from kvstore.move.object_deletions import Watches
+from kvstore.move.object_fetch import ObjectFetch, Writer
+from kvstore.move.object_upload import ObjectUpload
+from kvstore.move.promote import Promotion
+from kvstore.tier.dram import Arena
+from kvstore.tier.object import ObjectTier
+
+logger = logging.getLogger(__name__)
+
+DELETE_S = 30.0  # for all namespaces of one delete together
+DELETES_MAX = 16  # namespaces at once
+THREADS = 2
+
+
+class Objects:
+    """The object tier of one node, and what moves between it and the arena."""
+
+    def __init__(
+        self,
+        tier: ObjectTier,
+        planner: Planner,
+        promotion: Promotion,
+        arena: Arena,
+        *,
+        codec: Codec,
+        metrics: Metrics,
+        fetch_nbytes_max: int,
+        now: Callable[[], float],
+    ) -> None:
+        self._tier = tier
+        self._now = now
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="kvstore-object")
+        self._watches = Watches()
+        self._fetch = ObjectFetch(
+            tier,
+            planner,
+            metrics,
+            watches=self._watches,
+            nbytes_max=fetch_nbytes_max,
+            now=now,
+        )
+        self._upload = ObjectUpload(
+            tier,
+            planner,
+            promotion,
+            arena,
+            watches=self._watches,
+            metrics=metrics,
+            executor=self._threads,
+            codec=codec,
+            now=now,
+        )
+        self._uploading: asyncio.Task[None] | None = None
+
+    def start(self, store: Writer) -> None:
+        """Begin; a store that does not answer delays nothing. store: takes in what comes up."""
+        self._fetch.store = store
+        self._tier.start()
+        self._uploading = asyncio.create_task(self._upload.run())
+
+    async def close(self, drain_s: float) -> None:
+        """Upload what has not rested yet, for at most `drain_s`, and stop."""
+        if self._uploading is not None:
+            self._uploading.cancel()
+            await asyncio.gather(self._uploading, return_exceptions=True)
+        if self._upload.waiting:
+            await self._drain(drain_s)
+        await self._fetch.close()
+        await self._tier.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _drain(self, drain_s: float) -> None:
+        """Upload what waits, unless the store refuses: that is tried again at the next start."""
+        reason = "too little time"
+        try:
+            async with asyncio.timeout(drain_s):
+                await self._tier.ready(self._now() + drain_s)
+                await self._upload.upload(float("inf"))
+        except Unavailable as error:
+            reason = str(error)
+        except TimeoutError:
+            pass  # said below
+        if self._upload.waiting:
+            waiting = self._upload.waiting
+            logger.warning("drain=incomplete prefixes_not_uploaded=%d reason=%r", waiting, reason)
+
+    def set_bounds(self, *, capacity_bytes: int, fetch_nbytes_max: int) -> None:
+        """Change the bucket's cap, and what one lookup may bring up."""
+        self._tier.set_capacity(capacity_bytes)
+        self._fetch.nbytes_max = fetch_nbytes_max
+
+    def written(self, write: Write) -> None:
+        """Note what is durable on this node."""
+        self._upload.note(write)
+
+    async def bring_up(self, ask: Ask, match: Match, deadline: float) -> Ended:
+        """Make the hit of a prefix longer than `match`, as far as the bucket has more of it."""
+        return await self._fetch.bring_up(ask, match, deadline)
+
+    def deleting(
+        self, namespaces: Collection[NamespaceId], keys: Collection[BlockKey] | None
+    ) -> contextlib.AbstractContextManager[None]:
+        """Let nothing of it come up, from when the planner forgot it until `delete` is done."""
+        return self._watches.deleting(namespaces, keys)
+
+    async def delete(
+        self, namespaces: Collection[NamespaceId], keys: Sequence[BlockKey] | None
+    ) -> None:
+        """Delete keys, or (None) whole namespaces, for every node that shares the bucket.
+
+        Raises Unavailable after the last of them was tried: what could not be deleted may come
+        back.
+        """
+        deadline = self._now() + DELETE_S
+        places = asyncio.Semaphore(DELETES_MAX)
+
+        async def one(namespace_id: NamespaceId) -> None:
+            async with places:
+                await self._tier.delete(namespace_id, keys, deadline)
+
+        results = await asyncio.gather(*map(one, namespaces), return_exceptions=True)
+        for failed in filter(None, results):
+            raise failed
+
+    def stats(self) -> dict[str, Any]:
+        return {**self._tier.stats(), "uploads_waiting": self._upload.waiting}

@@ -1,0 +1,55 @@
+"""What policies have learned, kept over restarts in a note of the file tier.
+
+It is written when the node closes, and now and then before: a crash costs what was learned since.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from kvstore.decide.planner import Planner
+from kvstore.tier.file import Devices, DiskFailed, DiskFull
+
+logger = logging.getLogger(__name__)
+
+SAVE_EVERY_S = 300.0
+CLOSE_S = 2.0  # for the last one; a disk that hangs is not waited for
+
+
+class PolicyNote:
+    """Loads once, before the first block is found; then saves."""
+
+    def __init__(self, planner: Planner, file: Devices | None, now: Callable[[], float]) -> None:
+        self._planner = planner
+        self._file = file
+        self._now = now
+        self._loading = asyncio.Lock()
+        self._loaded = False
+        self._save_at = 0.0
+
+    async def load(self) -> None:
+        """Give policies what another life has saved. A second call waits for the first."""
+        async with self._loading:
+            if self._file is not None and not self._loaded:
+                self._planner.load_policies(await self._file.read_note())
+                self._save_at = self._now() + SAVE_EVERY_S
+            self._loaded = True
+
+    async def save_now_and_then(self) -> None:
+        """Save if it is time to."""
+        if self._loaded and self._now() >= self._save_at:
+            await self.save()
+
+    async def save(self) -> None:
+        """Save what policies know now; a disk that does not take it is no error."""
+        self._save_at = self._now() + SAVE_EVERY_S
+        data = self._planner.save_policies() if self._loaded else b""
+        if not data or self._file is None:
+            return
+        try:
+            async with asyncio.timeout(CLOSE_S):
+                await self._file.write_note(data)
+        except (DiskFull, DiskFailed, TimeoutError) as error:
+            logger.warning("policies=not_saved reason=%r", str(error))

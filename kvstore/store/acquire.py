@@ -1,0 +1,151 @@
+"""How much of a prefix comes up into the arena, for those who wait for it: from every tier, as far
+as it may be leased, until a deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from kvstore.decide.ask import Ask
+from kvstore.decide.planner import Leases, Planner, is_readable, needed_spans
+from kvstore.model.block import Match, Namespace, Span, padded
+from kvstore.model.outcome import Reason
+from kvstore.move.file_reads import Reads
+from kvstore.move.load_race import Ended
+from kvstore.move.promote import PROMOTE_ROUNDS_MAX, Promotion
+
+if TYPE_CHECKING:  # a daemon without a bucket starts without what it takes to use one
+    from kvstore.move.object_side import Objects
+
+
+class Reached(NamedTuple):
+    """How much of a prefix is up, why not all of it, and how much was at first.
+
+    affordable: False if the bound on leases does not let it go now.
+    """
+
+    hit: int
+    why: Reason | None
+    resident: int
+    affordable: bool = True
+    fetched: int = 0  # of the hit, from the object tier
+
+
+class Reach:
+    """Brings prefixes up. leasable_bytes: what leases may hold of the arena, all together."""
+
+    def __init__(
+        self,
+        planner: Planner,
+        promotion: Promotion,
+        reads: Reads,
+        leases: Leases,
+        objects: Objects | None,
+        *,
+        leasable_bytes: int,
+        now: Callable[[], float],
+    ) -> None:
+        self._planner = planner
+        self._promotion = promotion
+        self._reads = reads
+        self._leases = leases
+        self._objects = objects
+        self.leasable_bytes = leasable_bytes
+        self._now = now
+
+    @property
+    def room_bytes(self) -> int:
+        """What may be leased for reading now; less than nothing when reservations exceed it."""
+        return self.leasable_bytes - self._leases.leased_bytes
+
+    async def reach(self, ask: Ask, deadline: float) -> Reached:
+        """Bring up as much of the prefix as may be leased and comes up until the deadline.
+
+        What this node lacks comes from the object tier, while the rest comes from the file tier.
+        """
+        if self._objects is None:
+            return await self._promote(ask, deadline)
+        match = self._match(ask)
+        if match.hit_blocks == len(ask.keys):
+            return await self._promote(ask, deadline)
+        fetch = asyncio.create_task(self._objects.bring_up(ask, match, deadline))
+        try:
+            reached = await self._promote(ask, deadline)
+            ended = await fetch
+        finally:
+            fetch.cancel()  # if nobody waits any more; what it began is seen through
+        if self._match(ask).hit_blocks <= match.hit_blocks or not reached.affordable:
+            cut = ended is Ended.CUT and reached.why is None
+            return reached._replace(why=Reason.SLOWER) if cut else reached
+        again = await self._promote(ask, deadline)
+        fetched = max(0, again.hit - max(ask.skip_blocks, match.hit_blocks))
+        return again._replace(resident=reached.resident, fetched=fetched)
+
+    async def _promote(self, ask: Ask, deadline: float) -> Reached:
+        """Bring up what this node has of a prefix."""
+        namespace = self._planner.namespace(ask.namespace_id)
+        failed_reads = self._reads.failed
+        match = self._match(ask)
+        resident = match.resident_blocks
+        if ask.in_files:  # what it reads itself is no less from the file tier
+            there = self._planner.match(ask.namespace_id, ask.keys, ask.skip_blocks)
+            resident = there.resident_blocks
+            await asyncio.sleep(0)  # it looks at every record several times: others' turn
+        for attempt in range(PROMOTE_ROUNDS_MAX):
+            if attempt:  # a block lost on its way up leaves a shorter prefix
+                match = self._match(ask)
+            wanted = self._affordable(namespace, ask, match.hit_blocks)
+            if wanted is None:
+                return Reached(match.hit_blocks, Reason.LEASED_BYTES, resident, affordable=False)
+            spans = needed_spans(namespace, wanted, ask.skip_blocks)
+            stakes = ask.stakes(replace(match, hit_blocks=wanted))
+            brought = await self._promotion.bring_up(
+                ask.namespace_id, ask.keys, spans, deadline, stakes, in_files=ask.in_files
+            )
+            if ask.in_files:
+                await asyncio.sleep(0)
+            hit = self._match(ask, wanted).resident_blocks
+            if hit == wanted:
+                why = Reason.LEASED_BYTES if wanted < match.hit_blocks else None
+                return Reached(hit, why, resident)
+            if brought.slower:
+                return Reached(hit, Reason.SLOWER, resident)
+            if self._now() >= deadline:
+                return Reached(hit, Reason.DEADLINE, resident)
+        failed = self._reads.failed > failed_reads
+        return Reached(hit, Reason.READ_FAILED if failed else Reason.NO_ROOM, resident)
+
+    def slots_nbytes(self, ask: Ask, spans: Sequence[Span]) -> int:
+        """Return what `spans` take of the arena: all, but for what the asker reads in files."""
+        if not ask.in_files:
+            return span_nbytes(self._planner.namespace(ask.namespace_id), spans)
+        found = self._planner.find(ask.namespace_id, ask.keys, spans)
+        return sum(
+            padded(record.nbytes)
+            for record in found
+            if record is not None and (record.resident is not None or not is_readable(record))
+        )
+
+    def _match(self, ask: Ask, blocks: int | None = None) -> Match:
+        """Match the prefix, or the first `blocks` of it."""
+        return self._planner.match(
+            ask.namespace_id, ask.keys[:blocks], ask.skip_blocks, in_files=ask.in_files
+        )
+
+    def _affordable(self, namespace: Namespace, ask: Ask, hit: int) -> int | None:
+        """Return the hit that may be leased now; None if only other leases stand in its way."""
+        skip = ask.skip_blocks
+        bound = self.leasable_bytes
+        needed = self.slots_nbytes(ask, needed_spans(namespace, hit, skip))
+        if needed > bound:
+            hit = self._match(ask, skip + int((hit - skip) * bound / needed)).hit_blocks
+            needed = self.slots_nbytes(ask, needed_spans(namespace, hit, skip))
+        return hit if needed <= self.room_bytes or hit == skip else None
+
+
+def span_nbytes(namespace: Namespace, spans: Sequence[Span]) -> int:
+    """Return the bytes of the slots of `spans`."""
+    return sum((end - begin) * padded(namespace.record_nbytes(part)) for part, begin, end in spans)

@@ -1,0 +1,94 @@
+"""What the store keeps of its answers: counts by tier and by what ended each hit, and the last
+of them for `kvstore explain`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from kvstore.decide.ask import Ask
+from kvstore.decide.planner import Explainer, Leases, Outcomes, Planner, SessionId
+from kvstore.metrics import Metrics
+from kvstore.model.block import BlockKey, NamespaceId
+from kvstore.model.outcome import COMPLETE, Ending, Explanation, Outcome, Reason
+
+
+class RequestLog:
+    """The books of what was asked and served."""
+
+    def __init__(
+        self,
+        planner: Planner,
+        leases: Leases,
+        metrics: Metrics,
+        *,
+        outcomes_max: int,
+        now: Callable[[], float],
+    ) -> None:
+        self._planner = planner
+        self._metrics = metrics
+        self._now = now
+        self._explainer = Explainer(planner.index, planner.departures, leases)
+        self._outcomes = Outcomes(outcomes_max, now)
+
+    def outcomes(self, request_id: str, limit: int) -> list[Outcome]:
+        """Return how the last requests were answered whose id starts so, newest first."""
+        return self._outcomes.find(request_id, limit)
+
+    def explain(self, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> Explanation:
+        """Return where each block of a prefix is now, and what would end its hit."""
+        match = self._planner.match(namespace_id, keys)
+        return self._explainer.explanation(namespace_id, keys, match)
+
+    def count(self, ask: Ask, *, asked: int, dram: int, file: int, objects: int = 0) -> None:
+        """Count blocks asked for and served."""
+        metrics, known = self._metrics, self._planner.index.namespaces
+        tokens = known.use(ask.namespace_id).block_tokens
+        model = known.asked(ask.namespace_id, asked, dram + file + objects)
+        metrics.lookups.inc(asked)
+        metrics.lookup_tokens.inc(asked * tokens)
+        metrics.model_lookups.labels(model).inc(asked)
+        for tier, blocks in (("dram", dram), ("file", file), ("object", objects)):
+            metrics.hits.labels(tier).inc(blocks)
+            metrics.hit_tokens.labels(tier).inc(blocks * tokens)
+            metrics.model_hits.labels(model, tier).inc(blocks)
+
+    def note(
+        self,
+        ask: Ask,
+        hit: int,
+        why: Reason | None,
+        lease_id: int = 0,
+        *,
+        file: int = 0,
+        objects: int = 0,
+    ) -> None:
+        """Remember an answer, and how many blocks of the hit came from the file and object tiers.
+
+        why: what kept the hit from being what is stored, if anything did.
+        """
+        ending = self._ending(ask, hit, why)
+        self._metrics.requests.labels(ending.reason if ending else COMPLETE).inc()
+        outcome = Outcome(
+            request_id=ask.request_id,
+            client=ask.client,
+            namespace_id=ask.namespace_id,
+            asked_blocks=len(ask.keys),
+            skip_blocks=ask.skip_blocks,
+            hit_blocks=hit,
+            file_blocks=file,
+            object_blocks=objects,
+            took_s=self._now() - ask.began,
+            ending=ending,
+        )
+        self._outcomes.note(ask.session, outcome, lease_id)
+
+    def released(self, session: SessionId, lease_id: int, *, held: bool) -> None:
+        """Note how a request's lease ended."""
+        self._outcomes.released(session, lease_id, held=held)
+
+    def _ending(self, ask: Ask, hit: int, why: Reason | None) -> Ending | None:
+        if why is not None:
+            stored = self._planner.match(ask.namespace_id, ask.keys, ask.skip_blocks).hit_blocks
+            if stored > hit or why is Reason.LEASED_BYTES:
+                return Ending(why, hit)
+        return self._explainer.ending(ask.namespace_id, ask.keys, hit, ask.skip_blocks)

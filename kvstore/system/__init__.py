@@ -1,0 +1,1 @@
+"""The machine: memory, threads, descriptors, NUMA nodes, logs. It knows nothing of blocks."""

@@ -1,0 +1,261 @@
+"""A cap that changes: memory comes and goes, and no slot that is held ever changes."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import random
+from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
+
+import pytest
+
+from kvstore.model.block import Slot
+from kvstore.testing.holes import allow_holes, punch
+from kvstore.tier.dram import Arena
+from kvstore.tier.dram.extent_memory import _forbid_holes, make_extent
+
+MIB = 1 << 20
+PAGE = 4096
+
+
+def present(arena: Arena) -> int:
+    """Return what the kernel says the arena takes."""
+    return sum(os.fstat(each.fd).st_blocks * 512 for each in arena.extents())
+
+
+async def grown(arena: Arena) -> None:
+    while arena.growing:  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+
+
+async def shrunk(arena: Arena) -> None:
+    while await arena.give_back():
+        pass
+
+
+def with_arena(work: Callable[[Arena], Awaitable[None]]) -> None:
+    async def run() -> None:
+        arena = Arena(8 * MIB, 2 * MIB)
+        await arena.start()
+        await grown(arena)
+        await work(arena)
+        await arena.close()
+
+    asyncio.run(run())
+
+
+def fill(arena: Arena, nbytes: int = MIB // 2) -> list[Slot]:
+    slots = []
+    while (slot := arena.allocate(nbytes)) is not None:
+        arena.view(slot)[:] = bytes([len(slots) % 251]) * nbytes
+        slots.append(slot)
+    return slots
+
+
+def test_what_is_free_goes_back_at_once_and_whole_extents_are_retired() -> None:
+    async def work(arena: Arena) -> None:
+        retired: list[int] = []
+        arena.on_retired(retired.append)
+        arena.set_capacity(3 * MIB)
+        assert arena.excess_nbytes == 5 * MIB
+        await shrunk(arena)
+        assert arena.excess_nbytes == 0
+        assert arena.reserved_nbytes == present(arena) == 3 * MIB
+        assert retired == [3, 2]
+        assert len(fill(arena)) == 6
+
+    with_arena(work)
+
+
+def test_what_is_held_stays_as_it_is_until_it_is_free() -> None:
+    async def work(arena: Arena) -> None:
+        slots = fill(arena)
+        assert len(slots) == 16
+        arena.set_capacity(2 * MIB)
+        assert arena.allocate(PAGE) is None
+        assert await arena.give_back() == 0
+        random.Random(5).shuffle(slots)
+        kept, freed = slots[:4], slots[4:]
+        contents = [bytes(arena.view(slot)) for slot in kept]
+        for slot in freed:
+            arena.free(slot)
+            assert arena.allocate(PAGE) is None or arena.physical_nbytes <= arena.capacity_bytes
+            await shrunk(arena)
+        assert arena.physical_nbytes == arena.reserved_nbytes == present(arena) == 2 * MIB
+        assert [bytes(arena.view(slot)) for slot in kept] == contents
+        assert not arena.punched()  # its own holes are not a client's
+
+    with_arena(work)
+
+
+def test_a_raised_cap_takes_new_extents_and_no_hole() -> None:
+    async def work(arena: Arena) -> None:
+        slots = fill(arena)
+        for slot in slots[::2]:
+            arena.free(slot)
+        arena.set_capacity(4 * MIB)
+        await shrunk(arena)
+        before = {each.id for each in arena.extents()}
+        contents = [bytes(arena.view(slot)) for slot in slots[1::2]]
+        arena.set_capacity(8 * MIB)
+        await grown(arena)
+        assert arena.reserved_nbytes == present(arena) == 8 * MIB
+        new = fill(arena)
+        assert len(new) == 8
+        assert {slot.extent for slot in new}.isdisjoint(before)
+        assert [bytes(arena.view(slot)) for slot in slots[1::2]] == contents
+
+    with_arena(work)
+
+
+def test_a_cap_beyond_that_of_the_start_takes_larger_records() -> None:
+    async def run() -> None:
+        arena = Arena(MIB, 4 * MIB)
+        await arena.start()
+        assert arena.record_nbytes_max == MIB
+        arena.set_capacity(8 * MIB)
+        await grown(arena)
+        assert arena.record_nbytes_max == 4 * MIB
+        assert arena.allocate(3 * MIB) is not None
+        await arena.close()
+
+    asyncio.run(run())
+
+
+def test_an_extent_that_is_being_made_when_the_cap_is_lowered_is_not_kept() -> None:
+    async def work(arena: Arena) -> None:
+        before = [each.id for each in arena.extents()]
+        arena.set_capacity(32 * MIB)
+        while arena.reserved_nbytes == 8 * MIB:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        arena.set_capacity(8 * MIB)
+        await grown(arena)
+        assert arena.excess_nbytes == 0
+        assert arena.reserved_nbytes == present(arena) == 8 * MIB
+        assert [each.id for each in arena.extents()] == before
+
+    with_arena(work)
+
+
+def test_pages_that_a_client_touches_again_go_back_again() -> None:
+    async def work(arena: Arena) -> None:
+        slot = arena.allocate(PAGE)  # keeps the first extent alive
+        arena.set_capacity(MIB)
+        await shrunk(arena)
+        (extent,) = arena.extents()
+        os.pwrite(extent.fd, b"x" * PAGE, extent.nbytes - PAGE)
+        assert present(arena) == MIB + PAGE
+        await arena.renew()
+        assert present(arena) == MIB
+        assert slot is not None
+
+    with_arena(work)
+
+
+def test_larger_records_find_room_where_small_ones_left_holes() -> None:
+    async def work(arena: Arena) -> None:
+        small = fill(arena, 64 << 10)
+        for slot in small[::2]:
+            arena.free(slot)
+        arena.set_capacity(4 * MIB)
+        await shrunk(arena)
+        for slot in small[1::2]:
+            arena.free(slot)
+        assert arena.allocate(MIB) is None  # nowhere are two runs side by side
+        await arena.renew()
+        await grown(arena)
+        assert arena.reserved_nbytes == present(arena) == 4 * MIB
+        assert len(fill(arena, MIB)) == 4
+
+    with_arena(work)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_any_order_of_changes_keeps_caps_and_bytes(seed: int) -> None:
+    rng = random.Random(seed)
+
+    async def work(arena: Arena) -> None:
+        held: dict[Slot, int] = {}
+        for step in range(120):
+            match rng.randrange(4):
+                case 0:
+                    arena.set_capacity(rng.randrange(1, 12) * MIB)
+                case 1 if held:
+                    for slot in rng.sample(list(held), rng.randrange(1, len(held) + 1)):
+                        assert arena.view(slot)[0] == arena.view(slot)[-1] == held.pop(slot)
+                        arena.free(slot)
+                case 2:
+                    await shrunk(arena)
+                    await arena.renew()
+                case _:
+                    slot = arena.allocate(rng.randrange(1, MIB))
+                    if slot is not None:
+                        assert arena.physical_nbytes <= arena.capacity_bytes
+                        view, value = arena.view(slot), step % 251
+                        view[0] = view[-1] = value
+                        held[slot] = value
+        for slot, value in held.items():
+            assert arena.view(slot)[0] == arena.view(slot)[-1] == value
+            arena.free(slot)
+        await shrunk(arena)
+        await grown(arena)
+        await shrunk(arena)
+        assert arena.physical_nbytes == 0
+        assert arena.reserved_nbytes == present(arena) == arena.capacity_bytes
+
+    with_arena(work)
+
+
+def test_pages_are_taken_back_where_holes_are_forbidden() -> None:
+    """A client may punch in the moment in which the daemon itself gives memory back."""
+
+    async def work(arena: Arena) -> None:
+        extent = arena.extents()[0]
+        allow_holes(extent.fd)
+        punch(extent.fd, 0, 4 * PAGE)
+        _forbid_holes(extent.fd)
+        assert arena.punched() == [(extent.id, 4 * PAGE)]
+        await arena.refill(extent.id)
+        assert arena.punched() == []
+        with_flag = pytest.raises(PermissionError) if holes_are_forbidden() else nullcontext()
+        with with_flag:
+            punch(extent.fd, 0, PAGE)
+
+    with_arena(work)
+
+
+def holes_are_forbidden() -> bool:
+    """Whether this process may forbid them, on this kernel."""
+    fd, mapped = make_extent(PAGE, set())
+    try:
+        punch(fd, 0, PAGE)
+    except PermissionError:
+        return True
+    finally:
+        mapped.close()
+        os.close(fd)
+    return False
+
+
+def test_a_shrink_without_a_descriptor_left_goes_on_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(arena: Arena) -> None:
+        slot = arena.allocate(PAGE)
+        assert slot is not None
+        dup, failed = os.dup, []
+
+        def none_left(fd: int) -> int:
+            if not failed:
+                failed.append(fd)
+                raise OSError(errno.EMFILE, "too many open files")
+            return dup(fd)
+
+        monkeypatch.setattr(os, "dup", none_left)
+        arena.set_capacity(PAGE)
+        await shrunk(arena)
+        assert failed
+        await shrunk(arena)
+        assert arena.reserved_nbytes <= 2 * MIB
+
+    with_arena(work)
