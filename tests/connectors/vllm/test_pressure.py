@@ -61,7 +61,7 @@ def test_requests_with_drafts_preempted_under_asynchronous_scheduling_say_the_sa
         num_gpu_blocks_override=24,
         **options,
     )
-    engine("slow_saves", seconds=0.02)
+    engine("slow_saves", seconds=0.15)  # blocks are wanted again before they are saved
     preemptions = 0.0
     for cold in (True, False):
         assert engine.generate(*prompts, max_tokens=200) == alone
@@ -73,6 +73,7 @@ def test_requests_with_drafts_preempted_under_asynchronous_scheduling_say_the_sa
         assert engine("held") == {}
         engine("reset_prefix_cache")
     assert engine.drafts() > engine.drafts(accepted=True) > 0
+    assert counters["saves_dropped_reuse"] > 0
     for failed in ("loads_failed", "corrupt_blocks", "saves_dropped_down", "lookups_failed"):
         assert counters[failed] == 0, failed
     until(lambda: not any(held_by_clients(daemon).values()))
