@@ -56,10 +56,15 @@ class Engine:
         prompts: list[list[int]],
         max_tokens: int = 16,
         kv_transfer_params: dict[str, Any] | None = None,
+        adapter: tuple[str, int, str] | None = None,
         **extra: Any,
     ) -> Any:
-        """Return the generated tokens of each prompt; all are submitted at once."""
+        """Return the generated tokens of each prompt; all are submitted at once.
+
+        adapter: name, number and folder of a LoRA adapter.
+        """
         from vllm import SamplingParams
+        from vllm.lora.request import LoRARequest
 
         sampling = SamplingParams(
             temperature=0,
@@ -68,7 +73,12 @@ class Engine:
             extra_args={"kv_transfer_params": kv_transfer_params} if kv_transfer_params else None,
         )
         requests = [{"prompt_token_ids": prompt, **extra} for prompt in prompts]
-        outputs = self.llm.generate(requests, sampling, use_tqdm=False)
+        outputs = self.llm.generate(
+            requests,
+            sampling,
+            use_tqdm=False,
+            lora_request=LoRARequest(*adapter) if adapter else None,
+        )
         return [list(output.outputs[0].token_ids) for output in outputs]
 
     def reference(self, prompts: list[list[int]], max_tokens: int) -> list[dict[str, Any]]:
