@@ -209,7 +209,7 @@ def _source(request: Any) -> Source:
 def _folder(path: str) -> Path:
     """Return where vLLM reads an adapter. Raises Incompatible if it asks a hub for it."""
     if path.startswith("~"):
-        return Path(path).expanduser()
+        return Path(os.path.expanduser(path))  # unlike pathlib's: no error without such a home
     if not Path(path).exists():
         raise Incompatible(
             f"{path} is no folder of this machine; download the adapter and give its folder"

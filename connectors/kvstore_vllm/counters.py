@@ -40,8 +40,8 @@ COUNTERS = {
     "their LoRA adapter cannot be read: is it in a folder of this machine?",
     "bypassed_multimodal": "Requests of which only the blocks before the first image, sound or "
     "video take part: the rest is not told by tokens.",
-    "bypassed_inputs": "Requests computed without the cache, because they have prompt embeddings "
-    "or belong to a streaming session.",
+    "bypassed_inputs": "Requests computed without the cache, because they have prompt embeddings, "
+    "belong to a streaming session, or hold token ids that no vocabulary has.",
     "hints": "Hints sent to the daemon for finished requests.",
     "hints_failed": "Hints the daemon did not get, or refused.",
     "hints_ignored": "Requests whose hints could not be read.",

@@ -17,7 +17,7 @@ import time
 import uuid
 from typing import Any
 
-from kvstore import Client
+from kvstore import Client, InvalidRequest
 from kvstore.model.block import Namespace, NamespaceId
 from kvstore.model.keys import root_key
 from kvstore_vllm.adapters import Adapters
@@ -109,11 +109,17 @@ class SchedulerSide:
             self.counters.add(bypassed_multimodal=1)
             if not told_blocks:
                 return
-        root = root_key(self._namespace_id, (request.cache_salt or "").encode())
+        salt = (request.cache_salt or "").encode(errors="surrogatepass")
+        root = root_key(self._namespace_id, salt)
         hints = read_hints(request.kv_transfer_params, self.counters)
         tracked = Tracked(
             request, root, namespace.block_tokens, namespace.groups, hints, adapter=adapter
         )
+        try:
+            tracked.keys()
+        except InvalidRequest:  # token ids that no vocabulary has: what it does is vLLM's affair
+            self.counters.add(bypassed_inputs=1)
+            return
         self._tracked[request.request_id] = tracked
         if self._may_load(tracked):
             self._ask(tracked, self._estimate_local_blocks(request))
@@ -242,6 +248,9 @@ class SchedulerSide:
         """Note which device blocks the request got, and order the load if one was accepted."""
         tracked = self._tracked.get(request.request_id)
         tables: Tables = blocks.get_block_ids()
+        if not any(tables) and self._kv_cache_manager is not None:
+            # Some versions of MultiConnector show blocks only to the connector that loads.
+            tables = self._kv_cache_manager.get_block_ids(request.request_id)
         local_blocks = tracked.local_blocks if tracked is not None else 0
         for table in tables:
             self._handed_out.extend(table[local_blocks:])

@@ -353,6 +353,10 @@ def name_of_the_hub(folder: Path) -> str:
     return "someone/adapter"
 
 
+def home_of_nobody(folder: Path) -> str:
+    return "~no-such-user/adapter"
+
+
 def no_config(folder: Path) -> str:
     (folder / "adapter_config.json").unlink()
     return str(folder)
@@ -371,7 +375,9 @@ def circle(folder: Path) -> str:
     return str(folder)
 
 
-@pytest.mark.parametrize("break_it", [no_folder, name_of_the_hub, no_config, full, circle])
+@pytest.mark.parametrize(
+    "break_it", [no_folder, name_of_the_hub, home_of_nobody, no_config, full, circle]
+)
 def test_an_adapter_that_cannot_be_read_passes_by(folder, break_it, caplog):
     path = break_it(folder)
     engine = Engine()

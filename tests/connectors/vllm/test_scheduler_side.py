@@ -473,6 +473,40 @@ def test_a_request_aborted_during_its_load_saves_nothing(engine):
     assert saved(engine.step()) == {}
 
 
+@pytest.mark.parametrize("loads", [True, False], ids=["loads", "saves only"])
+@pytest.mark.parametrize("token", [-1, 1 << 32, 1 << 70])
+def test_tokens_that_cannot_be_keyed_pass_by(loads, token):
+    """Nothing that a request holds may raise in the scheduler: the engine would end."""
+    engine = Engine(loads=loads)
+    request = make_request(22, all_token_ids=[token] * 22)
+    tables = ([1, 2, 3, 4, 5, 6], [7, 8, 9, 10, 11, 12])
+    assert saved(run_prompt(engine, request, tables)) == {}
+    assert saved(engine.step(cached=[(request, None, 1)])) == {}
+    engine.side.request_finished(request)
+    assert saved(engine.step()) == {}
+    assert engine.client.asked == []
+    assert engine.side.counters.totals["bypassed_inputs"] == 1
+
+
+def test_a_salt_may_be_any_text(engine):
+    engine.side.on_new_request(make_request(22, "a", cache_salt="\ud800"))
+    engine.side.on_new_request(make_request(22, "b", cache_salt="\ud801"))
+    first, second = (asked.keys[0] for asked in engine.client.asked)
+    assert first != second
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["known", "passed by"])
+def test_blocks_that_another_connector_loads_into_are_announced(engine, known):
+    """Some versions of MultiConnector show those blocks only to the one that loads."""
+    request = make_request(22)
+    if known:
+        engine.side.on_new_request(request)
+        engine.side.num_new_matched_tokens(request, 4)
+    engine.manager.tables["r"] = ([1, 2, 3], [0, 5, 6])
+    engine.admit(request, ((), ()))
+    assert engine.step().handed_out == ([2, 3, 5, 6] if known else [1, 2, 3, 5, 6])
+
+
 # ---- saving --------------------------------------------------------------------------------------
 
 
