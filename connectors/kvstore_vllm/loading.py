@@ -107,7 +107,10 @@ class Loader:
     # The thread -----------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        self._pages.enter_thread()
+        try:
+            self._pages.enter_thread()
+        except Exception:  # if it cannot copy, it fails, and reports it
+            logger.exception("load=unbound")
         while (item := self._orders.get()) is not None:
             order, after = item
             loaded = False

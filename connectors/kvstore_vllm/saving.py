@@ -124,7 +124,10 @@ class Saver:
     # The thread -----------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        self._pages.enter_thread()
+        try:
+            self._pages.enter_thread()
+        except Exception:  # if it cannot copy, it fails, and reports it
+            logger.exception("save=unbound")
         while (job := self._next()) is not None:
             try:
                 self._save(job)

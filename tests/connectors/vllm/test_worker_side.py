@@ -478,6 +478,21 @@ def test_a_load_that_fails_in_one_thread_is_reported_when_no_other_writes_any_mo
     assert pages.blocks[0, slow_block] == bytes([50 + slow_block - 7]) * RECORD
 
 
+def test_threads_that_cannot_be_bound_to_the_device_still_work(client, pages):
+    """A load that nobody reports is waited for without end."""
+
+    def fail():
+        raise OSError("no such processor")
+
+    pages.enter_thread = fail
+    side = make_side(client, pages)
+    assert load(side, load_order(client)) == ({"r"}, set())
+    side.begin_step(StepMetadata(saves=[save_order(4, 5)]))
+    assert side.saver.drain(5)
+    assert len(client.committed) == 1
+    side.close()
+
+
 @pytest.mark.parametrize("error", [Unavailable("gone"), RuntimeError("a bug")])
 def test_every_load_is_reported_whatever_goes_wrong(side, client, pages, error):
     pages.error = error
