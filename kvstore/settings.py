@@ -114,45 +114,49 @@ def _setting(doc: str, default: Any = None, factory: Any = None, *, live: bool =
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """Where the daemon is reached."""
+    """Where clients reach the daemon."""
 
     socket: str = _setting(
-        "Path of the unix socket. The arena is handed out at <socket>.arena, hot calls are taken "
-        "at <socket>.calls. Created with mode 0600 in a directory of mode 0700; at most 101 bytes. "
-        "Clients that are not told another one look at the same default places.",
+        "Path of the unix socket, at most 101 bytes, mode 0600, in a directory of mode "
+        "0700. Two more sockets are beside it: <socket>.arena hands out the arena, and "
+        "<socket>.calls takes frequent calls. Clients without a target try the same "
+        "default places.",
         factory=default_socket,
     )
     listen: str = _setting(
-        'TCP address for clients without shared memory; port 0 takes a free one, "" is off. '
-        "Loopback only: there is no TLS. It needs server.listen_open.",
+        'TCP address for clients without shared memory; port 0 takes a free port, "" '
+        "switches TCP off. Loopback only, because there is no TLS. It needs "
+        "server.listen_open.",
         "",
     )
     listen_open: bool = _setting(
-        "Open server.listen although TCP asks nobody who they are: every user of this host may "
+        "Allow server.listen. TCP does not authenticate: every user of this host may "
         "then read, record and wipe the cache.",
         False,
     )
     metrics_listen: str = _setting(
-        "HTTP address of /metrics for Prometheus, /healthz (200 while the event loop answers) and "
-        '/readyz (503 while clients should ask elsewhere); port 0 takes a free one, "" is off. '
-        "Loopback only. Every user of this host may read them: counts, sizes, times and "
-        "directories, no keys and no prompts.",
+        "HTTP address of /metrics for Prometheus, /healthz (200 while the event loop "
+        "answers) and /readyz (503 while clients should use another daemon). Port 0 "
+        'takes a free port, "" switches it off. Loopback only. Every user of this host '
+        "may read counts, sizes, times and directories there, but no keys and no "
+        "prompts.",
         "127.0.0.1:7701",
     )
     traces_endpoint: str = _setting(
-        "Where a span of each call goes, by OTLP over HTTP, e.g. http://127.0.0.1:4318/v1/traces; "
-        '"" is off. Needs the extra kvstore-tiers[otel]; costs about 0.1 ms a call.',
+        "OTLP over HTTP address that receives a span for each call, e.g. "
+        'http://127.0.0.1:4318/v1/traces; "" switches tracing off. Needs the extra '
+        "kvstore-tiers[otel]; costs about 0.1 ms a call.",
         "",
     )
     log_level: str = _setting(
-        "The least that is logged: debug, info, warning or error.", "info", live=True
+        "Lowest level that is logged: debug, info, warning or error.", "info", live=True
     )
     log_format: str = _setting(
-        "text: key=value pairs. json: one object a line, each pair a field of it.", "text"
+        "text: key=value pairs. json: one object per line, with a field for each pair.", "text"
     )
     drain_s: float = _setting(
-        "Seconds that running calls, and then the last flush, may each take after SIGTERM. Longer "
-        "keeps more blocks; shorter restarts sooner.",
+        "Seconds after SIGTERM for running calls to end, and again for the last flush. "
+        "Longer keeps more blocks; shorter restarts sooner.",
         10.0,
     )
 
@@ -167,32 +171,35 @@ class DramSettings:
     """The arena: shared memory that clients of this host map."""
 
     capacity_bytes: int = _setting(
-        "Size of the arena. It is committed memory: what the engines and the page cache need must "
-        "be left over.",
+        "Size of the arena. This memory is committed: leave enough for the engines and "
+        "the page cache.",
         4 * GIB,
         live=True,
     )
     extent_bytes: int = _setting(
-        "The arena grows in extents of this size, each one memfd; more than `capacity` means one "
-        "extent. Larger: fewer mappings. Smaller: the first slots are ready sooner.",
+        "The arena grows in extents of this size, each one memfd. More than `capacity` "
+        "means one extent. Larger: fewer mappings. Smaller: the first slots are ready "
+        "sooner.",
         GIB,
     )
     eviction_policy: str = _setting(
-        "Who leaves when the arena is full: hz (learns which blocks come back, and when), lru (the "
-        "tail of the prefix used longest ago), or one that another package adds. `kvstore replay` "
-        "compares them on recorded traffic.",
+        "Chooses which blocks to evict when the arena is full. hz learns which blocks "
+        "are used again, and when. lru evicts the end of the least recently used "
+        "prefix. Other packages may add policies. `kvstore replay` compares them on "
+        "recorded traffic.",
         "hz",
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileSettings:
-    """The file tier: what survives restarts."""
+    """The file tier: it survives restarts."""
 
     path: str | tuple[str, ...] = _setting(
-        'Directory of the file tier, best on NVMe; "" runs without one, in DRAM alone. Or several, '
-        'one for each disk: path = ["/nvme0/kvstore", "/nvme1/kvstore"]. Each block is on one of '
-        "them; when a disk fails, is full or not mounted, the others serve on.",
+        'Directory of the file tier, best on NVMe; "" switches the file tier off. For '
+        'several disks, name one directory on each: path = ["/nvme0/kvstore", '
+        '"/nvme1/kvstore"]. Each block is stored on one of them. When a disk fails, is '
+        "full or not mounted, the other disks keep serving.",
         factory=default_directory,
     )
     capacity_bytes: int = _setting(
@@ -201,55 +208,63 @@ class FileSettings:
         live=True,
     )
     free_bytes_min: int = _setting(
-        "Bytes of each disk left free for its other users: with less, nothing is written, and "
-        "blocks are evicted until it is free again; 0 looks at `capacity` alone.",
+        "Free bytes to leave on each disk for its other users. With less, the daemon "
+        "writes nothing and evicts blocks until that much is free. 0 applies `capacity`"
+        " alone.",
         0,
         live=True,
     )
     hang_s: float = _setting(
-        "Seconds after which a disk that does not answer a call is taken out of use. Longer "
-        "tolerates a busier disk; shorter keeps requests waiting less for one that hangs.",
+        "Seconds without an answer after which a disk is taken out of use. Longer "
+        "tolerates a busier disk. Shorter limits how long requests wait for a disk that"
+        " hangs.",
         10.0,
     )
     segment_bytes: int = _setting(
-        "Size of one append-only file. Larger: fewer files. Smaller: a restart scans a shorter "
-        "tail, and whole files die sooner where holes cannot be punched.",
+        "Size of one append-only segment file. Larger: fewer files. Smaller: a restart "
+        "scans a shorter tail. Where the file system cannot punch holes, smaller files "
+        "also free their space sooner.",
         256 * MIB,
     )
     eviction_policy: str = _setting(
-        "Who leaves when the file tier is full; as dram.eviction_policy.", "lru"
+        "Chooses which blocks to evict when the file tier is full; the choices are "
+        "those of dram.eviction_policy.",
+        "lru",
     )
     codec: str = _setting(
-        "Lossless codec of what is written: raw, lz4 or zstd. Compression trades one core for "
-        "bytes; real KV in BF16 shrinks by about a quarter at best.",
+        "Lossless codec of written records: raw, lz4 or zstd. Compression costs one "
+        "core and saves bytes; real KV in BF16 shrinks by about a quarter at best.",
         "raw",
     )
     direct: bool = _setting(
-        "Use O_DIRECT where the file system has it. Off leaves copies in the page cache: faster "
-        "rereads, less memory for the arena.",
+        "Use O_DIRECT where the file system supports it. Off keeps copies in the page "
+        "cache: faster rereads, less memory for the arena.",
         True,
     )
     threads: int = _setting(
-        "Threads that block in file I/O; also the depth of the device's queue.", 8
+        "Threads that block in file I/O, for each directory; also the queue depth of its device.", 8
     )
     admission: str = _setting(
-        "What is written, and when. all: every block, at once; eviction from the arena costs "
-        "nothing, and a crash loses little. demotion: what is about to leave the arena, but for "
-        "sessions that said they are over; it spares flash, and a crash loses the arena. "
-        "second_use: what is used again, or was computed before; it spares most flash, and what "
-        "leaves the arena before that is lost.",
+        "Which blocks are written, and when. all: every block, at once; eviction from "
+        "the arena costs nothing, and a crash loses little. demotion: blocks that the "
+        "arena is about to evict, except those of ended sessions; this spares flash, "
+        "but a crash loses the arena. second_use: blocks that are used again or were "
+        "computed before; this spares most flash, but blocks evicted from the arena "
+        "before that are lost.",
         "all",
     )
     write_bytes_per_day: int = _setting(
-        "Bytes a day the file tier may be written, to spare flash; 0 is no limit. It goes to the "
-        "prefixes most likely to be asked for again, by what became of those like them; half an "
-        "hour of it may be saved up, or overdrawn. What is left out lives in DRAM alone.",
+        "Bytes per day that may be written to the file tier, to spare flash; 0 is no "
+        "limit. The budget goes to the prefixes most likely to be used again, judged by"
+        " how similar prefixes were used. At most half an hour of it is saved up or "
+        "overdrawn. Other blocks stay in DRAM alone.",
         0,
         live=True,
     )
     scrub_bytes: int = _setting(
-        "Bytes a second at which stored frames are read again and verified while nobody waits for "
-        "the disk; 0 is off. Faster finds a disk that rots sooner; slower wears it less.",
+        "Bytes per second of stored frames that the daemon reads again and verifies "
+        "while no request waits for the disk; 0 is off. Faster finds a failing disk "
+        "sooner; slower wears the disk less.",
         8 * MIB,
         live=True,
     )
@@ -265,27 +280,28 @@ class FileSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectSettings:
-    """The object tier: a bucket, or a folder, that several daemons share."""
+    """The object tier: a bucket or folder that several daemons share."""
 
     url: str = _setting(
-        'Bucket and prefix: s3://, gs:// or az://bucket/prefix, or file:///folder; "" runs without '
-        "one. Needs a file tier and the extra kvstore-tiers[object]. Credentials come from the "
-        "provider's own environment variables or the machine's role, never from here.",
+        'Bucket and prefix: s3://, gs:// or az://bucket/prefix, or file:///folder; "" '
+        "switches the object tier off. It needs a file tier and the extra kvstore-"
+        "tiers[object]. Credentials come from the provider's environment variables or "
+        "the machine's role, never from these settings.",
         "",
     )
     endpoint: str = _setting(
-        "URL of a store that speaks the protocol of the url, e.g. https://minio.internal:9000 for "
-        's3://; "" is the provider itself.',
+        "URL of a store that speaks the protocol of object.url, e.g. "
+        'https://minio.internal:9000 for s3://; "" is the provider itself.',
         "",
     )
-    region: str = _setting('Region of an s3:// bucket; "" is what the environment says.', "")
+    region: str = _setting('Region of an s3:// bucket; "" takes it from the environment.', "")
     allow_http: bool = _setting(
-        "Talk to an endpoint without TLS: whoever sees that network can read every prompt's KV.",
+        "Allow an endpoint without TLS: anyone on that network can then read every prompt's KV.",
         False,
     )
     capacity_bytes: int = _setting(
-        "Cap on the bytes under that prefix, all daemons together; each one keeps it by its last "
-        "count and what it has written since.",
+        "Cap on the bytes under that prefix, for all daemons together. Each daemon adds"
+        " what it has written to its last count of the bucket.",
         1024 * GIB,
         live=True,
     )
@@ -293,23 +309,25 @@ class ObjectSettings:
         "Seconds after which a run is deleted, used or not; 0 is never.", 30 * 86400.0
     )
     grace_s: float = _setting(
-        "Nobody deletes what is younger, in seconds, and an upload may take half of it. Shorter "
-        "frees room sooner; longer suits slow links. The same for all daemons of a bucket.",
+        "Seconds for which no daemon deletes a new object. An upload may take half of "
+        "it. Shorter frees room sooner; longer suits slow links. All daemons of a "
+        "bucket need the same value.",
         600.0,
     )
     collect_every_s: float = _setting(
-        "Seconds between two counts of the bucket, which take one request per thousand objects.",
+        "Seconds between two counts of the bucket. A count takes one request per thousand objects.",
         3600.0,
     )
     believed_s: float = _setting(
-        "Seconds a listing is believed; that it has no more than it names, 5 at most. Longer costs "
-        "fewer requests; shorter sees sooner what other daemons have stored and deleted.",
+        "Seconds for which the daemon trusts a listing of the bucket. It trusts for 5 s"
+        " at most that an object is missing. Longer costs fewer requests; shorter sees "
+        "sooner what other daemons stored and deleted.",
         60.0,
     )
-    timeout_s: float = _setting("Seconds one request may take before it is tried again.", 10.0)
-    requests_max: int = _setting("Requests under way at once.", 32)
+    timeout_s: float = _setting("Seconds that one request may take before it is tried again.", 10.0)
+    requests_max: int = _setting("Requests in flight at once.", 32)
     in_flight_bytes_max: int = _setting(
-        "Bytes on their way up at once; a write beyond it waits.", 256 * MIB
+        "Bytes being uploaded at once; a write beyond it waits.", 256 * MIB
     )
 
 
@@ -317,58 +335,63 @@ class ObjectSettings:
 class LimitSettings:
     """Bounds on what clients may hold, ask and wait for."""
 
-    batch_keys_max: int = _setting("Keys in one call. Bounds the work between two awaits.", 8192)
+    batch_keys_max: int = _setting(
+        "Most keys in one call. Bounds the work between two awaits.", 8192
+    )
     sessions_max: int = _setting("Sessions open at once; one engine has one.", 1024, live=True)
     lease_s: float = _setting(
-        "Seconds until a lease expires. Shorter frees slots of stuck readers sooner; longer "
-        "tolerates longer queues in the engine.",
+        "Seconds until a lease expires. Shorter frees slots of stuck readers sooner; "
+        "longer tolerates longer queues in the engine.",
         30.0,
         live=True,
     )
     wait_max_s: float = _setting(
-        "Longest time a call may wait for room or for bytes from a slower tier, in seconds.",
+        "Longest time in seconds that a call may wait for room, or for bytes from a slower tier.",
         30.0,
         live=True,
     )
     leased_fraction: float = _setting(
-        "Part of the arena that may be leased at once; beyond it, calls are answered with shorter "
-        "hits. The rest is what eviction can work with. Of the file tier, as much may be leased to "
-        "clients that read its files themselves; beyond it, records come up into the arena.",
+        "Fraction of the arena that may be leased at once; beyond it, calls get shorter"
+        " hits. Eviction works with the rest. The same fraction of the file tier may be"
+        " leased to clients that read its files themselves; beyond it, records are "
+        "promoted to the arena instead.",
         0.5,
         live=True,
     )
     limbo_fraction: float = _setting(
-        "Part of the arena that expired leases of living clients may keep from reuse.",
+        "Fraction of the arena that one connected client may hold by expired leases "
+        "that it has not released. Such slots are not reused. Beyond it, the client "
+        "gets no new leases.",
         0.25,
         live=True,
     )
     pinned_fraction: float = _setting(
-        "Part of the arena that hints may pin, all together. Larger keeps what is announced; the "
-        "rest is what everybody else has.",
+        "Fraction of the arena that all hints together may pin. Larger keeps more "
+        "announced prefixes; smaller leaves more room for all others.",
         0.25,
         live=True,
     )
     pin_ttl_max_s: float = _setting(
-        "Longest time a hint may pin blocks, in seconds.", 3600.0, live=True
+        "Longest time in seconds for which a hint may pin blocks.", 3600.0, live=True
     )
     group_commit_bytes: int = _setting(
-        "Written bytes that one fdatasync covers at most. Larger: fewer syncs. Smaller: durable "
-        "commits answer sooner.",
+        "Most written bytes that one fdatasync covers. Larger: fewer syncs. Smaller: "
+        "durable commits are acknowledged sooner.",
         32 * MIB,
         live=True,
     )
     write_behind_bytes_max: int = _setting(
-        "Committed bytes not yet in the file tier; a put beyond it waits, then is refused. Bounds "
-        "what a crash loses.",
+        "Committed bytes that may wait to be written to the file tier. A put beyond it "
+        "waits, then is refused. Bounds what a crash loses.",
         GIB,
         live=True,
     )
     outcomes_max: int = _setting(
-        "Requests whose outcome is remembered for `kvstore explain`; about 1 KiB each.", 1024
+        "Requests whose outcome the daemon remembers for `kvstore explain`; about 1 KiB each.", 1024
     )
     departed_keys_max: int = _setting(
-        "Blocks that left the tiers of which it is remembered why, for `kvstore explain`; about "
-        "300 bytes each.",
+        "Evicted, deleted or dropped blocks whose reason the daemon remembers for "
+        "`kvstore explain`; about 300 bytes each.",
         1 << 16,
     )
 
