@@ -216,6 +216,12 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             ),
         ),
         Panel(
+            "Background tasks started again",
+            "short",
+            (rate("kvstore_task_failures_total", "task"),),
+            "After an unexpected error, which the log has: a bug, please report it.",
+        ),
+        Panel(
             "State of disks",
             "short",
             (gauge("kvstore_file_device_state", "{{device}} {{state}}"),),

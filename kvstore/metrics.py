@@ -92,6 +92,10 @@ class Metrics:
         self._device_states[path] = state
         self.file_device_bytes.labels(path).set(physical_nbytes)
 
+    def task_failed(self, task: str) -> None:
+        """Count a background task that ended with an unexpected error: see `keep_running`."""
+        self.task_failures.labels(task).inc()
+
     def totals(self) -> dict[str, Any]:
         """Return what was counted since the start: a number by name, or by label values too.
 
@@ -249,6 +253,11 @@ class Metrics:
             "copy here is right), unknown (not stored), unverified (too many reports, or a disk "
             "that does not answer)",
             "result",
+        )
+        self.task_failures = self._counter(
+            "task_failures",
+            "Background tasks that ended with an unexpected error and were started again, by task",
+            "task",
         )
         self.write_behind_errors = self._counter(
             "write_behind_errors", "Writes to the file tier that failed"

@@ -20,6 +20,7 @@ from kvstore.move.object_deletions import Watches
 from kvstore.move.object_fetch import ObjectFetch, Writer
 from kvstore.move.object_upload import ObjectUpload
 from kvstore.move.promote import Promotion
+from kvstore.system.background import keep_running
 from kvstore.tier.dram import Arena
 from kvstore.tier.object import ObjectTier
 
@@ -46,6 +47,7 @@ class Objects:
         now: Callable[[], float],
     ) -> None:
         self._tier = tier
+        self._metrics = metrics
         self._now = now
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="kvstore-object")
         self._watches = Watches()
@@ -74,7 +76,9 @@ class Objects:
         """Begin; a store that does not answer delays nothing. store: takes in what comes up."""
         self._fetch.store = store
         self._tier.start()
-        self._uploading = asyncio.create_task(self._upload.run())
+        self._uploading = asyncio.create_task(
+            keep_running("upload", self._upload.run, self._metrics.task_failed)
+        )
 
     async def close(self, drain_s: float) -> None:
         """Upload what has not rested yet, for at most `drain_s`, and stop."""

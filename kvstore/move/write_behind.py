@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence, Set
+from collections.abc import Awaitable, Callable, Collection, Sequence, Set
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any
 
@@ -26,6 +26,7 @@ from kvstore.model.errors import CorruptBlock, KVStoreError, Unavailable
 from kvstore.move.file_reads import Reads, keep_pinned
 from kvstore.move.namespace_notes import NamespaceNotes
 from kvstore.move.policy_notes import PolicyNote
+from kvstore.system.background import keep_running
 from kvstore.tier.dram import Arena
 from kvstore.tier.file import (
     Devices,
@@ -100,11 +101,15 @@ class Mover:
         if self._file is None:
             return
         began = time.monotonic()
+        self._file.on_task_failed(self._metrics.task_failed)
         await self._file.open(self)
         await self._policies.load()
         await self.namespace_notes.load()
         self.recovered_s = time.monotonic() - began
-        self._writer = asyncio.create_task(self._write_behind())
+        self._writer = self._keep("write_behind", self._write_behind)
+
+    def _keep(self, name: str, work: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
+        return asyncio.create_task(keep_running(name, work, self._metrics.task_failed))
 
     async def close(self, drain_s: float) -> None:
         """Write what is dirty, for at most `drain_s`, and close the file tier."""
@@ -153,7 +158,7 @@ class Mover:
     def admitted(self) -> None:
         """Begin to index what is on devices that take part from now on."""
         if self._recalling is None or self._recalling.done():
-            self._recalling = asyncio.create_task(self._recall_all())
+            self._recalling = self._keep("recall", self._recall_all)
 
     async def withdrawn(self, mount: Mount) -> None:
         """Take the frames of a device out of the index."""
@@ -412,8 +417,13 @@ class Mover:
         places = [(r[0], r[1]) for r in results if not isinstance(r, BaseException)]
         frames = {(place.mount, header.namespace_id) for place, header in places}
         await self.namespace_notes.written(frames)
-        lost = await self._file.sync([place for place, _ in places])
         failed: list[tuple[Write, BaseException]] = []
+        lost: dict[Placed, KVStoreError]
+        try:
+            lost = await self._file.sync([place for place, _ in places])
+        except Exception as bug:  # None may count as durable, nor wait for ever
+            lost = {place: DiskFailed(f"not synced: {bug!r}") for place, _ in places}
+            logger.exception("sync=bug")
         for write, result in zip(writes, results, strict=True):
             if isinstance(result, BaseException):
                 failed.append((write, result))

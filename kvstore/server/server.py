@@ -32,6 +32,7 @@ from kvstore.server.tracing import Tracing
 from kvstore.settings import parse_listen
 from kvstore.store.live_settings import LiveConfig
 from kvstore.store.store import Store
+from kvstore.system.background import keep_running
 from kvstore.system.descriptors import raise_limit
 from kvstore.transport.arena_host import ArenaHost
 from kvstore.transport.call_wire import METHODS, Method
@@ -101,7 +102,9 @@ class Server:
             raise_limit()
             stack.enter_context(owned_socket_path(self._socket))
             _check_free("server.listen", self._settings.listen)
-            beating = asyncio.create_task(self._health.run())
+            beating = asyncio.create_task(
+                keep_running("health", self._health.run, self._metrics.task_failed)
+            )
             stack.push_async_callback(_cancelled, beating)
             self._open_metrics(stack)
             self._open = stack.pop_all()
@@ -119,7 +122,12 @@ class Server:
             self._bind(server)
             listener = listen_unix(arena_socket_path(self._socket), socket.SOCK_SEQPACKET)
             arena = ArenaHost(
-                listener, self._store, self._store.arena, self._epoch, self._boundary.refused
+                listener,
+                self._store,
+                self._store.arena,
+                self._epoch,
+                self._boundary.refused,
+                task_failed=self._metrics.task_failed,
             )
             arena.start()
             stack.push_async_callback(arena.close)

@@ -13,7 +13,7 @@ import heapq
 import logging
 import secrets
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -56,6 +56,7 @@ from kvstore.store.acquire import Reach, span_nbytes
 from kvstore.store.hints import Hinting
 from kvstore.store.request_log import RequestLog
 from kvstore.store.stats import snapshot
+from kvstore.system.background import keep_running
 from kvstore.system.memory import check_capacity, read_memory
 from kvstore.tier.dram import Arena
 
@@ -260,13 +261,17 @@ class Store:
         await self.arena.start()
         await self._mover.start()
         self._publish()
-        self._tasks.append(asyncio.create_task(self._keep_house()))
-        self._tasks.append(asyncio.create_task(self._keep_cap()))
-        self._tasks.append(asyncio.create_task(self._holes.run()))
+        self._keep("house", self._keep_house)
+        self._keep("cap", self._keep_cap)
+        self._keep("holes", self._holes.run)
         if self._objects is not None:
             self._objects.start(self)
         if self._scrub is not None:
-            self._tasks.append(asyncio.create_task(self._scrub.run()))
+            self._keep("scrub", self._scrub.run)
+
+    def _keep(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
+        task = keep_running(name, work, self._metrics.task_failed)
+        self._tasks.append(asyncio.create_task(task))
 
     async def close(self, drain_s: float = 10.0) -> None:
         """Flush for at most `drain_s` and close the tiers."""

@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeAlias
 
 from kvstore.model.errors import Incompatible, KVStoreError, Unauthorized, Unavailable
 from kvstore.rpc import RPC_VERSION
+from kvstore.system.background import keep_running
 from kvstore.system.descriptors import links_max
 from kvstore.transport.arena_wire import (
     Ended,
@@ -90,8 +91,11 @@ class ArenaHost:
         extents: Extents,
         epoch: Epoch,
         refused: Callable[[str, KVStoreError], None],
+        *,
+        task_failed: Callable[[str], None],
     ) -> None:
-        """refused: is told of each link that is not let in."""
+        """refused: is told of each link that is not let in. task_failed: see `keep_running`."""
+        self._task_failed = task_failed
         self._listener = listener
         self._members = members
         self._extents = extents
@@ -103,7 +107,9 @@ class ArenaHost:
 
     def start(self) -> None:
         self._listener.setblocking(False)
-        self._accepting = asyncio.create_task(self._accept())
+        self._accepting = asyncio.create_task(
+            keep_running("arena_links", self._accept, self._task_failed)
+        )
 
     async def close(self) -> None:
         """Stop accepting and close every link, which ends the sessions."""

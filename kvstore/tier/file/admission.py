@@ -12,13 +12,14 @@ import contextlib
 import errno
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
 from kvstore.format.frame import NO_SEQUENCE, FrameHeader
 from kvstore.model.errors import ConfigError, KVStoreError
+from kvstore.system.background import keep_running
 from kvstore.tier.file import roster
 from kvstore.tier.file.device import Device, DeviceState, Mount, Placed
 from kvstore.tier.file.failure import DiskFailed, DiskFull, DiskUnreadable
@@ -59,6 +60,7 @@ class Admission:
         self._tick_s = tick_s(hang_s)
         self._house: asyncio.Task[None] | None = None
         self._closed = False
+        self.task_failed: Callable[[str], None] = lambda _: None
 
     @property
     def mounts(self) -> list[Mount]:
@@ -91,7 +93,9 @@ class Admission:
         for device, (tier, recovered) in opened.items():
             await self._mount(device, tier, recovered)
         listener.admitted()
-        self._house = asyncio.create_task(self._keep_house())
+        self._house = asyncio.create_task(
+            keep_running("devices", self._keep_house, self.task_failed)
+        )
         for device in self.devices:
             if device.mount is None:
                 self._trouble(device, device.state, device.reason)

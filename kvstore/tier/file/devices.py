@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
@@ -75,6 +75,10 @@ class Devices:
         self._segment_nbytes = segment_nbytes
         self.max_frame_nbytes = self.devices[0].make_tier().max_frame_nbytes
         self._admission = Admission(self.devices, hang_s=hang_s)
+
+    def on_task_failed(self, failed: Callable[[str], None]) -> None:
+        """Call `failed` when a background task meets an unexpected error. Set it before `open`."""
+        self._admission.task_failed = failed
 
     def check_caps(self, capacity_bytes: int) -> None:
         """Raise ConfigError on a cap below which frames that fit now would not."""

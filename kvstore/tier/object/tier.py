@@ -23,6 +23,7 @@ from kvstore.metrics import Metrics
 from kvstore.model.block import PAGE_NBYTES, BlockKey, NamespaceId
 from kvstore.model.errors import CorruptBlock, InvalidRequest, KVStoreError, Unavailable
 from kvstore.settings import ObjectSettings
+from kvstore.system.background import keep_running
 from kvstore.system.threads import outlive
 from kvstore.tier.object.budget import ByteBudget
 from kvstore.tier.object.catalog import Catalog, Directory, Entry
@@ -126,7 +127,9 @@ class ObjectTier:
     def start(self) -> None:
         """Begin the upkeep. Until it has asked what was deleted, nothing is found; until it has
         counted, nothing is written. Waits for nothing, so a store that is down delays no start."""
-        self._task = asyncio.get_running_loop().create_task(self._upkeep.run())
+        self._task = asyncio.get_running_loop().create_task(
+            keep_running("bucket", self._upkeep.run, self._metrics.task_failed)
+        )
 
     async def ready(self, deadline: float) -> None:
         """Wait until the tier finds and writes. Raises ObjectFailed, and ObjectRefused at once if

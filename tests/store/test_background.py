@@ -1,0 +1,111 @@
+"""Background tasks go on after errors that nobody expected, and the errors are seen."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from kvstore.system.background import AGAIN_S_MAX, keep_running
+from tests.sim.loop import SimLoop
+from tests.store.node import Node, chain
+
+A = chain(1)
+
+Find = Callable[[Node], tuple[Any, str]]
+TASKS: dict[str, Find] = {
+    "house": lambda node: (node.store._leases, "expire"),
+    "cap": lambda node: (node.store, "_shrink"),
+    "holes": lambda node: (node.arena, "punched"),
+    "write_behind": lambda node: (node.planner, "take_writes"),
+    "devices": lambda node: (node.file and node.file.devices[0].watch, "oldest_s"),
+    "upload": lambda node: (node.store._objects and node.store._objects._upload, "upload"),
+    "bucket": lambda node: (node.objects._upkeep, "_note"),
+}
+
+
+class Bug:
+    """Breaks one call of a part, once; counts the calls after that."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, part: Any, name: str) -> None:
+        self.after: int | None = None
+        real = getattr(type(part), name)
+        if isinstance(real, property):
+            monkeypatch.setattr(type(part), name, property(lambda _: self.call(real.fget, part)))
+        else:
+            monkeypatch.setattr(part, name, lambda *args: self.call(real, part, *args))
+
+    def call(self, real: Callable[..., Any], *args: Any) -> Any:
+        if self.after is None:
+            self.after = 0
+            raise ZeroDivisionError("a bug")
+        self.after += 1
+        return real(*args)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_task_that_meets_a_bug_is_counted_logged_and_goes_on(
+    task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Node(tmp_path / "kv", bucket=tmp_path / "bucket", hang_s=2.0) as node:
+        node.put(A, 0, 2, durable=True)
+        bug = Bug(monkeypatch, *TASKS[task](node))
+
+        async def until_it_goes_on() -> None:
+            while not bug.after:
+                if task == "cap":
+                    node.arena.set_capacity(1 << 20)
+                    node.store._resized.set()
+                if task == "bucket":
+                    node.objects._upkeep._wake.set()
+                await asyncio.sleep(0.05)
+
+        with caplog.at_level(logging.ERROR):
+            node.run(until_it_goes_on())
+        assert node.metrics.totals()["task_failures"] == {task: 1}
+        assert [record for record in caplog.records if f"name={task} " in record.getMessage()]
+        node.put(A, 2, 3, durable=True)
+        assert node.get(A) == 3
+
+
+def test_a_sync_that_meets_a_bug_leaves_nothing_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was to be synced is not called durable, and is written later."""
+    with Node(tmp_path / "kv") as node:
+        assert node.file is not None
+        bug = Bug(monkeypatch, node.file, "sync")
+        answer = node.put(A, 0, 2, durable=True)
+        assert bug.after is not None
+        assert not answer.durable
+        node.mover._retry_at = 0.0
+        assert node.flush()
+        assert bug.after
+    with Node(tmp_path / "kv") as node:
+        assert node.get(A) == 2
+
+
+def test_the_pause_grows_to_a_bound() -> None:
+    """A bug that comes back at once costs neither the processor nor the disk of the log."""
+    loop = SimLoop(Random(0))
+    began: list[float] = []
+    failed: list[str] = []
+
+    async def work() -> None:
+        began.append(loop.time())
+        if len(began) < 12:
+            raise ZeroDivisionError
+
+    loop.run_until_complete(keep_running("work", work, failed.append))
+    loop.close()
+    pauses = [after - before for before, after in itertools.pairwise(began)]
+    assert pauses[0] == pytest.approx(1.0)
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == pytest.approx(AGAIN_S_MAX)
+    assert failed == ["work"] * 11
