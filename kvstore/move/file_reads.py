@@ -102,7 +102,7 @@ class Reads:
         finally:
             for record in read.stored:
                 del self._reads[record]
-            self._planner.read_done(read, bad, corrupt=corrupt)
+            self._planner.reads.done(read, bad, corrupt=corrupt)
             self._metrics.promote_seconds.observe(self._now() - began)
         self._metrics.promotions.inc(len(read.blocks) - len(bad))
         if bad and corrupt:

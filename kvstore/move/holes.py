@@ -94,13 +94,13 @@ class Holes:
             if await self._mover.reads.matches(held, record.checksum):
                 return False
             await self._check_written_lately(block, record)
-            self._planner.resident_is_wrong(block, record, held)
+            self._planner.checks.resident_is_wrong(block, record, held)
         return True
 
     async def _check_written_lately(self, block: StoredBlock, record: StoredPart) -> None:
         """Verify a frame that may have been written from the hole, after its bytes were verified
         in the arena."""
-        check = self._planner.check_of(block, record, WRITTEN_LATELY_S)
+        check = self._planner.checks.of(block, record, WRITTEN_LATELY_S)
         if check is None:
             return
         bad: Sequence[int] = ()
@@ -109,4 +109,4 @@ class Holes:
         except KVStoreError as error:
             logger.warning("holes=frame_unverified reason=%r", str(error))
         finally:
-            self._planner.check_done(check, bad)
+            self._planner.checks.done(check, bad)

@@ -80,7 +80,7 @@ class Promotion:
                 if not self._reads.brings(missing):
                     async with self._turn:  # else the reads of two loads mix, and both are late
                         alone = nbytes >= HEAD_START_NBYTES and not self._reads.under_way
-                        reads_planned = self._planner.plan_reads(
+                        reads_planned = self._planner.reads.plan(
                             namespace_id, keys, spans, first_alone=alone, in_files=in_files
                         )
                         with closing(reads_planned) as plan:

@@ -59,7 +59,7 @@ class Scrub:
             return LOOK_S
         await self._give_way()
         began = self._now()
-        check = self._planner.next_check(began - self.every_s)
+        check = self._planner.checks.next(began - self.every_s)
         if check is None:
             return LOOK_S
         bad: Sequence[int] = ()
@@ -70,7 +70,7 @@ class Scrub:
             logger.warning("scrub=failed reason=%r", str(error))
             return FAILED_S
         finally:
-            self._planner.check_done(check, bad)
+            self._planner.checks.done(check, bad)
         if bad:
             self._metrics.corrupt_blocks.labels("scrub").inc(len(bad))
             logger.warning("scrub=corrupt blocks=%d frame=%s", len(bad), check.frame.extent)

@@ -87,9 +87,9 @@ class Judge:
         for record in block.records:
             held = record.resident
             if held is not None and not await self._is_good(record.checksum, held):
-                self._planner.resident_is_wrong(block, record, held)
+                self._planner.checks.resident_is_wrong(block, record, held)
                 wrong = True
-            check = self._planner.check_of(block, record)
+            check = self._planner.checks.of(block, record)
             if check is None:
                 continue
             bad: Sequence[int] = ()
@@ -99,7 +99,7 @@ class Judge:
                 self._metrics.read_errors.inc()
                 raise Unavailable(f"a reported block cannot be read: {error}") from error
             finally:
-                self._planner.check_done(check, bad)
+                self._planner.checks.done(check, bad)
             self._pay(check.nbytes)
             if bad:
                 self._mover.wake()  # what the arena has of it is written anew

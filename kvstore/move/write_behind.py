@@ -162,7 +162,7 @@ class Mover:
 
     async def withdrawn(self, mount: Mount) -> None:
         """Take the frames of a device out of the index."""
-        for _ in self._planner.withdraw(mount.holds):
+        for _ in self._planner.recovery.withdraw(mount.holds):
             await asyncio.sleep(0)
         self.wake()  # what the arena has of them is written to the others
 
@@ -195,7 +195,7 @@ class Mover:
                 tuple(block.stored_nbytes for block in blocks),
                 header.sequence,
             )
-            self._planner.recover(
+            self._planner.recovery.add(
                 header.namespace_id,
                 frame,
                 [
@@ -284,8 +284,8 @@ class Mover:
         if self._file is None:
             return False
         self._retry_at = 0.0  # asked for: a disk that fails is tried now
-        self._planner.retry_failed()
-        self._planner.demote_all()
+        self._planner.writes.retry_failed()
+        self._planner.admission.offer_all()
         settled = await self.settle(self._planner.dirty.last, deadline)
         counts = self._planner.counts
         before, self._left_out = self._left_out, counts.never_durable + counts.unwritten
@@ -335,7 +335,7 @@ class Mover:
                 await self._policies.save_now_and_then()
                 await self.namespace_notes.tidy_now_and_then()
             if self._failing and self._now() >= self._retry_at:
-                self._planner.retry_failed()
+                self._planner.writes.retry_failed()
             await self._write_queued()
 
     async def _write_queued(self) -> None:
@@ -351,12 +351,12 @@ class Mover:
                     for batch in ended:
                         batch.result()
                     continue
-                writes = self._planner.take_writes(self.group_commit_bytes)
+                writes = self._planner.writes.take(self.group_commit_bytes)
                 if not writes:
                     return
                 if self._failing and self._now() < self._retry_at:
                     for write in writes:
-                        self._planner.write_failed(write)
+                        self._planner.writes.failed(write)
                     self._tell_progress()
                 else:
                     under_way.add(self._begin_batch(writes))
@@ -434,7 +434,9 @@ class Mover:
             else:
                 place, header = result
                 stored_nbytes = tuple(block.stored_nbytes for block in header.blocks)
-                self._planner.written(write, place, header.codec_id, stored_nbytes, header.sequence)
+                self._planner.writes.done(
+                    write, place, header.codec_id, stored_nbytes, header.sequence
+                )
                 self.on_written(write)
                 self._metrics.bytes.labels("file", "write").inc(header.nbytes)
         return failed
@@ -443,18 +445,18 @@ class Mover:
         """Say whether to give a run to another device: not if something of it is deleted."""
         assert self._file is not None
         failed = isinstance(error, _DISK_ERRORS) and self._file.takes_writes
-        return failed and self._planner.is_wanted(write)
+        return failed and self._planner.writes.is_wanted(write)
 
     def _fail(self, write: Write, error: BaseException) -> None:
         if not isinstance(error, KVStoreError):
             # A bug. The record stays in the arena; the writer lives on for the others.
             logger.error("write_behind=bug", exc_info=error)
-        self._planner.write_failed(write)
+        self._planner.writes.failed(write)
         self._failures += 1
         self._metrics.write_behind_errors.inc()
         if isinstance(error, _CorruptRun):
             self._metrics.corrupt_blocks.labels("write_behind").inc(len(error.keys))
-            self._planner.write_corrupt(write, error.keys)
+            self._planner.writes.corrupt(write, error.keys)
 
     def _note_health(self, errors: Sequence[BaseException]) -> None:
         assert self._file is not None
@@ -557,11 +559,11 @@ class Mover:
 
         What is oldest may not be indexed yet, and only what is indexed can leave.
         """
-        coming = self._planner.evict_file(nbytes, helps)
+        coming = self._planner.eviction.evict_file(nbytes, helps)
         for _ in range(EVICT_ROUNDS_MAX):
             if coming or not self._recall_oldest():
                 break
-            coming = self._planner.evict_file(nbytes, helps)
+            coming = self._planner.eviction.evict_file(nbytes, helps)
         return coming
 
 

@@ -119,7 +119,7 @@ class Node:
         for old in sorted(frames, key=attrgetter("sequence")):
             frame = StoredFrame(old.extent, PART, old.codec_id, old.stored_nbytes, old.sequence)
             position, block = min(old.blocks.items())
-            self.planner.recover(
+            self.planner.recovery.add(
                 self._namespace,
                 frame,
                 [(at, each.key, self._setup.record_nbytes, 0) for at, each in old.blocks.items()],
@@ -169,11 +169,11 @@ class Node:
         for _ in range(ROUNDS_MAX):
             self._make_room(len(keys) - hit)
             with planner.pinned(self._tail(keys, hit)):
-                reads = planner.plan_reads(self._namespace, keys, (Span(PART, 0, len(keys)),))
+                reads = planner.reads.plan(self._namespace, keys, (Span(PART, 0, len(keys)),))
                 with closing(reads) as plan:
                     for read in list(plan):
                         came += len(read.blocks)
-                        planner.read_done(read, (), corrupt=False)
+                        planner.reads.done(read, (), corrupt=False)
             hit = planner.match(self._namespace, keys).resident_blocks
             if hit == len(keys) or not self._write_behind():
                 break
@@ -190,7 +190,7 @@ class Node:
         spans = (Span(PART, 0, len(new)),)
         for _ in range(ROUNDS_MAX):
             self._make_room(len(new))
-            placed = _at_once(planner.place(self._namespace, new, spans, parent))
+            placed = _at_once(planner.puts.place(self._namespace, new, spans, parent))
             slots = [slot for slot in placed.held if slot is not None]
             if not placed.refused or not self._write_behind():
                 break
@@ -199,20 +199,20 @@ class Node:
         with planner.pinned(slots):
             write = Reservation(self._namespace, new, hit, parent, spans, placed.refused)
             checksums = (0,) * len(placed.held)
-            stored, _ = _at_once(planner.commit(write, placed.held, checksums))
+            stored, _ = _at_once(planner.puts.commit(write, placed.held, checksums))
         self.traffic.dram_writes += stored
         self.traffic.refused += placed.refused
         self._write_behind()
 
     def _make_room(self, blocks: int) -> None:
         """Write what will leave the arena for so many blocks and was not written yet."""
-        self.planner.demote(blocks * self._record_nbytes)
+        self.planner.eviction.write_ahead(blocks * self._record_nbytes)
         self._write_behind()
 
     def _write_behind(self) -> bool:
         """Write all that is dirty; False: there was nothing."""
         wrote = False
-        while self._file is not None and (writes := self.planner.take_writes(WRITE_NBYTES)):
+        while self._file is not None and (writes := self.planner.writes.take(WRITE_NBYTES)):
             for each in writes:
                 self._write(each)
             wrote = True
@@ -231,13 +231,13 @@ class Node:
         nbytes = PAGE_NBYTES + sum(map(padded, stored))
         extent = self._file.allocate(nbytes)
         for _ in range(EVICT_ROUNDS_MAX):
-            if extent is not None or not self.planner.evict_file(nbytes):
+            if extent is not None or not self.planner.eviction.evict_file(nbytes):
                 break
             extent = self._file.allocate(nbytes)
         if extent is None:
-            self.planner.write_failed(write)
+            self.planner.writes.failed(write)
             return
-        self.planner.written(write, extent, 0, stored, next(self._sequence))
+        self.planner.writes.done(write, extent, 0, stored, next(self._sequence))
         self.traffic.file_writes += len(stored)
 
 

@@ -214,7 +214,7 @@ class Hinting:
         resident = self._planner.match(target.namespace_id, target.keys).resident_blocks
         done = nbytes = 0
         while True:
-            left, left_nbytes, unwritten = self._planner.send_down(target.keys)
+            left, left_nbytes, unwritten = self._planner.eviction.demote_prefix(target.keys)
             done, nbytes = done + left, nbytes + left_nbytes
             last = self._planner.dirty.last
             if not unwritten or not await self._mover.settle(last, began + wait_s):

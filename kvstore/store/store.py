@@ -198,7 +198,7 @@ class Store:
         self._resized.set()
         self._mover.set_file_caps(file.capacity_bytes, file.free_bytes_min)
         self._mover.group_commit_bytes = self.limits.group_commit_bytes
-        self._planner.set_write_budget(file.write_bytes_per_day)
+        self._planner.admission.set_budget(file.write_bytes_per_day)
         if self._scrub is not None:
             self._scrub.nbytes_per_s, self._scrub.every_s = file.scrub_bytes, file.scrub_every_s
         self._set_bounds()
@@ -238,9 +238,9 @@ class Store:
         if await self.arena.give_back():
             return True
         nbytes = min(self.arena.excess_nbytes, SHED_STEP_NBYTES)
-        self._planner.demote(self.arena.excess_nbytes)
+        self._planner.eviction.write_ahead(self.arena.excess_nbytes)
         self._mover.wake()
-        return self._planner.shed(nbytes) > 0
+        return self._planner.eviction.shed(nbytes) > 0
 
     def _set_bounds(self) -> None:
         """Derive from limits and caps what each part may hold."""
@@ -576,8 +576,8 @@ class Store:
         """Return slots, and how many records are refused when the time is over."""
         while True:
             behind = self._planner.dirty.nbytes > self.limits.write_behind_bytes_max
-            self._planner.demote(self._nbytes_of(namespace_id, spans))
-            placement = await _in_steps(self._planner.place(namespace_id, keys, spans, parent))
+            self._planner.eviction.write_ahead(self._nbytes_of(namespace_id, spans))
+            placement = await _in_steps(self._planner.puts.place(namespace_id, keys, spans, parent))
             if self._planner.dirty.count:  # what has to be written before it may leave
                 self._mover.wake()
             short = placement.refused > 0 or behind
@@ -627,7 +627,7 @@ class Store:
                 self._planner.pinned([slot for slot in lease.held if slot is not None]),
             ):
                 new, existing = await _in_steps(
-                    self._planner.commit(write, lease.held, checksums, durable=durable)
+                    self._planner.puts.commit(write, lease.held, checksums, durable=durable)
                 )
                 self.hinting.committed(write)
             self._mover.wake()
@@ -841,7 +841,7 @@ class Store:
                     "leases_expired=%d limbo_bytes=%d", expired, self._leases.limbo_bytes
                 )
             self.hinting.tick()
-            self._planner.demote(self.arena.capacity_bytes // DEMOTED_AHEAD)
+            self._planner.eviction.write_ahead(self.arena.capacity_bytes // DEMOTED_AHEAD)
             if self._planner.dirty.count:
                 self._mover.wake()
             await self.arena.renew()

@@ -148,7 +148,7 @@ def test_what_is_to_be_read_in_files_stays_while_the_rest_comes_up(
 
         def start_and_evict(read: Read) -> None:
             start(read)
-            node.planner.evict_file(1 << 40)
+            node.planner.eviction.evict_file(1 << 40)
 
         monkeypatch.setattr(node.mover.reads, "start", start_and_evict)
         grant = node.acquire(A, in_files=True)

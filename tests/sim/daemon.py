@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from kvstore.decide.index import StoredPart
 from kvstore.decide.planner import DAEMON_SESSION, Planner, SessionId, Write
+from kvstore.decide.planner.writes import Writes
 from kvstore.format.codec import codec_by_name
 from kvstore.format.frame import FOOTER_RECORD_NBYTES_MAX
 from kvstore.metrics import Metrics
@@ -108,7 +109,7 @@ class Daemon:
         self.file = file
         self.rewritten: set[Item] = set()  # also on a device that was out at the time
         self.given_up: set[Item] = set()  # written too, but without success
-        self.planner = _Planner(
+        self.planner = Planner(
             self.arena, file, now=loop.time, run_nbytes_max=file.max_frame_nbytes - PAGE_NBYTES
         )
         mover = _Mover(
@@ -121,7 +122,8 @@ class Daemon:
             executor=loop.threads,
             now=loop.time,
         )
-        self.planner.on_written, self.planner.on_failed = self._written, self._failed
+        _tell(self.planner.writes, "done", self._written)
+        _tell(self.planner.writes, "failed", self._failed)
         mover.on_withdrawn = self._withdrawn
         self._mover = mover
         self.store = Store(
@@ -442,21 +444,6 @@ class Daemon:
                 raise Violation("lost", "answered as durable, and in no frame")
 
 
-class _Planner(Planner):
-    """Tells what was written, or failed to be."""
-
-    on_written: Callable[[Write], None]
-    on_failed: Callable[[Write], None]
-
-    def write_failed(self, write: Write) -> None:
-        self.on_failed(write)
-        super().write_failed(write)
-
-    def written(self, write: Write, *args: Any) -> None:
-        self.on_written(write)
-        super().written(write, *args)
-
-
 class _Mover(Mover):
     """Tells when devices go."""
 
@@ -465,6 +452,17 @@ class _Mover(Mover):
     async def withdrawn(self, mount: Mount) -> None:
         self.on_withdrawn(mount)
         await super().withdrawn(mount)
+
+
+def _tell(writes: Writes, method: str, told: Callable[[Write], None]) -> None:
+    """Call `told` before a method that says what became of a write."""
+    real = getattr(writes, method)
+
+    def first_told(write: Write, *args: Any) -> None:
+        told(write)
+        real(write, *args)
+
+    setattr(writes, method, first_told)
 
 
 def items(keys: Sequence[BlockKey], grant: Grant) -> list[Item]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kvstore.cli import main
+from kvstore.decide.planner.eviction import Eviction
 from kvstore.decide.planner.ledger import Ledger
 from kvstore.move import object_side
 from kvstore.move.object_upload import ObjectUpload
@@ -26,13 +27,13 @@ from tests.torture.disk import SteeredDisk
 
 def note_losses(steered: Steered) -> None:
     """Write down each record that leaves the file tier for room, or because it cannot be read."""
-    evict_file, detach, evicting = Ledger.evict_file, Ledger.detach, False
-    withdraw = Ledger.withdraw
+    evict_file, detach, withdraw = Eviction.evict_file, Ledger.detach, Ledger.withdraw
+    evicting = False
 
     def note(what: str, block: Any, part: Any) -> None:
         steered.note(what, block.namespace_id.hex(), block.key.hex(), *part)
 
-    def watched_evict(self: Ledger, nbytes: int, helps: Callable[[Any], bool]) -> int:
+    def watched_evict(self: Eviction, nbytes: int, helps: Callable[[Any], bool]) -> int:
         nonlocal evicting
         evicting = True
         try:
@@ -52,7 +53,8 @@ def note_losses(steered: Steered) -> None:
                 note("unread", block, frame.part)
         withdraw(self, frame)
 
-    Ledger.evict_file, Ledger.detach = watched_evict, watched_detach  # type: ignore[method-assign]
+    Eviction.evict_file = watched_evict  # type: ignore[method-assign]
+    Ledger.detach = watched_detach  # type: ignore[method-assign]
     Ledger.withdraw = watched_withdraw  # type: ignore[method-assign]
 
 

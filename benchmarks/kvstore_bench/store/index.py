@@ -107,11 +107,11 @@ class _Node:
 
     def _put(self, keys: Sequence[BlockKey]) -> None:
         planner, namespace_id = self._planner, self._namespace
-        placed = _at_once(planner.place(namespace_id, keys, SPANS))
+        placed = _at_once(planner.puts.place(namespace_id, keys, SPANS))
         write = Reservation(namespace_id, keys, 0, None, SPANS, placed.refused)
         checksums = [self._draw.getrandbits(64) for _ in keys]
         with planner.pinned([slot for slot in placed.held if slot is not None]):
-            _at_once(planner.commit(write, placed.held, checksums))
+            _at_once(planner.puts.commit(write, placed.held, checksums))
 
 
 def run(plan: IndexPlan, say: Say) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Decide first, in pure code; the mover carries the moves out.
+"""Decide first, in pure code; `kvstore.move` carries the moves out.
 
 `planner.py` is the file to read; `match.py` says how long a hit is, `leases.py` who holds what,
 `explain.py` why a hit is not longer.
@@ -12,8 +12,9 @@ from kvstore.decide.planner.match import longest_hit, needed_spans
 from kvstore.decide.planner.moves import Check, Read, Space, Write
 from kvstore.decide.planner.outcomes import Outcomes
 from kvstore.decide.planner.places import frames_of, is_readable
-from kvstore.decide.planner.planner import RUN_NBYTES_MAX, Planner
+from kvstore.decide.planner.planner import Planner
 from kvstore.decide.planner.steps import Steps
+from kvstore.decide.planner.writes import RUN_NBYTES_MAX
 
 __all__ = [
     "DAEMON_SESSION",

@@ -28,7 +28,7 @@ class Write:
     part: Part
     blocks: Sequence[StoredBlock]
     stored: Sequence[StoredPart]
-    held: Sequence[HeldSlot]  # pinned until `Planner.written` or `Planner.write_failed`
+    held: Sequence[HeldSlot]  # pinned until `Writes.done` or `Writes.failed`
 
     @property
     def nbytes(self) -> int:
@@ -37,7 +37,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Bring blocks of one frame up. `held` are empty slots, pinned until `Planner.read_done`."""
+    """Promote blocks of one frame. `held` are empty slots, pinned until `Reads.done`."""
 
     frame: StoredFrame
     extent: Extent
@@ -49,7 +49,7 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Look whether the live records of a frame, pinned until `Planner.check_done`, are good."""
+    """Look whether the live records of a frame, pinned until `Checks.done`, are good."""
 
     frame: StoredFrame
     positions: Sequence[int]  # ascending

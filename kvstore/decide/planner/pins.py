@@ -116,7 +116,7 @@ class Pins:
 
     def _take(self, name: str, pin: Pin) -> None:
         self._pins[name] = pin
-        self._ledger.hold(pin.keys)
+        self._ledger.policies.dram.hold(pin.keys)
         for slot in pin.slots:
             if slot not in self._holders:
                 self._holders[slot] = 0
@@ -126,7 +126,7 @@ class Pins:
 
     def _drop(self, pin: Pin) -> None:
         self._unpin(pin.slots)
-        self._ledger.let_go(pin.keys)
+        self._ledger.policies.dram.let_go(pin.keys)
 
     def _unpin(self, slots: Sequence[HeldSlot]) -> None:
         for slot in slots:

@@ -53,11 +53,11 @@ def take(steps: Steps[object]) -> object:
 def put(planner: Planner, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> None:
     groups = planner.namespace(namespace_id).groups
     spans = tuple(Span(Part(group, 0), 0, len(keys)) for group in range(len(groups)))
-    placed = take(planner.place(namespace_id, keys, spans))
+    placed = take(planner.puts.place(namespace_id, keys, spans))
     write = Reservation(namespace_id, keys, 0, None, spans, placed.refused)  # type: ignore[attr-defined]
     held = placed.held  # type: ignore[attr-defined]
     with planner.pinned([slot for slot in held if slot is not None]):
-        take(planner.commit(write, held, [0] * len(held)))
+        take(planner.puts.commit(write, held, [0] * len(held)))
 
 
 def resident(planner: Planner) -> dict[BlockKey, BlockKey | None]:

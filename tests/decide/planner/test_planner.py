@@ -95,13 +95,13 @@ class PlannerMachine(RuleBasedStateMachine):
     def put(self, chain: list[BlockKey], begin: int, count: int, parts: set[Part]) -> None:
         keys = chain[begin : begin + count]
         spans = tuple(Span(part, 0, len(keys)) for part in sorted(parts))
-        placement = at_once(self.planner.place(SPEC.id, keys, spans))
+        placement = at_once(self.planner.puts.place(SPEC.id, keys, spans))
         parent = chain[begin - 1] if begin else None
         reservation = Reservation(SPEC.id, keys, begin, parent, spans, placement.refused)
         for held in placement.held:
             if held is not None:
                 held.pins += 1
-        at_once(self.planner.commit(reservation, placement.held, [1] * len(placement.held)))
+        at_once(self.planner.puts.commit(reservation, placement.held, [1] * len(placement.held)))
         for held in placement.held:
             if held is not None:
                 held.pins -= 1
@@ -115,13 +115,13 @@ class PlannerMachine(RuleBasedStateMachine):
     @rule(nbytes=st.integers(1, 20 * RECORD), everything=st.booleans())
     def demote(self, nbytes: int, everything: bool) -> None:
         if everything:
-            self.planner.demote_all()
+            self.planner.admission.offer_all()
         else:
-            self.planner.demote(nbytes)
+            self.planner.eviction.write_ahead(nbytes)
 
     @rule(nbytes=st.integers(1, 20 * RECORD))
     def take_writes(self, nbytes: int) -> None:
-        self.writes += self.planner.take_writes(nbytes)
+        self.writes += self.planner.writes.take(nbytes)
 
     @precondition(lambda self: self.writes)
     @rule(ok=st.booleans())
@@ -131,16 +131,16 @@ class PlannerMachine(RuleBasedStateMachine):
             assert following.parent == block.key
         extent = self.file.allocate(write.nbytes)
         if extent is None:
-            self.planner.evict_file(write.nbytes)
+            self.planner.eviction.evict_file(write.nbytes)
             extent = self.file.allocate(write.nbytes)
         if extent is None or not ok:
             if extent is not None:
                 self.file.free(extent)
-            self.planner.write_failed(write)
+            self.planner.writes.failed(write)
         else:
             self.sequence += 1
             sizes = (RECORD,) * len(write.blocks)
-            self.planner.written(write, extent, 0, sizes, self.sequence)
+            self.planner.writes.done(write, extent, 0, sizes, self.sequence)
 
     @rule(
         chain=st.sampled_from(CHAINS),
@@ -158,7 +158,7 @@ class PlannerMachine(RuleBasedStateMachine):
             return
         keys = chain[begin : begin + count]
         frame = StoredFrame(extent, part, 0, (RECORD,) * count, self.sequence - age)
-        self.planner.recover(
+        self.planner.recovery.add(
             SPEC.id,
             frame,
             [(at, key, RECORD, checksum) for at, key in enumerate(keys)],
@@ -177,35 +177,37 @@ class PlannerMachine(RuleBasedStateMachine):
 
     @rule(half=st.integers(0, 1))
     def lose_a_disk(self, half: int) -> None:
-        at_once(self.planner.withdraw(lambda extent: extent.offset // (20 * RECORD) == half))
+        at_once(
+            self.planner.recovery.withdraw(lambda extent: extent.offset // (20 * RECORD) == half)
+        )
 
     @rule(chain=st.sampled_from(CHAINS), first_alone=st.booleans())
     def start_reads(self, chain: list[BlockKey], first_alone: bool) -> None:
         hit = self.planner.match(SPEC.id, chain).hit_blocks
         spans = needed_spans(SPEC, hit)
-        self.reads += self.planner.plan_reads(SPEC.id, chain, spans, first_alone=first_alone)
+        self.reads += self.planner.reads.plan(SPEC.id, chain, spans, first_alone=first_alone)
 
     @rule(chain=st.sampled_from(CHAINS), count=st.integers(0, 2))
     def start_reads_and_give_up(self, chain: list[BlockKey], count: int) -> None:
         hit = self.planner.match(SPEC.id, chain).hit_blocks
-        with closing(self.planner.plan_reads(SPEC.id, chain, needed_spans(SPEC, hit))) as reads:
+        with closing(self.planner.reads.plan(SPEC.id, chain, needed_spans(SPEC, hit))) as reads:
             self.reads += islice(reads, count)
 
     @precondition(lambda self: self.reads)
     @rule(bad=st.sets(st.integers(0, 15), max_size=2), corrupt=st.booleans())
     def finish_read(self, bad: set[int], corrupt: bool) -> None:
-        self.planner.read_done(self.reads.pop(0), sorted(bad), corrupt=corrupt)
+        self.planner.reads.done(self.reads.pop(0), sorted(bad), corrupt=corrupt)
 
     @rule()
     def start_check(self) -> None:
-        check = self.planner.next_check(float("inf"))
+        check = self.planner.checks.next(float("inf"))
         if check is not None:
             self.checks.append(check)
 
     @precondition(lambda self: self.checks)
     @rule(bad=st.sets(st.integers(0, 15), max_size=2))
     def finish_check(self, bad: set[int]) -> None:
-        self.planner.check_done(self.checks.pop(0), sorted(bad))
+        self.planner.checks.done(self.checks.pop(0), sorted(bad))
 
     @rule(chain=st.sampled_from(CHAINS))
     def lease(self, chain: list[BlockKey]) -> None:
@@ -232,7 +234,7 @@ class PlannerMachine(RuleBasedStateMachine):
 
     @rule(nbytes=st.integers(1, 10 * RECORD))
     def evict_file(self, nbytes: int) -> None:
-        self.planner.evict_file(nbytes)
+        self.planner.eviction.evict_file(nbytes)
 
     @invariant()
     def every_place_belongs_to_somebody(self) -> None:
@@ -368,16 +370,16 @@ class Node:
 
     def put(self, keys: list[BlockKey], part: Part = PARTS[0]) -> int:
         spans = (Span(part, 0, len(keys)),)
-        placement = at_once(self.planner.place(SPEC.id, keys, spans))
+        placement = at_once(self.planner.puts.place(SPEC.id, keys, spans))
         reservation = Reservation(SPEC.id, keys, 0, None, spans, placement.refused)
-        at_once(self.planner.commit(reservation, placement.held, [7] * len(keys)))
+        at_once(self.planner.puts.commit(reservation, placement.held, [7] * len(keys)))
         return placement.refused
 
     def write_all(self) -> list[Write]:
-        writes = self.planner.take_writes(1 << 40)
+        writes = self.planner.writes.take(1 << 40)
         for write in writes:
             extent = self.file.allocate(write.nbytes)
-            self.planner.written(write, extent, 0, (RECORD,) * len(write.blocks), 1)
+            self.planner.writes.done(write, extent, 0, (RECORD,) * len(write.blocks), 1)
         return writes
 
 
@@ -396,7 +398,7 @@ def test_a_dirty_record_is_never_evicted() -> None:
 def test_room_is_given_to_the_start_of_a_prefix() -> None:
     node = Node(dram_records=5)
     spans = tuple(Span(part, 0, 4) for part in PARTS)
-    placement = at_once(node.planner.place(SPEC.id, CHAINS[0][:4], spans))
+    placement = at_once(node.planner.puts.place(SPEC.id, CHAINS[0][:4], spans))
     by_block = [[placement.held[part * 4 + i] is not None for part in range(3)] for i in range(4)]
     assert by_block == [[True] * 3, [True, True, False], [False] * 3, [False] * 3]
     assert placement.refused == 7
@@ -422,13 +424,13 @@ def test_reads_come_in_prefix_order_over_all_parts_and_in_bounded_pieces() -> No
         (True, ([0], [1, 2, 3], [4, 5, 6], [7])),
         (False, ([0, 1, 2], [3, 4, 5], [6, 7])),
     ):
-        reads = list(node.planner.plan_reads(SPEC.id, chain, spans, first_alone=first_alone))
+        reads = list(node.planner.reads.plan(SPEC.id, chain, spans, first_alone=first_alone))
         assert [(list(read.positions), read.frame.part) for read in reads] == [
             (positions, part) for positions in pieces for part in PARTS
         ]
         for read in reads:
             bad = read.positions if first_alone else []  # unread, it is asked for again
-            node.planner.read_done(read, bad, corrupt=False)
+            node.planner.reads.done(read, bad, corrupt=False)
     assert node.planner.match(SPEC.id, chain).resident_blocks == 8
 
 
@@ -439,7 +441,7 @@ def test_reads_that_nobody_waits_for_any_more_give_back_what_they_took() -> None
     node.write_all()
     node.put(chain_of(40)[8:16])  # 8 others take the arena
     node.write_all()
-    reads = node.planner.plan_reads(SPEC.id, chain, (Span(PARTS[0], 0, 8),))
+    reads = node.planner.reads.plan(SPEC.id, chain, (Span(PARTS[0], 0, 8),))
     first = next(reads)
     reads.close()
     assert list(first.positions) == [0, 1, 2]
@@ -447,7 +449,7 @@ def test_reads_that_nobody_waits_for_any_more_give_back_what_they_took() -> None
     assert [record is not None and record.loading is not None for record in records] == (
         [True] * 3 + [False] * 5
     )
-    node.planner.read_done(first, [], corrupt=False)
+    node.planner.reads.done(first, [], corrupt=False)
     assert node.put(chain_of(60)[40:48]) == 0, "no slot stayed pinned"
 
 
@@ -455,19 +457,19 @@ def test_a_rotten_record_is_written_anew_from_the_arena_or_forgotten() -> None:
     node = Node(dram_records=4)
     node.put(chain_of(4))
     node.write_all()
-    assert node.planner.next_check(0.0) is None, "what was just written is not due"
-    check = node.planner.next_check(1.0)
+    assert node.planner.checks.next(0.0) is None, "what was just written is not due"
+    check = node.planner.checks.next(1.0)
     assert check is not None
     assert list(check.positions) == [0, 1, 2, 3]
-    node.planner.check_done(check, [1])
+    node.planner.checks.done(check, [1])
     assert [len(write.blocks) for write in node.write_all()] == [1]
     assert [block.framed_parts for block in node.planner.index] == [1] * 4
     node.put(CHAINS[0][:4])  # the arena is needed: now the frames hold the only copies
     node.write_all()
     for _ in range(2):
-        check = node.planner.next_check(1.0)
+        check = node.planner.checks.next(1.0)
         assert check is not None
-        node.planner.check_done(check, [0])
+        node.planner.checks.done(check, [0])
     assert node.planner.find(SPEC.id, chain_of(4), (Span(PARTS[0], 0, 4),))[:2] == [None, None]
 
 
@@ -476,18 +478,18 @@ def test_the_tail_leaves_the_file_tier_first_and_a_run_leaves_whole() -> None:
     node.put(chain_of(32))
     node.write_all()
     node.planner.touch(chain_of(32))
-    assert node.planner.evict_file(1) == 16 * RECORD
+    assert node.planner.eviction.evict_file(1) == 16 * RECORD
     assert [block.framed_parts for block in node.planner.index] == [1] * 16 + [0] * 16
 
 
 def test_a_block_stored_twice_is_kept_once() -> None:
     node = Node(dram_records=8)
     spans = (Span(Part(0, 0), 0, 2),)
-    first = at_once(node.planner.place(SPEC.id, CHAINS[0][:2], spans))
-    second = at_once(node.planner.place(SPEC.id, CHAINS[0][:2], spans))
+    first = at_once(node.planner.puts.place(SPEC.id, CHAINS[0][:2], spans))
+    second = at_once(node.planner.puts.place(SPEC.id, CHAINS[0][:2], spans))
     reservation = Reservation(SPEC.id, CHAINS[0][:2], 0, None, spans, 0)
-    assert at_once(node.planner.commit(reservation, first.held, [1, 1]))[1] == 0
-    assert at_once(node.planner.commit(reservation, second.held, [1, 1]))[1] == 2
+    assert at_once(node.planner.puts.commit(reservation, first.held, [1, 1]))[1] == 0
+    assert at_once(node.planner.puts.commit(reservation, second.held, [1, 1]))[1] == 2
 
 
 def test_without_a_file_tier_eviction_loses_and_says_so() -> None:
@@ -495,9 +497,9 @@ def test_without_a_file_tier_eviction_loses_and_says_so() -> None:
     planner.index.register(SPEC)
     for chain in CHAINS[:2]:
         spans = (Span(Part(0, 0), 0, 2),)
-        placement = at_once(planner.place(SPEC.id, chain[:2], spans))
+        placement = at_once(planner.puts.place(SPEC.id, chain[:2], spans))
         reservation = Reservation(SPEC.id, chain[:2], 0, None, spans, 0)
-        at_once(planner.commit(reservation, placement.held, [1, 1]))
+        at_once(planner.puts.commit(reservation, placement.held, [1, 1]))
     assert planner.counts.lost == 2
     assert planner.match(SPEC.id, CHAINS[0]).hit_blocks == 0
 
@@ -507,7 +509,7 @@ def test_a_large_batch_is_placed_in_steps_and_given_up_between_them_it_keeps_not
     planner = Planner(dram, None, now=lambda: 0.0)
     planner.index.register(SPEC)
     keys = chain_of(200)
-    steps = planner.place(SPEC.id, keys, (Span(Part(0, 0), 0, 200),))
+    steps = planner.puts.place(SPEC.id, keys, (Span(Part(0, 0), 0, 200),))
     next(steps)
     assert 0 < len(dram.live) < 200
     steps.close()
@@ -523,7 +525,7 @@ def test_beyond_the_write_budget_nothing_is_begun_and_what_is_goes_on_when_there
     first, second, _ = CHAINS
 
     def written() -> set[BlockKey]:
-        writes = machine.planner.take_writes(1 << 20)
+        writes = machine.planner.writes.take(1 << 20)
         return {block.key for write in writes for block in write.blocks}
 
     machine.put(first, 0, 2, {Part(0, 0)})
@@ -549,16 +551,16 @@ def test_on_demotion_a_prefix_is_admitted_from_its_start_though_its_end_is_writt
     )
     planner.index.register(SPEC)
     keys, spans = CHAINS[0][:12], (Span(PARTS[0], 0, 12),)
-    placement = at_once(planner.place(SPEC.id, keys, spans))
+    placement = at_once(planner.puts.place(SPEC.id, keys, spans))
     reservation = Reservation(SPEC.id, keys, 0, None, spans, placement.refused)
-    at_once(planner.commit(reservation, placement.held, [1] * 12))
+    at_once(planner.puts.commit(reservation, placement.held, [1] * 12))
 
     def written() -> list[BlockKey]:
-        return [block.key for write in planner.take_writes(1 << 20) for block in write.blocks]
+        return [block.key for write in planner.writes.take(1 << 20) for block in write.blocks]
 
-    planner.demote(RECORD)
+    planner.eviction.write_ahead(RECORD)
     assert written() == keys[11:]
-    planner.demote_all()
+    planner.admission.offer_all()
     assert written() == keys[:11]
     assert planner.counts.unwritten == 0
 
@@ -569,7 +571,7 @@ def found(node: Node, keys: list[BlockKey], checksum: int, sequence: int) -> Sto
     assert extent is not None
     frame = StoredFrame(extent, PARTS[0], 0, (RECORD,) * len(keys), sequence)
     blocks = [(at, key, RECORD, checksum) for at, key in enumerate(keys)]
-    node.planner.recover(SPEC.id, frame, blocks, first_block=0, parent=None)
+    node.planner.recovery.add(SPEC.id, frame, blocks, first_block=0, parent=None)
     return frame
 
 
@@ -591,10 +593,10 @@ def test_what_is_not_durable_yet_is_as_soon_as_the_same_bytes_are_found() -> Non
 def test_the_durable_copy_counts_of_two_that_differ_and_the_slot_of_the_other_is_free() -> None:
     node = Node(dram_records=4)
     node.put(chain_of(4))
-    (write,) = node.planner.take_writes(1 << 40)
+    (write,) = node.planner.writes.take(1 << 40)
     frame = found(node, chain_of(4), 8, sequence=1)
     extent = node.file.allocate(write.nbytes)
-    node.planner.written(write, extent, 0, (RECORD,) * 4, 2)
+    node.planner.writes.done(write, extent, 0, (RECORD,) * 4, 2)
     assert node.file.live == {frame.extent}, "what was being written is nobody's"
     assert resident(node, chain_of(4)) == 0
     assert node.put(CHAINS[0][:4]) == 0
@@ -603,10 +605,10 @@ def test_the_durable_copy_counts_of_two_that_differ_and_the_slot_of_the_other_is
 def test_a_rotten_copy_that_is_being_read_does_not_cost_the_newer_one_found_meanwhile() -> None:
     node = Node(dram_records=4)
     found(node, chain_of(4), 7, sequence=1)
-    (first, second) = node.planner.plan_reads(SPEC.id, chain_of(4), (Span(PARTS[0], 0, 4),))
+    (first, second) = node.planner.reads.plan(SPEC.id, chain_of(4), (Span(PARTS[0], 0, 4),))
     newer = found(node, chain_of(4), 7, sequence=2)
-    node.planner.read_done(first, list(first.positions), corrupt=True)
-    node.planner.read_done(second, [], corrupt=False)
+    node.planner.reads.done(first, list(first.positions), corrupt=True)
+    node.planner.reads.done(second, [], corrupt=False)
     assert node.file.live == {newer.extent}
     assert len(newer.blocks) == 4
     assert resident(node, chain_of(4)) == 1
@@ -619,8 +621,10 @@ def test_room_on_a_disk_is_not_paid_for_by_another_that_has_nothing_newer() -> N
     for chain in CHAINS:
         node.put(chain[:4])
         node.write_all()
-    assert node.planner.evict_file(RECORD, lambda extent: extent.offset >= 40 * RECORD) == 0
+    assert (
+        node.planner.eviction.evict_file(RECORD, lambda extent: extent.offset >= 40 * RECORD) == 0
+    )
     assert len(node.file.live) == 3
     second = sorted(node.file.live, key=lambda place: place.offset)[1]
-    assert node.planner.evict_file(RECORD, lambda extent: extent == second) == 4 * RECORD
+    assert node.planner.eviction.evict_file(RECORD, lambda extent: extent == second) == 4 * RECORD
     assert len(node.file.live) == 1, "what is older leaves with it"
