@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -118,6 +118,15 @@ class Objects:
     async def bring_up(self, ask: Ask, match: Match, deadline: float) -> Ended:
         """Make the hit of a prefix longer than `match`, as far as the bucket has more of it."""
         return await self._fetch.bring_up(ask, match, deadline)
+
+    async def counted(self) -> None:
+        """Wait until `found_namespaces` is known. Raises Unavailable."""
+        await self._tier.ready(self._now() + DELETE_S)
+
+    @property
+    def found_namespaces(self) -> Set[NamespaceId]:
+        """The namespaces of what was in the bucket when this node counted it last."""
+        return self._tier.found_namespaces
 
     def deleting(
         self, namespaces: Collection[NamespaceId], keys: Collection[BlockKey] | None

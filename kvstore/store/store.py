@@ -706,16 +706,30 @@ class Store:
         return deletion.deleted
 
     async def clear(self, namespace_id: NamespaceId | None) -> int:
-        """Delete every block of a namespace, or of all, for good."""
+        """Delete every block of a namespace, or of all, for good.
+
+        Raises Unavailable, after it has deleted what it can, if the bucket may keep some. "All" are
+        those of this node, and those in the bucket when this node counted it last.
+        """
+        uncounted: Unavailable | None = None
+        if namespace_id is None and self._objects is not None:
+            try:
+                await self._objects.counted()
+            except Unavailable as error:
+                uncounted = error
         deletion = self._planner.clear(namespace_id)
         namespaces = {namespace_id} if namespace_id is not None else set()
         if namespace_id is None:
             known = {each.id for each in self._planner.index.namespaces}
             namespaces = deletion.namespaces | known | self._mover.found_namespaces
+            if self._objects is not None:
+                namespaces |= self._objects.found_namespaces
         try:
             await self._bury(namespaces, None)
         finally:
             self._room.set()
+        if uncounted is not None:
+            raise uncounted
         return deletion.deleted
 
     async def _recall(self, keys: Sequence[BlockKey]) -> None:

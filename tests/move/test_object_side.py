@@ -141,6 +141,26 @@ def test_what_one_node_deleted_no_node_finds(
         assert three.get(A) <= left
 
 
+def test_clearing_all_reaches_what_only_the_bucket_has(tmp_path: Path, bucket: Path) -> None:
+    """A node that starts with empty disks clears before any engine has named a namespace."""
+    with Node(tmp_path / "1", bucket=bucket) as one:
+        one.put(A, 0, 8, durable=True)
+    two = Node(tmp_path / "2", bucket=bucket)
+    two.run(two.store.start())
+    two.run(two.store.clear(None))
+    two.store.register(SPEC)
+    assert two.get(A) == 0
+    assert two.put(B, 0, 8, durable=True).durable
+    assert two.get(B) == 8, "what comes later stays"
+    two.run(two.store.close())
+    two.loop.close()
+    with Node(tmp_path / "2", bucket=bucket) as again:
+        assert again.get(A) == 0
+        assert again.get(B) == 8
+    with Node(tmp_path / "3", bucket=bucket) as three:
+        assert three.get(A) == 0
+
+
 def test_nothing_comes_up_while_its_delete_is_on_its_way_to_the_bucket(
     tmp_path: Path, bucket: Path
 ) -> None:

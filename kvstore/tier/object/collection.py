@@ -12,6 +12,7 @@ from bisect import insort
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
+from kvstore.model.block import NamespaceId
 from kvstore.tier.object.catalog import Entry
 from kvstore.tier.object.names import (
     CLOCK,
@@ -24,6 +25,7 @@ from kvstore.tier.object.names import (
 LOW_WATER = 0.9  # over the cap, collect down to here: the next objects need room at once
 VICTIMS_MAX = 10_000
 SUSPECTS_MAX = 10_000
+NAMESPACES_MAX = 65_536
 
 
 class Victim(NamedTuple):
@@ -42,6 +44,7 @@ class Survey:
         self.objects = 0
         self.suspects: list[Entry] = []
         self.all_suspects = True
+        self.namespaces: set[NamespaceId] = set()  # of runs, up to NAMESPACES_MAX
         self.tombstones: dict[TombstoneName, Listed] = {}
         self._is_suspect = is_suspect
         self._oldest: list[tuple[float, str, Entry]] = []  # ascending: by age, then by name
@@ -54,6 +57,8 @@ class Survey:
             if name is not None:
                 entries.append(Entry(name, listed.nbytes, listed.modified))
                 self._keep_if_old(listed, entries[-1])
+                if len(self.namespaces) < NAMESPACES_MAX:
+                    self.namespaces.add(name.namespace_id)
             elif tombstone is not None:
                 self.tombstones[tombstone] = listed
             elif listed.name != CLOCK:

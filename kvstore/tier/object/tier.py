@@ -11,7 +11,7 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from enum import Enum
@@ -107,6 +107,11 @@ class ObjectTier:
         """Bytes in the bucket by the last count, and what this daemon has written since, or is
         about to."""
         return self._upkeep.nbytes + self._budget.held_nbytes
+
+    @property
+    def found_namespaces(self) -> Set[NamespaceId]:
+        """The namespaces of what was in the bucket at the last count."""
+        return self._upkeep.namespaces
 
     def stats(self) -> dict[str, Any]:
         return {

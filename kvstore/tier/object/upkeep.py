@@ -11,11 +11,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from contextlib import suppress
 from dataclasses import replace
 
 from kvstore.metrics import Metrics
+from kvstore.model.block import NamespaceId
 from kvstore.model.errors import CorruptBlock, KVStoreError
 from kvstore.settings import ObjectSettings
 from kvstore.tier.object.advice import advice
@@ -81,6 +82,7 @@ class Upkeep:
         self.surveyed = asyncio.Event()
         self.nbytes = 0
         self.objects = 0
+        self.namespaces: Set[NamespaceId] = frozenset()  # by the last count
         self._written_nbytes = 0  # by us, ever
 
     def set_capacity(self, nbytes: int) -> None:
@@ -211,6 +213,7 @@ class Upkeep:
             await self._unbury(buried.values(), now)
         self.nbytes = left + self._written_nbytes - before
         self.objects = survey.objects - len(doomed)
+        self.namespaces = survey.namespaces
         self._refused_nbytes = 0
         self._collected_at = self._now()
         self.surveyed.set()
