@@ -43,6 +43,8 @@ logger = logging.getLogger(__name__)
 LOOK_AGAIN_S = 2.0  # at memory that others had taken
 GIVE_BACK_STEP_NBYTES = 256 << 20
 RENEWED_SHARE = 16  # of the arena, one part at least is renewed at once
+SMALL_EXTENTS_MAX = 16  # beyond these, a small extent has to be worth its descriptor
+SMALL_SHARE = 16  # of the arena, one part at least is worth a small extent
 Run: TypeAlias = tuple[int, int]
 
 
@@ -335,8 +337,17 @@ class Arena:
 
     @property
     def _wanted_nbytes(self) -> int:
-        """Return the size of the next extent, 0 or less if the cap is reached."""
-        return min(self._extent_bytes, self.capacity_bytes - self._kept_nbytes)
+        """Return the size of the next extent, 0 or less if none is to be made.
+
+        Many small raises of the cap would make many small extents, and each takes a descriptor and
+        a mapping of every client. So small raises are summed up before they make an extent.
+        """
+        kept = self._kept_nbytes
+        missing = self.capacity_bytes - kept
+        small = sum(each.handle.nbytes < self._extent_bytes for each in self._extents.values())
+        if small >= SMALL_EXTENTS_MAX and missing < min(self._extent_bytes, kept // SMALL_SHARE):
+            return 0
+        return min(self._extent_bytes, missing)
 
     async def _may_take(self, nbytes: int) -> bool:
         """Say whether an extent may be made without taking its memory from engines. False: after a

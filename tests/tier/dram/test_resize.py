@@ -110,6 +110,23 @@ def test_a_raised_cap_takes_new_extents_and_no_hole() -> None:
     with_arena(work)
 
 
+def test_many_small_raises_make_few_extents_and_are_summed_up() -> None:
+    async def run() -> None:
+        arena = Arena(2 * MIB, 2 * MIB)
+        await arena.start()
+        for raised in range(1, 513):
+            arena.set_capacity(2 * MIB + raised * 4 * PAGE)
+            await grown(arena)
+        assert len(arena.extents()) < 48
+        assert 0 <= arena.capacity_bytes - arena.reserved_nbytes < arena.reserved_nbytes // 16
+        arena.set_capacity(arena.capacity_bytes + 2 * MIB)
+        await grown(arena)
+        assert arena.capacity_bytes - arena.reserved_nbytes < arena.reserved_nbytes // 16
+        await arena.close()
+
+    asyncio.run(run())
+
+
 def test_a_cap_beyond_that_of_the_start_takes_larger_records() -> None:
     async def run() -> None:
         arena = Arena(MIB, 4 * MIB)
