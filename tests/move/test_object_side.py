@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 import threading
 import time
@@ -159,6 +160,41 @@ def test_clearing_all_reaches_what_only_the_bucket_has(tmp_path: Path, bucket: P
         assert again.get(B) == 8
     with Node(tmp_path / "3", bucket=bucket) as three:
         assert three.get(A) == 0
+
+
+@pytest.mark.parametrize("passed", [0, 1, 2])
+def test_objects_collected_under_a_reader_are_a_shorter_hit(
+    tmp_path: Path, bucket: Path, passed: int
+) -> None:
+    """The collection comes before one of the reader's requests: it gets right bytes, or a miss."""
+    with Node(tmp_path / "1", bucket=bucket) as one:
+        one.put(A, 0, 20, durable=True)
+    with Node(tmp_path / "2", bucket=bucket) as two:
+        gets = itertools.count()
+        two.gate.holds = lambda kind, _: kind == "get" and next(gets) == passed
+
+        async def collect_meanwhile() -> None:
+            async with asyncio.timeout(10):
+                await two.gate.arrived.wait()
+            for path in objects_in(bucket):
+                path.unlink()
+            two.gate.opened.set()
+
+        async def read() -> int:
+            collecting = asyncio.create_task(collect_meanwhile())
+            grant = await two.store.acquire(DAEMON_SESSION, SPEC.id, A, wait_s=5.0)
+            await collecting
+            two.store.release(DAEMON_SESSION, [grant.lease_id])
+            return grant.hit_blocks
+
+        hit = two.run(read())
+        assert hit < 20
+        assert two.get(A) <= hit, "every byte of a hit is compared"
+        assert two.put(A, 0, 20, durable=True).durable
+        assert two.get(A) == 20
+        assert (
+            "task_failures" not in two.metrics.totals() or not two.metrics.totals()["task_failures"]
+        )
 
 
 def test_nothing_comes_up_while_its_delete_is_on_its_way_to_the_bucket(
