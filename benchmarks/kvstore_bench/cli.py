@@ -65,11 +65,11 @@ bench.add_command(compare)
 bench.add_command(peers)
 
 
-@bench.command("make-conversations", short_help="Write made-up conversations to a file.")
+@bench.command("make-conversations", short_help="Write synthetic conversations to a file.")
 @click.argument("output", type=click.Path(dir_okay=False, allow_dash=True, path_type=Path))
 @generator_options
 def make_conversations(output: Path, **shape: Any) -> None:
-    """Write what the generator makes to OUTPUT (`-` is stdout), as vLLM conversation JSON.
+    """Write synthetic conversations to OUTPUT (`-` is stdout) in vLLM's JSON format.
 
     The same options give the same bytes on every machine.
 
@@ -97,16 +97,16 @@ def make_conversations(output: Path, **shape: Any) -> None:
     "--resident-blocks",
     type=click.IntRange(0),
     default=0,
-    help="Also time matches with so many small blocks stored (4 KiB each) and a busy writer.",
+    help="Also time matches beside so many stored blocks of 4 KiB and a busy writer.",
 )
 @_json
 def store(
     *, records: int, record_mib: int, rounds: int, resident_blocks: int, as_json: bool
 ) -> None:
-    """Measure the local path of a daemon of our own: put, get and match.
+    """Measure put, get and match of a daemon that the benchmark starts.
 
-    Put and get are compared with a plain copy of the same bytes, a match of 1000 keys with an RPC
-    of the same size that does nothing; both sides alternate in one run.
+    It compares put and get with a plain copy of the same bytes, and a match of 1000 keys with an
+    empty RPC of the same size. Both sides alternate in one run.
 
     \b
     Examples:
@@ -126,24 +126,28 @@ def store(
     "--tier", "kind", type=click.Choice(["file", "object"]), default="file", show_default=True
 )
 @_path
-@click.option("--url", default="", help="Object tier: bucket.  [default: a SeaweedFS of our own]")
+@click.option("--url", default="", help="Object tier: bucket.  [default: a SeaweedFS started here]")
 @click.option("--endpoint", default="", help="Object tier: URL of an S3-compatible store.")
 @click.option("--record-mib", type=click.IntRange(1), default=2, show_default=True)
-@click.option("--blocks", type=click.IntRange(16), help="A round.  [default: 512; object: 96]")
+@click.option(
+    "--blocks", type=click.IntRange(16), help="Blocks per round.  [default: 512; object: 96]"
+)
 @click.option("--rounds", type=click.IntRange(1), help="[default: 8; object: 15]")
-@click.option("--depth", type=click.IntRange(1, 64), help="At once.  [default: 16; object: 4]")
+@click.option(
+    "--depth", type=click.IntRange(1, 64), help="Requests in flight.  [default: 16; object: 4]"
+)
 @_json
 def tier(
     *, kind: str, path: Path, url: str, endpoint: str, record_mib: int, as_json: bool, **size: int
 ) -> None:
-    """Measure a slower tier beside what it lies on.
+    """Measure a slower tier beside its device.
 
-    file: a daemon of our own. Written: put and flushed. Read: cold, up into the arena, checksums
-    verified. fio does the same in turns with us: sequential, direct, the same block size and depth.
-    Where fio is not installed, ours is measured alone.
+    file: the benchmark starts a daemon. Writes are puts and a flush. Reads are cold, promoted to
+    the arena, with checksums verified. fio does the same in turns: sequential, direct, the same
+    block size and depth. Without fio, only the daemon is measured.
 
-    object: runs of 16 blocks, written, then found by a tier that knows nothing yet, read and
-    verified. Plain obstore loops do the same in turns with us. Then lookups of what is not there.
+    object: a tier writes runs of 16 blocks; a new tier finds, reads and verifies them. Plain
+    obstore loops do the same in turns. Then it times lookups of missing blocks.
 
     \b
     Examples:
@@ -170,15 +174,15 @@ def tier(
         _show({"tier": kind, **result}, as_json, ratio_tables.print_tier)
 
 
-@bench.command(short_help="Time the start after SIGKILL.")
+@bench.command(short_help="Time recovery after SIGKILL.")
 @_path
 @click.option("--blocks", type=click.IntRange(1000), default=1_000_000, show_default=True)
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True)
 @_json
 def recovery(*, path: Path, blocks: int, rounds: int, as_json: bool) -> None:
-    """Measure how soon after SIGKILL a daemon of our own serves what it had stored.
+    """Measure the recovery time of a daemon after SIGKILL.
 
-    Blocks of 4 KiB: what takes time is knowing them again, not their bytes. Seconds count from the
+    Blocks have 4 KiB, so that their number takes the time, not their bytes. Seconds count from the
     start of the process.
 
     \b
@@ -193,16 +197,16 @@ def recovery(*, path: Path, blocks: int, rounds: int, as_json: bool) -> None:
         _show(result, as_json, ratio_tables.print_recovery)
 
 
-@bench.command(short_help="Measure memory a block, and time of the policies.")
+@bench.command(short_help="Measure memory per block, and time of policies.")
 @click.option("--blocks", type=click.IntRange(1000), default=1_000_000, show_default=True)
 @click.option("--policies", default="lru,hz", show_default=True, metavar="NAME,...")
-@click.option("--daemons", is_flag=True, help="Ask full daemons, one per policy, instead.")
+@click.option("--daemons", is_flag=True, help="Measure full daemons instead, one per policy.")
 @_json
 def index(*, blocks: int, policies: str, daemons: bool, as_json: bool) -> None:
-    """Measure what a resident block takes of the daemon's memory, and what policies take in time.
+    """Measure the daemon's memory per resident block, and the time of each policy.
 
-    Nothing is stored: the planner of this release, over an arena that only counts. With --daemons,
-    real ones of 4 KiB a block are matched and put to, gRPC and all.
+    It runs the planner of this release over an arena that counts bytes but stores none. With
+    --daemons, it runs match and put on real daemons with blocks of 4 KiB, over gRPC.
 
     \b
     Examples:
@@ -220,18 +224,22 @@ def index(*, blocks: int, policies: str, daemons: bool, as_json: bool) -> None:
         _show(result, as_json, ratio_tables.print_index)
 
 
-@bench.command(short_help="Measure the file tier's background check.")
+@bench.command(short_help="Measure the scrub of the file tier.")
 @_path
 @click.option("--flips", type=click.IntRange(1), default=20, show_default=True)
 @click.option(
-    "--rate-mib", type=click.IntRange(1), default=8, show_default=True, help="MiB/s, while read."
+    "--rate-mib",
+    type=click.IntRange(1),
+    default=8,
+    show_default=True,
+    help="MiB/s of scrub while the tier is read.",
 )
 @_json
 def scrub(*, path: Path, flips: int, rate_mib: int, as_json: bool) -> None:
-    """Measure the background check of the file tier: what it finds, and what it costs.
+    """Measure the scrub of the file tier: the damage it finds, and its cost to readers.
 
-    Bits are flipped in stored records; the daemon has to find all of them by itself. Then cold
-    reads from a daemon that scrubs alternate with those from one that does not.
+    It flips bits in stored records, and the daemon must find all of them. Then cold reads from a
+    daemon that scrubs alternate with cold reads from one that does not.
 
     \b
     Examples:
@@ -300,12 +308,12 @@ def transformers(
             plot_resumed(result, plot)
 
 
-@bench.command(short_help="Time the way between GPU memory and the daemon.")
+@bench.command(short_help="Time copies between GPU memory and the daemon.")
 @click.option("--rounds", type=click.IntRange(1), default=20, show_default=True)
 @_path
 @_json
 def gpu(*, rounds: int, path: Path, as_json: bool) -> None:
-    """Measure the way between GPU memory and the daemon's, beside what the links can do.
+    """Measure copies between GPU memory and the daemon beside the speed of the links.
 
     Gather and scatter beside a device copy, copies to and from the arena beside a pinned copy, and
     time to first token of a 32k-token prompt on an 8B-shaped model with random weights.

@@ -35,11 +35,11 @@ _NOT_DURABLE = "not durable: no file tier, failing writes, or too little time; s
 @click.command()
 @daemon_options
 @click.option(
-    "--namespace", type=Start(), required=True, help=namespace_id_option("Where they are.")
+    "--namespace", type=Start(), required=True, help=namespace_id_option("Namespace of the blocks.")
 )
 @click.argument("keys", nargs=-1, required=True, type=Hash())
 def delete(target: str, as_json: bool, namespace: str, keys: tuple[bytes, ...]) -> None:
-    """Delete blocks by KEY, for good: not even a crash brings them back.
+    """Delete blocks by KEY. The deletion is durable: a crash does not restore them.
 
     \b
     Example:
@@ -60,7 +60,7 @@ def delete(target: str, as_json: bool, namespace: str, keys: tuple[bytes, ...]) 
 def clear(
     *, target: str, as_json: bool, namespace: str | None, everything: bool, yes: bool
 ) -> None:
-    """Delete every block of a namespace, or of all, for good.
+    """Delete all blocks of one namespace, or of all. The deletion is durable.
 
     \b
     Examples:

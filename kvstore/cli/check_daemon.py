@@ -124,7 +124,7 @@ def _socket(path: Path) -> Finding:
         return wrong(
             about,
             f"a daemon holds {path} and does not answer",
-            f"look at its log; who it is: fuser {path}.lock",
+            f"look at its log; to find it: fuser {path}.lock",
         )
     return ok(about, f"{path} can be made")
 

@@ -16,8 +16,8 @@ def config() -> None:
     """Show and change the settings of a running daemon.
 
     A change lasts until the daemon ends. To keep it, put it into the file that `kvstore serve
-    --config` reads; SIGHUP makes the daemon read that file again. Answered over the daemon's unix
-    socket only. Both print JSON with --json.
+    --config` reads; SIGHUP makes the daemon read that file again. Both commands need the daemon's
+    unix socket. Both print JSON with --json.
 
     \b
     Examples:
@@ -30,7 +30,7 @@ def config() -> None:
 @daemon_options
 @click.argument("key", required=False)
 def get(target: str, as_json: bool, key: str | None) -> None:
-    """Print the settings a daemon runs with; "live" ones can change meanwhile.
+    """Print the settings of a running daemon; "live" settings can change while it runs.
 
     KEY is a setting, such as dram.capacity, or a section, such as limits.
 
@@ -60,15 +60,15 @@ def get(target: str, as_json: bool, key: str | None) -> None:
     type=click.FloatRange(0, 60),
     default=5.0,
     show_default=True,
-    help="Seconds to wait until a lowered cap is kept.",
+    help="Seconds to wait until usage is below a lowered cap.",
 )
 @click.argument("assignments", nargs=-1, required=True, metavar="KEY=VALUE...")
 def set_(target: str, as_json: bool, wait_s: float, assignments: tuple[str, ...]) -> None:
     """Change live settings of a running daemon: all of them, or none.
 
-    It does not survive a restart: the command prints what to put into the daemon's file for that.
-    A raised cap costs nothing that is stored. A lowered one evicts, what is clean and unused first,
-    and gives the memory back; what leases keep is let go of as they end.
+    A change ends with the daemon: the command prints the lines that keep it in the --config file.
+    Raising a cap evicts nothing. Lowering a cap evicts blocks, unused and already written ones
+    first, and returns the memory. Leased blocks are evicted when their leases end.
 
     \b
     Examples:
@@ -83,13 +83,13 @@ def set_(target: str, as_json: bool, wait_s: float, assignments: tuple[str, ...]
         click.echo(json.dumps({"changed": told, "pending": pending}))
         return
     if not changed:
-        click.echo("nothing changed: it is so already")
+        click.echo("nothing changed: these are the current values")
         return
     for key, before, after in changed:
         click.echo(f"{key}: {before} -> {after}")
     if pending:
-        click.echo(f"not done yet, goes on by itself: {pending}")
-    click.echo("\nuntil the daemon ends. To keep it, put this into its --config file:\n")
+        click.echo(f"not done yet, continues in the background: {pending}")
+    click.echo("\nThis lasts until the daemon ends. To keep it, put this into its --config file:\n")
     for line in _as_toml({key: after for key, _, after in changed}):
         click.echo(line)
 

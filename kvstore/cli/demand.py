@@ -14,20 +14,20 @@ from kvstore.replay.synth import KINDS, Demand, with_rate
 F = TypeVar("F", bound=Callable[..., Any])
 
 _WORDS = {
-    "turns": "Turns of a visit.",
-    "gap-s": "Seconds from a request to the next one of its session.",
+    "turns": "Turns per visit.",
+    "gap-s": "Seconds from a request to the next of its session.",
     "first-tokens": "Tokens of the first message, after the shared prefix.",
     "turn-tokens": "Tokens of every later message.",
     "answer-tokens": "Tokens of an answer, which the next prompt repeats.",
     "prefix-tokens": "Tokens of each shared prefix: system prompt and tools.",
-    "return-gap-s": "Seconds until a session comes back for another visit.",
+    "return-gap-s": "Seconds until a session returns for another visit.",
 }
 _NUMBERS: dict[str, tuple[click.ParamType[Any], str]] = {
-    "prefixes": (click.INT, "How many shared prefixes there are."),
-    "prefix-exponent": (click.FLOAT, "Zipf's, of their popularity; 0: all alike."),
-    "return-probability": (click.FLOAT, "That a session comes back after a visit."),
-    "subagent-probability": (click.FLOAT, "That a turn spawns a session of its own."),
-    "context-tokens-max": (click.INT, "A session ends before its prompt is longer."),
+    "prefixes": (click.INT, "Number of shared prefixes."),
+    "prefix-exponent": (click.FLOAT, "Zipf exponent of their popularity; 0: all equally popular."),
+    "return-probability": (click.FLOAT, "Probability that a session returns after a visit."),
+    "subagent-probability": (click.FLOAT, "Probability that a turn starts a session of its own."),
+    "context-tokens-max": (click.INT, "A session ends before its prompt exceeds this."),
 }
 
 
@@ -37,15 +37,13 @@ def demand_options(command: F) -> F:
         command = click.option(f"--{name}", metavar="DRAWS", help=text)(command)
     for name, (kind, text) in reversed(_NUMBERS.items()):
         command = click.option(f"--{name}", type=kind, help=text)(command)
-    rate = click.option(
-        "--rate", type=click.FloatRange(1e-6), help="Requests a second, on average."
-    )
+    rate = click.option("--rate", type=click.FloatRange(1e-6), help="Mean requests per second.")
     kind_ = click.option(
         "--kind",
         type=click.Choice(sorted(KINDS)),
         default="chat",
         show_default=True,
-        help="What everything is that is not said otherwise.",
+        help="Kind of traffic; it sets the defaults of the options below.",
     )
     return kind_(rate(command))
 

@@ -64,18 +64,20 @@ directories = click.argument(
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     callback=_tiers,
 )
-as_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, a line a DIR.")
+as_json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print JSON, one line per DIR."
+)
 
 
 @click.command()
 @directories
 @as_json_option
 def inspect(paths: tuple[Path, ...], as_json: bool) -> None:
-    """Tell what the file tier's directories hold: segments, frames, namespaces.
+    """Show what file tier directories contain: segments, frames, namespaces.
 
-    Reads headers only and changes nothing; a daemon may be using DIR. A record is one part of one
-    block. Dead bytes are of frames without a live record; `kvstore gc` wins them back. Of several
-    directories that are one tier, each is judged alone: a newer copy elsewhere does not count.
+    It reads headers only and changes nothing; a daemon may be using DIR. A record is one part of
+    one block. Dead bytes belong to frames without a live record; `kvstore gc` frees them. Each
+    directory is examined alone: a newer copy in another directory of the tier does not count.
 
     \b
     Examples:
@@ -110,11 +112,11 @@ def inspect(paths: tuple[Path, ...], as_json: bool) -> None:
 @as_json_option
 @click.pass_context
 def verify(ctx: click.Context, paths: tuple[Path, ...], as_json: bool) -> None:
-    """Read every frame of the file tier's directories and check it; exit code 1 if one is damaged.
+    """Read and check every frame of file tier directories; exit code 1 if one is damaged.
 
-    Exit code 2 if DIR is no directory of a file tier, or one that is not mounted. Changes nothing;
-    a daemon may be using DIR. Damage is never served: whoever reads a record
-    checks it, and a damaged one is a miss. But it tells that a disk is going bad.
+    Exit code 2 if DIR is not a file tier directory, or is not mounted. It changes nothing; a daemon
+    may be using DIR. Every read verifies the checksum, so a damaged record is a miss, never served.
+    Damage is a sign that the disk is failing.
 
     \b
     Examples:
@@ -149,12 +151,12 @@ def verify(ctx: click.Context, paths: tuple[Path, ...], as_json: bool) -> None:
 @click.command()
 @directories
 @as_json_option
-@click.option("--dry-run", is_flag=True, help="Only say what would be won.")
+@click.option("--dry-run", is_flag=True, help="Only print how much would be freed.")
 def gc(paths: tuple[Path, ...], as_json: bool, dry_run: bool) -> None:
-    """Win back what dead frames take: superseded, deleted, torn. No daemon may be using DIR.
+    """Free the space of dead frames: superseded, deleted, torn. No daemon may be using DIR.
 
-    A daemon does the same at its start and while it runs; this is for a directory that nobody
-    serves. Nothing that is live is touched. With --dry-run a daemon may be using DIR.
+    A daemon does the same at its start and while it runs; this command is for a directory without a
+    daemon. Live records are not touched. With --dry-run a daemon may be using DIR.
 
     \b
     Examples:

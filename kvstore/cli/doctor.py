@@ -53,10 +53,10 @@ def doctor(
 ) -> None:
     """Check limits, memory, disk, bucket, addresses, the daemon, and vLLM's settings.
 
-    Says what is wrong and what to type; exit code 1 if something is. A running daemon's settings
-    are judged by what it says itself; --config and --set say what one would be started with. Writes
-    and reads back at most 64 MiB in the directory of the file tier, in a file that has no name and
-    is gone afterwards, and an object of 64 bytes in the bucket of object.url.
+    Prints each problem with a command that solves it; exit code 1 if there is a problem. A running
+    daemon is checked by its own settings. --config and --set describe a daemon to be started. The
+    check writes and reads back at most 64 MiB in an unnamed temporary file in the directory of the
+    file tier, and an object of 64 bytes in the bucket of object.url.
 
     \b
     Examples:

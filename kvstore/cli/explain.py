@@ -35,7 +35,7 @@ MATCHING_MAX = 1000  # a daemon answers no more at once
 @click.option(
     "--prompt",
     type=click.File("r", encoding="utf-8"),
-    help="Explain this prompt as it is now: a JSON list of token ids, or text; - is stdin.",
+    help="Explain what this prompt would hit now: a JSON list of token ids, or text; - is stdin.",
 )
 @click.option("--namespace", type=Start(), help=namespace_option("Of --prompt."))
 @click.option(
@@ -55,11 +55,11 @@ def explain(
     tokenizer: str | None,
     salt: str,
 ) -> None:
-    """Say how long a hit was, and what ended it.
+    """Explain how long a hit was, and why it ended there.
 
-    REQUEST_ID is the id in the engine's answer, or its start if no id is just this. The daemon
-    remembers the last requests (limits.outcomes_max), as keys, never as tokens. A prompt with a
-    LoRA adapter or with images has other keys than its tokens alone: explain it by its request id.
+    REQUEST_ID is the id in the engine's answer, or the start of one. The daemon remembers the last
+    requests (limits.outcomes_max), as keys, never as tokens. A LoRA adapter or an image changes the
+    keys of a prompt: explain such a request by its request id.
 
     \b
     Examples:

@@ -22,7 +22,7 @@ from kvstore.model.keys import KeyChain, block_key, root_key
 
 @click.command()
 @daemon_options
-@click.option("--namespace", type=Start(), help=namespace_option("Where the block is."))
+@click.option("--namespace", type=Start(), help=namespace_option("Namespace of the block."))
 @click.option("--group", type=click.IntRange(0), default=0, show_default=True)
 @click.option("--shard", type=click.IntRange(0), default=0, show_default=True)
 @click.option(
@@ -31,7 +31,7 @@ from kvstore.model.keys import KeyChain, block_key, root_key
     type=click.Path(dir_okay=False, writable=True, path_type=Path),
     help="Write here instead of to the standard output.",
 )
-@click.option("--tokens", type=Tokens(), help="Instead of KEY: what `kvstore put` was given.")
+@click.option("--tokens", type=Tokens(), help="Token ids of the block, instead of KEY.")
 @click.argument("key", required=False, type=Hash())
 def get(
     *,
@@ -44,10 +44,10 @@ def get(
     tokens: tuple[int, ...] | None,
     key: bytes | None,
 ) -> None:
-    """Read the bytes of one part of the block KEY, verified against its checksum.
+    """Read one record of the block KEY, verified against its checksum.
 
-    Exit code 1 if it is not stored. --json prints size and checksum, and no bytes. --tokens finds
-    what `kvstore put` stored; with --namespace, the last block of any prefix.
+    Exit code 1 if it is not stored. --json prints size and checksum instead of the bytes. --tokens
+    finds a block that `kvstore put` stored; with --namespace, the last block of any prefix.
 
     \b
     Examples:

@@ -10,8 +10,8 @@ from kvstore.cli.words import duration, percent, size
 
 _DEVICE_ADVICE = {
     "missing": "mount it, or take it out of file.path; until then deletes are refused",
-    "full": "make room on it, or set file.free_min; what is on it is served",
-    "read_only": "look at `dmesg` and remount it; what is on it is served, deletes are refused",
+    "full": "make room on it, or set file.free_min; its blocks are served",
+    "read_only": "look at `dmesg` and remount it; its blocks are served, deletes are refused",
 }
 LAG_S_MAX = 10.0
 FULL_FRACTION = 0.9
@@ -77,7 +77,7 @@ def _file_tier(stats: dict[str, Any]) -> Finding:
     if not file["capacity_bytes"]:
         return note(
             "file tier",
-            "none: everything is gone at a restart, and what leaves DRAM is lost",
+            "none: a restart loses all blocks, and blocks evicted from DRAM are lost",
             "set file.path to keep it",
         )
     if file["state"] != "ok":
@@ -103,7 +103,7 @@ def _devices(stats: dict[str, Any]) -> list[Finding]:
             f"{each['path']} is {each['state']} for {duration(each['since_s'])}: {each['reason']}",
             _DEVICE_ADVICE.get(
                 each["state"],
-                "look at `dmesg`; it is tried again by itself, deletes are refused till then",
+                "look at `dmesg`; the daemon retries it, and refuses deletes until it works",
             ),
         )
         for each in stats["file"].get("devices", ())
@@ -122,7 +122,8 @@ def _bucket(stats: dict[str, Any]) -> list[Finding]:
         wrong(
             "object tier",
             f"{objects['state']}: {objects.get('reason') or 'it does not answer'}",
-            objects.get("advice") or "look at the daemon's log; it is tried again by itself",
+            objects.get("advice")
+            or "look at the daemon's log; the daemon tries it again by itself",
         )
     ]
 

@@ -21,33 +21,33 @@ from kvstore.settings import parse_size
 KEYS_MAX = 8192  # of one call
 
 _DONE = {
-    HintKind.END: "{done} of {blocks} blocks are this session's alone and will leave first",
+    HintKind.END: "{done} of {blocks} blocks belong to this session alone and are evicted first",
     HintKind.EXPECT: "{done} of {blocks} blocks are expected in {lasts}",
-    HintKind.PREFETCH: "{done} of {blocks} blocks came up into dram ({size}) in {took}",
+    HintKind.PREFETCH: "{done} of {blocks} blocks were promoted to dram ({size}) in {took}",
     HintKind.PIN: "{done} of {blocks} blocks ({size}) are pinned for {lasts}",
-    HintKind.DEMOTE: "{done} of {blocks} blocks ({size}) left dram for the file tier in {took}",
+    HintKind.DEMOTE: "{done} of {blocks} blocks ({size}) were demoted to the file tier in {took}",
 }
 _SHORT = {
-    Short.UNKNOWN_SESSION: "no request of this session was seen, or it was too long ago",
+    Short.UNKNOWN_SESSION: "no request of this session was seen, or the last one was too long ago",
     Short.NOT_STORED: "none of its blocks is stored",
-    Short.SHARED: "the others are used by somebody else, too, or held",
-    Short.CAP: "no more may be held: see limits.pinned_fraction and limits.leased_fraction",
-    Short.DEADLINE: "the others did not come up in time",
-    Short.NO_ROOM: "no slot of the arena could be freed for the others",
+    Short.SHARED: "other sessions use the others, or they are leased or pinned",
+    Short.CAP: "no more blocks may be held: see limits.pinned_fraction and limits.leased_fraction",
+    Short.DEADLINE: "the others were not promoted in time",
+    Short.NO_ROOM: "the arena had no slot to free for the others",
     Short.READ_FAILED: "the disk failed to read the others: see the daemon's log",
     Short.NO_FILE_TIER: "the daemon has no file tier",
     Short.NOT_WRITTEN: "the others are not in the file tier yet",
-    Short.BUSY: "too many hints are being carried out: try again in a while",
-    Short.UNKNOWN: "for a reason this release does not know",
+    Short.BUSY: "too many hints are in progress: try again later",
+    Short.UNKNOWN: "this release does not know the reason",
 }
 
 
 @click.group()
 def hint() -> None:
-    """Say what a session will do: it is over, will be back, is to stay, come up or go down.
+    """Tell the daemon what a session will do next: end, ask again, or keep its blocks.
 
-    SESSION is the id its requests were sent with (the vLLM connector's session_id); or name the
-    prefix by --prompt. A wrong hint costs hits, never a right answer. Exit code 1: nothing of it is
+    SESSION is the session_id of its requests to the vLLM connector. --prompt names a prefix
+    instead. A wrong hint can cost hits; it never changes an answer. Exit code 1 if no block is
     stored.
 
     \b
@@ -89,14 +89,14 @@ _deadline = click.option(
     type=click.FloatRange(0, 3600),
     default=5.0,
     show_default=True,
-    help="Seconds it may take.",
+    help="Seconds that the command may take.",
 )
 
 
-@hint.command("end", short_help="The session is over.")
+@hint.command("end", short_help="A session is over.")
 @_named
 def end(**named: Any) -> None:
-    """The session is over: what it alone has used is the first to leave.
+    """Announce that a session is over: blocks that only it used are evicted first.
 
     \b
     Example:
@@ -105,11 +105,11 @@ def end(**named: Any) -> None:
     _send(lambda client, target: client.end_session(target), **named)
 
 
-@hint.command("expect", short_help="The session asks again in a while.")
+@hint.command("expect", short_help="A session will ask again soon.")
 @_named
 @click.option("--in", "in_s", type=click.FloatRange(0), required=True, help="Seconds from now.")
 def expect(in_s: float, **named: Any) -> None:
-    """The session asks again in a while: keep its blocks, have them in dram by then.
+    """Announce the next request of a session: its blocks are resident by then.
 
     \b
     Example:
@@ -118,11 +118,11 @@ def expect(in_s: float, **named: Any) -> None:
     _send(lambda client, target: client.expect(target, in_s), **named)
 
 
-@hint.command("prefetch", short_help="Bring blocks up into dram.")
+@hint.command("prefetch", short_help="Promote blocks to dram.")
 @_named
 @_deadline
 def prefetch(deadline_s: float, **named: Any) -> None:
-    """Bring blocks up into dram, and wait until they are there.
+    """Promote blocks to dram, and wait until they are resident.
 
     \b
     Example:
@@ -131,7 +131,7 @@ def prefetch(deadline_s: float, **named: Any) -> None:
     _send(lambda client, target: client.prefetch(target, deadline_s=deadline_s), **named)
 
 
-@hint.command("pin", short_help="Keep blocks in dram for a while.")
+@hint.command("pin", short_help="Pin blocks in dram for a while.")
 @_named
 @_deadline
 @click.option(
@@ -139,11 +139,17 @@ def prefetch(deadline_s: float, **named: Any) -> None:
     "ttl_s",
     type=click.FloatRange(0),
     required=True,
-    help="Seconds; 0 lets go. The daemon's bound: limits.pin_ttl_max_s.",
+    help="Seconds, up to limits.pin_ttl_max_s; 0 ends the pin.",
 )
-@click.option("--bytes", "bytes_max", metavar="SIZE", default="0", help="At most; 0: any.")
+@click.option(
+    "--bytes",
+    "bytes_max",
+    metavar="SIZE",
+    default="0",
+    help="Pin at most so many bytes; 0: no limit.",
+)
 def pin(deadline_s: float, ttl_s: float, bytes_max: str, **named: Any) -> None:
-    """Keep blocks in dram for a while, from the first on; all pins together are bounded.
+    """Pin the first blocks of a prefix in dram for a while, within limits.pinned_fraction.
 
     \b
     Example:
@@ -156,11 +162,11 @@ def pin(deadline_s: float, ttl_s: float, bytes_max: str, **named: Any) -> None:
     )
 
 
-@hint.command("demote", short_help="Let blocks leave dram for the file tier now.")
+@hint.command("demote", short_help="Demote blocks to the file tier now.")
 @_named
 @_deadline
 def demote(deadline_s: float, **named: Any) -> None:
-    """Let what this session alone has used leave dram now, for the file tier.
+    """Demote blocks that only this session used from dram to the file tier now.
 
     \b
     Example:

@@ -15,7 +15,7 @@ from kvstore.cli.words import duration, size
 @click.command()
 @daemon_options
 def stats(target: str, as_json: bool) -> None:
-    """Print what a daemon holds and owes.
+    """Print all counters of a daemon: tiers, leases, hits and bytes not yet durable.
 
     \b
     Examples:

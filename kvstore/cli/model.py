@@ -19,13 +19,13 @@ def model_options(command: F) -> F:
         "--model",
         type=click.Path(exists=True, path_type=Path),
         metavar="PATH",
-        help="A model's config.json, or its folder: says what KV takes, and what prefill costs.",
+        help="A model's config.json, or its folder: gives the KV size and the cost of prefill.",
     )
     dtype = click.option(
         "--kv-dtype",
         type=click.Choice(["auto", *KV_DTYPES]),
         default="auto",
         show_default=True,
-        help="Of the KV; auto: what the config.json says.",
+        help="Data type of the KV; auto takes it from config.json.",
     )
     return model(dtype(command))

@@ -43,9 +43,9 @@ class Start(Kind[str]):
 def namespaces(target: str, as_json: bool) -> None:
     """List the namespaces a daemon knows: id, blocks, bytes, hits, model and groups.
 
-    Bytes are of DRAM and of the file tier. Hits are blocks served, of those asked for since the
-    daemon's start. Blocks of two namespaces are never shared. One without details has blocks, but
-    what it stands for is not known; an engine that uses it has not come yet.
+    Bytes are listed for DRAM and for the file tier. Hits are the share of requested blocks that
+    were served since the daemon's start. Namespaces never share blocks. A namespace without details
+    has stored blocks, but no engine has registered it since the daemon's start.
 
     \b
     Examples:

@@ -30,7 +30,7 @@ WAIT_STEP_S = 0.1
     default=1.0,
     show_default=True,
     metavar="SECONDS",
-    help="From one answer to the next question.",
+    help="Seconds between an answer and the next ping.",
 )
 @click.option(
     "-w",
@@ -39,7 +39,7 @@ WAIT_STEP_S = 0.1
     type=click.FloatRange(0, 3600),
     default=0.0,
     metavar="SECONDS",
-    help="Wait so long at the most for a daemon that is starting.",
+    help="Seconds to wait for a daemon that is starting.",
 )
 @click.pass_context
 def ping(
@@ -51,9 +51,9 @@ def ping(
     interval_s: float,
     wait_s: float,
 ) -> None:
-    """Ask a daemon for an answer, and say how long it took.
+    """Measure a daemon's round trip time.
 
-    Exit code 3 if none answers, 1 if some of N questions got no answer.
+    Exit code 3 if no daemon answers, 1 if some of N pings got no answer.
 
     \b
     Examples:

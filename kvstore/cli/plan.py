@@ -45,49 +45,55 @@ MODEL_FLOPS_SHARE = 0.4  # of a GPU's peak that prefill reaches
 @click.option(
     "--trace",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Recorded traffic, as `kvstore replay` takes it; without it the traffic is made up.",
+    help="Recorded traffic, as `kvstore replay` takes it; without it the traffic is synthetic.",
 )
 @click.option(
     "--requests",
     type=click.IntRange(1),
     default=10_000,
     show_default=True,
-    help="How many requests to count. Before made-up ones, as many more warm the tiers up.",
+    help="Requests to count. Before synthetic ones, as many more warm the tiers.",
 )
-@click.option("--seed", default=1, show_default=True, help="Of what is drawn.")
+@click.option("--seed", default=1, show_default=True, help="Seed of synthetic traffic.")
 @demand_options
 @click.option(
-    "--scale", type=click.FloatRange(0.001), default=1.0, help="So many times this traffic."
+    "--scale", type=click.FloatRange(0.001), default=1.0, help="Multiply the traffic by this."
 )
 @click.option(
     "--hits",
     type=click.FloatRange(0.01, 1.0),
     default=0.95,
     show_default=True,
-    help="Of the tokens an infinite cache hits.",
+    help="Share of an infinite cache's hits to reach.",
 )
 @click.option(
     "--dram-hits",
     type=click.FloatRange(0.0, 1.0),
     default=0.5,
     show_default=True,
-    help="Of these, what is to come from dram.",
+    help="Share of these hits that dram serves.",
 )
-@click.option("--policy", default="lru", show_default=True, help="Who leaves, in both tiers.")
+@click.option("--policy", default="lru", show_default=True, help="Eviction policy of both tiers.")
 @click.option("--prefill", type=click.FloatRange(1.0), help="Tokens/s that the engine prefills.")
 @click.option(
     "--tflops",
     type=click.FloatRange(1.0),
-    help=f"Peak of one GPU: prefill is taken to reach {MODEL_FLOPS_SHARE:.0%} of it on each rank.",
+    help=f"Peak TFLOPS of one GPU; prefill is assumed to reach {MODEL_FLOPS_SHARE:.0%} of it.",
 )
-@click.option("--drive", default="7TiB", show_default=True, metavar="SIZE", help="One NVMe drive.")
-@click.option("--dwpd", default=1.0, show_default=True, help="Times a day it may be written.")
-@click.option("--drive-read", default="6GiB", show_default=True, metavar="SIZE", help="A second.")
-@click.option("--drive-write", default="3GiB", show_default=True, metavar="SIZE", help="A second.")
+@click.option(
+    "--drive", default="7TiB", show_default=True, metavar="SIZE", help="Size of one NVMe drive."
+)
+@click.option(
+    "--dwpd", default=1.0, show_default=True, help="Drive writes per day within its endurance."
+)
+@click.option("--drive-read", default="6GiB", show_default=True, metavar="SIZE", help="Per second.")
+@click.option(
+    "--drive-write", default="3GiB", show_default=True, metavar="SIZE", help="Per second."
+)
 @click.option(
     "--prices",
     metavar="DRAM,DRIVE,GPU",
-    help="Of a GiB of dram a month, a drive a month, and a GPU an hour.",
+    help="Prices of a GiB of dram per month, a drive per month, and a GPU per hour.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def plan(
@@ -114,14 +120,14 @@ def plan(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Say what to buy: room in each tier, drives, bandwidth, and what a hit costs.
+    """Size each tier, the drives and the bandwidth for a load, and price a hit.
 
-    Sizes are found by replaying traffic, recorded or made up (see `kvstore trace synth`), through
-    the planner and policies that ship. Loading beats prefill where the bandwidth is above the
+    It replays traffic, recorded or synthetic (see `kvstore trace synth`), through the planner and
+    policies of the daemon. Loading is faster than prefill where the bandwidth is above the
     break-even: KV bytes per token x prefilled tokens/s.
 
-    Where writing every block takes more drives than room and bandwidth do, a second list has the
-    settings that keep fewer drives within their endurance, and the hits that this costs.
+    Endurance may take more drives than capacity and bandwidth do. Then a second list has settings
+    that keep fewer drives within their endurance, and the hits that this costs.
 
     \b
     Examples:
@@ -142,10 +148,10 @@ def plan(
         write=parse_size(drive_write),
     )
     if min(bought.nbytes, bought.dwpd, bought.read, bought.write) <= 0:
-        raise ConfigError("a drive has more than nothing of everything")
+        raise ConfigError("--drive, --dwpd, --drive-read and --drive-write must be above 0")
     paid = _prices(prices)
     kv = load_model(model, kv_dtype=kv_dtype, tp=tp)
-    with _doing("reading the traffic" if trace else "making up the traffic"):
+    with _doing("reading the traffic" if trace else "synthesizing the traffic"):
         if trace is not None:
             workload = load_workload(trace, requests_max=requests, seed=seed)
         else:

@@ -19,7 +19,7 @@ IDENTITY = (("model", "cli"),)
 
 @click.command()
 @daemon_options
-@click.option("--tokens", type=Tokens(), required=True, help="What the bytes are stored under.")
+@click.option("--tokens", type=Tokens(), required=True, help="Token ids to store the bytes under.")
 @click.option("--durable", is_flag=True, help="Wait until it is on disk; exit code 1 if it is not.")
 @click.argument("file", type=click.File("rb"), default="-")
 @click.pass_context
@@ -32,10 +32,10 @@ def put(
     durable: bool,
     file: BinaryIO,
 ) -> None:
-    """Store the bytes of FILE, or of the standard input, under token ids: to try a daemon out.
+    """Store FILE, or the standard input, as a block under token ids, to try a daemon.
 
-    They are one block of a namespace whose model is "cli", one for each size and number of tokens.
-    What is stored stays as it is: other bytes under the same tokens are refused.
+    The block is in a namespace of the model "cli"; each size and number of tokens has a namespace.
+    A stored block does not change: other bytes under the same tokens are refused.
 
     \b
     Examples:

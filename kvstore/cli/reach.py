@@ -39,8 +39,8 @@ def _socket(guard: dict[str, Any]) -> Finding:
     if mode & 0o002 and directory & 0o001:
         return wrong(about, f"{text}: every user of this host {ALL_OF_IT}", f"chmod 600 {path}")
     if mode & 0o020 and directory & 0o010:
-        return note(about, f"{text}: whoever is in its group {ALL_OF_IT}", f"chmod 600 {path}")
-    return ok(about, f"{text}: nobody else but root may use it")
+        return note(about, f"{text}: every user of its group {ALL_OF_IT}", f"chmod 600 {path}")
+    return ok(about, f"{text}: only this user and root may use it")
 
 
 def _tcp(address: str) -> Finding:
@@ -49,7 +49,7 @@ def _tcp(address: str) -> Finding:
     return note(
         "tcp",
         f"{address} is open: every user of this host {ALL_OF_IT}",
-        'set server.listen="" unless you want that; the unix socket asks who it is',
+        'set server.listen="" unless you want that; the unix socket authenticates its users',
     )
 
 

@@ -36,17 +36,23 @@ DAY_S = 86400.0
     default="5%",
     show_default=True,
     metavar="SIZE[,SIZE...]",
-    help="Room in dram: of all blocks there are in the trace (5%), or bytes (64GiB).",
+    help="Size of dram: a share of all blocks in the trace (5%), or bytes (64GiB).",
 )
 @click.option(
-    "--file", "file_", default="0", metavar="SIZE[,SIZE...]", help="Room in the file tier; none."
+    "--file",
+    "file_",
+    default="0",
+    metavar="SIZE[,SIZE...]",
+    help="Size of the file tier; default: no file tier.",
 )
-@click.option("--policy", metavar="NAME", help="Who leaves, in every tier: lru, hz, ...")
+@click.option("--policy", metavar="NAME", help="Eviction policy of all tiers: lru, hz, ...")
 @click.option(
-    "--dram-policy", metavar="NAME", help="Who leaves from dram; else the default of `serve`."
+    "--dram-policy", metavar="NAME", help="Eviction policy of dram; default: that of `serve`."
 )
 @click.option(
-    "--file-policy", metavar="NAME", help="Who leaves from files; else the default of `serve`."
+    "--file-policy",
+    metavar="NAME",
+    help="Eviction policy of the file tier; default: that of `serve`.",
 )
 @click.option("--compare", metavar="NAME,...", help="Replay once for each of these policies.")
 @click.option(
@@ -54,40 +60,44 @@ DAY_S = 86400.0
     type=click.Choice(ADMISSIONS),
     default="all",
     show_default=True,
-    help="Write everything to the file tier at once, what is about to leave dram, or what is used"
-    " again.",
+    help="Blocks to write to the file tier: all at once, those about to be evicted from dram, or"
+    " those used again.",
 )
 @click.option(
     "--write-budget",
     default="0",
     metavar="SIZE",
-    help="Bytes a day the file tier may be written (500GiB), or so much of all blocks there are in"
-    " the trace, over its length (50%). Half an hour of it may be saved up, or overdrawn. 0: no"
-    " limit.",
+    help="Bytes per day that may be written to the file tier (500GiB), or a share of all blocks in"
+    " the trace over its length (50%). Half an hour of it may be saved up or overdrawn."
+    " 0: no limit.",
 )
 @click.option(
     "--reclaim",
     type=click.Choice(RECLAIMS),
     default="punch",
     show_default=True,
-    help="How the file tier wins space back: holes, as the daemon does, or whole segments, of which"
-    " what lives is written again.",
+    help="How the file tier frees space: punch holes, as the daemon does, or rewrite the live"
+    " records of whole segments.",
 )
 @click.option(
     "--hints",
     metavar="end:SHARE",
-    help="Let this share of the sessions say when they end, e.g. end:0.5.",
+    help="Share of the sessions that announce their end, e.g. end:0.5.",
 )
-@click.option("--format", "format_", type=click.Choice(FORMATS), help="Do not guess the format.")
+@click.option(
+    "--format", "format_", type=click.Choice(FORMATS), help="Format of TRACE; default: recognized."
+)
 @click.option("--lenient", is_flag=True, help="Skip broken lines and count them.")
 @click.option(
-    "--block-tokens", type=click.IntRange(1, 65536), help="Join blocks: a multiple of the trace's."
+    "--block-tokens",
+    type=click.IntRange(1, 65536),
+    help="Join blocks to this size, a multiple of the trace's.",
 )
 @click.option(
     "--kv-bytes-per-token",
     metavar="SIZE",
-    help="KV of one token, all layers and ranks; else what the trace says, or"
-    f" {KV_BYTES_PER_TOKEN}, which is Llama-3.1-8B's in 16 bits.",
+    help="KV of one token, all layers and ranks. Default: what the trace says, or"
+    f" {KV_BYTES_PER_TOKEN} (Llama-3.1-8B in 16 bits).",
 )
 @model_options
 @click.option(
@@ -96,13 +106,15 @@ DAY_S = 86400.0
     metavar="SHARE",
     help="Restart after this share of the requests: dram is lost, the file tier stays.",
 )
-@click.option("--max-requests", type=click.IntRange(1), help="Replay the first ones only.")
+@click.option("--max-requests", type=click.IntRange(1), help="Replay only the first requests.")
 @click.option(
     "--window-hours",
     type=click.FloatRange(0.001),
-    help="Cut the trace there; sessions without a clock in common are laid over so many (24).",
+    help="End the trace there. Sessions without a common clock are spread over this time (24).",
 )
-@click.option("--seed", default=1, show_default=True, help="Of what is drawn: starts, hints.")
+@click.option(
+    "--seed", default=1, show_default=True, help="Seed of random session starts and hints."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per replay.")
 @click.option("--csv", "csv_path", type=click.Path(path_type=Path), help="Write a table as well.")
 @click.option(
@@ -137,10 +149,10 @@ def replay_command(
 ) -> None:
     """Send a recorded trace through this release's planner and policies.
 
-    No bytes are moved and no daemon is needed. TRACE is a file of Mooncake, Bailian, Weka, LMCache
-    agents, vLLM's multi-turn conversations, or `kvstore trace`'s, .gz or not. Hit ratios are of
-    prompt tokens, beside an infinite cache's and the offline optimum of the same size: no policy
-    can do better.
+    It moves no bytes and needs no daemon. TRACE is a trace of Mooncake, Bailian, Weka, LMCache
+    agents, vLLM's multi-turn conversations, or `kvstore trace`, compressed (.gz) or not. It prints
+    hit ratios of prompt tokens beside those of an infinite cache and of the offline optimum of the
+    same size, which no policy can beat.
 
     \b
     Examples:

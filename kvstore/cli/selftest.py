@@ -54,8 +54,8 @@ class _Skipped(Exception):
 def selftest(ctx: click.Context, target: str, as_json: bool) -> None:
     """Put blocks, get them back, compare, flush them to disk, read them from there, and clean up.
 
-    Takes 2 MiB, in a namespace of its own, for a moment; nobody else's blocks are touched. Exit
-    code 1 if something does not work, 3 if no daemon answers.
+    It stores 2 MiB for a moment, in a namespace of its own, and touches no other blocks. Exit code
+    1 if a step fails, 3 if no daemon answers.
 
     \b
     Examples:

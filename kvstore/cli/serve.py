@@ -21,12 +21,14 @@ logger = logging.getLogger(__name__)
 @click.option(
     "--config",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="TOML file; what it does not set keeps its default.",
+    help="TOML file; settings it omits keep their defaults.",
 )
 @click.option(
     "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a setting; repeatable."
 )
-@click.option("--print-config", is_flag=True, help="Print all settings, explained, and exit.")
+@click.option(
+    "--print-config", is_flag=True, help="Print all settings with their descriptions, and exit."
+)
 @click.option(
     "--log-level", type=click.Choice(LOG_LEVELS), help="Short for --set server.log_level=..."
 )
@@ -45,8 +47,8 @@ def serve(
 ) -> None:
     """Run a daemon until SIGTERM or Ctrl-C.
 
-    Both drain it: running calls end, what is dirty is written, then it stops. SIGHUP makes it read
-    its --config file again: what is live there changes at once (see `kvstore config`).
+    Both drain the daemon: running calls end, unwritten blocks are written, then it stops. On SIGHUP
+    it reads its --config file again and applies the live settings at once (see `kvstore config`).
 
     \b
     Examples:

@@ -23,7 +23,7 @@ MODELS_SHOWN = 10
 @daemon_options
 @click.pass_context
 def status(ctx: click.Context, target: str, as_json: bool) -> None:
-    """Say how a daemon is; exit code 1 if something is wrong.
+    """Show a daemon's state; exit code 1 if something is wrong.
 
     \b
     Examples:

@@ -55,7 +55,7 @@ are in it: look through it before you attach it.
 @click.option(
     "--config",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="The daemon's TOML file, for a daemon that does not run.",
+    help="The TOML file of a daemon that does not run.",
 )
 @click.option(
     "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="As for `kvstore serve`."
@@ -77,7 +77,7 @@ def support(
 ) -> None:
     """Write one file for an issue report, without prompts, keys or tokens.
 
-    Works without a daemon, too. Nothing leaves this machine.
+    It works without a daemon, too. Nothing is sent anywhere.
 
     \b
     Examples:

@@ -29,13 +29,13 @@ _CALLS = ("Match", "Acquire", "Reserve", "Commit", "Release", "Put", "Get")
     type=click.FloatRange(0.1, 3600),
     default=1.0,
     show_default=True,
-    help="Seconds that one line or screen sums up.",
+    help="Seconds that each line or screen covers.",
 )
 @click.option("--once", is_flag=True, help="Show one interval and end.")
 def top(target: str, as_json: bool, interval_s: float, once: bool) -> None:
     """Show tiers, hits, bandwidth, queues and sessions, live; Ctrl-C ends it.
 
-    With --json, one line an interval. The view needs the extra kvstore-tiers[cli].
+    With --json, it prints one line per interval. The view needs the extra kvstore-tiers[cli].
 
     \b
     Examples:

@@ -29,9 +29,9 @@ PROGRESS_REQUESTS = 1000
 
 @click.group("trace")
 def trace() -> None:
-    """Make traces for `kvstore replay` and `kvstore plan`: recorded, or made up.
+    """Make traces for `kvstore replay` and `kvstore plan`: recorded or synthetic.
 
-    Both say what they wrote, as JSON with --json.
+    Both commands summarize what they wrote, as JSON with --json.
 
     \b
     Examples:
@@ -43,14 +43,14 @@ def trace() -> None:
 # ---- synth -------------------------------------------------------------------------------------
 
 
-@trace.command(short_help="Make traffic up.")
+@trace.command(short_help="Synthesize traffic.")
 @click.argument("output", type=click.Path(dir_okay=False, path_type=Path))
 @click.option(
     "--requests",
     type=click.IntRange(1, 1_000_000_000),
     default=10_000,
     show_default=True,
-    help="How many.",
+    help="Number of requests.",
 )
 @click.option("--seed", default=1, show_default=True, help="The same seed makes the same trace.")
 @demand_options
@@ -65,14 +65,14 @@ def synth(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Make up the traffic of multi-turn chats or agents.
+    """Synthesize the traffic of multi-turn chats or agents.
 
-    OUTPUT is written in Mooncake's format, with session_id and turn; compressed if it ends in .gz.
-    Sessions are under way at its start, so the rate is the same throughout. Memory does not grow
-    with the number of requests.
+    OUTPUT has Mooncake's format, with session_id and turn; a name that ends in .gz compresses it.
+    Sessions are in progress when the trace starts, so the rate is constant. Memory use does not
+    grow with the number of requests.
 
     \b
-    DRAWS are numbers at random:
+    DRAWS is a distribution to draw numbers from:
       constant:V  uniform:LOW,HIGH  exponential:MEAN  geometric:MEAN  lognormal:MEDIAN,SIGMA
 
     \b
@@ -96,7 +96,7 @@ def synth(
 def _bar(requests: int) -> Any:
     """Draw a bar on stderr where somebody looks at it."""
     return click.progressbar(
-        length=requests, label="making up", file=sys.stderr, hidden=not sys.stderr.isatty()
+        length=requests, label="synthesizing", file=sys.stderr, hidden=not sys.stderr.isatty()
     )
 
 
@@ -133,32 +133,32 @@ def _tell(output: Path, file: TraceWriter, summary: _Summary, *, as_json: bool) 
     )
     if summary.dropped:
         click.echo(
-            f"{summary.dropped:,} requests were dropped, because this command did not keep up:"
+            f"{summary.dropped:,} requests were dropped because this command did not keep up:"
             " use a smaller --sample"
         )
     if summary.repeated:
-        click.echo(f"{summary.repeated:,} lookups were one and the same request's, and left out")
+        click.echo(f"{summary.repeated:,} lookups repeated a request and were left out")
 
 
 # ---- record ------------------------------------------------------------------------------------
 
 
-@trace.command(short_help="Write what is asked of a running daemon.")
+@trace.command(short_help="Record the requests to a running daemon.")
 @click.argument("output", type=click.Path(dir_okay=False, path_type=Path))
 @daemon_options
 @click.option(
     "--seconds",
     type=click.FloatRange(0.1),
-    help="How long; without it until Ctrl-C, or another limit.",
+    help="Seconds to record; by default until Ctrl-C or another limit.",
 )
-@click.option("--requests", type=click.IntRange(1), help="End after so many.")
+@click.option("--requests", type=click.IntRange(1), help="End after so many requests.")
 @click.option(
     "--size",
     "size_",
     default="4GiB",
     show_default=True,
     metavar="SIZE",
-    help="End before OUTPUT has more than so many bytes, before compression.",
+    help="End before OUTPUT exceeds this size, measured before compression.",
 )
 @click.option(
     "--sample",
@@ -172,10 +172,10 @@ def _tell(output: Path, file: TraceWriter, summary: _Summary, *, as_json: bool) 
     type=click.IntRange(0, 100_000),
     default=0,
     show_default=True,
-    help="By which block prefixes are told apart for --sample. Behind the system prompt, if most"
-    " requests share one; requests that end before it are then left out.",
+    help="Block that tells prefixes apart for --sample. If most requests share a system prompt,"
+    " choose a block after it; requests that end before that block are left out.",
 )
-@click.option("--namespace", type=Start(), help=namespace_id_option("Only this one."))
+@click.option("--namespace", type=Start(), help=namespace_id_option("Record only this namespace."))
 def record(
     *,
     output: Path,
@@ -188,12 +188,12 @@ def record(
     sample_block: int,
     namespace: str | None,
 ) -> None:
-    """Write what is asked of a running daemon, as a trace for `kvstore replay`.
+    """Record the requests to a running daemon as a trace for `kvstore replay`.
 
-    Each line has a prefix that was asked for: when, by which engine, how much of it was a hit, and
-    its blocks by number. The daemon has no tokens, and its keys are hashed once more with a secret
-    that is forgotten at the end, so a trace does not tell whether a known prompt was asked. The
-    daemon never waits for this command: what it does not take in time is dropped, and counted.
+    Each line is one requested prefix: the time, the engine, the length of its hit, and its blocks
+    by number. The daemon has no tokens. It hashes keys again with a secret that it forgets at the
+    end, so a trace does not reveal whether a known prompt was asked. The daemon never waits for
+    this command: records that it does not take in time are dropped and counted.
 
     \b
     Examples:

@@ -11,7 +11,7 @@ _TIME_UNITS = ((86400.0, "days"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
 # What happened, with {left} for how long ago, and what to do about it.
 _REASONS: dict[Reason, tuple[str, str]] = {
     Reason.NEVER_STORED: (
-        "never stored (what left in the last {left} is remembered)",
+        "never stored (the daemon remembers evictions of the last {left})",
         "the prompt is new from there on; if it should not be, compare its tokens, cache salt and "
         "LoRA adapter with those of the request that stored it",
     ),
@@ -20,7 +20,7 @@ _REASONS: dict[Reason, tuple[str, str]] = {
         "nothing: it will be a hit in a moment",
     ),
     Reason.LOST: (
-        "left the arena {left} ago for lack of room, and the file tier had no copy of it",
+        "evicted from the arena {left} ago to make room, and the file tier had no copy of it",
         "raise dram.capacity, or give the daemon a file tier that is large and fast enough "
         "(file.path, file.capacity)",
     ),
@@ -32,20 +32,20 @@ _REASONS: dict[Reason, tuple[str, str]] = {
     Reason.CLEARED: ("cleared {left} ago by a client or `kvstore clear`", ""),
     Reason.CORRUPT: (
         "dropped {left} ago, because its bytes did not match their checksum",
-        "check the memory and the disk of this machine; kvstore_corrupt_blocks_total says who "
-        "noticed",
+        "check the memory and the disk of this machine; kvstore_corrupt_blocks_total counts "
+        "where it was found",
     ),
     Reason.OTHER_NAMESPACE: (
         "nothing of this namespace is stored, but another namespace of the same model holds blocks",
         "give both engines the same settings if they should share; they differ in",
     ),
     Reason.DEADLINE: (
-        "in the file tier, but it did not come up before the request's deadline",
+        "in the file tier, but not promoted before the request's deadline",
         "raise load_deadline_s of the connector or dram.capacity, or use a faster disk",
     ),
     Reason.NO_ROOM: (
         "in the file tier, but no slot of the arena could be freed for it: all are leased, "
-        "pinned or wait to be written",
+        "pinned or not yet written",
         "raise dram.capacity",
     ),
     Reason.READ_FAILED: (
@@ -53,16 +53,17 @@ _REASONS: dict[Reason, tuple[str, str]] = {
         "look at the daemon's log and at `dmesg`",
     ),
     Reason.DEVICE_OUT: (
-        "on a disk of the file tier that was taken out of use {left} ago, and is not back yet",
-        "look at `kvstore status`, the daemon's log and `dmesg`; it is let in again by itself",
+        "on a disk of the file tier that was taken out of use {left} ago",
+        "look at `kvstore status`, the daemon's log and `dmesg`; the daemon "
+        "uses the disk again as soon as it works",
     ),
     Reason.LEASED_BYTES: (
-        "stored, but leases held as much of the arena as they may",
-        "nothing if it is rare: the engine asks again; else raise dram.capacity or "
+        "stored, but leases held as much of the arena as is allowed",
+        "nothing if it is rare: the engine asks again; otherwise raise dram.capacity or "
         "limits.leased_fraction",
     ),
     Reason.SLOWER: (
-        "stored, but the engine computes it sooner than it would be loaded",
+        "stored, but computing it is faster than loading it",
         "nothing: the request was answered sooner; a faster disk makes such hits longer",
     ),
     Reason.UNKNOWN: ("a reason this release does not know", "use the daemon's release of kvstore"),

@@ -36,7 +36,7 @@ def talk(daemon: Daemon, session_id: str, tokens: Sequence[int]) -> tuple[str, s
         (("expect", "--in", "30"), "10 of 10 blocks are expected in 30 s"),
         (("pin", "--ttl", "60"), "10 of 10 blocks"),
         (("pin", "--ttl", "60", "--bytes", "1"), "0 of 10 blocks"),
-        (("end",), "10 of 10 blocks are this session's alone"),
+        (("end",), "10 of 10 blocks belong to this session alone"),
     ],
 )
 def test_a_hint_says_what_it_has_done(
@@ -51,8 +51,8 @@ def test_what_a_hint_sent_down_another_brings_up(daemon: Daemon) -> None:
     down = kvstore("hint", "demote", "chat-19", *at)
     up = kvstore("hint", "prefetch", "chat-19", *at)
     assert down.exit_code == up.exit_code == 0
-    assert "10 of 10 blocks (195.3 KiB) left dram for the file tier" in down.output
-    assert "10 of 10 blocks came up into dram" in up.output
+    assert "10 of 10 blocks (195.3 KiB) were demoted to the file tier" in down.output
+    assert "10 of 10 blocks were promoted to dram" in up.output
 
 
 def test_a_prompt_names_a_prefix(at: tuple[str, str], tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def test_windows_and_states_are_told(tmp_path: Path) -> None:
         ([], 2, "--model: a config.json"),
         (["--model", "{}", "--prices", "1,2"], 2, "write three numbers"),
         (["--model", "{}", "--prices", "1,2,-3"], 2, "prices are from 0"),
-        (["--model", "{}", "--dwpd", "0"], 2, "more than nothing"),
+        (["--model", "{}", "--dwpd", "0"], 2, "must be above 0"),
         (["--model", "{}", "--policy", "fifo"], 2, "no eviction policy 'fifo'"),
         (["--model", "{}", "--tp", "3"], 1, "8 KV heads cannot be split over 3 ranks"),
         (["--model", "{}", "--trace", "{}/config.json", "--rate", "1"], 2, "use --scale"),

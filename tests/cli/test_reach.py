@@ -30,7 +30,7 @@ def test_by_default_one_user_reaches_the_socket_and_all_the_metrics(
     found = told(command, own.start())
     socket = found["unix socket"]
     assert socket["level"] == "ok"
-    for word in (str(own.socket), "mode 0600", "0700", "nobody else"):
+    for word in (str(own.socket), "mode 0600", "0700", "only this user"):
         assert word in socket["found"]
     assert (found["tcp"]["level"], found["tcp"]["found"]) == ("ok", "off")
     assert f"127.0.0.1:{own.metrics_port}" in found["metrics"]["found"]
