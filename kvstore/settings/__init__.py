@@ -1,0 +1,48 @@
+"""Settings: built once from one TOML file and explicit overrides, frozen, checked, printable.
+
+Unknown keys are errors, so a typing mistake never silently means "the default".
+"""
+
+from kvstore.settings.checks import ADMISSIONS, LOG_FORMATS, LOG_LEVELS
+from kvstore.settings.load import Entry, entries, live_part, load_settings, overridden, settings_of
+from kvstore.settings.places import (
+    default_digest_memory,
+    default_directory,
+    default_socket,
+    default_sockets,
+    default_target_text,
+)
+from kvstore.settings.sections import (
+    DramSettings,
+    FileSettings,
+    LimitSettings,
+    ObjectSettings,
+    ServerSettings,
+    Settings,
+)
+from kvstore.settings.values import parse_listen, parse_size
+
+__all__ = [
+    "ADMISSIONS",
+    "LOG_FORMATS",
+    "LOG_LEVELS",
+    "DramSettings",
+    "Entry",
+    "FileSettings",
+    "LimitSettings",
+    "ObjectSettings",
+    "ServerSettings",
+    "Settings",
+    "default_digest_memory",
+    "default_directory",
+    "default_socket",
+    "default_sockets",
+    "default_target_text",
+    "entries",
+    "live_part",
+    "load_settings",
+    "overridden",
+    "parse_listen",
+    "parse_size",
+    "settings_of",
+]
