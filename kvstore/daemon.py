@@ -22,10 +22,10 @@ from kvstore.model.block import PAGE_NBYTES
 from kvstore.model.errors import KVStoreError
 from kvstore.move.promote import Promotion
 from kvstore.move.scrub import Scrub
-from kvstore.move.write_behind import Mover
+from kvstore.move.write_behind import WriteBehind
 from kvstore.server import Server
 from kvstore.settings import FileSettings, Settings
-from kvstore.store.live_settings import LiveConfig
+from kvstore.store.live_settings import LiveSettings
 from kvstore.store.store import Store
 from kvstore.system.memory import Fit, check_capacity, prefer_killing_this, read_memory
 from kvstore.system.scheduling import run_promptly
@@ -49,7 +49,7 @@ class Node:
         self.settings = settings
         self.metrics = Metrics(version=kvstore.__version__)
         self.store = wire_store(settings, self.metrics)
-        self.config = LiveConfig(settings, self.store, path=path, overrides=overrides)
+        self.config = LiveSettings(settings, self.store, path=path, overrides=overrides)
         self.server = Server(self.store, self.config, self.metrics, kvstore.__version__)
 
     async def start(self) -> None:
@@ -114,7 +114,7 @@ async def check_memory(capacity_bytes: int) -> None:
 
 
 def wire_store(settings: Settings, metrics: Metrics) -> Store:
-    """Put the tiers, planner and mover of one node together."""
+    """Put the tiers, planner and moves of one node together."""
     arena = Arena(settings.dram.capacity_bytes, settings.dram.extent_bytes)
     file = _file_tier(settings.file) if settings.file.paths else None
     limits = settings.limits
@@ -130,7 +130,7 @@ def wire_store(settings: Settings, metrics: Metrics) -> Store:
         write_on_demotion=settings.file.admission == "demotion",
         write_on_second_use=settings.file.admission == "second_use",
     )
-    mover = Mover(
+    write_behind = WriteBehind(
         planner,
         arena,
         file,
@@ -142,7 +142,7 @@ def wire_store(settings: Settings, metrics: Metrics) -> Store:
     if file is not None:
         scrub = Scrub(
             planner,
-            mover,
+            write_behind,
             nbytes_per_s=settings.file.scrub_bytes,
             every_s=settings.file.scrub_every_s,
             metrics=metrics,
@@ -150,7 +150,7 @@ def wire_store(settings: Settings, metrics: Metrics) -> Store:
         )
     return Store(
         arena=arena,
-        mover=mover,
+        write_behind=write_behind,
         planner=planner,
         limits=limits,
         metrics=metrics,
@@ -221,7 +221,7 @@ def _freeze_survivors(phase: str, info: dict[str, int]) -> None:
 SWITCH_INTERVAL_S = 0.0005
 
 
-async def _reload(config: LiveConfig) -> None:
+async def _reload(config: LiveSettings) -> None:
     """Take what changed in the file. One that is wrong changes nothing, and stops nobody."""
     try:
         done = await config.reload()

@@ -15,7 +15,7 @@ from kvstore.model.block import FilePlace, padded
 from kvstore.move.file_reads import RawFile, Reads
 
 
-class Lent(NamedTuple):
+class FileLease(NamedTuple):
     """Places, one for each record or None, and the frames they are in, to be held by a lease."""
 
     places: tuple[FilePlace | None, ...]
@@ -27,10 +27,10 @@ class Lent(NamedTuple):
         return sum(padded(place.nbytes) for place in self.places if place is not None)
 
 
-NOTHING_LENT = Lent((), ())
+NOTHING_LENT = FileLease((), ())
 
 
-class Lending:
+class FileLeases:
     """nbytes_max: what leases may hold of the file tier, all together."""
 
     def __init__(self, reads: Reads, leases: Leases, *, nbytes_max: int) -> None:
@@ -48,7 +48,9 @@ class Lending:
         frames = frames_of(r for r in records if r is not None and r.resident is None)
         return len(self._files(frames)) == len(frames)
 
-    def places(self, records: Sequence[StoredPart | None], held: Sequence[HeldSlot | None]) -> Lent:
+    def places(
+        self, records: Sequence[StoredPart | None], held: Sequence[HeldSlot | None]
+    ) -> FileLease:
         """Choose places for records that have no slot, from the first on, as far as there is room.
 
         They are good once a lease holds the frames; until then nothing else may run."""
@@ -64,7 +66,7 @@ class Lending:
                 places.append(None)
             else:
                 places.append(FilePlace(file.path, file.offsets[record.position], record.nbytes))
-        return Lent(tuple(places), tuple(files))
+        return FileLease(tuple(places), tuple(files))
 
     def _files(self, frames: Sequence[StoredFrame]) -> dict[StoredFrame, RawFile]:
         """Return where frames are, of those that may be lent now."""

@@ -17,7 +17,7 @@ from kvstore.decide.index import HeldSlot, StoredBlock, StoredPart
 from kvstore.decide.planner import Planner
 from kvstore.metrics import Metrics
 from kvstore.model.errors import KVStoreError
-from kvstore.move.write_behind import Mover
+from kvstore.move.write_behind import WriteBehind
 from kvstore.tier.dram import Arena
 
 logger = logging.getLogger(__name__)
@@ -34,13 +34,13 @@ class Holes:
     def __init__(
         self,
         planner: Planner,
-        mover: Mover,
+        write_behind: WriteBehind,
         arena: Arena,
         metrics: Metrics,
         now: Callable[[], float],
     ) -> None:
         self._planner = planner
-        self._mover = mover
+        self._write_behind = write_behind
         self._arena = arena
         self._metrics = metrics
         self._now = now
@@ -91,7 +91,7 @@ class Holes:
 
     async def _drop_if_wrong(self, block: StoredBlock, record: StoredPart, held: HeldSlot) -> bool:
         with self._planner.pinned([held]):
-            if await self._mover.reads.matches(held, record.checksum):
+            if await self._write_behind.reads.matches(held, record.checksum):
                 return False
             await self._check_written_lately(block, record)
             self._planner.checks.resident_is_wrong(block, record, held)
@@ -105,7 +105,7 @@ class Holes:
             return
         bad: Sequence[int] = ()
         try:
-            bad = await self._mover.reads.check(check)
+            bad = await self._write_behind.reads.check(check)
         except KVStoreError as error:
             logger.warning("holes=frame_unverified reason=%r", str(error))
         finally:

@@ -19,7 +19,7 @@ class Ended(Enum):
     CUT = "cut"  # recomputing is faster by now
 
 
-class Loads:
+class LoadRaces:
     """The loads of one tier."""
 
     def __init__(self, metrics: Metrics, now: Callable[[], float]) -> None:
@@ -42,7 +42,7 @@ class Loads:
         began: float,
         deadline: float,
         race: Race | None,
-        came_up: Callable[[], bool],
+        arrived: Callable[[], bool],
     ) -> Ended:
         """Wait for the parts of a load, for as long as that is worth it; nothing is cancelled.
 
@@ -59,7 +59,7 @@ class Loads:
                 break
             _, pending = await asyncio.wait(pending, timeout=timeout_s, return_when=when)
         if not pending:
-            if came_up():
+            if arrived():
                 self._learn(nbytes, self._now() - began, race)
             return Ended.DONE
         if race is None or self._now() >= deadline:

@@ -28,11 +28,11 @@ class Watch:
             self.dead |= self._keys if keys is None else self._keys.intersection(keys)
 
 
-class Watches:
+class Deletions:
     """All such pieces of work, and all deletes, that are under way."""
 
     def __init__(self) -> None:
-        self._watches: set[Watch] = set()
+        self._deletions: set[Watch] = set()
         self._deletes: list[tuple[Collection[NamespaceId], Collection[BlockKey] | None]] = []
 
     @contextmanager
@@ -41,11 +41,11 @@ class Watches:
         watch = Watch(namespace_id, keys)
         for delete in self._deletes:
             watch.deleted(*delete)
-        self._watches.add(watch)
+        self._deletions.add(watch)
         try:
             yield watch
         finally:
-            self._watches.discard(watch)
+            self._deletions.discard(watch)
 
     @contextmanager
     def deleting(
@@ -53,7 +53,7 @@ class Watches:
     ) -> Iterator[None]:
         """Tell those who watch, now and for as long as the context lasts."""
         delete = (namespaces, keys)
-        for watch in self._watches:
+        for watch in self._deletions:
             watch.deleted(*delete)
         self._deletes.append(delete)
         try:

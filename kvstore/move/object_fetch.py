@@ -33,8 +33,8 @@ from kvstore.model.block import (
 )
 from kvstore.model.checksum import checksum
 from kvstore.model.errors import KVStoreError
-from kvstore.move.load_race import Ended, Loads
-from kvstore.move.object_deletions import Watch, Watches
+from kvstore.move.load_race import Ended, LoadRaces
+from kvstore.move.object_deletions import Deletions, Watch
 from kvstore.tier.object import Found, FoundFrame, ObjectRead, ObjectTier, Outcome, run_blocks
 
 logger = logging.getLogger(__name__)
@@ -147,22 +147,22 @@ class ObjectFetch:
         planner: Planner,
         metrics: Metrics,
         *,
-        watches: Watches,
+        watches: Deletions,
         nbytes_max: int,
         now: Callable[[], float],
     ) -> None:
         """nbytes_max: of records brought up for one prefix."""
-        self._watches = watches
+        self._deletions = watches
         self.nbytes_max = nbytes_max
         self._tier = tier
         self._planner = planner
         self._metrics = metrics
         self._now = now
-        self._loads = Loads(metrics, now)
+        self._loads = LoadRaces(metrics, now)
         self._room = asyncio.Semaphore(WINDOWS_MAX)
         self._under_way: dict[_Window, asyncio.Task[bool]] = {}
 
-    async def bring_up(self, ask: Ask, match: Match, deadline: float) -> Ended:
+    async def promote(self, ask: Ask, match: Match, deadline: float) -> Ended:
         """Make the hit of a prefix longer than `match`, as far as the bucket has more of it.
 
         Its start comes up while its end is still looked for.
@@ -171,7 +171,7 @@ class ObjectFetch:
         load = _Load(ask, match.hit_blocks, self.nbytes_max // _block_nbytes(namespace))
         aligned = run_blocks(namespace)
         start = match.hit_blocks // aligned * aligned
-        with self._watches.watch(ask.namespace_id, ask.keys) as watch:
+        with self._deletions.watch(ask.namespace_id, ask.keys) as watch:
             looking = self._tier.look(
                 ask.namespace_id,
                 ask.keys[start:],
@@ -198,7 +198,7 @@ class ObjectFetch:
             began=load.began,
             deadline=deadline,
             race=race,
-            came_up=lambda: all(part.result() for part in load.parts),
+            arrived=lambda: all(part.result() for part in load.parts),
         )
 
     async def _begin_early(self, load: _Load) -> None:
@@ -298,7 +298,7 @@ class ObjectFetch:
         return task
 
     async def _quietly(self, window: _Window, places: _Places) -> bool:
-        with self._watches.watch(window.namespace_id, window.keys) as watch:
+        with self._deletions.watch(window.namespace_id, window.keys) as watch:
             return await self._in_turn(window, places, watch)
 
     async def _in_turn(self, window: _Window, places: _Places, watch: Watch) -> bool:

@@ -16,7 +16,7 @@ from kvstore.metrics import Metrics
 from kvstore.model.block import BlockKey, Match, NamespaceId
 from kvstore.model.errors import Unavailable
 from kvstore.move.load_race import Ended
-from kvstore.move.object_deletions import Watches
+from kvstore.move.object_deletions import Deletions
 from kvstore.move.object_fetch import ObjectFetch, Writer
 from kvstore.move.object_upload import ObjectUpload
 from kvstore.move.promote import Promotion
@@ -50,12 +50,12 @@ class Objects:
         self._metrics = metrics
         self._now = now
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="kvstore-object")
-        self._watches = Watches()
+        self._deletions = Deletions()
         self._fetch = ObjectFetch(
             tier,
             planner,
             metrics,
-            watches=self._watches,
+            watches=self._deletions,
             nbytes_max=fetch_nbytes_max,
             now=now,
         )
@@ -64,7 +64,7 @@ class Objects:
             planner,
             promotion,
             arena,
-            watches=self._watches,
+            watches=self._deletions,
             metrics=metrics,
             executor=self._threads,
             codec=codec,
@@ -115,9 +115,9 @@ class Objects:
         """Note what is durable on this node."""
         self._upload.note(write)
 
-    async def bring_up(self, ask: Ask, match: Match, deadline: float) -> Ended:
+    async def promote(self, ask: Ask, match: Match, deadline: float) -> Ended:
         """Make the hit of a prefix longer than `match`, as far as the bucket has more of it."""
-        return await self._fetch.bring_up(ask, match, deadline)
+        return await self._fetch.promote(ask, match, deadline)
 
     async def counted(self) -> None:
         """Wait until `found_namespaces` is known. Raises Unavailable."""
@@ -132,7 +132,7 @@ class Objects:
         self, namespaces: Collection[NamespaceId], keys: Collection[BlockKey] | None
     ) -> contextlib.AbstractContextManager[None]:
         """Let nothing of it come up, from when the planner forgot it until `delete` is done."""
-        return self._watches.deleting(namespaces, keys)
+        return self._deletions.deleting(namespaces, keys)
 
     async def delete(
         self, namespaces: Collection[NamespaceId], keys: Sequence[BlockKey] | None

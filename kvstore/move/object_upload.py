@@ -22,7 +22,7 @@ from kvstore.metrics import Metrics
 from kvstore.model.block import BlockKey, Part, Span
 from kvstore.model.checksum import checksum
 from kvstore.model.errors import CorruptBlock, InvalidRequest, Unavailable
-from kvstore.move.object_deletions import Watches
+from kvstore.move.object_deletions import Deletions
 from kvstore.move.promote import Promotion
 from kvstore.move.write_behind import run_header
 from kvstore.tier.dram import Arena
@@ -54,14 +54,14 @@ class ObjectUpload:
         promotion: Promotion,
         arena: Arena,
         *,
-        watches: Watches,
+        watches: Deletions,
         metrics: Metrics,
         executor: Executor,
         codec: Codec,
         now: Callable[[], float],
         rest_s: float = REST_S,
     ) -> None:
-        self._watches = watches
+        self._deletions = watches
         self._tier = tier
         self._planner = planner
         self._promotion = promotion
@@ -151,7 +151,7 @@ class ObjectUpload:
 
     async def _upload(self, run: Sequence[StoredBlock]) -> None:
         namespace_id, keys = run[0].namespace_id, [block.key for block in run]
-        with self._watches.watch(namespace_id, keys) as watch:
+        with self._deletions.watch(namespace_id, keys) as watch:
             if not await self._is_there(run):
                 frames = await self._frames_of(run)
                 if watch.dead:  # from here on, a delete waits for what is being written
@@ -183,7 +183,7 @@ class ObjectUpload:
         namespace_id, keys = run[0].namespace_id, [block.key for block in run]
         parts = sorted({record.part for block in run for record in block.records})
         spans = tuple(Span(part, 0, len(run)) for part in parts)
-        await self._promotion.bring_up(namespace_id, keys, spans, self._now() + WAIT_S)
+        await self._promotion.promote(namespace_id, keys, spans, self._now() + WAIT_S)
         records = self._planner.find(namespace_id, keys, spans)
         held = [record.resident if record is not None else None for record in records]
         views = [self._arena.view(slot.slot) if slot is not None else None for slot in held]

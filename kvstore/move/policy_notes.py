@@ -18,7 +18,7 @@ SAVE_EVERY_S = 300.0
 CLOSE_S = 2.0  # for the last one; a disk that hangs is not waited for
 
 
-class PolicyNote:
+class PolicyNotes:
     """Loads once, before the first block is found; then saves."""
 
     def __init__(self, planner: Planner, file: Devices | None, now: Callable[[], float]) -> None:

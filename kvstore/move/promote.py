@@ -13,7 +13,7 @@ from kvstore.decide.planner import Planner, Read, frames_of, is_readable
 from kvstore.metrics import Metrics
 from kvstore.model.block import BlockKey, NamespaceId, Span, padded
 from kvstore.move.file_reads import Reads
-from kvstore.move.load_race import Ended, Loads
+from kvstore.move.load_race import Ended, LoadRaces
 
 PROMOTE_ROUNDS_MAX = 3
 HEAD_START_NBYTES = 64 << 20  # of a smaller load, a moment is too large a part
@@ -21,7 +21,7 @@ HEAD_START_S = 0.005  # a device that takes longer for one block is not waited f
 STEP_NBYTES = 1 << 20  # of small reads, begun in one step: they share a thread
 
 
-class Brought(NamedTuple):
+class Promoted(NamedTuple):
     """How a promotion went. absent: records that were stored, but not in the arena at first.
     slower: it was not begun, or not waited for, because recomputing is faster."""
 
@@ -35,14 +35,14 @@ class Promotion:
     def __init__(
         self, planner: Planner, reads: Reads, metrics: Metrics, now: Callable[[], float]
     ) -> None:
-        self._loads = Loads(metrics, now)
+        self._loads = LoadRaces(metrics, now)
         self.pace = self._loads.pace
         self._planner = planner
         self._reads = reads
         self._now = now
         self._turn = asyncio.Lock()
 
-    async def bring_up(
+    async def promote(
         self,
         namespace_id: NamespaceId,
         keys: Sequence[BlockKey],
@@ -51,7 +51,7 @@ class Promotion:
         stakes: Stakes | None = None,
         *,
         in_files: bool = False,
-    ) -> Brought:
+    ) -> Promoted:
         """Bring `spans` into the arena, as far as that goes until the deadline.
 
         stakes: what recomputing would take; None: nobody would, or nobody knows.
@@ -70,7 +70,7 @@ class Promotion:
             nbytes = sum(record.nbytes for record in missing)
             race = self._loads.race(nbytes, stakes) if stakes is not None else None
             if stakes is not None and race is None:
-                return Brought(absent, slower=True)
+                return Promoted(absent, slower=True)
             # What is up already must not make room for what comes up.
             with (
                 self._planner.pinned([r.resident for r in records if r.resident is not None]),
@@ -94,11 +94,11 @@ class Promotion:
                     began=began,
                     deadline=deadline,
                     race=race,
-                    came_up=lambda: all(record.resident for record in missing),  # noqa: B023
+                    arrived=lambda: all(record.resident for record in missing),  # noqa: B023
                 )
             if ended is not Ended.DONE:
-                return Brought(absent, slower=ended is Ended.CUT)
-        return Brought(absent)
+                return Promoted(absent, slower=ended is Ended.CUT)
+        return Promoted(absent)
 
     async def _start(self, plan: Iterable[Read], *, first_alone: bool) -> None:
         """Start reads as they are planned.

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from kvstore.decide.planner import Planner
 from kvstore.metrics import Metrics
 from kvstore.model.errors import KVStoreError
-from kvstore.move.write_behind import Mover
+from kvstore.move.write_behind import WriteBehind
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ class Scrub:
     def __init__(
         self,
         planner: Planner,
-        mover: Mover,
+        write_behind: WriteBehind,
         *,
         nbytes_per_s: int,
         every_s: float,
@@ -40,7 +40,7 @@ class Scrub:
         now: Callable[[], float],
     ) -> None:
         self._planner = planner
-        self._mover = mover
+        self._write_behind = write_behind
         self.nbytes_per_s = nbytes_per_s
         self.every_s = every_s
         self._metrics = metrics
@@ -64,7 +64,7 @@ class Scrub:
             return LOOK_S
         bad: Sequence[int] = ()
         try:
-            bad = await self._mover.reads.check(check)
+            bad = await self._write_behind.reads.check(check)
         except KVStoreError as error:
             self._metrics.read_errors.inc()
             logger.warning("scrub=failed reason=%r", str(error))
@@ -74,12 +74,12 @@ class Scrub:
         if bad:
             self._metrics.corrupt_blocks.labels("scrub").inc(len(bad))
             logger.warning("scrub=corrupt blocks=%d frame=%s", len(bad), check.frame.extent)
-            self._mover.wake()
+            self._write_behind.wake()
         rate = self.nbytes_per_s or 1  # it may have been switched off meanwhile
         return max(0.0, min(check.nbytes / rate, PAUSE_S_MAX) - (self._now() - began))
 
     async def _give_way(self) -> None:
         """Wait while somebody waits for the disk, for a while."""
         end = self._now() + GIVE_WAY_S_MAX
-        while self._mover.reads.under_way and self._now() < end:  # noqa: ASYNC110 - not for one
+        while self._write_behind.reads.under_way and self._now() < end:  # noqa: ASYNC110 - not for one
             await asyncio.sleep(GIVE_WAY_S)

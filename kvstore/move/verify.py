@@ -14,7 +14,7 @@ from kvstore.decide.index import HeldSlot, StoredBlock
 from kvstore.decide.planner import Planner
 from kvstore.metrics import Metrics
 from kvstore.model.errors import KVStoreError, Unavailable
-from kvstore.move.write_behind import Mover
+from kvstore.move.write_behind import WriteBehind
 
 logger = logging.getLogger(__name__)
 
@@ -24,14 +24,18 @@ REPORTS_MAX = 16  # being judged, or waiting
 REPORT_S = 3.0  # less than clients wait for an answer
 
 
-class Judge:
+class Verifier:
     """One for a node. Judges a block at a time; reports take turns."""
 
     def __init__(
-        self, planner: Planner, mover: Mover, metrics: Metrics, now: Callable[[], float]
+        self,
+        planner: Planner,
+        write_behind: WriteBehind,
+        metrics: Metrics,
+        now: Callable[[], float],
     ) -> None:
         self._planner = planner
-        self._mover = mover
+        self._write_behind = write_behind
         self._metrics = metrics
         self._now = now
         self._turn = asyncio.Lock()
@@ -73,7 +77,7 @@ class Judge:
             return False
         async with self._turn:
             await asyncio.sleep(max(0.0, self._paid_until - self._now()))
-            wrong = await self._judge(block)
+            wrong = await self._verifier(block)
         self._metrics.reported_blocks.labels("dropped" if wrong else "kept").inc()
         if wrong:
             self._metrics.corrupt_blocks.labels("reader").inc()
@@ -82,7 +86,7 @@ class Judge:
             logger.info("report=unfounded key=%s", block.key[:4].hex())
         return wrong
 
-    async def _judge(self, block: StoredBlock) -> bool:
+    async def _verifier(self, block: StoredBlock) -> bool:
         wrong = False
         for record in block.records:
             held = record.resident
@@ -94,7 +98,7 @@ class Judge:
                 continue
             bad: Sequence[int] = ()
             try:
-                bad = await self._mover.reads.check(check)
+                bad = await self._write_behind.reads.check(check)
             except KVStoreError as error:
                 self._metrics.read_errors.inc()
                 raise Unavailable(f"a reported block cannot be read: {error}") from error
@@ -102,14 +106,14 @@ class Judge:
                 self._planner.checks.done(check, bad)
             self._pay(check.nbytes)
             if bad:
-                self._mover.wake()  # what the arena has of it is written anew
+                self._write_behind.wake()  # what the arena has of it is written anew
                 wrong = True
         return wrong
 
     async def _is_good(self, checksum: int, held: HeldSlot) -> bool:
         with self._planner.pinned([held]):
             self._pay(held.nbytes)
-            return await self._mover.reads.matches(held, checksum)
+            return await self._write_behind.reads.matches(held, checksum)
 
     def _pay(self, nbytes: int) -> None:
         earliest = self._now() - BURST_NBYTES / NBYTES_PER_S

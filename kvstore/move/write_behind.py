@@ -25,7 +25,7 @@ from kvstore.model.checksum import checksum
 from kvstore.model.errors import CorruptBlock, KVStoreError, Unavailable
 from kvstore.move.file_reads import Reads, keep_pinned
 from kvstore.move.namespace_notes import NamespaceNotes
-from kvstore.move.policy_notes import PolicyNote
+from kvstore.move.policy_notes import PolicyNotes
 from kvstore.system.background import keep_running
 from kvstore.tier.dram import Arena
 from kvstore.tier.file import (
@@ -49,7 +49,7 @@ CLOSE_S = 1.0  # for a writer to end; one that a hung device holds is left behin
 _DISK_ERRORS = (DiskFailed, DiskFull)
 
 
-class Mover:
+class WriteBehind:
     """Moves between one arena and at most one file tier. Lives on the store's event loop.
 
     A `Listener` of the file tier's devices.
@@ -92,7 +92,7 @@ class Mover:
         self._retry_at = 0.0
         self._recalling: asyncio.Task[None] | None = None
         self._recall_began = 0.0
-        self._policies = PolicyNote(planner, file, self._now)
+        self._policies = PolicyNotes(planner, file, self._now)
         self.namespace_notes = NamespaceNotes(planner, file, self._now)
         self.recovered_s = 0.0
 

@@ -30,7 +30,7 @@ from kvstore.server.sockets import (
 )
 from kvstore.server.tracing import Tracing
 from kvstore.settings import parse_listen
-from kvstore.store.live_settings import LiveConfig
+from kvstore.store.live_settings import LiveSettings
 from kvstore.store.store import Store
 from kvstore.system.background import keep_running
 from kvstore.system.descriptors import raise_limit
@@ -64,7 +64,7 @@ class Server:
     answered, while the store recovers. Each of them binds everything or nothing.
     """
 
-    def __init__(self, store: Store, config: LiveConfig, metrics: Metrics, version: str) -> None:
+    def __init__(self, store: Store, config: LiveSettings, metrics: Metrics, version: str) -> None:
         settings = config.settings
         self._settings = settings.server
         self._socket = self._settings.socket_path

@@ -30,7 +30,7 @@ from kvstore.server.boundary import Context
 from kvstore.server.recorder import Lookup, Recorder
 from kvstore.server.stream_bounds import check_deadline
 from kvstore.server.streams import Streams
-from kvstore.store.live_settings import LiveConfig
+from kvstore.store.live_settings import LiveSettings
 from kvstore.store.store import Store
 from kvstore.system.logs import LAST_LINES, LINES_MAX
 from kvstore.transport.arena_host import check_version
@@ -76,7 +76,7 @@ class Service(rpc.KVStoreServicer):
         call_socket: str,
         version: str,
         recorder: Recorder,
-        config: LiveConfig,
+        config: LiveSettings,
         addresses: Callable[[], dict[str, Any]],
     ) -> None:
         """addresses: tells where the daemon is reached, and by whom, for `Stats`."""
@@ -358,7 +358,7 @@ class Service(rpc.KVStoreServicer):
             bytes_max=request.pin.bytes_max,
             wait_s=self._wait(request.wait_s),
         )
-        return report_to_message(await self._store.hinting.carry_out(hint))
+        return report_to_message(await self._store.hints.carry_out(hint))
 
     async def _granted(self, grant: Grant, session: SessionId, context: Context) -> pb.GrantReply:
         """Answer with a grant, unless its client will not get it: it could never release it."""

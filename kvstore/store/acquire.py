@@ -1,5 +1,5 @@
-"""How much of a prefix comes up into the arena, for those who wait for it: from every tier, as far
-as it may be leased, until a deadline.
+"""Promotes a prefix for a request that waits for it: from every tier, as far as it may be leased,
+until a deadline.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ if TYPE_CHECKING:  # a daemon without a bucket starts without what it takes to u
     from kvstore.move.object_side import Objects
 
 
-class Reached(NamedTuple):
-    """How much of a prefix is up, why not all of it, and how much was at first.
+class Acquired(NamedTuple):
+    """How much of a prefix is resident, why not all of it, and how much was at first.
 
     affordable: False if the bound on leases does not let it go now.
     """
@@ -34,8 +34,8 @@ class Reached(NamedTuple):
     fetched: int = 0  # of the hit, from the object tier
 
 
-class Reach:
-    """Brings prefixes up. leasable_bytes: what leases may hold of the arena, all together."""
+class Acquisition:
+    """Promotes prefixes. leasable_bytes: what leases may hold of the arena, all together."""
 
     def __init__(
         self,
@@ -61,8 +61,8 @@ class Reach:
         """What may be leased for reading now; less than nothing when reservations exceed it."""
         return self.leasable_bytes - self._leases.leased_bytes
 
-    async def reach(self, ask: Ask, deadline: float) -> Reached:
-        """Bring up as much of the prefix as may be leased and comes up until the deadline.
+    async def promote(self, ask: Ask, deadline: float) -> Acquired:
+        """Promote as much of the prefix as may be leased and arrives before the deadline.
 
         What this node lacks comes from the object tier, while the rest comes from the file tier.
         """
@@ -71,12 +71,12 @@ class Reach:
         match = self._match(ask)
         if match.hit_blocks == len(ask.keys):
             return await self._promote(ask, deadline)
-        fetch = asyncio.create_task(self._objects.bring_up(ask, match, deadline))
+        fetch = asyncio.create_task(self._objects.promote(ask, match, deadline))
         try:
             reached = await self._promote(ask, deadline)
             ended = await fetch
         finally:
-            fetch.cancel()  # if nobody waits any more; what it began is seen through
+            fetch.cancel()  # if nobody waits any more; what it began still ends by itself
         if self._match(ask).hit_blocks <= match.hit_blocks or not reached.affordable:
             cut = ended is Ended.CUT and reached.why is None
             return reached._replace(why=Reason.SLOWER) if cut else reached
@@ -84,8 +84,8 @@ class Reach:
         fetched = max(0, again.hit - max(ask.skip_blocks, match.hit_blocks))
         return again._replace(resident=reached.resident, fetched=fetched)
 
-    async def _promote(self, ask: Ask, deadline: float) -> Reached:
-        """Bring up what this node has of a prefix."""
+    async def _promote(self, ask: Ask, deadline: float) -> Acquired:
+        """Promote what this node has of a prefix."""
         namespace = self._planner.namespace(ask.namespace_id)
         failed_reads = self._reads.failed
         match = self._match(ask)
@@ -93,16 +93,16 @@ class Reach:
         if ask.in_files:  # what it reads itself is no less from the file tier
             there = self._planner.match(ask.namespace_id, ask.keys, ask.skip_blocks)
             resident = there.resident_blocks
-            await asyncio.sleep(0)  # it looks at every record several times: others' turn
+            await asyncio.sleep(0)  # every record was looked at several times: let others run
         for attempt in range(PROMOTE_ROUNDS_MAX):
-            if attempt:  # a block lost on its way up leaves a shorter prefix
+            if attempt:  # a block that was lost meanwhile makes the prefix shorter
                 match = self._match(ask)
             wanted = self._affordable(namespace, ask, match.hit_blocks)
             if wanted is None:
-                return Reached(match.hit_blocks, Reason.LEASED_BYTES, resident, affordable=False)
+                return Acquired(match.hit_blocks, Reason.LEASED_BYTES, resident, affordable=False)
             spans = needed_spans(namespace, wanted, ask.skip_blocks)
             stakes = ask.stakes(replace(match, hit_blocks=wanted))
-            brought = await self._promotion.bring_up(
+            brought = await self._promotion.promote(
                 ask.namespace_id, ask.keys, spans, deadline, stakes, in_files=ask.in_files
             )
             if ask.in_files:
@@ -110,13 +110,13 @@ class Reach:
             hit = self._match(ask, wanted).resident_blocks
             if hit == wanted:
                 why = Reason.LEASED_BYTES if wanted < match.hit_blocks else None
-                return Reached(hit, why, resident)
+                return Acquired(hit, why, resident)
             if brought.slower:
-                return Reached(hit, Reason.SLOWER, resident)
+                return Acquired(hit, Reason.SLOWER, resident)
             if self._now() >= deadline:
-                return Reached(hit, Reason.DEADLINE, resident)
+                return Acquired(hit, Reason.DEADLINE, resident)
         failed = self._reads.failed > failed_reads
-        return Reached(hit, Reason.READ_FAILED if failed else Reason.NO_ROOM, resident)
+        return Acquired(hit, Reason.READ_FAILED if failed else Reason.NO_ROOM, resident)
 
     def slots_nbytes(self, ask: Ask, spans: Sequence[Span]) -> int:
         """Return what `spans` take of the arena: all, but for what the asker reads in files."""

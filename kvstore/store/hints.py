@@ -20,8 +20,8 @@ from kvstore.model.block import BlockKey, NamespaceId
 from kvstore.model.errors import KVStoreError
 from kvstore.model.hint import Hint, HintKind, HintReport, Short
 from kvstore.model.outcome import Reason
-from kvstore.move.write_behind import Mover
-from kvstore.store.acquire import Reach, span_nbytes
+from kvstore.move.write_behind import WriteBehind
+from kvstore.store.acquire import Acquisition, span_nbytes
 
 logger = logging.getLogger(__name__)
 
@@ -48,14 +48,14 @@ class Target(NamedTuple):
     keys: Sequence[BlockKey]
 
 
-class Hinting:
+class Hints:
     """The hints of one node. Times are seconds of `now`."""
 
     def __init__(
         self,
         planner: Planner,
-        mover: Mover,
-        reach: Reach,
+        write_behind: WriteBehind,
+        acquisition: Acquisition,
         metrics: Metrics,
         *,
         pinned_bytes_max: int,
@@ -66,13 +66,13 @@ class Hinting:
         """pinned_bytes_max: of the arena, what all pins together may hold. recall: indexes what a
         start has found of some blocks."""
         self._planner = planner
-        self._mover = mover
-        self._reach = reach
+        self._write_behind = write_behind
+        self._acquisition = acquisition
         self._metrics = metrics
         self.pinned_bytes_max = pinned_bytes_max
         self.pin_ttl_max_s = pin_ttl_max_s
         self._recall = recall
-        self._has_file_tier = mover.record_nbytes_max is not None
+        self._has_file_tier = write_behind.record_nbytes_max is not None
         self._now = now
         self._conversations = Conversations()
         self._due: list[tuple[float, float, str]] = []  # when to prefetch, expected when, whom
@@ -217,7 +217,7 @@ class Hinting:
             left, left_nbytes, unwritten = self._planner.eviction.demote_prefix(target.keys)
             done, nbytes = done + left, nbytes + left_nbytes
             last = self._planner.dirty.last
-            if not unwritten or not await self._mover.settle(last, began + wait_s):
+            if not unwritten or not await self._write_behind.settle(last, began + wait_s):
                 break
         short = Short.NOTHING
         if done < resident:
@@ -282,7 +282,7 @@ class Hinting:
             namespace_id, keys = target.namespace_id, target.keys
             began = self._now()
             ask = Ask(DAEMON_SESSION, "hint", "", namespace_id, keys, 0, began)
-            reached = await self._reach.reach(ask, deadline)
+            reached = await self._acquisition.promote(ask, deadline)
         finally:
             self._prefetching -= 1
         if not reached.affordable:

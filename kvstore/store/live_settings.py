@@ -40,7 +40,7 @@ class Outcome(NamedTuple):
     pending: str = ""
 
 
-class LiveConfig:
+class LiveSettings:
     """The settings of one node. path, overrides: where they came from, to be read again."""
 
     def __init__(

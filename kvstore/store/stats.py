@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvstore.decide.planner import Leases, Planner
-from kvstore.move.write_behind import Mover
+from kvstore.move.write_behind import WriteBehind
 from kvstore.settings import LimitSettings
 from kvstore.tier.dram import Arena
 
@@ -13,7 +13,12 @@ CLIENTS_SHOWN_MAX = 64  # sessions that are listed one by one
 
 
 def snapshot(
-    *, planner: Planner, leases: Leases, arena: Arena, mover: Mover, limits: LimitSettings
+    *,
+    planner: Planner,
+    leases: Leases,
+    arena: Arena,
+    write_behind: WriteBehind,
+    limits: LimitSettings,
 ) -> dict[str, Any]:
     """Return bytes, seconds and counts of now."""
     return {
@@ -44,8 +49,8 @@ def snapshot(
             "evicted_blocks": planner.counts.evicted_file,
             "unwritten_records": planner.counts.unwritten,
             "leased_bytes": leases.framed_bytes,
-            "leased_bytes_max": int(mover.capacity_bytes * limits.leased_fraction),
-            **mover.stats(),
+            "leased_bytes_max": int(write_behind.capacity_bytes * limits.leased_fraction),
+            **write_behind.stats(),
         },
         "dirty_bytes": planner.dirty.nbytes,
         "dirty_bytes_max": limits.write_behind_bytes_max,

@@ -1,8 +1,8 @@
 """One node's store: the file to read first.
 
 A put is `reserve` -> the client writes into the slots -> `commit`; a get is `acquire` -> the client
-reads the slots -> `release`. The planner decides, the mover moves bytes, the leases know who may
-touch which slot. Everything runs on one event loop, so nothing here needs a lock.
+reads the slots -> `release`. The planner decides, `kvstore.move` moves bytes, the leases know who
+may touch which slot. Everything runs on one event loop, so nothing here needs a lock.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ from kvstore.model.block import (
 )
 from kvstore.model.errors import ConfigError, InvalidRequest, KVStoreError, Unavailable
 from kvstore.model.outcome import Explanation, Outcome, Reason
-from kvstore.move.file_leases import NOTHING_LENT, Lending
+from kvstore.move.file_leases import NOTHING_LENT, FileLeases
 from kvstore.move.holes import Holes
 from kvstore.move.promote import Promotion
 from kvstore.move.scrub import Scrub
-from kvstore.move.verify import Judge
-from kvstore.move.write_behind import Mover
+from kvstore.move.verify import Verifier
+from kvstore.move.write_behind import WriteBehind
 from kvstore.settings import LimitSettings, Settings
-from kvstore.store.acquire import Reach, span_nbytes
-from kvstore.store.hints import Hinting
+from kvstore.store.acquire import Acquisition, span_nbytes
+from kvstore.store.hints import Hints
 from kvstore.store.request_log import RequestLog
 from kvstore.store.stats import snapshot
 from kvstore.system.background import keep_running
@@ -111,7 +111,7 @@ class Store:
         self,
         *,
         arena: Arena,
-        mover: Mover,
+        write_behind: WriteBehind,
         planner: Planner,
         limits: LimitSettings,
         metrics: Metrics,
@@ -123,7 +123,7 @@ class Store:
         """new_id: as for `Leases`. objects: makes the node's object tier, if it has one."""
         self.arena = arena
         self._scrub = scrub
-        self._mover = mover
+        self._write_behind = write_behind
         self._planner = planner
         self.limits = limits
         self._metrics = metrics
@@ -142,30 +142,30 @@ class Store:
             unpin=planner.unpin,
             unpin_frame=planner.unpin_frame,
         )
-        self._lending = Lending(mover.reads, self._leases, nbytes_max=0)
+        self._file_leases = FileLeases(write_behind.reads, self._leases, nbytes_max=0)
         self._answers = RequestLog(
             planner, self._leases, metrics, outcomes_max=limits.outcomes_max, now=now
         )
-        self._promotion = Promotion(planner, mover.reads, metrics, now)
-        self._judge = Judge(planner, mover, metrics, now)
-        self._holes = Holes(planner, mover, arena, metrics, now)
+        self._promotion = Promotion(planner, write_behind.reads, metrics, now)
+        self._verifier = Verifier(planner, write_behind, metrics, now)
+        self._holes = Holes(planner, write_behind, arena, metrics, now)
         self._objects = objects(self._promotion) if objects is not None else None
         if self._objects is not None:
-            mover.on_written = self._objects.written
-        mover.namespace_notes.on_found = self._learn
-        self._reach = Reach(
+            write_behind.on_written = self._objects.written
+        write_behind.namespace_notes.on_found = self._learn
+        self._acquisition = Acquisition(
             planner,
             self._promotion,
-            mover.reads,
+            write_behind.reads,
             self._leases,
             self._objects,
             leasable_bytes=0,
             now=now,
         )
-        self.hinting = Hinting(
+        self.hints = Hints(
             planner,
-            mover,
-            self._reach,
+            write_behind,
+            self._acquisition,
             metrics,
             pinned_bytes_max=0,
             pin_ttl_max_s=limits.pin_ttl_max_s,
@@ -177,7 +177,7 @@ class Store:
 
     async def check(self, settings: Settings) -> None:
         """Raise ConfigError on what `reconfigure` could not carry out."""
-        self._mover.check_file_caps(settings.file.capacity_bytes)
+        self._write_behind.check_file_caps(settings.file.capacity_bytes)
         capacity = settings.dram.capacity_bytes
         specs = [each.spec for each in self._planner.index.namespaces if each.spec is not None]
         records = [group.record_nbytes for spec in specs for group in spec.groups]
@@ -196,8 +196,8 @@ class Store:
         self.limits = settings.limits
         self.arena.set_capacity(settings.dram.capacity_bytes)
         self._resized.set()
-        self._mover.set_file_caps(file.capacity_bytes, file.free_bytes_min)
-        self._mover.group_commit_bytes = self.limits.group_commit_bytes
+        self._write_behind.set_file_caps(file.capacity_bytes, file.free_bytes_min)
+        self._write_behind.group_commit_bytes = self.limits.group_commit_bytes
         self._planner.admission.set_budget(file.write_bytes_per_day)
         if self._scrub is not None:
             self._scrub.nbytes_per_s, self._scrub.every_s = file.scrub_bytes, file.scrub_every_s
@@ -205,7 +205,7 @@ class Store:
         if self._objects is not None:
             self._objects.set_bounds(
                 capacity_bytes=settings.object.capacity_bytes,
-                fetch_nbytes_max=self._reach.leasable_bytes,
+                fetch_nbytes_max=self._acquisition.leasable_bytes,
             )
         self._room.set()
 
@@ -213,7 +213,7 @@ class Store:
         """Say what a lowered cap waits for, "" if every cap is kept."""
         excess = max(0, self.arena.reserved_nbytes - self.arena.capacity_bytes)
         if not excess:
-            return self._mover.over_cap()
+            return self._write_behind.over_cap()
         limbo = self._leases.limbo_bytes
         return (
             f"the arena is {excess} bytes over dram.capacity; leases hold "
@@ -239,7 +239,7 @@ class Store:
             return True
         nbytes = min(self.arena.excess_nbytes, SHED_STEP_NBYTES)
         self._planner.eviction.write_ahead(self.arena.excess_nbytes)
-        self._mover.wake()
+        self._write_behind.wake()
         return self._planner.eviction.shed(nbytes) > 0
 
     def _set_bounds(self) -> None:
@@ -250,16 +250,18 @@ class Store:
         self._leases.lease_s = limits.lease_s
         self._leases.sessions_max = limits.sessions_max
         self._leases.limbo_bytes_max = int(arena_bytes * limits.limbo_fraction)
-        self._reach.leasable_bytes = int(arena_bytes * limits.leased_fraction)
-        self._lending.nbytes_max = int(self._mover.capacity_bytes * limits.leased_fraction)
-        self.hinting.pinned_bytes_max = int(arena_bytes * limits.pinned_fraction)
-        self._planner.pins.shrink(self.hinting.pinned_bytes_max)
-        self.hinting.pin_ttl_max_s = limits.pin_ttl_max_s
+        self._acquisition.leasable_bytes = int(arena_bytes * limits.leased_fraction)
+        self._file_leases.nbytes_max = int(
+            self._write_behind.capacity_bytes * limits.leased_fraction
+        )
+        self.hints.pinned_bytes_max = int(arena_bytes * limits.pinned_fraction)
+        self._planner.pins.shrink(self.hints.pinned_bytes_max)
+        self.hints.pin_ttl_max_s = limits.pin_ttl_max_s
 
     async def start(self) -> None:
         """Open the tiers and index what they hold."""
         await self.arena.start()
-        await self._mover.start()
+        await self._write_behind.start()
         self._publish()
         self._keep("house", self._keep_house)
         self._keep("cap", self._keep_cap)
@@ -278,12 +280,12 @@ class Store:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self.hinting.close()
+        await self.hints.close()
         if self._objects is not None:
-            await self._mover.flush(self._now() + drain_s)
+            await self._write_behind.flush(self._now() + drain_s)
             await self._objects.close(drain_s)
         self._leases.let_go_of_frames()
-        await self._mover.close(drain_s)
+        await self._write_behind.close(drain_s)
         await self.arena.close()
 
     # ---- sessions ----------------------------------------------------------------------------
@@ -299,7 +301,7 @@ class Store:
                 f"records of {largest} bytes do not fit: the daemon's dram.extent is "
                 f"{self.arena.record_nbytes_max} bytes"
             )
-        writable = self._mover.record_nbytes_max
+        writable = self._write_behind.record_nbytes_max
         if writable is not None and padded(largest) > writable:
             raise InvalidRequest(
                 f"records of {largest} bytes do not fit into a frame of at most {writable} bytes: "
@@ -326,7 +328,7 @@ class Store:
     def namespaces(self) -> list[NamespaceUse]:
         """Return what there is of each namespace, by id. Of what was found on disk and is not
         indexed yet, nothing is counted."""
-        found = self._mover.found_namespaces if self._mover.unrecalled_runs else ()
+        found = self._write_behind.found_namespaces if self._write_behind.unrecalled_runs else ()
         uses = {each: NamespaceUse(each, None, 0, UNKNOWN_MODEL) for each in found}
         uses |= {each.id: each.use for each in self._planner.index.namespaces}
         return sorted(uses.values())
@@ -369,7 +371,7 @@ class Store:
     ) -> Match:
         """Return how long the prefix would hit now, and how much is worth loading. Pins nothing."""
         _check_skip(keys, skip_blocks)
-        self._mover.recall(keys)
+        self._write_behind.recall(keys)
         match = self._planner.match(namespace_id, keys, skip_blocks)
         if match.resident_blocks == match.hit_blocks:
             return match
@@ -435,7 +437,7 @@ class Store:
     ) -> Grant:
         if not self._lends(ask, spans):
             ask = replace(ask, in_files=False)
-        absent, _ = await self._promotion.bring_up(
+        absent, _ = await self._promotion.promote(
             ask.namespace_id, ask.keys, spans, deadline, in_files=ask.in_files
         )
         grant = self._grant(ask, spans, readers, hit_blocks=0)
@@ -448,12 +450,12 @@ class Store:
     async def _lease_prefix(self, ask: Ask, readers: int, deadline: float) -> Grant:
         namespace = self._planner.namespace(ask.namespace_id)
         skip = ask.skip_blocks
-        hit, why, resident, affordable, fetched = await self._reach.reach(ask, deadline)
+        hit, why, resident, affordable, fetched = await self._acquisition.promote(ask, deadline)
         spans = needed_spans(namespace, hit, skip)
         if ask.in_files and not self._lends(ask, spans):
             return await self._lease_prefix(replace(ask, in_files=False), readers, deadline)
         # Others may have been granted theirs while this one waited for its bytes.
-        if hit > skip and self._reach.slots_nbytes(ask, spans) > self._reach.room_bytes:
+        if hit > skip and self._acquisition.slots_nbytes(ask, spans) > self._acquisition.room_bytes:
             affordable = False
         if not affordable:
             self._answers.note(ask, hit, Reason.LEASED_BYTES)
@@ -480,13 +482,13 @@ class Store:
 
     def _grant(self, ask: Ask, spans: tuple[Span, ...], readers: int, *, hit_blocks: int) -> Grant:
         records = self._planner.find(ask.namespace_id, ask.keys, spans)
-        held = _within(self._reach.room_bytes, [r.resident if r else None for r in records])
-        lent = self._lending.places(records, held) if ask.in_files else NOTHING_LENT
+        held = _within(self._acquisition.room_bytes, [r.resident if r else None for r in records])
+        lent = self._file_leases.places(records, held) if ask.in_files else NOTHING_LENT
         lease = self._leases.grant(ask.session, held, readers=max(1, readers), frames=lent.frames)
         self._metrics.bytes.labels("dram", "read").inc(lease.nbytes)
         self._metrics.bytes.labels("file", "lent").inc(lent.nbytes)
         self._planner.touch(ask.keys)
-        self.hinting.asked(ask.session_id, ask.namespace_id, ask.keys)
+        self.hints.asked(ask.session_id, ask.namespace_id, ask.keys)
         return Grant(
             lease_id=lease.id,
             deadline_s=self.limits.lease_s,
@@ -500,7 +502,7 @@ class Store:
     def _lends(self, ask: Ask, spans: Sequence[Span]) -> bool:
         """Say whether what the asker would read in files may be lent now, all of it."""
         records = self._planner.find(ask.namespace_id, ask.keys, spans)
-        return ask.in_files and self._lending.has_room(records)
+        return ask.in_files and self._file_leases.has_room(records)
 
     # ---- why a hit is what it is -----------------------------------------------------------------
 
@@ -511,7 +513,7 @@ class Store:
     def explain(self, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> Explanation:
         """Return where each block of a prefix is now, and what would end its hit."""
         check_keys(keys)
-        self._mover.recall(keys)
+        self._write_behind.recall(keys)
         return self._answers.explain(namespace_id, keys)
 
     # ---- put ---------------------------------------------------------------------------------
@@ -551,7 +553,7 @@ class Store:
             try:
                 await asyncio.sleep(0)
                 lease = self._leases.grant(session, held, write=write)
-                self.hinting.reserved(write)
+                self.hints.reserved(write)
             except BaseException:  # the session ended between two steps, or nobody waits any more
                 self._free(held)
                 raise
@@ -579,7 +581,7 @@ class Store:
             self._planner.eviction.write_ahead(self._nbytes_of(namespace_id, spans))
             placement = await _in_steps(self._planner.puts.place(namespace_id, keys, spans, parent))
             if self._planner.dirty.count:  # what has to be written before it may leave
-                self._mover.wake()
+                self._write_behind.wake()
             short = placement.refused > 0 or behind
             if not short or self._now() >= deadline:
                 break
@@ -629,8 +631,8 @@ class Store:
                 new, existing = await _in_steps(
                     self._planner.puts.commit(write, lease.held, checksums, durable=durable)
                 )
-                self.hinting.committed(write)
-            self._mover.wake()
+                self.hints.committed(write)
+            self._write_behind.wake()
             await asyncio.sleep(0)
         finally:
             self._leases.release(session, lease_id)
@@ -647,19 +649,19 @@ class Store:
     async def flush(self, wait_s: float) -> bool:
         """Wait until everything committed so far is durable. False: the time ran out, writes
         failed, or there is no file tier."""
-        return await self._mover.flush(self._now() + min(wait_s, self.limits.wait_max_s))
+        return await self._write_behind.flush(self._now() + min(wait_s, self.limits.wait_max_s))
 
     async def _durable(self, records: Sequence[StoredPart], wait_s: float) -> bool:
         deadline = self._now() + min(wait_s, self.limits.wait_max_s)
         last = max((record.dirty for record in records), default=0)
-        await self._mover.settle(last, deadline)
+        await self._write_behind.settle(last, deadline)
         return all(record.frame is not None for record in records)
 
     async def _wait_for_room(self, deadline: float) -> None:
         self._room.clear()
         waits: list[asyncio.Future[Any]] = [
             asyncio.ensure_future(self._room.wait()),
-            self._mover.progress(),
+            self._write_behind.progress(),
         ]
         self._waiting_for_room += 1
         try:
@@ -685,7 +687,7 @@ class Store:
         await self._recall(keys)
         index = self._planner.index
         try:
-            return await self._judge.drop_wrong(
+            return await self._verifier.drop_wrong(
                 [index.get(namespace_id, key) for key in dict.fromkeys(keys)]
             )
         finally:
@@ -721,7 +723,7 @@ class Store:
         namespaces = {namespace_id} if namespace_id is not None else set()
         if namespace_id is None:
             known = {each.id for each in self._planner.index.namespaces}
-            namespaces = deletion.namespaces | known | self._mover.found_namespaces
+            namespaces = deletion.namespaces | known | self._write_behind.found_namespaces
             if self._objects is not None:
                 namespaces |= self._objects.found_namespaces
         try:
@@ -735,17 +737,17 @@ class Store:
     async def _recall(self, keys: Sequence[BlockKey]) -> None:
         """Index what was found on disk of these blocks, letting others run between its steps."""
         for start in range(0, len(keys), RECALL_STEP_KEYS):
-            if not self._mover.unrecalled_runs:
+            if not self._write_behind.unrecalled_runs:
                 return
-            self._mover.recall(keys[start : start + RECALL_STEP_KEYS])
+            self._write_behind.recall(keys[start : start + RECALL_STEP_KEYS])
             await asyncio.sleep(0)
 
     async def recalled(self, wait_s: float) -> None:
         """Wait until all that was found on disk is indexed. Raises Unavailable after `wait_s`."""
-        if not await self._mover.recalled(self._now() + min(wait_s, self.limits.wait_max_s)):
+        if not await self._write_behind.recalled(self._now() + min(wait_s, self.limits.wait_max_s)):
             raise Unavailable(
-                f"{self._mover.unrecalled_runs} runs found on disk are not indexed yet: try again "
-                "in a while"
+                f"{self._write_behind.unrecalled_runs} runs found on disk are not indexed yet: try "
+                "again in a while"
             )
 
     async def _bury(
@@ -753,11 +755,11 @@ class Store:
     ) -> None:
         """Make a delete durable, here and in the bucket. Call it in one step with the planner's."""
         if self._objects is None:
-            await self._mover.bury(namespaces, keys)
+            await self._write_behind.bury(namespaces, keys)
             return
         with self._objects.deleting(namespaces, keys):
             try:
-                await self._mover.bury(namespaces, keys)
+                await self._write_behind.bury(namespaces, keys)
             finally:  # a disk that is out of use keeps no other copy alive
                 await self._objects.delete(namespaces, keys)
 
@@ -783,11 +785,11 @@ class Store:
 
     def trouble(self) -> str:
         """Return why a router should ask another node, "" if it should not."""
-        recalling_s = self._mover.recalling_s
+        recalling_s = self._write_behind.recalling_s
         if recalling_s > RECALL_S_MAX:
             return (
-                f"recovering: {self._mover.unrecalled_runs} runs found on disk are not indexed "
-                f"after {recalling_s:.0f} s"
+                f"recovering: {self._write_behind.unrecalled_runs} runs found on disk are not "
+                f"indexed after {recalling_s:.0f} s"
             )
         since = self._refuses_since
         if since is None or self._now() - since < REFUSES_S:
@@ -812,14 +814,14 @@ class Store:
             planner=self._planner,
             leases=self._leases,
             arena=self.arena,
-            mover=self._mover,
+            write_behind=self._write_behind,
             limits=self.limits,
         )
         queues = {
-            "promote": self._mover.reads.under_way,
+            "promote": self._write_behind.reads.under_way,
             "write_behind": self._planner.dirty.count,
             "room": self._waiting_for_room,
-            "recall": self._mover.unrecalled_runs,
+            "recall": self._write_behind.unrecalled_runs,
         }
         objects = {"object": self._objects.stats()} if self._objects is not None else {}
         return {"uptime_s": self._now() - self._started, "queues": queues, **now, **objects}
@@ -854,10 +856,10 @@ class Store:
                 logger.warning(
                     "leases_expired=%d limbo_bytes=%d", expired, self._leases.limbo_bytes
                 )
-            self.hinting.tick()
+            self.hints.tick()
             self._planner.eviction.write_ahead(self.arena.capacity_bytes // DEMOTED_AHEAD)
             if self._planner.dirty.count:
-                self._mover.wake()
+                self._write_behind.wake()
             await self.arena.renew()
             self._set_bounds()
             self._publish()

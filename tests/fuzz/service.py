@@ -21,7 +21,8 @@ from kvstore.rpc import RPC_VERSION
 from kvstore.rpc.v1 import kvstore_pb2 as pb
 from kvstore.server.recorder import Recorder
 from kvstore.server.service import Service
-from kvstore.store.live_settings import LiveConfig
+from kvstore.settings import Settings as DaemonSettings
+from kvstore.store.live_settings import LiveSettings
 from kvstore.transport.messages import Epoch
 from tests.fuzz.targets import KEYS, NAMESPACE, RECORD_NBYTES, Target
 from tests.sim.daemon import Daemon, Settings
@@ -93,7 +94,7 @@ class Host:
             call_socket="/none",
             version="fuzz",
             recorder=Recorder(self._daemon.metrics),
-            config=LiveConfig(settings.Settings(), store),
+            config=LiveSettings(DaemonSettings(), store),
             addresses=dict,
         )
         self.run(self._daemon.start({}, []))

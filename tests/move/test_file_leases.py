@@ -144,13 +144,13 @@ def test_what_is_to_be_read_in_files_stays_while_the_rest_comes_up(
     with Node(stored(tmp_path / "kv", A[:8], codec="zstd")) as node:
         assert node.put(A, 8, 24, durable=True).durable
     with Node(tmp_path / "kv") as node:
-        start = node.mover.reads.start
+        start = node.write_behind.reads.start
 
         def start_and_evict(read: Read) -> None:
             start(read)
             node.planner.eviction.evict_file(1 << 40)
 
-        monkeypatch.setattr(node.mover.reads, "start", start_and_evict)
+        monkeypatch.setattr(node.write_behind.reads, "start", start_and_evict)
         grant = node.acquire(A, in_files=True)
         assert grant.hit_blocks == len(A)
         assert any(grant.slots)
@@ -281,7 +281,7 @@ def test_a_lease_of_a_disk_that_went_out_of_use_was_not_held(
         index = paths.index(home)
         disks[index].fault = failing("preadv", errno.EIO)
         probe = [k for k in (*A, *B) if on(node, k, index)][:1]
-        node.run(node.store._promotion.bring_up(SPEC.id, probe, [Span(FULL, 0, 1)], 1e12))
+        node.run(node.store._promotion.promote(SPEC.id, probe, [Span(FULL, 0, 1)], 1e12))
         assert node.file.devices[index].mount is None
         assert not release(node, grant)
         disks[index].fault = None

@@ -104,7 +104,7 @@ def test_it_leaves_when_nothing_of_the_namespace_is_left(
     with Node(tmp_path) as node:
         node.recall()
         assert files(tmp_path) == [SPEC.id.hex()]
-        notes = node.mover.namespace_notes
+        notes = node.write_behind.namespace_notes
         for _ in range(3):
             node.run(notes.tidy_now_and_then())
         assert files(tmp_path) == [SPEC.id.hex()], "it has frames"
@@ -124,7 +124,7 @@ def test_frames_of_an_older_release_get_their_file(
     (tmp_path / f"{SPEC.id.hex()}.namespace").unlink()
     with Node(tmp_path) as node:
         node.recall()
-        node.run(node.mover.namespace_notes.tidy_now_and_then())
+        node.run(node.write_behind.namespace_notes.tidy_now_and_then())
         assert files(tmp_path) == [SPEC.id.hex()]
 
 
@@ -132,14 +132,14 @@ def test_their_number_and_size_are_bounded(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(namespace_notes, "DIRECTORY_NBYTES_MAX", 3 * 4096)
     with Node(tmp_path) as node:
         specs = [replace(SPEC, identity=(("number", str(number)),)) for number in range(5)]
-        (mount,) = node.mover._file.mounts  # type: ignore[union-attr]
+        (mount,) = node.write_behind._file.mounts  # type: ignore[union-attr]
         for each in specs:
             node.store.register(each)
-            node.run(node.mover.namespace_notes.written([(mount, each.id)]))
+            node.run(node.write_behind.namespace_notes.written([(mount, each.id)]))
         assert files(tmp_path) == sorted(each.id.hex() for each in specs[2:])
         huge = replace(SPEC, identity=(("text", "x" * 66_000),))
         node.store.register(huge)
-        node.run(node.mover.namespace_notes.written([(mount, huge.id)]))
+        node.run(node.write_behind.namespace_notes.written([(mount, huge.id)]))
         assert huge.id.hex() not in files(tmp_path)
 
 

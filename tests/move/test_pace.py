@@ -15,7 +15,7 @@ from kvstore.decide.pace import FORGET_S, PATIENCE, PATIENCE_SAVED_MAX, Stakes
 from kvstore.metrics import Metrics
 from kvstore.model.block import BlockKey
 from kvstore.model.outcome import Reason
-from kvstore.move.load_race import Loads
+from kvstore.move.load_race import LoadRaces
 from tests.sim.loop import SimLoop
 from tests.store.node import SPEC, Node, chain
 
@@ -48,7 +48,7 @@ def ask(node: Node, keys: list[BlockKey], io_s: float) -> tuple[int, float]:
 
 
 async def until_idle(node: Node) -> None:
-    while node.mover.reads.under_way:  # noqa: ASYNC110 - virtual time
+    while node.write_behind.reads.under_way:  # noqa: ASYNC110 - virtual time
         await asyncio.sleep(1.0)
 
 
@@ -102,14 +102,14 @@ def test_however_the_parts_of_a_load_come_up_little_is_lost(
     parts_s: list[float], saved_s: float, prompt_times: float
 ) -> None:
     loop = SimLoop(Random(0))
-    loads = Loads(Metrics(), loop.time)
+    loads = LoadRaces(Metrics(), loop.time)
 
     async def load() -> None:
         stakes = Stakes(saved_s, prompt_times * saved_s, loop.time())
         race = loads.race(1 << 20, stakes)
         assert race is not None
         parts = [asyncio.create_task(asyncio.sleep(part_s)) for part_s in parts_s]
-        await loads.wait(parts, 1 << 20, began=0.0, deadline=100.0, race=race, came_up=lambda: True)
+        await loads.wait(parts, 1 << 20, began=0.0, deadline=100.0, race=race, arrived=lambda: True)
         took_s = loop.time() - stakes.began
         came = sum(part.done() for part in parts) / len(parts)
         assert took_s - came * saved_s <= PATIENCE * stakes.prompt_s + 1e-6

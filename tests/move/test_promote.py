@@ -29,7 +29,7 @@ def read_times(path: Path, io_s: float) -> tuple[float, list[float]]:
         asked: list[float] = []
         disk.fault = lambda call: asked.append(loop.time()) if call == "preadv" else None
 
-        async def bring_up() -> float:
+        async def promote() -> float:
             acquire = node.store.acquire
             rest = asyncio.create_task(acquire(DAEMON_SESSION, SPEC.id, A, wait_s=20.0))
             await asyncio.sleep(0)  # it begins
@@ -39,7 +39,7 @@ def read_times(path: Path, io_s: float) -> tuple[float, list[float]]:
             assert (await rest).hit_blocks == len(A)
             return up_at
 
-        return node.run(bring_up()), sorted(asked)
+        return node.run(promote()), sorted(asked)
 
 
 @pytest.fixture(autouse=True)
@@ -73,7 +73,7 @@ def test_who_is_cancelled_beside_the_first_block_takes_nothing_with_it(
             acquire = node.store.acquire(DAEMON_SESSION, SPEC.id, A, wait_s=20.0)
             loading = asyncio.create_task(acquire)
             await asyncio.sleep(0.1)
-            assert 1 <= node.mover.reads.under_way <= 2, "only the first block's"
+            assert 1 <= node.write_behind.reads.under_way <= 2, "only the first block's"
             loading.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await loading
@@ -98,13 +98,13 @@ def test_reads_of_two_loads_do_not_mix(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr("kvstore.move.promote.STEP_NBYTES", 1)  # every read ends a step
     with Node(tmp_path / "kv") as node:
         begun = []
-        start_read = node.mover.reads.start
+        start_read = node.write_behind.reads.start
 
         def noted(read: Read) -> None:
             begun.extend(name for name, keys in prefixes.items() if read.blocks[0].key in keys)
             start_read(read)
 
-        monkeypatch.setattr(node.mover.reads, "start", noted)
+        monkeypatch.setattr(node.write_behind.reads, "start", noted)
 
         async def both() -> list[Grant]:
             acquire = node.store.acquire

@@ -47,7 +47,7 @@ def damage_file(node: Node, at: int) -> None:
     """Flip a bit of the record's stored bytes in its segment."""
     record = record_of(node, at)
     assert record.frame is not None
-    raw = node.mover.reads.raw_file(record.frame)
+    raw = node.write_behind.reads.raw_file(record.frame)
     assert raw is not None
     flip(Path(raw.path), raw.offsets[record.position] + 17)
 

@@ -1,4 +1,4 @@
-"""One life of the daemon: the real store, planner, mover, arena and file tier on a simulated disk,
+"""One life of the daemon: the real store, planner, moves, arena and file tier on a simulated disk,
 and around it what the RPC service does, with the model told of every step."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kvstore.model.block import PAGE_NBYTES, BlockKey, Committed, Grant, Slot, S
 from kvstore.model.errors import KVStoreError
 from kvstore.model.hint import Hint, HintKind
 from kvstore.move.scrub import Scrub
-from kvstore.move.write_behind import Mover
+from kvstore.move.write_behind import WriteBehind
 from kvstore.settings import LimitSettings
 from kvstore.store.store import Member, Store
 from kvstore.tier.dram import Arena
@@ -112,7 +112,7 @@ class Daemon:
         self.planner = Planner(
             self.arena, file, now=loop.time, run_nbytes_max=file.max_frame_nbytes - PAGE_NBYTES
         )
-        mover = _Mover(
+        write_behind = _WriteBehind(
             self.planner,
             self.arena,
             file,
@@ -124,11 +124,11 @@ class Daemon:
         )
         _tell(self.planner.writes, "done", self._written)
         _tell(self.planner.writes, "failed", self._failed)
-        mover.on_withdrawn = self._withdrawn
-        self._mover = mover
+        write_behind.on_withdrawn = self._withdrawn
+        self._write_behind = write_behind
         self.store = Store(
             arena=self.arena,
-            mover=mover,
+            write_behind=write_behind,
             planner=self.planner,
             limits=limits,
             metrics=self.metrics,
@@ -136,7 +136,7 @@ class Daemon:
             new_id=new_id or partial(draw.randrange, 1, 1 << 63),
             scrub=Scrub(
                 self.planner,
-                mover,
+                write_behind,
                 nbytes_per_s=settings.file_bytes,
                 every_s=SCRUB_EVERY_S,
                 metrics=self.metrics,
@@ -206,7 +206,7 @@ class Daemon:
 
     def _look_at_returned(self) -> None:
         """See that what was durable on a device that is back is there, unless it was deleted."""
-        if self._mover.unrecalled_runs:
+        if self._write_behind.unrecalled_runs:
             return
         framed = self.framed()
         for item, before in list(self.out.items()):
@@ -303,7 +303,7 @@ class Daemon:
 
     async def hint(self, kind: HintKind, keys: Sequence[BlockKey], seconds: float) -> None:
         hint = Hint(kind=kind, namespace_id=SPEC.id, keys=keys, seconds=seconds, wait_s=0.2)
-        await self.store.hinting.carry_out(hint)
+        await self.store.hints.carry_out(hint)
         pinned = self.store.stats()["dram"]
         if pinned["pinned_bytes"] > pinned["pinned_bytes_max"]:
             raise Violation("leaked", f"{pinned['pinned_bytes']} bytes are pinned")
@@ -444,7 +444,7 @@ class Daemon:
                 raise Violation("lost", "answered as durable, and in no frame")
 
 
-class _Mover(Mover):
+class _WriteBehind(WriteBehind):
     """Tells when devices go."""
 
     on_withdrawn: Callable[[Mount], None]

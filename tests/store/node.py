@@ -19,7 +19,7 @@ from kvstore.model.hint import Hint, HintKind, HintReport
 from kvstore.model.keys import KeyChain, root_key
 from kvstore.move.object_side import Objects
 from kvstore.move.promote import Promotion
-from kvstore.move.write_behind import Mover
+from kvstore.move.write_behind import WriteBehind
 from kvstore.settings import LimitSettings, ObjectSettings
 from kvstore.store.store import Store
 from kvstore.tier.dram import Arena
@@ -109,7 +109,7 @@ class Node:
             else None,
         )
         settings = LimitSettings(**limits)
-        self.mover = Mover(
+        self.write_behind = WriteBehind(
             self.planner,
             self.arena,
             self.file,
@@ -121,7 +121,7 @@ class Node:
         )
         self.store = Store(
             arena=self.arena,
-            mover=self.mover,
+            write_behind=self.write_behind,
             planner=self.planner,
             limits=settings,
             metrics=self.metrics,
@@ -233,7 +233,7 @@ class Node:
             bytes_max=bytes_max,
             wait_s=wait_s,
         )
-        return self.run(self.store.hinting.carry_out(hint))
+        return self.run(self.store.hints.carry_out(hint))
 
     def recall(self) -> None:
         """Wait until everything found on disk is indexed."""

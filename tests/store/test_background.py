@@ -23,7 +23,7 @@ TASKS: dict[str, Find] = {
     "house": lambda node: (node.store._leases, "expire"),
     "cap": lambda node: (node.store, "_shrink"),
     "holes": lambda node: (node.arena, "punched"),
-    "write_behind": lambda node: (node.planner, "take_writes"),
+    "write_behind": lambda node: (node.planner.writes, "take"),
     "devices": lambda node: (node.file and node.file.devices[0].watch, "oldest_s"),
     "upload": lambda node: (node.store._objects and node.store._objects._upload, "upload"),
     "bucket": lambda node: (node.objects._upkeep, "_note"),
@@ -84,7 +84,7 @@ def test_a_sync_that_meets_a_bug_leaves_nothing_waiting(
         answer = node.put(A, 0, 2, durable=True)
         assert bug.after is not None
         assert not answer.durable
-        node.mover._retry_at = 0.0
+        node.write_behind._retry_at = 0.0
         assert node.flush()
         assert bug.after
     with Node(tmp_path / "kv") as node:

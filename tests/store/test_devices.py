@@ -156,7 +156,7 @@ def test_a_read_that_hangs_ends_and_others_go_on(
     try:
         assert node.acquire(CHAINS[cold[0]], wait_s=5.0).hit_blocks < 16
         until(node, lambda: first(node).state is DeviceState.HUNG and not on_first(node))
-        assert node.mover.reads.under_way == 0
+        assert node.write_behind.reads.under_way == 0
         assert node.put(chain(99, 16), durable=True, wait_s=5.0).durable
     finally:
         go_on.set()
@@ -206,7 +206,7 @@ def test_when_others_fill_the_disk_blocks_leave_it_but_not_what_is_leased(tmp_pa
         disk.free = 15 << 20
 
         def evicted() -> bool:
-            node.mover.wake()
+            node.write_behind.wake()
             return node.planner.counts.evicted_file > 0 and node.file.physical_nbytes < used
 
         until(node, evicted)

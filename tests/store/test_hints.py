@@ -218,4 +218,4 @@ def test_a_hint_about_an_unknown_namespace_is_refused(tmp_path: Path) -> None:
     with Node(tmp_path / "kv") as node:
         hint = Hint(kind=HintKind.PIN, namespace_id=b"x" * 32, keys=A[:1], seconds=1)  # type: ignore[arg-type]
         with pytest.raises(InvalidRequest):
-            node.run(node.store.hinting.carry_out(hint))
+            node.run(node.store.hints.carry_out(hint))

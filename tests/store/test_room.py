@@ -20,7 +20,7 @@ def test_runs_written_together_at_the_cap_all_find_room(tmp_path: Path, seed: in
             for number in range(24):
                 node.put(chain(1 + 24 * batch + number, 1 + number % 3))
             assert node.run(node.store.flush(15.0))
-        assert not node.mover.stats()["failed_writes"]
+        assert not node.write_behind.stats()["failed_writes"]
         assert node.file is not None
         assert node.file.physical_nbytes <= 2 << 20
 

@@ -281,7 +281,7 @@ def test_what_is_written_on_second_use_alone_is_written_when_it_is_used_or_put_a
         node.run(asyncio.sleep(0.05))
         assert not node.planner.framed_blocks
         node.planner.touch(A[:4])
-        node.mover.wake()
+        node.write_behind.wake()
         node.run(asyncio.sleep(0.05))
         assert node.planner.framed_blocks == 4
         node.put(B, 0, 16, parts=(FULL,))  # A[5:] leaves the arena, and for good

@@ -199,7 +199,7 @@ class Planner:
     # ---- deleting ------------------------------------------------------------------------------
 
     def delete(self, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> Deletion:
-        """Forget blocks now. What may be on disk is the mover's to bury."""
+        """Forget blocks now. What may be on disk is the write-behind's to bury."""
         blocks = (self.index.get(namespace_id, key) for key in keys)
         return self._forget([block for block in blocks if block is not None], Reason.DELETED)
 

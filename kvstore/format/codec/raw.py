@@ -6,7 +6,7 @@ from kvstore.format.codec.base import fill
 
 
 class RawCodec:
-    """Stores the bytes themselves. The mover skips it where it can read straight into a slot."""
+    """Stores the bytes themselves. Write-behind skips it where it can read straight into a slot."""
 
     id = 0
     name = "raw"

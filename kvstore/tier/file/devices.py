@@ -32,7 +32,7 @@ HANG_S = 10.0
 
 
 class Devices:
-    """The file tier the mover uses. Implements `Tier[Placed]`.
+    """The file tier that `kvstore.move` uses. Implements `Tier[Placed]`.
 
     capacity_bytes, free_bytes_min, segment_nbytes, threads: of each directory. hang_s: a call that
     takes longer takes its device out of use. disks: one for each path.

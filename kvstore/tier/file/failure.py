@@ -1,4 +1,4 @@
-"""What a disk does wrong, as outcomes the mover can tell apart."""
+"""What a disk does wrong, as outcomes that callers can tell apart."""
 
 from __future__ import annotations
 

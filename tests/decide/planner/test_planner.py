@@ -360,7 +360,7 @@ TestBudget.settings = settings(max_examples=80, stateful_step_count=40, deadline
 
 
 class Node:
-    """A planner over spaces of a few records, with the mover's part done at once."""
+    """A planner over spaces of a few records, with every move done at once."""
 
     def __init__(self, dram_records: int, file_records: int = 100) -> None:
         self.file = CountingSpace(file_records * RECORD)

@@ -1,4 +1,4 @@
-"""Frames to write, and a tier with the few lines a mover needs."""
+"""Frames to write, and a tier with the few lines a caller needs."""
 
 from __future__ import annotations
 
