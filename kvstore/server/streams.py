@@ -68,9 +68,11 @@ class Streams:
             async with asyncio.timeout(None) as limit:
                 async for message in messages:
                     await self._take(putting, memoryview(message.chunk))
-                    if limit.when() is None and putting.grants:
-                        lease_s = putting.grants[0].deadline_s * LEASE_MARGIN
-                        limit.reschedule(asyncio.get_running_loop().time() + lease_s)
+                    if limit.when() is None:  # bytes that are refused have no more time than others
+                        grants = putting.grants
+                        lease_s = grants[0].deadline_s if grants else self._store.limits.lease_s
+                        end = asyncio.get_running_loop().time() + lease_s * LEASE_MARGIN
+                        limit.reschedule(end)
                 putting.finish()
                 await asyncio.to_thread(putting.verify)
             return await putting.commit()

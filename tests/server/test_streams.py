@@ -189,6 +189,27 @@ def test_a_put_reserves_what_has_come_and_no_more(own: Daemon) -> None:
     attacked(own, attack)
 
 
+def test_a_put_that_trickles_ends_with_a_lease_even_if_all_of_it_is_refused() -> None:
+    """It would keep one of few turns for as long as it likes."""
+    with Daemon("limits.lease_s=1", "dram.capacity=1MiB", "dram.extent=1MiB", file=False) as daemon:
+        client = Client(daemon.start().target)
+        client.register(SPACE)
+
+        def trickle() -> Iterator[pb.PutRequest]:
+            yield header(sample_keys("trickled", 2))
+            for _ in range(100):
+                yield pb.PutRequest(chunk=b"x")
+                time.sleep(0.1)
+
+        began = time.monotonic()
+        with grpc.insecure_channel(daemon.target) as channel, pytest.raises(grpc.RpcError) as ended:
+            rpc.KVStoreStub(channel).Put(trickle(), timeout=60)
+        assert ended.value.code() == grpc.StatusCode.UNAVAILABLE
+        assert time.monotonic() - began < 5
+        assert refused(client, "Put/Unavailable/slow_stream") == 1
+        client.close()
+
+
 def test_nothing_is_published_if_the_last_record_is_wrong(own: Daemon) -> None:
     keys = sample_keys("last is wrong", 4)
     records = sample_records(keys, MIB)
