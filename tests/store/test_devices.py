@@ -72,7 +72,12 @@ def until(node: Node, condition: Callable[[], bool]) -> None:
 
 
 def hit(node: Node, keys: list[BlockKey]) -> int:
-    return node.store.match(SPEC.id, keys).hit_blocks
+    """Ask on the event loop, as the server does: a match may free frames that a delete killed."""
+
+    async def match() -> int:
+        return node.store.match(SPEC.id, keys).hit_blocks
+
+    return node.run(match())
 
 
 def test_blocks_of_a_disk_that_cannot_be_read_are_gone_with_a_reason_until_it_can(
