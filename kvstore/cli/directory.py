@@ -19,8 +19,8 @@ from kvstore.cli.words import SHORT_CHARS, size
 from kvstore.model.block import NamespaceId
 from kvstore.model.errors import ConfigError
 from kvstore.tier.file import Audit, Damage, FileTier, RealDisk, SegmentReport
+from kvstore.tier.file.devices.roster import OWN_NAME
 from kvstore.tier.file.directory import LOCK_NAME
-from kvstore.tier.file.roster import OWN_NAME
 from kvstore.tier.file.segment_file import parse_segment_name
 from kvstore.tier.file.spec_files import remove_spec_files, spec_files_in
 

@@ -14,7 +14,7 @@ from kvstore.decide.planner import DAEMON_SESSION, Read
 from kvstore.model.block import BlockKey, FilePlace, Grant, Slot, Span
 from kvstore.model.checksum import checksum
 from kvstore.testing.disks import FaultyDisk, failing
-from kvstore.tier.file import admission
+from kvstore.tier.file.devices import admission
 from tests.sim.loop import SimLoop
 from tests.store.node import FULL, SPEC, WINDOW, Node, chain, record_bytes
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from kvstore.testing.disks import FaultyDisk, failing
-from kvstore.tier.file import DeviceState, admission
+from kvstore.tier.file import DeviceState
+from kvstore.tier.file.devices import admission
 from tests.store.node import SPEC, Node, chain
 
 WAIT_S = 10.0

@@ -15,7 +15,8 @@ from kvstore.decide.planner import DAEMON_SESSION
 from kvstore.model.block import BlockKey
 from kvstore.model.outcome import Reason
 from kvstore.testing.disks import FaultyDisk, failing
-from kvstore.tier.file import Device, DeviceState, DiskFailed, admission
+from kvstore.tier.file import Device, DeviceState, DiskFailed
+from kvstore.tier.file.devices import admission
 from tests.store.node import FULL, SPEC, Node, chain, record_bytes
 
 CHAINS = [chain(name, 16) for name in range(8)]

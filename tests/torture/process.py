@@ -20,7 +20,8 @@ from kvstore.decide.planner.eviction import Eviction
 from kvstore.decide.planner.ledger import Ledger
 from kvstore.move import object_side
 from kvstore.move.object_upload import ObjectUpload
-from kvstore.tier.file import admission, devices, tier
+from kvstore.tier.file import tier
+from kvstore.tier.file.devices import admission, devices
 from tests.torture.control import Steered
 from tests.torture.disk import SteeredDisk
 

@@ -27,8 +27,8 @@ segment may hold the tombstone of a block that this release would then serve aga
 """
 
 from kvstore.tier.file.audit import Audit, Damage, NamespaceReport, Problem, SegmentReport
-from kvstore.tier.file.device import Device, DeviceState, Mount, Placed
-from kvstore.tier.file.devices import Devices
+from kvstore.tier.file.devices.device import Device, DeviceState, Mount, Placed
+from kvstore.tier.file.devices.devices import Devices
 from kvstore.tier.file.disk import Disk, RealDisk, Sizes
 from kvstore.tier.file.failure import DiskFailed, DiskFull, DiskHung
 from kvstore.tier.file.found import FrameRecord

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from kvstore.tier.file.devices.note import Note, read_note, write_note
 from kvstore.tier.file.disk import RealDisk
-from kvstore.tier.file.note import Note, read_note, write_note
 
 
 def test_the_newest_note_is_read(tmp_path: Path) -> None:

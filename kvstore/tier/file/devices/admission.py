@@ -20,10 +20,10 @@ from typing import Protocol
 from kvstore.format.frame import NO_SEQUENCE, FrameHeader
 from kvstore.model.errors import ConfigError, KVStoreError
 from kvstore.system.background import keep_running
-from kvstore.tier.file import roster
-from kvstore.tier.file.device import Device, DeviceState, Mount, Placed
+from kvstore.tier.file.devices import roster
+from kvstore.tier.file.devices.device import Device, DeviceState, Mount, Placed
+from kvstore.tier.file.devices.survey import survey, tick_s
 from kvstore.tier.file.failure import DiskFailed, DiskFull, DiskUnreadable
-from kvstore.tier.file.survey import survey, tick_s
 from kvstore.tier.file.threads import run_blocking
 from kvstore.tier.file.tier import FileTier, Recovered
 

@@ -15,12 +15,12 @@ from typing import Any, NamedTuple, TypeVar
 from kvstore.format.frame import FrameHeader
 from kvstore.model.block import BlockKey, NamespaceId
 from kvstore.system.threads import outlive
+from kvstore.tier.file.devices.watch import Watch
 from kvstore.tier.file.disk import Disk
 from kvstore.tier.file.failure import DiskFailed, DiskHung
 from kvstore.tier.file.found import FrameRecord
 from kvstore.tier.file.space import FileExtent, FramePlace
 from kvstore.tier.file.tier import FileTier
-from kvstore.tier.file.watch import Watch
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)

@@ -19,12 +19,12 @@ from kvstore.format.frame import FrameHeader
 from kvstore.model.block import BlockKey, NamespaceId
 from kvstore.model.errors import ConfigError, KVStoreError
 from kvstore.tier.base import Then
-from kvstore.tier.file.admission import Admission, Listener
-from kvstore.tier.file.device import Device, DeviceState, Mount, Placed
+from kvstore.tier.file.devices.admission import Admission, Listener
+from kvstore.tier.file.devices.device import Device, DeviceState, Mount, Placed
+from kvstore.tier.file.devices.note import Note, read_note, write_note
 from kvstore.tier.file.disk import Disk, RealDisk
 from kvstore.tier.file.failure import DiskFailed, DiskFull
 from kvstore.tier.file.found import FrameRecord
-from kvstore.tier.file.note import Note, read_note, write_note
 from kvstore.tier.file.space import Space
 from kvstore.tier.file.tier import CLOSE_TIMEOUT_S, SEGMENT_NBYTES, FileTier
 

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 from kvstore.model.errors import ConfigError, Incompatible, KVStoreError
-from kvstore.tier.file.device import Device, DeviceState
+from kvstore.tier.file.devices.device import Device, DeviceState
 from kvstore.tier.file.failure import DiskFailed, DiskFull
 
 T = TypeVar("T")

@@ -1,0 +1,1 @@
+"""Several directories as one file tier: see `devices.py`."""
