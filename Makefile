@@ -1,7 +1,7 @@
 # Every command a developer or CI runs. `make` alone lists them.
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-demo demo demo-native slowed test test-fast test-vllm-matrix soak
-.PHONY: gpu gpu-site faults torture sim fuzz check fmt proto dashboard man clean
+.PHONY: gpu gpu-site faults torture sim fuzz check fmt proto dashboard man docs clean
 .SILENT:
 
 BIN := .venv/bin
@@ -127,6 +127,11 @@ dashboard: setup ## write the Grafana dashboard from the metric names
 
 man: setup ## a man page for each command, under build/man
 	$(BIN)/python -m kvstore man build/man
+
+docs: setup ## the documentation site in build/site: links looked up, examples run, no warning
+	$(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	$(BIN)/python -m pytest $(PARALLEL) tests/docs $(ARGS)
 
 clean: ## remove what was built (not the environments)
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -102,11 +102,16 @@ def reason_text(reason: Reason, left_s: float) -> str:
     return _REASONS[reason][0].format(left=duration(left_s))
 
 
+def advice_text(reason: Reason) -> str:
+    """Return what to do about a miss; "" for nothing."""
+    return _REASONS[reason][1]
+
+
 def ending_lines(ending: Ending) -> list[str]:
     """Return what ended a hit, and then what to do about it, if anything."""
     group = f" (KV cache group {ending.group})" if ending.group else ""
     lines = [f"block {ending.block}{group}: {reason_text(ending.reason, ending.left_s)}"]
-    advice = _REASONS[ending.reason][1]
+    advice = advice_text(ending.reason)
     if advice:
         lines.append(f"what to do: {advice}{':' if ending.differs else ''}")
     return lines + [f"  {field}" for field in ending.differs]

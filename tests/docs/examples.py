@@ -12,8 +12,8 @@ from kvstore.cli import main
 from kvstore.cli.tree import walk
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-LANGUAGES = {"bash", "console", "json", "python", "toml", "text"}
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+LANGUAGES = {"bash", "console", "json", "python", "toml", "text", "yaml"}
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _OPERATORS = {"|", "||", "&&", ";", "&"}
 

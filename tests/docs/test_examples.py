@@ -330,7 +330,7 @@ def test_the_headers_of_hints_are_those_that_are_read() -> None:
 
 @pytest.mark.parametrize("document", ["README.md", "ARCHITECTURE.md", "CHANGELOG.md", "docs"])
 def test_settings_that_documents_name_exist(document: str) -> None:
-    paths = sorted((ROOT / document).glob("*.md")) if document == "docs" else [ROOT / document]
+    paths = sorted((ROOT / document).rglob("*.md")) if document == "docs" else [ROOT / document]
     known = tomllib.loads(load_settings(None, ()).to_toml())
     for path in paths:
         for section, name in re.findall(rf"`({'|'.join(known)})\.(\w+)[`=]", path.read_text()):
