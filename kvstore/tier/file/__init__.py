@@ -33,7 +33,7 @@ from kvstore.tier.file.disk import Disk, RealDisk, Sizes
 from kvstore.tier.file.failure import DiskFailed, DiskFull, DiskHung
 from kvstore.tier.file.found import FrameRecord
 from kvstore.tier.file.pages import aligned_buffer, aligned_copy
-from kvstore.tier.file.space import FileExtent
+from kvstore.tier.file.segment import FileExtent
 from kvstore.tier.file.tier import FileTier, Recovered
 
 __all__ = [

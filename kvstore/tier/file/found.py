@@ -21,7 +21,7 @@ from kvstore.format.frame.packed import Ints, Unsigned
 from kvstore.model.block import BlockKey, NamespaceId
 from kvstore.tier.file.live import Deaths
 from kvstore.tier.file.recovery import LoadedSegment
-from kvstore.tier.file.space import FileExtent, FramePlace
+from kvstore.tier.file.segment import FileExtent, FramePlace
 
 _HEADS_OF_A_KEY = 4  # a key is four numbers of eight bytes; the first one is its head
 

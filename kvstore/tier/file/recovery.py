@@ -31,8 +31,8 @@ from kvstore.model.errors import ConfigError, Incompatible
 from kvstore.tier.file.disk import Disk, Sizes
 from kvstore.tier.file.failure import disk_errors
 from kvstore.tier.file.pages import aligned_buffer
+from kvstore.tier.file.segment import Hole, Phase, PlacedFrame, Segment, State
 from kvstore.tier.file.segment_file import SegmentFiles, transfer
-from kvstore.tier.file.space import Hole, Phase, PlacedFrame, Segment, State
 
 _log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from kvstore.model.errors import CorruptBlock, InvalidRequest
 from kvstore.tier.file.disk import Disk
 from kvstore.tier.file.failure import DiskFailed, disk_errors
 from kvstore.tier.file.pages import aligned_copy
-from kvstore.tier.file.space import Hole, Measured
+from kvstore.tier.file.segment import Hole, Measured
 
 IOV_MAX = os.sysconf("SC_IOV_MAX")
 _NAME = re.compile(r"([0-9a-f]{16})-([0-9a-f]{16})\.segment")

@@ -1,147 +1,31 @@
-"""Who lives where in the segments, and what it costs: pure bookkeeping, no I/O.
+"""The room in one directory, counted before anything is written: pure bookkeeping, no I/O.
 
-The cap is kept by counting before anything is written: the measured physical bytes of every file,
-what is set aside and not yet written, and the footers that unsealed segments will still get. Freed
-space counts until its hole is really punched.
+The cap bounds the measured physical bytes of every file, the bytes set aside and not yet written,
+and the footers that unsealed segments will still get. Freed bytes count until their hole is really
+punched.
 """
 
 from __future__ import annotations
 
-import asyncio
-import secrets
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from enum import Enum, auto
-from typing import NamedTuple
+from collections.abc import Sequence
 
-from kvstore.format.frame import (
-    FOOTER_RECORD_NBYTES_MAX,
-    NO_SEQUENCE,
-    FrameHeader,
-    SegmentTag,
-    pack_header,
-)
+from kvstore.format.frame import FOOTER_RECORD_NBYTES_MAX, FrameHeader, pack_header
 from kvstore.model.block import PAGE_NBYTES, padded
 from kvstore.model.errors import ConfigError, InvalidRequest
-from kvstore.tier.file.disk import Sizes
+from kvstore.tier.file.segment import (
+    SEGMENT_OVERHEAD_NBYTES,
+    FileExtent,
+    Hole,
+    Measured,
+    PlacedFrame,
+    Segment,
+    State,
+)
+from kvstore.tier.file.segments import Segments
 
 SEGMENT_NBYTES_MIN = 1 << 16
 CAPACITY_BYTES_MIN = 1 << 18
 RESERVE_NBYTES_MAX = 1 << 20
-# What a segment costs beside its frames: header page, rounding of the footer, trailer page.
-SEGMENT_OVERHEAD_NBYTES = 3 * PAGE_NBYTES
-
-
-class FileExtent(NamedTuple):
-    """A place in the file tier: bytes [offset, offset + nbytes) of a segment."""
-
-    segment: int
-    offset: int
-    nbytes: int
-
-
-class FramePlace(NamedTuple):
-    """Where a frame is, under a name that no later segment of the directory gets."""
-
-    tag: SegmentTag
-    offset: int
-
-
-class Hole(NamedTuple):
-    """A freed range. set_aside_nbytes: what a failed write may have left there, still charged."""
-
-    offset: int
-    nbytes: int
-    set_aside_nbytes: int = 0
-
-
-class Measured(NamedTuple):
-    """Bytes a file takes. Writes that ended before a measurement of a lower order are in it."""
-
-    physical_nbytes: int
-    order: int
-
-
-class State(Enum):
-    """Of a frame."""
-
-    SET_ASIDE = auto()
-    WRITING = auto()
-    FAILED = auto()  # some of it may be on disk; it may be written again
-    WRITTEN = auto()
-
-
-class Phase(Enum):
-    """Of a segment."""
-
-    OPEN = auto()  # takes frames
-    FULL = auto()  # takes no more; gets its footer when its last write has ended
-    CLOSED = auto()  # sealed, or given up as it is: the next start scans it
-
-
-@dataclass(slots=True)
-class PlacedFrame:
-    """A frame that was not freed.
-
-    frame_nbytes: encoded size, at most nbytes; what is left of the extent stays a hole.
-    packed: the header for the footer, until the segment closes. page: lent until written.
-    write: which of its segment's writes it was; 0 for one found on disk.
-    """
-
-    nbytes: int
-    is_tombstone: bool
-    state: State = State.SET_ASIDE
-    frame_nbytes: int = 0
-    packed: bytes = b""
-    page: memoryview | None = None
-    write: int = 0
-
-
-@dataclass(slots=True, eq=False)
-class Segment:
-    """One file."""
-
-    tag: SegmentTag
-    phase: Phase = Phase.OPEN
-    end: int = PAGE_NBYTES  # where the next frame goes
-    frames: dict[int, PlacedFrame] = field(default_factory=dict)  # by offset
-    runs: int = 0  # of `frames`
-    pending: int = 0  # of `frames`, not WRITTEN
-    placed: int = 0  # frames ever, freed or not
-    holes: list[Hole] = field(default_factory=list)  # freed, to be punched
-    run_sequence_min: int = NO_SEQUENCE  # of any run the file may still hold
-    tombstone_sequence_max: int = 0
-    physical_nbytes: int = 0
-    set_aside_nbytes: int = 0
-    measured_order: int = -1
-    fd: int | None = None  # for writing, until the segment closes
-    writes: int = 0
-    writes_synced: int = 0  # durable, or somebody was told that they are not
-    writes_durable: int = 0
-    sync_failures: int = 0  # what was written before one may be gone: such a file gets no footer
-    given_up: set[int] = field(default_factory=set)  # offsets of frames freed before durable
-    busy: asyncio.Lock = field(default_factory=asyncio.Lock)  # create, sync, seal, one at a time
-
-    @property
-    def overhead_nbytes(self) -> int:
-        """What closing this segment may still add to the file."""
-        if self.phase is Phase.CLOSED:
-            return 0
-        return SEGMENT_OVERHEAD_NBYTES + self.placed * FOOTER_RECORD_NBYTES_MAX
-
-    @property
-    def not_durable(self) -> set[int]:
-        """Offsets of frames, freed or not, that no fdatasync is known to have covered."""
-        return self.given_up.union(at for at, f in self.frames.items() if not self.is_durable(f))
-
-    def is_durable(self, frame: PlacedFrame) -> bool:
-        """Say whether an fdatasync is known to cover a frame of this segment."""
-        return frame.state is State.WRITTEN and frame.write <= self.writes_durable
-
-    @property
-    def packed_headers(self) -> list[bytes]:
-        """What the footer lists, in file order."""
-        return [f.packed for _, f in sorted(self.frames.items()) if f.state is State.WRITTEN]
 
 
 class Space:
@@ -158,30 +42,15 @@ class Space:
         self.room_bytes = capacity_bytes  # what the disk leaves of it: see `leave_free`
         self.segment_nbytes = segment_nbytes
         self.reserve_nbytes = min(RESERVE_NBYTES_MAX, capacity_bytes // 32)  # for tombstones
-        self.segments: dict[int, Segment] = {}
-        self.unclosed: dict[int, Segment] = {}
-        self.current: Segment | None = None
-        self.next_number = 1
-        self.physical_nbytes = 0  # measured and set aside, over all segments
-        self.freeing_nbytes = 0  # in holes that are not yet punched
-        # The lowest sequence of a run that has a number, and is not known here yet.
-        self.expected: Callable[[], int] = lambda: NO_SEQUENCE
+        self.segments = Segments()
+        self.freeing_nbytes = 0  # in holes that are not yet punched: available without more frees
 
     @property
     def available_nbytes(self) -> int:
         """What runs and their overhead may still take; negative when the cap is exceeded."""
-        closing = sum(segment.overhead_nbytes for segment in self.unclosed.values())
+        closing = sum(segment.overhead_nbytes for segment in self.segments.unclosed.values())
         cap = min(self.capacity_bytes, self.room_bytes)
-        return cap - self.reserve_nbytes - self.physical_nbytes - closing
-
-    @property
-    def not_durable(self) -> set[FramePlace]:
-        """Where frames are, or were, that no fdatasync is known to have covered."""
-        return {
-            FramePlace(segment.tag, offset)
-            for segment in self.segments.values()
-            for offset in segment.not_durable
-        }
+        return cap - self.reserve_nbytes - self.segments.physical_nbytes - closing
 
     def set_capacity(self, nbytes: int) -> None:
         """Change the cap. What is over a lower one is for the caller to evict."""
@@ -190,7 +59,7 @@ class Space:
 
     def leave_free(self, free_nbytes: int, kept_nbytes: int) -> None:
         """Note what is free on the disk, of which `kept_nbytes` are for others."""
-        on_disk = sum(segment.physical_nbytes for segment in self.segments.values())
+        on_disk = sum(segment.physical_nbytes for segment in self.segments)
         self.room_bytes = on_disk + free_nbytes - kept_nbytes
 
     @property
@@ -207,32 +76,34 @@ class Space:
             raise InvalidRequest(
                 f"a frame of {nbytes} bytes; 1..{self.frame_nbytes_max} are allowed"
             )
-        current = self.current
+        current = self.segments.current
         if current is not None and current.end + size > self.segment_nbytes:
             current = None
         cost = size + FOOTER_RECORD_NBYTES_MAX + (SEGMENT_OVERHEAD_NBYTES if current is None else 0)
         if not is_tombstone and cost > self.available_nbytes:
             return None
-        segment = current or self._roll_over()
+        segment = current or self.segments.roll_over()
         extent = FileExtent(segment.tag.number, segment.end, size)
         segment.frames[segment.end] = PlacedFrame(size, is_tombstone)
         segment.end += size
         segment.placed += 1
         segment.pending += 1
         segment.runs += not is_tombstone
-        self._charge(segment, set_aside=size)
+        self.segments.charge(segment, set_aside=size)
         return extent
 
     def find(self, extent: FileExtent) -> tuple[Segment, PlacedFrame]:
-        """Return what stands at `extent`. Raises InvalidRequest if it was freed or never given."""
-        segment = self.segments.get(extent.segment)
-        frame = segment.frames.get(extent.offset) if segment is not None else None
-        if segment is None or frame is None or frame.nbytes != extent.nbytes:
+        """Return the frame at `extent` and its segment.
+
+        Raises InvalidRequest if it was freed or never allocated.
+        """
+        found = self.segments.look_up(extent)
+        if found is None or found[1].nbytes != extent.nbytes:
             raise InvalidRequest(f"{extent} is not allocated")
-        return segment, frame
+        return found
 
     def encoded(self, extent: FileExtent, header: FrameHeader, page: memoryview) -> None:
-        """Note what will be written at `extent`, and the page lent for it."""
+        """Note what will be written at `extent`, and its header page."""
         segment, frame = self.find(extent)
         frame.packed, frame.page, frame.frame_nbytes = pack_header(page), page, header.nbytes
         if frame.is_tombstone:
@@ -247,20 +118,21 @@ class Space:
         segment.pending -= 1
         segment.writes += 1
         frame.write = segment.writes
-        self._charge(segment, set_aside=-frame.nbytes)
+        self.segments.charge(segment, set_aside=-frame.nbytes)
         self.measured(segment, measured)
 
     def is_lost(self, extent: FileExtent) -> bool:
         """Say whether a written frame was in an fdatasync that failed, or not in any yet."""
-        segment = self.segments.get(extent.segment)
-        frame = segment.frames.get(extent.offset) if segment is not None else None
-        return segment is not None and frame is not None and frame.write > segment.writes_durable
+        found = self.segments.look_up(extent)
+        return found is not None and found[1].write > found[0].writes_durable
 
     def measured(self, segment: Segment, measured: Measured) -> None:
         """Note the size of a file. A measurement that began before the last one changes nothing."""
         if measured.order > segment.measured_order:
             segment.measured_order = measured.order
-            self._charge(segment, physical=measured.physical_nbytes - segment.physical_nbytes)
+            self.segments.charge(
+                segment, physical=measured.physical_nbytes - segment.physical_nbytes
+            )
 
     def free(self, extent: FileExtent) -> None:
         """Give a range up. Raises InvalidRequest if it is unknown or being written."""
@@ -274,7 +146,7 @@ class Space:
         if frame.state is not State.WRITTEN:
             segment.pending -= 1
         if frame.state is State.SET_ASIDE:
-            self._charge(segment, set_aside=-frame.nbytes)
+            self.segments.charge(segment, set_aside=-frame.nbytes)
         else:
             left = frame.nbytes if frame.state is State.FAILED else 0
             self.add_hole(segment, Hole(extent.offset, extent.nbytes, left))
@@ -302,84 +174,17 @@ class Space:
     def punched(self, segment: Segment, holes: Sequence[Hole]) -> None:
         """Stop waiting for holes, done or given up. Call `measured` first."""
         self.freeing_nbytes -= sum(hole.nbytes for hole in holes)
-        self._charge(segment, set_aside=-sum(hole.set_aside_nbytes for hole in holes))
-
-    def retire(self, segment: Segment) -> None:
-        """Take no more frames into `segment`."""
-        if segment.phase is Phase.OPEN:
-            segment.phase = Phase.FULL
-        if self.current is segment:
-            self.current = None
+        self.segments.charge(segment, set_aside=-sum(hole.set_aside_nbytes for hole in holes))
 
     def abandon(self) -> None:
         """Forget every range that was set aside and not written, and take no more frames."""
-        for segment in list(self.unclosed.values()):
+        for segment in list(self.segments.unclosed.values()):
             for offset, frame in list(segment.frames.items()):
                 if frame.state in (State.SET_ASIDE, State.FAILED):
                     self.free(FileExtent(segment.tag.number, offset, frame.nbytes))
-            self.retire(segment)
-
-    def closed(self, segment: Segment) -> None:
-        """Note that `segment` got its footer, or never will."""
-        segment.phase = Phase.CLOSED
-        self.unclosed.pop(segment.tag.number, None)
-        for frame in segment.frames.values():
-            frame.packed = b""
-
-    def sealable(self) -> list[Segment]:
-        """Return full segments that wait for their footer. Dead ones are unlinked instead."""
-        full = [s for s in self.unclosed.values() if s.phase is Phase.FULL and not s.pending]
-        return [s for s in full if s.runs or self.is_needed(s)]
-
-    def unlinkable(self) -> list[Segment]:
-        """Return segments that hold nothing any more."""
-        return [
-            segment
-            for segment in self.segments.values()
-            if not segment.runs
-            and not segment.pending
-            and segment.phase is not Phase.OPEN
-            and not self.is_needed(segment)
-        ]
-
-    def is_needed(self, segment: Segment) -> bool:
-        """Say whether another file may still hold a run that a tombstone in this one kills."""
-        newest = segment.tombstone_sequence_max
-        if not segment.frames or not newest:
-            return False
-        return self.expected() < newest or any(
-            other.run_sequence_min < newest
-            for other in self.segments.values()
-            if other is not segment
-        )
-
-    def add(self, segment: Segment, sizes: Sizes) -> None:
-        """Take in a segment found on disk, with its frames."""
-        self.segments[segment.tag.number] = segment
-        if segment.phase is not Phase.CLOSED:
-            self.unclosed[segment.tag.number] = segment
-        self.next_number = max(self.next_number, segment.tag.number + 1)
-        self._charge(segment, physical=sizes.physical_nbytes)
+            self.segments.retire(segment)
 
     def remove(self, segment: Segment) -> None:
         """Forget a segment whose file is durably gone."""
         self.freeing_nbytes -= sum(hole.nbytes for hole in segment.holes)
-        self._charge(
-            segment, physical=-segment.physical_nbytes, set_aside=-segment.set_aside_nbytes
-        )
-        self.unclosed.pop(segment.tag.number, None)
-        del self.segments[segment.tag.number]
-
-    def _roll_over(self) -> Segment:
-        if self.current is not None:
-            self.retire(self.current)
-        segment = Segment(SegmentTag(self.next_number, secrets.randbits(64)))
-        self.next_number += 1
-        self.segments[segment.tag.number] = self.unclosed[segment.tag.number] = segment
-        self.current = segment
-        return segment
-
-    def _charge(self, segment: Segment, *, physical: int = 0, set_aside: int = 0) -> None:
-        segment.physical_nbytes += physical
-        segment.set_aside_nbytes += set_aside
-        self.physical_nbytes += physical + set_aside
+        self.segments.remove(segment)

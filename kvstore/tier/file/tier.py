@@ -29,15 +29,9 @@ from kvstore.tier.file.found import Found, FrameRecord, Taken
 from kvstore.tier.file.live import live_positions
 from kvstore.tier.file.pages import PagePool
 from kvstore.tier.file.recovery import LoadedSegment, adopted, load_segment
+from kvstore.tier.file.segment import FileExtent, FramePlace, PlacedFrame, Segment, State
 from kvstore.tier.file.segment_file import SegmentFiles, parse_segment_name
-from kvstore.tier.file.space import (
-    FileExtent,
-    FramePlace,
-    PlacedFrame,
-    Segment,
-    Space,
-    State,
-)
+from kvstore.tier.file.space import Space
 from kvstore.tier.file.threads import Jobs, SmallJobs, run_blocking
 from kvstore.tier.file.upkeep import Upkeep
 
@@ -117,7 +111,7 @@ class FileTier:
     @property
     def physical_nbytes(self) -> int:
         """Bytes all segments really take, plus what is set aside and not yet written."""
-        return self._space.physical_nbytes
+        return self._space.segments.physical_nbytes
 
     @property
     def available_nbytes(self) -> int:
@@ -132,7 +126,7 @@ class FileTier:
     @property
     def holds_runs(self) -> bool:
         """Whether there is anything that could be freed."""
-        return any(segment.runs for segment in self._space.segments.values())
+        return self._space.segments.hold_runs
 
     @property
     def max_frame_nbytes(self) -> int:
@@ -351,7 +345,7 @@ class FileTier:
         """
         with self._call():
             created = self._created
-            dirty = [s for s in self._space.segments.values() if s.writes_synced < s.writes]
+            dirty = [s for s in self._space.segments if s.writes_synced < s.writes]
             jobs = [self._sync_segment(segment, segment.sync_failures) for segment in dirty]
             if self._created_synced < created:
                 jobs.append(self._sync_directory(created))
@@ -374,7 +368,7 @@ class FileTier:
 
     def keep_for(self, sequence_min: Callable[[], int]) -> None:
         """Keep tombstones for runs that have a number and no place yet; it returns the least."""
-        self._space.expected = sequence_min
+        self._space.segments.expected = sequence_min
 
     async def measure_free(self) -> None:
         """Look how much the disk has left, if some of it is for others."""
@@ -409,12 +403,14 @@ class FileTier:
             # lock is gone, a frame would vanish that whoever takes the directory next has found.
             await self.settle()
         await self._quiet.wait()
-        segments = self._space.segments.values()
+        segments = self._space.segments
         fds = [s.fd for s in segments if s.fd is not None]
         await self._run(partial(_close_all, self._disk, fds))
         await self._release()
         tags = {segment.tag for segment in segments}
-        return self._space.not_durable | {each for each in self.suspects if each.tag in tags}
+        return self._space.segments.not_durable | {
+            each for each in self.suspects if each.tag in tags
+        }
 
     async def settle(self) -> None:
         """Wait until footers, holes and unlinks that are due now are done."""
@@ -457,7 +453,7 @@ class FileTier:
 
     async def _recover(self, segments: Sequence[LoadedSegment], started: float) -> Recovered:
         for loaded in segments:
-            self._space.add(adopted(loaded), loaded.sizes)
+            self._space.segments.add(adopted(loaded), loaded.sizes)
         for loaded in segments:
             for gap in loaded.gaps:
                 self._space.add_hole(self._space.segments[loaded.tag.number], gap)

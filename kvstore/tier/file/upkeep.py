@@ -13,8 +13,9 @@ from typing import Any, Protocol
 
 from kvstore.format.frame import NO_SEQUENCE
 from kvstore.tier.file.failure import DiskFailed, DiskFull
+from kvstore.tier.file.segment import Phase, Segment
 from kvstore.tier.file.segment_file import SegmentFiles
-from kvstore.tier.file.space import Phase, Segment, Space
+from kvstore.tier.file.space import Space
 
 _log = logging.getLogger(__name__)
 
@@ -37,15 +38,15 @@ class Upkeep:
 
     def next(self) -> Callable[[], Awaitable[None]] | None:
         """Return the next piece that is due. Dead segments first: they need nothing else."""
-        dead = [s for s in self._space.unlinkable() if s not in self._given_up]
+        dead = [s for s in self._space.segments.unlinkable() if s not in self._given_up]
         if dead:
             return partial(self._unlink, dead)
-        for segment in self._space.segments.values():
+        for segment in self._space.segments:
             if segment.holes:
                 return partial(self._punch, segment)
-        for segment in self._space.sealable():
+        for segment in self._space.segments.sealable():
             return partial(self._seal, segment)
-        for segment in self._space.segments.values():
+        for segment in self._space.segments:
             if self._is_hollow(segment):
                 return partial(self._forget_runs, segment)
         return None
@@ -105,7 +106,7 @@ class Upkeep:
             await self._run(partial(self._files.sync, segment.fd))
         except (DiskFull, DiskFailed):
             segment.sync_failures += 1
-            self._space.retire(segment)
+            self._space.segments.retire(segment)
             raise
         segment.writes_synced = segment.writes_durable = writes
 
@@ -116,7 +117,7 @@ class Upkeep:
         except (DiskFull, DiskFailed) as error:
             _log.warning("no footer, the next start scans this segment: %s", error)
         await self._close_file(segment)
-        self._space.closed(segment)
+        self._space.segments.closed(segment)
         await self._measure(segment)
 
     async def _append_footer(self, segment: Segment) -> None:

@@ -19,7 +19,7 @@ from kvstore.tier.file.devices.watch import Watch
 from kvstore.tier.file.disk import Disk
 from kvstore.tier.file.failure import DiskFailed, DiskHung
 from kvstore.tier.file.found import FrameRecord
-from kvstore.tier.file.space import FileExtent, FramePlace
+from kvstore.tier.file.segment import FileExtent, FramePlace
 from kvstore.tier.file.tier import FileTier
 
 T = TypeVar("T")
