@@ -78,7 +78,7 @@ class Node:
             settings.file.capacity_bytes if settings.file.paths else 0,
             ",".join(settings.file.paths),
             settings.object.url,
-            self.store.stats()["blocks"],
+            self.store.report.stats()["blocks"],
             time.perf_counter() - began,
         )
 

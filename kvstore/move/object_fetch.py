@@ -45,8 +45,8 @@ LEASE_MARGIN = 0.8  # of a lease's time, to read into its slots
 STEP_BLOCKS = 128  # looked at before others run: about a millisecond
 
 
-class Writer(Protocol):
-    """The part of the store that takes records in."""
+class WriterPuts(Protocol):
+    """Takes records in."""
 
     async def reserve(
         self,
@@ -63,9 +63,23 @@ class Writer(Protocol):
         self, session: SessionId, lease_id: int, checksums: Sequence[int]
     ) -> object: ...
 
-    def release(self, session: SessionId, lease_ids: Sequence[int]) -> list[bool]: ...
+
+class WriterDeletes(Protocol):
+    """Deletes blocks that were deleted while they were on their way."""
 
     async def delete(self, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> int: ...
+
+
+class Writer(Protocol):
+    """The part of the store that takes records in."""
+
+    @property
+    def puts(self) -> WriterPuts: ...
+
+    @property
+    def deletes(self) -> WriterDeletes: ...
+
+    def release(self, session: SessionId, lease_ids: Sequence[int]) -> list[bool]: ...
 
     def view(self, slot: Slot) -> memoryview: ...
 
@@ -312,7 +326,7 @@ class ObjectFetch:
 
     async def _bring(self, window: _Window, places: _Places, watch: Watch) -> bool:
         """Write a window of records into the store. False: some could not be had."""
-        grant = await self.store.reserve(
+        grant = await self.store.puts.reserve(
             DAEMON_SESSION,
             window.namespace_id,
             window.keys,
@@ -336,9 +350,9 @@ class ObjectFetch:
                 return False
             left = iter(sums)
             checksums = [next(left) if slot is not None else 0 for slot in grant.slots]
-            await self.store.commit(DAEMON_SESSION, grant.lease_id, checksums)
+            await self.store.puts.commit(DAEMON_SESSION, grant.lease_id, checksums)
             if watch.dead:  # between two steps of the commit
-                await self.store.delete(window.namespace_id, list(watch.dead))
+                await self.store.deletes.delete(window.namespace_id, list(watch.dead))
                 return False
             return True
         finally:

@@ -69,7 +69,7 @@ class Putting:
             return
         end = min(end, fitting)
         before = asyncio.get_running_loop().time()
-        grant = await self._store.reserve(
+        grant = await self._store.puts.reserve(
             DAEMON_SESSION,
             NamespaceId(self._header.namespace_id),
             self._keys[begin:end],
@@ -105,7 +105,7 @@ class Putting:
         begins = [0, *self._ends]
         done = await asyncio.gather(
             *(
-                self._store.commit(
+                self._store.puts.commit(
                     DAEMON_SESSION,
                     grant.lease_id,
                     self._header.checksums[begin:end],

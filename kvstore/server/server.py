@@ -123,7 +123,7 @@ class Server:
             listener = listen_unix(arena_socket_path(self._socket), socket.SOCK_SEQPACKET)
             arena = ArenaHost(
                 listener,
-                self._store,
+                self._store.sessions,
                 self._store.arena,
                 self._epoch,
                 self._boundary.refused,
@@ -134,7 +134,7 @@ class Server:
             calls = CallServer(
                 listen_unix(call_socket_path(self._socket), socket.SOCK_STREAM),
                 [self._hot(method) for method in METHODS],
-                self._store.processes,
+                self._store.sessions.processes,
                 self._boundary.refused,
             )
             await calls.start()
@@ -211,7 +211,7 @@ class Server:
             return "draining: the daemon is shutting down"
         if not self._serving:
             return f"starting for {time.monotonic() - self._opened:.0f} s: see the daemon's log"
-        return self._store.trouble()
+        return self._store.report.trouble()
 
     async def _report(self, ready: bool) -> None:
         """Tell gRPC's health service, and the log, whether the daemon is ready."""

@@ -99,7 +99,7 @@ class Service(rpc.KVStoreServicer):
         if request.token:
             if len(request.token) not in TOKEN_CHARS or len(request.client) > CLIENT_CHARS_MAX:
                 raise InvalidRequest("a token has 16 to 128 characters, a client name up to 256")
-            session = self._store.open_session(request.token, request.client)
+            session = self._store.sessions.open(request.token, request.client)
         return pb.OpenSessionReply(
             session=session,
             instance=self._epoch.name,
@@ -113,11 +113,11 @@ class Service(rpc.KVStoreServicer):
         self, request: pb.RegisterNamespaceRequest, context: Context
     ) -> pb.RegisterNamespaceReply:
         namespace = Namespace.from_json(request.spec_json, request.name)
-        namespace_id = self._store.register(namespace)
+        namespace_id = self._store.namespaces.register(namespace)
         return pb.RegisterNamespaceReply(namespace_id=namespace_id)
 
     async def Match(self, request: pb.MatchRequest, context: Context) -> pb.MatchReply:
-        match = self._store.match(
+        match = self._store.gets.match(
             self._known(request.namespace_id),
             self._keys(request.keys),
             request.skip_blocks,
@@ -136,7 +136,7 @@ class Service(rpc.KVStoreServicer):
         if len(request.request_id) > REQUEST_ID_CHARS_MAX:
             raise InvalidRequest(f"a request id has at most {REQUEST_ID_CHARS_MAX} characters")
         session = SessionId(request.session)
-        grant = await self._store.acquire(
+        grant = await self._store.gets.acquire(
             session,
             self._known(request.namespace_id),
             self._keys(request.keys),
@@ -155,7 +155,7 @@ class Service(rpc.KVStoreServicer):
 
     async def Reserve(self, request: pb.ReserveRequest, context: Context) -> pb.GrantReply:
         session = SessionId(request.session)
-        grant = await self._store.reserve(
+        grant = await self._store.puts.reserve(
             session,
             self._known(request.namespace_id),
             self._keys(request.keys),
@@ -168,7 +168,7 @@ class Service(rpc.KVStoreServicer):
         return await self._granted(grant, session, context)
 
     async def Commit(self, request: pb.CommitRequest, context: Context) -> pb.CommitReply:
-        done = await self._store.commit(
+        done = await self._store.puts.commit(
             SessionId(request.session),
             request.lease,
             list(request.checksums),
@@ -198,7 +198,7 @@ class Service(rpc.KVStoreServicer):
                 done = await self._streams.put(
                     header,
                     messages,
-                    namespace=self._store.namespace(namespace_id),
+                    namespace=self._store.namespaces.get(namespace_id),
                     keys=self._keys(header.keys),
                     wait_s=self._wait(header.wait_s),
                 )
@@ -210,7 +210,7 @@ class Service(rpc.KVStoreServicer):
         with self._store.in_use(namespace_id):
             async for reply in self._streams.get(
                 request,
-                namespace=self._store.namespace(namespace_id),
+                namespace=self._store.namespaces.get(namespace_id),
                 keys=self._keys(request.keys),
                 wait_s=self._wait(request.wait_s),
             ):
@@ -218,26 +218,26 @@ class Service(rpc.KVStoreServicer):
 
     async def Delete(self, request: pb.DeleteRequest, context: Context) -> pb.DeleteReply:
         namespace_id, keys = _namespace_id(request.namespace_id), self._keys(request.keys)
-        delete = self._store.drop_wrong if request.corrupt else self._store.delete
+        delete = self._store.deletes.drop_wrong if request.corrupt else self._store.deletes.delete
         return pb.DeleteReply(deleted=await delete(namespace_id, keys))
 
     async def Clear(self, request: pb.ClearRequest, context: Context) -> pb.DeleteReply:
         only = _namespace_id(request.namespace_id) if request.namespace_id else None
-        return pb.DeleteReply(deleted=await self._store.clear(only))
+        return pb.DeleteReply(deleted=await self._store.deletes.clear(only))
 
     async def Flush(self, request: pb.FlushRequest, context: Context) -> pb.FlushReply:
-        return pb.FlushReply(durable=await self._store.flush(self._wait(request.wait_s)))
+        return pb.FlushReply(durable=await self._store.puts.flush(self._wait(request.wait_s)))
 
     async def Stats(self, request: pb.StatsRequest, context: Context) -> pb.StatsReply:
         about = {"version": self._version, "instance": self._epoch.name, "pid": os.getpid()}
         more = {"totals": self._metrics.totals(), "addresses": self._addresses()}
-        return pb.StatsReply(json=json.dumps(about | self._store.stats() | more))
+        return pb.StatsReply(json=json.dumps(about | self._store.report.stats() | more))
 
     async def Scan(self, request: pb.ScanRequest, context: Context) -> pb.ScanReply:
         limit = min(request.limit or SCAN_ITEMS_MAX, SCAN_ITEMS_MAX)
         only = _namespace_id(request.namespace_id) if request.namespace_id else None
-        await self._store.recalled(SCAN_WAIT_S)
-        items = self._store.scan(only, parent_of(request.after), limit)
+        await self._store.report.recalled(SCAN_WAIT_S)
+        items = self._store.report.scan(only, parent_of(request.after), limit)
         return pb.ScanReply(
             items=[
                 pb.ScanItem(
@@ -257,7 +257,7 @@ class Service(rpc.KVStoreServicer):
         self, request: pb.ListNamespacesRequest, context: Context
     ) -> pb.ListNamespacesReply:
         after = request.after
-        left = [use for use in self._store.namespaces() if use.namespace_id > after]
+        left = [use for use in self._store.namespaces.all() if use.namespace_id > after]
         items: list[pb.NamespaceItem] = []
         nbytes = 0
         while left and nbytes < NAMESPACES_NBYTES_MAX:
@@ -269,11 +269,11 @@ class Service(rpc.KVStoreServicer):
 
     async def Outcomes(self, request: pb.OutcomesRequest, context: Context) -> pb.OutcomesReply:
         limit = min(request.limit or OUTCOMES_MAX, OUTCOMES_MAX)
-        outcomes = self._store.outcomes(request.request_id, limit)
+        outcomes = self._store.report.outcomes(request.request_id, limit)
         return pb.OutcomesReply(outcomes=map(outcome_to_message, outcomes))
 
     async def Explain(self, request: pb.ExplainRequest, context: Context) -> pb.ExplainReply:
-        explanation = self._store.explain(
+        explanation = self._store.report.explain(
             self._known(request.namespace_id), self._keys(request.keys)
         )
         return explanation_to_message(explanation)
@@ -328,9 +328,9 @@ class Service(rpc.KVStoreServicer):
         """Tell who records of a prefix that was asked for. Parts of it are nobody's request."""
         if request.keys and not request.spans:
             self._recorder.note(
-                engine=self._store.session_number(SessionId(request.session)),
+                engine=self._store.sessions.number(SessionId(request.session)),
                 namespace_id=request.namespace_id,
-                namespace=self._store.namespace(_namespace_id(request.namespace_id)),
+                namespace=self._store.namespaces.get(_namespace_id(request.namespace_id)),
                 keys=request.keys,
                 hit_blocks=grant.hit_blocks,
                 request_id=request.request_id,
@@ -379,7 +379,7 @@ class Service(rpc.KVStoreServicer):
 
     def _known(self, namespace_id: bytes) -> NamespaceId:
         known = _namespace_id(namespace_id)
-        self._store.namespace(known)
+        self._store.namespaces.get(known)
         return known
 
     def _keys(self, keys: bytes) -> Sequence[BlockKey]:

@@ -129,7 +129,7 @@ class Streams:
     ) -> pb.GetReply:
         """Copy records of `keys` to be sent; return the header that goes before them."""
         namespace_id = NamespaceId(request.namespace_id)
-        grant = await self._store.acquire(
+        grant = await self._store.gets.acquire(
             DAEMON_SESSION,
             namespace_id,
             keys,
@@ -145,7 +145,7 @@ class Streams:
         slots = zip(keys, grant.slots, found, strict=True)
         if wrong := [key for key, slot, is_right in slots if slot is not None and not is_right]:
             with contextlib.suppress(KVStoreError):
-                await self._store.drop_wrong(namespace_id, wrong)
+                await self._store.deletes.drop_wrong(namespace_id, wrong)
         return pb.GetReply(
             header=pb.GetHeader(found=found, checksums=grant.checksums, record_nbytes=record_nbytes)
         )

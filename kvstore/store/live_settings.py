@@ -88,12 +88,12 @@ class LiveSettings:
             later = [each.key for each in _differences(self.settings, wanted)]
             if later:
                 logger.warning("config=at_restart keys=%s", ",".join(later))
-        return Outcome(changed, self._store.over_caps())
+        return Outcome(changed, self._store.caps.over_caps())
 
     async def _take(self, settings: Settings) -> list[Changed]:
         before = self.settings
-        await self._store.check(settings)
-        self._store.reconfigure(settings)
+        await self._store.caps.check(settings)
+        self._store.caps.reconfigure(settings)
         logs.set_level(settings.server.log_level)
         self.settings = settings
         was = {each.key: _shown(each).value for each in entries(before)}
@@ -108,7 +108,7 @@ class LiveSettings:
     async def _settled(self, wait_s: float) -> str:
         """Wait until what is over a cap is gone; return what is not."""
         deadline = time.monotonic() + min(wait_s, WAIT_S_MAX)
-        while (over := self._store.over_caps()) and time.monotonic() < deadline:  # noqa: ASYNC110
+        while (over := self._store.caps.over_caps()) and time.monotonic() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(POLL_S)
         return over
 

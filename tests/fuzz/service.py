@@ -98,10 +98,10 @@ class Host:
             addresses=dict,
         )
         self.run(self._daemon.start({}, []))
-        store.register(NAMESPACE)
-        session = store.open_session(TOKEN, "fuzz")
+        store.namespaces.register(NAMESPACE)
+        session = store.sessions.open(TOKEN, "fuzz")
         self.session = session
-        self._member = store.join(session, TOKEN)
+        self._member = store.sessions.join(session, TOKEN)
         for name, message in seeds(self.session):
             self.call(name, [message])
 
@@ -122,12 +122,12 @@ class Host:
 
     def close(self) -> None:
         """End the session and see that it leaves nothing, and that the store still works."""
-        self._daemon.store.leave(self._member)
+        self._daemon.store.sessions.leave(self._member)
         self.run(asyncio.sleep(1.0))
-        stats = self._daemon.store.stats()
+        stats = self._daemon.store.report.stats()
         leased = stats["leases"], stats["dram"]["leased_bytes"], stats["file"]["leased_bytes"]
         assert leased == (0, 0, 0), stats
-        assert self.run(self._daemon.store.flush(20.0)), "the writer is dead"
+        assert self.run(self._daemon.store.puts.flush(20.0)), "the writer is dead"
         self.run(self._daemon.store.close())
         self._loop.close()
 

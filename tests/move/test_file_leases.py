@@ -61,7 +61,7 @@ def release(node: Node, grant: Grant) -> bool:
 
 
 def leased_bytes(node: Node) -> int:
-    return int(node.store.stats()["file"]["leased_bytes"])
+    return int(node.store.report.stats()["file"]["leased_bytes"])
 
 
 def physical(node: Node) -> int:
@@ -78,7 +78,7 @@ def test_what_only_files_have_is_read_there_byte_for_byte(tmp_path: Path) -> Non
         assert all(grant.places)
         assert all(place.offset % 4096 == 0 for place in grant.places if place)
         check(node, A, grant)
-        stats = node.store.stats()
+        stats = node.store.report.stats()
         assert stats["dram"]["blocks"] == 0, "nothing came up"
         assert stats["leases"] == 1
         assert 0 < leased_bytes(node) <= stats["file"]["leased_bytes_max"]
@@ -191,7 +191,7 @@ def test_a_delete_is_answered_at_once_and_the_bytes_stay_for_who_reads_them(
     path = stored(tmp_path / "kv", A)
     with Node(path) as node:
         grant = node.acquire(A, in_files=True)
-        assert node.run(node.store.delete(SPEC.id, A)) == len(A)
+        assert node.run(node.store.deletes.delete(SPEC.id, A)) == len(A)
         assert node.acquire(A, in_files=True).hit_blocks == 0
         before = physical(node)
         check(node, A, grant)
@@ -208,7 +208,7 @@ def test_a_deleted_block_does_not_come_back_when_the_daemon_dies_under_a_lease(
     path = stored(tmp_path / "kv", A)
     with Node(path) as node:
         node.acquire(A, in_files=True)
-        node.run(node.store.delete(SPEC.id, A))
+        node.run(node.store.deletes.delete(SPEC.id, A))
     with Node(path) as node:
         assert node.acquire(A).hit_blocks == 0
 
@@ -217,7 +217,7 @@ def test_leased_frames_stay_when_the_file_tier_is_full(tmp_path: Path) -> None:
     """Half of the cap is held; what is put passes through the other half."""
     with Node(tmp_path / "kv", file_bytes=2 << 20, segment_nbytes=1 << 18) as node:
         node.put(A, durable=True)
-        node.run(node.store.clear(None))
+        node.run(node.store.deletes.clear(None))
         node.put(A, durable=True)
     with Node(tmp_path / "kv", file_bytes=2 << 20, segment_nbytes=1 << 18) as node:
         grant = node.acquire(A, in_files=True)
@@ -225,7 +225,7 @@ def test_leased_frames_stay_when_the_file_tier_is_full(tmp_path: Path) -> None:
         for name in range(10, 30):
             node.put(chain(name), durable=True)
             assert physical(node) <= 2 << 20
-        assert node.store.stats()["file"]["evicted_blocks"] > 100
+        assert node.store.report.stats()["file"]["evicted_blocks"] > 100
         check(node, A, grant)
         assert release(node, grant)
         for name in range(30, 40):
@@ -241,7 +241,7 @@ def test_places_are_lent_up_to_a_bound_and_what_is_beyond_comes_up(tmp_path: Pat
         other = node.acquire(B, in_files=True)
         assert other.places == ()
         check(node, B[: other.hit_blocks], other)
-        assert leased_bytes(node) <= node.store.stats()["file"]["leased_bytes_max"]
+        assert leased_bytes(node) <= node.store.report.stats()["file"]["leased_bytes_max"]
         assert release(node, first)
         assert release(node, other)
         assert all(node.acquire(chain(1), in_files=True).places)
@@ -253,7 +253,7 @@ def test_past_its_deadline_a_lease_holds_no_space_and_its_reader_gets_nothing(
     """As when an engine is stopped in the middle of a read, and goes on when all is gone."""
     with Node(stored(tmp_path / "kv", A), loop=SimLoop(Random(0)), lease_s=0.5) as node:
         grant = node.acquire(A, in_files=True)
-        node.run(node.store.delete(SPEC.id, A))
+        node.run(node.store.deletes.delete(SPEC.id, A))
         held = physical(node)
         node.run(asyncio.sleep(2.0))
         assert leased_bytes(node) == 0

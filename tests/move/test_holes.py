@@ -73,7 +73,7 @@ def test_what_is_durable_comes_up_again(tmp_path: Path) -> None:
         node.put(A, durable=True)
         punch_arena(node)
         node.run(node.store._holes.look())
-        assert node.store.stats()["dram"]["blocks"] == 0
+        assert node.store.report.stats()["dram"]["blocks"] == 0
         assert node.metrics.totals()["punched_bytes"] == node.arena.capacity_bytes
         assert node.get(A) == len(A)
         assert not node.arena.punched()
@@ -87,7 +87,7 @@ def test_a_reader_that_holds_the_slot_keeps_it_until_it_is_done() -> None:
         taken = node.arena.physical_nbytes
         punch_arena(node)
         node.run(node.store._holes.look())
-        assert node.store.stats()["dram"]["blocks"] == 0
+        assert node.store.report.stats()["dram"]["blocks"] == 0
         assert node.arena.physical_nbytes > 0
         assert node.store.release(DAEMON_SESSION, [grant.lease_id]) == [True]
         assert node.arena.physical_nbytes == 0 < taken

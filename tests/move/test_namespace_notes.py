@@ -35,7 +35,7 @@ def started(*paths: Path) -> Node:
 
 
 def spec_in(node: Node) -> list[Namespace | None]:
-    return [use.namespace for use in node.store.namespaces()]
+    return [use.namespace for use in node.store.namespaces.all()]
 
 
 def test_a_start_knows_what_it_finds_and_completes_its_groups(tmp_path: Path) -> None:
@@ -43,21 +43,21 @@ def test_a_start_knows_what_it_finds_and_completes_its_groups(tmp_path: Path) ->
     assert files(tmp_path) == [SPEC.id.hex()]
     node = started(tmp_path)
     assert spec_in(node) == [SPEC]
-    assert node.store.match(SPEC.id, A).hit_blocks == 24, "before anybody has registered it"
+    assert node.store.gets.match(SPEC.id, A).hit_blocks == 24, "before anybody has registered it"
     node.__exit__()
 
 
 def test_a_kill_leaves_it_behind(tmp_path: Path) -> None:
     node = Node(tmp_path)
     node.run(node.store.start())
-    node.store.register(NAMED)
+    node.store.namespaces.register(NAMED)
     node.put(A, durable=True)
     assert files(tmp_path) == [SPEC.id.hex()], "when a durable put is answered"
     copy = tmp_path.with_name("killed")
     shutil.copytree(tmp_path, copy)
     node.__exit__()
     again = started(copy)
-    (use,) = again.store.namespaces()
+    (use,) = again.store.namespaces.all()
     assert (use.model, use.blocks, use.file_bytes > 0) == ("vendor/model", 24, True)
     again.__exit__()
 
@@ -69,9 +69,9 @@ def test_a_wrong_file_is_nobodys_and_is_written_anew(tmp_path: Path, content: by
     file.write_bytes(content)
     node = started(tmp_path)
     assert spec_in(node) == [None]
-    assert [use.model for use in node.store.namespaces()] == [UNKNOWN_MODEL]
-    node.store.register(SPEC)
-    assert node.store.match(SPEC.id, A).hit_blocks == 24
+    assert [use.model for use in node.store.namespaces.all()] == [UNKNOWN_MODEL]
+    node.store.namespaces.register(SPEC)
+    assert node.store.gets.match(SPEC.id, A).hit_blocks == 24
     node.put(chain(2), durable=True)
     node.__exit__()
     node = started(tmp_path)
@@ -108,7 +108,7 @@ def test_it_leaves_when_nothing_of_the_namespace_is_left(
         for _ in range(3):
             node.run(notes.tidy_now_and_then())
         assert files(tmp_path) == [SPEC.id.hex()], "it has frames"
-        node.run(node.store.clear(SPEC.id))
+        node.run(node.store.deletes.clear(SPEC.id))
         for _ in range(2):
             node.run(notes.tidy_now_and_then())
         assert files(tmp_path) == []
@@ -134,11 +134,11 @@ def test_their_number_and_size_are_bounded(tmp_path: Path, monkeypatch: pytest.M
         specs = [replace(SPEC, identity=(("number", str(number)),)) for number in range(5)]
         (mount,) = node.write_behind._file.mounts  # type: ignore[union-attr]
         for each in specs:
-            node.store.register(each)
+            node.store.namespaces.register(each)
             node.run(node.write_behind.namespace_notes.written([(mount, each.id)]))
         assert files(tmp_path) == sorted(each.id.hex() for each in specs[2:])
         huge = replace(SPEC, identity=(("text", "x" * 66_000),))
-        node.store.register(huge)
+        node.store.namespaces.register(huge)
         node.run(node.write_behind.namespace_notes.written([(mount, huge.id)]))
         assert huge.id.hex() not in files(tmp_path)
 

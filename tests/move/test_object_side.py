@@ -92,9 +92,9 @@ def test_the_start_of_a_prefix_comes_up_while_its_end_is_looked_for(
     keys = KeyChain(root_key(spec.id), 2).update([7] * 2 * 600)
     assert run_blocks(spec) == 256
     with Node(tmp_path / "1", bucket=bucket) as one:
-        one.store.register(spec)
+        one.store.namespaces.register(spec)
         spans = (Span(Part(0, 0), 0, len(keys)),)
-        reserving = one.store.reserve(
+        reserving = one.store.puts.reserve(
             DAEMON_SESSION, spec.id, keys, first_block=0, parent=None, spans=spans
         )
         grant = one.run(reserving)
@@ -102,13 +102,13 @@ def test_the_start_of_a_prefix_comes_up_while_its_end_is_looked_for(
             assert slot is not None
             one.store.view(slot)[:] = bytes(PAGE_NBYTES)
         sums = [checksum(bytes(PAGE_NBYTES))] * len(keys)
-        one.run(one.store.commit(DAEMON_SESSION, grant.lease_id, sums, durable=True))
+        one.run(one.store.puts.commit(DAEMON_SESSION, grant.lease_id, sums, durable=True))
     with Node(tmp_path / "2", bucket=bucket, arena_bytes=16 << 20) as two:
-        two.store.register(spec)
+        two.store.namespaces.register(spec)
         last_run = directory(spec.id, keys[512])
         two.gate.holds = lambda kind, name: (kind, name) == ("list", last_run)
         acquiring = two.loop.create_task(
-            two.store.acquire(DAEMON_SESSION, spec.id, keys, wait_s=15.0)
+            two.store.gets.acquire(DAEMON_SESSION, spec.id, keys, wait_s=15.0)
         )
 
         async def its_start_is_up() -> None:
@@ -133,9 +133,9 @@ def test_what_one_node_deleted_no_node_finds(
     with Node(tmp_path / "2", bucket=bucket) as two:
         assert two.get(A) == 20
         if everything:
-            two.run(two.store.clear(SPEC.id))
+            two.run(two.store.deletes.clear(SPEC.id))
         else:
-            two.run(two.store.delete(SPEC.id, A[5:6]))
+            two.run(two.store.deletes.delete(SPEC.id, A[5:6]))
         left = 0 if everything else 5
         assert two.get(A) <= left  # what its window needs may be gone, too
     with Node(tmp_path / "3", bucket=bucket) as three:
@@ -148,8 +148,8 @@ def test_clearing_all_reaches_what_only_the_bucket_has(tmp_path: Path, bucket: P
         one.put(A, 0, 8, durable=True)
     two = Node(tmp_path / "2", bucket=bucket)
     two.run(two.store.start())
-    two.run(two.store.clear(None))
-    two.store.register(SPEC)
+    two.run(two.store.deletes.clear(None))
+    two.store.namespaces.register(SPEC)
     assert two.get(A) == 0
     assert two.put(B, 0, 8, durable=True).durable
     assert two.get(B) == 8, "what comes later stays"
@@ -182,7 +182,7 @@ def test_objects_collected_under_a_reader_are_a_shorter_hit(
 
         async def read() -> int:
             collecting = asyncio.create_task(collect_meanwhile())
-            grant = await two.store.acquire(DAEMON_SESSION, SPEC.id, A, wait_s=5.0)
+            grant = await two.store.gets.acquire(DAEMON_SESSION, SPEC.id, A, wait_s=5.0)
             await collecting
             two.store.release(DAEMON_SESSION, [grant.lease_id])
             return grant.hit_blocks
@@ -204,7 +204,7 @@ def test_nothing_comes_up_while_its_delete_is_on_its_way_to_the_bucket(
         one.put(A, 0, 20, durable=True)
     with Node(tmp_path / "2", bucket=bucket) as two:
         two.gate.holds = buries
-        deleting = two.loop.create_task(two.store.delete(SPEC.id, A[5:6]))
+        deleting = two.loop.create_task(two.store.deletes.delete(SPEC.id, A[5:6]))
         two.run(two.gate.arrived.wait())
         assert two.get(A) == 0
         two.gate.opened.set()
@@ -218,10 +218,10 @@ def test_what_is_deleted_on_its_way_up_does_not_arrive(tmp_path: Path, bucket: P
     with Node(tmp_path / "2", bucket=bucket) as two:
         assert two.get(A[:1]) == 1  # its footer is known
         two.gate.holds = lambda kind, name: kind == "got"
-        asked = two.store.acquire(DAEMON_SESSION, SPEC.id, A, wait_s=5.0)
+        asked = two.store.gets.acquire(DAEMON_SESSION, SPEC.id, A, wait_s=5.0)
         acquiring = two.loop.create_task(asked)
         two.run(two.gate.arrived.wait())
-        two.run(two.store.delete(SPEC.id, A[5:6]))
+        two.run(two.store.deletes.delete(SPEC.id, A[5:6]))
         two.gate.opened.set()
         grant = two.loop.run_until_complete(acquiring)
         assert grant.hit_blocks == 1
@@ -245,7 +245,7 @@ def test_what_is_deleted_while_it_is_prepared_for_upload_is_not_uploaded(
         upload = node.store._objects._upload.upload(math.inf)  # type: ignore[union-attr]
         uploading = node.loop.create_task(upload)
         node.run(asyncio.to_thread(begun.wait, 10))
-        node.run(node.store.delete(SPEC.id, A[5:6]))
+        node.run(node.store.deletes.delete(SPEC.id, A[5:6]))
         go_on.set()
         node.loop.run_until_complete(uploading)
         assert not [path for path in objects_in(bucket) if path.name.startswith(A[19].hex())]
@@ -260,11 +260,11 @@ def test_namespaces_are_deleted_from_a_slow_bucket_at_once(tmp_path: Path, bucke
 
     with Node(tmp_path / "1", bucket=bucket) as node:
         for number in range(50):
-            node.store.register(Namespace(2, SPEC.groups, (("model", str(number)),)))
+            node.store.namespaces.register(Namespace(2, SPEC.groups, (("model", str(number)),)))
         node.gate.holds = buries
         answering = node.loop.create_task(answer_five_times_a_second(node.gate))
         began = time.monotonic()
-        node.run(node.store.clear(None))
+        node.run(node.store.deletes.clear(None))
         assert time.monotonic() - began < 5
         answering.cancel()
 
@@ -311,6 +311,6 @@ def test_who_computes_faster_than_the_bucket_answers_does_not_wait_for_it(
         one.put(A, 0, 20, durable=True)
     with Node(tmp_path / "2", bucket=bucket) as two:
         assert two.get(A, recompute_s_per_block=1e-7, request_id="fast") == 0
-        ending = two.store.outcomes("fast", 1)[0].ending
+        ending = two.store.report.outcomes("fast", 1)[0].ending
         assert ending is not None
         assert ending.reason in (Reason.NEVER_STORED, Reason.SLOWER)

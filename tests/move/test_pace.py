@@ -68,7 +68,7 @@ def test_a_tier_that_became_slow_is_left_alone_after_one_short_wait(node: Node) 
     hit, took_s = ask(node, A, SLOW_S)
     assert hit == 0
     assert took_s <= PATIENCE_SAVED_MAX * PROMPT_S
-    outcome = node.store.outcomes("it", 1)[0]
+    outcome = node.store.report.outcomes("it", 1)[0]
     assert outcome.ending is not None
     assert outcome.ending.reason is Reason.SLOWER
     assert decisions(node)["cut"] == 1
@@ -77,7 +77,7 @@ def test_a_tier_that_became_slow_is_left_alone_after_one_short_wait(node: Node) 
 def test_a_tier_known_to_be_slow_costs_nothing_and_is_tried_again_later(node: Node) -> None:
     ask(node, B, SLOW_S)
     assert ask(node, B, SLOW_S) == (0, 0.0)  # that load is still under way
-    match = node.store.match(SPEC.id, B[:BLOCKS], 0, BLOCK_S)
+    match = node.store.gets.match(SPEC.id, B[:BLOCKS], 0, BLOCK_S)
     assert (match.hit_blocks, match.worth_blocks) == (BLOCKS, 0)
     node.loop.run_until_complete(until_idle(node))
     assert ask(node, A, SLOW_S) == (0, 0.0)  # it has ended, and took long

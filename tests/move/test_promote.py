@@ -30,7 +30,7 @@ def read_times(path: Path, io_s: float) -> tuple[float, list[float]]:
         disk.fault = lambda call: asked.append(loop.time()) if call == "preadv" else None
 
         async def promote() -> float:
-            acquire = node.store.acquire
+            acquire = node.store.gets.acquire
             rest = asyncio.create_task(acquire(DAEMON_SESSION, SPEC.id, A, wait_s=20.0))
             await asyncio.sleep(0)  # it begins
             first = (Span(FULL, 0, 1),)
@@ -70,7 +70,7 @@ def test_who_is_cancelled_beside_the_first_block_takes_nothing_with_it(
         disk.fault = hold
 
         async def cancelled() -> None:
-            acquire = node.store.acquire(DAEMON_SESSION, SPEC.id, A, wait_s=20.0)
+            acquire = node.store.gets.acquire(DAEMON_SESSION, SPEC.id, A, wait_s=20.0)
             loading = asyncio.create_task(acquire)
             await asyncio.sleep(0.1)
             assert 1 <= node.write_behind.reads.under_way <= 2, "only the first block's"
@@ -107,7 +107,7 @@ def test_reads_of_two_loads_do_not_mix(tmp_path: Path, monkeypatch: pytest.Monke
         monkeypatch.setattr(node.write_behind.reads, "start", noted)
 
         async def both() -> list[Grant]:
-            acquire = node.store.acquire
+            acquire = node.store.gets.acquire
             loads = (acquire(DAEMON_SESSION, SPEC.id, k, wait_s=20.0) for k in prefixes.values())
             return await asyncio.gather(*loads)
 

@@ -105,10 +105,10 @@ def test_what_is_deleted_while_it_is_being_written_stays_away(
                 await asyncio.sleep(0.005)
             store = node.store
             deleting = asyncio.create_task(
-                store.clear(SPEC.id) if cleared else store.delete(SPEC.id, keys)
+                store.deletes.clear(SPEC.id) if cleared else store.deletes.delete(SPEC.id, keys)
             )
             await asyncio.sleep(0.05)
-            assert store.match(SPEC.id, keys).hit_blocks == 0  # before it is answered
+            assert store.gets.match(SPEC.id, keys).hit_blocks == 0  # before it is answered
             go_on.set()
             await deleting
 

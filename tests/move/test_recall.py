@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.decide.planner import DAEMON_SESSION
-from kvstore.store import store
+from kvstore.store import report
 from tests.store.node import SPEC, Node, chain
 
 CHAINS = [chain(number) for number in range(20)]
@@ -32,11 +32,11 @@ def filled(paths: Sequence[Path], **options: object) -> None:
 def test_a_prefix_hits_before_anything_else_is_indexed(paths: list[Path]) -> None:
     filled(paths)
     with Node(paths) as node:
-        before, unindexed = len(node.planner.index), node.store.stats()["queues"]["recall"]
+        before, unindexed = len(node.planner.index), node.store.report.stats()["queues"]["recall"]
         assert before < 24 * 10
-        assert node.store.match(SPEC.id, LAST).hit_blocks == 24
+        assert node.store.gets.match(SPEC.id, LAST).hit_blocks == 24
         assert len(node.planner.index) == before + 24
-        assert 0 < node.store.stats()["queues"]["recall"] < unindexed
+        assert 0 < node.store.report.stats()["queues"]["recall"] < unindexed
         node.recall()
         assert len(node.planner.index) == 24 * len(CHAINS)
         assert all(node.get(keys) == 24 for keys in CHAINS)
@@ -47,18 +47,18 @@ def test_a_node_that_indexes_for_too_long_says_so(
 ) -> None:
     filled(paths)
     with Node(paths) as node:
-        assert node.store.trouble() == ""
-        monkeypatch.setattr(store, "RECALL_S_MAX", 0.0)
-        assert "runs found on disk are not indexed" in node.store.trouble()
+        assert node.store.report.trouble() == ""
+        monkeypatch.setattr(report, "RECALL_S_MAX", 0.0)
+        assert "runs found on disk are not indexed" in node.store.report.trouble()
         node.recall()
-        assert node.store.trouble() == ""
+        assert node.store.report.trouble() == ""
 
 
 def test_what_is_deleted_before_it_is_indexed_stays_away(paths: list[Path]) -> None:
     filled(paths)
     with Node(paths) as node:
         assert node.planner.index.get(SPEC.id, LAST[0]) is None
-        assert node.run(node.store.delete(SPEC.id, LAST[5:])) == 19
+        assert node.run(node.store.deletes.delete(SPEC.id, LAST[5:])) == 19
         node.recall()
         assert node.get(LAST) == 5
         assert node.get(A) == 24
@@ -88,14 +88,14 @@ def test_clearing_all_reaches_namespaces_nobody_has_asked_for(paths: list[Path])
     filled(paths)
     node = Node(paths)
     node.run(node.store.start())
-    assert [found[:2] for found in node.store.namespaces()] == [(SPEC.id, SPEC)]
-    node.run(node.store.clear(None))
+    assert [found[:2] for found in node.store.namespaces.all()] == [(SPEC.id, SPEC)]
+    node.run(node.store.deletes.clear(None))
     node.recall()
-    node.store.register(SPEC)
-    assert node.store.match(SPEC.id, A).hit_blocks == 0
+    node.store.namespaces.register(SPEC)
+    assert node.store.gets.match(SPEC.id, A).hit_blocks == 0
     node.__exit__()
     with Node(paths) as again:
-        assert again.store.match(SPEC.id, A).hit_blocks == 0
+        assert again.store.gets.match(SPEC.id, A).hit_blocks == 0
 
 
 def test_putting_what_was_found_stores_nothing_new(paths: list[Path]) -> None:
@@ -110,7 +110,7 @@ def test_blocks_put_again_elsewhere_are_served_once(tmp_path: Path) -> None:
     filled([tmp_path])
     segments = {path: path.read_bytes() for path in tmp_path.glob("*.segment")}
     with Node(tmp_path) as node:
-        node.run(node.store.delete(SPEC.id, A))
+        node.run(node.store.deletes.delete(SPEC.id, A))
     for path in set(tmp_path.glob("*.segment")) - set(segments):
         path.unlink()  # the tombstones
     for path, content in segments.items():
@@ -130,7 +130,7 @@ def test_a_full_disk_gives_its_oldest_before_they_are_indexed(paths: list[Path])
         assert node.put(new, durable=True).durable
         node.recall()
         assert node.get(new) == 24
-        assert node.store.match(SPEC.id, LAST).hit_blocks == 24
+        assert node.store.gets.match(SPEC.id, LAST).hit_blocks == 24
 
 
 def test_nothing_leaves_for_a_cut_cap_before_all_is_indexed(paths: list[Path]) -> None:
@@ -151,14 +151,16 @@ def test_what_is_asked_for_first_is_more_recent_than_what_nobody_asked_for(
     nbytes = (8 << 20) // len(paths)
     filled(paths, file_bytes=nbytes)
     with Node(paths, file_bytes=nbytes) as node:
-        oldest = next(keys for keys in CHAINS if node.store.match(SPEC.id, keys).hit_blocks == 24)
+        oldest = next(
+            keys for keys in CHAINS if node.store.gets.match(SPEC.id, keys).hit_blocks == 24
+        )
         assert node.get(oldest) == 24
         node.recall()
         number = 100
-        while node.store.match(SPEC.id, LAST).hit_blocks == 24:
+        while node.store.gets.match(SPEC.id, LAST).hit_blocks == 24:
             assert node.put(chain(number), durable=True, wait_s=5.0).durable
             number += 1
-        assert node.store.match(SPEC.id, oldest).hit_blocks == 24
+        assert node.store.gets.match(SPEC.id, oldest).hit_blocks == 24
 
 
 def test_reading_single_parts_finds_them_too(paths: list[Path]) -> None:

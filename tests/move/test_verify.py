@@ -21,7 +21,7 @@ A = chain(1, 4)
 
 
 def report(node: Node, begin: int = 0, end: int | None = None) -> int:
-    return node.run(node.store.drop_wrong(SPEC.id, A[begin:end]))
+    return node.run(node.store.deletes.drop_wrong(SPEC.id, A[begin:end]))
 
 
 def reported(node: Node) -> dict[str, float]:
@@ -84,7 +84,7 @@ def test_without_a_frame_a_wrong_record_is_forgotten() -> None:
         damage_arena(node, 2)
         assert report(node) == 1
         assert node.get(A) == 2
-        ending = node.store.explain(SPEC.id, A).ending
+        ending = node.store.report.explain(SPEC.id, A).ending
         assert ending is not None
         assert ending.reason is Reason.CORRUPT
         assert node.put(A).committed == 1, "it can be put anew"
@@ -124,7 +124,7 @@ def test_a_rotten_frame_that_the_arena_lacks_is_forgotten(tmp_path: Path) -> Non
         damage_file(node, 1)
         assert report(node) == 1
         assert node.get(A) == 1
-        assert node.store.stats()["dram"]["blocks"] == 1, "the report brought nothing up"
+        assert node.store.report.stats()["dram"]["blocks"] == 1, "the report brought nothing up"
         block = node.planner.index.by_key(A[1])
         assert block is not None
         assert block.record(WINDOW) is not None, "the part that is good stays"
@@ -166,7 +166,7 @@ def test_reports_of_all_clients_together_are_bounded(
         node.put(A, durable=True)
 
         async def flood() -> list[int | BaseException]:
-            reports = [node.store.drop_wrong(SPEC.id, A) for _ in range(64)]
+            reports = [node.store.deletes.drop_wrong(SPEC.id, A) for _ in range(64)]
             return await asyncio.gather(*reports, return_exceptions=True)
 
         answers = node.run(flood())

@@ -95,7 +95,7 @@ def test_beside_reads_there_is_one_batch(tmp_path: Path) -> None:
         disk.held = {"preadv", "fdatasync"}
         disk.gate.clear()
         reading = node.loop.create_task(
-            node.store.acquire(DAEMON_SESSION, SPEC.id, cold, wait_s=10.0)
+            node.store.gets.acquire(DAEMON_SESSION, SPEC.id, cold, wait_s=10.0)
         )
         assert settle(node, lambda: disk.begun["preadv"] > 0)
         node.put(chain(2, 5 * BATCH_BLOCKS), parts=[FULL])
@@ -124,14 +124,14 @@ def test_what_is_deleted_as_its_batch_begins_is_not_in_the_way_of_the_tombstone(
 
         async def put_and_delete() -> None:
             store, spans = node.store, (Span(FULL, 0, len(keys)),)
-            grant = await store.reserve(
+            grant = await store.puts.reserve(
                 DAEMON_SESSION, SPEC.id, keys, first_block=0, parent=None, spans=spans
             )
             sums = [checksum(store.view(slot)) for slot in grant.slots if slot]
-            await store.commit(DAEMON_SESSION, grant.lease_id, sums, durable=False)
+            await store.puts.commit(DAEMON_SESSION, grant.lease_id, sums, durable=False)
             for _ in range(turns):
                 await asyncio.sleep(0)
-            await store.delete(SPEC.id, keys)
+            await store.deletes.delete(SPEC.id, keys)
 
         node.run(put_and_delete())
         node.flush()

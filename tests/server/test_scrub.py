@@ -54,6 +54,7 @@ def test_rot_under_a_good_copy_is_healed_and_otherwise_forgotten() -> None:
         with Client(daemon.target) as client:
             client.register(sample_namespace())
             until(lambda: found(client) == 1)
-            assert client.match(namespace_id, KEYS) == Match(5, 0)
-            assert client.match(namespace_id, KEYS[6:]) == Match(26, 0)
+            hit = client.match(namespace_id, KEYS).hit_blocks
+            assert hit in {5, 21}  # of two runs, either may lie first
+            assert client.match(namespace_id, KEYS[hit + 1 :]) == Match(31 - hit, 0)
         daemon.stop()

@@ -22,7 +22,8 @@ from kvstore.model.hint import Hint, HintKind
 from kvstore.move.scrub import Scrub
 from kvstore.move.write_behind import WriteBehind
 from kvstore.settings import LimitSettings
-from kvstore.store.store import Member, Store
+from kvstore.store.sessions import Member
+from kvstore.store.store import Store
 from kvstore.tier.dram import Arena
 from kvstore.tier.file import Devices, FileExtent, Mount
 from tests.sim.disk import Platter, SimDisk
@@ -158,10 +159,10 @@ class Daemon:
         for number in numbers:
             self._unread_segments |= self._segments(number)
         self._expected = dict(expected)
-        self.store.register(SPEC)
+        self.store.namespaces.register(SPEC)
         for key in asked:
-            self.store.match(SPEC.id, [key])
-        await self.store.recalled(RECALL_S)
+            self.store.gets.match(SPEC.id, [key])
+        await self.store.report.recalled(RECALL_S)
 
     def pull_the_plug(self) -> None:
         for disk in self.disks:
@@ -241,16 +242,16 @@ class Daemon:
     # ---- what engines call -------------------------------------------------------------------
 
     def open(self, token: str) -> int:
-        return self.store.open_session(token, "sim")
+        return self.store.sessions.open(token, "sim")
 
     def join(self, session: int, token: str) -> Member:
-        return self.store.join(SessionId(session), token)
+        return self.store.sessions.join(SessionId(session), token)
 
     async def reserve(
         self, session: int, keys: Sequence[BlockKey], begin: int, parent: BlockKey | None
     ) -> Grant:
         spans = tuple(Span(part, 0, len(keys)) for part in PARTS)
-        return await self.store.reserve(
+        return await self.store.puts.reserve(
             SessionId(session),
             SPEC.id,
             keys,
@@ -265,7 +266,7 @@ class Daemon:
     ) -> Committed:
         published = self.model.publish(v for v in versions if v is not None)
         sums = [version.checksum if version else 0 for version in versions]
-        asked = self.store.commit(SessionId(session), lease, sums, durable=durable, wait_s=2.0)
+        asked = self.store.puts.commit(SessionId(session), lease, sums, durable=durable, wait_s=2.0)
         try:
             done = await asked
         except KVStoreError:
@@ -283,7 +284,7 @@ class Daemon:
         readers: int,
         in_files: bool = False,
     ) -> Grant:
-        grant = await self.store.acquire(
+        grant = await self.store.gets.acquire(
             SessionId(session),
             SPEC.id,
             keys,
@@ -293,10 +294,10 @@ class Daemon:
             in_files=in_files,
         )
         self.check_grant(keys, grant)
-        lent = self.store.stats()["file"]
+        lent = self.store.report.stats()["file"]
         if lent["leased_bytes"] > lent["leased_bytes_max"]:
             raise Violation("leaked", f"{lent['leased_bytes']} bytes of files are leased")
-        leased = self.store.stats()["dram"]
+        leased = self.store.report.stats()["dram"]
         if any(grant.slots) and leased["leased_bytes"] > leased["leased_bytes_max"]:
             raise Violation("leaked", f"{leased['leased_bytes']} bytes are leased")
         return grant
@@ -304,7 +305,7 @@ class Daemon:
     async def hint(self, kind: HintKind, keys: Sequence[BlockKey], seconds: float) -> None:
         hint = Hint(kind=kind, namespace_id=SPEC.id, keys=keys, seconds=seconds, wait_s=0.2)
         await self.store.hints.carry_out(hint)
-        pinned = self.store.stats()["dram"]
+        pinned = self.store.report.stats()["dram"]
         if pinned["pinned_bytes"] > pinned["pinned_bytes_max"]:
             raise Violation("leaked", f"{pinned['pinned_bytes']} bytes are pinned")
 
@@ -313,17 +314,17 @@ class Daemon:
 
     async def delete(self, keys: Sequence[BlockKey]) -> None:
         event = self.model.forget(keys)
-        await self.store.delete(SPEC.id, keys)
+        await self.store.deletes.delete(SPEC.id, keys)
         self.model.bury(keys, event)
 
     async def clear(self) -> None:
         event = self.model.forget(KEYS)
-        await self.store.clear(SPEC.id)
+        await self.store.deletes.clear(SPEC.id)
         self.model.bury(KEYS, event)
 
     async def flush(self) -> bool:
         before = dict(self.records())
-        durable = await self.store.flush(3.0)
+        durable = await self.store.puts.flush(3.0)
         if durable:
             now = dict(self.records())
             self._owe(item for item, record in before.items() if now.get(item) is record)
@@ -408,7 +409,7 @@ class Daemon:
         for start in range(0, len(KEYS), CHECK_KEYS):
             keys = KEYS[start : start + CHECK_KEYS]
             spans = tuple(Span(part, 0, len(keys)) for part in PARTS)
-            grant = await self.store.acquire(
+            grant = await self.store.gets.acquire(
                 DAEMON_SESSION, SPEC.id, keys, spans=spans, wait_s=30.0
             )
             self.check_grant(keys, grant)

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from kvstore.model.block import BlockKey, Grant, Span
 from kvstore.model.errors import InvalidRequest, KVStoreError, SessionEnded, Unavailable
 from kvstore.model.hint import HintKind
-from kvstore.store.store import Member
+from kvstore.store.sessions import Member
 from tests.sim.daemon import LEASE_S, Daemon, items
 from tests.sim.model import CHAIN_BLOCKS, CHAINS, PARTS, SPEC, Version, Violation
 
@@ -174,7 +174,7 @@ class Engine:
             victim = self._draw.choice(self._processes)  # one dies; the others find out later
             victim.alive = False
             if victim.member is not None:
-                daemon.store.leave(victim.member)
+                daemon.store.sessions.leave(victim.member)
                 victim.member = None
             await asyncio.sleep(self._draw.expovariate(1 / 0.5))
             for op in ops:
@@ -187,7 +187,7 @@ class Engine:
         daemon = self._wire.daemon
         for process in self._processes:
             if process.member is not None and daemon is not None and not daemon.disks[0].dead:
-                daemon.store.leave(process.member)
+                daemon.store.sessions.leave(process.member)
             process.member = None
         self._processes = []
 

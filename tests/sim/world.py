@@ -161,7 +161,7 @@ class World:
         self._wire.grounded()
         await asyncio.sleep(DRAIN_S)  # what was being carried out ends
         self._look(daemon)
-        stats = daemon.store.stats()
+        stats = daemon.store.report.stats()
         held = (stats["leases"], stats["dram"]["leased_bytes"], stats["dram"]["limbo_bytes"])
         if any(held) or stats["file"]["leased_bytes"]:
             self._note(Violation("leaked", f"leases, leased bytes, limbo bytes: {held}"))
@@ -173,7 +173,7 @@ class World:
         if resident != daemon.arena.physical_nbytes:
             used = daemon.arena.physical_nbytes
             self._note(Violation("leaked", f"{used} bytes of arena used for {resident} of records"))
-        if not await daemon.store.flush(DRAIN_S) and not self._settings.failing:
+        if not await daemon.store.puts.flush(DRAIN_S) and not self._settings.failing:
             self._note(Violation("lost", "flush did not end in time"))
         self._look(daemon)
         await daemon.store.close(DRAIN_S)

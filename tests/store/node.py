@@ -143,7 +143,7 @@ class Node:
 
     def __enter__(self) -> Node:
         self.run(self.store.start())
-        self.store.register(SPEC)
+        self.store.namespaces.register(SPEC)
         if hasattr(self, "objects"):
             self.run(self.objects.ready(time.monotonic() + 10))
         return self
@@ -173,7 +173,7 @@ class Node:
         """Store blocks keys[begin:end] of a prefix, as an engine would."""
         some = keys[begin:end]
         grant = self.run(
-            self.store.reserve(
+            self.store.puts.reserve(
                 DAEMON_SESSION,
                 SPEC.id,
                 some,
@@ -193,12 +193,12 @@ class Node:
                 sums.append(checksum(data) ^ damage)
             else:
                 sums.append(0)
-        commit = self.store.commit(DAEMON_SESSION, grant.lease_id, sums, durable=durable)
+        commit = self.store.puts.commit(DAEMON_SESSION, grant.lease_id, sums, durable=durable)
         return self.run(commit)
 
     def acquire(self, keys: Sequence[BlockKey], **options: Any) -> Grant:
         options.setdefault("wait_s", 5.0)
-        return self.run(self.store.acquire(DAEMON_SESSION, SPEC.id, keys, **options))
+        return self.run(self.store.gets.acquire(DAEMON_SESSION, SPEC.id, keys, **options))
 
     def get(self, keys: Sequence[BlockKey], **options: Any) -> int:
         """Acquire a prefix, check every byte of it, release; return the hit in blocks."""
@@ -237,7 +237,7 @@ class Node:
 
     def recall(self) -> None:
         """Wait until everything found on disk is indexed."""
-        self.run(self.store.recalled(10))
+        self.run(self.store.report.recalled(10))
 
     def flush(self) -> bool:
-        return self.run(self.store.flush(10))
+        return self.run(self.store.puts.flush(10))

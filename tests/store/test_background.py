@@ -21,7 +21,7 @@ A = chain(1)
 Find = Callable[[Node], tuple[Any, str]]
 TASKS: dict[str, Find] = {
     "house": lambda node: (node.store._leases, "expire"),
-    "cap": lambda node: (node.store, "_shrink"),
+    "cap": lambda node: (node.store.caps, "_shrink"),
     "holes": lambda node: (node.arena, "punched"),
     "write_behind": lambda node: (node.planner.writes, "take"),
     "devices": lambda node: (node.file and node.file.devices[0].watch, "oldest_s"),
@@ -61,7 +61,7 @@ def test_a_task_that_meets_a_bug_is_counted_logged_and_goes_on(
             while not bug.after:
                 if task == "cap":
                     node.arena.set_capacity(1 << 20)
-                    node.store._resized.set()
+                    node.store.caps._resized.set()
                 if task == "bucket":
                     node.objects._upkeep._wake.set()
                 await asyncio.sleep(0.05)

@@ -76,7 +76,7 @@ def hit(node: Node, keys: list[BlockKey]) -> int:
     """Ask on the event loop, as the server does: a match may free frames that a delete killed."""
 
     async def match() -> int:
-        return node.store.match(SPEC.id, keys).hit_blocks
+        return node.store.gets.match(SPEC.id, keys).hit_blocks
 
     return node.run(match())
 
@@ -92,11 +92,11 @@ def test_blocks_of_a_disk_that_cannot_be_read_are_gone_with_a_reason_until_it_ca
     until(node, lambda: not on_first(node))
     gone = [number for number in range(len(CHAINS)) if hit(node, CHAINS[number]) < 16]
     assert victim in gone
-    explained = node.store.explain(SPEC.id, CHAINS[victim])
+    explained = node.store.report.explain(SPEC.id, CHAINS[victim])
     assert explained.ranges[0].reason is Reason.DEVICE_OUT
     more = chain(99, 16)
     assert node.put(more, durable=True, wait_s=5.0).durable
-    state = node.store.stats()["file"]
+    state = node.store.report.stats()["file"]
     assert [each["state"] for each in state["devices"]] == ["failed", "ok"]
     assert state["state"] == "ok"
     disks[0].fault = None
@@ -106,7 +106,7 @@ def test_blocks_of_a_disk_that_cannot_be_read_are_gone_with_a_reason_until_it_ca
 
 
 def _is_resident(node: Node, number: int) -> bool:
-    return node.store.match(SPEC.id, CHAINS[number]).resident_blocks > 0
+    return node.store.gets.match(SPEC.id, CHAINS[number]).resident_blocks > 0
 
 
 def test_slots_stay_taken_under_a_write_that_hangs_while_the_put_becomes_durable_elsewhere(
@@ -179,7 +179,7 @@ def test_what_one_disk_does_not_take_is_durable_on_the_other(
     disks[0].fault = failing("pwritev", code)
     for name in range(50, 56):
         assert node.put(chain(name, 16), durable=True, wait_s=5.0).durable
-    assert node.store.stats()["file"]["state"] == "ok"
+    assert node.store.report.stats()["file"]["state"] == "ok"
     assert first(node).state not in (DeviceState.OK, DeviceState.FAILED)
     for number in on_first(node):
         assert node.get(CHAINS[number]) == 16
@@ -194,11 +194,11 @@ def test_deletes_hold_on_a_disk_that_was_out_meanwhile(
     until(node, lambda: first(node).mount is None)
     for number in cold:
         with pytest.raises(DiskFailed, match="out of use"):
-            node.run(node.store.delete(SPEC.id, CHAINS[number]))
+            node.run(node.store.deletes.delete(SPEC.id, CHAINS[number]))
     disks[0].fault = None
     until(node, lambda: first(node).state is DeviceState.OK)
     assert all(hit(node, CHAINS[number]) == 0 for number in cold)
-    node.run(node.store.delete(SPEC.id, CHAINS[cold[0]]))  # once more, for an answer
+    node.run(node.store.deletes.delete(SPEC.id, CHAINS[cold[0]]))  # once more, for an answer
 
 
 def test_when_others_fill_the_disk_blocks_leave_it_but_not_what_is_leased(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def test_pins_hold_no_more_than_their_share_and_no_longer_than_they_may(tmp_path
         assert (first.done_blocks, first.short, first.lasts_s) == (3, Short.CAP, 5.0)
         second = node.hint(HintKind.PIN, B[:4], seconds=10)
         assert (second.done_blocks, second.short) == (PIN_MAX - 3, Short.CAP)
-        assert node.store.stats()["dram"]["pinned_bytes"] == PIN_MAX * BLOCK
+        assert node.store.report.stats()["dram"]["pinned_bytes"] == PIN_MAX * BLOCK
         assert node.hint(HintKind.PIN, A[:4], seconds=0).done_blocks == 0
         assert node.hint(HintKind.PIN, B[:4], seconds=10).done_blocks == 4
 
@@ -87,7 +87,7 @@ def test_what_is_deleted_is_gone_at_once_and_its_pin_gives_the_room_back(tmp_pat
     with Node(tmp_path / "kv", arena_bytes=ARENA) as node:
         node.put(A, 0, 4, durable=True)
         node.hint(HintKind.PIN, A[:4], seconds=60)
-        node.run(node.store.delete(SPEC.id, A[1:4]))
+        node.run(node.store.deletes.delete(SPEC.id, A[1:4]))
         assert node.get(A) == 1
         node.planner.pins.expire(0.0)
         assert node.planner.pins.nbytes == BLOCK == node.arena.physical_nbytes
@@ -150,7 +150,7 @@ def test_a_demotion_that_would_lose_a_block_is_none(tmp_path: Path, kept: str | 
     with Node(tmp_path / kept if kept else None, write_on_demotion=True) as node:
         node.put(A, 0, 6)
         report = node.hint(HintKind.DEMOTE, A[:6])
-        assert node.store.stats()["dram"]["lost_records"] == 0
+        assert node.store.report.stats()["dram"]["lost_records"] == 0
         assert node.get(A) == 6
         assert (report.done_blocks, report.short) == ((6, "") if kept else (0, Short.NO_FILE_TIER))
 

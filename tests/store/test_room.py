@@ -19,7 +19,7 @@ def test_runs_written_together_at_the_cap_all_find_room(tmp_path: Path, seed: in
         for batch in range(6):
             for number in range(24):
                 node.put(chain(1 + 24 * batch + number, 1 + number % 3))
-            assert node.run(node.store.flush(15.0))
+            assert node.run(node.store.puts.flush(15.0))
         assert not node.write_behind.stats()["failed_writes"]
         assert node.file is not None
         assert node.file.physical_nbytes <= 2 << 20
@@ -34,7 +34,7 @@ def test_a_prefix_larger_than_the_arena_passes_through_it(tmp_path: Path, step: 
         for start in range(0, len(keys), step):
             assert node.put(keys, start, start + step, wait_s=5.0).refused == 0
         assert node.flush()
-        assert node.store.match(SPEC.id, keys).hit_blocks == len(keys)
+        assert node.store.gets.match(SPEC.id, keys).hit_blocks == len(keys)
         assert node.get(keys[:20]) == 20
 
 
@@ -42,7 +42,7 @@ def test_without_a_file_tier_the_start_of_a_prefix_stays(tmp_path: Path) -> None
     with Node(None, loop=SimLoop(Random(1)), arena_bytes=1 << 20) as node:
         keys = chain(1, 200)
         assert node.put(keys, 0, 100).refused
-        stored = node.store.match(SPEC.id, keys).hit_blocks
+        stored = node.store.gets.match(SPEC.id, keys).hit_blocks
         assert 0 < stored < 100
         assert node.put(keys, stored, stored + 1).committed == 0
-        assert node.store.match(SPEC.id, keys).hit_blocks == stored
+        assert node.store.gets.match(SPEC.id, keys).hit_blocks == stored

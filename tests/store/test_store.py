@@ -37,7 +37,7 @@ def test_what_is_durable_comes_back_after_a_restart(tmp_path: Path, codec: str) 
         assert node.put(A, 0, 20, durable=True).durable
     with Node(tmp_path / "kv", codec=codec) as node:
         assert node.get(A) == 20
-        assert node.store.stats()["dram"]["blocks"] == 20
+        assert node.store.report.stats()["dram"]["blocks"] == 20
 
 
 def test_a_prefix_larger_than_the_arena_comes_back_as_far_as_half_of_it(tmp_path: Path) -> None:
@@ -54,10 +54,10 @@ def test_what_left_the_arena_is_read_from_the_file_tier(tmp_path: Path) -> None:
         for keys in (A, B):
             for begin in range(0, 12, 4):
                 node.put(keys, begin, begin + 4, durable=True)
-        assert node.store.stats()["dram"]["evicted_blocks"] > 0
+        assert node.store.report.stats()["dram"]["evicted_blocks"] > 0
         assert node.get(A[:8]) == 8
         assert node.get(B[:8]) == 8
-        assert node.store.stats()["dram"]["lost_records"] == 0
+        assert node.store.report.stats()["dram"]["lost_records"] == 0
 
 
 def test_a_put_without_room_is_refused_and_counted_and_fits_once_the_rest_is_written(
@@ -105,7 +105,7 @@ def test_a_rotten_frame_is_dropped_and_the_prefix_before_it_served(tmp_path: Pat
 def test_deleted_blocks_stay_away_after_a_restart(tmp_path: Path) -> None:
     with Node(tmp_path / "kv") as node:
         node.put(A, 0, 10, durable=True)
-        assert node.run(node.store.delete(SPEC.id, A[4:6])) == 2
+        assert node.run(node.store.deletes.delete(SPEC.id, A[4:6])) == 2
         assert node.get(A) == 4
     with Node(tmp_path / "kv") as node:
         assert node.get(A) == 4
@@ -118,10 +118,10 @@ def test_deleted_blocks_stay_away_after_a_restart(tmp_path: Path) -> None:
 def test_a_cleared_namespace_stays_empty(tmp_path: Path) -> None:
     with Node(tmp_path / "kv") as node:
         node.put(A, 0, 10, durable=True)
-        assert node.run(node.store.clear(None)) == 10
+        assert node.run(node.store.deletes.clear(None)) == 10
     with Node(tmp_path / "kv") as node:
         assert node.get(A) == 0
-        assert node.store.stats()["blocks"] == 0
+        assert node.store.report.stats()["blocks"] == 0
 
 
 def test_the_file_tier_stays_under_its_cap_and_keeps_serving(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_the_file_tier_stays_under_its_cap_and_keeps_serving(tmp_path: Path) -> 
             used = sum(f.stat().st_blocks * 512 for f in (tmp_path / "kv").glob("*.segment"))
             assert used <= 2 << 20
         assert node.get(chain(11)) == 24
-        assert node.store.stats()["file"]["evicted_blocks"] > 0
+        assert node.store.report.stats()["file"]["evicted_blocks"] > 0
 
 
 def test_beyond_half_of_the_arena_the_answer_is_an_estimate() -> None:
@@ -150,7 +150,7 @@ def test_a_leased_slot_is_not_reused_by_deleting_its_block() -> None:
     with Node(None) as node:
         node.put(A, 0, 4)
         grant = node.acquire(A)
-        node.run(node.store.delete(SPEC.id, A))
+        node.run(node.store.deletes.delete(SPEC.id, A))
         node.put(B, 0, 24)
         assert node.store.view(grant.slots[0])[:4] != b""
         used = set(grant.slots)
@@ -168,32 +168,32 @@ def test_bad_calls_are_refused_and_change_nothing() -> None:
     with Node(None) as node:
         store, ours = node.store, DAEMON_SESSION
         with pytest.raises(InvalidRequest, match="unknown namespace"):
-            store.match(bytes(32), A)  # type: ignore[arg-type]
+            store.gets.match(bytes(32), A)  # type: ignore[arg-type]
         with pytest.raises(InvalidRequest, match="32 bytes"):
-            store.match(SPEC.id, [BlockKey(b"short")])
+            store.gets.match(SPEC.id, [BlockKey(b"short")])
         with pytest.raises(InvalidRequest, match="skip_blocks"):
-            store.match(SPEC.id, A, 25)
+            store.gets.match(SPEC.id, A, 25)
         with pytest.raises(InvalidRequest, match="no reservation"):
-            node.run(store.commit(ours, 12345, []))
+            node.run(store.puts.commit(ours, 12345, []))
         for spans in [(Span(FULL, 0, 99),), (Span(FULL, 0, 1), Span(FULL, 1, 2))]:
             with pytest.raises(InvalidRequest):
                 node.acquire(A, spans=spans)
         with pytest.raises(SessionEnded):
-            node.run(store.acquire(77, SPEC.id, A))  # type: ignore[arg-type]
-        assert store.stats()["leases"] == 0
-        assert store.stats()["dram"]["used_bytes"] == 0
+            node.run(store.gets.acquire(77, SPEC.id, A))  # type: ignore[arg-type]
+        assert store.report.stats()["leases"] == 0
+        assert store.report.stats()["dram"]["used_bytes"] == 0
 
 
 def test_a_commit_with_the_wrong_number_of_checksums_leaves_the_reservation_open() -> None:
     with Node(None) as node:
-        reserve = node.store.reserve(
+        reserve = node.store.puts.reserve(
             DAEMON_SESSION, SPEC.id, A[:2], first_block=0, parent=None, spans=(Span(FULL, 0, 2),)
         )
         grant = node.run(reserve)
         with pytest.raises(InvalidRequest, match="checksums"):
-            node.run(node.store.commit(DAEMON_SESSION, grant.lease_id, [1]))
+            node.run(node.store.puts.commit(DAEMON_SESSION, grant.lease_id, [1]))
         assert node.store.release(DAEMON_SESSION, [grant.lease_id]) == [True]
-        assert node.store.stats()["dram"]["used_bytes"] == 0
+        assert node.store.report.stats()["dram"]["used_bytes"] == 0
 
 
 def test_a_deadline_passed_before_the_bytes_are_up_gives_the_resident_prefix(
@@ -224,7 +224,7 @@ def test_what_a_full_disk_refused_is_not_called_durable_and_is_written_once_ther
         assert not done.durable
         assert not node.flush()
         assert node.get(A) == 16
-        assert node.store.stats()["file"]["state"] == "failing"
+        assert node.store.report.stats()["file"]["state"] == "failing"
         disk.budget_nbytes = None
         assert node.flush()
     with Node(tmp_path / "kv") as node:
@@ -235,13 +235,13 @@ def test_a_block_that_left_before_the_commit_is_not_called_durable(tmp_path: Pat
     with Node(tmp_path / "kv") as node:
         node.put(A, 0, 4, parts=(FULL,))
         spans = (Span(FULL, 0, 16),)
-        reserve = node.store.reserve(
+        reserve = node.store.puts.reserve(
             DAEMON_SESSION, SPEC.id, A[:16], first_block=0, parent=None, spans=spans
         )
         grant = node.run(reserve)
         assert grant.slots[:5] == (None,) * 4 + grant.slots[4:5]
-        node.run(node.store.delete(SPEC.id, A[:4]))
-        commit = node.store.commit(DAEMON_SESSION, grant.lease_id, [0] * 16, durable=True)
+        node.run(node.store.deletes.delete(SPEC.id, A[:4]))
+        commit = node.store.puts.commit(DAEMON_SESSION, grant.lease_id, [0] * 16, durable=True)
         done = node.run(commit)
         assert (done.committed, done.existing, done.refused) == (12, 4, 0)
         assert not done.durable
@@ -258,8 +258,8 @@ def test_making_room_for_the_end_of_a_prefix_does_not_take_its_start(tmp_path: P
         disk.budget_nbytes = None
         done = node.put(A, 0, 16, parts=(FULL,))
         assert (done.committed, done.existing, done.refused) == (12, 4, 0)
-        assert node.store.stats()["dram"]["lost_records"] > 0  # of B
-        assert sum(item.key in A for item in node.store.scan(None, None, 100)) == 16
+        assert node.store.report.stats()["dram"]["lost_records"] > 0  # of B
+        assert sum(item.key in A for item in node.store.report.scan(None, None, 100)) == 16
 
 
 def test_what_is_written_on_demotion_alone_is_written_when_it_must_leave(tmp_path: Path) -> None:
@@ -268,9 +268,9 @@ def test_what_is_written_on_demotion_alone_is_written_when_it_must_leave(tmp_pat
         node.run(asyncio.sleep(0.05))
         assert not node.planner.framed_blocks
         assert node.put(B, 0, 16, parts=(FULL,), wait_s=5.0).refused == 0
-        lost = node.store.stats()["dram"]["lost_records"]
+        lost = node.store.report.stats()["dram"]["lost_records"]
         assert (lost, node.planner.framed_blocks > 0) == (0, True)
-        assert sum(item.key in A for item in node.store.scan(None, None, 100)) == 16
+        assert sum(item.key in A for item in node.store.report.scan(None, None, 100)) == 16
 
 
 def test_what_is_written_on_second_use_alone_is_written_when_it_is_used_or_put_again(
@@ -333,7 +333,7 @@ def test_a_flush_does_not_pass_over_what_was_lost_before_it(tmp_path: Path) -> N
         node.put(B, 0, 16, parts=(FULL,))  # makes room for itself
         disk.budget_nbytes = None
         assert not node.flush()
-        assert node.store.stats()["dram"]["lost_records"] > 0
+        assert node.store.report.stats()["dram"]["lost_records"] > 0
         assert node.flush()  # told once
 
 
@@ -341,7 +341,7 @@ def test_a_flush_is_not_troubled_by_what_left_the_file_tier_first(tmp_path: Path
     with Node(tmp_path / "kv", arena_bytes=2 << 20, file_bytes=1 << 20) as node:
         for name in range(20):
             assert node.put(chain(name), 0, 12, durable=True, wait_s=5.0).durable
-        assert node.store.stats()["dram"]["lost_records"] > 0
+        assert node.store.report.stats()["dram"]["lost_records"] > 0
         assert node.flush()
 
 
@@ -357,7 +357,7 @@ def test_a_disk_that_is_gone_is_tried_once_in_a_while_not_for_every_commit(tmp_p
 
         disk.fault = gone
         assert not node.put(A, 0, 1, durable=True).durable
-        assert node.store.stats()["file"]["state"] == "failing"
+        assert node.store.report.stats()["file"]["state"] == "failing"
         assert node.file is not None
         node.run(node.file.settle())  # what it does in the background tries the disk, too
         before = len(attempts)
@@ -381,17 +381,17 @@ def test_a_large_batch_lets_others_in_between() -> None:
             keys = [BlockKey(bytes([1, i % 256, i // 256]) + bytes(29)) for i in range(1000)]
             spans = (Span(FULL, 0, 1000),)
             reserving = asyncio.create_task(
-                node.store.reserve(
+                node.store.puts.reserve(
                     DAEMON_SESSION, SPEC.id, keys, first_block=0, parent=None, spans=spans
                 )
             )
             await asyncio.sleep(0)
             await asyncio.sleep(0)
-            hit = node.store.match(SPEC.id, A).hit_blocks
+            hit = node.store.gets.match(SPEC.id, A).hit_blocks
             early = not reserving.done()
             grant = await reserving
             committing = asyncio.create_task(
-                node.store.commit(DAEMON_SESSION, grant.lease_id, [0] * 1000)
+                node.store.puts.commit(DAEMON_SESSION, grant.lease_id, [0] * 1000)
             )
             await asyncio.sleep(0)
             await asyncio.sleep(0)
@@ -407,7 +407,7 @@ def test_one_rotten_record_does_not_take_its_run_with_it(tmp_path: Path) -> None
         node.put(A, 4, 5, parts=[FULL], damage=True)
         node.flush()  # finds it
         assert node.flush()
-        stored = node.store.scan(None, None, 9)
+        stored = node.store.report.scan(None, None, 9)
         assert {item.block_index for item in stored if item.durable} == {0, 1, 2, 3}
         assert len(stored) == 4
 
@@ -416,7 +416,7 @@ def test_scan_pages_through_every_block_once(tmp_path: Path) -> None:
     with Node(tmp_path / "kv") as node:
         node.put(A, 0, 10)
         seen, after = [], None
-        while page := node.store.scan(None, after, 4):
+        while page := node.store.report.scan(None, after, 4):
             seen += [item.key for item in page]
             after = page[-1].key
         assert seen == sorted(A[:10])
@@ -458,7 +458,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(name=st.integers(0, 2), begin=st.integers(0, 23))
     def delete(self, name: int, begin: int) -> None:
         keys = chain(name)[begin:]
-        self.node.run(self.node.store.delete(SPEC.id, keys))
+        self.node.run(self.node.store.deletes.delete(SPEC.id, keys))
         self.durable -= set(keys)
         self.deleted |= set(keys)
 
@@ -472,7 +472,7 @@ class StoreMachine(RuleBasedStateMachine):
     def hint(self, kind: HintKind, session: str, name: int, blocks: int, seconds: float) -> None:
         """Nothing of it need be true."""
         self.node.hint(kind, chain(name)[:blocks], session, seconds)
-        stats = self.node.store.stats()["dram"]
+        stats = self.node.store.report.stats()["dram"]
         assert stats["pinned_bytes"] <= stats["pinned_bytes_max"]
 
     @precondition(lambda self: self.durable)
@@ -481,14 +481,14 @@ class StoreMachine(RuleBasedStateMachine):
         self.node.__exit__()
         self.node = self._open()
         self.node.recall()
-        stored = {item.key for item in self.node.store.scan(None, None, 1000)}
+        stored = {item.key for item in self.node.store.report.scan(None, None, 1000)}
         assert self.durable <= stored
         assert not self.deleted & stored
 
     def teardown(self) -> None:
         pins = self.node.planner.pins
         pins.expire(float("inf"))
-        self.node.run(self.node.store.clear(None))
+        self.node.run(self.node.store.deletes.clear(None))
         assert (pins.nbytes, self.node.arena.physical_nbytes) == (0, 0)
         self.node.__exit__()
         self.directory.cleanup()
@@ -530,7 +530,7 @@ def test_leases_granted_at_once_stay_under_half_of_the_arena(tmp_path: Path) -> 
     with Node(tmp_path / "kv", arena_bytes=1 << 20) as node:
 
         async def all_at_once() -> list[Grant]:
-            acquire = node.store.acquire
+            acquire = node.store.gets.acquire
             return await asyncio.gather(
                 *(acquire(DAEMON_SESSION, SPEC.id, keys, wait_s=5.0) for keys in chains)
             )
@@ -538,11 +538,11 @@ def test_leases_granted_at_once_stay_under_half_of_the_arena(tmp_path: Path) -> 
         grants = node.run(all_at_once())
         assert any(grant.slots for grant in grants)
         assert any(not grant.leased and grant.hit_blocks for grant in grants)
-        assert node.store.stats()["dram"]["leased_bytes"] <= 1 << 19
+        assert node.store.report.stats()["dram"]["leased_bytes"] <= 1 << 19
         grant = node.acquire(chains[0], spans=(Span(FULL, 0, 8),))
-        assert node.store.stats()["dram"]["leased_bytes"] <= 1 << 19
+        assert node.store.report.stats()["dram"]["leased_bytes"] <= 1 << 19
         node.store.release(DAEMON_SESSION, [grant.lease_id, *(g.lease_id for g in grants)])
-        assert node.store.stats()["dram"]["leased_bytes"] == 0
+        assert node.store.report.stats()["dram"]["leased_bytes"] == 0
 
 
 def test_what_is_put_again_while_a_large_delete_is_written_stays(tmp_path: Path) -> None:
@@ -553,10 +553,10 @@ def test_what_is_put_again_while_a_large_delete_is_written_stays(tmp_path: Path)
         node.put(keys, 0, 8, durable=True)
 
         async def delete_and_put() -> None:
-            deleting = asyncio.create_task(node.store.delete(SPEC.id, doomed))
+            deleting = asyncio.create_task(node.store.deletes.delete(SPEC.id, doomed))
             await asyncio.sleep(0)  # forgotten, and being buried
             spans = tuple(Span(part, 0, 4) for part in (FULL, WINDOW))
-            grant = await node.store.reserve(
+            grant = await node.store.puts.reserve(
                 DAEMON_SESSION, SPEC.id, keys[:4], first_block=0, parent=None, spans=spans
             )
             sums = []
@@ -566,7 +566,7 @@ def test_what_is_put_again_while_a_large_delete_is_written_stays(tmp_path: Path)
                 assert slot is not None
                 node.store.view(slot)[:] = record_bytes(key, part)
                 sums.append(checksum(record_bytes(key, part)))
-            done = await node.store.commit(DAEMON_SESSION, grant.lease_id, sums, durable=True)
+            done = await node.store.puts.commit(DAEMON_SESSION, grant.lease_id, sums, durable=True)
             assert done.durable
             await deleting
 
@@ -586,4 +586,4 @@ def test_a_cut_cap_is_kept_once_all_is_indexed(tmp_path: Path) -> None:
         node.run(node.file.settle())
         used = sum(f.stat().st_blocks * 512 for f in (tmp_path / "kv").glob("*.segment"))
         assert 0 < used <= 2 << 20
-        assert node.store.stats()["file"]["evicted_blocks"] > 0
+        assert node.store.report.stats()["file"]["evicted_blocks"] > 0

@@ -1,0 +1,124 @@
+"""Caps: what may be held of each tier, changed while the node runs, and kept."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from kvstore.model.errors import ConfigError
+from kvstore.move.file_leases import FileLeases
+from kvstore.move.scrub import Scrub
+from kvstore.settings import Settings
+from kvstore.store.acquire import Acquisition
+from kvstore.store.hints import Hints
+from kvstore.store.node import Node
+from kvstore.system.memory import check_capacity, read_memory
+
+SHRINK_AGAIN_S = 0.1
+SHED_STEP_NBYTES = 256 << 20
+
+
+class Caps:
+    """Derives every bound from settings and memory, and gives back what is over them."""
+
+    def __init__(
+        self,
+        node: Node,
+        acquisition: Acquisition,
+        file_leases: FileLeases,
+        hints: Hints,
+        scrub: Scrub | None,
+    ) -> None:
+        self._node = node
+        self._planner = node.planner
+        self._write_behind = node.write_behind
+        self._leases = node.leases
+        self._objects = node.objects
+        self._acquisition = acquisition
+        self._file_leases = file_leases
+        self._hints = hints
+        self._scrub = scrub
+        self._resized = asyncio.Event()
+
+    async def check(self, settings: Settings) -> None:
+        """Raise ConfigError on what `reconfigure` could not carry out."""
+        self._write_behind.check_file_caps(settings.file.capacity_bytes)
+        capacity = settings.dram.capacity_bytes
+        specs = [each.spec for each in self._planner.index.namespaces if each.spec is not None]
+        records = [group.record_nbytes for spec in specs for group in spec.groups]
+        if max(records, default=0) > capacity:
+            raise ConfigError(
+                f"dram.capacity={capacity} is less than a record of {max(records)} bytes, which "
+                "engines use now"
+            )
+        if capacity > self._node.arena.capacity_bytes:
+            memory = await asyncio.to_thread(read_memory)
+            check_capacity(capacity, memory, self._node.arena.reserved_nbytes)
+
+    def reconfigure(self, settings: Settings) -> None:
+        """Take what of the settings can change while the node runs. `check` them first."""
+        file = settings.file
+        self._node.limits = settings.limits
+        self._node.arena.set_capacity(settings.dram.capacity_bytes)
+        self._resized.set()
+        self._write_behind.set_file_caps(file.capacity_bytes, file.free_bytes_min)
+        self._write_behind.group_commit_bytes = self._node.limits.group_commit_bytes
+        self._planner.admission.set_budget(file.write_bytes_per_day)
+        if self._scrub is not None:
+            self._scrub.nbytes_per_s, self._scrub.every_s = file.scrub_bytes, file.scrub_every_s
+        self.set_bounds()
+        if self._objects is not None:
+            self._objects.set_bounds(
+                capacity_bytes=settings.object.capacity_bytes,
+                fetch_nbytes_max=self._acquisition.leasable_bytes,
+            )
+        self._node.room.set()
+
+    def over_caps(self) -> str:
+        """Say what a lowered cap waits for, "" if every cap is kept."""
+        excess = max(0, self._node.arena.reserved_nbytes - self._node.arena.capacity_bytes)
+        if not excess:
+            return self._write_behind.over_cap()
+        limbo = self._leases.limbo_bytes
+        return (
+            f"the arena is {excess} bytes over dram.capacity; leases hold "
+            f"{self._leases.leased_bytes - limbo} bytes of it, limbo {limbo}, and "
+            f"{self._planner.dirty.nbytes} wait to be written"
+        )
+
+    async def keep(self) -> None:
+        """Give memory back under a lowered cap: what is free, then what is evicted for it."""
+        while True:
+            while self._node.arena.excess_nbytes and await self._shrink():  # noqa: ASYNC110
+                await asyncio.sleep(0)  # others' turn
+            over = self._node.arena.reserved_nbytes > self._node.arena.capacity_bytes
+            waits = SHRINK_AGAIN_S if over else None
+            self._resized.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(waits):
+                    await self._resized.wait()
+
+    async def _shrink(self) -> bool:
+        """Give some memory back. False: everything that is left is held, or to be written."""
+        if await self._node.arena.give_back():
+            return True
+        nbytes = min(self._node.arena.excess_nbytes, SHED_STEP_NBYTES)
+        self._planner.eviction.write_ahead(self._node.arena.excess_nbytes)
+        self._write_behind.wake()
+        return self._planner.eviction.shed(nbytes) > 0
+
+    def set_bounds(self) -> None:
+        """Derive from limits and caps what each part may hold."""
+        limits, arena_bytes = self._node.limits, self._node.arena.capacity_bytes
+        if self._node.arena.waits_for_memory:
+            arena_bytes = min(arena_bytes, self._node.arena.reserved_nbytes)
+        self._leases.lease_s = limits.lease_s
+        self._leases.sessions_max = limits.sessions_max
+        self._leases.limbo_bytes_max = int(arena_bytes * limits.limbo_fraction)
+        self._acquisition.leasable_bytes = int(arena_bytes * limits.leased_fraction)
+        self._file_leases.nbytes_max = int(
+            self._write_behind.capacity_bytes * limits.leased_fraction
+        )
+        self._hints.pinned_bytes_max = int(arena_bytes * limits.pinned_fraction)
+        self._planner.pins.shrink(self._hints.pinned_bytes_max)
+        self._hints.pin_ttl_max_s = limits.pin_ttl_max_s

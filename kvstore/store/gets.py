@@ -1,0 +1,191 @@
+"""Gets: how long a prefix hits, and leases on what is resident of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from kvstore.decide.ask import Ask
+from kvstore.decide.index import HeldSlot
+from kvstore.decide.planner import SessionId, needed_spans
+from kvstore.model.block import BlockKey, Grant, Match, NamespaceId, Span, check_keys, padded
+from kvstore.model.errors import InvalidRequest
+from kvstore.model.outcome import Reason
+from kvstore.move.file_leases import NOTHING_LENT, FileLeases
+from kvstore.move.promote import Promotion
+from kvstore.store.acquire import Acquisition
+from kvstore.store.hints import Hints
+from kvstore.store.node import Node
+from kvstore.store.request_log import RequestLog
+
+
+class Gets:
+    """Answers what is stored, and leases it to whoever reads it."""
+
+    def __init__(
+        self,
+        node: Node,
+        *,
+        promotion: Promotion,
+        acquisition: Acquisition,
+        file_leases: FileLeases,
+        hints: Hints,
+        request_log: RequestLog,
+    ) -> None:
+        self._node = node
+        self._planner = node.planner
+        self._write_behind = node.write_behind
+        self._leases = node.leases
+        self._metrics = node.metrics
+        self._now = node.now
+        self._promotion = promotion
+        self._acquisition = acquisition
+        self._file_leases = file_leases
+        self._hints = hints
+        self._request_log = request_log
+
+    def match(
+        self,
+        namespace_id: NamespaceId,
+        keys: Sequence[BlockKey],
+        skip_blocks: int = 0,
+        recompute_s_per_block: float = 0.0,
+    ) -> Match:
+        """Return how long the prefix would hit now, and how much is worth loading. Pins nothing."""
+        _check_skip(keys, skip_blocks)
+        self._write_behind.recall(keys)
+        match = self._planner.match(namespace_id, keys, skip_blocks)
+        if match.resident_blocks == match.hit_blocks:
+            return match
+        spans = needed_spans(self._planner.namespace(namespace_id), match.hit_blocks, skip_blocks)
+        found = self._planner.find(namespace_id, keys, spans)
+        nbytes = sum(r.nbytes for r in found if r is not None and r.resident is None)
+        pace = self._promotion.pace
+        saved = match.hit_blocks - max(skip_blocks, match.resident_blocks)
+        if recompute_s_per_block and pace.loses(nbytes, saved * recompute_s_per_block):
+            return replace(match, worth_blocks=match.resident_blocks)
+        return replace(match, load_s=pace.predict(nbytes) or 0.0)
+
+    async def acquire(
+        self,
+        session: SessionId,
+        namespace_id: NamespaceId,
+        keys: Sequence[BlockKey],
+        *,
+        skip_blocks: int = 0,
+        readers: int = 1,
+        wait_s: float = 0.0,
+        spans: tuple[Span, ...] | None = None,
+        request_id: str = "",
+        recompute_s_per_block: float = 0.0,
+        session_id: str = "",
+        in_files: bool = False,
+    ) -> Grant:
+        """Bring the longest stored prefix up and lease it; with `spans`, exactly those parts.
+
+        Bytes in slower tiers have `wait_s` to come up, or as long as that is faster than computing
+        them, if told what that takes; past it the answer is a shorter prefix. Over the bound on
+        leased bytes the answer is an estimate without slots (`leased` is false); with `spans`,
+        parts beyond it have no slot, as if they were missing. How the prefix of `request_id` was
+        answered is remembered: see `outcomes`. session_id: of the conversation, for hints.
+        in_files: what lies in files as it was put, and not in the arena, stays there, and its place
+        is leased, as far as leases may hold the file tier; else it comes up like everything.
+        """
+        client = self._leases.check(session).client
+        _check_skip(keys, skip_blocks)
+        with self._node.in_use(namespace_id):
+            await self._node.recall(keys)
+            began = self._now()
+            deadline = began + min(wait_s, self._node.limits.wait_max_s)
+            ask = Ask(
+                session,
+                client,
+                request_id,
+                namespace_id,
+                keys,
+                skip_blocks,
+                began,
+                recompute_s_per_block,
+                session_id,
+                in_files,
+            )
+            if spans is None:
+                return await self._lease_prefix(ask, readers, deadline)
+            self._node.check_spans(namespace_id, keys, spans)
+            return await self._lease_parts(ask, spans, readers, deadline)
+
+    async def _lease_parts(
+        self, ask: Ask, spans: tuple[Span, ...], readers: int, deadline: float
+    ) -> Grant:
+        if not self._lends(ask, spans):
+            ask = replace(ask, in_files=False)
+        absent, _ = await self._promotion.promote(
+            ask.namespace_id, ask.keys, spans, deadline, in_files=ask.in_files
+        )
+        grant = self._grant(ask, spans, readers, hit_blocks=0)
+        lent = sum(place is not None for place in grant.places)
+        found = lent + sum(slot is not None for slot in grant.slots)
+        file = min(absent + lent, found)
+        self._request_log.count(ask, asked=len(grant.slots), dram=found - file, file=file)
+        return grant
+
+    async def _lease_prefix(self, ask: Ask, readers: int, deadline: float) -> Grant:
+        namespace = self._planner.namespace(ask.namespace_id)
+        skip = ask.skip_blocks
+        hit, why, resident, affordable, fetched = await self._acquisition.promote(ask, deadline)
+        spans = needed_spans(namespace, hit, skip)
+        if ask.in_files and not self._lends(ask, spans):
+            return await self._lease_prefix(replace(ask, in_files=False), readers, deadline)
+        # Others may have been granted theirs while this one waited for its bytes.
+        if hit > skip and self._acquisition.slots_nbytes(ask, spans) > self._acquisition.room_bytes:
+            affordable = False
+        if not affordable:
+            self._request_log.note(ask, hit, Reason.LEASED_BYTES)
+            return Grant(0, 0.0, (), (), hit_blocks=hit, leased=False)
+        file = max(0, hit - max(skip, resident)) - fetched
+        dram = hit - skip - file - fetched
+        asked = len(ask.keys) - skip
+        self._request_log.count(ask, asked=asked, dram=dram, file=file, objects=fetched)
+        grant = self._grant(ask, spans, readers, hit_blocks=hit)
+        self._request_log.note(ask, hit, why, grant.lease_id, file=file, objects=fetched)
+        return grant
+
+    def _grant(self, ask: Ask, spans: tuple[Span, ...], readers: int, *, hit_blocks: int) -> Grant:
+        records = self._planner.find(ask.namespace_id, ask.keys, spans)
+        held = _within(self._acquisition.room_bytes, [r.resident if r else None for r in records])
+        lent = self._file_leases.places(records, held) if ask.in_files else NOTHING_LENT
+        lease = self._leases.grant(ask.session, held, readers=max(1, readers), frames=lent.frames)
+        self._metrics.bytes.labels("dram", "read").inc(lease.nbytes)
+        self._metrics.bytes.labels("file", "lent").inc(lent.nbytes)
+        self._planner.touch(ask.keys)
+        self._hints.asked(ask.session_id, ask.namespace_id, ask.keys)
+        return Grant(
+            lease_id=lease.id,
+            deadline_s=self._node.limits.lease_s,
+            spans=spans,
+            slots=tuple(slot.slot if slot else None for slot in held),
+            checksums=tuple(record.checksum if record else 0 for record in records),
+            hit_blocks=hit_blocks,
+            places=lent.places,
+        )
+
+    def _lends(self, ask: Ask, spans: Sequence[Span]) -> bool:
+        """Say whether what the asker would read in files may be lent now, all of it."""
+        records = self._planner.find(ask.namespace_id, ask.keys, spans)
+        return ask.in_files and self._file_leases.has_room(records)
+
+
+def _within(nbytes: int, slots: Sequence[HeldSlot | None]) -> list[HeldSlot | None]:
+    """Return the slots, from the first on, that fit into `nbytes`; None in place of the others."""
+    fitting: list[HeldSlot | None] = []
+    for held in slots:
+        if held is not None:
+            nbytes -= padded(held.nbytes)
+        fitting.append(held if nbytes >= 0 else None)
+    return fitting
+
+
+def _check_skip(keys: Sequence[BlockKey], skip_blocks: int) -> None:
+    check_keys(keys)
+    if not 0 <= skip_blocks <= len(keys):
+        raise InvalidRequest(f"skip_blocks={skip_blocks} of {len(keys)} keys")

@@ -1,0 +1,207 @@
+"""Puts: reservations of empty slots, and publishing what clients have written into them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from kvstore.decide.index import HeldSlot, StoredPart
+from kvstore.decide.planner import Reservation, SessionId, Steps
+from kvstore.model.block import BlockKey, Committed, Grant, NamespaceId, Span, check_keys
+from kvstore.model.errors import InvalidRequest
+from kvstore.store.acquire import span_nbytes
+from kvstore.store.hints import Hints
+from kvstore.store.node import Node
+
+T = TypeVar("T")
+
+ROOM_POLL_S = 0.5
+BLOCK_INDEX_MAX = (1 << 32) - 1
+
+
+class Puts:
+    """Reserves and commits. refuses_since: since when every put is refused; None: they are not."""
+
+    def __init__(self, node: Node, hints: Hints) -> None:
+        self._node = node
+        self._planner = node.planner
+        self._write_behind = node.write_behind
+        self._leases = node.leases
+        self._metrics = node.metrics
+        self._now = node.now
+        self._hints = hints
+        self.waiting_for_room = 0
+        self.refuses_since: float | None = None
+
+    async def reserve(
+        self,
+        session: SessionId,
+        namespace_id: NamespaceId,
+        keys: Sequence[BlockKey],
+        *,
+        first_block: int,
+        parent: BlockKey | None,
+        spans: tuple[Span, ...],
+        wait_s: float = 0.0,
+        session_id: str = "",
+    ) -> Grant:
+        """Lease empty slots for the records of `spans` that are not stored yet.
+
+        keys are consecutive blocks of one prefix, the first of them block `first_block`, after
+        `parent`. Without room it waits up to `wait_s`; what then has no slot is `refused`.
+        session_id: of the conversation they belong to, for hints.
+        """
+        self._leases.check(session)
+        self._node.check_spans(namespace_id, keys, spans)
+        check_keys(keys)
+        if first_block + len(keys) - 1 > BLOCK_INDEX_MAX:
+            raise InvalidRequest(f"block {first_block} and {len(keys)} more: beyond 2**32 blocks")
+        deadline = self._now() + min(wait_s, self._node.limits.wait_max_s)
+        with self._node.in_use(namespace_id):
+            await self._node.recall(keys)
+            held, refused = await self._find_room(
+                session, namespace_id, keys, spans, parent=parent, deadline=deadline
+            )
+            write = Reservation(
+                namespace_id, tuple(keys), first_block, parent, spans, refused, session_id
+            )
+            try:
+                await asyncio.sleep(0)
+                lease = self._leases.grant(session, held, write=write)
+                self._hints.reserved(write)
+            except BaseException:  # the session ended between two steps, or nobody waits any more
+                self._node.free(held)
+                raise
+        return Grant(
+            lease_id=lease.id,
+            deadline_s=self._node.limits.lease_s,
+            spans=spans,
+            slots=tuple(slot.slot if slot else None for slot in held),
+            refused=refused,
+        )
+
+    async def _find_room(
+        self,
+        session: SessionId,
+        namespace_id: NamespaceId,
+        keys: Sequence[BlockKey],
+        spans: tuple[Span, ...],
+        *,
+        parent: BlockKey | None,
+        deadline: float,
+    ) -> tuple[Sequence[HeldSlot | None], int]:
+        """Return slots, and how many records are refused when the time is over."""
+        while True:
+            behind = self._planner.dirty.nbytes > self._node.limits.write_behind_bytes_max
+            self._planner.eviction.write_ahead(self._nbytes_of(namespace_id, spans))
+            placement = await _in_steps(self._planner.puts.place(namespace_id, keys, spans, parent))
+            if self._planner.dirty.count:  # what has to be written before it may leave
+                self._write_behind.wake()
+            short = placement.refused > 0 or behind
+            if not short or self._now() >= deadline:
+                break
+            self._node.free(placement.held)
+            await self._wait_for_room(deadline)
+            self._leases.check(session)
+        held, refused = placement.held, placement.refused
+        if behind:
+            self._node.free(held)
+            refused += sum(slot is not None for slot in held)
+            held = tuple(None for _ in held)
+        if any(held):
+            self.refuses_since = None
+        elif refused and self.refuses_since is None:
+            self.refuses_since = self._now()
+        if refused:
+            self._metrics.refusals.labels("write_behind" if behind else "no_room").inc(refused)
+        return held, refused
+
+    def _nbytes_of(self, namespace_id: NamespaceId, spans: Sequence[Span]) -> int:
+        return span_nbytes(self._planner.namespace(namespace_id), spans)
+
+    async def commit(
+        self,
+        session: SessionId,
+        lease_id: int,
+        checksums: Sequence[int],
+        *,
+        durable: bool = False,
+        wait_s: float = 30.0,
+    ) -> Committed:
+        """Publish what was written into a reservation; `durable` waits for an fdatasync."""
+        lease = self._leases.reservation(session, lease_id)
+        if lease is None or lease.write is None:
+            raise InvalidRequest(
+                f"no reservation {lease_id} to commit: never reserved, committed before, or expired"
+            )
+        if len(checksums) != len(lease.held):
+            raise InvalidRequest(f"{len(checksums)} checksums for {len(lease.held)} slots")
+        write = lease.write
+        # The session may end between two steps; what is published must not be freed by that.
+        try:
+            with (
+                self._node.in_use(write.namespace_id),
+                self._planner.pinned([slot for slot in lease.held if slot is not None]),
+            ):
+                new, existing = await _in_steps(
+                    self._planner.puts.commit(write, lease.held, checksums, durable=durable)
+                )
+                self._hints.committed(write)
+            self._write_behind.wake()
+            await asyncio.sleep(0)
+        finally:
+            self._leases.release(session, lease_id)
+        self._metrics.bytes.labels("dram", "write").inc(lease.nbytes)
+        unwritten = sum(slot is None for slot in lease.held) - write.refused
+        safe = False
+        if durable:
+            records = self._planner.find(write.namespace_id, write.keys, write.spans)
+            # What was stored already may have left since `reserve` passed it over.
+            gone = records.count(None) > write.refused
+            safe = not gone and await self._durable([r for r in records if r is not None], wait_s)
+        return Committed(new, existing + unwritten, write.refused, safe)
+
+    async def flush(self, wait_s: float) -> bool:
+        """Wait until everything committed so far is durable. False: the time ran out, writes
+        failed, or there is no file tier."""
+        return await self._write_behind.flush(
+            self._now() + min(wait_s, self._node.limits.wait_max_s)
+        )
+
+    async def _durable(self, records: Sequence[StoredPart], wait_s: float) -> bool:
+        deadline = self._now() + min(wait_s, self._node.limits.wait_max_s)
+        last = max((record.dirty for record in records), default=0)
+        await self._write_behind.settle(last, deadline)
+        return all(record.frame is not None for record in records)
+
+    async def _wait_for_room(self, deadline: float) -> None:
+        self._node.room.clear()
+        waits: list[asyncio.Future[Any]] = [
+            asyncio.ensure_future(self._node.room.wait()),
+            self._write_behind.progress(),
+        ]
+        self.waiting_for_room += 1
+        try:
+            _, pending = await asyncio.wait(
+                waits,
+                timeout=max(0.0, min(deadline - self._now(), ROOM_POLL_S)),
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+        finally:
+            self.waiting_for_room -= 1
+        for wait in pending:
+            wait.cancel()
+
+
+async def _in_steps(steps: Steps[T]) -> T:
+    """Carry out a decision of the planner, letting others run between its steps."""
+    with contextlib.closing(steps):
+        while True:
+            try:
+                next(steps)
+            except StopIteration as done:
+                decision: T = done.value
+                return decision
+            await asyncio.sleep(0)

@@ -1,0 +1,130 @@
+"""What a node says of itself: its blocks, its numbers, its answers, its troubles."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvstore.model.block import BlockKey, NamespaceId, check_keys
+from kvstore.model.errors import Unavailable
+from kvstore.model.outcome import Explanation, Outcome
+from kvstore.store.node import Node
+from kvstore.store.puts import Puts
+from kvstore.store.request_log import RequestLog
+from kvstore.store.stats import snapshot
+
+RECALL_S_MAX = 300.0  # a million blocks take some seconds
+REFUSES_S = 5.0  # for which every put is refused, before the node says that it takes none
+FULL_FRACTION = 0.95  # of the arena, held by clients: what is left is gaps
+
+
+@dataclass(frozen=True, slots=True)
+class ScanItem:
+    """A stored block as `scan` shows it. nbytes: of all its parts, uncompressed."""
+
+    key: BlockKey
+    namespace_id: NamespaceId
+    block_index: int
+    nbytes: int
+    resident: bool
+    durable: bool
+
+
+class Report:
+    """Looks at a node, and changes nothing."""
+
+    def __init__(self, node: Node, puts: Puts, request_log: RequestLog) -> None:
+        self._node = node
+        self._planner = node.planner
+        self._write_behind = node.write_behind
+        self._leases = node.leases
+        self._objects = node.objects
+        self._now = node.now
+        self._puts = puts
+        self._request_log = request_log
+        self._started = node.now()
+
+    def outcomes(self, request_id: str, limit: int) -> list[Outcome]:
+        """Return how the last requests were answered whose id starts so, newest first."""
+        return self._request_log.outcomes(request_id, limit)
+
+    def explain(self, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> Explanation:
+        """Return where each block of a prefix is now, and what would end its hit."""
+        check_keys(keys)
+        self._write_behind.recall(keys)
+        return self._request_log.explain(namespace_id, keys)
+
+    async def recalled(self, wait_s: float) -> None:
+        """Wait until all that was found on disk is indexed. Raises Unavailable after `wait_s`."""
+        if not await self._write_behind.recalled(
+            self._now() + min(wait_s, self._node.limits.wait_max_s)
+        ):
+            raise Unavailable(
+                f"{self._write_behind.unrecalled_runs} runs found on disk are not indexed yet: try "
+                "again in a while"
+            )
+
+    def scan(
+        self, namespace_id: NamespaceId | None, after: BlockKey | None, limit: int
+    ) -> list[ScanItem]:
+        """Return up to `limit` blocks in key order, those behind `after`. What was found on disk
+        and is not indexed yet is left out: see `recalled`."""
+        index = self._planner.index
+        found = index if namespace_id is None else index.blocks_in(namespace_id)
+        blocks = (block for block in found if after is None or block.key > after)
+        return [
+            ScanItem(
+                key=block.key,
+                namespace_id=block.namespace_id,
+                block_index=block.block_index,
+                nbytes=block.nbytes,
+                resident=block.resident_parts == len(block.records),
+                durable=block.framed_parts == len(block.records),
+            )
+            for block in heapq.nsmallest(limit, blocks, key=lambda block: block.key)
+        ]
+
+    def trouble(self) -> str:
+        """Return why a router should ask another node, "" if it should not."""
+        recalling_s = self._write_behind.recalling_s
+        if recalling_s > RECALL_S_MAX:
+            return (
+                f"recovering: {self._write_behind.unrecalled_runs} runs found on disk are not "
+                f"indexed after {recalling_s:.0f} s"
+            )
+        since = self._puts.refuses_since
+        if since is None or self._now() - since < REFUSES_S:
+            return ""
+        why = self._takes_no_writes()
+        return f"no tier takes writes: {why}" if why else ""
+
+    def _takes_no_writes(self) -> str:
+        """Return what keeps puts from being stored, "" if nothing does now."""
+        dirty, dirty_max = self._planner.dirty.nbytes, self._node.limits.write_behind_bytes_max
+        if dirty > dirty_max:
+            return f"{dirty} bytes wait for the file tier, limits.write_behind_max is {dirty_max}"
+        held = self._leases.leased_bytes + self._planner.pins.nbytes
+        capacity = self._node.arena.capacity_bytes
+        if held > FULL_FRACTION * capacity:
+            return f"leases and pins hold {held} of the {capacity} bytes of the arena"
+        return ""
+
+    def stats(self) -> dict[str, Any]:
+        """Return what the node holds and owes, as plain numbers. Bytes, seconds, counts."""
+        now = snapshot(
+            planner=self._planner,
+            leases=self._leases,
+            arena=self._node.arena,
+            write_behind=self._write_behind,
+            limits=self._node.limits,
+        )
+        queues = {
+            "promote": self._write_behind.reads.under_way,
+            "write_behind": self._planner.dirty.count,
+            "room": self._puts.waiting_for_room,
+            "recall": self._write_behind.unrecalled_runs,
+        }
+        objects = {"object": self._objects.stats()} if self._objects is not None else {}
+        return {"uptime_s": self._now() - self._started, "queues": queues, **now, **objects}

@@ -1,0 +1,107 @@
+"""Who uses the store: sessions with their processes, and the namespaces of models."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Collection
+from typing import NamedTuple
+
+from kvstore.decide.namespaces import UNKNOWN_MODEL, NamespaceUse
+from kvstore.decide.planner import MemberId, SessionId
+from kvstore.model.block import Namespace, NamespaceId, padded
+from kvstore.model.errors import InvalidRequest, KVStoreError
+from kvstore.store.node import Node
+
+logger = logging.getLogger(__name__)
+
+
+class Member(NamedTuple):
+    """One process of a session, alive while its arena socket is open."""
+
+    session: SessionId
+    id: MemberId
+
+
+class Namespaces:
+    """The namespaces that this node knows."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._planner = node.planner
+        self._write_behind = node.write_behind
+        self._leases = node.leases
+
+    def register(self, namespace: Namespace) -> NamespaceId:
+        """Learn a namespace; of too many, one is forgotten: see `Namespaces`.
+
+        Raises InvalidRequest if its records cannot fit into the arena.
+        """
+        largest = max(group.record_nbytes for group in namespace.groups)
+        if largest > self._node.arena.record_nbytes_max:
+            raise InvalidRequest(
+                f"records of {largest} bytes do not fit: the daemon's dram.extent is "
+                f"{self._node.arena.record_nbytes_max} bytes"
+            )
+        writable = self._write_behind.record_nbytes_max
+        if writable is not None and padded(largest) > writable:
+            raise InvalidRequest(
+                f"records of {largest} bytes do not fit into a frame of at most {writable} bytes: "
+                "raise the daemon's file.segment"
+            )
+        known = self._planner.index.namespaces
+        if known.spec(namespace.id) is None:
+            known.make_room(namespace, lambda each: any(self._leases.reservations(each)))
+        return self._planner.index.register(namespace)
+
+    def learn(self, namespace: Namespace) -> None:
+        """Take what an earlier life knew; one that does not fit any more is nobody's."""
+        with contextlib.suppress(KVStoreError):
+            self.register(namespace)
+
+    def get(self, namespace_id: NamespaceId) -> Namespace:
+        """Return a registered namespace. Raises UnknownNamespace."""
+        return self._planner.namespace(namespace_id)
+
+    def all(self) -> list[NamespaceUse]:
+        """Return what there is of each namespace, by id. Of what was found on disk and is not
+        indexed yet, nothing is counted."""
+        found = self._write_behind.found_namespaces if self._write_behind.unrecalled_runs else ()
+        uses = {each: NamespaceUse(each, None, 0, UNKNOWN_MODEL) for each in found}
+        uses |= {each.id: each.use for each in self._planner.index.namespaces}
+        return sorted(uses.values())
+
+
+class Sessions:
+    """Clients: each is a session of one or several processes."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._leases = node.leases
+
+    def open(self, token: str, client: str) -> SessionId:
+        """Return the session of `token`, a new one if none is alive."""
+        return self._leases.open(token, client)
+
+    def join(self, session: SessionId, token: str, process: int = 0) -> Member:
+        """Add a process to a session; `leave` when its socket closes. Raises SessionEnded.
+
+        process: its id, 0 if this host cannot see it.
+        """
+        return Member(session, self._leases.join(session, token, process))
+
+    def processes(self, session: SessionId) -> Collection[int]:
+        """Return the process ids of a session's members, none if there is no such session."""
+        return self._leases.processes(session)
+
+    def number(self, session: SessionId) -> int:
+        """Return what others may know a session by: it entitles to nothing. 0: there is none."""
+        found = self._leases.find(session)
+        return found.number if found is not None else 0
+
+    def leave(self, member: Member) -> None:
+        """Note that a process is gone: its session ends."""
+        session = self._leases.find(member.session)
+        self._leases.leave(member.session, member.id)
+        self._node.room.set()
+        logger.info("session=%r state=ended", session.name if session is not None else "")
