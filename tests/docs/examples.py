@@ -66,7 +66,7 @@ def document_lines() -> list[Line]:
         text = block.text
         if block.language == "console":
             text = "\n".join(re.findall(r"(?m)^\$ (.*)$", text))
-        lines += [_line(block.place, each) for each in _logical_lines(text)]
+        lines += [_line(block.place, each) for each in logical_lines(text)]
     return lines
 
 
@@ -82,7 +82,7 @@ def help_lines() -> list[Line]:
     return lines
 
 
-def _logical_lines(text: str) -> Iterator[str]:
+def logical_lines(text: str) -> Iterator[str]:
     """Yield the lines; one whose quotes are open, or that ends with a backslash, goes on."""
     kept = ""
     for line in text.splitlines():
