@@ -54,7 +54,9 @@ def settings() -> str:
         lines += [f"## {section.name}", "", _text(inspect.getdoc(declared) or ""), ""]
         for item in fields(declared):  # type: ignore[arg-type]
             key = f"{section.name}.{item.name.replace('_bytes', '')}"
-            found = f"`{told[key].value}`" if item.default_factory is MISSING else "see below"
+            found = (
+                f"`{told[key].value}`" if item.default_factory is MISSING else "depends on the user"
+            )
             live = f" {LIVE}" if item.metadata["live"] else ""
             lines += [f"### `{key}`", "", f"Default: {found}.{live}", ""]
             lines += [_text(item.metadata["doc"]), ""]
@@ -131,7 +133,9 @@ def _text(text: str) -> str:
     """Return a text in which Markdown finds code between backticks, and nothing else."""
     parts = re.split(r"(`[^`]*`)", text)
     return "".join(
-        part if part.startswith("`") else re.sub(r"([\\<>*_|\[\]])", r"\\\1", part)
+        part
+        if part.startswith("`")
+        else re.sub(r"([\\*_|\[\]])", r"\\\1", part.replace("<", "&lt;"))
         for part in parts
     )
 

@@ -120,58 +120,56 @@ class Metrics:
     def _lookups(self) -> None:
         self.requests = self._counter(
             "requests",
-            "Prefixes asked for by acquire, by what ended their hit; complete: nothing did",
+            "Prefixes asked for by acquire, by what ended the hit; complete: all was hit",
             "ended_by",
         )
         self.lookups = self._counter(
-            "lookup_blocks", "Blocks asked for by acquire (by get: records)"
+            "lookup_blocks", "Blocks asked for by acquire (for get: records)"
         )
         self.lookup_tokens = self._counter("lookup_tokens", "Tokens of the blocks asked for")
-        self.hits = self._counter("hit_blocks", "Blocks served, by where they lay", "tier")
+        self.hits = self._counter("hit_blocks", "Blocks served, by the tier that had them", "tier")
         self.hit_tokens = self._counter("hit_tokens", "Tokens of the blocks served", "tier")
         self.model_lookups = self._counter(
-            "model_lookup_blocks", "The same as lookup_blocks, by model: 64, and other", "model"
+            "model_lookup_blocks", "lookup_blocks by model: at most 64, then other", "model"
         )
-        self.model_hits = self._counter(
-            "model_hit_blocks", "The same as hit_blocks, by model", "model", "tier"
-        )
+        self.model_hits = self._counter("model_hit_blocks", "hit_blocks by model", "model", "tier")
 
     def _tiers(self) -> None:
-        self.blocks = self._gauge("blocks", "Blocks held, by tier", "tier")
+        self.blocks = self._gauge("blocks", "Blocks stored, by tier", "tier")
         self.bytes = self._counter(
             "tier_bytes",
-            "Bytes read from, written to and scrubbed (verified for a report, too) in a tier; "
-            "lent: for clients to read in the files of the file tier",
+            "Bytes read from a tier, written to it, or scrubbed (also verified after a report); "
+            "lent: leased to clients that read the files of the file tier themselves",
             "tier",
             "direction",
         )
         self.evictions = self._counter(
             "evicted_blocks",
-            "Blocks that left a tier: evicted (for room), lost (for room, without a copy in the "
-            "file tier), deleted, cleared, corrupt, device_out (its disk is out of use)",
+            "Blocks dropped from a tier: evicted (to make room), lost (the same, without a copy "
+            "in the file tier), deleted, cleared, corrupt, device_out (its disk is out of use)",
             "tier",
             "reason",
         )
         self.model_blocks = self._gauge(
             "model_blocks",
-            "Blocks held, by model: 64, other, and unknown (found on disk without its name)",
+            "Blocks stored, by model: at most 64, then other; unknown: on disk, not named yet",
             "model",
         )
         self.model_bytes = self._gauge(
             "model_bytes",
-            "Bytes that the blocks of a model take, by tier: dram, file",
+            "Bytes of the blocks of a model, by tier: dram, file",
             "model",
             "tier",
         )
         self.dram_bytes = self._gauge(
             "dram_bytes",
-            "Bytes of the arena: used, reserved (taken from the system so far), capacity, leased, "
-            "limbo, pinned",
+            "Bytes of the arena: used, reserved (allocated so far), capacity, leased, limbo "
+            "(expired leases that are not released), pinned",
             "state",
         )
         self.arena_growth_pauses = self._counter(
             "arena_growth_pauses",
-            "Times that the arena stopped growing, because too little memory was free",
+            "Times that the arena stopped growing because too little memory was free",
         )
         self.file_bytes = self._gauge(
             "file_bytes", "Bytes of the file tier: physical, capacity, leased", "state"
@@ -188,70 +186,74 @@ class Metrics:
         )
 
     def _moves(self) -> None:
-        self.promotions = self._counter("promoted_blocks", "Blocks brought from file to DRAM")
+        self.promotions = self._counter(
+            "promoted_blocks", "Blocks promoted from the file tier to DRAM"
+        )
         self.promote_seconds = self._seconds(
-            "promote_seconds", "Time to bring one frame up, its wait for a place included"
+            "promote_seconds", "Time to promote one frame, its wait for a slot included"
         )
         self.load_decisions = self._counter(
             "load_decisions",
-            "Prefixes in slower tiers, of askers that told how fast they recompute: load, explore "
-            "(nothing is known of such loads, or was long ago), refuse (recomputing is faster); "
-            "cut: of those loaded, waited for no longer",
+            "Prefixes in slower tiers, asked for by engines that report their prefill speed: load, "
+            "explore (the time of such a load is unknown or outdated), refuse (recomputing is "
+            "faster); cut: loads that were abandoned because they took too long",
             "decision",
         )
         self.load_predicted_seconds = self._seconds(
-            "load_predicted_seconds", "Time that loads which came up were expected to take"
+            "load_predicted_seconds", "Predicted time of finished loads"
         )
-        self.load_seconds = self._seconds("load_seconds", "Time that these loads did take")
+        self.load_seconds = self._seconds("load_seconds", "Measured time of finished loads")
         self.write_behind_seconds = self._seconds(
-            "write_behind_seconds", "Time to write one batch behind, its fdatasync included"
+            "write_behind_seconds",
+            "Time to write one batch to the file tier, its fdatasync included",
         )
         self.queue_depth = self._gauge(
             "queue_depth",
-            "Waiting or under way: promote (frames), write_behind (records), room (puts), recall "
-            "(runs found by the last start and not indexed yet)",
+            "Waiting or in progress: promote (frames), write_behind (records), room (puts), recall "
+            "(runs found at the last start and not indexed yet)",
             "queue",
         )
-        self.dirty_bytes = self._gauge("dirty_bytes", "Committed bytes no fdatasync covers yet")
+        self.dirty_bytes = self._gauge("dirty_bytes", "Committed bytes that are not durable yet")
         self.durable_lag_seconds = self._gauge(
-            "durable_lag_seconds", "Age of the oldest committed block no fdatasync covers yet"
+            "durable_lag_seconds", "Age of the oldest committed block that is not durable yet"
         )
 
     def _hints(self) -> None:
         self.hints = self._counter(
             "hints",
-            "Hints taken, by kind (end, expect, prefetch, pin, demote), and done or what was in "
-            "the way of doing all of it: unknown_session, not_stored, shared, cap, deadline, "
+            "Hints taken, by kind (end, expect, prefetch, pin, demote) and result: done, or why "
+            "some blocks were left out: unknown_session, not_stored, shared, cap, deadline, "
             "no_room, read_failed, no_file_tier, not_written, busy",
             "kind",
             "result",
         )
         self.hint_blocks = self._counter(
             "hint_blocks",
-            "Blocks that hints have done something to; of prefetch: that have come up",
+            "Blocks that hints changed; for prefetch: promoted blocks",
             "kind",
         )
 
     def _losses(self) -> None:
         self.refusals = self._counter("refused_parts", "Records not stored, by reason", "reason")
         self.unwritten = self._counter(
-            "unwritten_records", "Records kept in DRAM alone, by file.write_per_day"
+            "unwritten_records", "Records kept in DRAM alone because of file.write_per_day"
         )
         self.corrupt_blocks = self._counter(
             "corrupt_blocks",
-            "Blocks dropped because bytes did not match a checksum, by who noticed: put, "
-            "write_behind, promote, reader, scrub (it writes those anew that the arena has too), "
-            "arena (holes that a client punched into it), object (whole objects)",
+            "Blocks dropped because bytes did not match a checksum, by where it was found: put, "
+            "write_behind, promote, reader, scrub (rewritten where the arena has a copy), arena "
+            "(holes that a client punched into it), object (whole objects)",
             "where",
         )
         self.punched_bytes = self._counter(
-            "punched_bytes", "Bytes of the arena that a client gave back to the system; refilled"
+            "punched_bytes",
+            "Bytes of the arena that a client returned to the system; allocated again",
         )
         self.reported_blocks = self._counter(
             "reported_blocks",
-            "Blocks that readers reported as corrupt: dropped (a copy here was wrong), kept (every "
-            "copy here is right), unknown (not stored), unverified (too many reports, or a disk "
-            "that does not answer)",
+            "Blocks that readers reported as corrupt: dropped (a stored copy was wrong), kept "
+            "(all stored copies are right), unknown (not stored), unverified (too many reports, "
+            "or a disk that does not answer)",
             "result",
         )
         self.task_failures = self._counter(
@@ -268,7 +270,7 @@ class Metrics:
     def _objects(self) -> None:
         self.object_requests = self._counter(
             "object_requests",
-            "Requests sent to the object store: list, head, get, put, delete; each one costs",
+            "Requests sent to the object store, by kind: list, head, get, put, delete",
             "kind",
         )
         self.object_errors = self._counter(
@@ -283,8 +285,8 @@ class Metrics:
         )
         self.object_refused_writes = self._counter(
             "object_refused_writes",
-            "Runs not written to the object store: full, busy (too many bytes under way), breaker, "
-            "unsurveyed (not counted yet), or the error",
+            "Runs not written to the object store: full, busy (too many bytes in flight), breaker, "
+            "unsurveyed (the bucket is not counted yet), or the error",
             "reason",
         )
         self.object_collected = self._counter(
@@ -294,7 +296,8 @@ class Metrics:
             "object_bytes", "Bytes of the object tier: counted, capacity, in_flight", "state"
         )
         self.object_breaker_open = self._gauge(
-            "object_breaker_open", "1 while requests to the object store are refused at once"
+            "object_breaker_open",
+            "1 while the circuit breaker refuses requests to the object store",
         )
 
     def _clients(self) -> None:
@@ -305,16 +308,16 @@ class Metrics:
         )
         self.recorded = self._counter(
             "recorded_requests",
-            "Requests taken for `kvstore trace record`: sent, dropped (it did not keep up)",
+            "Requests recorded for `kvstore trace record`: sent, dropped (it did not keep up)",
             "state",
         )
-        self.rpcs_running = self._gauge("rpcs_running", "Calls being answered")
+        self.rpcs_running = self._gauge("rpcs_running", "Calls in progress")
         self.rpc_seconds = self._seconds(
-            "rpc_seconds", "Time to answer, what the call was told to wait included", "method"
+            "rpc_seconds", "Time to answer a call, its requested wait included", "method"
         )
         self.rpc_errors = self._counter(
             "rpc_errors",
-            "Calls refused, by class of error, and why: limbo, sessions, draining, late, "
+            "Calls refused, by class of error and reason: limbo, sessions, draining, late, "
             "slow_stream, streams, busy, reports",
             "method",
             "error",

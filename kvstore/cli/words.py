@@ -37,7 +37,7 @@ _REASONS: dict[Reason, tuple[str, str]] = {
     ),
     Reason.OTHER_NAMESPACE: (
         "nothing of this namespace is stored, but another namespace of the same model holds blocks",
-        "give both engines the same settings if they should share; they differ in",
+        "give both engines the same settings if they should share blocks; these differ",
     ),
     Reason.DEADLINE: (
         "in the file tier, but not promoted before the request's deadline",

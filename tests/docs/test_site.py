@@ -115,7 +115,7 @@ def test_alerts_name_metrics_and_labels_that_exist() -> None:
 
 def test_text_of_the_code_is_not_taken_for_markup() -> None:
     assert generate._text("<socket>.arena, `a_b` and a_b [N]") == (
-        r"\<socket\>.arena, `a_b` and a\_b \[N\]"
+        r"&lt;socket>.arena, `a_b` and a\_b \[N\]"
     )
 
 
