@@ -12,22 +12,20 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from kvstore.decide.ask import Ask
-from kvstore.decide.planner import DAEMON_SESSION, Planner, SessionId, longest_hit, needed_spans
+from kvstore.decide.planner import DAEMON_SESSION, Planner, longest_hit, needed_spans
 from kvstore.format.codec import decodes_to
 from kvstore.format.frame import RUN_BLOCKS_MAX, RunBlock
 from kvstore.metrics import Metrics
 from kvstore.model.block import (
     PAGE_NBYTES,
     BlockKey,
-    Grant,
     Match,
     Namespace,
     NamespaceId,
     Part,
-    Slot,
     Span,
     padded,
 )
@@ -35,6 +33,7 @@ from kvstore.model.checksum import checksum
 from kvstore.model.errors import KVStoreError
 from kvstore.move.load_race import Ended, LoadRaces
 from kvstore.move.object_deletions import Deletions, Watch
+from kvstore.move.writer import Writer
 from kvstore.tier.object import Found, FoundFrame, ObjectRead, ObjectTier, Outcome, run_blocks
 
 logger = logging.getLogger(__name__)
@@ -43,45 +42,6 @@ WINDOW_NBYTES = 16 << 20  # of records published at once: the first are up while
 WINDOWS_MAX = 8  # on their way at once; beyond that they queue in prefix order
 LEASE_MARGIN = 0.8  # of a lease's time, to read into its slots
 STEP_BLOCKS = 128  # looked at before others run: about a millisecond
-
-
-class WriterPuts(Protocol):
-    """Takes records in."""
-
-    async def reserve(
-        self,
-        session: SessionId,
-        namespace_id: NamespaceId,
-        keys: Sequence[BlockKey],
-        *,
-        first_block: int,
-        parent: BlockKey | None,
-        spans: tuple[Span, ...],
-    ) -> Grant: ...
-
-    async def commit(
-        self, session: SessionId, lease_id: int, checksums: Sequence[int]
-    ) -> object: ...
-
-
-class WriterDeletes(Protocol):
-    """Deletes blocks that were deleted while they were on their way."""
-
-    async def delete(self, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> int: ...
-
-
-class Writer(Protocol):
-    """The part of the store that takes records in."""
-
-    @property
-    def puts(self) -> WriterPuts: ...
-
-    @property
-    def deletes(self) -> WriterDeletes: ...
-
-    def release(self, session: SessionId, lease_ids: Sequence[int]) -> list[bool]: ...
-
-    def view(self, slot: Slot) -> memoryview: ...
 
 
 class _Place(NamedTuple):

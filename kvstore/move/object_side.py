@@ -17,9 +17,10 @@ from kvstore.model.block import BlockKey, Match, NamespaceId
 from kvstore.model.errors import Unavailable
 from kvstore.move.load_race import Ended
 from kvstore.move.object_deletions import Deletions
-from kvstore.move.object_fetch import ObjectFetch, Writer
+from kvstore.move.object_fetch import ObjectFetch
 from kvstore.move.object_upload import ObjectUpload
 from kvstore.move.promote import Promotion
+from kvstore.move.writer import Writer
 from kvstore.system.background import keep_running
 from kvstore.tier.dram import Arena
 from kvstore.tier.object import ObjectTier

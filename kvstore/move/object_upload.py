@@ -24,7 +24,7 @@ from kvstore.model.checksum import checksum
 from kvstore.model.errors import CorruptBlock, InvalidRequest, Unavailable
 from kvstore.move.object_deletions import Deletions
 from kvstore.move.promote import Promotion
-from kvstore.move.write_behind import run_header
+from kvstore.move.run_encoding import run_header
 from kvstore.tier.dram import Arena
 from kvstore.tier.file import aligned_copy
 from kvstore.tier.object import ObjectRefused, ObjectTier, run_blocks

@@ -42,7 +42,7 @@ class Caps:
 
     async def check(self, settings: Settings) -> None:
         """Raise ConfigError on what `reconfigure` could not carry out."""
-        self._write_behind.check_file_caps(settings.file.capacity_bytes)
+        self._write_behind.caps.check(settings.file.capacity_bytes)
         capacity = settings.dram.capacity_bytes
         specs = [each.spec for each in self._planner.index.namespaces if each.spec is not None]
         records = [group.record_nbytes for spec in specs for group in spec.groups]
@@ -61,7 +61,7 @@ class Caps:
         self._node.limits = settings.limits
         self._node.arena.set_capacity(settings.dram.capacity_bytes)
         self._resized.set()
-        self._write_behind.set_file_caps(file.capacity_bytes, file.free_bytes_min)
+        self._write_behind.caps.set(file.capacity_bytes, file.free_bytes_min)
         self._write_behind.group_commit_bytes = self._node.limits.group_commit_bytes
         self._planner.admission.set_budget(file.write_bytes_per_day)
         if self._scrub is not None:
@@ -78,7 +78,7 @@ class Caps:
         """Say what a lowered cap waits for, "" if every cap is kept."""
         excess = max(0, self._node.arena.reserved_nbytes - self._node.arena.capacity_bytes)
         if not excess:
-            return self._write_behind.over_cap()
+            return self._write_behind.caps.over()
         limbo = self._leases.limbo_bytes
         return (
             f"the arena is {excess} bytes over dram.capacity; leases hold "
@@ -117,7 +117,7 @@ class Caps:
         self._leases.limbo_bytes_max = int(arena_bytes * limits.limbo_fraction)
         self._acquisition.leasable_bytes = int(arena_bytes * limits.leased_fraction)
         self._file_leases.nbytes_max = int(
-            self._write_behind.capacity_bytes * limits.leased_fraction
+            self._write_behind.caps.capacity_bytes * limits.leased_fraction
         )
         self._hints.pinned_bytes_max = int(arena_bytes * limits.pinned_fraction)
         self._planner.pins.shrink(self._hints.pinned_bytes_max)

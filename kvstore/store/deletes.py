@@ -66,7 +66,7 @@ class Deletes:
         namespaces = {namespace_id} if namespace_id is not None else set()
         if namespace_id is None:
             known = {each.id for each in self._planner.index.namespaces}
-            namespaces = deletion.namespaces | known | self._write_behind.found_namespaces
+            namespaces = deletion.namespaces | known | self._write_behind.recall.found_namespaces
             if self._objects is not None:
                 namespaces |= self._objects.found_namespaces
         try:

@@ -53,7 +53,7 @@ class Gets:
     ) -> Match:
         """Return how long the prefix would hit now, and how much is worth loading. Pins nothing."""
         _check_skip(keys, skip_blocks)
-        self._write_behind.recall(keys)
+        self._write_behind.recall.index(keys)
         match = self._planner.match(namespace_id, keys, skip_blocks)
         if match.resident_blocks == match.hit_blocks:
             return match

@@ -72,7 +72,7 @@ class Hints:
         self.pinned_bytes_max = pinned_bytes_max
         self.pin_ttl_max_s = pin_ttl_max_s
         self._recall = recall
-        self._has_file_tier = write_behind.record_nbytes_max is not None
+        self._has_file_tier = write_behind.caps.record_nbytes_max is not None
         self._now = now
         self._conversations = Conversations()
         self._due: list[tuple[float, float, str]] = []  # when to prefetch, expected when, whom

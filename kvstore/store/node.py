@@ -56,9 +56,9 @@ class Node:
     async def recall(self, keys: Sequence[BlockKey]) -> None:
         """Index what was found on disk of these blocks, letting others run between its steps."""
         for start in range(0, len(keys), RECALL_STEP_KEYS):
-            if not self.write_behind.unrecalled_runs:
+            if not self.write_behind.recall.unrecalled_runs:
                 return
-            self.write_behind.recall(keys[start : start + RECALL_STEP_KEYS])
+            self.write_behind.recall.index(keys[start : start + RECALL_STEP_KEYS])
             await asyncio.sleep(0)
 
     def check_spans(

@@ -53,17 +53,17 @@ class Report:
     def explain(self, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> Explanation:
         """Return where each block of a prefix is now, and what would end its hit."""
         check_keys(keys)
-        self._write_behind.recall(keys)
+        self._write_behind.recall.index(keys)
         return self._request_log.explain(namespace_id, keys)
 
     async def recalled(self, wait_s: float) -> None:
         """Wait until all that was found on disk is indexed. Raises Unavailable after `wait_s`."""
-        if not await self._write_behind.recalled(
+        if not await self._write_behind.recall.recalled(
             self._now() + min(wait_s, self._node.limits.wait_max_s)
         ):
             raise Unavailable(
-                f"{self._write_behind.unrecalled_runs} runs found on disk are not indexed yet: try "
-                "again in a while"
+                f"{self._write_behind.recall.unrecalled_runs} runs found on disk are not indexed "
+                "yet: try again in a while"
             )
 
     def scan(
@@ -88,11 +88,11 @@ class Report:
 
     def trouble(self) -> str:
         """Return why a router should ask another node, "" if it should not."""
-        recalling_s = self._write_behind.recalling_s
+        recalling_s = self._write_behind.recall.recalling_s
         if recalling_s > RECALL_S_MAX:
             return (
-                f"recovering: {self._write_behind.unrecalled_runs} runs found on disk are not "
-                f"indexed after {recalling_s:.0f} s"
+                f"recovering: {self._write_behind.recall.unrecalled_runs} runs found on disk are "
+                f"not indexed after {recalling_s:.0f} s"
             )
         since = self._puts.refuses_since
         if since is None or self._now() - since < REFUSES_S:
@@ -124,7 +124,7 @@ class Report:
             "promote": self._write_behind.reads.under_way,
             "write_behind": self._planner.dirty.count,
             "room": self._puts.waiting_for_room,
-            "recall": self._write_behind.unrecalled_runs,
+            "recall": self._write_behind.recall.unrecalled_runs,
         }
         objects = {"object": self._objects.stats()} if self._objects is not None else {}
         return {"uptime_s": self._now() - self._started, "queues": queues, **now, **objects}

@@ -43,7 +43,7 @@ class Namespaces:
                 f"records of {largest} bytes do not fit: the daemon's dram.extent is "
                 f"{self._node.arena.record_nbytes_max} bytes"
             )
-        writable = self._write_behind.record_nbytes_max
+        writable = self._write_behind.caps.record_nbytes_max
         if writable is not None and padded(largest) > writable:
             raise InvalidRequest(
                 f"records of {largest} bytes do not fit into a frame of at most {writable} bytes: "
@@ -66,7 +66,11 @@ class Namespaces:
     def all(self) -> list[NamespaceUse]:
         """Return what there is of each namespace, by id. Of what was found on disk and is not
         indexed yet, nothing is counted."""
-        found = self._write_behind.found_namespaces if self._write_behind.unrecalled_runs else ()
+        found = (
+            self._write_behind.recall.found_namespaces
+            if self._write_behind.recall.unrecalled_runs
+            else ()
+        )
         uses = {each: NamespaceUse(each, None, 0, UNKNOWN_MODEL) for each in found}
         uses |= {each.id: each.use for each in self._planner.index.namespaces}
         return sorted(uses.values())

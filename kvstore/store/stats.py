@@ -49,7 +49,7 @@ def snapshot(
             "evicted_blocks": planner.counts.evicted_file,
             "unwritten_records": planner.counts.unwritten,
             "leased_bytes": leases.framed_bytes,
-            "leased_bytes_max": int(write_behind.capacity_bytes * limits.leased_fraction),
+            "leased_bytes_max": int(write_behind.caps.capacity_bytes * limits.leased_fraction),
             **write_behind.stats(),
         },
         "dirty_bytes": planner.dirty.nbytes,

@@ -137,7 +137,7 @@ def test_nothing_leaves_for_a_cut_cap_before_all_is_indexed(paths: list[Path]) -
     """What is dead is only then known not to count."""
     filled(paths)
     with Node(paths, file_bytes=(6 << 20) // len(paths)) as node:
-        while node.write_behind.unrecalled_runs:
+        while node.write_behind.recall.unrecalled_runs:
             assert node.planner.counts.evicted_file == 0
             node.write_behind.wake()
             node.run(asyncio.sleep(0))

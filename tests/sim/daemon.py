@@ -207,7 +207,7 @@ class Daemon:
 
     def _look_at_returned(self) -> None:
         """See that what was durable on a device that is back is there, unless it was deleted."""
-        if self._write_behind.unrecalled_runs:
+        if self._write_behind.recall.unrecalled_runs:
             return
         framed = self.framed()
         for item, before in list(self.out.items()):

@@ -84,7 +84,7 @@ def test_a_sync_that_meets_a_bug_leaves_nothing_waiting(
         answer = node.put(A, 0, 2, durable=True)
         assert bug.after is not None
         assert not answer.durable
-        node.write_behind._retry_at = 0.0
+        node.write_behind._retry.at = 0.0
         assert node.flush()
         assert bug.after
     with Node(tmp_path / "kv") as node:

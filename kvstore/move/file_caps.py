@@ -1,0 +1,44 @@
+"""The caps of the file tier, as far as they concern the rest of the node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kvstore.model.block import PAGE_NBYTES
+from kvstore.tier.file import Devices
+
+
+class FileCaps:
+    """Caps of at most one file tier. wake: called when something has to be evicted soon."""
+
+    def __init__(self, file: Devices | None, wake: Callable[[], None]) -> None:
+        self._file = file
+        self._wake = wake
+
+    @property
+    def record_nbytes_max(self) -> int | None:
+        """The largest record that can be written behind; None: there is no file tier."""
+        return self._file.max_frame_nbytes - PAGE_NBYTES if self._file is not None else None
+
+    @property
+    def capacity_bytes(self) -> int:
+        """The cap of the file tier; 0: there is none."""
+        return self._file.capacity_bytes if self._file is not None else 0
+
+    def check(self, capacity_bytes: int) -> None:
+        """Raise ConfigError on a cap that the file tier cannot go to while it runs."""
+        if self._file is not None:
+            self._file.check_caps(capacity_bytes)
+
+    def set(self, capacity_bytes: int, free_bytes_min: int) -> None:
+        """Change the caps of each directory; what is over them is evicted soon."""
+        if self._file is not None:
+            self._file.set_caps(capacity_bytes, free_bytes_min)
+            self._wake()
+
+    def over(self) -> str:
+        """Say by how much the file tier is over its cap, "" if it is not."""
+        excess = 0
+        if self._file is not None:
+            excess = self._file.physical_nbytes - self._file.capacity_bytes
+        return f"the file tier is {excess} bytes over file.capacity" if excess > 0 else ""
