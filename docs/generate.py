@@ -15,7 +15,7 @@ import logging
 import posixpath
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, is_dataclass
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -97,7 +97,17 @@ def reasons() -> str:
 
 def names(*wanted: str) -> str:
     """Return what mkdocstrings replaces by the documentation of some of the public names."""
-    return "\n\n".join(f"::: kvstore.{name}" for name in wanted)
+    return "\n\n".join(map(_name, wanted))
+
+
+def _name(name: str) -> str:
+    """Of a class of fields, its signature lists them; only documented members follow."""
+    import kvstore
+
+    found = getattr(kvstore, name)
+    has_fields = is_dataclass(found) or hasattr(found, "_fields")
+    options = "\n    options:\n      show_if_no_docstring: false" if has_fields else ""
+    return f"::: kvstore.{name}{options}"
 
 
 GENERATED: dict[str, Callable[..., str]] = {

@@ -46,9 +46,9 @@ class Group:
     """Layers that are stored in one record and matched by one rule.
 
     record_nbytes: bytes of one block of this group in one shard.
-    window_tokens: 0 for full attention (rule `prefix`: every block from the start is needed), else
-        the sliding window (rule `window(w)`: only blocks that hold the last w - 1 tokens are).
-    shards: how many workers each hold their own record of a block (1 when all ranks are identical).
+    window_tokens: 0 for full attention, which needs every block from the start; else the size w of
+        the sliding window, which needs only the blocks of the last w - 1 tokens.
+    shards: how many workers each store a record of their own (1 when all ranks are identical).
     """
 
     name: str
@@ -57,7 +57,7 @@ class Group:
     shards: int = 1
 
     def blocks_needed(self, hit_blocks: int, block_tokens: int) -> range:
-        """Return the indices of the blocks a resume after `hit_blocks` blocks reads."""
+        """Return the indices of the blocks that a resume after `hit_blocks` blocks reads."""
         if not self.window_tokens:
             return range(hit_blocks)
         first_token = hit_blocks * block_tokens - (self.window_tokens - 1)
@@ -66,11 +66,11 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """Everything that makes bytes not interchangeable. Two namespaces never share a block.
+    """What the bytes of a block depend on beside its tokens. Two namespaces never share a block.
 
     identity: what produced the bytes (model, weights fingerprint, KV dtype, layout, ...), as text.
-    fidelity: "exact", or the name of a lossy rung; an exact reader never sees a lossy block.
-    name: what people call the model. It is for them alone: no part of the id, nor of `==`.
+    fidelity: "exact", or the name of a lossy encoding; an exact reader never gets a lossy block.
+    name: the model's name for people. It is not part of the id, and `==` ignores it.
     """
 
     block_tokens: int
@@ -121,7 +121,7 @@ class Namespace:
     def from_json(cls, text: str, name: str = "") -> Namespace:
         """Parse and validate what `to_json` wrote. Raises InvalidRequest on anything else.
 
-        name: of a stranger: what cannot be printed is left out of it.
+        name: not trusted; characters that cannot be printed are removed.
         """
         if len(text) > SPEC_CHARS_MAX:
             raise InvalidRequest(
@@ -165,7 +165,7 @@ class Namespace:
 
     @property
     def title(self) -> str:
-        """The name; of one without a name, what its identity says of the model."""
+        """The name; without a name, the model that the identity names."""
         model = _printable(dict(self.identity).get("model", ""))
         is_digest = len(model) == _DIGEST_CHARS and " " not in model
         return self.name or (model[:_SHORT_CHARS] if is_digest else model) or "unnamed"
@@ -181,7 +181,7 @@ class Namespace:
 
 
 class Span(NamedTuple):
-    """One part of the blocks keys[begin:end] of the key list it travels with."""
+    """One part of the blocks keys[begin:end] of the call's list of keys."""
 
     part: Part
     begin: int
@@ -197,9 +197,11 @@ class Slot(NamedTuple):
 
 
 class FilePlace(NamedTuple):
-    """A record as it lies in a file of the file tier: bytes [offset, offset + nbytes), as they were
-    put. The path is absolute; the offset is a multiple of 4 KiB, and so many whole pages may be
-    read. Nothing else is ever written there: freed, a place is a hole, or its file is gone."""
+    """Where a record is in a file of the file tier: bytes [offset, offset + nbytes), not encoded.
+
+    The path is absolute and the offset is a multiple of 4 KiB. The last page may be read whole. The
+    daemon never writes other bytes there: a freed place is a hole, or its file is deleted.
+    """
 
     path: str
     offset: int
@@ -208,16 +210,16 @@ class FilePlace(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Slots lent to a client, for reading (a lease) or for writing (a reservation).
+    """Slots that a client holds, for reading (a lease) or for writing (a reservation).
 
-    slots and checksums run over the spans in order, one item per block. In a lease every slot is
-    set (or None where parts were asked for one by one and are missing); in a reservation None means
-    the part is already stored, or, beyond `refused`, that there was no room.
-    deadline_s: seconds from the answer; past it the slots may not be used and `release` says so.
-    hit_blocks counts from the first key, blocks skipped by the caller included.
-    places: of a lease asked for with file_places, one item per slot, else nothing. Where it is set
-    there is no slot: the client reads the record in its file. Its bytes count as those of a slot
-    do: if their checksum is right and the lease was held.
+    slots, checksums: one item per block, over the spans in order. In a lease, None means that a
+        part asked for by itself is missing. In a reservation, None means that the part is already
+        stored; `refused` counts those that had no room instead.
+    deadline_s: seconds from the answer. After it the slots must not be used, and `release` says so.
+    hit_blocks: counted from the first key, blocks skipped by the caller included.
+    places: for a lease with `file_places`, one item per slot, else empty. A place replaces a slot:
+        the client reads the record in its file. The bytes are valid if their checksum matches and
+        the lease was held, as with a slot.
     """
 
     lease_id: int
@@ -233,7 +235,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """What became of the records of a reservation or a put.
+    """How many records of a reservation or a put were stored.
 
     existing: another writer had stored them. durable: a completed fdatasync covers all of them.
     """
@@ -246,11 +248,11 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """What a prefix would hit now, unpinned: in any tier, and in DRAM alone. Counts from key 0.
+    """How many blocks of a prefix are stored now: in any tier, and in DRAM. Nothing is leased.
 
-    worth_blocks: how much of the hit is worth loading, None: all of it, or the asker did not tell
-    what recomputing takes. load_s: how long it will take to come up; 0: it is up, or none like it
-    has come up yet.
+    worth_blocks: how many blocks are faster to load than to recompute; None: all of them, or the
+        caller did not say how fast it recomputes.
+    load_s: predicted time to promote them; 0: they are resident, or no such load was measured yet.
     """
 
     hit_blocks: int
@@ -260,7 +262,7 @@ class Match:
 
 
 def model_name(source: str) -> str:
-    """Return what people call a model that was loaded from a directory, or by a hub's name."""
+    """Return the common name of a model that was loaded from a directory or by a hub's name."""
     parts = [part for part in source.split("/") if part]
     for part in parts:
         if part.startswith("models--"):  # a directory of the hub's cache

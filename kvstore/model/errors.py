@@ -4,22 +4,22 @@ from __future__ import annotations
 
 
 class KVStoreError(Exception):
-    """Base of every error kvstore raises on purpose."""
+    """Base of every error that kvstore raises on purpose."""
 
 
 class InvalidRequest(KVStoreError):
-    """The call itself is wrong; repeating it cannot help. Nothing was changed."""
+    """The call is wrong; repeating it does not help. It changed nothing."""
 
 
 class UnknownNamespace(InvalidRequest):
-    """The daemon does not know what this namespace id stands for, or has forgotten it (restart, or
-    too many others since). Register it and repeat the call; this library's clients do so."""
+    """The daemon does not know this namespace id, or forgot it (after a restart, or after too many
+    others). Register the namespace and repeat the call; the clients of this library do so."""
 
 
 class Unavailable(KVStoreError):
     """The daemon cannot answer now. Nothing is lost; try again after `retry_after_s`.
 
-    reason: one word for the metrics of the side that refuses, "" where the class says enough.
+    reason: one word for the metrics of the side that refuses, "" where the class is enough.
     """
 
     def __init__(self, message: str, *, retry_after_s: float = 1.0, reason: str = "") -> None:
@@ -29,7 +29,7 @@ class Unavailable(KVStoreError):
 
 
 class SessionEnded(Unavailable):
-    """The daemon no longer knows this session (restart, or a member died). Open a new one."""
+    """The session is over: the daemon restarted, or a process of it died. Open a new one."""
 
 
 class CorruptBlock(KVStoreError):

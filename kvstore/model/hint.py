@@ -1,7 +1,7 @@
-"""What a hint is answered with.
+"""Hints and their answers.
 
-A hint says what its sender knows of the future: a session is over, will be back, should stay. It
-may be wrong, late or missing: that costs hits, never a right answer.
+A hint says what a client expects: a session is over, will ask again, or should keep its blocks. A
+hint may be wrong, late or missing. That can cost hits; it never changes an answer.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ EXPECT_S_MAX = 7 * 86400.0
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """The blocks a hint is about, from the start of their prefix on; `session_id` names their
-    conversation, for hints that come later."""
+    """The blocks that a hint is about, from the start of their prefix.
+
+    session_id: names their conversation for later hints.
+    """
 
     namespace_id: NamespaceId
     keys: Sequence[BlockKey]
@@ -35,13 +37,13 @@ class Prefix:
         cache_salt: bytes = b"",
         session_id: str = "",
     ) -> Prefix:
-        """Name the full blocks of a prompt's tokens. Raises InvalidRequest for what is no token."""
+        """Name the full blocks of a prompt's tokens. Raises InvalidRequest for an invalid token."""
         chain = KeyChain(root_key(namespace.id, cache_salt), namespace.block_tokens)
         return cls(namespace.id, chain.update(tokens), session_id)
 
 
 class HintKind(StrEnum):
-    """What a hint asks for. The values are in metrics: never reused."""
+    """What a hint asks for. The values are in metrics and are never reused."""
 
     END = "end"
     EXPECT = "expect"
@@ -52,11 +54,11 @@ class HintKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hint:
-    """A hint about a conversation, or (with a namespace) about a prefix, which then is that
-    conversation's, if one is named.
+    """A hint about a conversation, or, with a namespace, about a prefix. With both, the prefix
+    belongs to that conversation from now on.
 
-    seconds: until an expected request comes, or for how long to pin. bytes_max: to pin; 0: any.
-    wait_s: how long bytes may take to come up, or to be written down.
+    seconds: until an expected request comes, or for how long to pin. bytes_max: most bytes to pin;
+    0: no limit. wait_s: how long a promotion, or a write to the file tier, may take.
     """
 
     kind: HintKind
@@ -69,30 +71,30 @@ class Hint:
 
 
 class Short(StrEnum):
-    """Why a hint did less than it could. The values are on the wire: never reused."""
+    """Why a hint changed fewer blocks than it named. The values are on the wire, never reused."""
 
     NOTHING = ""
-    UNKNOWN_SESSION = "unknown_session"  # never seen, or forgotten for newer ones
+    UNKNOWN_SESSION = "unknown_session"  # never seen, or replaced by newer ones
     NOT_STORED = "not_stored"
-    SHARED = "shared"  # somebody else uses the rest of the blocks, or may
-    CAP = "cap"  # of what pins, or leases, may hold
+    SHARED = "shared"  # other sessions use the rest of the blocks, or hold them
+    CAP = "cap"  # pins or leases hold as much as is allowed
     DEADLINE = "deadline"
     NO_ROOM = "no_room"
     READ_FAILED = "read_failed"
     NO_FILE_TIER = "no_file_tier"
-    NOT_WRITTEN = "not_written"  # to the file tier, so it has to stay
-    BUSY = "busy"  # too many hints of this kind are being carried out
-    UNKNOWN = "unknown"  # of a daemon that is newer than its client
+    NOT_WRITTEN = "not_written"  # to the file tier yet, so it stays in DRAM
+    BUSY = "busy"  # too many hints of this kind are in progress
+    UNKNOWN = "unknown"  # from a daemon that is newer than its client
 
 
 @dataclass(frozen=True, slots=True)
 class HintReport:
-    """What a hint has done, and how long that took.
+    """What a hint changed, and how long that took.
 
-    blocks: of the prefix it named, that are stored. done_blocks, done_bytes: of these, to which
-    what was asked for has been done now: the session has them alone and is over; they are expected,
-    have come up, are pinned, have left the arena. short: why not to all. lasts_s: how long from now
-    what was done will last; 0: as long as eviction lets it.
+    blocks: stored blocks of the prefix that the hint named. done_blocks, done_bytes: those of them
+    that the hint changed: marked as ended or expected, promoted, pinned, or demoted. short: why it
+    did not change all. took_s: time to do it. lasts_s: how long the change lasts; 0: until the
+    blocks are evicted.
     """
 
     kind: HintKind

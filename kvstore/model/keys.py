@@ -54,7 +54,7 @@ def encode_extras(extras: Sequence[tuple[str, bytes]]) -> bytes:
 
 
 class KeyChain:
-    """The keys of one growing token sequence; every block is hashed once."""
+    """The keys of one growing token sequence. It hashes every block once."""
 
     __slots__ = ("_block_tokens", "_root", "keys")
 
@@ -68,7 +68,7 @@ class KeyChain:
     ) -> list[BlockKey]:
         """Hash the full blocks of `tokens` that are not in the chain yet; return all its keys.
 
-        tokens: the whole sequence from its start; what was hashed before must not have changed.
+        tokens: the whole sequence from its start; tokens that were hashed before must not change.
         extras_of: block index -> encoded extras.
         """
         size = self._block_tokens

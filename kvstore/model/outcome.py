@@ -1,4 +1,4 @@
-"""What became of a request, and why its hit ended where it did. Keys and counts, never tokens."""
+"""How a request was answered, and why its hit ended. Keys and counts, never tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _APPENDED = re.compile(r"(-\d+)?(-[0-9a-f]{8})?")
 
 
 class Reason(StrEnum):
-    """Why a hit ends. The values are on the wire and in metrics: never reused."""
+    """Why a hit ends. The values are on the wire and in metrics, and are never reused."""
 
     NEVER_STORED = "never_stored"
     BEING_WRITTEN = "being_written"
@@ -30,7 +30,7 @@ class Reason(StrEnum):
     DEVICE_OUT = "device_out"
     LEASED_BYTES = "leased_bytes"
     SLOWER = "slower_than_recompute"
-    UNKNOWN = "unknown"  # of a daemon that is newer than its client
+    UNKNOWN = "unknown"  # from a daemon that is newer than its client
 
 
 COMPLETE = "complete"
@@ -39,12 +39,12 @@ COMPLETE = "complete"
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """What a hit lacks to be longer.
+    """Why a hit is not longer.
 
-    block: index in the prefix of the block that is missing. group: name of the KV cache group that
-    lacks it, "" if all do. left_s: how long before the answer it left, or, of a block without a
-    trace, how far back the daemon remembers; 0 where that means nothing. differs: the fields in
-    which a namespace that does hold blocks of this model differs.
+    block: index of the missing block in the prefix. group: name of the KV cache group that lacks
+    it, "" if all do. left_s: seconds since the block was dropped; for NEVER_STORED, how far back
+    the daemon remembers; 0 for other reasons. differs: the fields in which a namespace that has
+    blocks of this model differs.
     """
 
     reason: Reason
@@ -56,10 +56,11 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a request's last acquire was answered; blocks count from the start of its prefix.
+    """How a request's last acquire was answered. Blocks are counted from the start of its prefix.
 
-    client: who opened the session. asks: acquires with this request id so far. took_s: from the
-    call to the answer. age_s: since then. lease: "held", "expired" once it was released, else "".
+    client: name of the session. asks: acquires with this request id so far. took_s: seconds from
+    the call to the answer. age_s: seconds since the answer. lease: "held" or "expired" after its
+    release, else "".
     """
 
     request_id: str
@@ -78,7 +79,7 @@ class Outcome:
 
 
 def is_request(asked: str, request_id: str) -> bool:
-    """Return whether a request id is the one asked for, as it is or as an engine appends to it."""
+    """Return whether a request id is the one asked for, or that id with an engine's suffix."""
     return bool(asked) and bool(
         request_id.startswith(asked) and _APPENDED.fullmatch(request_id, len(asked))
     )
@@ -88,8 +89,8 @@ def is_request(asked: str, request_id: str) -> bool:
 class BlockRange:
     """Consecutive blocks [begin, end) of a prefix that are in the same state now.
 
-    dram, file: every part is there. reason: why the blocks are no hit, None if they are.
-    left_s: as in `Ending`, the least of the range.
+    dram, file: the tier has every part. reason: why the blocks are not a hit; None if they are.
+    left_s: as in `Ending`, the smallest of the range.
     """
 
     begin: int
@@ -102,7 +103,7 @@ class BlockRange:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """A prefix as it is now: its ranges in order, how long it would hit and what ends that."""
+    """A prefix as it is stored now: its ranges in order, its hit length, and why the hit ends."""
 
     ranges: tuple[BlockRange, ...]
     hit_blocks: int
