@@ -39,6 +39,15 @@ def test_it_is_short() -> None:
     assert len(README.read_bytes()) <= BYTES_MAX
 
 
+def test_its_figures_are_the_measured_ones() -> None:
+    phases = json.loads((ROOT / "benchmarks/results/demo.json").read_text())["phases"]
+    none, dram, disk = (
+        f"{phases[name]['resumed_ttft_s']['median']:.2f} s" for name in ("none", "dram", "restart")
+    )
+    text = " ".join(README.read_text().split())
+    assert f"{none} without kvstore, {dram} from DRAM, {disk} from disk" in text
+
+
 def test_every_block_of_commands_is_run_below() -> None:
     shell = [each.text for each in blocks(README) if each.language in ("bash", "console", "text")]
     assert len(shell) == 4
