@@ -120,12 +120,12 @@ def wire_store(settings: Settings, metrics: Metrics) -> Store:
     limits = settings.limits
     planner = Planner(
         arena,
-        file,
+        file.frames if file else None,
         now=time.monotonic,
         dram_policy=policy_by_name(settings.dram.eviction_policy),
         file_policy=policy_by_name(settings.file.eviction_policy),
         departed_keys_max=limits.departed_keys_max,
-        run_nbytes_max=file.max_frame_nbytes - PAGE_NBYTES if file else 0,
+        run_nbytes_max=file.space.frame_nbytes_max - PAGE_NBYTES if file else 0,
         write_budget=_write_budget(settings.file),
         write_on_demotion=settings.file.admission == "demotion",
         write_on_second_use=settings.file.admission == "second_use",

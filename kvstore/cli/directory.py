@@ -187,8 +187,8 @@ async def _collect(path: Path, live: Collection[NamespaceId]) -> None:
     tier = FileTier(path, capacity_bytes=GC_CAPACITY_BYTES)
     await tier.open()
     try:
-        tier.recall_all()
-        await tier.settle()
+        tier.recall.take_all()
+        await tier.upkeep.settle()
         disk = RealDisk()
         remove_spec_files(disk, path, set(spec_files_in(disk, path)) - set(live))
     finally:

@@ -18,27 +18,27 @@ class FileCaps:
     @property
     def record_nbytes_max(self) -> int | None:
         """The largest record that can be written behind; None: there is no file tier."""
-        return self._file.max_frame_nbytes - PAGE_NBYTES if self._file is not None else None
+        return self._file.space.frame_nbytes_max - PAGE_NBYTES if self._file is not None else None
 
     @property
     def capacity_bytes(self) -> int:
         """The cap of the file tier; 0: there is none."""
-        return self._file.capacity_bytes if self._file is not None else 0
+        return self._file.space.capacity_bytes if self._file is not None else 0
 
     def check(self, capacity_bytes: int) -> None:
         """Raise ConfigError on a cap that the file tier cannot go to while it runs."""
         if self._file is not None:
-            self._file.check_caps(capacity_bytes)
+            self._file.space.check_capacity(capacity_bytes)
 
     def set(self, capacity_bytes: int, free_bytes_min: int) -> None:
         """Change the caps of each directory; what is over them is evicted soon."""
         if self._file is not None:
-            self._file.set_caps(capacity_bytes, free_bytes_min)
+            self._file.space.set_caps(capacity_bytes, free_bytes_min)
             self._wake()
 
     def over(self) -> str:
         """Say by how much the file tier is over its cap, "" if it is not."""
         excess = 0
         if self._file is not None:
-            excess = self._file.physical_nbytes - self._file.capacity_bytes
+            excess = self._file.frames.physical_nbytes - self._file.space.capacity_bytes
         return f"the file tier is {excess} bytes over file.capacity" if excess > 0 else ""

@@ -127,12 +127,12 @@ class Reads:
             if len(self._reads) == 1:  # this record, and nothing else
                 return await self._fetch_parts(read, begin, targets[0])
             bad: list[int] = []
-            await self._file.read(
+            await self._file.frames.read(
                 read.extent, begin, targets, lambda _: bad.extend(self._verify(read))
             )
             return bad
         buffer = aligned_buffer(sum(sizes[first : last + 1]))
-        await self._file.read(read.extent, begin, [buffer])
+        await self._file.frames.read(read.extent, begin, [buffer])
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._workers, self._decode, read, buffer, sizes)
 
@@ -146,7 +146,7 @@ class Reads:
         def sum_up(part: slice) -> None:
             leaves[part.start] = leaves_of(view[part])
 
-        await self._file.read(read.extent, begin, [target], sum_up, PARTS)
+        await self._file.frames.read(read.extent, begin, [target], sum_up, PARTS)
         found = checksum_of([leaf for at in sorted(leaves) for leaf in leaves[at]])
         return [] if found == record.checksum else [position]
 
@@ -154,7 +154,7 @@ class Reads:
         """Return where the bytes of a frame that stores them as they were put lie in a file; None
         if its device is out of use. That is good for as long as the frame is pinned."""
         assert self._file is not None
-        path = self._file.path_of(frame.extent)
+        path = self._file.frames.path_of(frame.extent)
         if path is None:
             return None
         sizes = map(padded, frame.stored_nbytes)
@@ -174,7 +174,7 @@ class Reads:
         for position, record in zip(check.positions, check.stored, strict=True):
             begin = PAGE_NBYTES + sum(sizes[:position])
             try:
-                await self._file.read(frame.extent, begin, [buffer[: sizes[position]]])
+                await self._file.frames.read(frame.extent, begin, [buffer[: sizes[position]]])
             except CorruptBlock:  # the file is gone or too short
                 bad.append(position)
                 continue

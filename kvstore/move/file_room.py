@@ -38,13 +38,13 @@ class FileRoom:
 
     async def _find_room(self, nbytes: int) -> Placed:
         for _ in range(EVICT_ROUNDS_MAX):
-            place = self._file.allocate(nbytes)
+            place = self._file.frames.allocate(nbytes)
             if place is not None:
                 return place
-            coming = self._file.freeing_nbytes
-            missing = self._wanted_nbytes - self._file.available_nbytes - coming
+            coming = self._file.space.freeing_nbytes
+            missing = self._wanted_nbytes - self._file.space.available_nbytes - coming
             if missing > 0 or not coming:
-                coming += self._evict(max(missing, nbytes), self._file.helps)
+                coming += self._evict(max(missing, nbytes), self._file.space.frees_room)
             if not coming:
                 break
             await self._file.settle()
@@ -55,8 +55,8 @@ class FileRoom:
         others fill the disk."""
         for mount in self._file.mounts:
             for _ in range(EVICT_ROUNDS_MAX):
-                excess = -mount.tier.available_nbytes - mount.tier.freeing_nbytes
-                if excess <= 0 or not mount.tier.holds_runs:
+                excess = -mount.tier.space.available_nbytes - mount.tier.space.freeing_nbytes
+                if excess <= 0 or not mount.tier.space.segments.hold_runs:
                     break
                 if not self._evict(excess, mount.holds):
                     break

@@ -61,7 +61,7 @@ class NamespaceNotes:
         noted = self._noted[mount] = {}
         try:
             there = await mount.on_disk(spec_files_in)
-            found = mount.tier.found_namespaces
+            found = mount.tier.recall.found_namespaces
             wanted = [each for each in there if each in found][:NAMESPACES_MAX]
             read = await mount.on_disk(lambda disk, path: read_spec_files(disk, path, wanted))
             for namespace in read:
@@ -107,7 +107,7 @@ class NamespaceNotes:
             return
         self._tidy_at = self._now() + TIDY_EVERY_S
         for mount, noted in list(self._noted.items()):
-            found = mount.tier.found_namespaces if len(noted) < NAMESPACES_MAX // 2 else ()
+            found = mount.tier.recall.found_namespaces if len(noted) < NAMESPACES_MAX // 2 else ()
             await self.written([(mount, each) for each in found if self._has_frames(each)])
             idle = {each for each in noted if not self._has_frames(each)}
             gone = idle & self._idle.get(mount, set())

@@ -33,7 +33,7 @@ class PolicyNotes:
         """Give policies what another life has saved. A second call waits for the first."""
         async with self._loading:
             if self._file is not None and not self._loaded:
-                self._planner.load_policies(await self._file.read_note())
+                self._planner.load_policies(await self._file.notes.read())
                 self._save_at = self._now() + SAVE_EVERY_S
             self._loaded = True
 
@@ -50,6 +50,6 @@ class PolicyNotes:
             return
         try:
             async with asyncio.timeout(CLOSE_S):
-                await self._file.write_note(data)
+                await self._file.notes.write(data)
         except (DiskFull, DiskFailed, TimeoutError) as error:
             logger.warning("policies=not_saved reason=%r", str(error))

@@ -56,12 +56,12 @@ class Recall:
     def index(self, keys: Sequence[BlockKey]) -> None:
         """Index what was found on disk of these blocks. Nothing to do once all of it is indexed."""
         if self._file is not None:
-            self._add(self._file.recall(keys))
+            self._add(self._file.recall.take(keys))
 
     @property
     def unrecalled_runs(self) -> int:
         """How many of the runs found on disk are not indexed yet."""
-        return self._file.unrecalled_runs if self._file is not None else 0
+        return self._file.recall.unrecalled_runs if self._file is not None else 0
 
     @property
     def recalling_s(self) -> float:
@@ -77,7 +77,7 @@ class Recall:
     @property
     def found_namespaces(self) -> Set[NamespaceId]:
         """The namespaces of what was found on disk."""
-        return self._file.found_namespaces if self._file is not None else frozenset()
+        return self._file.recall.found_namespaces if self._file is not None else frozenset()
 
     async def _index_all(self) -> None:
         """Index everything, oldest first, a little at a time."""
@@ -93,8 +93,8 @@ class Recall:
     def index_oldest(self) -> bool:
         """Index a few runs; return whether there were any left to index."""
         assert self._file is not None
-        some = self._file.unrecalled_runs > 0
-        self._add(self._file.recall_oldest(RECALL_STEP_RUNS))
+        some = self._file.recall.unrecalled_runs > 0
+        self._add(self._file.recall.take_oldest(RECALL_STEP_RUNS))
         return some
 
     def _add(self, records: Sequence[FrameRecord]) -> None:

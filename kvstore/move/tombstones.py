@@ -22,7 +22,7 @@ def tombstones(
     return [
         FrameHeader(
             kind=kind,
-            sequence=file.take_sequence(),
+            sequence=file.sequences.take(),
             namespace_id=namespace_id,
             killed=killed,
         )

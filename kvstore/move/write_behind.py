@@ -114,8 +114,7 @@ class WriteBehind:
         if self._file is None:
             return
         began = time.monotonic()
-        self._file.on_task_failed(self._metrics.task_failed)
-        await self._file.open(self)
+        await self._file.open(self, self._metrics.task_failed)
         await self._load_notes()
         self.recovered_s = time.monotonic() - began
         self._writer = self._keep("write_behind", self._write_behind)
@@ -154,8 +153,8 @@ class WriteBehind:
         if self._file is None:
             return {"capacity_bytes": 0, "physical_bytes": 0}
         return {
-            "capacity_bytes": self._file.capacity_bytes,
-            "physical_bytes": self._file.physical_nbytes,
+            "capacity_bytes": self._file.space.capacity_bytes,
+            "physical_bytes": self._file.frames.physical_nbytes,
             "failed_writes": self._failures,
             "failed_reads": self.reads.failed,
             "state": "failing" if self._failing else "ok",
@@ -215,7 +214,7 @@ class WriteBehind:
         """
         if self._file is None:
             return
-        await self._file.bury(tombstones(self._file, namespaces, keys))
+        await self._file.tombstones.bury(tombstones(self._file, namespaces, keys))
 
     async def _write_behind(self) -> None:
         """Write what is dirty, for ever. While the disk fails, one batch in a while tries it.
@@ -276,9 +275,9 @@ class WriteBehind:
         from now on, a higher number kills."""
         file = self._file
         assert file is not None
-        numbers = file.begin_runs(len(writes))
+        numbers = file.sequences.begin_runs(len(writes))
         batch = asyncio.get_running_loop().create_task(self._write_batch(writes, numbers))
-        batch.add_done_callback(lambda _: file.end_runs(numbers))
+        batch.add_done_callback(lambda _: file.sequences.end_runs(numbers))
         return batch
 
     async def _write_batch(self, writes: Sequence[Write], numbers: Sequence[int]) -> None:
@@ -295,11 +294,11 @@ class WriteBehind:
                 break
             failed = [each for each in failed if not self._goes_elsewhere(*each)]
             # Numbered in the step in which they were found wanted.
-            numbers = self._file.begin_runs(len(again))
+            numbers = self._file.sequences.begin_runs(len(again))
             try:
                 failed += await self._write_and_sync(again, numbers)
             finally:
-                self._file.end_runs(numbers)
+                self._file.sequences.end_runs(numbers)
         for write, error in failed:
             self._fail(write, error)
         self._metrics.write_behind_seconds.observe(self._now() - began)
@@ -318,7 +317,7 @@ class WriteBehind:
         failed: list[tuple[Write, BaseException]] = []
         lost: dict[Placed, KVStoreError]
         try:
-            lost = await self._file.sync([place for place, _ in places])
+            lost = await self._file.frames.sync([place for place, _ in places])
         except Exception as bug:  # None may count as durable, nor wait for ever
             lost = {place: DiskFailed(f"not synced: {bug!r}") for place, _ in places}
             logger.exception("sync=bug")
@@ -326,7 +325,7 @@ class WriteBehind:
             if isinstance(result, BaseException):
                 failed.append((write, result))
             elif result[0] in lost or not result[0].mount.is_current:
-                self._file.free(result[0])
+                self._file.frames.free(result[0])
                 error = lost.get(result[0]) or DiskFailed("the device was taken out of use")
                 failed.append((write, error))
             else:
@@ -342,7 +341,7 @@ class WriteBehind:
     def _goes_elsewhere(self, write: Write, error: BaseException) -> bool:
         """Say whether to give a run to another device: not if something of it is deleted."""
         assert self._file is not None
-        failed = isinstance(error, _DISK_ERRORS) and self._file.takes_writes
+        failed = isinstance(error, _DISK_ERRORS) and self._file.admission.takes_writes
         return failed and self._planner.writes.is_wanted(write)
 
     def _fail(self, write: Write, error: BaseException) -> None:
@@ -359,7 +358,7 @@ class WriteBehind:
     def _note_health(self, errors: Sequence[BaseException]) -> None:
         assert self._file is not None
         refused = any(isinstance(error, _DISK_ERRORS) for error in errors)
-        self._retry.note(refused=refused and not self._file.takes_writes)
+        self._retry.note(refused=refused and not self._file.admission.takes_writes)
         if bool(errors) != self._failing:
             self._failing = bool(errors)
             log = logger.warning if self._failing else logger.info
@@ -374,10 +373,11 @@ class WriteBehind:
             self._workers, encode_write, self._arena, self._codec, write, sequence
         )
         place = await self._room.find(header.nbytes)
+        frames = self._file.frames
         try:
-            await self._file.write(place, [self._file.encode(place, header), *payload])
+            await frames.write(place, [frames.encode(place, header), *payload])
         except BaseException as error:
             keep_pinned(self._planner, write.held, error)
-            self._file.free(place)
+            frames.free(place)
             raise
         return place, header

@@ -28,7 +28,7 @@ def directory(tmp_path: Path) -> Path:
                 await put(tier, sequence, [f"{sequence}-{i}" for i in range(4)])
             for sequence in range(1, 6):
                 await put(tier, 20 + sequence, [f"{sequence}-{i}" for i in range(4)])
-            await tier.sync()
+            await tier.durability.sync()
 
     asyncio.run(main())
     return tmp_path

@@ -67,7 +67,7 @@ def leased_bytes(node: Node) -> int:
 def physical(node: Node) -> int:
     assert node.file is not None
     node.run(node.file.settle())
-    return node.file.physical_nbytes
+    return node.file.frames.physical_nbytes
 
 
 def test_what_only_files_have_is_read_there_byte_for_byte(tmp_path: Path) -> None:

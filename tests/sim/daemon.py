@@ -111,7 +111,10 @@ class Daemon:
         self.rewritten: set[Item] = set()  # also on a device that was out at the time
         self.given_up: set[Item] = set()  # written too, but without success
         self.planner = Planner(
-            self.arena, file, now=loop.time, run_nbytes_max=file.max_frame_nbytes - PAGE_NBYTES
+            self.arena,
+            file.frames,
+            now=loop.time,
+            run_nbytes_max=file.space.frame_nbytes_max - PAGE_NBYTES,
         )
         write_behind = _WriteBehind(
             self.planner,
@@ -188,7 +191,7 @@ class Daemon:
 
     def _withdrawn(self, mount: Mount) -> None:
         self.taken_out += 1
-        suspects = {(tag.number, offset) for tag, offset in mount.tier.suspects}
+        suspects = {(tag.number, offset) for tag, offset in mount.tier.health.suspects}
         known = {i: framed for i, framed in self.framed().items() if self._is_proven(i, framed)}
         for item, framed in self.framed().items():
             if self.file.devices[framed.device] is mount.device:
@@ -369,10 +372,10 @@ class Daemon:
         # Tombstones may exceed the cap, each by its page and its place in a footer. Holes that a
         # power cut made data again leave when all is indexed.
         for device, platter in zip(self.file.devices, self._platters, strict=True):
-            if device.mount is None or device.mount.tier.unrecalled_runs:
+            if device.mount is None or device.mount.tier.recall.unrecalled_runs:
                 continue
-            tier = device.mount.tier
-            excess = tier.physical_nbytes - tier.freeing_nbytes - tier.capacity_bytes
+            space = device.mount.tier.space
+            excess = space.segments.physical_nbytes - space.freeing_nbytes - space.capacity_bytes
             if excess > platter.tombstones * (PAGE_NBYTES + FOOTER_RECORD_NBYTES_MAX):
                 raise Violation("leaked", f"the file tier is {excess} bytes over its cap")
 

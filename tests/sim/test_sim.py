@@ -9,7 +9,9 @@ import pytest
 
 from kvstore.decide.index import StoredFrame
 from kvstore.decide.planner import Leases, Planner
-from kvstore.tier.file import FileExtent, FileTier
+from kvstore.tier.file import FileExtent
+from kvstore.tier.file.durability import Durability
+from kvstore.tier.file.frames import Frames
 from tests.sim.world import run_seed
 
 
@@ -29,19 +31,19 @@ def _found(seeds: range) -> set[str]:
 
 
 def test_a_sync_that_lies_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def sync(self: FileTier, extents: object = ()) -> None:
+    async def sync(self: Durability, extents: object = ()) -> None:
         """Say that all is durable."""
 
-    monkeypatch.setattr(FileTier, "sync", sync)
+    monkeypatch.setattr(Durability, "sync", sync)
     assert "lost" in _found(range(10))
 
 
 def test_a_delete_that_is_not_buried_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def write_tombstone(self: FileTier, header: object) -> FileExtent:
+    async def write_tombstone(self: Frames, header: object) -> FileExtent:
         """Forget it."""
         return FileExtent(0, 0, 0)
 
-    monkeypatch.setattr(FileTier, "write_tombstone", write_tombstone)
+    monkeypatch.setattr(Frames, "write_tombstone", write_tombstone)
     assert "resurrected" in _found(range(10))
 
 

@@ -98,7 +98,7 @@ class Node:
         self.time = 0.0
         self.planner = Planner(
             self.arena,
-            self.file,
+            self.file.frames if self.file else None,
             now=lambda: self.time,
             dram_policy=policy_by_name(policy),
             file_policy=policy_by_name(policy),

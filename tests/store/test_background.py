@@ -80,7 +80,7 @@ def test_a_sync_that_meets_a_bug_leaves_nothing_waiting(
     """What was to be synced is not called durable, and is written later."""
     with Node(tmp_path / "kv") as node:
         assert node.file is not None
-        bug = Bug(monkeypatch, node.file, "sync")
+        bug = Bug(monkeypatch, node.file.frames, "sync")
         answer = node.put(A, 0, 2, durable=True)
         assert bug.after is not None
         assert not answer.durable

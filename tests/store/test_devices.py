@@ -208,12 +208,12 @@ def test_when_others_fill_the_disk_blocks_leave_it_but_not_what_is_leased(tmp_pa
         for keys in CHAINS:
             assert node.put(keys, durable=True).durable
         grant = node.acquire(CHAINS[0])
-        used = node.file.physical_nbytes
+        used = node.file.frames.physical_nbytes
         disk.free = 15 << 20
 
         def evicted() -> bool:
             node.write_behind.wake()
-            return node.planner.counts.evicted_file > 0 and node.file.physical_nbytes < used
+            return node.planner.counts.evicted_file > 0 and node.file.frames.physical_nbytes < used
 
         until(node, evicted)
         for slot, key in zip(grant.slots, CHAINS[0], strict=False):

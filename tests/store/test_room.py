@@ -22,7 +22,7 @@ def test_runs_written_together_at_the_cap_all_find_room(tmp_path: Path, seed: in
             assert node.run(node.store.puts.flush(15.0))
         assert not node.write_behind.stats()["failed_writes"]
         assert node.file is not None
-        assert node.file.physical_nbytes <= 2 << 20
+        assert node.file.frames.physical_nbytes <= 2 << 20
 
 
 @pytest.mark.parametrize("step", [1, 7, 40])

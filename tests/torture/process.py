@@ -49,7 +49,7 @@ def note_losses(steered: Steered) -> None:
 
     def watched_withdraw(self: Ledger, frame: Any) -> None:
         mount, extent = frame.extent
-        if extent[:2] in {(tag.number, offset) for tag, offset in mount.tier.suspects}:
+        if extent[:2] in {(tag.number, offset) for tag, offset in mount.tier.health.suspects}:
             for block in frame.blocks.values():
                 note("unread", block, frame.part)
         withdraw(self, frame)

@@ -2,9 +2,9 @@
 
 What is promised:
 
-- `sync` covers every write that returned before it was called with a completed fdatasync, new
-  files' directory included. A frame so covered is found again by the next `open`, after kill -9 and
-  after power loss, unless it was freed or killed by a durable tombstone.
+- `sync` (durability.py) covers every write that returned before it was called with a completed
+  fdatasync, new files' directory included. A frame so covered is found again by the next `open`,
+  after kill -9 and after power loss, unless it was freed or killed by a durable tombstone.
 - The physical bytes of the segments (`st_blocks`) stay under the cap. The last part of the cap is
   kept for tombstones; only when that is used up as well does a tombstone exceed the cap, because a
   delete must always be possible.

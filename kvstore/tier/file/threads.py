@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import CancelledError, Executor, Future
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from kvstore.model.errors import Unavailable
 from kvstore.system.threads import outlive
 
 T = TypeVar("T")
+
+
+class Run(Protocol):
+    """Runs blocking work in the tier's threads."""
+
+    def __call__(self, work: Callable[[], T]) -> Coroutine[Any, Any, T]: ...
 
 
 async def run_blocking(executor: Executor, work: Callable[[], T]) -> T:
@@ -28,6 +34,14 @@ async def run_blocking(executor: Executor, work: Callable[[], T]) -> T:
 async def run_all_blocking(executor: Executor, works: Sequence[Callable[[], T]]) -> list[T]:
     """The same for several; what the first of them raised is raised when all have ended."""
     return await Jobs(executor, works).ended()
+
+
+def all_or_raise(outcomes: Sequence[T | BaseException]) -> list[T]:
+    """Return the results of jobs that have all ended, or raise the first error."""
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome
+    return [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
 
 
 class Jobs(Generic[T]):

@@ -1,33 +1,28 @@
-"""What is done behind the callers' back: unlink dead segments, punch holes, write footers.
+"""Background work of one directory: unlink dead segments, punch holes, write footers.
 
-A failure costs space or a slower restart, never a frame, so it is logged and not repeated before
-the next start.
+A failure costs space or a slower restart, never a frame. It is logged and not repeated before the
+next start.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, Protocol
 
 from kvstore.format.frame import NO_SEQUENCE
 from kvstore.tier.file.failure import DiskFailed, DiskFull
 from kvstore.tier.file.segment import Phase, Segment
 from kvstore.tier.file.segment_file import SegmentFiles
 from kvstore.tier.file.space import Space
+from kvstore.tier.file.threads import Run
 
 _log = logging.getLogger(__name__)
 
 
-class Run(Protocol):
-    """Runs blocking work in the tier's threads."""
-
-    def __call__(self, work: Callable[[], Any]) -> Awaitable[Any]: ...
-
-
 class Upkeep:
-    """The tier's background work, one piece at a time. punches: the file system can."""
+    """One task that does one piece of work at a time. punches: the file system can."""
 
     def __init__(self, space: Space, files: SegmentFiles, run: Run) -> None:
         self.punches = True
@@ -35,8 +30,31 @@ class Upkeep:
         self._files = files
         self._run = run
         self._given_up: set[Segment] = set()
+        self._task: asyncio.Task[None] | None = None
+        self._stopped = False
 
-    def next(self) -> Callable[[], Awaitable[None]] | None:
+    def start(self) -> None:
+        """Begin with the work that is due. Call it on the event loop."""
+        running = self._task is not None and not self._task.done()
+        if not running and not self._stopped and self._next() is not None:
+            self._task = asyncio.get_running_loop().create_task(self._work())
+
+    async def settle(self) -> None:
+        """Wait until footers, holes and unlinks that are due now are done."""
+        while self._task is not None and not self._task.done():
+            await asyncio.wait([self._task])
+
+    def stop(self) -> None:
+        """Begin with nothing more. The piece under way ends when its thread does: see `settle`."""
+        self._stopped = True
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _work(self) -> None:
+        while (work := self._next()) is not None:
+            await work()
+
+    def _next(self) -> Callable[[], Awaitable[None]] | None:
         """Return the next piece that is due. Dead segments first: they need nothing else."""
         dead = [s for s in self._space.segments.unlinkable() if s not in self._given_up]
         if dead:

@@ -1,4 +1,4 @@
-"""Frames to write, and a tier with the few lines a caller needs."""
+"""FrameIndex to write, and a tier with the few lines a caller needs."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def tombstone(
     return FrameHeader(kind=kind, sequence=sequence, namespace_id=namespace, killed=killed)
 
 
-class Frames:
+class FrameIndex:
     """What several devices hold, as the index of a node has it: an `admission.Listener`."""
 
     def __init__(self, tier: Devices) -> None:
@@ -74,8 +74,8 @@ class Frames:
         self.changed.set()
 
     def admitted(self) -> None:
-        while self.tier.unrecalled_runs:
-            self.take(self.tier.recall_oldest(2))
+        while self.tier.recall.unrecalled_runs:
+            self.take(self.tier.recall.take_oldest(2))
         self.changed.set()
 
     def take(self, records: Sequence[FrameRecord]) -> None:
@@ -97,34 +97,36 @@ class Frames:
         return {key: sequence for key, (sequence, _) in self.live.items()}
 
 
-async def put_on(tier: Devices, index: Frames, names: Sequence[object], **fields: Any) -> Placed:
+async def put_on(
+    tier: Devices, index: FrameIndex, names: Sequence[object], **fields: Any
+) -> Placed:
     """Write a run durably where there must be room, and index it."""
-    header, payload = run(tier.take_sequence(), names, **fields)
-    place = tier.allocate(header.nbytes)
+    header, payload = run(tier.sequences.take(), names, **fields)
+    place = tier.frames.allocate(header.nbytes)
     assert place is not None
-    await tier.write(place, [tier.encode(place, header), *payload])
-    assert await tier.sync([place]) == {}
+    await tier.frames.write(place, [tier.frames.encode(place, header), *payload])
+    assert await tier.frames.sync([place]) == {}
     for name in names:
         index.live[key(name)] = header.sequence, place
     return place
 
 
-async def bury(tier: Devices, index: Frames, names: Sequence[object]) -> None:
+async def bury(tier: Devices, index: FrameIndex, names: Sequence[object]) -> None:
     """Delete names durably; a frame of which nothing is left is freed."""
-    header = tombstone(tier.take_sequence(), names)
+    header = tombstone(tier.sequences.take(), names)
     gone = [index.live.pop(key(name)) for name in names if key(name) in index.live]
-    await tier.bury([header])
+    await tier.tombstones.bury([header])
     held = {place for _, place in index.live.values()}
     for place in {place for _, place in gone} - held:
-        tier.free(place)
+        tier.frames.free(place)
 
 
 async def put(tier: FileTier, sequence: int, names: Sequence[object], **fields: Any) -> FileExtent:
     """Write a run where there must be room."""
     header, payload = run(sequence, names, **fields)
-    extent = tier.allocate(header.nbytes)
+    extent = tier.frames.allocate(header.nbytes)
     assert extent is not None
-    await tier.write(extent, [tier.encode(extent, header), *payload])
+    await tier.frames.write(extent, [tier.frames.encode(extent, header), *payload])
     return extent
 
 
@@ -133,7 +135,7 @@ async def verify(tier: FileTier, record: FrameRecord) -> None:
     for position in record.live:
         block, offset = record.header.blocks[position], record.header.offsets[position]
         target = pages(block.stored_nbytes)
-        await tier.read(record.location, offset, [target])
+        await tier.frames.read(record.location, offset, [target])
         if checksum(target[: block.stored_nbytes]) != block.stored_checksum:
             raise CorruptBlock("not the bytes that were put")
 
@@ -150,7 +152,7 @@ class Opened:
 async def recover(tier: FileTier) -> Opened:
     """Open a tier and recall everything."""
     recovered = await tier.open()
-    return Opened(tier.recall_all(), recovered.next_sequence, recovered.dropped_frames)
+    return Opened(tier.recall.take_all(), recovered.next_sequence, recovered.dropped_frames)
 
 
 def live(recovered: Opened) -> dict[BlockKey, int]:
@@ -211,9 +213,9 @@ async def killed(path: Path, **settings: Any) -> AsyncIterator[tuple[FileTier, O
     disk = settings.setdefault("disk", FaultyDisk())
     tier = FileTier(path, **{"capacity_bytes": 32 * MIB, "segment_nbytes": MIB, **settings})
     recovered = await recover(tier)
-    await tier.settle()
+    await tier.upkeep.settle()
     try:
         yield tier, recovered
-        await tier.settle()
+        await tier.upkeep.settle()
     finally:
         disk.kill()

@@ -36,7 +36,7 @@ async def fill(path: Path, count: int = 30) -> list[FileExtent]:
             await put(tier, sequence, [f"{sequence}-{i}" for i in range(4)])
             for sequence in range(1, count + 1)
         ]
-        await tier.sync()
+        await tier.durability.sync()
     return extents
 
 
@@ -56,7 +56,7 @@ def test_what_is_there_is_counted(tmp_path: Path) -> None:
             await put(tier, 2, "bc")
             await put(tier, 3, "xy", namespace=OTHER)
             await put(tier, 4, "d")
-            await tier.sync([await tier.write_tombstone(tombstone(5, "d"))])
+            await tier.durability.sync([await tier.frames.write_tombstone(tombstone(5, "d"))])
 
     asyncio.run(main())
     audit = Audit(tmp_path)
@@ -76,7 +76,7 @@ def test_looking_changes_nothing_and_needs_no_lock(tmp_path: Path) -> None:
     async def main() -> None:
         async with opened(tmp_path) as (tier, _):
             await put(tier, 1, "ab")
-            await tier.sync()
+            await tier.durability.sync()
             before = {file: file.stat() for file in segments(tmp_path)}
             audit = Audit(tmp_path)
             assert [segment.sealed for segment in audit.segments] == [False]
@@ -98,7 +98,7 @@ def test_every_flipped_bit_of_a_payload_is_found_and_named(tmp_path: Path, seale
     async def main() -> None:
         async with (opened if sealed else killed)(tmp_path) as (tier, _):
             extents = [await put(tier, n, [f"{n}-{i}" for i in range(4)]) for n in range(1, 11)]
-            await tier.sync()
+            await tier.durability.sync()
         for extent in extents[3], extents[5]:
             flip(path_of(tmp_path, extent), extent.offset + PAGE_NBYTES + 3 * PAGE_NBYTES + 77)
 

@@ -9,7 +9,9 @@ from kvstore.model.block import PAGE_NBYTES
 from kvstore.testing.tier import TierContract
 from kvstore.tier import Tier
 from kvstore.tier.file import Devices, FileExtent, FileTier, Placed
-from tests.tier.file.frames import NAMESPACE, Frames, key
+from kvstore.tier.file.devices.frames import DeviceFrames
+from kvstore.tier.file.frames import Frames
+from tests.tier.file.frames import NAMESPACE, FrameIndex, key
 
 
 class TestFileTier(TierContract[FileExtent]):
@@ -26,11 +28,12 @@ class TestFileTier(TierContract[FileExtent]):
             direct=self.direct,
         )
         await tier.open()
-        yield tier
+        self.settled = tier.upkeep.settle
+        yield tier.frames
         await tier.close()
 
     async def put(self, tier: Tier[FileExtent], payload: Sequence[memoryview]) -> FileExtent | None:
-        assert isinstance(tier, FileTier)
+        assert isinstance(tier, Frames)
         header = _header(payload)
         place = tier.allocate(header.nbytes)
         if place is not None:
@@ -38,8 +41,7 @@ class TestFileTier(TierContract[FileExtent]):
         return place
 
     async def settle(self, tier: Tier[FileExtent]) -> None:
-        assert isinstance(tier, FileTier)
-        await tier.settle()
+        await self.settled()
 
 
 class TestFileTierBuffered(TestFileTier):
@@ -57,12 +59,13 @@ class TestDevices(TierContract[Placed]):
             capacity_bytes=capacity_bytes // 2,
             segment_nbytes=4 << 20,
         )
-        await tier.open(Frames(tier))
-        yield tier
+        await tier.open(FrameIndex(tier))
+        self.settled = tier.settle
+        yield tier.frames
         await tier.close()
 
     async def put(self, tier: Tier[Placed], payload: Sequence[memoryview]) -> Placed | None:
-        assert isinstance(tier, Devices)
+        assert isinstance(tier, DeviceFrames)
         header = _header(payload)
         place = tier.allocate(header.nbytes)
         if place is not None:
@@ -70,8 +73,7 @@ class TestDevices(TierContract[Placed]):
         return place
 
     async def settle(self, tier: Tier[Placed]) -> None:
-        assert isinstance(tier, Devices)
-        await tier.settle()
+        await self.settled()
 
 
 def _header(payload: Sequence[memoryview]) -> FrameHeader:

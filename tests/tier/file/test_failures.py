@@ -49,12 +49,12 @@ async def fill_up(tier: FileTier) -> dict[object, int]:
     stored: dict[object, int] = {}
     for sequence in range(1, 1000):
         header, payload = run(sequence, [sequence], nbytes=150_000)
-        extent = tier.allocate(header.nbytes)
+        extent = tier.frames.allocate(header.nbytes)
         assert extent is not None
         try:
-            await tier.write(extent, [tier.encode(extent, header), *payload])
+            await tier.frames.write(extent, [tier.frames.encode(extent, header), *payload])
         except DiskFull:
-            tier.free(extent)
+            tier.frames.free(extent)
             return stored
         stored[sequence] = sequence
     raise AssertionError("the disk never fills up")
@@ -63,7 +63,7 @@ async def fill_up(tier: FileTier) -> dict[object, int]:
 async def bury_until_full(tier: FileTier) -> int:
     for count in range(1000):
         try:
-            await tier.write_tombstone(tombstone(2000 + count, ["nobody"]))
+            await tier.frames.write_tombstone(tombstone(2000 + count, ["nobody"]))
         except DiskFull:
             return count
     raise AssertionError("the disk never fills up")
@@ -78,7 +78,7 @@ def test_a_full_disk_is_an_outcome_and_the_tier_goes_on(tmp_path: Path) -> None:
             assert len(stored) > 15
             disk.budget_nbytes = None
             await put(tier, 500, ["later"])
-            await tier.settle()
+            await tier.upkeep.settle()
         async with opened(tmp_path) as (tier, recovered):
             assert live(recovered) == expected({**stored, "later": 500})
             for record in recovered.frames:
@@ -92,16 +92,16 @@ def test_a_failed_write_can_be_repeated_in_place(tmp_path: Path) -> None:
         disk = FaultyDisk()
         async with killed(tmp_path, disk=disk) as (tier, _):
             header, payload = run(1, "a")
-            extent = tier.allocate(header.nbytes)
+            extent = tier.frames.allocate(header.nbytes)
             assert extent is not None
-            page = tier.encode(extent, header)
+            page = tier.frames.encode(extent, header)
             for code, outcome in ((errno.ENOSPC, DiskFull), (errno.EIO, DiskFailed)):
                 disk.fault = failing("pwritev", code)
                 with pytest.raises(outcome):
-                    await tier.write(extent, [page, *payload])
+                    await tier.frames.write(extent, [page, *payload])
             disk.fault = None
-            await tier.write(extent, [page, *payload])
-            await tier.sync()
+            await tier.frames.write(extent, [page, *payload])
+            await tier.durability.sync()
         async with opened(tmp_path) as (_, recovered):
             assert live(recovered) == expected({"a": 1})
 
@@ -117,10 +117,10 @@ def test_a_real_full_file_system(small_disk: Path) -> None:
         async with opened(small_disk, capacity_bytes=64 * MIB) as (tier, recovered):
             assert live(recovered) == expected(stored)
             for record in recovered.frames[:5]:
-                tier.free(record.location)
-            await tier.settle()
+                tier.frames.free(record.location)
+            await tier.upkeep.settle()
             await put(tier, recovered.next_sequence, ["again"], nbytes=150_000)
-            await tier.sync()
+            await tier.durability.sync()
 
     asyncio.run(main())
 
@@ -189,9 +189,9 @@ def test_o_direct_refuses_crooked_memory_with_a_reason(tmp_path: Path) -> None:
             extent = await put(tier, 1, "a", nbytes=8192)
             crooked = pages(3 * 4096)[100:4196]
             with pytest.raises(InvalidRequest, match="page-aligned"):
-                await tier.read(extent, 4096, [crooked])
+                await tier.frames.read(extent, 4096, [crooked])
             with pytest.raises(InvalidRequest, match="whole pages"):
-                await tier.read(extent, 4096, [pages(4096)[:100]])
+                await tier.frames.read(extent, 4096, [pages(4096)[:100]])
 
     asyncio.run(main())
 
@@ -203,9 +203,9 @@ def test_an_unreadable_device_fails_the_read_alone(tmp_path: Path) -> None:
             extent = await put(tier, 1, "a", nbytes=4096)
             disk.fault = failing("preadv", errno.EIO)
             with pytest.raises(DiskFailed):
-                await tier.read(extent, 4096, [pages(4096)])
+                await tier.frames.read(extent, 4096, [pages(4096)])
             disk.fault = None
-            await tier.read(extent, 4096, [pages(4096)])
+            await tier.frames.read(extent, 4096, [pages(4096)])
 
     asyncio.run(main())
 
@@ -216,7 +216,7 @@ def test_a_segment_that_somebody_removed_is_a_corrupt_block(tmp_path: Path) -> N
             extent = await put(tier, 1, "a", nbytes=4096)
             segments(tmp_path)[0].unlink()
             with pytest.raises(CorruptBlock):
-                await tier.read(extent, 4096, [pages(4096)])
+                await tier.frames.read(extent, 4096, [pages(4096)])
 
     asyncio.run(main())
 
@@ -229,13 +229,15 @@ def test_a_failed_fdatasync_is_told_to_everybody_who_waits_and_its_segment_is_gi
         async with killed(tmp_path, disk=disk) as (tier, _):
             lost = await put(tier, 1, "a")
             disk.fault = failing("fdatasync", errno.EIO)
-            outcomes = await asyncio.gather(tier.sync(), tier.sync(), return_exceptions=True)
+            outcomes = await asyncio.gather(
+                tier.durability.sync(), tier.durability.sync(), return_exceptions=True
+            )
             assert [type(outcome) for outcome in outcomes] == [DiskFailed, DiskFailed]
             disk.fault = None
             kept = await put(tier, 2, "b")
-            await tier.sync()
+            await tier.durability.sync()
             assert kept.segment > lost.segment
-            tier.free(lost)
+            tier.frames.free(lost)
 
     asyncio.run(main())
 
@@ -247,11 +249,11 @@ def test_a_failed_fdatasync_behind_a_seal_is_told_by_the_next_sync(tmp_path: Pat
             disk.fault = failing("fdatasync", errno.EIO)
             for n in range(1, 5):
                 await put(tier, n, [n], nbytes=400_000)
-            await tier.settle()
+            await tier.upkeep.settle()
             disk.fault = None
             with pytest.raises(DiskFailed):
-                await tier.sync()
-            await tier.sync()
+                await tier.durability.sync()
+            await tier.durability.sync()
 
     asyncio.run(main())
 
@@ -264,16 +266,16 @@ def test_sync_covers_new_files_and_their_directory(tmp_path: Path) -> None:
             disk.fault = calls.append
             await put(tier, 1, "a")
             assert "fdatasync" not in calls
-            await tier.sync()
+            await tier.durability.sync()
             assert calls[-2:] == ["fdatasync", "sync_directory"] or calls[-2:] == [
                 "sync_directory",
                 "fdatasync",
             ]
             calls.clear()
-            await tier.sync()  # nothing new
+            await tier.durability.sync()  # nothing new
             assert calls == []
             await put(tier, 2, "b")
-            await tier.sync()
+            await tier.durability.sync()
             assert calls.count("fdatasync") == 1
             assert calls.count("sync_directory") == 0
 
@@ -288,8 +290,8 @@ def test_upkeep_that_fails_costs_space_only(tmp_path: Path, call: str) -> None:
             extents = [await put(tier, n, [n], nbytes=300_000) for n in range(1, 10)]
             disk.fault = failing(call, errno.EIO)
             for extent in extents[:-1]:
-                tier.free(extent)
-            await tier.settle()
+                tier.frames.free(extent)
+            await tier.upkeep.settle()
             disk.fault = None
             await put(tier, 20, ["on"])
         async with opened(tmp_path) as (tier, recovered):
@@ -320,7 +322,7 @@ def test_close_is_bounded_when_the_disk_hangs(tmp_path: Path) -> None:
         with pytest.raises(Unavailable):
             await write
         with pytest.raises(Unavailable):
-            await tier.sync()
+            await tier.durability.sync()
         disk.kill()
 
     asyncio.run(main())
@@ -331,11 +333,11 @@ def test_a_closed_tier_answers_unavailable(tmp_path: Path) -> None:
         async with opened(tmp_path) as (tier, _):
             extent = await put(tier, 1, "a", nbytes=4096)
         await tier.close()
-        assert tier.allocate(4096) is None
+        assert tier.frames.allocate(4096) is None
         with pytest.raises(Unavailable):
-            await tier.read(extent, 4096, [pages(4096)])
+            await tier.frames.read(extent, 4096, [pages(4096)])
         with pytest.raises(Unavailable):
-            await tier.write_tombstone(tombstone(2, "a"))
+            await tier.frames.write_tombstone(tombstone(2, "a"))
 
     asyncio.run(main())
 
@@ -351,12 +353,12 @@ def test_a_failed_fdatasync_that_somebody_else_met_is_told_to_who_asks_for_the_f
             lost = await put(tier, 1, ["lost"])
             disk.fault = failing("fdatasync", errno.EIO)
             with pytest.raises(DiskFailed):
-                await tier.sync()
+                await tier.durability.sync()
             disk.fault = None
             kept = await put(tier, 2, ["kept"])
-            await tier.sync([kept])
+            await tier.durability.sync([kept])
             with pytest.raises(DiskFailed):
-                await tier.sync([lost])
+                await tier.durability.sync([lost])
 
     asyncio.run(main())
 
@@ -382,7 +384,7 @@ def test_a_failed_fdatasync_behind_a_seal_is_not_repeated_by_who_waits_for_it(
             for _ in range(20):
                 await asyncio.sleep(0)
             with pytest.raises(DiskFailed):
-                await tier.sync([first])
+                await tier.durability.sync([first])
 
     asyncio.run(main())
 
@@ -398,15 +400,15 @@ def test_a_segment_that_could_be_neither_made_nor_removed_is_made_later(tmp_path
         disk = FaultyDisk()
         async with opened(tmp_path, disk=disk) as (tier, _):
             header, payload = run(1, [1])
-            extent = tier.allocate(header.nbytes)
+            extent = tier.frames.allocate(header.nbytes)
             assert extent is not None
             disk.fault = dead
             with pytest.raises(DiskFailed, match="dead"):
-                await tier.write(extent, [tier.encode(extent, header), *payload])
+                await tier.frames.write(extent, [tier.frames.encode(extent, header), *payload])
             assert len(segments(tmp_path)) == 1
             disk.fault = None
-            await tier.write(extent, [tier.encode(extent, header), *payload])
-            await tier.sync([extent])
+            await tier.frames.write(extent, [tier.frames.encode(extent, header), *payload])
+            await tier.durability.sync([extent])
             assert len(segments(tmp_path)) == 1
         async with opened(tmp_path) as (tier, recovered):
             assert live(recovered) == expected({1: 1})

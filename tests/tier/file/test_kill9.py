@@ -24,7 +24,7 @@ async def put_forever(path: Path) -> None:
     while True:
         group = range(sequence, sequence + 4)
         await asyncio.gather(*(put(tier, n, [n, f"last {n % 7}"], nbytes=30_000) for n in group))
-        await tier.sync()
+        await tier.durability.sync()
         sequence += 4
         print(sequence - 1, flush=True)
 

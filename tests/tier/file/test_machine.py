@@ -70,14 +70,16 @@ class FileTierMachine(RuleBasedStateMachine):
         header, payload = run(self.sequence, names, nbytes=nbytes)
 
         async def write() -> FileExtent | None:
-            extent = self.tier.allocate(header.nbytes)
+            extent = self.tier.frames.allocate(header.nbytes)
             if extent is not None:
-                await self.tier.write(extent, [self.tier.encode(extent, header), *payload])
+                await self.tier.frames.write(
+                    extent, [self.tier.frames.encode(extent, header), *payload]
+                )
             return extent
 
         extent = self.runner.run(write())
         if extent is None:
-            assert self.tier.available_nbytes < header.nbytes + (1 << 15)
+            assert self.tier.space.available_nbytes < header.nbytes + (1 << 15)
             return
         self.names[self.sequence], self.extents[self.sequence] = set(names), extent
         self.sequence += 1
@@ -90,16 +92,16 @@ class FileTierMachine(RuleBasedStateMachine):
 
     def tier_free(self, sequence: int) -> None:
         async def main() -> None:
-            self.tier.free(self.extents.pop(sequence))
-            await self.tier.settle()
+            self.tier.frames.free(self.extents.pop(sequence))
+            await self.tier.upkeep.settle()
 
         self.runner.run(main())
         del self.names[sequence]
 
     @rule(names=st.just([]) | NAMES)
     def delete(self, names: list[str]) -> None:
-        self.await_(self.tier.write_tombstone(tombstone(self.sequence, names)))
-        self.await_(self.tier.sync())
+        self.await_(self.tier.frames.write_tombstone(tombstone(self.sequence, names)))
+        self.await_(self.tier.durability.sync())
         self.synced = set(self.names)
         self.sequence += 1
         for held in self.names.values():
@@ -109,7 +111,7 @@ class FileTierMachine(RuleBasedStateMachine):
 
     @rule()
     def sync(self) -> None:
-        self.await_(self.tier.sync())
+        self.await_(self.tier.durability.sync())
         self.synced = set(self.names)
 
     @rule(clean=st.booleans())
@@ -117,7 +119,7 @@ class FileTierMachine(RuleBasedStateMachine):
         if clean:
             self.await_(self.tier.close())
         else:
-            self.await_(self.tier.settle())
+            self.await_(self.tier.upkeep.settle())
             self.disk.kill()
         recovered = self.open()
         assert live(recovered) == {key(name): at for name, at in self.newest().items()}
@@ -125,7 +127,7 @@ class FileTierMachine(RuleBasedStateMachine):
 
     @rule(seed=st.integers(0, 2**32))
     def power_loss(self, seed: int) -> None:
-        self.await_(self.tier.settle())
+        self.await_(self.tier.upkeep.settle())
         self.disk.lose_power(random.Random(seed))
         recovered = self.open()
         found = live(recovered)
@@ -144,12 +146,12 @@ class FileTierMachine(RuleBasedStateMachine):
         self.extents = {record.header.sequence: record.location for record in recovered.frames}
         self.names = {at: self.names[at] for at in self.extents}
         self.synced = set(self.names)
-        self.await_(self.tier.settle())
+        self.await_(self.tier.upkeep.settle())
 
     @invariant()
     def the_cap_holds(self) -> None:
-        self.await_(self.tier.settle())
-        assert physical_nbytes(self.path) == self.tier.physical_nbytes <= CAPACITY_BYTES
+        self.await_(self.tier.upkeep.settle())
+        assert physical_nbytes(self.path) == self.tier.frames.physical_nbytes <= CAPACITY_BYTES
 
     def teardown(self) -> None:
         self.await_(self.tier.close())

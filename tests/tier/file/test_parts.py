@@ -43,7 +43,7 @@ def test_each_part_is_told_when_it_is_there(tmp_path: Path, parts: int, sizes: l
                 together.wait()  # only if each has a thread of its own
                 told.append(part)
 
-            await tier.read(extent, PAGE_NBYTES, [target], then, parts)
+            await tier.frames.read(extent, PAGE_NBYTES, [target], then, parts)
             assert target == payload
 
     asyncio.run(main())
@@ -58,9 +58,9 @@ def test_small_reads_and_those_of_several_targets_stay_whole(tmp_path: Path) -> 
     async def main() -> None:
         async with opened(tmp_path, segment_nbytes=4 * MIB) as (tier, _):
             extent = await put(tier, 1, "a", nbytes=NBYTES)
-            await tier.read(extent, PAGE_NBYTES, [pages(2 * PAGE_NBYTES)], told.append, 4)
+            await tier.frames.read(extent, PAGE_NBYTES, [pages(2 * PAGE_NBYTES)], told.append, 4)
             several = [pages(PART_NBYTES), pages(2 * PART_NBYTES)]
-            await tier.read(extent, PAGE_NBYTES, several, told.append, 4)
+            await tier.frames.read(extent, PAGE_NBYTES, several, told.append, 4)
 
     asyncio.run(main())
     assert told == [slice(0, 2 * PAGE_NBYTES), slice(0, 3 * PART_NBYTES)]
@@ -84,7 +84,7 @@ def test_a_part_that_fails_is_told_when_the_others_have_ended(tmp_path: Path) ->
             extent = await put(tier, 1, "a", nbytes=NBYTES)
             disk.fault = fault
             reading = asyncio.create_task(
-                tier.read(extent, PAGE_NBYTES, [pages(NBYTES)], ended.append, 4)
+                tier.frames.read(extent, PAGE_NBYTES, [pages(NBYTES)], ended.append, 4)
             )
             await asyncio.wait([reading], timeout=0.1)
             assert not reading.done()
@@ -111,7 +111,7 @@ def test_a_cancelled_read_ends_with_its_last_thread(tmp_path: Path) -> None:
             extent = await put(tier, 1, "a", nbytes=NBYTES)
             disk.fault = fault
             target = pages(NBYTES)
-            reading = asyncio.create_task(tier.read(extent, PAGE_NBYTES, [target], None, 2))
+            reading = asyncio.create_task(tier.frames.read(extent, PAGE_NBYTES, [target], None, 2))
             for _ in range(2):
                 assert await asyncio.to_thread(begun.acquire, timeout=10)
             for _ in range(2):
@@ -134,7 +134,7 @@ def test_what_is_done_with_the_bytes_may_fail(tmp_path: Path) -> None:
         async with opened(tmp_path, segment_nbytes=4 * MIB) as (tier, _):
             extent = await put(tier, 1, "a", nbytes=NBYTES)
             with pytest.raises(ValueError, match="not these"):
-                await tier.read(extent, PAGE_NBYTES, [pages(NBYTES)], then, 4)
-            await tier.read(extent, PAGE_NBYTES, [pages(NBYTES)])
+                await tier.frames.read(extent, PAGE_NBYTES, [pages(NBYTES)], then, 4)
+            await tier.frames.read(extent, PAGE_NBYTES, [pages(NBYTES)])
 
     asyncio.run(main())

@@ -42,7 +42,7 @@ def test_frames_come_back(tmp_path: Path, ending: object, direct: bool) -> None:
             assert (recovered.frames, recovered.next_sequence) == ([], 1)
             for sequence in range(1, 30):
                 await put(tier, sequence, [f"{sequence}-{i}" for i in range(16)])
-            await tier.sync()
+            await tier.durability.sync()
         assert len(segments(tmp_path)) > 3
         async with opened(tmp_path, direct=direct) as (tier, recovered):
             assert recovered.next_sequence == 30
@@ -92,7 +92,7 @@ def test_a_rotten_frame_in_the_tail_is_dropped_and_the_older_one_serves(
             await put(tier, 1, "ab")
             extent = await put(tier, 2, "bc")
             await put(tier, 3, "d")
-            await tier.sync()
+            await tier.durability.sync()
         flip(segments(tmp_path)[0], extent.offset + at)
         async with opened(tmp_path) as (tier, recovered):
             assert live(recovered) == expected({"a": 1, "b": 1, "d": 3})
@@ -114,7 +114,7 @@ def test_a_torn_tail_is_dropped_and_what_precedes_it_serves(
             await put(tier, 1, "ab")
             extent = await put(tier, 2, "b", nbytes=16_384)
             assert extent.nbytes == 20_480
-            await tier.sync()
+            await tier.durability.sync()
         path = segments(tmp_path)[0]
         os.truncate(path, path.stat().st_size - lost_nbytes)
         assert await recovered_names(tmp_path) == expected({"a": 1, "b": 1})
@@ -143,7 +143,7 @@ def test_a_damaged_footer_falls_back_to_a_scan(tmp_path: Path, from_end: int) ->
         async with opened(tmp_path) as (tier, _):
             await put(tier, 1, "ab")
             gone = await put(tier, 2, "cd")
-            tier.free(gone)
+            tier.frames.free(gone)
         path = segments(tmp_path)[0]
         flip(path, path.stat().st_size - from_end)
         assert await recovered_names(tmp_path) == expected({"a": 1, "b": 1})
@@ -169,13 +169,13 @@ def test_freed_frames_stay_away(tmp_path: Path, ending: object) -> None:
         async with ending(tmp_path) as (tier, _):  # type: ignore[operator]
             extents = [await put(tier, n, [n]) for n in range(1, 80)]
             for extent in extents[::2]:
-                tier.free(extent)
-            await tier.settle()
+                tier.frames.free(extent)
+            await tier.upkeep.settle()
         left = {n: n for n in range(2, 80, 2)}
         async with opened(tmp_path) as (tier, recovered):
             assert live(recovered) == expected(left)
             for record in recovered.frames[::2]:  # freed in a sealed segment
-                tier.free(record.location)
+                tier.frames.free(record.location)
         names = sorted(left)[1::2]
         assert await recovered_names(tmp_path) == expected({n: n for n in names})
 
@@ -190,11 +190,11 @@ def test_a_tombstone_beats_older_frames_and_spares_newer_ones(
         async with ending(tmp_path) as (tier, _):  # type: ignore[operator]
             await put(tier, 1, "abc")
             await put(tier, 2, "xy", namespace=OTHER)
-            await tier.write_tombstone(tombstone(3, "ab"))
-            await tier.write_tombstone(tombstone(4, "", OTHER))
+            await tier.frames.write_tombstone(tombstone(3, "ab"))
+            await tier.frames.write_tombstone(tombstone(4, "", OTHER))
             await put(tier, 5, "b")
             await put(tier, 6, "y", namespace=OTHER)
-            await tier.sync()
+            await tier.durability.sync()
         for _ in range(2):
             names = await recovered_names(tmp_path)
             assert names == expected({"c": 1, "b": 5, "y": 6})
@@ -207,7 +207,7 @@ def test_partly_live_frames_say_which_blocks_are(tmp_path: Path) -> None:
         async with killed(tmp_path) as (tier, _):
             await put(tier, 1, "abcd")
             await put(tier, 2, "b")
-            await tier.write_tombstone(tombstone(3, "d"))
+            await tier.frames.write_tombstone(tombstone(3, "d"))
         async with opened(tmp_path) as (_, recovered):
             assert [record.live for record in recovered.frames] == [(0, 2), (0,)]
 
@@ -221,8 +221,8 @@ def test_frames_without_a_live_block_are_freed(tmp_path: Path) -> None:
                 await put(tier, sequence, ["same"], nbytes=100_000)
         async with opened(tmp_path) as (tier, recovered):
             assert live(recovered) == expected({"same": 5})
-            await tier.settle()
-            assert tier.physical_nbytes < 200_000
+            await tier.upkeep.settle()
+            assert tier.frames.physical_nbytes < 200_000
 
     asyncio.run(main())
 
@@ -296,8 +296,8 @@ def test_empty_and_garbage_segments_are_removed_and_other_files_are_not(tmp_path
         (tmp_path / "notes.txt").write_text("mine")
         async with opened(tmp_path) as (tier, recovered):
             assert recovered.frames == []
-            await tier.settle()
-            assert tier.physical_nbytes == 0
+            await tier.upkeep.settle()
+            assert tier.frames.physical_nbytes == 0
         assert segments(tmp_path) == []
         assert (tmp_path / "notes.txt").read_text() == "mine"
 

@@ -1,8 +1,8 @@
 """Which devices take part: found at the start, taken out when they fail, let in when they are back.
 
-Each device stands for itself: its own tombstones kill on it, and nothing that another one holds
-does. That is sound because a delete is only answered when every device has taken its tombstone
-(`bury`). What a device missed is kept for it here, and written to it before it is used again.
+On each device, only its own tombstones kill. That is sound because a delete is answered only when
+every device has taken its tombstone (`tombstones.py`). The tombstones that a device missed are
+written to it before it is used again.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
-from kvstore.format.frame import NO_SEQUENCE, FrameHeader
 from kvstore.model.errors import ConfigError, KVStoreError
 from kvstore.system.background import keep_running
 from kvstore.tier.file.devices import roster
 from kvstore.tier.file.devices.device import Device, DeviceState, Mount, Placed
+from kvstore.tier.file.devices.sequences import Sequences
 from kvstore.tier.file.devices.survey import survey, tick_s
+from kvstore.tier.file.devices.tombstones import catch_up
 from kvstore.tier.file.failure import DiskFailed, DiskFull, DiskUnreadable
 from kvstore.tier.file.threads import run_blocking
 from kvstore.tier.file.tier import FileTier, Recovered
@@ -32,7 +33,6 @@ RETRY_MAX_S = 60.0
 CLOSE_S = 1.0  # for what is under way at the end
 SOUND_S = 600.0  # after so long without trouble, the next trouble is a new one
 REFUSALS_MAX = 3  # times a device is sent back because parts of it cannot be read
-MISSED_MAX = 4096  # tombstones kept for a device; after more, it is emptied before it is used again
 FULL_ROOM_NBYTES = 16 << 20  # a full device takes frames again when so much is free
 _MISSED_TOO_MUCH = "it missed more deletes than could be kept for it"
 _Opened = tuple[FileTier, Recovered]
@@ -52,22 +52,31 @@ class Listener(Protocol):
 class Admission:
     """Keeps the devices. Everything runs on one event loop, what blocks in the devices' threads."""
 
-    def __init__(self, devices: Sequence[Device], *, hang_s: float) -> None:
+    def __init__(self, devices: Sequence[Device], sequences: Sequences, *, hang_s: float) -> None:
         self.devices = devices
-        self.writing: set[int] = set()  # sequences of runs under way
-        self._sequence = 1
+        self._sequences = sequences
         self._hang_s = hang_s
         self._tick_s = tick_s(hang_s)
         self._house: asyncio.Task[None] | None = None
         self._closed = False
-        self.task_failed: Callable[[str], None] = lambda _: None
 
     @property
     def mounts(self) -> list[Mount]:
         """The devices from which frames are served."""
         return [device.mount for device in self.devices if device.mount is not None]
 
-    async def open(self, listener: Listener) -> None:
+    @property
+    def takes_writes(self) -> bool:
+        """Whether a device is not known to refuse them."""
+        return any(mount.device.state is DeviceState.OK for mount in self.mounts)
+
+    @property
+    def writable(self) -> list[Mount]:
+        """The devices that take writes; if none is known to, all in use: each is tried again."""
+        sound = [mount for mount in self.mounts if mount.device.state is DeviceState.OK]
+        return sound or self.mounts
+
+    async def open(self, listener: Listener, task_failed: Callable[[str], None]) -> None:
         """Take in what is there; what is missing or fails is let in later.
 
         Raises ConfigError and Incompatible if somebody must do something first, and what a device
@@ -93,9 +102,7 @@ class Admission:
         for device, (tier, recovered) in opened.items():
             await self._mount(device, tier, recovered)
         listener.admitted()
-        self._house = asyncio.create_task(
-            keep_running("devices", self._keep_house, self.task_failed)
-        )
+        self._house = asyncio.create_task(keep_running("devices", self._keep_house, task_failed))
         for device in self.devices:
             if device.mount is None:
                 self._trouble(device, device.state, device.reason)
@@ -118,73 +125,13 @@ class Admission:
         if running or leaving:
             await asyncio.wait([*running, *leaving], timeout=CLOSE_S)
 
-    def take_sequence(self) -> int:
-        self._sequence += 1
-        return self._sequence - 1
-
-    def sequence_min(self) -> int:
-        """The lowest sequence of a run that is being written, to whichever device."""
-        return min(self.writing, default=NO_SEQUENCE)
-
-    # ---- deletes -----------------------------------------------------------------------------
-
-    async def bury(self, headers: Sequence[FrameHeader]) -> None:
-        """See `Devices.bury`. headers: numbered since the caller last waited for anything."""
-        errors: list[KVStoreError | None] = []
-        burials = []
-        # Noted for all before anything else runs: a device may be about to be taken in.
-        for device in self.devices:
-            if device.mount is not None:
-                device.mount.kill_found(headers)
-                burials.append(self._bury_on(device.mount, headers))
-                continue
-            self._missed(device, headers)
-            errors.append(
-                DiskFailed(
-                    f"{device.path} is out of use, what is on it may come back: delete again when "
-                    "it is in use again (`kvstore status`), or take it out of file.path"
-                )
-            )
-        for error in [*await asyncio.gather(*burials), *errors]:
-            if error is not None:
-                raise error
-
-    async def _bury_on(self, mount: Mount, headers: Sequence[FrameHeader]) -> KVStoreError | None:
-        try:
-            await mount.unless_gone(_bury(mount.tier, headers))
-        except KVStoreError as error:
-            self._missed(mount.device, headers)
-            if isinstance(error, DiskFull | DiskFailed):
-                self.write_failed(mount, error)
-            return error
-        return None
-
-    def _missed(self, device: Device, headers: Sequence[FrameHeader]) -> None:
-        for header in headers:  # of a delete that is asked for again and again, the last one
-            device.missed[header.namespace_id, header.killed] = header
-        if len(device.missed) > MISSED_MAX:
-            device.missed, device.is_stranger = {}, True
-
-    async def _catch_up(self, mount: Mount) -> None:
-        """Write what a device has missed. When this returns, it has missed nothing."""
-        device = mount.device
-        while missed := device.missed:
-            device.missed = {}
-            headers = list(missed.values())
-            mount.kill_found(headers)
-            try:
-                await mount.unless_gone(_bury(mount.tier, headers))
-            except BaseException:
-                device.missed = missed | device.missed
-                raise
-
     # ---- trouble -----------------------------------------------------------------------------
 
     def read_failed(self, place: Placed, error: DiskFailed) -> None:
         """Take the device out, unless there is no other to serve from."""
         mount = place.mount
         if mount.is_current and len(self.mounts) > 1:
-            mount.tier.distrust(place.extent)
+            mount.tier.health.distrust(place.extent)
             self._take_out(mount, DeviceState.FAILED, str(error))
 
     def write_failed(self, mount: Mount, error: DiskFull | DiskFailed) -> None:
@@ -256,9 +203,9 @@ class Admission:
         mount = device.mount
         if mount is not None:
             full = device.state is DeviceState.FULL
-            room = min(FULL_ROOM_NBYTES, mount.tier.capacity_bytes) if full else 0
-            await mount.unless_gone(mount.tier.try_out(room))
-            await self._catch_up(mount)
+            room = min(FULL_ROOM_NBYTES, mount.tier.space.capacity_bytes) if full else 0
+            await mount.unless_gone(mount.tier.health.try_out(room))
+            await catch_up(mount)
             if device.is_stranger:
                 self._take_out(mount, DeviceState.FAILED, _MISSED_TOO_MUCH)
             elif mount.is_current:
@@ -287,14 +234,14 @@ class Admission:
         try:
             if not device.is_numbered:
                 # From here on, what is counted is newer than all on it, what it missed included.
-                self._sequence = max(self._sequence, recovered.next_sequence)
+                self._sequences.go_on_from(recovered.next_sequence)
                 device.missed = {
-                    of: replace(header, sequence=self.take_sequence())
+                    of: replace(header, sequence=self._sequences.take())
                     for of, header in device.missed.items()
                 }
                 device.is_numbered = True
-                await self._outlast(set(self.writing))
-            await self._catch_up(mount)
+                await self._outlast(set(self._sequences.in_flight))
+            await catch_up(mount)
             if device.is_stranger:
                 raise DiskFailed(_MISSED_TOO_MUCH)
         except BaseException:
@@ -306,7 +253,7 @@ class Admission:
 
     async def _outlast(self, numbers: set[int]) -> None:
         """Wait for runs that were numbered too low for a device: its tombstones would kill them."""
-        while numbers & self.writing:  # noqa: ASYNC110 - rare, and they end by themselves
+        while numbers & self._sequences.in_flight:  # noqa: ASYNC110 - rare, and they end by themselves
             await asyncio.sleep(self._tick_s)
 
     # ---- looking at devices ------------------------------------------------------------------
@@ -317,7 +264,7 @@ class Admission:
 
     async def _open(self, device: Device, *, tried: bool = True) -> _Opened:
         tier, fresh = device.make_tier(), device.is_stranger
-        tier.keep_for(self.sequence_min)
+        tier.space.segments.expected = self._sequences.lowest_in_flight
         # What cannot be read is given up as torn, its room is won back: not at the first look.
         whole = len(self.devices) > 1 and device.refusals < REFUSALS_MAX
         try:
@@ -342,10 +289,6 @@ class Admission:
             await tier.run(partial(roster.note_peers, device.watch.disk, device.path, peers))
 
 
-async def _bury(tier: FileTier, headers: Sequence[FrameHeader]) -> None:
-    await tier.sync([await tier.write_tombstone(header) for header in headers])
-
-
 async def _measure_free(mount: Mount) -> None:
     with contextlib.suppress(KVStoreError):  # then the last measurement stands
-        await mount.unless_gone(mount.tier.measure_free())
+        await mount.unless_gone(mount.tier.health.measure_free())

@@ -1,4 +1,4 @@
-"""One directory of the tier, as the others see it: what may be done with it, and since when."""
+"""One directory of several: its state and since when, and the tier that serves from it."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class Mount:
     """A device from one admission to the moment it is taken out of use.
 
     gone: done from that moment on. in_flight_nbytes: being written. reading: places for readers,
-    who queue for them in the order of their prefixes. There are more than threads: what is next has
-    to wait for a thread, not a thread, and the device, for the event loop.
+    who queue for them in the order of their prefixes. There are more places than threads, so that
+    no thread waits for the event loop.
     """
 
     __slots__ = ("device", "gone", "in_flight_nbytes", "measuring", "reading", "tier")
@@ -66,18 +66,9 @@ class Mount:
         """Say whether a frame is on this device, in this life of it."""
         return place.mount is self
 
-    def recall(self, keys: Sequence[BlockKey]) -> list[FrameRecord]:
-        """See `Devices.recall`."""
-        return self._placed(self.tier.recall(keys))
-
-    def recall_oldest(self, count: int) -> list[FrameRecord]:
-        """See `Devices.recall_oldest`."""
-        return self._placed(self.tier.recall_oldest(count))
-
-    def kill_found(self, tombstones: Sequence[FrameHeader]) -> None:
-        """Let tombstones kill what is not recalled yet, from now on."""
-        for tombstone in tombstones:
-            self.tier.kill_found(tombstone)
+    def placed(self, records: Sequence[FrameRecord]) -> list[FrameRecord]:
+        """Return records of this directory with places of the whole tier."""
+        return [FrameRecord(Placed(self, r.location), r.header, r.live) for r in records]
 
     async def on_disk(self, work: Callable[[Disk, Path], T]) -> T:
         """Do something with the directory itself, in a thread of the tier. Raises DiskFailed."""
@@ -105,9 +96,6 @@ class Mount:
         if call.done():
             return call.result()
         raise DiskHung(call)
-
-    def _placed(self, records: Sequence[FrameRecord]) -> list[FrameRecord]:
-        return [FrameRecord(Placed(self, r.location), r.header, r.live) for r in records]
 
 
 class Placed(NamedTuple):
@@ -171,7 +159,7 @@ class Device:
             "state": str(self.state),
             "reason": self.reason,
             "since_s": time.monotonic() - self.since,
-            "physical_bytes": tier.physical_nbytes if tier is not None else 0,
+            "physical_bytes": tier.frames.physical_nbytes if tier is not None else 0,
         }
 
 

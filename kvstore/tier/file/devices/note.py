@@ -2,19 +2,22 @@
 
     NOTE.a, NOTE.b:  magic | u64 number | u64 bytes | u64 XXH3-64 of the bytes | bytes
 
-The older of the two is written anew, so a crash leaves the other one. What is torn or rotten was
-never there: who reads a note can do without.
+The older of the two is written anew, so a crash leaves the other one. A torn or rotten note counts
+as none: a start can do without.
 """
 
 from __future__ import annotations
 
 import struct
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from kvstore.model.checksum import checksum
+from kvstore.tier.file.devices.admission import Admission
 from kvstore.tier.file.disk import Disk
-from kvstore.tier.file.failure import disk_errors
+from kvstore.tier.file.failure import DiskFailed, disk_errors
 
 NOTE_NBYTES_MAX = 16 << 20
 _HEADER = struct.Struct("<8sQQQ")
@@ -27,6 +30,26 @@ class Note(NamedTuple):
 
     number: int
     data: bytes
+
+
+class Notes:
+    """The notes on all devices. The newest one counts."""
+
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
+
+    async def read(self) -> bytes:
+        """Return the newest note that a directory in use has, nothing if there is none."""
+        newest = Note(0, b"")
+        for mount in self._admission.mounts:
+            with suppress(DiskFailed):
+                newest = max(newest, await mount.on_disk(read_note))
+        return newest.data
+
+    async def write(self, data: bytes) -> None:
+        """Leave a few MiB for the next life, in one directory. Raises DiskFull, DiskFailed."""
+        for mount in self._admission.writable[:1]:
+            await mount.on_disk(partial(write_note, data=data))
 
 
 def read_note(disk: Disk, path: Path) -> Note:

@@ -11,9 +11,9 @@ import pytest
 
 from kvstore.testing.disks import failing
 from kvstore.tier.file import Devices, DeviceState, DiskFailed
-from kvstore.tier.file.devices import admission
+from kvstore.tier.file.devices import tombstones
 from tests.tier.file.devices.several import fill_both, on, state_of, two
-from tests.tier.file.frames import MIB, Frames, bury, expected, put_on
+from tests.tier.file.frames import MIB, FrameIndex, bury, expected, put_on
 
 
 @pytest.mark.parametrize("crash", [False, True])
@@ -54,7 +54,7 @@ def test_a_delete_that_a_device_out_of_use_misses_is_not_answered(tmp_path: Path
 def test_a_delete_while_a_device_is_taken_in_holds_for_what_is_not_in_the_index_yet(
     tmp_path: Path,
 ) -> None:
-    class Late(Frames):
+    class Late(FrameIndex):
         """Recalls nothing of a device that is back."""
 
         def admitted(self) -> None:
@@ -70,9 +70,9 @@ def test_a_delete_while_a_device_is_taken_in_holds_for_what_is_not_in_the_index_
         await tier.open(late)
         (tmp_path / "gone").rename(tmp_path / "b")
         await late.until(lambda: state_of(tier, 1) is DeviceState.OK)
-        assert tier.unrecalled_runs
+        assert tier.recall.unrecalled_runs
         await bury(tier, late, "abc")
-        Frames.admitted(late)
+        FrameIndex.admitted(late)
         assert set(late.live) == set(expected(dict.fromkeys("def", 0)))
         await tier.close()
 
@@ -82,7 +82,7 @@ def test_a_delete_while_a_device_is_taken_in_holds_for_what_is_not_in_the_index_
 def test_what_a_device_missed_beyond_all_bounds_is_all_that_was_on_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(admission, "MISSED_MAX", 3)
+    monkeypatch.setattr(tombstones, "MISSED_MAX", 3)
 
     async def main() -> None:
         async with two(tmp_path) as (tier, index, _):
@@ -103,7 +103,7 @@ def test_what_a_device_missed_beyond_all_bounds_is_all_that_was_on_it(
 def test_a_delete_that_is_asked_for_again_and_again_is_missed_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(admission, "MISSED_MAX", 3)
+    monkeypatch.setattr(tombstones, "MISSED_MAX", 3)
 
     async def main() -> None:
         async with two(tmp_path) as (tier, index, _):
@@ -124,7 +124,7 @@ def test_a_delete_that_is_asked_for_again_and_again_is_missed_once(
 def test_a_device_that_took_no_delete_for_too_long_is_emptied_when_it_takes_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(admission, "MISSED_MAX", 3)
+    monkeypatch.setattr(tombstones, "MISSED_MAX", 3)
 
     async def main() -> None:
         async with two(tmp_path) as (tier, index, disks):

@@ -16,7 +16,7 @@ from kvstore.model.errors import ConfigError
 from kvstore.testing.disks import FaultyDisk, failing
 from kvstore.tier.file import Devices, DeviceState, DiskFailed
 from tests.tier.file.devices.several import fill_both, fill_other, on, read, state_of, two
-from tests.tier.file.frames import MIB, Frames, bury, expected, put_on
+from tests.tier.file.frames import MIB, FrameIndex, bury, expected, put_on
 
 
 def test_without_a_missing_device_the_others_serve_and_nothing_is_written_in_its_place(
@@ -77,7 +77,7 @@ def test_two_tiers_that_were_never_one_become_one(tmp_path: Path) -> None:
     async def main() -> None:
         for name in "ab":
             tier = Devices([tmp_path / name], capacity_bytes=MIB)
-            index = Frames(tier)
+            index = FrameIndex(tier)
             await tier.open(index)
             await put_on(tier, index, [name])
             await tier.close()
@@ -97,7 +97,7 @@ def test_a_directory_the_tier_was_used_without_is_emptied(
             await fill_both(tier, index, "abcdef")
             kept = on(index, tier.devices[0])
         tier = Devices([tmp_path / "a"], capacity_bytes=MIB)
-        await tier.open(Frames(tier))
+        await tier.open(FrameIndex(tier))
         await tier.close()
         for _ in range(2):
             async with two(tmp_path) as (_, index, _):
@@ -116,7 +116,7 @@ def test_nothing_is_written_to_an_emptied_directory_that_the_others_do_not_know_
         async with two(tmp_path) as (tier, index, _):
             await fill_both(tier, index, "abcdef")
         tier = Devices([tmp_path / "a"], capacity_bytes=MIB)
-        await tier.open(Frames(tier))
+        await tier.open(FrameIndex(tier))
         await tier.close()
         (tmp_path / "b").rename(tmp_path / "gone")
         async with two(tmp_path) as (tier, index, disks):

@@ -24,7 +24,7 @@ from tests.tier.file.devices.several import (
     two,
     use,
 )
-from tests.tier.file.frames import MIB, Frames, bury, expected, live, put, put_on, recover
+from tests.tier.file.frames import MIB, FrameIndex, bury, expected, live, put, put_on, recover
 from tests.torture.volume import Volume
 
 
@@ -57,7 +57,7 @@ def test_what_was_not_trusted_once_is_not_when_the_device_was_out_again(
 ) -> None:
     """Neither what could not be read, nor what a failed sync may have lost, though it was freed."""
 
-    class Deaf(Frames):
+    class Deaf(FrameIndex):
         def admitted(self) -> None:
             if recalled:
                 super().admitted()
@@ -69,27 +69,27 @@ def test_what_was_not_trusted_once_is_not_when_the_device_was_out_again(
         tier = Devices([tmp_path / "a", tmp_path / "b"], capacity_bytes=32 * MIB, disks=disks)
         index = Deaf(tier)
         await tier.open(index)
-        Frames.admitted(index)
+        FrameIndex.admitted(index)
         device, before = tier.devices[0], set(index.live)
         assert device.mount is not None
-        extent = await put(device.mount.tier, tier.take_sequence(), ["lost"])
+        extent = await put(device.mount.tier, tier.sequences.take(), ["lost"])
         disks[0].fault = lambda call: failing(call, errno.EIO)(call)
         with pytest.raises(DiskFailed):
-            await device.mount.tier.sync([extent])
-        device.mount.tier.free(extent)
-        await device.mount.tier.settle()  # its hole is not punched
+            await device.mount.tier.durability.sync([extent])
+        device.mount.tier.frames.free(extent)
+        await device.mount.tier.upkeep.settle()  # its hole is not punched
         suspects = set()
         for _ in range(2):
             disks[0].fault = lambda call: failing(call, errno.EIO)(call)
             while not on(index, device):
-                index.take(device.mount.recall_oldest(1))
+                index.take(device.mount.placed(device.mount.tier.recall.take_oldest(1)))
             suspects.add(min(on(index, device)))
             with pytest.raises(DiskFailed):
                 await read(tier, index, min(on(index, device)))
             await index.until(lambda: not on(index, device) and device.state is DeviceState.FAILED)
             disks[0].fault = None
             await index.until(lambda: device.state is DeviceState.OK)
-        Frames.admitted(index)
+        FrameIndex.admitted(index)
         assert set(index.live) == before - suspects
         await tier.close()
 
@@ -100,14 +100,14 @@ def test_the_only_device_is_not_taken_out_for_a_read_that_fails(tmp_path: Path) 
     async def main() -> None:
         disk = FaultyDisk()
         tier = Devices([tmp_path], capacity_bytes=MIB, disks=[disk])
-        index = Frames(tier)
+        index = FrameIndex(tier)
         await tier.open(index)
         place = await put_on(tier, index, "a")
         disk.fault = failing("preadv", errno.EIO)
         with pytest.raises(DiskFailed):
-            await tier.read(place, 4096, [pages(4096)])
+            await tier.frames.read(place, 4096, [pages(4096)])
         disk.fault = None
-        await tier.read(place, 4096, [pages(4096)])
+        await tier.frames.read(place, 4096, [pages(4096)])
         await tier.close()
 
     asyncio.run(main())
@@ -164,7 +164,7 @@ def test_a_device_that_refuses_writes_is_still_read(
             with pytest.raises(outcome):
                 await use(tier, index, "pwritev")
             assert state_of(tier, 0) is state
-            assert tier.takes_writes
+            assert tier.admission.takes_writes
             await fill_other(tier, index, "xyz")
             for name in everything:
                 await read(tier, index, name)
@@ -180,7 +180,7 @@ def test_a_file_system_that_turns_read_only_is_still_read(tmp_path: Path) -> Non
     async def main(volume: Volume) -> None:
         paths = [volume.path / "a", tmp_path / "b"]
         tier = Devices(paths, capacity_bytes=16 * MIB)
-        index = Frames(tier)
+        index = FrameIndex(tier)
         await tier.open(index)
         await fill_both(tier, index, "abcdef")
         volume.turn_read_only()
@@ -196,7 +196,7 @@ def test_a_file_system_that_turns_read_only_is_still_read(tmp_path: Path) -> Non
         await tier.close()
         volume.restore_power()
         tier = Devices(paths, capacity_bytes=16 * MIB)
-        index = Frames(tier)
+        index = FrameIndex(tier)
         await tier.open(index)
         assert set(index.live) == before
         assert state_of(tier, 0) is DeviceState.OK
@@ -215,9 +215,9 @@ def test_a_device_is_not_unlocked_while_a_thread_still_punches_or_unlinks(tmp_pa
         await tier.open()
         extent = await put(tier, 1, "a")
         await put(tier, 2, "b")
-        await tier.sync()
+        await tier.durability.sync()
         disk.fault, punching, go_on = hanging("punch")
-        tier.free(extent)
+        tier.frames.free(extent)
         await asyncio.to_thread(punching.wait)
         leaving = asyncio.create_task(tier.abandon())
         done, _ = await asyncio.wait([leaving], timeout=0.2)

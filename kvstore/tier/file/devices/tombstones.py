@@ -1,0 +1,89 @@
+"""Deletes on all devices: each tombstone goes to every one, and what one misses is kept for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from kvstore.format.frame import FrameHeader
+from kvstore.model.errors import KVStoreError
+from kvstore.tier.file.devices.device import Device, Mount
+from kvstore.tier.file.failure import DiskFailed, DiskFull
+from kvstore.tier.file.tier import FileTier
+
+MISSED_MAX = 4096  # tombstones kept for a device; after more, it is emptied before it is used again
+
+
+class Tombstones:
+    """write_failed: told of each device that did not take one."""
+
+    def __init__(
+        self,
+        devices: Sequence[Device],
+        write_failed: Callable[[Mount, DiskFull | DiskFailed], None],
+    ) -> None:
+        self._devices = devices
+        self._write_failed = write_failed
+
+    async def bury(self, headers: Sequence[FrameHeader]) -> None:
+        """Write tombstones durably to every device.
+
+        headers: their sequences were taken since the caller last waited for anything.
+
+        Raises DiskFull, DiskFailed if a device does not take them. The others have them then, and
+        this one gets them before it is used again. After a restart, deleted blocks on it may be
+        found again.
+        """
+        errors: list[KVStoreError | None] = []
+        burials = []
+        # Noted for all before anything else runs: a device may be about to be taken in.
+        for device in self._devices:
+            if device.mount is not None:
+                device.mount.tier.recall.kill(headers)
+                burials.append(self._bury_on(device.mount, headers))
+                continue
+            _missed(device, headers)
+            errors.append(
+                DiskFailed(
+                    f"{device.path} is out of use, what is on it may come back: delete again when "
+                    "it is in use again (`kvstore status`), or take it out of file.path"
+                )
+            )
+        for error in [*await asyncio.gather(*burials), *errors]:
+            if error is not None:
+                raise error
+
+    async def _bury_on(self, mount: Mount, headers: Sequence[FrameHeader]) -> KVStoreError | None:
+        try:
+            await mount.unless_gone(_bury(mount.tier, headers))
+        except KVStoreError as error:
+            _missed(mount.device, headers)
+            if isinstance(error, DiskFull | DiskFailed):
+                self._write_failed(mount, error)
+            return error
+        return None
+
+
+async def catch_up(mount: Mount) -> None:
+    """Write the tombstones that a device has missed. When this returns, it has missed none."""
+    device = mount.device
+    while missed := device.missed:
+        device.missed = {}
+        headers = list(missed.values())
+        mount.tier.recall.kill(headers)
+        try:
+            await mount.unless_gone(_bury(mount.tier, headers))
+        except BaseException:
+            device.missed = missed | device.missed
+            raise
+
+
+def _missed(device: Device, headers: Sequence[FrameHeader]) -> None:
+    for header in headers:  # of a delete that is asked for again and again, the last one
+        device.missed[header.namespace_id, header.killed] = header
+    if len(device.missed) > MISSED_MAX:
+        device.missed, device.is_stranger = {}, True
+
+
+async def _bury(tier: FileTier, headers: Sequence[FrameHeader]) -> None:
+    await tier.durability.sync([await tier.frames.write_tombstone(header) for header in headers])
