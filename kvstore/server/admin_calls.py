@@ -1,0 +1,166 @@
+"""Calls of operators: look at a node, read and change its settings, record its traffic."""
+# ruff: noqa: N802  the methods carry the names the .proto gives them
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from kvstore.decide.namespaces import NamespaceUse
+from kvstore.metrics import Metrics
+from kvstore.model.errors import InvalidRequest
+from kvstore.rpc.v1 import kvstore_pb2 as pb
+from kvstore.rpc.v1 import kvstore_pb2_grpc as rpc
+from kvstore.server.boundary import Context
+from kvstore.server.recorder import Lookup, Recorder
+from kvstore.server.requests import Requests, check_local, namespace_id_of, seconds_of
+from kvstore.store.live_settings import LiveSettings
+from kvstore.store.store import Store
+from kvstore.system.logs import LAST_LINES, LINES_MAX
+from kvstore.transport.explain_messages import explanation_to_message, outcome_to_message
+from kvstore.transport.messages import (
+    parent_of,
+)
+
+SCAN_ITEMS_MAX = 10_000
+SCAN_WAIT_S = 2.0  # for what a restart found to be indexed
+OUTCOMES_MAX = 1000
+NAMESPACES_NBYTES_MAX = 1 << 20  # in one answer, or one more
+ASSIGNMENTS_MAX = 256
+
+
+class AdminCalls(rpc.KVStoreServicer):
+    """The part of the service that engines do not need. addresses: where the daemon is reached,
+    and by whom, for `Stats`."""
+
+    def __init__(
+        self,
+        store: Store,
+        metrics: Metrics,
+        *,
+        version: str,
+        instance: str,
+        recorder: Recorder,
+        config: LiveSettings,
+        addresses: Callable[[], dict[str, Any]],
+    ) -> None:
+        self._store = store
+        self._requests = Requests(store)
+        self._metrics = metrics
+        self._version = version
+        self._instance = instance
+        self._recorder = recorder
+        self._config = config
+        self._addresses = addresses
+
+    async def Stats(self, request: pb.StatsRequest, context: Context) -> pb.StatsReply:
+        about = {"version": self._version, "instance": self._instance, "pid": os.getpid()}
+        more = {"totals": self._metrics.totals(), "addresses": self._addresses()}
+        return pb.StatsReply(json=json.dumps(about | self._store.report.stats() | more))
+
+    async def Scan(self, request: pb.ScanRequest, context: Context) -> pb.ScanReply:
+        limit = min(request.limit or SCAN_ITEMS_MAX, SCAN_ITEMS_MAX)
+        only = namespace_id_of(request.namespace_id) if request.namespace_id else None
+        await self._store.report.recalled(SCAN_WAIT_S)
+        items = self._store.report.scan(only, parent_of(request.after), limit)
+        return pb.ScanReply(
+            items=[
+                pb.ScanItem(
+                    key=item.key,
+                    namespace_id=item.namespace_id,
+                    block=item.block_index,
+                    nbytes=item.nbytes,
+                    resident=item.resident,
+                    durable=item.durable,
+                )
+                for item in items
+            ],
+            next=items[-1].key if len(items) == limit else b"",
+        )
+
+    async def ListNamespaces(
+        self, request: pb.ListNamespacesRequest, context: Context
+    ) -> pb.ListNamespacesReply:
+        after = request.after
+        left = [use for use in self._store.namespaces.all() if use.namespace_id > after]
+        items: list[pb.NamespaceItem] = []
+        nbytes = 0
+        while left and nbytes < NAMESPACES_NBYTES_MAX:
+            items.append(_namespace_item(left[len(items)]))
+            nbytes += items[-1].ByteSize()
+            if len(items) == len(left):
+                return pb.ListNamespacesReply(items=items)
+        return pb.ListNamespacesReply(items=items, next=items[-1].namespace_id if items else b"")
+
+    async def Outcomes(self, request: pb.OutcomesRequest, context: Context) -> pb.OutcomesReply:
+        limit = min(request.limit or OUTCOMES_MAX, OUTCOMES_MAX)
+        outcomes = self._store.report.outcomes(request.request_id, limit)
+        return pb.OutcomesReply(outcomes=map(outcome_to_message, outcomes))
+
+    async def Explain(self, request: pb.ExplainRequest, context: Context) -> pb.ExplainReply:
+        explanation = self._store.report.explain(
+            self._requests.known(request.namespace_id), self._requests.keys(request.keys)
+        )
+        return explanation_to_message(explanation)
+
+    async def GetConfig(self, request: pb.GetConfigRequest, context: Context) -> pb.GetConfigReply:
+        check_local(context)
+        return pb.GetConfigReply(
+            settings=[pb.Setting(**entry._asdict()) for entry in self._config.entries()],
+            path=str(self._config.path or ""),
+        )
+
+    async def SetConfig(self, request: pb.SetConfigRequest, context: Context) -> pb.SetConfigReply:
+        check_local(context)
+        if len(request.assignments) > ASSIGNMENTS_MAX:
+            raise InvalidRequest(f"{len(request.assignments)} settings in one call")
+        wait_s = seconds_of("wait_s", request.wait_s)
+        done = await self._config.change(list(request.assignments), wait_s)
+        return pb.SetConfigReply(
+            changed=[pb.ChangedSetting(**each._asdict()) for each in done.changed],
+            pending=done.pending,
+        )
+
+    async def LogLines(self, request: pb.LogLinesRequest, context: Context) -> pb.LogLinesReply:
+        check_local(context)
+        return pb.LogLinesReply(lines=LAST_LINES.lines(request.limit or LINES_MAX))
+
+    async def Record(
+        self, request: pb.RecordRequest, context: Context
+    ) -> AsyncIterator[pb.RecordReply]:
+        only = namespace_id_of(request.namespace_id) if request.namespace_id else None
+        with self._recorder.listen(
+            share=request.share, block=request.block, namespace_id=only
+        ) as recording:
+            yield pb.RecordReply()  # from now on
+            async for batch in recording.batches():
+                yield pb.RecordReply(lookups=map(_lookup, batch), dropped=recording.dropped)
+
+
+def _lookup(lookup: Lookup) -> pb.Lookup:
+    return pb.Lookup(
+        at=lookup.at,
+        session=lookup.engine,
+        namespace_id=lookup.namespace_id,
+        keys=lookup.keys,
+        hit_blocks=lookup.hit_blocks,
+        request_id=lookup.request_id,
+        session_id=lookup.session_id,
+        block_tokens=lookup.namespace.block_tokens,
+        block_nbytes=sum(each.record_nbytes * each.shards for each in lookup.namespace.groups),
+    )
+
+
+def _namespace_item(use: NamespaceUse) -> pb.NamespaceItem:
+    return pb.NamespaceItem(
+        namespace_id=use.namespace_id,
+        spec_json=use.namespace.to_json() if use.namespace is not None else "",
+        blocks=use.blocks,
+        model=use.model,
+        dram_bytes=use.dram_bytes,
+        file_bytes=use.file_bytes,
+        asked_blocks=use.asked_blocks,
+        hit_blocks=use.hit_blocks,
+    )

@@ -1,0 +1,60 @@
+"""What requests name, checked: keys, namespaces, times, ids."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from kvstore.model.block import KEY_NBYTES, BlockKey, NamespaceId, split_keys
+from kvstore.model.errors import InvalidRequest, Unauthorized
+from kvstore.model.hint import SESSION_ID_CHARS_MAX
+from kvstore.server.boundary import Context
+from kvstore.store.store import Store
+
+
+class Requests:
+    """Checks what requests name against one store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def known(self, namespace_id: bytes) -> NamespaceId:
+        known = namespace_id_of(namespace_id)
+        self._store.namespaces.get(known)
+        return known
+
+    def keys(self, keys: bytes) -> Sequence[BlockKey]:
+        return split_keys(keys, keys_max=self._store.limits.batch_keys_max)
+
+    def wait_s(self, wait_s: float) -> float:
+        if not (math.isfinite(wait_s) and wait_s >= 0):
+            raise InvalidRequest(f"wait_s={wait_s} is not a time to wait")
+        return min(wait_s, self._store.limits.wait_max_s)
+
+
+def check_local(context: Context) -> None:
+    """Raise Unauthorized unless the call came over the unix socket, which has one user."""
+    if not context.peer().startswith("unix:"):
+        raise Unauthorized("this is answered over the daemon's unix socket only")
+
+
+def pace_of(seconds: float) -> float:
+    return seconds_of("recompute_s_per_block", seconds)
+
+
+def seconds_of(name: str, seconds: float, most: float = math.inf) -> float:
+    if not (math.isfinite(seconds) and 0 <= seconds <= most):
+        raise InvalidRequest(f"{name}={seconds} is not a time, or too long")
+    return seconds
+
+
+def session_id_of(session_id: str) -> str:
+    if len(session_id) > SESSION_ID_CHARS_MAX:
+        raise InvalidRequest(f"a session id has at most {SESSION_ID_CHARS_MAX} characters")
+    return session_id
+
+
+def namespace_id_of(value: bytes) -> NamespaceId:
+    if len(value) != KEY_NBYTES:
+        raise InvalidRequest(f"a namespace id has {KEY_NBYTES} bytes, not {len(value)}")
+    return NamespaceId(value)
