@@ -7,7 +7,8 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -96,30 +97,7 @@ MODEL_FLOPS_SHARE = 0.4  # of a GPU's peak that prefill reaches
     help="Prices of a GiB of dram per month, a drive per month, and a GPU per hour.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def plan(
-    *,
-    model: Path | None,
-    kv_dtype: str,
-    tp: int,
-    trace: Path | None,
-    requests: int,
-    seed: int,
-    kind: str,
-    rate: float | None,
-    scale: float,
-    hits: float,
-    dram_hits: float,
-    policy: str,
-    prefill: float | None,
-    tflops: float | None,
-    drive: str,
-    dwpd: float,
-    drive_read: str,
-    drive_write: str,
-    prices: str | None,
-    as_json: bool,
-    **options: Any,
-) -> None:
+def plan(*, as_json: bool, **options: Any) -> None:
     """Size each tier, the drives and the bandwidth for a load, and price a hit.
 
     It replays traffic, recorded or synthetic (see `kvstore trace synth`), through the planner and
@@ -135,54 +113,42 @@ def plan(
       kvstore plan --model config.json --tp 8 --tflops 989 --kind agent --scale 50
       kvstore plan --model config.json --trace monday.jsonl.gz --hits 0.9 --prices 3,80,2.5
     """
-    if model is None:
+    names = {item.name for item in fields(_Asked)}
+    asked = _Asked(**{name: value for name, value in options.items() if name in names})
+    demand = {name: value for name, value in options.items() if name not in names}
+    if asked.model is None:
         raise click.UsageError("--model: a config.json, or a model's folder")
-    given = [name for name, value in options.items() if value is not None]
-    if trace is not None and (given or rate is not None):
+    given = [name for name, value in demand.items() if value is not None]
+    if asked.trace is not None and (given or asked.rate is not None):
         raise click.UsageError("--trace has its own turns, gaps and rate: use --scale")
-    policy_by_name(policy)
-    bought = Drive(
-        nbytes=parse_size(drive),
-        dwpd=dwpd,
-        read=parse_size(drive_read),
-        write=parse_size(drive_write),
-    )
-    if min(bought.nbytes, bought.dwpd, bought.read, bought.write) <= 0:
-        raise ConfigError("--drive, --dwpd, --drive-read and --drive-write must be above 0")
-    paid = _prices(prices)
-    kv = load_model(model, kv_dtype=kv_dtype, tp=tp)
-    with _doing("reading the traffic" if trace else "synthesizing the traffic"):
-        if trace is not None:
-            workload = load_workload(trace, requests_max=requests, seed=seed)
-        else:
-            workload = _made_up(kind, demand_of(kind, rate, options), requests, seed)
+    policy_by_name(asked.policy)
+    bought, paid = _drive(asked), _prices(asked.prices)
+    kv = load_model(asked.model, kv_dtype=asked.kv_dtype, tp=asked.tp)
+    workload = _traffic(asked, demand)
     prompts = [request.tokens for request in workload.counted]
     per_token = kv.mean_bytes_per_token(prompts)
-    pace = prefill or _pace(kv, tflops, sum(prompts) / len(prompts))
+    pace = asked.prefill or _pace(kv, asked.tflops, sum(prompts) / len(prompts))
     nbytes = round(per_token * workload.block_tokens)
     if not 1 <= nbytes <= RECORD_NBYTES_MAX:
         raise ConfigError(f"a block would have {nbytes:,} bytes")
-    target = Target(hits=hits, dram_hits=dram_hits, policy=policy, record_nbytes=nbytes)
-
-    def needs_for(sizing: Sizing, drives_min: int = 1) -> Needs:
-        return needs_of(
-            sizing,
-            bought,
-            bytes_per_token=per_token,
-            prefill_tokens_per_s=pace,
-            scale=scale,
-            prices=paid,
-            drives_min=drives_min,
-        )
-
-    flops = kv.prefill_flops
+    needs_for = partial(
+        needs_of,
+        drive=bought,
+        bytes_per_token=per_token,
+        prefill_tokens_per_s=pace,
+        scale=asked.scale,
+        prices=paid,
+    )
+    target = Target(
+        hits=asked.hits, dram_hits=asked.dram_hits, policy=asked.policy, record_nbytes=nbytes
+    )
+    scale = asked.scale
     with _replaying() as progress:
-        sizing = find_sizes(workload, target, prefill_flops=flops, progress=progress)
+        how: dict[str, Any] = {"prefill_flops": kv.prefill_flops, "progress": progress}
+        sizing = find_sizes(workload, target, **how)
         needs = needs_for(sizing)
-        budgeted = within_endurance(
-            workload, sizing, needs, bought, scale=scale, prefill_flops=flops, progress=progress
-        )
-    saved = needs_for(budgeted.sizing, budgeted.drives) if budgeted is not None else None
+        budgeted = within_endurance(workload, sizing, needs, bought, scale=scale, **how)
+    saved = needs_for(budgeted.sizing, drives_min=budgeted.drives) if budgeted is not None else None
     if as_json:
         found = _as_dict(kv, per_token, pace, sizing, needs)
         click.echo(json.dumps(found | {"within_endurance": _budget_as_dict(budgeted, saved)}))
@@ -191,6 +157,52 @@ def plan(
     click.echo("\n".join(_bought(needs, pace)))
     if budgeted is not None and saved is not None:
         click.echo("\n".join(_saved(budgeted, saved, needs, sizing)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """The options that are not about made-up demand: named as on the command line."""
+
+    model: Path | None
+    kv_dtype: str
+    tp: int
+    trace: Path | None
+    requests: int
+    seed: int
+    kind: str
+    rate: float | None
+    scale: float
+    hits: float
+    dram_hits: float
+    policy: str
+    prefill: float | None
+    tflops: float | None
+    drive: str
+    dwpd: float
+    drive_read: str
+    drive_write: str
+    prices: str | None
+
+
+def _drive(asked: _Asked) -> Drive:
+    drive = Drive(
+        nbytes=parse_size(asked.drive),
+        dwpd=asked.dwpd,
+        read=parse_size(asked.drive_read),
+        write=parse_size(asked.drive_write),
+    )
+    if min(drive.nbytes, drive.dwpd, drive.read, drive.write) <= 0:
+        raise ConfigError("--drive, --dwpd, --drive-read and --drive-write must be above 0")
+    return drive
+
+
+def _traffic(asked: _Asked, demand: dict[str, Any]) -> Workload:
+    """Return recorded or synthetic traffic."""
+    with _doing("reading the traffic" if asked.trace else "synthesizing the traffic"):
+        if asked.trace is not None:
+            return load_workload(asked.trace, requests_max=asked.requests, seed=asked.seed)
+        made = demand_of(asked.kind, asked.rate, demand)
+        return _made_up(asked.kind, made, asked.requests, asked.seed)
 
 
 def _made_up(kind: str, demand: Demand, requests: int, seed: int) -> Workload:

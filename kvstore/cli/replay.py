@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import click
 
+from kvstore.cli import replay_table
 from kvstore.cli.model import model_options
 from kvstore.cli.outputs import check_outputs, check_plot
 from kvstore.cli.replay_plot import check_matplotlib, plot_results
-from kvstore.cli.words import size
 from kvstore.decide.policy import policy_by_name
 from kvstore.model.block import RECORD_NBYTES_MAX
 from kvstore.model.errors import ConfigError
 from kvstore.plan import ModelKV, load_model
-from kvstore.replay import FORMATS, RECLAIMS, Result, Setup, Workload, load_workload, replay
+from kvstore.replay import FORMATS, RECLAIMS, Setup, Workload, load_workload, replay
 from kvstore.replay.bounds import Bounds
 from kvstore.settings import ADMISSIONS, DramSettings, FileSettings, parse_size
 
@@ -121,31 +121,7 @@ DAY_S = 86400.0
     "--plot", type=click.Path(path_type=Path), help="Draw hit ratio over size: .png, .svg or .pdf."
 )
 def replay_command(
-    *,
-    trace: Path,
-    dram: str,
-    file_: str,
-    policy: str | None,
-    dram_policy: str | None,
-    file_policy: str | None,
-    compare: str | None,
-    admission: str,
-    write_budget: str,
-    reclaim: str,
-    hints: str | None,
-    format_: str | None,
-    lenient: bool,
-    block_tokens: int | None,
-    kv_bytes_per_token: str | None,
-    model: Path | None,
-    kv_dtype: str,
-    restart_at: float | None,
-    max_requests: int | None,
-    window_hours: float | None,
-    seed: int,
-    as_json: bool,
-    csv_path: Path | None,
-    plot: Path | None,
+    *, trace: Path, as_json: bool, csv_path: Path | None, plot: Path | None, **options: Any
 ) -> None:
     """Send a recorded trace through this release's planner and policies.
 
@@ -166,41 +142,19 @@ def replay_command(
     check_plot(plot)
     if plot is not None:
         check_matplotlib()
-    share = _end_share(hints)
-    pairs = _policies(policy, dram_policy, file_policy, compare)
-    if model is not None and kv_bytes_per_token is not None:
+    asked = _Asked(**options)
+    share = _end_share(asked.hints)
+    pairs = _policies(asked.policy, asked.dram_policy, asked.file_policy, asked.compare)
+    if asked.model is not None and asked.kv_bytes_per_token is not None:
         raise click.UsageError("--model tells the bytes per token: leave out --kv-bytes-per-token")
-    kv = load_model(model, kv_dtype=kv_dtype) if model is not None else None
-    with _reading() as done:
-        workload = load_workload(
-            trace,
-            format=format_,
-            lenient=lenient,
-            block_tokens=block_tokens,
-            requests_max=max_requests,
-            window_hours=window_hours,
-            seed=seed,
-            progress=done,
-        )
-    nbytes = _record_nbytes(kv_bytes_per_token, kv, workload)
-    setups = [
-        Setup(
-            dram_blocks=_blocks("--dram", dram_size, workload, nbytes),
-            file_blocks=_blocks("--file", file_size, workload, nbytes),
-            dram_policy=of_dram,
-            file_policy=of_file,
-            admission=admission,
-            write_bytes_per_day=_per_day(write_budget, workload, nbytes),
-            reclaim=reclaim,
-            record_nbytes=nbytes,
-        )
-        for dram_size, file_size in product(dram.split(","), file_.split(","))
-        for of_dram, of_file in pairs
-    ]
+    kv = load_model(asked.model, kv_dtype=asked.kv_dtype) if asked.model is not None else None
+    workload = _read(trace, asked)
+    nbytes = _record_nbytes(asked.kv_bytes_per_token, kv, workload)
+    setups = _setups(asked, pairs, workload, nbytes)
     bounds = Bounds(workload)
     results = []
     if not as_json:
-        click.echo("\n".join(_about(workload, nbytes, bounds)))
+        click.echo("\n".join(replay_table.about(workload, nbytes, bounds)))
     for setup in setups:
         with _replaying(len(workload.requests)) as done:
             result = replay(
@@ -208,23 +162,85 @@ def replay_command(
                 setup,
                 bounds,
                 end_hints=share,
-                restart_at=restart_at,
-                seed=seed,
+                restart_at=asked.restart_at,
+                seed=asked.seed,
                 prefill_flops=kv.prefill_flops if kv is not None else None,
                 progress=done,
             )
         results.append(result)
         if as_json:
-            click.echo(json.dumps(_as_dict(workload, result)))
+            click.echo(json.dumps(replay_table.as_dict(workload, result)))
         else:
-            click.echo("\n".join(_lines(result, with_head=len(results) == 1)))
+            click.echo("\n".join(replay_table.lines(result, with_head=len(results) == 1)))
     if csv_path is not None:
-        _write_csv(csv_path, [_as_dict(workload, result) for result in results])
+        replay_table.write_csv(
+            csv_path, [replay_table.as_dict(workload, result) for result in results]
+        )
     if plot is not None:
         plot_results(results, plot, title=f"{workload.name}: {len(workload.requests):,} requests")
 
 
 # ---- what was asked for ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """The options that say what is replayed, and how: named as on the command line."""
+
+    dram: str
+    file_: str
+    policy: str | None
+    dram_policy: str | None
+    file_policy: str | None
+    compare: str | None
+    admission: str
+    write_budget: str
+    reclaim: str
+    hints: str | None
+    format_: str | None
+    lenient: bool
+    block_tokens: int | None
+    kv_bytes_per_token: str | None
+    model: Path | None
+    kv_dtype: str
+    restart_at: float | None
+    max_requests: int | None
+    window_hours: float | None
+    seed: int
+
+
+def _read(trace: Path, asked: _Asked) -> Workload:
+    with _reading() as done:
+        return load_workload(
+            trace,
+            format=asked.format_,
+            lenient=asked.lenient,
+            block_tokens=asked.block_tokens,
+            requests_max=asked.max_requests,
+            window_hours=asked.window_hours,
+            seed=asked.seed,
+            progress=done,
+        )
+
+
+def _setups(
+    asked: _Asked, pairs: Sequence[tuple[str, str]], workload: Workload, nbytes: int
+) -> list[Setup]:
+    """Return a setup for each pair of sizes and each pair of policies."""
+    return [
+        Setup(
+            dram_blocks=_blocks("--dram", dram_size, workload, nbytes),
+            file_blocks=_blocks("--file", file_size, workload, nbytes),
+            dram_policy=of_dram,
+            file_policy=of_file,
+            admission=asked.admission,
+            write_bytes_per_day=_per_day(asked.write_budget, workload, nbytes),
+            reclaim=asked.reclaim,
+            record_nbytes=nbytes,
+        )
+        for dram_size, file_size in product(asked.dram.split(","), asked.file_.split(","))
+        for of_dram, of_file in pairs
+    ]
 
 
 def _end_share(hints: str | None) -> float:
@@ -300,72 +316,7 @@ def _per_day(text: str, workload: Workload, nbytes: int) -> int:
     return max(1, int(found * DAY_S / max(1.0, workload.seconds))) if found else 0
 
 
-# ---- what is answered ----------------------------------------------------------------------------
-
-
-def _about(workload: Workload, nbytes: int, bounds: Bounds) -> Iterator[str]:
-    yield (
-        f"{workload.name} ({workload.format}): {len(workload.requests):,} requests in"
-        f" {workload.seconds / 3600:.3g} h, {workload.tokens:,} prompt tokens"
-    )
-    yield (
-        f"{workload.unique_blocks:,} blocks of {workload.block_tokens} tokens,"
-        f" {size(workload.unique_blocks * nbytes)} of KV"
-    )
-    yield f"an infinite cache hits {100 * bounds.infinite():.2f} % of the tokens"
-    if workload.skipped:
-        yield f"skipped {workload.skipped:,} broken lines; the first: line {workload.first_skipped}"
-
-
-_COLUMNS = (
-    ("dram", 10), ("file", 10), ("policy", 8), ("hit %", 7), ("dram %", 7), ("file %", 7),
-    ("optimum", 8), ("of it", 7), ("writes/unique", 14), ("file read", 11), ("file written", 13),
-    ("promoted", 9), ("wasted", 7), ("saved PFLOP", 11), ("blocks/s", 10),
-)  # fmt: skip
-
-
-def _lines(result: Result, *, with_head: bool) -> Iterator[str]:
-    if with_head:
-        yield ""
-        yield " ".join(f"{name:>{width}}" for name, width in _COLUMNS)
-    setup, traffic = result.setup, result.traffic
-    policies = dict.fromkeys(
-        (setup.dram_policy, setup.file_policy) if setup.file_blocks else (setup.dram_policy,)
-    )
-    reached = result.token_hit_ratio / result.optimum if result.optimum else 1.0
-    cells = (
-        size(setup.dram_blocks * setup.record_nbytes),
-        size(setup.file_blocks * setup.record_nbytes) if setup.file_blocks else "-",
-        "/".join(policies),
-        f"{100 * result.token_hit_ratio:.2f}",
-        f"{100 * result.dram_hit_ratio:.2f}",
-        f"{100 * result.file_hit_ratio:.2f}" if setup.file_blocks else "-",
-        f"{100 * result.optimum:.2f}",
-        f"{100 * reached:.1f} %",
-        f"{result.writes_per_unique:.3f}" if setup.file_blocks else "-",
-        size(traffic.file_reads * setup.record_nbytes) if setup.file_blocks else "-",
-        size(result.written_blocks * setup.record_nbytes) if setup.file_blocks else "-",
-        f"{traffic.promotions_used:,}" if setup.file_blocks else "-",
-        f"{traffic.promotions_wasted:,}" if setup.file_blocks else "-",
-        f"{result.saved_flops / 1e15:,.1f}" if result.saved_flops is not None else "-",
-        f"{result.blocks_per_s:,.0f}",
-    )
-    yield " ".join(f"{cell:>{width}}" for cell, (_, width) in zip(cells, _COLUMNS, strict=True))
-
-
-def _as_dict(workload: Workload, result: Result) -> dict[str, Any]:
-    about = {"trace": workload.name, "format": workload.format, "skipped": workload.skipped}
-    return result.to_dict() | about
-
-
-def _write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    try:
-        with path.open("w", newline="", encoding="utf-8") as file:
-            table = csv.DictWriter(file, list(rows[0]))
-            table.writeheader()
-            table.writerows(rows)
-    except OSError as error:
-        raise click.ClickException(f"{path}: cannot be written: {error.strerror}") from error
+# ---- progress ----------------------------------------------------------------------------------
 
 
 @contextmanager

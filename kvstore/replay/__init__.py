@@ -11,9 +11,10 @@ No bytes are moved and no time is waited for: what is measured is what is decide
     run.py        all of it together: one `Result` per setting
 """
 
-from kvstore.replay.formats import FORMATS, TraceFile
+from kvstore.replay.formats import TraceFile
 from kvstore.replay.node import Setup, Traffic
 from kvstore.replay.room import RECLAIMS
+from kvstore.replay.rows import FORMATS
 from kvstore.replay.run import Result, replay
 from kvstore.replay.workload import Workload, load_workload, workload_of
 

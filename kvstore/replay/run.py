@@ -113,7 +113,7 @@ def replay(
     ending = _ending(workload, end_hints, seed)
     keys = workload.keys
     asked, saved, hit_requests = 0, 0.0, 0
-    restart = None if restart_at is None else int(restart_at * len(workload.requests))
+    restart = -1 if restart_at is None else int(restart_at * len(workload.requests))
     began = time.perf_counter()
     for number, request in enumerate(workload.requests):
         node.clock.now_s = request.at_s
@@ -121,11 +121,10 @@ def replay(
             node.restart()
         if number == workload.warmup:
             node.count_anew()
-        counted = number >= workload.warmup
         prompt = [keys[block] for block in request.blocks]
         asked += len(prompt)
         hit = node.ask(prompt)
-        if counted:
+        if number >= workload.warmup:
             hit_requests += hit > 0
             if prefill_flops is not None:
                 saved += prefill_flops(hit * workload.block_tokens)

@@ -24,7 +24,7 @@ from functools import lru_cache
 
 from kvstore.model.errors import InvalidRequest
 from kvstore.replay.draws import Draws, parse_draws, zipf
-from kvstore.replay.formats import MOONCAKE_BLOCK_TOKENS, Row
+from kvstore.replay.rows import MOONCAKE_BLOCK_TOKENS, Row
 from kvstore.replay.steady import LIVES, Growth, Lives, Place
 
 BLOCK_TOKENS = MOONCAKE_BLOCK_TOKENS

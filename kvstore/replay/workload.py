@@ -18,7 +18,8 @@ from typing import Any
 
 from kvstore.model.block import KEY_NBYTES, BlockKey
 from kvstore.model.errors import InvalidRequest
-from kvstore.replay.formats import Row, TraceFile
+from kvstore.replay.formats import TraceFile
+from kvstore.replay.rows import Row
 
 TEXT_BLOCK_TOKENS = 64
 CHARS_PER_TOKEN = 4  # of texts: nobody knows their tokenizer

@@ -27,6 +27,14 @@ from kvstore.decide.policy.hazard import (
     score,
     turn_and_gap,
 )
+from kvstore.decide.policy.hazard_nodes import (
+    Block,
+    Request,
+    Ring,
+    are_alike,
+    next_leaf,
+    put_last,
+)
 from kvstore.decide.policy.prefix_tree import Node, PrefixTree, link, unlink
 from kvstore.model.block import BlockKey
 
@@ -44,64 +52,24 @@ _EXPECTED = CLASSES + 1  # of what somebody will come back for: the latest leave
 _RINGS = CLASSES + 2
 
 
-class _Request:
-    """A use. session: the same object in all requests of a conversation. gap: its class.
-    branches: how many requests went on from it."""
-
-    __slots__ = ("at", "branches", "gap", "session", "turn")
-
-    def __init__(self, at: float, turn: int, gap: int, session: object) -> None:
-        self.at = at
-        self.turn = turn
-        self.gap = gap
-        self.session = session
-        self.branches = 0
-
-
-class _Block(Node):
-    """shared: used by two sessions. ended: its session is over. found: of an earlier life."""
-
-    __slots__ = ("ended", "found", "gap", "request", "shared", "uses")
-
-    request: _Request  # this and all else is set when the block comes
-    uses: int
-    gap: int
-    shared: bool
-    ended: bool
-    found: bool
-
-
-class _Ring(Node):
-    """The leaves of one class, `newer` the oldest of them. score: of a block whose last use was
-    `request`, as long as that is so good as new."""
-
-    __slots__ = ("number", "request", "score")
-
-    def __init__(self, number: int) -> None:
-        super().__init__(BlockKey(b""))
-        self.number = number
-        self.request: _Request | None = None
-        self.score = 0.0
-
-
 class HazardDensity:
     """O(1) a block, and a few milliseconds every 200 requests."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
-        self._tree = PrefixTree(_Block)
-        self._rings = [_Ring(number) for number in range(_RINGS)]
-        self._filled: dict[_Ring, None] = {}  # those that may have blocks
+        self._tree = PrefixTree(Block)
+        self._rings = [Ring(number) for number in range(_RINGS)]
+        self._filled: dict[Ring, None] = {}  # those that may have blocks
         self._hazard = Hazard()
         self._ghosts = Ghosts()
         self._requests = 0
-        self._paths: dict[BlockKey, _Request] = {}  # by the last block; oldest first
-        self._roots: dict[BlockKey, _Request] = {}  # by the first block; oldest first
-        self._before = _Request(now(), 1, 0, object())  # the use of what is found
+        self._paths: dict[BlockKey, Request] = {}  # by the last block; oldest first
+        self._roots: dict[BlockKey, Request] = {}  # by the first block; oldest first
+        self._before = Request(now(), 1, 0, object())  # the use of what is found
         self._scored_at = float("-inf")
         self._expected = Expected()
         self._knows_found = False  # from its last life
-        self._adopted: set[_Request] = set()  # what it knows of
+        self._adopted: set[Request] = set()  # what it knows of
         self._last_adopted = self._before
 
     def __len__(self) -> int:
@@ -176,7 +144,7 @@ class HazardDensity:
         node = self._tree.find(key)
         return node is not None and not node.children
 
-    def _begin(self, prefix: Sequence[BlockKey]) -> _Request:
+    def _begin(self, prefix: Sequence[BlockKey]) -> Request:
         """Return the request for a prefix, with its turn and session."""
         at = self._now()
         paths = self._paths
@@ -188,20 +156,20 @@ class HazardDensity:
         else:
             last, key = self._last_life(prefix)
         if last is None:
-            request = _Request(at, 1, 0, object())
+            request = Request(at, 1, 0, object())
         else:
             last.branches += key != prefix[-1]  # the same prompt again is no branch
-            request = _Request(at, last.turn + 1, gap_class(at - last.at), last.session)
+            request = Request(at, last.turn + 1, gap_class(at - last.at), last.session)
         if (known := paths.get(prefix[-1])) is None or known.branches < BRANCHES_MAX:
-            _put_last(paths, prefix[-1], request, PATHS_MAX)
-        _put_last(self._roots, prefix[0], request, ROOTS_MAX)
+            put_last(paths, prefix[-1], request, PATHS_MAX)
+        put_last(self._roots, prefix[0], request, ROOTS_MAX)
         self._requests += 1
         if self._requests % REFIT_REQUESTS == 0 or self._requests in FIRST_REFITS:
             self._hazard.refit(at)
             self._scored_at = float("-inf")
         return request
 
-    def _last_life(self, prefix: Sequence[BlockKey]) -> tuple[_Request | None, BlockKey]:
+    def _last_life(self, prefix: Sequence[BlockKey]) -> tuple[Request | None, BlockKey]:
         """Return the request that a prefix goes on from if that was before a restart, and where."""
         if self._adopted:
             for key in reversed(prefix):
@@ -235,7 +203,7 @@ class HazardDensity:
         node = self._enter(key, parent)
         if node is None:
             return
-        above: _Block | None = node.parent
+        above: Block | None = node.parent
         known = self._hazard.last_use(key) if self._knows_found else None
         node.found = False
         if known is not None:
@@ -251,15 +219,15 @@ class HazardDensity:
         if not node.children:
             self._link_adopted(node)
 
-    def _adopted_request(self, at: float, number: int) -> _Request:
+    def _adopted_request(self, at: float, number: int) -> Request:
         """Return the request of an earlier life that used blocks then."""
         last, (turn, gap) = self._last_adopted, turn_and_gap(number)
         if (last.at, last.turn, last.gap) != (at, turn, gap):
-            last = self._last_adopted = _Request(at, turn, gap, object())
+            last = self._last_adopted = Request(at, turn, gap, object())
             self._adopted.add(last)
         return last
 
-    def _link_adopted(self, node: _Block) -> None:
+    def _link_adopted(self, node: Block) -> None:
         """Put a leaf before those of its class that were used later, or nearly there: most come
         in the order in which they were used."""
         ring = self._ring_of(node)
@@ -292,12 +260,12 @@ class HazardDensity:
         self._ghosts.put(key, node.uses, node.request.at, blocks=self._tree.blocks)
         if above is None or above.children or not above.here:
             return
-        if not node.children and _are_alike(node, above) and not any_expected:
+        if not node.children and are_alike(node, above) and not any_expected:
             link(above, place)  # where its child was
         else:
             self._link_by_use(above)
 
-    def _enter(self, key: BlockKey, parent: BlockKey | None) -> _Block | None:
+    def _enter(self, key: BlockKey, parent: BlockKey | None) -> Block | None:
         node = self._tree.enter(key, parent)
         if node is not None:
             node.shared = node.ended = False
@@ -306,9 +274,9 @@ class HazardDensity:
                 unlink(above)  # it is a leaf no longer
         return node
 
-    def _request_of(self, node: _Block) -> _Request:
+    def _request_of(self, node: Block) -> Request:
         """Return the request that a block was computed for."""
-        above: _Block | None = node.parent
+        above: Block | None = node.parent
         if above is not None and above.here:
             request = above.request
         else:
@@ -316,12 +284,12 @@ class HazardDensity:
         at = self._now()
         if at - request.at < STALE_S and request is not self._before:
             return request
-        return _Request(at, request.turn, request.gap, request.session)
+        return Request(at, request.turn, request.gap, request.session)
 
     # ---- who leaves --------------------------------------------------------------------------
 
     def victims(self) -> Iterator[BlockKey]:
-        passed: dict[_Ring, Node] = {}  # the newest of its blocks that were passed over
+        passed: dict[Ring, Node] = {}  # the newest of its blocks that were passed over
         kept: set[Node] = set()
         removed = False  # since the first was passed over
         while True:
@@ -331,7 +299,7 @@ class HazardDensity:
                     return
                 passed, removed = {}, False  # a new leaf may be older than what was passed over
                 continue
-            node = _next_leaf(passed.get(ring, ring))
+            node = next_leaf(passed.get(ring, ring))
             if node not in kept:
                 yield node.key
             if node.here:
@@ -340,7 +308,7 @@ class HazardDensity:
             else:
                 removed = bool(passed)
 
-    def _lowest(self, passed: dict[_Ring, Node]) -> _Ring | None:
+    def _lowest(self, passed: dict[Ring, Node]) -> Ring | None:
         """Return the ring whose oldest block, of those not passed over, has the lowest score."""
         now = self._now()
         if now - self._scored_at > SCORES_S:
@@ -351,7 +319,7 @@ class HazardDensity:
                 self._give_up_overdue(now)
         best, lowest, empty = None, float("inf"), None
         for ring in self._filled:
-            head: Any = ring.newer if ring not in passed else _next_leaf(passed[ring])
+            head: Any = ring.newer if ring not in passed else next_leaf(passed[ring])
             if head is ring:
                 empty = ring if ring.newer is ring else empty
                 continue
@@ -364,7 +332,7 @@ class HazardDensity:
             del self._filled[empty]
         return best
 
-    def _score(self, ring: _Ring, head: _Block, now: float) -> float:
+    def _score(self, ring: Ring, head: Block, now: float) -> float:
         number = ring.number
         if number == _EXPECTED:
             ring.request = None  # the next one may be expected at another time
@@ -380,13 +348,13 @@ class HazardDensity:
                 unlink(node)
                 self._link_by_use(node)
 
-    def _link(self, node: _Block) -> None:
+    def _link(self, node: Block) -> None:
         """Make a leaf the newest of its class."""
         ring = self._ring_of(node)
         self._filled[ring] = None
         link(node, ring)
 
-    def _ring_of(self, node: _Block) -> _Ring:
+    def _ring_of(self, node: Block) -> Ring:
         if node.key in self._expected.times:
             return self._rings[_EXPECTED]
         if node.found:
@@ -395,7 +363,7 @@ class HazardDensity:
             return self._rings[ended_class(node.uses)]
         return self._rings[block_class(node.request.turn, node.uses, node.gap)]
 
-    def _link_by_use(self, node: _Block) -> None:
+    def _link_by_use(self, node: Block) -> None:
         """Put a parent that has become a leaf where its last use says, or nearly there.
 
         Most were last used with the child that left, which was the oldest: so is the parent.
@@ -416,7 +384,7 @@ class HazardDensity:
             newer = newer.newer
         link(node, newer)
 
-    def _link_by_expectation(self, node: _Block, ring: _Ring) -> None:
+    def _link_by_expectation(self, node: Block, ring: Ring) -> None:
         """Put a leaf behind those that are expected later, or nearly there."""
         times = self._expected.times
         mine, newer = times[node.key], ring.newer
@@ -425,34 +393,3 @@ class HazardDensity:
                 break
             newer = newer.newer
         link(node, newer)
-
-
-def _are_alike(node: _Block, other: _Block) -> bool:
-    """Say whether two blocks are of one class, and were last used by one request."""
-    return (
-        node.request is other.request
-        and node.uses == other.uses
-        and node.gap == other.gap
-        and node.ended is other.ended
-        and node.found is other.found
-    )
-
-
-def _next_leaf(node: Node) -> Node:
-    """Return what comes after a node of a ring, the ring itself at its end.
-
-    The node may have left while somebody walked there; it still points to newer ones.
-    """
-    node = node.newer
-    while not node.here and node.key:
-        node = node.newer
-    return node
-
-
-def _put_last(
-    requests: dict[BlockKey, _Request], key: BlockKey, request: _Request, count_max: int
-) -> None:
-    requests.pop(key, None)
-    requests[key] = request
-    if len(requests) > count_max:
-        del requests[next(iter(requests))]

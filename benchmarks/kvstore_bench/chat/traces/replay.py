@@ -13,7 +13,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from kvstore.model.errors import InvalidRequest
-from kvstore.replay.formats import Row, Trace, read
+from kvstore.replay.formats import Trace, read
+from kvstore.replay.rows import Row
 from kvstore_bench.chat.traces.prompts import BlockText
 from kvstore_bench.chat.workloads.generator import Vocabulary
 from kvstore_bench.chat.workloads.workload import Message, Workload
