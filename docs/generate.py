@@ -4,6 +4,7 @@
   declarations in the code, so that they are never out of date.
 - Links from a page to a file or folder of the repository outside docs/ lead to a copy of it in the
   site: pages of Markdown as pages, images as they are, folders and other files as listings.
+- The navigation gets the pages of docs/design, and those of the repository's root.
 - After the build every link, image, style sheet and script of every page is looked up: those that
   lead nowhere, and those that a browser would fetch from another host, are warnings.
 """
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 COPIES = "repository"  # folder of the site for what is outside docs/
+# Pages at the root of the repository that the site has as well, where they exist.
+PROJECT = ("ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md")
 MARK = re.compile(r"^<!-- generated: (\w+)((?: \w+)*) -->$", re.MULTILINE)
 LINK = re.compile(r"(!?\[[^\]]*\]\()([^)\s#:]+)(#[^)\s]*)?(\))")
 FENCE = re.compile(r"^( *)(`{3,}).*?^\1\2`*$", re.MULTILINE | re.DOTALL)
@@ -275,12 +278,31 @@ def broken(site: Path) -> tuple[int, list[str]]:
 # ---- hooks of MkDocs -----------------------------------------------------------------------------
 
 
+def design_pages() -> list[str]:
+    """Return the pages about the design, as paths in the site, in the order they are read."""
+    found = sorted((ROOT / "docs/design").glob("*.md"))
+    pages = ["first-afternoon.md", *(f"design/{path.name}" for path in found)]
+    return [page for page in pages if (ROOT / "docs" / page).exists()]
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Add to the navigation what follows from the files that exist."""
+    architecture, *others = (f"{COPIES}/{page}" for page in PROJECT if (ROOT / page).exists())
+    config.nav = [
+        *(config.nav or []),
+        {"Design": [architecture, *design_pages()]},
+        {"Project": others},
+    ]
+    return config
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add what the pages link to outside docs/, and what that links to."""
     from mkdocs.structure.files import File, InclusionLevel
 
-    waiting = [(path_of(each.src_uri), each.content_string) for each in files.documentation_pages()]
     known = {each.src_uri for each in files}
+    waiting = [(path_of(each.src_uri), each.content_string) for each in files.documentation_pages()]
+    waiting.append(("project.md", "".join(f"[]({page})" for page in PROJECT)))
     while waiting:
         page, markdown = waiting.pop()
         for found in leaving_links(markdown):
@@ -290,9 +312,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
                 continue
             known.add(uri)
             content = copied(target)
-            made: File = File.generated(
-                config, uri, content=content, inclusion=InclusionLevel.NOT_IN_NAV
-            )
+            made: File = File.generated(config, uri, content=content)
+            if target not in PROJECT:
+                made.inclusion = InclusionLevel.NOT_IN_NAV
             files.append(made)
             if isinstance(content, str):
                 waiting.append((path_of(uri), content))

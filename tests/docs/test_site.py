@@ -36,6 +36,7 @@ def _heading_anchors(path: Path) -> set[str]:
 
 def test_every_page_is_in_the_navigation_once() -> None:
     listed = re.findall(r"([\w/-]+\.md)$", CONFIG.split("\nvalidation:")[0], re.MULTILINE)
+    listed += generate.design_pages()
     assert sorted(f"docs/{each}" for each in listed) == PAGES
 
 
