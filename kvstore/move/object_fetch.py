@@ -146,7 +146,7 @@ class ObjectFetch:
         aligned = run_blocks(namespace)
         start = match.hit_blocks // aligned * aligned
         with self._deletions.watch(ask.namespace_id, ask.keys) as watch:
-            looking = self._tier.look(
+            looking = self._tier.lookups.look(
                 ask.namespace_id,
                 ask.keys[start:],
                 run_blocks=aligned,
@@ -344,7 +344,7 @@ class ObjectFetch:
             for index, (place, buffer) in enumerate(zip(places, stored, strict=True))
         ]
         deadline = self._now() + LEASE_MARGIN * lease_s
-        if set(await self._tier.read(reads, deadline)) - {Outcome.READ}:
+        if set(await self._tier.reads.read(reads, deadline)) - {Outcome.READ}:
             return None
         if not all(good):
             self._metrics.corrupt_blocks.labels("object").inc()

@@ -148,7 +148,7 @@ class Objects:
 
         async def one(namespace_id: NamespaceId) -> None:
             async with places:
-                await self._tier.delete(namespace_id, keys, deadline)
+                await self._tier.deletes.delete(namespace_id, keys, deadline)
 
         results = await asyncio.gather(*map(one, namespaces), return_exceptions=True)
         for failed in filter(None, results):

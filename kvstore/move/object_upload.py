@@ -158,7 +158,7 @@ class ObjectUpload:
                     raise Unavailable("some of it was deleted meanwhile")
                 if not frames:
                     return  # evicted meanwhile
-                await self._tier.write(frames, self._now() + WRITE_S)
+                await self._tier.writes.write(frames, self._now() + WRITE_S)
         if len(run) == run_blocks(self._planner.namespace(namespace_id)):
             self._uploaded[keys[-1]] = None
             if len(self._uploaded) > UPLOADED_MAX:
@@ -166,7 +166,7 @@ class ObjectUpload:
 
     async def _is_there(self, run: Sequence[StoredBlock]) -> bool:
         """Say whether the bucket has all of it: it came from there, or another node was faster."""
-        found = await self._tier.find(
+        found = await self._tier.lookups.find(
             run[0].namespace_id,
             [block.key for block in run],
             run_blocks=run_blocks(self._planner.namespace(run[0].namespace_id)),

@@ -297,7 +297,7 @@ def test_a_bucket_that_vanished_costs_a_miss(tmp_path: Path, bucket: Path) -> No
         one.put(A, 0, 20, durable=True)
     with Node(tmp_path / "2", bucket=bucket) as two:
         aligned, deadline = run_blocks(SPEC), time.monotonic() + 10
-        found = two.run(two.objects.find(SPEC.id, A, run_blocks=aligned, deadline=deadline))
+        found = two.run(two.objects.lookups.find(SPEC.id, A, run_blocks=aligned, deadline=deadline))
         assert found.blocks == 20  # it is known, and then
         for path in objects_in(bucket):
             path.unlink()

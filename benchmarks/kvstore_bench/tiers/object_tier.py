@@ -123,7 +123,7 @@ class _Contest:
                 at = range(index * RUN_BLOCKS, (index + 1) * RUN_BLOCKS)
                 header = await asyncio.to_thread(self._header, keys, at)
                 payload = [self._records[i] for i in at]
-                await tier.write([(header, payload)], time.monotonic() + WAIT_S)
+                await tier.writes.write([(header, payload)], time.monotonic() + WAIT_S)
 
             return await self._bounded(self._plan.depth, [put] * self._plan.objects)
 
@@ -169,12 +169,14 @@ class _Contest:
                         )
                         for index in range(len(header.blocks))
                     ]
-                    if set(await tier.read(reads, deadline)) != {Outcome.READ}:
+                    if set(await tier.reads.read(reads, deadline)) != {Outcome.READ}:
                         raise Unavailable("an object could not be read")
                 if not all(good):
                     raise CorruptBlock("what was read is not what was written")
 
-            looking = tier.look(self._namespace_id, keys, run_blocks=RUN_BLOCKS, deadline=deadline)
+            looking = tier.lookups.look(
+                self._namespace_id, keys, run_blocks=RUN_BLOCKS, deadline=deadline
+            )
             blocks, reads = 0, list[asyncio.Task[None]]()
             async for found in looking:
                 blocks = found.blocks
@@ -230,7 +232,7 @@ class _Contest:
 
                 async def look(index: int) -> None:
                     deadline = time.monotonic() + WAIT_S
-                    await tier.find(
+                    await tier.lookups.find(
                         self._namespace_id,
                         prefixes[index],
                         run_blocks=RUN_BLOCKS,

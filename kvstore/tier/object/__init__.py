@@ -16,8 +16,9 @@ most `object.believed_s` old, and what it misses of what they have stored, 5 s.
 from kvstore.tier.object.failure import ObjectFailed, ObjectGone, ObjectRefused
 from kvstore.tier.object.layout import ObjectExtent, PlacedFrame, Run, lay_out, run_blocks
 from kvstore.tier.object.ranges import ObjectRead
+from kvstore.tier.object.reads import Outcome
 from kvstore.tier.object.requests import Bucket
-from kvstore.tier.object.tier import ObjectTier, Outcome
+from kvstore.tier.object.tier import ObjectTier
 from kvstore.tier.object.walk import Found, FoundFrame
 
 __all__ = [

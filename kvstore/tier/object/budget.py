@@ -28,7 +28,7 @@ class ByteBudget:
                     await self._room.wait()
                 self.held_nbytes += nbytes
         except TimeoutError as error:
-            raise ObjectFailed("too many bytes on their way up", reason="busy") from error
+            raise ObjectFailed("too many bytes in flight", reason="busy") from error
         try:
             yield
         finally:

@@ -85,7 +85,13 @@ class Upkeep:
         self.namespaces: Set[NamespaceId] = frozenset()  # by the last count
         self._written_nbytes = 0  # by us, ever
 
+    @property
+    def capacity_bytes(self) -> int:
+        """The cap, of all daemons together."""
+        return self._settings.capacity_bytes
+
     def set_capacity(self, nbytes: int) -> None:
+        """Change the cap; what is over it is collected when the bucket is counted next."""
         self._settings = replace(self._settings, capacity_bytes=nbytes)
 
     def wrote(self, nbytes: int) -> None:

@@ -51,20 +51,20 @@ class Side:
         return self.clock() + seconds
 
     async def write(self, frames: Sequence[Frame]) -> Run:
-        return await self.tier.write(frames, self.deadline())
+        return await self.tier.writes.write(frames, self.deadline())
 
     async def find(self, keys: Sequence[BlockKey], namespace_id: NamespaceId = NAMESPACE) -> Found:
-        return await self.tier.find(
+        return await self.tier.lookups.find(
             namespace_id, keys, run_blocks=RUN_BLOCKS, deadline=self.deadline()
         )
 
     async def delete(self, keys: Sequence[BlockKey] | None) -> None:
-        await self.tier.delete(NAMESPACE, keys, self.deadline())
+        await self.tier.deletes.delete(NAMESPACE, keys, self.deadline())
 
     async def read_all(self, found: Found) -> int:
         """Read every record found and compare it; return how many there were."""
         reads, targets = reads_of(found)
-        outcomes = await self.tier.read(reads, self.deadline())
+        outcomes = await self.tier.reads.read(reads, self.deadline())
         assert set(outcomes) <= {Outcome.READ}
         for part, key, target in targets:
             expected = record(key, part)

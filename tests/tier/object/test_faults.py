@@ -95,7 +95,7 @@ def test_attempts_are_bounded_and_a_read_that_fails_says_so(seaweed: Seaweed) ->
             reads, _ = reads_of(await side.find(KEYS))
             proxy.times(1000, Fault.ERROR_500)
             before = proxy.seen["GET"]
-            outcomes = await side.tier.read(reads[:1], side.deadline())
+            outcomes = await side.tier.reads.read(reads[:1], side.deadline())
             assert outcomes == [Outcome.FAILED]
             assert proxy.seen["GET"] - before == ATTEMPTS_MAX
 
@@ -108,7 +108,7 @@ def test_a_lookup_of_a_failing_store_ends_and_says_that_it_does_not_know(seaweed
             await side.write(frames(KEYS))
             proxy.times(1000, Fault.STALL)
             absent = prefix_of("never", 16)
-            found = await side.tier.find(
+            found = await side.tier.lookups.find(
                 frames(KEYS)[0][0].namespace_id, absent, run_blocks=16, deadline=side.deadline(0.2)
             )
             assert (found.blocks, found.complete) == (0, False)
@@ -145,7 +145,7 @@ def test_a_404_of_a_known_object_is_a_miss(seaweed: Seaweed) -> None:
             await side.write(frames(KEYS))
             reads, _ = reads_of(await side.find(KEYS))
             proxy.times(100, Fault.NOT_FOUND)
-            assert set(await side.tier.read(reads, side.deadline())) == {Outcome.GONE}
+            assert set(await side.tier.reads.read(reads, side.deadline())) == {Outcome.GONE}
             assert side.counted("object_errors") == side.counted("object_retries") == {}
 
     run(test)
@@ -253,7 +253,7 @@ def test_readers_are_told_of_a_retry_too_and_before_the_read_returns(seaweed: Se
 
             told = [replace(read, then=partial(see, i)) for i, read in enumerate(reads)]
             proxy.times(1, Fault.CUT)
-            assert set(await side.tier.read(told, side.deadline())) == {Outcome.READ}
+            assert set(await side.tier.reads.read(told, side.deadline())) == {Outcome.READ}
             assert [each[-1] for each in seen] == [bytes(target) for _, _, target in targets]
             assert {len(each) for each in seen} == {1, 2}
 
@@ -272,7 +272,7 @@ def test_a_cancelled_read_leaves_its_targets_alone(seaweed: Seaweed) -> None:
                 return Fault.STALL_IN_BODY
 
             proxy.fault = stall
-            reading = asyncio.create_task(side.tier.read(reads, side.deadline()))
+            reading = asyncio.create_task(side.tier.reads.read(reads, side.deadline()))
             await arrived.wait()
             reading.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -292,7 +292,7 @@ def test_bytes_under_way_are_bounded_and_who_waits_too_long_is_refused(seaweed: 
             stored = [frames(prefix_of(f"busy {i}", 16)) for i in range(6)]
             patience_s = [1.0, *[0.3] * 5]
             writes = [
-                side.tier.write(each, side.deadline(seconds))
+                side.tier.writes.write(each, side.deadline(seconds))
                 for each, seconds in zip(stored, patience_s, strict=True)
             ]
             results = await asyncio.gather(*writes, return_exceptions=True)

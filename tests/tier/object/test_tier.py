@@ -140,7 +140,7 @@ def test_large_objects_go_up_whole_or_in_parts_and_come_down(
                 seen[index] = bytes(targets[index][2])
 
             told = [replace(read, then=partial(see, i)) for i, read in enumerate(reads)]
-            assert set(await side.tier.read(told, side.deadline())) == {Outcome.READ}
+            assert set(await side.tier.reads.read(told, side.deadline())) == {Outcome.READ}
             expected = [bytes(buffer) for buffer in stored[0][1]]
             assert [bytes(target) for _, _, target in targets] == expected
             assert [seen[index] for index in range(4)] == expected
@@ -228,7 +228,7 @@ def test_an_object_that_was_collected_is_a_miss_and_is_forgotten(where: dict[str
             found = await side.find(keys)
             await side.bucket.delete([str(written.name)])
             reads, _ = reads_of(found)
-            assert set(await side.tier.read(reads, side.deadline())) == {Outcome.GONE}
+            assert set(await side.tier.reads.read(reads, side.deadline())) == {Outcome.GONE}
             assert (await side.find(keys)).blocks == 0
 
     run(test)
@@ -342,7 +342,7 @@ def test_the_cap_refuses_writes_and_collects_the_oldest(where: dict[str, Any]) -
                 await side.write(frames(keys))
             with pytest.raises(ObjectFailed, match="cap"):
                 await side.write(frames(prefix_of("one more", 16)))
-            assert side.tier.physical_nbytes <= 3 << 20
+            assert side.tier.writes.physical_nbytes <= 3 << 20
             assert side.counted("object_refused_writes") == {"full": 1}
             bucket.leap(2.0)  # past the grace period
             await side.tier.collect()
@@ -350,7 +350,7 @@ def test_the_cap_refuses_writes_and_collects_the_oldest(where: dict[str, Any]) -
             assert (await side.find(written[0])).blocks == 0
             assert (await side.find(written[-1])).blocks == 16
             await side.write(frames(prefix_of("fits again", 16)))
-            assert side.tier.physical_nbytes <= 3 << 20
+            assert side.tier.writes.physical_nbytes <= 3 << 20
 
     run(test)
 
@@ -423,7 +423,7 @@ def test_impossible_frames_and_reads_are_refused(where: dict[str, Any]) -> None:
             written = await side.write([(header, payload)])
             extent = written.extent(written.frames[0])
             with pytest.raises(InvalidRequest):
-                await side.tier.read(
+                await side.tier.reads.read(
                     [ObjectRead(extent, extent.nbytes - 8, [memoryview(bytearray(16))])],
                     side.deadline(),
                 )

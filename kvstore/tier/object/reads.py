@@ -1,0 +1,83 @@
+"""Read records of runs: many in one request, each told when its bytes are there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Sequence
+from enum import Enum
+from functools import partial
+
+from kvstore.model.errors import Unavailable
+from kvstore.system.threads import outlive
+from kvstore.tier.object.catalog import Catalog
+from kvstore.tier.object.failure import ObjectGone
+from kvstore.tier.object.names import parse_run_name
+from kvstore.tier.object.ranges import ObjectRead, Request, plan_requests
+from kvstore.tier.object.requests import Filled, Requests
+
+
+class Outcome(Enum):
+    """What became of a read."""
+
+    READ = "read"
+    GONE = "gone"  # the object was collected: a miss
+    FAILED = "failed"  # not to be had now
+
+
+class Reads:
+    """An object that turns out to be gone is taken out of the catalog."""
+
+    def __init__(self, requests: Requests, catalog: Catalog) -> None:
+        self._requests = requests
+        self._catalog = catalog
+
+    async def read(self, reads: Sequence[ObjectRead], deadline: float) -> list[Outcome]:
+        """Fill the targets of `reads`; say of each what became of it.
+
+        Bytes are not verified here. The targets belong to the tier until this returns, cancelled or
+        not. Those of a read that was not READ are unspecified.
+        """
+        requests = plan_requests(reads)
+        spread = Counter(read for request in requests for read in set(request.reads))
+
+        def told(request: Request, index: int) -> None:
+            read = request.ends(index)
+            if read >= 0 and spread[read] == 1 and (then := reads[read].then) is not None:
+                then()
+
+        jobs = (self._fetch(request, partial(told, request), deadline) for request in requests)
+        results = await asyncio.gather(*jobs, return_exceptions=True)  # when it returns, all ended
+        outcomes = [Outcome.READ] * len(reads)
+        for request, result in zip(requests, results, strict=True):
+            if isinstance(result, BaseException):
+                raise result
+            for read in set(request.reads) - {-1}:
+                if outcomes[read] is not Outcome.GONE and result is not Outcome.READ:
+                    outcomes[read] = result
+        for index, whole in enumerate(reads):
+            if spread[index] > 1 and outcomes[index] is Outcome.READ and whole.then is not None:
+                await _finish(whole.then)
+        return outcomes
+
+    async def _fetch(self, request: Request, told: Filled, deadline: float) -> Outcome:
+        try:
+            await self._requests.get(request.name, request.start, request.buffers, deadline, told)
+        except ObjectGone:
+            name = parse_run_name(request.name)
+            if name is not None:
+                self._catalog.gone(name)
+            return Outcome.GONE
+        except Unavailable:
+            return Outcome.FAILED
+        return Outcome.READ
+
+
+async def _finish(then: Callable[[], None]) -> None:
+    """Run `then` in a thread to its end, cancelled or not."""
+    work = asyncio.ensure_future(asyncio.to_thread(then))
+    try:
+        await asyncio.shield(work)
+    except asyncio.CancelledError:
+        await outlive([work])
+        raise
