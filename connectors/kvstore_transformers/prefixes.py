@@ -18,7 +18,6 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig
 
 from kvstore import (
     BlockKey,
@@ -34,6 +33,7 @@ from kvstore_transformers.cache import PrefixCache
 from kvstore_transformers.copying import copier_for
 from kvstore_transformers.direct import DirectMode, DirectStorage
 from kvstore_transformers.fingerprint import open_weights
+from kvstore_transformers.generating import AfterPrompt, follows_from_tokens
 from kvstore_transformers.loading import Load, LoadFailed
 from kvstore_transformers.namespace import (
     build_namespace,
@@ -49,30 +49,6 @@ logger = logging.getLogger(__name__)
 KEYS_MAX = 8192
 CLOSE_WAIT_S = 2.0
 KNOWN_SOON_S = 0.05  # a small model is known by then
-_HARMLESS = {
-    "attention_mask",
-    "generation_config",
-    "logits_processor",
-    "stopping_criteria",
-    "streamer",
-    "synced_gpus",
-    "tokenizer",
-    "use_model_defaults",
-}
-"""Arguments of `generate` beside those of GenerationConfig under which KV still follows from token
-ids alone. With any other, `generate` leaves the cache out."""
-_NOT_ON_TOP_OF_A_PREFIX = (
-    "assistant_early_exit",
-    "cache_implementation",
-    "dola_layers",
-    "penalty_alpha",
-    "prefill_chunk_size",
-    "prompt_lookup_num_tokens",
-    "token_healing",
-    "use_mtp",
-)
-"""Options of GenerationConfig that bring a cache of their own, change the prompt, compute it anew
-whatever the cache holds (chunked prefill), or were not tried."""
 
 
 class Prefixes:
@@ -188,7 +164,7 @@ class Prefixes:
         Batches, beams, padding, and arguments that make the KV depend on more than token ids are
         computed as without a store.
         """
-        if not self._serves(input_ids, options):
+        if not follows_from_tokens(self.model.generation_config, input_ids, options):
             return self.model.generate(input_ids, **options)
         cache = self._start(input_ids)
         try:
@@ -197,7 +173,7 @@ class Prefixes:
         except LoadFailed as error:  # in the first forward: no token came of it
             cache = self._failed(cache, error)
             if options.get("streamer") is not None:
-                options["streamer"] = _AfterPrompt(options["streamer"])
+                options["streamer"] = AfterPrompt(options["streamer"])
             output = self.model.generate(input_ids, past_key_values=cache, **options)
         sequences = output if isinstance(output, Tensor) else output.sequences
         try:
@@ -402,46 +378,3 @@ class Prefixes:
         first, pages = cache.pages(self._layout.groups[index])
         begin = max(stored, first, needed if group.window_tokens else 0)
         return Saved(begin, group.record_nbytes, [part[begin - first :] for part in pages])
-
-    def _serves(self, input_ids: Tensor, options: dict[str, Any]) -> bool:
-        """Whether the KV of this call is of one sequence, and follows from its token ids alone.
-
-        An option may come from three places; one of them is enough to leave the cache out.
-        """
-        sources = [vars(self.model.generation_config), options]
-        if options.get("generation_config") is not None:
-            sources.append(vars(options["generation_config"]))
-
-        def values(name: str) -> set[Any]:
-            return {source.get(name) for source in sources}
-
-        mask, known = options.get("attention_mask"), vars(GenerationConfig()).keys() | _HARMLESS
-        return (
-            options.keys() <= known
-            and input_ids.dim() == 2
-            and input_ids.shape[0] == 1
-            and all(values(name) <= {None, 1} for name in ("num_beams", "num_return_sequences"))
-            and values("use_cache") <= {None, True}
-            and all(values(name) <= {None, False} for name in _NOT_ON_TOP_OF_A_PREFIX)
-            and (
-                not any(each in input_ids for each in values("pad_token_id") if each is not None)
-                if mask is None
-                else bool(mask.all())
-            )
-        )
-
-
-class _AfterPrompt:
-    """A streamer that was given the prompt already: its first piece is not passed on again."""
-
-    def __init__(self, streamer: Any) -> None:
-        self._streamer = streamer
-        self._prompt_seen = False
-
-    def put(self, value: Any) -> None:
-        if self._prompt_seen:
-            self._streamer.put(value)
-        self._prompt_seen = True
-
-    def end(self) -> None:
-        self._streamer.end()

@@ -37,9 +37,11 @@ from kvstore_vllm.namespace import (
 )
 from kvstore_vllm.pages import open_pages
 from kvstore_vllm.scheduler import SchedulerSide
+from kvstore_vllm.scheduler_hooks import SchedulerHooks
 from kvstore_vllm.settings import Settings, parse_settings
 from kvstore_vllm.stats import KVStorePromMetrics, KVStoreStats
 from kvstore_vllm.worker import WorkerSide
+from kvstore_vllm.worker_hooks import WorkerHooks
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +50,7 @@ KVConnectorHandshakeMetadata.register(WorkerFacts)
 KVConnectorWorkerMetadata.register(WorkerFacts)
 
 
-class KVStoreConnector(KVConnectorBase_V1, compat.HybridSupport):  # type: ignore[misc]
+class KVStoreConnector(SchedulerHooks, WorkerHooks, KVConnectorBase_V1, compat.HybridSupport):  # type: ignore[misc]
     """A KV connector that loads asynchronously, saves behind the engine, and never fails it."""
 
     _cache_hit_source = compat.cache_hit_source()
@@ -72,7 +74,6 @@ class KVStoreConnector(KVConnectorBase_V1, compat.HybridSupport):  # type: ignor
         self._told: WorkerFacts | None = None
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
-        self._computed = True
         if role == KVConnectorRole.SCHEDULER:
             self._scheduler = SchedulerSide(
                 self._settings,
@@ -210,85 +211,6 @@ class KVStoreConnector(KVConnectorBase_V1, compat.HybridSupport):  # type: ignor
             self._client.close()
         except (KVStoreError, TimeoutError) as error:
             logger.warning("close=incomplete error=%r", error)
-
-    # Scheduler side -------------------------------------------------------------------------------
-
-    def on_new_request(self, request: Any) -> None:
-        self._look_at_weights()
-        self.scheduler_side.on_new_request(request)
-
-    def get_num_new_matched_tokens(
-        self, request: Any, num_computed_tokens: int
-    ) -> tuple[int | None, bool]:
-        return self.scheduler_side.num_new_matched_tokens(request, num_computed_tokens)
-
-    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        self.scheduler_side.update_state_after_alloc(request, blocks, num_external_tokens)
-
-    def build_connector_meta(self, scheduler_output: Any) -> StepMetadata:
-        return self.scheduler_side.build_meta(scheduler_output)
-
-    def update_connector_output(self, connector_output: Any) -> None:
-        facts = connector_output.kv_connector_worker_meta
-        if isinstance(facts, WorkerFacts) and not self._learn(facts):
-            logger.error("cache=off reason='the workers hold different kinds of KV'")
-        if compat.FAILS_BY_REQUEST:
-            self.scheduler_side.loads_failed(connector_output.failed_recving or set())
-        else:
-            self.scheduler_side.blocks_failed(connector_output.invalid_block_ids)
-
-    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, None]:
-        self.scheduler_side.request_finished(request)
-        return False, None
-
-    def request_finished_all_groups(
-        self, request: Any, block_ids: tuple[list[int], ...]
-    ) -> tuple[bool, None]:
-        self.scheduler_side.request_finished(request)
-        return False, None
-
-    def has_pending_push_work(self) -> bool:
-        return self.scheduler_side.has_pending_saves
-
-    def reset_cache(self) -> bool:
-        self.scheduler_side.reset_cache()
-        return True
-
-    # Worker side, in the order of a step ----------------------------------------------------------
-
-    def handle_preemptions(self, kv_connector_metadata: StepMetadata) -> None:
-        """The first hook of every step, with or without tokens, before any block is overwritten."""
-        self._look_at_weights()
-        self.worker_side.begin_step(kv_connector_metadata)
-
-    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        self._computed = (
-            getattr(forward_context, "attn_metadata", None) is not None or "request_ids" in kwargs
-        )
-        self.worker_side.start_loads(self._get_connector_metadata())
-
-    def wait_for_layer_load(self, layer_name: str) -> None:
-        """Nothing to wait for: a request runs only after its load has ended."""
-
-    def save_kv_layer(
-        self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any
-    ) -> None:
-        """Nothing to do: whole blocks are saved at the start of the next step."""
-
-    def wait_for_save(self) -> None:
-        """Nothing to wait for: the fence of a later step protects what is still being copied."""
-
-    def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
-        return compat.transfer_results(*self.worker_side.results(computed=self._computed))
-
-    def get_finished(self, finished_req_ids: set[str]) -> tuple[None, set[str]]:
-        """The same where failed loads are reported by block."""
-        loaded, failed = self.worker_side.results(computed=self._computed)
-        return None, loaded | failed
-
-    def get_block_ids_with_load_errors(self) -> set[int]:
-        blocks = self.worker_side.take_failed_blocks()
-        return set() if compat.FAILS_BY_REQUEST else blocks
 
     # Metrics --------------------------------------------------------------------------------------
 

@@ -22,17 +22,18 @@ from kvstore.model.block import Namespace, NamespaceId
 from kvstore.model.keys import root_key
 from kvstore_vllm.adapters import Adapters
 from kvstore_vllm.counters import Counters
+from kvstore_vllm.device_blocks import DeviceBlocks
 from kvstore_vllm.hints import NO_HINTS, HintSender, read_hints
+from kvstore_vllm.load_orders import load_order
 from kvstore_vllm.lookup import KEYS_MAX, Lookup
-from kvstore_vllm.metadata import LoadOrder, LoadSpan, SaveOrder, StepMetadata, in_epoch
+from kvstore_vllm.metadata import LoadOrder, SaveOrder, StepMetadata, in_epoch
 from kvstore_vllm.prefill import PrefillPace
 from kvstore_vllm.settings import Settings
 from kvstore_vllm.tracked import NULL_BLOCK, Tables, Tracked, told_by_tokens
 
 logger = logging.getLogger(__name__)
 
-_ESTIMATE_RETRY_S = 0.02
-"""How soon an unpinned estimate is asked for again; leases of others must end first."""
+_ESTIMATE_RETRY_S = 0.02  # until an unpinned estimate is asked for again: others' leases must end
 
 
 class SchedulerSide:
@@ -65,7 +66,7 @@ class SchedulerSide:
         self._unsettled_tokens = 1 if drafts else 0
         self._namespace: Namespace | None = None
         self._namespace_id = NamespaceId(b"")
-        self._kv_cache_manager: Any = None
+        self._device_blocks = DeviceBlocks()
         self._tracked: dict[str, Tracked] = {}
         self._ran: dict[str, Tracked] = {}  # scheduled by the last step, or with a plan left over
         self._finished: list[Tracked] = []
@@ -91,7 +92,7 @@ class SchedulerSide:
         return self._namespace is not None
 
     def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
-        self._kv_cache_manager = kv_cache_manager
+        self._device_blocks.bind(kv_cache_manager)
 
     # What to ask ----------------------------------------------------------------------------------
 
@@ -122,7 +123,7 @@ class SchedulerSide:
             return
         self._tracked[request.request_id] = tracked
         if self._may_load(tracked):
-            self._ask(tracked, self._estimate_local_blocks(request))
+            self._ask(tracked, self._device_blocks.local_blocks(request, self._block_tokens))
 
     def _adapter(self, request: Any) -> bytes | None:
         """Return what tells the adapter of a request, b"" if it has none; None: it passes by."""
@@ -142,14 +143,6 @@ class SchedulerSide:
             and not tracked.load_failed
             and not tracked.request.skip_reading_prefix_cache
         )
-
-    def _estimate_local_blocks(self, request: Any) -> int:
-        """Return how many blocks the engine's own prefix cache holds: they need no promotion."""
-        manager = self._kv_cache_manager
-        if manager is None or getattr(manager, "enable_kv_cache_events", False):
-            return 0  # with events on, looking may announce the blocks once more
-        _, tokens, *_ = manager.get_computed_blocks(request)
-        return int(tokens) // self._block_tokens
 
     @property
     def _block_tokens(self) -> int:
@@ -248,73 +241,22 @@ class SchedulerSide:
         """Note which device blocks the request got, and order the load if one was accepted."""
         tracked = self._tracked.get(request.request_id)
         tables: Tables = blocks.get_block_ids()
-        if not any(tables) and self._kv_cache_manager is not None:
+        if not any(tables):
             # Some versions of MultiConnector show blocks only to the connector that loads.
-            tables = self._kv_cache_manager.get_block_ids(request.request_id)
+            tables = self._device_blocks.tables(request) or tables
         local_blocks = tracked.local_blocks if tracked is not None else 0
         for table in tables:
             self._handed_out.extend(table[local_blocks:])
         if tracked is None or tracked.lookup is None:
             return
         if num_external_tokens:
-            order = self._load_order(tracked, tables, num_external_tokens)
+            assert self._namespace is not None
+            order = load_order(tracked, tables, num_external_tokens, self._namespace)
             self._loads.append(order)
             tracked.loading, tracked.load_begins = True, order.first_block
             tracked.lookup = None  # the lease is the workers' now: each of them releases it
         else:
             self._give_up(tracked, late=False)  # not taken, e.g. another connector's hit was longer
-
-    def _load_order(self, tracked: Tracked, tables: Tables, num_tokens: int) -> LoadOrder:
-        """Pair the leased slots with the device blocks of [local, local + num_tokens)."""
-        lookup = tracked.lookup
-        grant = lookup.grant() if lookup is not None else None
-        assert lookup is not None
-        assert grant is not None
-        assert self._namespace is not None
-        first = tracked.local_blocks
-        last = first + num_tokens // self._block_tokens
-        keys = tracked.keys()
-        spans: list[LoadSpan] = []
-        covered: set[tuple[int, int, int]] = set()
-        at = 0
-        for (group, shard), begin, end in grant.spans:
-            table = tables[group]
-            taken = [
-                (block, grant.slots[at + block - begin], grant.checksums[at + block - begin])
-                for block in range(max(begin, first), min(end, last, len(table)))
-                if table[block] != NULL_BLOCK
-            ]
-            at += end - begin
-            pairs = [(block, slot, checksum) for block, slot, checksum in taken if slot is not None]
-            covered.update((group, shard, block) for block, _, _ in pairs)
-            spans.append(
-                LoadSpan(
-                    group=group,
-                    shard=shard,
-                    keys=tuple(keys[block] for block, _, _ in pairs),
-                    slots=tuple(slot for _, slot, _ in pairs),
-                    checksums=tuple(checksum for _, _, checksum in pairs),
-                    device_blocks=tuple(table[block] for block, _, _ in pairs),
-                )
-            )
-        wanted = {
-            (index, shard, block)
-            for index, group in enumerate(self._namespace.groups)
-            for shard in range(group.shards)
-            for block in range(first, last)
-            if tables[index][block] != NULL_BLOCK
-        }
-        tracked.note_stored(lookup.skip_blocks, grant.hit_blocks)
-        return LoadOrder(
-            request_id=tracked.request.request_id,
-            namespace_id=self._namespace_id,
-            lease_id=grant.lease_id,
-            instance=lookup.instance,
-            deadline=lookup.deadline,
-            spans=tuple(spans),
-            first_block=tables[0][first],
-            complete=wanted <= covered,
-        )
 
     def loads_failed(self, request_ids: set[str]) -> None:
         """Note requests whose load failed: they are recomputed, and not offered a load again."""
@@ -378,10 +320,8 @@ class SchedulerSide:
         return _running(tracked.request) and tracked.has_unplanned
 
     def _held_tables(self, tracked: Tracked) -> Tables | None:
-        if not _running(tracked.request) or self._kv_cache_manager is None:
-            return None
-        tables: Tables = self._kv_cache_manager.get_block_ids(tracked.request.request_id)
-        return tables
+        request = tracked.request
+        return self._device_blocks.tables(request) if _running(request) else None
 
     def _note_scheduled(self, scheduler_output: Any) -> None:
         """Follow the block tables of the requests in this step."""
