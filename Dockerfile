@@ -3,7 +3,7 @@
 #   docker build -t kvstore .                          the daemon
 #   docker build -t kvstore-vllm --target vllm .       vLLM with the connector, from $VLLM_IMAGE
 #
-# deploy/compose.yaml runs the two beside each other.
+# deploy/compose.yaml runs the two together.
 ARG PYTHON_IMAGE=python:3.12-slim
 ARG VLLM_IMAGE=vllm/vllm-openai:v0.32.0
 
@@ -13,7 +13,7 @@ COPY . .
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /dist .
 
 # The connector belongs into the engine's environment, in the same release as the daemon. The daemon
-# lends its arena only to processes of its own user, so the engine runs as that one.
+# shares its arena only with processes of its own user, so the engine runs as that user.
 FROM ${VLLM_IMAGE} AS vllm
 COPY --from=wheel /dist /tmp/dist
 RUN python3 -m pip install --no-cache-dir /tmp/dist/*.whl && rm -r /tmp/dist \

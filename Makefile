@@ -43,48 +43,48 @@ help: ## list the commands
 setup: ## make .venv with this project, its tools and a real vLLM
 	benchmarks/vllm_cpu/setup.sh
 
-setup-demo: ## the same, and the model that the demo uses
+setup-demo: ## the same, with the model that the demo uses
 	benchmarks/vllm_cpu/setup.sh --demo
 	if [ "$(MODEL)" = "$(GEMMA)" ]; then $(BIN)/python benchmarks/vllm_cpu/gemma.py $(GEMMA); fi
 
-demo: setup-demo ## real vLLM with and without kvstore, up to killing both; writes build/demo/result.json
+demo: setup-demo ## real vLLM with and without kvstore, up to a SIGKILL of both; writes build/demo/result.json
 	$(BIN)/python -m kvstore_bench.demo --model "$(MODEL)" $(ARGS)
 
-slowed: setup-demo ## stored prompts asked of a real vLLM while one tier is 50 times slower; writes build/slowed/result.json
+slowed: setup-demo ## stored prompts on a real vLLM while one tier is 50 times slower; writes build/slowed/result.json
 	$(BIN)/python -m kvstore_bench.tiers.slowed --model "$(MODEL)" $(ARGS)
 
-demo-native: setup-demo ## the same workload on vLLM's own offloading, beside ours; writes build/demo/native.json
+demo-native: setup-demo ## the workload of demo on vLLM's own offloading and on kvstore; writes build/demo/native.json
 	$(BIN)/python -m kvstore_bench.demo --native --model "$(MODEL)" $(ARGS)
 
-test: setup ## every test, those with a real vLLM engine included
+test: setup ## every test, including those with a real vLLM
 	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
 test-fast: setup ## the tests without vLLM
 	$(BIN)/python -m pytest $(PARALLEL) -m "not vllm" $(ARGS)
 
-gpu-site: setup ## fetch into GPU_SITE what `make gpu` needs beside torch, cupy, transformers and numpy
+gpu-site: setup ## install what `make gpu` needs beside torch, cupy, transformers and numpy into GPU_SITE
 	rm -rf $(GPU_SITE)
 	$(BIN)/python benchmarks/gpu_requirements.py > build/gpu-requirements.txt
 	$(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check --no-deps --only-binary=:all: --python-version 3.12 \
 	  --platform manylinux_2_28_x86_64 --platform manylinux2014_x86_64 --target $(GPU_SITE) -r build/gpu-requirements.txt
 
-gpu: ## on a machine with a GPU: its tests and its benchmark, no network needed; writes build/gpu.json
+gpu: ## tests and benchmark of the GPU of this machine, without a network; writes build/gpu.json
 	$(GPU_PYTHON) -c "import cupy, sys, torch, transformers; sys.exit(not torch.cuda.is_available() and 'no CUDA device')"
 	$(GPU_PYTHON) -m pytest -m gpu -W default -p no:cacheprovider $(GPU_TESTS) $(ARGS)
 	mkdir -p build
 	$(GPU_PYTHON) -m kvstore.cli bench gpu --path build --json > build/gpu.json
 	cat build/gpu.json
 
-faults: setup ## kill, stop and starve real processes; writes build/faults.json
+faults: setup ## tests that kill, stop and starve real processes; writes build/faults.json
 	$(BIN)/python -m tests.faults.run --json build/faults.json $(ARGS)
 
-torture: setup ## a daemon killed KILLS times, on a disk that fills up, fails, hangs and rots; writes build/torture.json
+torture: setup ## kill a daemon KILLS times, on a disk that fills up, fails, hangs and rots; writes build/torture.json
 	$(BIN)/python -m tests.torture.run --kills $(KILLS) --seed $(SEED) --json build/torture.json $(ARGS)
 
-sim: setup ## a thousand seeds of power cuts and lost messages; writes build/sim.json
+sim: setup ## simulate power cuts and lost messages with a thousand seeds; writes build/sim.json
 	$(BIN)/python -m tests.sim.run --seeds $(SIM_SEEDS) --json build/sim.json $(ARGS)
 
-fuzz: setup ## hostile bytes to every parser, for FUZZ_SECONDS; writes build/fuzz.json
+fuzz: setup ## send hostile bytes to every parser for FUZZ_SECONDS; writes build/fuzz.json
 	$(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[fuzz]'
 	$(BIN)/python -m tests.fuzz.run --seconds $(FUZZ_SECONDS) --json build/fuzz.json $(ARGS)
 
@@ -96,7 +96,7 @@ test-vllm-matrix: setup ## the connector's tests on every version of vLLM it sup
 	  $$venv/bin/python -m pytest $(VLLM_TESTS) $(ARGS) || failed="$$failed $$venv"; \
 	done; [ -z "$$failed" ] || { echo "failed in$$failed"; exit 1; }
 
-soak: setup ## 10 minutes of 200 concurrent requests, aborts, preemptions; prints what leaked, as JSON
+soak: setup ## 10 minutes of 200 concurrent requests, aborts, preemptions; prints leaks as JSON
 	$(BIN)/python -m tests.connectors.vllm.soak $(ARGS)
 
 check: setup ## format, lint, types, layers, generated code, CUDA sources; changes nothing
@@ -125,10 +125,10 @@ proto: setup ## generate kvstore/rpc/v1 from the .proto
 dashboard: setup ## write the Grafana dashboard from the metric names
 	$(BIN)/python dashboards/generate.py
 
-man: setup ## a man page for each command, under build/man
+man: setup ## write a man page for each command into build/man
 	$(BIN)/python -m kvstore man build/man
 
-docs: setup ## the documentation site in build/site: links looked up, examples run, no warning
+docs: setup ## build the documentation into build/site, check its links, run its examples
 	$(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	$(BIN)/python -m pytest $(PARALLEL) tests/docs $(ARGS)

@@ -80,7 +80,7 @@ def _ask(target: str) -> None:
     """Return if somebody says so on a terminal. Raises UsageError without one, and Abort."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise click.UsageError(
-            "nobody is there to ask whether all is to be deleted: kvstore clear --all --yes"
+            "this is no terminal, so nobody can confirm: kvstore clear --all --yes"
         )
     with connect(target) as client:
         blocks = client.stats()["blocks"]

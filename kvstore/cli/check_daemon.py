@@ -106,7 +106,7 @@ def _port(key: str, host: str, port: int) -> Finding:
                 about,
                 f"{host}:{port} cannot be had: {error.strerror}",
                 f'--set {key}={host}:{port + 10}, or --set {key}="" for none '
-                f"(who has it: ss -ltnp 'sport = :{port}')",
+                f"(to find its user: ss -ltnp 'sport = :{port}')",
             )
     return ok(about, f"{host}:{port} is free")
 

@@ -179,7 +179,7 @@ def _holes(fd: int) -> Finding:
             raise
         return note(
             "holes",
-            "cannot be punched here: room comes back only when whole segments are empty",
+            "cannot be punched here: space is freed only when whole segments are empty",
             "put file.path on ext4 or xfs, or lower file.segment",
         )
     return ok("holes", "can be punched")

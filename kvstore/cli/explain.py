@@ -37,7 +37,7 @@ MATCHING_MAX = 1000  # a daemon answers no more at once
     type=click.File("r", encoding="utf-8"),
     help="Explain what this prompt would hit now: a JSON list of token ids, or text; - is stdin.",
 )
-@click.option("--namespace", type=Start(), help=namespace_option("Of --prompt."))
+@click.option("--namespace", type=Start(), help=namespace_option("Namespace of --prompt."))
 @click.option(
     "--tokenizer",
     metavar="PATH",
@@ -80,11 +80,11 @@ def explain(
         blocks = {each: spec.block_tokens for each, spec in known.items() if spec is not None}
     if request_id and not outcomes:
         raise click.ClickException(
-            f"no request {request_id} is remembered: it did not ask this daemon, or came before "
-            "the last ones that are (limits.outcomes_max)"
+            f"no request {request_id} is remembered: it did not ask this daemon, or is older "
+            "than the last requests that are remembered (limits.outcomes_max)"
         )
     if not outcomes and not as_json:
-        click.echo("no request was asked since the daemon started")
+        click.echo("no request asked the daemon since it started")
     remark = ""
     if request_id:
         outcomes, remark = _meant(request_id, outcomes)
@@ -122,7 +122,7 @@ def _explain_prompt(
         about = {"namespace": namespace_id.hex(), "tokens": len(tokens), "blocks": len(keys)}
         click.echo(json.dumps(about | asdict(found)))
         return
-    cut = " (of longer prompts, no more are asked for)" if len(keys) == KEYS_MAX else ""
+    cut = " (the limit of one call)" if len(keys) == KEYS_MAX else ""
     lines = [
         f"{len(tokens)} tokens, of which {len(keys)} blocks of {spec.block_tokens} can be a hit "
         f"(namespace {namespace_id.hex()[:12]}){cut}",

@@ -69,7 +69,7 @@ def _named(command: F) -> F:
             type=click.File("r", encoding="utf-8"),
             help="The prefix: a JSON list of token ids, or text; - is stdin.",
         ),
-        click.option("--namespace", type=Start(), help=namespace_option("Of --prompt.")),
+        click.option("--namespace", type=Start(), help=namespace_option("Namespace of --prompt.")),
         click.option(
             "--tokenizer",
             metavar="PATH",

@@ -84,12 +84,12 @@ def namespace_json(use: NamespaceUse) -> dict[str, object]:
 
 def namespace_option(help_text: str) -> str:
     """Return the help of a --namespace that `find_namespace` reads."""
-    return f"{help_text} The first digits of its id do; not needed where there is only one."
+    return f"{help_text} The first digits of its id are enough; optional with one namespace."
 
 
 def namespace_id_option(help_text: str) -> str:
     """Return the help of a --namespace that `find_namespace_id` reads."""
-    return f"{help_text} The first digits of its id do, {START_CHARS_MIN} or more."
+    return f"{help_text} The first {START_CHARS_MIN} or more digits of its id are enough."
 
 
 def find_namespace(client: Client, start: str | None) -> tuple[NamespaceId, Namespace]:

@@ -211,7 +211,7 @@ def _made_up(kind: str, demand: Demand, requests: int, seed: int) -> Workload:
 
     asked = synthesize_trace(demand, requests=requests, seed=seed, warmup=requests)
     rows = (each.to_row() for each in asked)
-    name = f"made up: {kind}"
+    name = f"synthetic: {kind}"
     return workload_of(rows, name=name, block_tokens=BLOCK_TOKENS, warmup=requests)
 
 
@@ -309,7 +309,7 @@ def _bought(needs: Needs, pace: float | None) -> Iterator[str]:
     )
     yield f"read           {size(needs.mean_read)}/s, {size(needs.peak_read)}/s at most"
     if needs.break_even is None:
-        yield "break-even     tell --prefill or --tflops"
+        yield "break-even     needs --prefill or --tflops"
     else:
         gbit = needs.break_even * 8 / 1e9
         yield (

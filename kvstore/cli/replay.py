@@ -146,7 +146,7 @@ def replay_command(
     share = _end_share(asked.hints)
     pairs = _policies(asked.policy, asked.dram_policy, asked.file_policy, asked.compare)
     if asked.model is not None and asked.kv_bytes_per_token is not None:
-        raise click.UsageError("--model tells the bytes per token: leave out --kv-bytes-per-token")
+        raise click.UsageError("--model gives the bytes per token: leave out --kv-bytes-per-token")
     kv = load_model(asked.model, kv_dtype=asked.kv_dtype) if asked.model is not None else None
     workload = _read(trace, asked)
     nbytes = _record_nbytes(asked.kv_bytes_per_token, kv, workload)
@@ -261,7 +261,9 @@ def _policies(
 ) -> list[tuple[str, str]]:
     """Return the policies of dram and file for each replay. Raises ConfigError for unknown ones."""
     if compare is not None and any((both, dram, file)):
-        raise click.UsageError("--compare names the policies: leave out --policy and its kin")
+        raise click.UsageError(
+            "--compare names the policies: leave out --policy, --dram-policy and --file-policy"
+        )
     shipped = (DramSettings().eviction_policy, FileSettings().eviction_policy)
     if compare is not None:
         pairs = [(name.strip(), name.strip()) for name in compare.split(",")]

@@ -136,7 +136,9 @@ class _Blocks:
             if record is None:
                 raise _Failed(f"block {number} is gone again: see `kvstore status`")
             if record != wanted:
-                raise _Failed(f"block {number} has other bytes than were put: tell us, please")
+                raise _Failed(
+                    f"block {number} does not have the bytes that were put: please report this"
+                )
         return f"{BLOCKS} blocks, every byte as it was put"
 
     def flush(self) -> str:
@@ -151,15 +153,15 @@ class _Blocks:
     def from_disk(self) -> str:
         report = self._client.demote(Prefix.of_tokens(NAMESPACE, self._tokens), deadline_s=FLUSH_S)
         if not report.done_blocks:
-            raise _Skipped("they did not leave memory, so they were not read from disk")
+            raise _Skipped("the blocks were not demoted, so they were not read from disk")
         self.get(self._client)
-        return f"{report.done_blocks} blocks left memory, and came back as they were put"
+        return f"{report.done_blocks} blocks were demoted, then read back from disk unchanged"
 
     def delete(self) -> str:
         self._client.delete(NAMESPACE.id, self._keys)
         if left := len(self._stored()):
-            raise _Failed(f"{left} blocks are left: kvstore clear --namespace {NAMESPACE.id.hex()}")
-        return "nothing is left"
+            raise _Failed(f"{left} blocks remain: kvstore clear --namespace {NAMESPACE.id.hex()}")
+        return "nothing remains"
 
     def _stored(self) -> list[Any]:
         mine = set(self._keys)

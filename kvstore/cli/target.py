@@ -74,7 +74,7 @@ def daemon_options(command: F) -> F:
         "--target",
         type=Target(),
         default=lambda: default_target(daemon_uid()),
-        show_default="$KVSTORE_TARGET, or the first default unix socket there is",
+        show_default="$KVSTORE_TARGET, or the first default unix socket that exists",
         help="unix:/path/kvstore.sock, a path, or host:port.",
     )
     as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")

@@ -46,7 +46,7 @@ def _check_listen(server: ServerSettings) -> None:
     if parse_listen("server.listen", server.listen) is not None and not server.listen_open:
         raise ConfigError(
             f"server.listen={server.listen!r} lets every user of this host read, record and wipe "
-            "the cache, because TCP asks nobody who they are. If you want that, add --set "
+            "the cache, because TCP does not authenticate. If you want that, add --set "
             'server.listen_open=true; if not, set server.listen="" and use the unix socket'
         )
 

@@ -121,7 +121,7 @@ def test_a_daemon_that_nobody_asked_says_so() -> None:
         done = kvstore("explain", "--last", *at)
         assert (done.exit_code, done.output) == (
             0,
-            "no request was asked since the daemon started\n",
+            "no request asked the daemon since it started\n",
         )
         assert kvstore("explain", "--last", "--json", *at).output == ""
 

@@ -41,9 +41,9 @@ PATTERN_OUTPUTS = (16, 256)
 def chat(**given: Any) -> None:
     """Hold multi-turn conversations with a server and measure each request.
 
-    Reports TTFT, ITL, TPOT and latency, first turns and resumed ones apart, throughput, goodput,
-    errors, and where the prompt tokens came from by the server's own counters. Ctrl-C ends the run
-    and reports what was measured until then.
+    It reports TTFT, ITL, TPOT and latency, separately for first and resumed turns, throughput,
+    goodput, errors, and the source of prompt tokens by the server's own counters. Ctrl-C ends the
+    run and reports the requests measured so far.
 
     \b
     Examples:
@@ -56,7 +56,7 @@ def chat(**given: Any) -> None:
       kvstore bench chat --input chats.json --answers file --output warm.json
       kvstore bench compare cold.json warm.json
     \b
-      # a loaded server: 2 requests/s, goodput, a picture and a line a request
+      # a loaded server: 2 requests/s, goodput, a picture and one line per request
       kvstore bench chat --request-rate 2 --slo-ttft 500 --slo-itl 50 --plot run.png --csv run.csv
     \b
       # one run for each concurrency; the four query patterns; a heat map
@@ -67,7 +67,7 @@ def chat(**given: Any) -> None:
       # a recorded trace, ten times as fast; prompts share prefixes where the trace says so
       kvstore bench chat --input mooncake.jsonl.gz --speed 10 --max-requests 500
     \b
-      # the same, telling the cache which sessions end, and when the others come back
+      # the same with hints: which sessions end, and when the others ask again
       kvstore bench chat --input mooncake.jsonl.gz --speed 10 --max-requests 500 --hints
     \b
       # the workloads of other tools, by their own parameters
@@ -75,8 +75,8 @@ def chat(**given: Any) -> None:
       kvstore bench chat --workload multi-round-qa --num-users 15 --num-rounds 20 --qps 0.5
       kvstore bench chat --workload bench-multiturn --num-clients 16 --request-rate 4
 
-    Exit status: 0 if every request completed (or with --allow-errors), 1 if one failed or a run of
-    a series could not be made, 2 if nothing could be run, 130 if interrupted.
+    Exit status: 0 if every request completed (or with --allow-errors), 1 if a request or a run of a
+    series failed, 2 if nothing could be run, 130 if interrupted.
     """
     with explained():
         need("uvloop", *needs(as_json=given["as_json"], plot=given["plot"]))

@@ -55,55 +55,54 @@ PLOT = _output("--plot", type=FILE, callback=_plot, metavar="FILE",
 
 CHAT: Options = (
     _server("--url", default="http://127.0.0.1:8000", show_default=True,
-            help="Where the server is."),
+            help="Address of the server."),
     _server("--model", help="Model to ask for.  [default: the only one served]"),
     _server("--endpoint", type=click.Choice(["chat", "completions"]), default="chat",
-            show_default=True, help="`completions` sends the history as one plain transcript."),
+            show_default=True, help="`completions` sends the history as one text."),
     _server("--api-key", envvar="OPENAI_API_KEY", show_envvar=True, help="Sent as bearer token."),
     _server("--kvstore-metrics", metavar="URL",
-            help="A kvstore daemon's Prometheus page: report what its counters did."),
+            help="Metrics page of a kvstore daemon: report how its counters change."),
     *WORKLOAD,
     _load("--concurrency", type=COUNT, metavar="C",
-          help="Conversations in flight.  [default: 1; all where requests arrive by a rate or at"
-          " recorded times]"),
+          help="Conversations in flight.  [default: 1; with a rate or recorded times, all]"),
     _load("--request-rate", type=POSITIVE, metavar="R",
-          help="Open loop: R requests/s in all, whatever the server does."),
+          help="Open loop: R requests/s in total, whether or not the server keeps up."),
     _load("--client-rate", type=POSITIVE, metavar="R",
           help="Open loop as in vLLM's multi_turn: each of --concurrency clients holds one"
-          " conversation at a time, at R requests/s by an arrival process of its own."),
+          " conversation at a time and sends R requests/s by its own arrival process."),
     _load("--arrivals", "--distribution", "arrivals",
           type=click.Choice(["poisson", "uniform", "constant"]),
-          help="How the gaps between arrivals are drawn.  [default: poisson]"),
+          help="Distribution of the gaps between arrivals.  [default: poisson]"),
     _load("--order", type=click.Choice(ORDERS),
-          help="round-robin: all first turns, then all second ones (a small KV space cannot keep a"
-          " conversation until it goes on); barrier: the same, each round ends before the next;"
-          " sequential: one conversation after another; fifo, random: of those that may go on."
+          help="round-robin: all first turns, then all second turns (a small KV space cannot keep a"
+          " conversation between turns); barrier: the same, and each round ends before the next;"
+          " sequential: one conversation after another; fifo, random: among those that are ready."
           "  [default: round-robin]"),
     _load("--only-turns", callback=sizes, metavar="LOW[:HIGH]",
           help="Ask only these turns, such as 2:3; starting after turn 1 needs --answers file."),
     _load("--warmup", type=click.IntRange(0), default=0, show_default=True, metavar="N",
-          help="Unmeasured requests before the first, as long as it, sharing no prefix."),
+          help="Unmeasured requests before the first one, of its length, sharing no prefix."),
     _load("--warmup-percent", type=click.FloatRange(0, 100, max_open=True), default=0.0,
-          metavar="P", help="Leave the first P % of the requests out of the results."),
+          metavar="P", help="Exclude the first P % of the requests from the results."),
     _request("--answers", type=click.Choice(["live", "file"]),
-             help="What goes into the history: the model's answers, or the recorded ones, so that"
-             " the answers of one run do not change the prompts of the next.  [default: live; file"
-             " for traces]"),
+             help="Answers in the history: those of the model, or the recorded ones. With recorded"
+             " ones, every run sends the same prompts.  [default: live; file for traces]"),
     _request("--max-tokens", type=COUNT,
-             help="Longest answer.  [default: what the workload says, or 32]"),
+             help="Longest answer.  [default: that of the workload, or 32]"),
     _request("--min-tokens", type=click.IntRange(0), help="Shortest answer (vLLM)."),
     _request("--ignore-eos/--no-ignore-eos", default=None,
-             help="Answer to --max-tokens always (vLLM, SGLang).  [default: where the workload"
-             " says how long answers are]"),
-    _request("--temperature", type=float, default=0.0, show_default=True, help="Of sampling."),
+             help="Always generate --max-tokens (vLLM, SGLang).  [default: if the workload gives"
+             " the length of answers]"),
+    _request("--temperature", type=float, default=0.0, show_default=True,
+             help="Sampling temperature."),
     _request("--extra-body", default="{}", metavar="JSON", help="Merged into every request."),
     _request("--hints", is_flag=True,
-             help="Tell kvstore's connector, in kv_transfer_params, which conversation a request is"
-             " of, when the next one is due if the workload says so, and which is the last."),
+             help="Send hints to kvstore's connector in kv_transfer_params: the conversation, its"
+             " next request if the workload gives the time, and its end."),
     _request("--request-timeout-s", type=POSITIVE, default=600.0, show_default=True,
              help="Longest wait for a whole answer."),
     _request("--allow-errors", is_flag=True,
-             help="Go on after failed requests, and do not let them set the exit status."),
+             help="Continue after failed requests, and ignore them in the exit status."),
     _points("--sweep", callback=_whole_numbers, metavar="C,C,...",
             help="One run for each --concurrency, such as 1,2,4,8."),
     _points("--sweep-rate", callback=_numbers, metavar="R,R,...",
@@ -111,12 +110,12 @@ CHAT: Options = (
     _points("--patterns", is_flag=True,
             help="The four query patterns: --input-lengths 256,8192 --output-lengths 16,256."),
     _points("--input-lengths", callback=_whole_numbers, metavar="N,N,...",
-            help="One run for each first question's length and each of ..."),
+            help="One run for each length of the first question and each of ..."),
     _points("--output-lengths", callback=_whole_numbers, metavar="N,N,...",
-            help="... these answers' lengths; drawn as heat maps."),
+            help="... these lengths of answers; drawn as heat maps."),
     _points("--same-prompts", is_flag=True,
-            help="Do not give each run prompts of its own: later ones then hit what earlier ones"
-            " left in the cache."),
+            help="Send the same prompts in every run: later runs then hit blocks that earlier runs"
+            " stored."),
     _output("--slo-ttft", type=POSITIVE, metavar="MS",
             help="Goodput counts requests with at most this TTFT ..."),
     _output("--slo-itl", type=POSITIVE, metavar="MS",
@@ -125,12 +124,12 @@ CHAT: Options = (
     _output("--output", type=FILE, metavar="FILE",
             help="Write the JSON to this file, too; `kvstore bench compare` reads it."),
     _output("--csv", type=FILE, metavar="FILE",
-            help="Write a line a request, with the columns of LMCache's multi-round-qa first."),
-    _output("--save-text", is_flag=True, help="Put the answers into the JSON."),
+            help="Write one line per request, with the columns of LMCache's multi-round-qa first."),
+    _output("--save-text", is_flag=True, help="Include the answers in the JSON."),
     _output("--save-conversations", type=FILE, metavar="FILE",
-            help="Write what was said, as --input reads it."),
+            help="Write the conversations in the format that --input reads."),
     PLOT,
-    _output("--no-progress", is_flag=True, help="No progress bar (there is none without a tty)."),
+    _output("--no-progress", is_flag=True, help="Hide the progress bar (it needs a terminal)."),
 )  # fmt: skip
 
 

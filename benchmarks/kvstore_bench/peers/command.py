@@ -38,7 +38,7 @@ def _python_of(ctx: Any, param: Any, values: tuple[str, ...]) -> dict[str, str]:
     "systems",
     type=click.Choice(NAMES),
     multiple=True,
-    help="Take part, besides kvstore itself; may be repeated.  [default: all]",
+    help="System to measure besides kvstore; repeatable.  [default: all]",
 )
 @click.option(
     "--python-of",
@@ -55,14 +55,16 @@ def _python_of(ctx: Any, param: Any, values: tuple[str, ...]) -> dict[str, str]:
     help="Directory on the device to measure; a scratch folder in it is used.  [default: here]",
 )
 @click.option("--block-mib", type=click.IntRange(1, 64), default=2, show_default=True)
-@click.option("--blocks", type=click.IntRange(4), default=256, show_default=True, help="A round.")
+@click.option(
+    "--blocks", type=click.IntRange(4), default=256, show_default=True, help="Blocks per round."
+)
 @click.option("--rounds", type=click.IntRange(2), default=7, show_default=True)
 @click.option(
     "--threads",
     type=click.IntRange(1, 64),
     default=8,
     show_default=True,
-    help="For I/O, of every system that has such a setting.",
+    help="I/O threads of every system that has such a setting.",
 )
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
 @click.option("--quick", is_flag=True, help="1 MiB, 16 blocks, 2 rounds: does it work?")
@@ -70,23 +72,22 @@ def _python_of(ctx: Any, param: Any, values: tuple[str, ...]) -> dict[str, str]:
 @PLOT
 @click.option("--no-progress", is_flag=True, help="No progress bar.")
 def peers(*, plot: Path | None, as_json: bool, no_progress: bool, **given: Any) -> None:
-    """Measure kvstore beside comparable systems: the same blocks put, got hot, got cold, and got
-    after everything was killed.
+    """Measure kvstore beside comparable systems: put, hot get, cold get, and get after a kill.
 
-    Every system runs in a process of its own, one at a time, in turns; every byte that comes back
-    is compared. What is not installed is skipped, with a line on how to get it. Valkey and Mooncake
-    come with kvstore-tiers[peers]. Others pin old versions or bring CUDA: give them an environment
-    of their own, with numpy:
+    Every system gets the same blocks and runs in a process of its own, one at a time, in turns. The
+    benchmark compares every returned byte. It skips systems that are not installed, and prints how
+    to install them. Valkey and Mooncake come with kvstore-tiers[peers]. Others pin old versions or
+    bring CUDA: give them an environment of their own, with numpy:
 
     \b
       python -m venv peers
       peers/bin/pip install lmcache numpy
       kvstore bench peers --python-of lmcache=peers/bin/python
 
-    A put is "accepted" when the system says so and "durable" when it has synced it to the device. A
-    get ends with the bytes in the caller's memory. Hot: got once before. Cold: from the device; the
-    table says how. After that all processes are killed (SIGKILL), the page cache is dropped, and
-    what comes back is got once more.
+    A put is "accepted" when the system acknowledges it, and "durable" when the system has synced it
+    to the device. A get ends with the bytes in the caller's memory. A hot get repeats an earlier
+    get. A cold get reads from the device; the table says how. Then the benchmark kills all
+    processes (SIGKILL), drops the page cache, and gets the blocks again.
 
     \b
     Examples:

@@ -18,28 +18,30 @@ RESULT = click.Path(dir_okay=False, path_type=Path)
 @click.command(short_help="Compare two results of `bench chat`.")
 @click.argument("a", type=RESULT)
 @click.argument("b", type=RESULT)
-@click.option("--force", is_flag=True, help="Compare runs that did not do the same work, too.")
+@click.option("--force", is_flag=True, help="Also compare runs that did not do the same work.")
 @click.option(
     "--confidence",
     type=click.FloatRange(0, 1, min_open=True, max_open=True),
     default=0.95,
     show_default=True,
-    help="Of the intervals.",
+    help="Level of the intervals.",
 )
 @click.option(
     "--resamples", type=click.IntRange(100, 100_000), default=2000, show_default=True,
-    help="More make the intervals' ends steadier.",
+    help="Bootstrap samples; more make the intervals steadier.",
 )  # fmt: skip
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of resampling.")
+@click.option(
+    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of resampling."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout instead of a table.")
 @PLOT
 def compare(a: Path, b: Path, **given: Any) -> None:
     """Compare result B with result A, both written by `kvstore bench chat --output`.
 
-    Differences are B - A and ratios B / A, of TTFT, ITL, TPOT, latency and throughput, with
-    bootstrap confidence intervals: conversations are resampled, not requests, because the turns of
-    one belong together; with fewer than 5 there are no intervals. Runs that did not do the same
-    work are refused, and what differs is said.
+    It prints differences B - A and ratios B / A of TTFT, ITL, TPOT, latency and throughput, with
+    bootstrap confidence intervals. It resamples conversations, not requests, because the turns of a
+    conversation depend on each other. Fewer than 5 conversations give no intervals. It refuses runs
+    that did not do the same work, and says what differs.
 
     \b
     Examples:
