@@ -68,7 +68,8 @@ READ_ONLY: dict[str, str] = {
 MAY_FIND_NOTHING = {"doctor", "explain", "hint", "get", "delete"}
 # Other programs: nothing of ours is in their arguments, or a check below looks for it.
 PROGRAMS = {
-    "cp", "docker", "echo", "jq", "man", "mkdir", "sha256sum", "source", "sudo", "systemctl", "tee",
+    "cp", "docker", "echo", "jq", "kill", "man", "mkdir", "sha256sum", "source", "sudo",
+    "systemctl", "tee",
 }  # fmt: skip
 
 

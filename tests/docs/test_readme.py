@@ -72,7 +72,8 @@ def test_the_first_try_works_in_a_fresh_clone(directory: Path) -> None:
     text = _block(TRY).text
     assert text.count("kvstore serve ") == 1
     text = text.replace("kvstore serve ", f"kvstore serve {own} --set server.metrics_listen= ")
-    script = f"set -e\ntrap 'kill $! && wait $!' EXIT\n{text}"
+    assert text.endswith("# drain the daemon and stop it\n")
+    script = f"set -e\ntrap 'kill -9 $! 2>/dev/null' ERR\n{text}\nwait $!"
     environ = {
         "HOME": str(directory),
         "KVSTORE_TARGET": f"unix:{directory}/k.sock",
