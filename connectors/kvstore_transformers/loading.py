@@ -259,7 +259,7 @@ class Load:
     def _drop(self, keys: Sequence[BlockKey]) -> None:
         """Delete blocks found corrupt, so that nobody is offered them again. Best effort."""
         try:
-            self._client.delete(self._namespace.id, sorted(set(keys)), corrupt=True)
+            self._client.admin.delete(self._namespace.id, sorted(set(keys)), corrupt=True)
         except KVStoreError as error:
             logger.warning("drop=failed blocks=%d error=%r", len(keys), error)
 

@@ -263,7 +263,7 @@ class Prefixes:
         Raises Unavailable if the daemon is away.
         """
         deadline = time.monotonic() + wait_s
-        return self._saver.drain(wait_s) and self._client.flush(deadline - time.monotonic())
+        return self._saver.drain(wait_s) and self._client.admin.flush(deadline - time.monotonic())
 
     def close(self) -> None:
         """Finish the saves that are queued, for 2 s at most, and leave the daemon."""

@@ -49,15 +49,15 @@ class RequestHints(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def gifts(self) -> Iterator[Give]:
         """Yield what to tell the daemon."""
         if self.end_session:
-            yield lambda client, target: client.end_session(target)
+            yield lambda client, target: client.hints.end_session(target)
         if self.expect_s is not None:
             in_s = self.expect_s
-            yield lambda client, target: client.expect(target, in_s)
+            yield lambda client, target: client.hints.expect(target, in_s)
         if self.pin_s is not None:
             ttl_s, nbytes = self.pin_s, self.pin_bytes
-            yield lambda client, target: client.pin(target, ttl_s, bytes_max=nbytes)
+            yield lambda client, target: client.hints.pin(target, ttl_s, bytes_max=nbytes)
         if self.demote:
-            yield lambda client, target: client.demote(target)
+            yield lambda client, target: client.hints.demote(target)
 
 
 NO_HINTS = RequestHints()

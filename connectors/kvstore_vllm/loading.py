@@ -206,6 +206,6 @@ class Loader:
     def _drop(self, namespace_id: NamespaceId, keys: list[BlockKey]) -> None:
         """Delete blocks found corrupt, so that nobody is offered them again. Best effort."""
         try:
-            self._client.delete(namespace_id, sorted(set(keys)), corrupt=True)
+            self._client.admin.delete(namespace_id, sorted(set(keys)), corrupt=True)
         except KVStoreError as error:
             logger.warning("drop=failed blocks=%d error=%r", len(keys), error)

@@ -24,7 +24,7 @@ def flush(ctx: click.Context, target: str, as_json: bool, wait_s: float) -> None
       kvstore flush --wait 60 && systemctl restart kvstore
     """
     with connect(target) as client:
-        durable = client.flush(wait_s)
+        durable = client.admin.flush(wait_s)
     _say(as_json, {"durable": durable}, "durable" if durable else _NOT_DURABLE)
     ctx.exit(0 if durable else 1)
 
@@ -48,7 +48,7 @@ def delete(target: str, as_json: bool, namespace: str, keys: tuple[bytes, ...]) 
     with connect(target) as client:
         only = find_namespace_id(client, namespace)
         assert only is not None
-        deleted = client.delete(only, [BlockKey(key) for key in keys])
+        deleted = client.admin.delete(only, [BlockKey(key) for key in keys])
     _say(as_json, {"deleted": deleted}, f"deleted {deleted} of {len(keys)} blocks")
 
 
@@ -72,7 +72,7 @@ def clear(
     if everything and not yes:
         _ask(target)
     with connect(target) as client:
-        deleted = client.clear(find_namespace_id(client, namespace))
+        deleted = client.admin.clear(find_namespace_id(client, namespace))
     _say(as_json, {"deleted": deleted}, f"deleted {deleted} blocks")
 
 
@@ -83,7 +83,7 @@ def _ask(target: str) -> None:
             "this is no terminal, so nobody can confirm: kvstore clear --all --yes"
         )
     with connect(target) as client:
-        blocks = client.stats()["blocks"]
+        blocks = client.admin.stats()["blocks"]
     click.confirm(f"Delete all {blocks:,} blocks of {target}, for good?", abort=True, err=True)
 
 

@@ -33,7 +33,7 @@ def check_daemon(target: str, given: Settings) -> Checked:
     """Look for a daemon at `target`; `given` is what one would be started with."""
     try:
         with connect(target) as client:
-            stats = client.stats()
+            stats = client.admin.stats()
             own = _settings_of(client)
     except Unavailable:
         none = note("daemon", f"none at {target} yet", "kvstore serve")
@@ -52,7 +52,7 @@ def check_daemon(target: str, given: Settings) -> Checked:
 
 def _settings_of(client: Client) -> Settings | None:
     try:
-        return settings_of(client.settings())
+        return settings_of(client.admin.settings())
     except KVStoreError:
         return None  # over TCP it tells none, and another release has other ones
 

@@ -41,7 +41,7 @@ def get(target: str, as_json: bool, key: str | None) -> None:
       kvstore config get limits --json
     """
     with connect(target) as client:
-        found = [each for each in client.settings() if _is_meant(each, key)]
+        found = [each for each in client.admin.settings() if _is_meant(each, key)]
     if not found:
         raise ConfigError(f"no setting is called {key}: `kvstore config get` lists them")
     if as_json:
@@ -77,7 +77,7 @@ def set_(target: str, as_json: bool, wait_s: float, assignments: tuple[str, ...]
       kvstore config set server.log_level=debug
     """
     with connect(target) as client:
-        changed, pending = client.configure(assignments, wait_s)
+        changed, pending = client.admin.configure(assignments, wait_s)
     if as_json:
         told = [{"key": key, "before": before, "after": after} for key, before, after in changed]
         click.echo(json.dumps({"changed": told, "pending": pending}))

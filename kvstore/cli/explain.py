@@ -75,8 +75,8 @@ def explain(
         _explain_prompt(target, tokens, namespace, salt, as_json=as_json)
         return
     with connect(target) as client:
-        outcomes = client.outcomes(request_id or "", limit=last or MATCHING_MAX)
-        known = {use.namespace_id: use.namespace for use in client.namespaces()}
+        outcomes = client.admin.outcomes(request_id or "", limit=last or MATCHING_MAX)
+        known = {use.namespace_id: use.namespace for use in client.admin.namespaces()}
         blocks = {each: spec.block_tokens for each, spec in known.items() if spec is not None}
     if request_id and not outcomes:
         raise click.ClickException(
@@ -117,7 +117,7 @@ def _explain_prompt(
         chain = KeyChain(root_key(namespace_id, salt.encode()), spec.block_tokens)
         # As the connector does: one token at least is left to compute.
         keys = chain.update(tokens[:-1])[:KEYS_MAX]
-        found = client.explain(namespace_id, keys)
+        found = client.admin.explain(namespace_id, keys)
     if as_json:
         about = {"namespace": namespace_id.hex(), "tokens": len(tokens), "blocks": len(keys)}
         click.echo(json.dumps(about | asdict(found)))

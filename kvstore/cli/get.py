@@ -69,7 +69,7 @@ def get(
         assert key is not None
         (record,) = client.get(namespace_id, [BlockKey(key)], group=group, shard=shard)
         if record is None:
-            (state,) = client.explain(namespace_id, [BlockKey(key)]).ranges
+            (state,) = client.admin.explain(namespace_id, [BlockKey(key)]).ranges
             why = reason_text(state.reason, state.left_s) if state.reason else "not this part of it"
             raise click.ClickException(f"{key.hex()} is not stored: {why}")
     if output is not None:
@@ -102,13 +102,15 @@ def _stored_under(client: Client, tokens: tuple[int, ...]) -> Namespace:
     """Return the namespace in which `kvstore put` stored something under these tokens."""
     made = [
         (namespace_id, spec)
-        for namespace_id, spec, blocks, *_ in client.namespaces()
+        for namespace_id, spec, blocks, *_ in client.admin.namespaces()
         if blocks and spec and spec.identity == IDENTITY and spec.block_tokens == len(tokens)
     ]
     found = [
         spec
         for namespace_id, spec in made
-        if client.explain(namespace_id, [block_key(root_key(namespace_id), tokens)]).hit_blocks
+        if client.admin.explain(
+            namespace_id, [block_key(root_key(namespace_id), tokens)]
+        ).hit_blocks
     ]
     if not found:
         raise click.ClickException("`kvstore put` stored nothing under these tokens")

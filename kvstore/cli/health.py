@@ -54,7 +54,7 @@ def wrong(about: str, found: str, do: str) -> Finding:
 
 
 def daemon_health(stats: dict[str, Any]) -> list[Finding]:
-    """Judge what `Client.stats` returned."""
+    """Judge what `client.admin.stats` returned."""
     return [
         _file_tier(stats),
         *_devices(stats),

@@ -102,7 +102,7 @@ def end(**named: Any) -> None:
     Example:
       kvstore hint end chat-17
     """
-    _send(lambda client, target: client.end_session(target), **named)
+    _send(lambda client, target: client.hints.end_session(target), **named)
 
 
 @hint.command("expect", short_help="A session will ask again soon.")
@@ -115,7 +115,7 @@ def expect(in_s: float, **named: Any) -> None:
     Example:
       kvstore hint expect chat-17 --in 30
     """
-    _send(lambda client, target: client.expect(target, in_s), **named)
+    _send(lambda client, target: client.hints.expect(target, in_s), **named)
 
 
 @hint.command("prefetch", short_help="Promote blocks to dram.")
@@ -128,7 +128,7 @@ def prefetch(deadline_s: float, **named: Any) -> None:
     Example:
       kvstore hint prefetch --prompt tokens.json --deadline 2
     """
-    _send(lambda client, target: client.prefetch(target, deadline_s=deadline_s), **named)
+    _send(lambda client, target: client.hints.prefetch(target, deadline_s=deadline_s), **named)
 
 
 @hint.command("pin", short_help="Pin blocks in dram for a while.")
@@ -157,7 +157,9 @@ def pin(deadline_s: float, ttl_s: float, bytes_max: str, **named: Any) -> None:
     """
     nbytes = parse_size(bytes_max)
     _send(
-        lambda client, target: client.pin(target, ttl_s, bytes_max=nbytes, deadline_s=deadline_s),
+        lambda client, target: client.hints.pin(
+            target, ttl_s, bytes_max=nbytes, deadline_s=deadline_s
+        ),
         **named,
     )
 
@@ -172,7 +174,7 @@ def demote(deadline_s: float, **named: Any) -> None:
     Example:
       kvstore hint demote chat-17 --json
     """
-    _send(lambda client, target: client.demote(target, deadline_s=deadline_s), **named)
+    _send(lambda client, target: client.hints.demote(target, deadline_s=deadline_s), **named)
 
 
 def _send(

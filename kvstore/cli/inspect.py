@@ -23,7 +23,7 @@ def stats(target: str, as_json: bool) -> None:
       kvstore stats --target /run/kvstore/kvstore.sock --json | jq .dram.used_bytes
     """
     with connect(target) as client:
-        found = client.stats()
+        found = client.admin.stats()
     if as_json:
         click.echo(json.dumps(found))
         return
@@ -49,7 +49,7 @@ def scan(target: str, as_json: bool, namespace: str | None, limit: int) -> None:
       kvstore scan --json | jq -r .key
     """
     with connect(target) as client:
-        items = client.scan(find_namespace_id(client, namespace), limit=limit)
+        items = client.admin.scan(find_namespace_id(client, namespace), limit=limit)
     if not items and not as_json:
         click.echo("no block is stored" + " in this namespace" * bool(namespace), err=True)
     for item in items:
@@ -86,7 +86,7 @@ def _flat(values: dict[Any, Any], prefix: str) -> list[tuple[str, Any]]:
 
 
 def readable(name: str, value: Any) -> str:
-    """Return a number of `Client.stats` as people read it, by what its name says it is."""
+    """Return a number of `client.admin.stats` as people read it, by what its name says it is."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return str(value)
     if "_bytes" in name:

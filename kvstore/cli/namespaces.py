@@ -53,7 +53,7 @@ def namespaces(target: str, as_json: bool) -> None:
       kvstore namespaces --json | jq -r 'select(.blocks > 0) | .namespace'
     """
     with connect(target) as client:
-        found = client.namespaces()
+        found = client.admin.namespaces()
     if not found and not as_json:
         click.echo("no namespace is known yet: start an engine, or see `kvstore put`", err=True)
     for use in found:
@@ -94,7 +94,7 @@ def namespace_id_option(help_text: str) -> str:
 
 def find_namespace(client: Client, start: str | None) -> tuple[NamespaceId, Namespace]:
     """Return the one registered namespace whose id starts so. Raises UsageError that lists them."""
-    known = client.namespaces()
+    known = client.admin.namespaces()
     meant = _meant(known, start or "")
     if start is None and any(use.blocks for use in known):
         meant = [use for use in known if use.blocks]  # an engine that stored nothing is not meant
@@ -120,7 +120,7 @@ def find_namespace_id(client: Client, start: str | None) -> NamespaceId | None:
         return None
     if len(start) == 2 * KEY_NBYTES:
         return NamespaceId(bytes.fromhex(start))
-    known = client.namespaces()
+    known = client.admin.namespaces()
     meant = _meant(known, start)
     if len(meant) == 1:
         return meant[0].namespace_id

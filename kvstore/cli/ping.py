@@ -104,7 +104,7 @@ def _wait_for(target: str, wait_s: float) -> None:
 def _ping(client: Client) -> tuple[float, str]:
     client.connect()
     began = time.perf_counter()
-    version = client.ping()
+    version = client.admin.ping()
     return time.perf_counter() - began, version
 
 

@@ -79,7 +79,7 @@ def selftest(ctx: click.Context, target: str, as_json: bool) -> None:
 def _steps(target: str) -> Iterator[Step]:
     """Yield steps as they are done. Raises Unavailable if no daemon answers."""
     with connect(target) as streams:
-        yield _tried("answers", lambda: f"release {streams.ping()} at {target}", fatal=True)
+        yield _tried("answers", lambda: f"release {streams.admin.ping()} at {target}", fatal=True)
         blocks = _Blocks(streams)
         try:
             yield from _uses(blocks, streams)
@@ -142,30 +142,32 @@ class _Blocks:
         return f"{BLOCKS} blocks, every byte as it was put"
 
     def flush(self) -> str:
-        if not self._client.stats()["file"]["capacity_bytes"]:
+        if not self._client.admin.stats()["file"]["capacity_bytes"]:
             raise _Skipped("no file tier: nothing survives a restart (file.path)")
-        self._client.flush(FLUSH_S)
+        self._client.admin.flush(FLUSH_S)
         durable = sum(item.durable for item in self._stored())
         if durable < BLOCKS:
             raise _Failed(f"{durable} of {BLOCKS} blocks are on disk: see `kvstore status`")
         return f"{BLOCKS} blocks are on disk, and survive a restart"
 
     def from_disk(self) -> str:
-        report = self._client.demote(Prefix.of_tokens(NAMESPACE, self._tokens), deadline_s=FLUSH_S)
+        report = self._client.hints.demote(
+            Prefix.of_tokens(NAMESPACE, self._tokens), deadline_s=FLUSH_S
+        )
         if not report.done_blocks:
             raise _Skipped("the blocks were not demoted, so they were not read from disk")
         self.get(self._client)
         return f"{report.done_blocks} blocks were demoted, then read back from disk unchanged"
 
     def delete(self) -> str:
-        self._client.delete(NAMESPACE.id, self._keys)
+        self._client.admin.delete(NAMESPACE.id, self._keys)
         if left := len(self._stored()):
             raise _Failed(f"{left} blocks remain: kvstore clear --namespace {NAMESPACE.id.hex()}")
         return "nothing remains"
 
     def _stored(self) -> list[Any]:
         mine = set(self._keys)
-        return [item for item in self._client.scan(NAMESPACE.id) if item.key in mine]
+        return [item for item in self._client.admin.scan(NAMESPACE.id) if item.key in mine]
 
 
 def _keys(tokens: list[int]) -> list[BlockKey]:

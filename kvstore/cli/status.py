@@ -36,7 +36,7 @@ def status(ctx: click.Context, target: str, as_json: bool) -> None:
         times = []
         for _ in range(ROUNDS):
             began = time.perf_counter()
-            stats = client.stats()
+            stats = client.admin.stats()
             times.append(time.perf_counter() - began)
     findings = [_answers(stats, sorted(times)[ROUNDS // 2]), *daemon_health(stats), *reach(stats)]
     bad = is_wrong(findings)

@@ -137,20 +137,21 @@ def _journal() -> str:
 
 def _settings(client: Client) -> str:
     lines = [
-        f"{entry.key} = {entry.value}{'  # live' * entry.live}\n" for entry in client.settings()
+        f"{entry.key} = {entry.value}{'  # live' * entry.live}\n"
+        for entry in client.admin.settings()
     ]
     return "# of the running daemon\n" + "".join(lines)
 
 
 def _namespaces(client: Client) -> str:
-    return _json([namespace_json(use) for use in client.namespaces()])
+    return _json([namespace_json(use) for use in client.admin.namespaces()])
 
 
 _QUESTIONS: dict[str, Callable[[Client], str]] = {
-    "stats.json": lambda client: _json(client.stats()),
+    "stats.json": lambda client: _json(client.admin.stats()),
     "settings.toml": _settings,
     "namespaces.json": _namespaces,
-    "log.txt": lambda client: "".join(f"{line}\n" for line in client.log_lines()),
+    "log.txt": lambda client: "".join(f"{line}\n" for line in client.admin.log_lines()),
 }
 
 

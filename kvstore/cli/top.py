@@ -55,11 +55,11 @@ def top(target: str, as_json: bool, interval_s: float, once: bool) -> None:
 
 def _frames(client: Client, interval_s: float, *, once: bool) -> Iterator[dict[str, Any]]:
     """Yield what happened in each interval. While the daemon is away, {"error": ...}."""
-    before, at = client.stats(), time.monotonic()
+    before, at = client.admin.stats(), time.monotonic()
     while True:
         time.sleep(interval_s)
         try:
-            after, now = client.stats(), time.monotonic()
+            after, now = client.admin.stats(), time.monotonic()
         except Unavailable as error:
             if once:
                 raise

@@ -203,7 +203,7 @@ def record(
     limits = _Limits(seconds, requests, parse_size(size_))
     only = None
     with connect(target) as client:
-        client.ping()  # before OUTPUT, which may be an older trace, is opened
+        client.admin.ping()  # before OUTPUT, which may be an older trace, is opened
         if namespace is not None:
             only = find_namespace_id(client, namespace)
     sampled = {"share": sample, "block": sample_block, "namespace_id": only}
@@ -269,7 +269,7 @@ async def _take(
     limits: _Limits,
 ) -> None:
     recorded = Recorded(secrets.token_bytes(32))
-    async for reply in client.record(**sampled):
+    async for reply in client.admin.record(**sampled):
         summary.dropped = reply.dropped
         for row in recorded.rows(reply.lookups):
             file.write(row)

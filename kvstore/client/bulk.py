@@ -5,19 +5,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
+from kvstore.client.admin import Admin
 from kvstore.client.batch import WINDOW_KEYS, Batch
 from kvstore.client.caller import Caller
 from kvstore.client.copying import Copiers, Taken, Wanted
 from kvstore.client.file_reads import are_pages
 from kvstore.client.in_place import InPlace
+from kvstore.client.session import Session
 from kvstore.client.streams import Streams
 from kvstore.model.block import BlockKey, Buffer, Committed, NamespaceId, Part, check_keys
 from kvstore.model.errors import InvalidRequest, KVStoreError, SessionEnded
-
-if TYPE_CHECKING:
-    from kvstore.client.async_client import AsyncClient
 
 logger = logging.getLogger(__name__)
 
@@ -29,11 +28,12 @@ FIRST_PUT_NBYTES = 32 << 20  # on their way to slower tiers while the rest is co
 class Bulk:
     """Moves records for one client."""
 
-    def __init__(self, client: AsyncClient, caller: Caller) -> None:
+    def __init__(self, session: Session, admin: Admin, caller: Caller) -> None:
         self.corrupt_blocks = 0
-        self._client = client
+        self._session = session
+        self._admin = admin
         self._copiers = Copiers()
-        self._in_place = InPlace(client, self._copiers)
+        self._in_place = InPlace(session, self._copiers)
         self._streams = Streams(caller, self._copiers)
 
     def close(self) -> None:
@@ -57,7 +57,7 @@ class Bulk:
             self._batch(namespace_id, keys, part), first_block=first_block, parent=parent
         )
         views = batch.flat(records)
-        await self._client.connect()
+        await self._session.connect()
         committed = existing = refused = 0
         safe = durable
         for where, window in batch.windows(self._window_nbytes, FIRST_PUT_NBYTES):
@@ -100,7 +100,7 @@ class Bulk:
         return [record is not None for record, _ in taken]
 
     async def _taken(self, batch: Batch, wait_s: float, wanted: Wanted) -> list[Taken]:
-        await self._client.connect()
+        await self._session.connect()
         taken = await self._mover.take(batch, self._window_nbytes, wait_s, wanted)
         await self._report(batch, taken)
         return taken
@@ -118,19 +118,19 @@ class Bulk:
 
     @property
     def _mover(self) -> InPlace | Streams:
-        return self._in_place if self._client.local else self._streams
+        return self._in_place if self._session.local else self._streams
 
     @property
     def _window_nbytes(self) -> int:
         """What to move at once; a quarter of a mapped arena at most, half of what it lends."""
-        if not self._client.local:
+        if not self._session.local:
             return STREAM_WINDOW_NBYTES
-        mapped = sum(map(len, self._client.extents().values()))
+        mapped = sum(map(len, self._session.extents().values()))
         return min(LEASED_WINDOW_NBYTES, mapped // 4) if mapped else STREAM_WINDOW_NBYTES
 
     def _batch(self, namespace_id: NamespaceId, keys: Sequence[BlockKey], part: Part) -> Batch:
         check_keys(keys)
-        record_nbytes = self._client.namespace(namespace_id).record_nbytes(part)
+        record_nbytes = self._session.namespace(namespace_id).record_nbytes(part)
         return Batch(namespace_id, keys, part, record_nbytes)
 
     async def _report(self, batch: Batch, taken: Sequence[Taken]) -> None:
@@ -141,6 +141,6 @@ class Bulk:
             some = corrupt[start : start + WINDOW_KEYS]
             logger.error("corrupt_blocks=%d first=%s", len(some), some[0][:4].hex())
             try:
-                await self._client.delete(batch.namespace_id, some, corrupt=True)
+                await self._admin.delete(batch.namespace_id, some, corrupt=True)
             except KVStoreError as error:
                 logger.warning("corrupt_blocks=kept reason=%r", str(error))

@@ -45,6 +45,8 @@ RETIRED_LINK_MIN_S = 1.0  # what is granted now is viewed by then
 RETIRED_POLL_S = 0.1
 RETIRED_MAX = 8
 
+DURABLE_WAIT_S = 30.0  # for a put to be synced to disk, beyond the deadline of the call
+
 NAMESPACES_MAX = 4096  # that a client remembers: an engine that trains makes ever more
 NAMESPACES_TOLD = 8  # to a new daemon at once, the others when it asks for them
 
@@ -63,7 +65,7 @@ class Caller:
         daemon_uid: int | None,
     ) -> None:
         self._namespaces: OrderedDict[NamespaceId, Namespace] = OrderedDict()  # used last: last
-        self._target = target
+        self.target = target
         self._token = token
         self._name = name
         self._timeout_s = timeout_s
@@ -117,7 +119,7 @@ class Caller:
             try:
                 reply = await call(connection.stub, connection.session, deadline_s)
             except grpc.aio.AioRpcError as error:
-                failure = error_of(error, self._target)
+                failure = error_of(error, self.target)
                 self._judge(connection, error)
                 again = False
                 if isinstance(failure, SessionEnded):
@@ -146,7 +148,7 @@ class Caller:
             if self._refused:
                 raise Unauthorized(self._refused)
             raise Unavailable(
-                f"no kvstore daemon answers at {self._target}",
+                f"no kvstore daemon answers at {self.target}",
                 retry_after_s=self._breaker.retry_after_s,
             )
         if self._connection is not None:
@@ -183,7 +185,7 @@ class Caller:
             await self._register(connection, namespace_id)
         except grpc.aio.AioRpcError as error:
             self._judge(connection, error)
-            raise error_of(error, self._target) from error
+            raise error_of(error, self.target) from error
         return True
 
     async def _register(self, connection: Connection, namespace_id: NamespaceId) -> None:
@@ -195,7 +197,7 @@ class Caller:
         """Raise InvalidRequest for a client that could not touch what it leases."""
         if not self._token:
             raise InvalidRequest(
-                f"leases need the daemon's arena, which {self._target} does not give: connect to "
+                f"leases need the daemon's arena, which {self.target} does not give: connect to "
                 "its unix socket, or use put and get"
             )
 
@@ -230,7 +232,7 @@ class Caller:
         """The daemon is gone: refuse calls from now on and look for it in the background."""
         if self._connection is not connection or self._closed:
             return
-        logger.warning("client=disconnected target=%s", self._target)
+        logger.warning("client=disconnected target=%s", self.target)
         self._connection = None
         self._retire(connection)
         self._breaker.trip()
@@ -304,7 +306,7 @@ class Caller:
         """Connect, and tell a daemon that may be new what the old one knew."""
         try:
             connection = await Connection.open(
-                self._target,
+                self.target,
                 token=self._token,
                 name=self._name,
                 timeout_s=self._connect_timeout_s,
@@ -323,13 +325,13 @@ class Caller:
                 await self._register(connection, namespace_id)
         except grpc.aio.AioRpcError as error:
             await connection.close()
-            raise error_of(error, self._target) from error
+            raise error_of(error, self.target) from error
         except BaseException:
             await connection.close()
             raise
         self._connection = connection
         self._breaker.success()
-        logger.info("client=connected target=%s instance=%s", self._target, connection.instance)
+        logger.info("client=connected target=%s instance=%s", self.target, connection.instance)
         return connection
 
     def _retire(self, connection: Connection) -> None:

@@ -12,16 +12,14 @@ import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kvstore.client.batch import Batch
 from kvstore.client.copying import Copiers, Taken, Wanted, fill, take
 from kvstore.client.file_reads import FileRead, FileReads
+from kvstore.client.session import Session
 from kvstore.model.block import Committed, Grant
 from kvstore.system.threads import ended
-
-if TYPE_CHECKING:
-    from kvstore.client.async_client import AsyncClient
 
 PIECE_NBYTES = 16 << 20  # of what has to come up first
 FILE_PIECE_NBYTES = 64 << 20  # of what may be read in files: fewer calls, and threads for all of it
@@ -31,8 +29,8 @@ PIECES_IN_FLIGHT = 4
 class InPlace:
     """Moves records for a client that maps the arena."""
 
-    def __init__(self, client: AsyncClient, copiers: Copiers) -> None:
-        self._client = client
+    def __init__(self, session: Session, copiers: Copiers) -> None:
+        self._session = session
         self._copiers = copiers
         self._files = FileReads()
 
@@ -42,7 +40,7 @@ class InPlace:
     async def put(
         self, batch: Batch, records: Sequence[memoryview], durable: bool, wait_s: float
     ) -> Committed:
-        grant = await self._client.reserve(
+        grant = await self._session.reserve(
             batch.namespace_id,
             batch.keys,
             first_block=batch.first_block,
@@ -51,12 +49,12 @@ class InPlace:
             wait_s=wait_s,
         )
         try:
-            targets = [self._client.view(slot) if slot else None for slot in grant.slots]
+            targets = [self._session.view(slot) if slot else None for slot in grant.slots]
             checksums = await self._copiers.map(fill, records, targets)
         except BaseException:
-            await self._client.release(grant.lease_id)
+            await self._session.release(grant.lease_id)
             raise
-        return await self._client.commit(grant.lease_id, checksums, durable=durable)
+        return await self._session.commit(grant.lease_id, checksums, durable=durable)
 
     async def take(
         self, batch: Batch, window_nbytes: int, wait_s: float, wanted: Wanted
@@ -83,7 +81,7 @@ class InPlace:
         return taken
 
     async def _is_up(self, batch: Batch) -> bool:
-        match = await self._client.match(batch.namespace_id, batch.keys)
+        match = await self._session.match(batch.namespace_id, batch.keys)
         return match.resident_blocks == len(batch.keys)
 
     async def _take_pieces(
@@ -122,7 +120,7 @@ class InPlace:
     ) -> list[Taken]:
         """If the lease had ended, the slots may have been somebody else's meanwhile: nothing of
         what was read counts."""
-        grant = await self._client.acquire(
+        grant = await self._session.acquire(
             batch.namespace_id,
             batch.keys,
             wait_s=max(0.0, deadline - time.monotonic()),
@@ -135,13 +133,13 @@ class InPlace:
             if grant.places:
                 await self._take_files(grant, deadline, wanted, taken)
         finally:
-            (held,) = await self._client.release(grant.lease_id)
+            (held,) = await self._session.release(grant.lease_id)
         return taken if held else [(None, False)] * len(batch.keys)
 
     async def _take_slots(self, grant: Grant, wanted: Wanted) -> list[Taken]:
         if not any(grant.slots):
             return [(None, False)] * len(grant.slots)
-        views = [self._client.view(slot) if slot else None for slot in grant.slots]
+        views = [self._session.view(slot) if slot else None for slot in grant.slots]
         work = partial(take, verify=wanted.verify)
         return await self._copiers.map(work, views, grant.checksums, wanted.targets)
 

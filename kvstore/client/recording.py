@@ -1,4 +1,4 @@
-"""What is asked of a daemon, as it comes."""
+"""The requests that a daemon receives, as a stream."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvstore.rpc.v1 import kvstore_pb2 as pb
 
 
 async def record(
-    caller: Caller, target: str, *, share: float, block: int, namespace_id: NamespaceId | None
+    caller: Caller, *, share: float, block: int, namespace_id: NamespaceId | None
 ) -> AsyncIterator[pb.RecordReply]:
     """Yield batches until the daemon ends. Raises Unavailable if it is lost."""
     request = pb.RecordRequest(share=share, block=block, namespace_id=namespace_id or b"")
@@ -22,6 +22,6 @@ async def record(
         async for reply in call:
             yield reply
     except grpc.aio.AioRpcError as error:
-        raise error_of(error, target) from error
+        raise error_of(error, caller.target) from error
     finally:
         call.cancel()

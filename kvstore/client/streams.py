@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from kvstore.client.batch import Batch
-from kvstore.client.caller import Caller
+from kvstore.client.caller import DURABLE_WAIT_S, Caller
 from kvstore.client.copying import Copiers, Taken, Wanted, take
 from kvstore.model.block import Committed
 from kvstore.model.checksum import checksum
@@ -18,8 +18,6 @@ from kvstore.transport.messages import committed_of
 
 if TYPE_CHECKING:
     from kvstore.rpc.v1.kvstore_pb2_grpc import KVStoreAsyncStub
-
-DURABLE_WAIT_S = 30.0
 
 
 class Streams:

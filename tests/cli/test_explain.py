@@ -41,7 +41,7 @@ def stored() -> Iterator[Stored]:
             namespace_id = client.register(sample_namespace("explained"))
             keys = KeyChain(root_key(namespace_id), BLOCK_TOKENS).update(TOKENS)
             client.put(namespace_id, keys[:20], sample_records(keys[:20]), durable=True)
-            client.delete(namespace_id, keys[8:9])
+            client.admin.delete(namespace_id, keys[8:9])
             for name in ("cmpl-one", "cmpl-two-0123"):
                 grant = client.acquire(namespace_id, keys, request_id=name)
                 client.release(grant.lease_id)
@@ -224,7 +224,7 @@ def test_a_namespace_that_is_not_clear_is_asked_for() -> None:
             done = kvstore("get", "00" * 32, *at)
             assert done.exit_code == 2
             assert "say --namespace" in done.output
-            client.clear(namespace_id)
+            client.admin.clear(namespace_id)
         assert kvstore("get", "00" * 32, "--json", *at).exit_code == 0, "the only one with blocks"
         daemon.stop()
         daemon.start()

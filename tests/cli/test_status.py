@@ -87,7 +87,7 @@ def test_wrong_bytes_make_the_status_bad() -> None:
             namespace_id = client.register(sample_namespace())
             client.put(namespace_id, KEYS, sample_records(KEYS))
             damage_resident(client, namespace_id, KEYS[:1])
-            client.delete(namespace_id, KEYS[:1], corrupt=True)
+            client.admin.delete(namespace_id, KEYS[:1], corrupt=True)
         done = kvstore("status", "--target", daemon.target)
         assert done.exit_code == 1
         assert "did not match: 1 by reader" in done.output

@@ -83,7 +83,7 @@ def test_it_works_without_a_daemon_and_says_what_is_missing(tmp_path: Path) -> N
 
 def test_over_tcp_neither_settings_nor_log_are_told(tmp_path: Path) -> None:
     with Daemon(tcp=True) as daemon, Client(daemon.start().address) as client:
-        for ask in (client.settings, client.log_lines):
+        for ask in (client.admin.settings, client.admin.log_lines):
             with pytest.raises(Unauthorized, match="unix socket"):
                 ask()
 

@@ -94,7 +94,7 @@ def output_of(path: Path) -> Path:
 def recording(daemon: Daemon, path: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
     """Run `kvstore trace record` until the context ends, then as Ctrl-C does."""
     with Client(daemon.target) as client:
-        before = client.stats()["totals"].get("recorded_requests", 0)
+        before = client.admin.stats()["totals"].get("recorded_requests", 0)
     command = daemon.command("trace", "record", str(path), "--target", daemon.target, "--json")
     with output_of(path).open("wb") as output:
         process = subprocess.Popen([*command, *options], stdout=output, env=os.environ)
@@ -104,7 +104,7 @@ def recording(daemon: Daemon, path: Path, *options: str) -> Iterator[subprocess.
             namespace = client.register(sample_namespace())
             # A recording has begun when it takes a lookup of ours.
             deadline = time.monotonic() + WAIT_S
-            while client.stats()["totals"].get("recorded_requests", 0) == before:
+            while client.admin.stats()["totals"].get("recorded_requests", 0) == before:
                 assert time.monotonic() < deadline
                 assert process.poll() is None
                 client.release(client.acquire(namespace, sample_keys("begun", 1)).lease_id)

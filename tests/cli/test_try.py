@@ -189,7 +189,7 @@ def stored(daemon: Daemon) -> int:
     with Client(daemon.target) as client:
         namespace_id, keys = client.register(sample_namespace("all")), sample_keys("all", 3)
         client.put(namespace_id, keys, sample_records(keys))
-        return int(client.stats()["blocks"])
+        return int(client.admin.stats()["blocks"])
 
 
 def test_clear_all_refuses_where_nobody_can_be_asked() -> None:
@@ -221,4 +221,4 @@ def test_clear_all_asks_on_a_terminal(answer: str, left: int) -> None:
                 os.close(mine)
         assert b"Delete all 3 blocks of" in asked
         with Client(daemon.target) as client:
-            assert client.stats()["blocks"] == left
+            assert client.admin.stats()["blocks"] == left

@@ -24,13 +24,13 @@ def client() -> Iterator[Client]:
     with Daemon() as daemon, Client(daemon.start().target) as client:
         client.register(SPACE)
         client.put(SPACE.id, KEYS, RECORDS, durable=True)
-        assert client.demote(Prefix(SPACE.id, KEYS)).done_blocks == len(KEYS)
+        assert client.hints.demote(Prefix(SPACE.id, KEYS)).done_blocks == len(KEYS)
         yield client
 
 
 def test_one_alone_is_what_was_put(client: Client) -> None:
     assert client.get(SPACE.id, KEYS[1:2]) == RECORDS[1:2]
-    assert client.stats()["dram"]["blocks"] == 1
+    assert client.admin.stats()["dram"]["blocks"] == 1
     assert client.get(SPACE.id, KEYS) == RECORDS
 
 

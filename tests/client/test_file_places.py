@@ -52,7 +52,7 @@ def check(grant: Grant) -> None:
 
 
 def leased_bytes(client: Client) -> int:
-    return int(client.stats()["file"]["leased_bytes"])
+    return int(client.admin.stats()["file"]["leased_bytes"])
 
 
 def test_records_are_read_beside_the_daemon(daemon: Daemon) -> None:
@@ -63,7 +63,7 @@ def test_records_are_read_beside_the_daemon(daemon: Daemon) -> None:
         assert leased_bytes(client) > 0
         assert client.release(grant.lease_id) == [True]
         assert leased_bytes(client) == 0
-        assert client.stats()["dram"]["blocks"] == 0
+        assert client.admin.stats()["dram"]["blocks"] == 0
 
     async def again() -> None:
         client = AsyncClient(daemon.target)

@@ -51,7 +51,7 @@ class Targets:
 
 
 def in_arena(client: Client) -> int:
-    return int(client.stats()["dram"]["blocks"])
+    return int(client.admin.stats()["dram"]["blocks"])
 
 
 def test_what_files_hold_does_not_come_up(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,7 +61,7 @@ def test_what_files_hold_does_not_come_up(daemon: Daemon, monkeypatch: pytest.Mo
         assert targets.get(client) == [True] * len(KEYS)
         assert targets.are(RECORDS)
         assert in_arena(client) == 0
-        assert client.stats()["file"]["leased_bytes"] == 0
+        assert client.admin.stats()["file"]["leased_bytes"] == 0
         targets.rows[:] = 0
         assert targets.get(client, verify=False) == [True] * len(KEYS)
         assert targets.are(RECORDS)
@@ -78,7 +78,7 @@ def test_arena_files_and_nothing_go_together(
     with Client(daemon.target) as client:
         client.register(SPACE)
         client.put(SPACE.id, keys[:30], records[:30], durable=True)
-        assert client.demote(Prefix(SPACE.id, keys[:30])).done_blocks == 30
+        assert client.hints.demote(Prefix(SPACE.id, keys[:30])).done_blocks == 30
         client.put(SPACE.id, keys[30:38], records[30:38], parent=keys[29], first_block=30)
         assert targets.get(client) == [True] * 38 + [False] * 3
         assert targets.are([*records[:38], *[bytes(NBYTES)] * 3])
@@ -112,7 +112,7 @@ def test_files_that_cannot_be_opened_are_no_loss(
         assert in_arena(client) == len(KEYS)
         assert tried
         tried.clear()
-        assert client.demote(Prefix(SPACE.id, KEYS)).done_blocks == len(KEYS)
+        assert client.hints.demote(Prefix(SPACE.id, KEYS)).done_blocks == len(KEYS)
         assert targets.get(client) == [True] * len(KEYS)
         assert in_arena(client) == len(KEYS)
     assert not tried
@@ -265,7 +265,7 @@ def test_a_get_over_a_hanging_disk_ends_and_holds_nothing(
         try:
             with pytest.raises(Unavailable, match="hang"):
                 targets.get(client, wait_s=0.1)
-            until(lambda: client.stats()["file"]["leased_bytes"] == 0)
+            until(lambda: client.admin.stats()["file"]["leased_bytes"] == 0)
             assert targets.get(client) == [True] * len(KEYS)  # by the arena
             assert in_arena(client) == len(KEYS)
         finally:
@@ -299,7 +299,7 @@ def test_the_asyncio_client_has_it_too(daemon: Daemon) -> None:
             found = await client.get_into(SPACE.id, KEYS, list(rows), from_files=True)
             assert found == [True] * len(KEYS)
             assert rows.tobytes() == b"".join(RECORDS)
-            assert (await client.stats())["dram"]["blocks"] == 0
+            assert (await client.admin.stats())["dram"]["blocks"] == 0
         finally:
             await client.close()
 

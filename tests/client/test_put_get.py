@@ -155,10 +155,10 @@ def test_deleted_and_cleared_blocks_are_gone(
     keys = sample_keys(request.node.name, 6)
     records = sample_records(keys)
     client.put(namespace_id, keys, records)
-    assert client.delete(namespace_id, keys[4:]) == 2
+    assert client.admin.delete(namespace_id, keys[4:]) == 2
     assert client.get(namespace_id, keys) == [*records[:4], None, None]
-    assert [item.key for item in client.scan(namespace_id)] == sorted(keys[:4])
-    assert client.clear(namespace_id) == 4
+    assert [item.key for item in client.admin.scan(namespace_id)] == sorted(keys[:4])
+    assert client.admin.clear(namespace_id) == 4
     assert client.get(namespace_id, keys) == [None] * 6
 
 
@@ -166,8 +166,8 @@ def test_scan_pages_through_everything(client: Client, request: pytest.FixtureRe
     namespace_id = client.register(sample_namespace(f"scan {request.node.name}", 64))
     keys = sample_keys(request.node.name, 2100)
     client.put(namespace_id, keys, sample_records(keys, 64))
-    assert [item.key for item in client.scan(namespace_id)] == sorted(keys)
-    assert [item.key for item in client.scan(namespace_id, limit=1500)] == sorted(keys)[:1500]
+    assert [item.key for item in client.admin.scan(namespace_id)] == sorted(keys)
+    assert [item.key for item in client.admin.scan(namespace_id, limit=1500)] == sorted(keys)[:1500]
 
 
 def test_bytes_that_changed_in_the_arena_are_a_miss_and_dropped(daemon: Daemon) -> None:
@@ -282,10 +282,10 @@ def test_a_second_release_is_false_and_harmless(daemon: Daemon) -> None:
 def test_a_record_of_the_wrong_size_is_refused(client: Client, nbytes: int) -> None:
     namespace_id = client.register(sample_namespace())
     keys = sample_keys("size", 2)
-    before = client.stats()["blocks"]
+    before = client.admin.stats()["blocks"]
     with pytest.raises(InvalidRequest, match=str(RECORD_NBYTES)):
         client.put(namespace_id, keys, [bytes(RECORD_NBYTES), bytes(nbytes)])
-    assert client.stats()["blocks"] == before
+    assert client.admin.stats()["blocks"] == before
 
 
 def test_bad_arguments_are_refused_before_anything_is_sent(client: Client) -> None:
@@ -295,7 +295,7 @@ def test_bad_arguments_are_refused_before_anything_is_sent(client: Client) -> No
     records = sample_records(keys)
     short = BlockKey(b"short")
     strided = memoryview(np.zeros(2 * RECORD_NBYTES, np.uint8))[::2]
-    before = client.stats()
+    before = client.admin.stats()
     with pytest.raises(InvalidRequest, match="32 bytes"):
         client.get(namespace_id, [keys[0], short])
     with pytest.raises(InvalidRequest, match="32 bytes"):
@@ -310,8 +310,8 @@ def test_bad_arguments_are_refused_before_anything_is_sent(client: Client) -> No
         client.get(sample_namespace("never registered").id, keys)
     with pytest.raises(InvalidRequest, match="8193 keys"):
         client.match(namespace_id, [keys[0]] * 8193)
-    assert client.stats()["blocks"] == before["blocks"]
-    assert client.stats()["leases"] == before["leases"] == 0
+    assert client.admin.stats()["blocks"] == before["blocks"]
+    assert client.admin.stats()["leases"] == before["leases"] == 0
 
 
 def test_a_client_without_the_arena_cannot_lease(daemon: Daemon) -> None:
@@ -345,7 +345,7 @@ def test_a_closed_client_refuses_calls(daemon: Daemon) -> None:
     client.close()
     client.close()
     with pytest.raises(InvalidRequest, match="closed"):
-        client.stats()
+        client.admin.stats()
 
 
 def test_what_has_to_come_up_first_comes_in_pieces(
@@ -359,7 +359,7 @@ def test_what_has_to_come_up_first_comes_in_pieces(
     with Client(daemon.target) as client:
         namespace_id = client.register(sample_namespace())
         client.put(namespace_id, cold, records[:30], durable=True)
-        assert client.demote(Prefix(namespace_id, cold)).done_blocks == 30
+        assert client.hints.demote(Prefix(namespace_id, cold)).done_blocks == 30
         client.put(namespace_id, warm, records[30:38], parent=cold[-1], first_block=30)
         assert client.match(namespace_id, cold).resident_blocks == 0
         targets = np.zeros((len(keys), RECORD_NBYTES), np.uint8)
@@ -367,8 +367,8 @@ def test_what_has_to_come_up_first_comes_in_pieces(
         assert found == [True] * 38 + [False] * len(unknown)
         assert targets[:38].tobytes() == b"".join(records[:38])
         assert not targets[38:].any()
-        assert client.stats()["leases"] == 0
-        client.demote(Prefix(namespace_id, keys[:38]))
+        assert client.admin.stats()["leases"] == 0
+        client.hints.demote(Prefix(namespace_id, keys[:38]))
         assert client.get(namespace_id, keys, wait_s=10.0) == [*records[:38], None, None, None]
 
 
@@ -389,12 +389,12 @@ def test_a_piece_that_fails_ends_the_others(
     with Client(daemon.target) as client:
         namespace_id = client.register(sample_namespace())
         client.put(namespace_id, keys, sample_records(keys), durable=True)
-        client.demote(Prefix(namespace_id, keys))
+        client.hints.demote(Prefix(namespace_id, keys))
         monkeypatch.setattr(AsyncClient, "acquire", fail_later)
         with pytest.raises(Unavailable, match="as if"):
             client.get(namespace_id, keys, wait_s=10.0)
         monkeypatch.undo()
-        until(lambda: client.stats()["leases"] == 0)
+        until(lambda: client.admin.stats()["leases"] == 0)
         assert client.get(namespace_id, keys, wait_s=10.0) == sample_records(keys)
 
 

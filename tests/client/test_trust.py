@@ -67,14 +67,14 @@ def test_a_socket_of_another_user_is_not_believed_unless_one_says_so(own: Daemon
         with Client(own.target, arena=arena) as client:
             for _ in range(2):  # the second time, the first one's refusal still says why
                 with pytest.raises(Unauthorized, match=f"nobody.*--daemon-uid {NOBODY}"):
-                    client.stats()
+                    client.admin.stats()
         with Client(own.target, arena=arena, daemon_uid=NOBODY) as client:
-            assert client.stats()["sessions"] == arena
+            assert client.admin.stats()["sessions"] == arena
         with (
             Client(own.target, arena=arena, daemon_uid=4711) as client,
             pytest.raises(Unauthorized),
         ):
-            client.stats()
+            client.admin.stats()
 
 
 @root_only

@@ -165,9 +165,9 @@ def test_vllm_in_ten_lines(tmp_path: Path) -> None:
             engine.wait_healthy()
             first = engine.ask(PROMPT, ANSWER_TOKENS)
             with Client(daemon.target, arena=False) as client:
-                until(lambda: client.stats()["blocks"], timeout_s=30)
+                until(lambda: client.admin.stats()["blocks"], timeout_s=30)
                 engine.forget_prefixes()
                 assert engine.ask(PROMPT, ANSWER_TOKENS).tokens == first.tokens
-                assert sum(client.stats()["totals"]["hit_blocks"].values()) > 0
+                assert sum(client.admin.stats()["totals"]["hit_blocks"].values()) > 0
         finally:
             engine.child.stop()

@@ -170,7 +170,7 @@ def deleted_stays_deleted(scene: Scene) -> None:
         gone |= deleter.gone
         scene.daemon.start(f"dram.capacity={draw.choice([2, 8, 64])}MiB", "dram.extent=2MiB")
         with Client(scene.daemon.target) as client:
-            back = {bytes(item.key) for item in client.scan()} & gone
+            back = {bytes(item.key) for item in client.admin.scan()} & gone
         scene.expect(not back, f"{len(back)} deleted blocks came back")
     scene.details["deleted"] = len(gone)
     scene.expect(gone, "nothing was deleted")
@@ -202,13 +202,13 @@ class _Deleter(threading.Thread):
         if step > 2:  # of what may have left the arena: it is being promoted while it is deleted
             old = sample_keys(f"{self._number} {step - 2}", 12)
             read = self._client.submit(lambda remote: remote.get(NAMESPACE.id, old, wait_s=1.0))
-            self._client.delete(NAMESPACE.id, old[6:])
+            self._client.admin.delete(NAMESPACE.id, old[6:])
             self.gone.update(old[6:])
             read.result(10)
-        self._client.delete(NAMESPACE.id, keys[:2])  # of what is being written behind
+        self._client.admin.delete(NAMESPACE.id, keys[:2])  # of what is being written behind
         self.gone.update(keys[:2])
         if step % 9 == 0:
-            self._client.clear(NAMESPACE.id)
+            self._client.admin.clear(NAMESPACE.id)
             for earlier in range(1, step + 1):
                 self.gone.update(sample_keys(f"{self._number} {earlier}", 12))
 

@@ -166,5 +166,5 @@ def _churn(scene: Scene, engine: EngineProcess) -> list[str]:
 def _watch(scene: Scene, over: threading.Event, most: list[int]) -> None:
     with Client(scene.daemon.target, arena=False, timeout_s=10.0) as client:
         while not over.is_set():
-            most[0] = max(most[0], client.stats()["dram"]["leased_bytes"])
+            most[0] = max(most[0], client.admin.stats()["dram"]["leased_bytes"])
             time.sleep(0.01)

@@ -100,7 +100,9 @@ class Engine:
 
     def delete(self, prefix: str, blocks: int) -> dict[str, Any]:
         self._register()
-        return {"deleted": self._client.delete(self._namespace.id, sample_keys(prefix, blocks))}
+        return {
+            "deleted": self._client.admin.delete(self._namespace.id, sample_keys(prefix, blocks))
+        }
 
     def extents(self) -> dict[str, Any]:
         return {"extents": sorted(self._client.extents())}

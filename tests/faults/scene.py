@@ -146,7 +146,7 @@ class Scene:
 
     def stats(self) -> dict[str, Any]:
         with Client(self.daemon.target, arena=False, timeout_s=5.0) as client:
-            return client.stats()
+            return client.admin.stats()
 
     def held(self) -> dict[str, int]:
         """Return what leases, reservations and limbo keep now."""

@@ -40,16 +40,16 @@ def test_a_daemon_starts_without_one_of_its_disks_and_lets_it_in_when_it_is_back
             assert not disks[1].exists()
             gone = found.index(False)
             with pytest.raises(Unavailable, match=f"^{disks[1]} is out of use"):
-                client.delete(namespace_id, CHAINS[gone])
+                client.admin.delete(namespace_id, CHAINS[gone])
             told = kvstore("status", "--json", "--target", daemon.target)
             assert told.exit_code == 1
             states = [each["state"] for each in json.loads(told.output)["file"]["devices"]]
             assert states == ["ok", "missing"]
             (daemon.directory / "unplugged").rename(disks[1])
-            until(lambda: client.stats()["file"]["devices"][1]["state"] == "ok", 30)
+            until(lambda: client.admin.stats()["file"]["devices"][1]["state"] == "ok", 30)
             expected = [number != gone for number in range(len(CHAINS))]
             assert hits(client) == expected
-            client.delete(namespace_id, CHAINS[gone])
+            client.admin.delete(namespace_id, CHAINS[gone])
             for keys in (keys for number, keys in enumerate(CHAINS) if number != gone):
                 assert client.get(namespace_id, keys) == sample_records(keys)
         assert daemon.stop() == 0

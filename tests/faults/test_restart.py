@@ -52,7 +52,7 @@ def test_a_call_that_runs_at_sigterm_is_answered(own: Daemon) -> None:
     with Client(own.target) as client:
         namespace_id = client.register(whole)
         spans = [Span(Part(0, 0), 0, 2)]
-        until(lambda: client.stats()["dram"]["capacity_bytes"] == 64 << 20)
+        until(lambda: client.admin.stats()["dram"]["capacity_bytes"] == 64 << 20)
         until(lambda: len(client.extents()) == 2)
         held = client.reserve(namespace_id, keys[:2], first_block=0, parent=None, spans=spans)
         assert held.refused == 0
@@ -66,7 +66,7 @@ def test_a_call_that_runs_at_sigterm_is_answered(own: Daemon) -> None:
                 wait_s=1.0,
             )
         )
-        until(lambda: client.stats()["leases"] == 1)
+        until(lambda: client.admin.stats()["leases"] == 1)
         os.kill(own.pid, signal.SIGTERM)
         until(lambda: "node=draining" in own.output())
         assert waiting.result(5).refused == 1
@@ -198,7 +198,7 @@ def test_a_full_disk_costs_durability_and_nothing_else() -> None:
             done = client.put(namespace_id, KEYS, RECORDS, durable=True)
             assert (done.committed, done.durable) == (20, False)
             assert client.get(namespace_id, KEYS) == RECORDS
-            file = client.stats()["file"]
+            file = client.admin.stats()["file"]
             assert file["failed_writes"] > 0
             assert file["state"] == "failing"
         assert daemon.stop() == 0
@@ -233,13 +233,13 @@ def test_an_expired_lease_counts_as_not_held() -> None:
             client.put(namespace_id, KEYS, RECORDS)
             lease = client.acquire(namespace_id, KEYS)
             assert lease.deadline_s == 1.0
-            until(lambda: client.stats()["dram"]["limbo_bytes"])
+            until(lambda: client.admin.stats()["dram"]["limbo_bytes"])
             assert client.release(lease.lease_id) == [False]
-            assert client.stats()["dram"]["limbo_bytes"] == 0
+            assert client.admin.stats()["dram"]["limbo_bytes"] == 0
             spans = [Span(Part(0, 0), 0, 2)]
             late = client.reserve(
                 namespace_id, sample_keys("late", 2), first_block=0, parent=None, spans=spans
             )
-            until(lambda: client.stats()["dram"]["limbo_bytes"])
+            until(lambda: client.admin.stats()["dram"]["limbo_bytes"])
             with pytest.raises(InvalidRequest, match="expired"):
                 client.commit(late.lease_id, [0, 0])

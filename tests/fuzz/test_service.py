@@ -122,7 +122,7 @@ def test_one_key_in_two_namespaces_does_not_mix_them(daemon: Daemon) -> None:
         assert (done.committed, done.existing) == (0, 4)
         assert client.get(second, keys) == [None] * 4
         assert client.get(first, keys) == sample_records(keys)
-        assert client.flush()
+        assert client.admin.flush()
 
 
 def test_blocks_beyond_the_index_and_zero_keys_harm_nobody(daemon: Daemon) -> None:
@@ -136,8 +136,8 @@ def test_blocks_beyond_the_index_and_zero_keys_harm_nobody(daemon: Daemon) -> No
         client.put(namespace_id, zero, records[:1])  # type: ignore[list-item]
         client.put(namespace_id, keys, records, first_block=1, parent=zero[0])  # type: ignore[arg-type]
         client.put(namespace_id, keys[:1], records[:1], parent=keys[0])
-        assert client.flush()
-        assert len(client.scan(namespace_id)) >= 3
+        assert client.admin.flush()
+        assert len(client.admin.scan(namespace_id)) >= 3
 
 
 def test_hostile_datagrams_and_descriptors(daemon: Daemon) -> None:

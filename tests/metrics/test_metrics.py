@@ -74,7 +74,7 @@ def test_bytes_and_hits_are_told_by_model(daemon: Daemon) -> None:
             client.release(client.acquire(ns, keys).lease_id)
         until(lambda: scrape(daemon).get("kvstore_model_blocks other vendor") == 2)
         seen = scrape(daemon)
-        client.clear()
+        client.admin.clear()
         until(lambda: scrape(daemon)["kvstore_model_bytes google/gemma dram"] == 0)
     assert seen["kvstore_model_blocks google/gemma"] == 4
     assert seen["kvstore_model_bytes google/gemma dram"] == 4 * PADDED
@@ -111,10 +111,10 @@ def test_what_leaves_is_counted_by_tier_and_reason(daemon: Daemon) -> None:
     with Client(daemon.target) as client:
         ns = client.register(sample_namespace())
         client.put(ns, keys, sample_records(keys), durable=True)
-        client.delete(ns, keys[:2])
+        client.admin.delete(ns, keys[:2])
         damage_resident(client, ns, keys[2:3])
-        assert client.delete(ns, keys[2:4], corrupt=True) == 1
-        client.clear(ns)
+        assert client.admin.delete(ns, keys[2:4], corrupt=True) == 1
+        client.admin.clear(ns)
         until(lambda: "kvstore_evicted_blocks_total cleared dram" in scrape(daemon))
         seen = scrape(daemon)
     for tier, cleared in (("dram", 3), ("file", 4)):

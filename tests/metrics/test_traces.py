@@ -82,5 +82,5 @@ def test_a_collector_that_is_away_costs_nothing_but_its_spans() -> None:
     with Daemon("server.traces_endpoint=http://127.0.0.1:1/v1/traces") as daemon:
         daemon.start()
         with Client(daemon.target) as client:
-            assert client.stats()["blocks"] == 0
+            assert client.admin.stats()["blocks"] == 0
         assert daemon.stop() == 0

@@ -46,7 +46,7 @@ def test_a_second_daemon_is_refused_and_the_first_serves_on(
     assert "Traceback" not in second.output()
     for target in (daemon.target, daemon.address):
         with Client(target) as client:
-            client.stats()
+            client.admin.stats()
 
 
 def test_a_directory_that_cannot_be_written_is_refused(second: Daemon) -> None:
@@ -103,7 +103,7 @@ def test_health_is_served_for_probes(daemon: Daemon) -> None:
 
 def test_metrics_are_served_over_http(daemon: Daemon) -> None:
     with Client(daemon.target) as client:
-        client.stats()
+        client.admin.stats()
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(f"http://127.0.0.1:{daemon.metrics_port}/metrics", timeout=5) as reply:
         text = reply.read().decode()
@@ -125,4 +125,4 @@ def test_every_address_but_the_socket_can_be_off() -> None:
         daemon.start()
         assert (daemon.port, daemon.metrics_port) == (0, 0)
         with Client(daemon.target) as client:
-            client.stats()
+            client.admin.stats()

@@ -94,7 +94,7 @@ def test_a_session_is_joined_by_its_token_alone(daemon: Daemon) -> None:
             assert refused.error == "SessionEnded"
             for session in (0, -1, (1 << 64) - 1):
                 refusal(daemon, Hello(RPC_VERSION, session, token))
-        assert client.stats()["clients"][-1]["processes"] == 1
+        assert client.admin.stats()["clients"][-1]["processes"] == 1
         keys = sample_keys("token", 2)
         client.put(client.register(sample_namespace()), keys, sample_records(keys))
 
@@ -188,7 +188,7 @@ def test_the_death_of_one_member_ends_the_session_of_all(daemon: Daemon) -> None
             other.kill()
             other.wait()
         # Its slots are kept, as the living members may still be copying; but it does not count.
-        until(lambda: scheduler.stats()["dram"]["limbo_bytes"])
+        until(lambda: scheduler.admin.stats()["dram"]["limbo_bytes"])
         assert scheduler.release(lease.lease_id) == [False]
         # All go on in a new session, also members that only view and release.
         until(lambda: scheduler.release(_lease(scheduler, namespace_id, keys)) == [True])

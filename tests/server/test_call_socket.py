@@ -89,9 +89,9 @@ def test_a_call_that_nobody_waits_for_any_more_ends_at_the_daemon(daemon: Daemon
                 wait_s=20.0,
             )
         )
-        until(lambda: client.stats()["queues"]["room"] == 1)
+        until(lambda: client.admin.stats()["queues"]["room"] == 1)
         waiting.cancel()
-        until(lambda: client.stats()["queues"]["room"] == 0)
+        until(lambda: client.admin.stats()["queues"]["room"] == 0)
         client.release(held.lease_id)
 
 
@@ -197,13 +197,13 @@ def test_calls_beyond_the_bound_are_refused_and_the_others_answered(daemon: Daem
             )
 
         waiting = [client.submit(wait) for _ in range(CALLS_MAX)]
-        until(lambda: client.stats()["queues"]["room"] == CALLS_MAX)
+        until(lambda: client.admin.stats()["queues"]["room"] == CALLS_MAX)
         with pytest.raises(Unavailable, match="being answered"):
             client.submit(wait).result(10)
         assert client.match(namespace_id, keys[:3]).hit_blocks == 0  # what waits for nothing
         for call in waiting:
             call.cancel()
-        until(lambda: client.stats()["queues"]["room"] == 0)
+        until(lambda: client.admin.stats()["queues"]["room"] == 0)
         assert client.release(held.lease_id) == [True]
 
 
@@ -227,7 +227,7 @@ def test_frames_that_are_never_finished_hold_little_together(daemon: Daemon) -> 
             with contextlib.suppress(ConnectionError):
                 link.sendall(half)
         assert client.match(namespace_id, sample_keys("none", 3)).hit_blocks == 0
-        refused = client.stats()["totals"]["rpc_errors"]
+        refused = client.admin.stats()["totals"]["rpc_errors"]
         ended = sum(count for name, count in refused.items() if name.endswith("/links"))
         assert ended >= 40 - BUFFERED_NBYTES_ALL // MESSAGE_NBYTES_MAX - 1
         assert client.breaker_trips == 0

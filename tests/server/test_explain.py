@@ -48,7 +48,7 @@ def ask(
     grant = client.acquire(namespace_id, keys, wait_s=wait_s, request_id=name)
     if grant.lease_id:
         assert client.release(grant.lease_id) == [True]
-    (outcome,) = client.outcomes(name)
+    (outcome,) = client.admin.outcomes(name)
     assert outcome.request_id == name
     assert outcome.hit_blocks == grant.hit_blocks
     return outcome
@@ -74,7 +74,7 @@ def test_never_stored(client: Client) -> None:
 
 def test_deleted_and_how_long_ago(client: Client) -> None:
     namespace_id = put(client, KEYS)
-    client.delete(namespace_id, KEYS[3:4])
+    client.admin.delete(namespace_id, KEYS[3:4])
     outcome = ask(client, namespace_id, KEYS)
     assert ended(outcome) == (3, Reason.DELETED, 3)
     assert outcome.ending is not None
@@ -83,7 +83,7 @@ def test_deleted_and_how_long_ago(client: Client) -> None:
 
 def test_cleared(client: Client) -> None:
     namespace_id = put(client, KEYS)
-    client.clear(namespace_id)
+    client.admin.clear(namespace_id)
     assert ended(ask(client, namespace_id, KEYS)) == (0, Reason.CLEARED, 0)
 
 
@@ -118,7 +118,7 @@ def test_still_being_written(client: Client) -> None:
         namespace_id, KEYS[4:8], first_block=4, parent=KEYS[3], spans=spans, wait_s=1.0
     )
     assert ended(ask(client, namespace_id, KEYS)) == (4, Reason.BEING_WRITTEN, 4)
-    reasons = [each.reason for each in client.explain(namespace_id, KEYS).ranges]
+    reasons = [each.reason for each in client.admin.explain(namespace_id, KEYS).ranges]
     assert reasons == [None, Reason.BEING_WRITTEN, Reason.NEVER_STORED]
     client.release(writing.lease_id)
     assert ended(ask(client, namespace_id, KEYS)) == (4, Reason.NEVER_STORED, 4)
@@ -182,7 +182,7 @@ def test_wrong_bytes_found_on_their_way_up_are_told_to_the_request_that_found_th
     with Client(daemon.target) as client:
         namespace_id = client.register(sample_namespace())
         assert ended(ask(client, namespace_id, KEYS)) == (9, Reason.CORRUPT, 9)
-        assert client.stats()["totals"]["corrupt_blocks"] == {"promote": 1}
+        assert client.admin.stats()["totals"]["corrupt_blocks"] == {"promote": 1}
 
 
 def test_a_disk_that_fails_to_read(daemon: Daemon) -> None:
@@ -196,7 +196,7 @@ def test_a_disk_that_fails_to_read(daemon: Daemon) -> None:
     with Client(daemon.target) as client:
         namespace_id = client.register(sample_namespace())
         assert ended(ask(client, namespace_id, KEYS)) == (0, Reason.READ_FAILED, 0)
-        assert client.stats()["file"]["failed_reads"] > 0
+        assert client.admin.stats()["file"]["failed_reads"] > 0
 
 
 def test_no_room_in_the_arena_to_bring_a_block_up() -> None:
@@ -238,7 +238,7 @@ def test_over_the_bound_of_leased_bytes() -> None:
             assert not grant.leased
             for _ in range(2):
                 client.acquire(other, sample_keys("other", 8), request_id="estimate")
-            (outcome,) = client.outcomes("estimate")
+            (outcome,) = client.admin.outcomes("estimate")
             assert ended(outcome) == (8, Reason.LEASED_BYTES, 8)
             assert (outcome.asks, outcome.lease) == (3, "")
 
@@ -279,9 +279,9 @@ def test_a_lease_that_ran_out_is_told(daemon: Daemon) -> None:
         grant = client.acquire(namespace_id, KEYS[:2], request_id="slow")
         while client.release(grant.lease_id) == [True]:
             grant = client.acquire(namespace_id, KEYS[:2], request_id="slow")
-            while not client.stats()["dram"]["limbo_bytes"]:
+            while not client.admin.stats()["dram"]["limbo_bytes"]:
                 pass
-        (outcome,) = client.outcomes("slow")
+        (outcome,) = client.admin.outcomes("slow")
         assert outcome.lease == "expired"
         assert outcome.asks == 2
 
@@ -293,10 +293,12 @@ def test_what_is_remembered_is_bounded(daemon: Daemon) -> None:
         namespace_id = put(client, KEYS)
         for number in range(5):
             client.release(client.acquire(namespace_id, KEYS, request_id=f"r{number}").lease_id)
-        assert [each.request_id for each in client.outcomes()] == ["r4", "r3", "r2"]
-        assert [each.request_id for each in client.outcomes(limit=1)] == ["r4"]
-        client.delete(namespace_id, KEYS[:4])
-        reasons = [(each.begin, each.reason) for each in client.explain(namespace_id, KEYS).ranges]
+        assert [each.request_id for each in client.admin.outcomes()] == ["r4", "r3", "r2"]
+        assert [each.request_id for each in client.admin.outcomes(limit=1)] == ["r4"]
+        client.admin.delete(namespace_id, KEYS[:4])
+        reasons = [
+            (each.begin, each.reason) for each in client.admin.explain(namespace_id, KEYS).ranges
+        ]
         assert reasons == [(0, Reason.NEVER_STORED), (2, Reason.DELETED), (4, None)]
 
 
@@ -304,13 +306,13 @@ def test_requests_without_an_id_are_remembered_one_by_one(client: Client) -> Non
     namespace_id = put(client, KEYS)
     for _ in range(2):
         client.release(client.acquire(namespace_id, KEYS).lease_id)
-    assert [(each.request_id, each.asks) for each in client.outcomes()] == [("", 1), ("", 1)]
+    assert [(each.request_id, each.asks) for each in client.admin.outcomes()] == [("", 1), ("", 1)]
 
 
 def test_a_prefix_is_explained_range_by_range(client: Client) -> None:
     namespace_id = put(client, KEYS[:10])
-    client.delete(namespace_id, KEYS[6:8])
-    found = client.explain(namespace_id, KEYS)
+    client.admin.delete(namespace_id, KEYS[6:8])
+    found = client.admin.explain(namespace_id, KEYS)
     assert [(r.begin, r.end, r.dram, r.file, r.reason) for r in found.ranges] == [
         (0, 6, True, True, None),
         (6, 8, False, False, Reason.DELETED),
@@ -325,17 +327,21 @@ def test_a_prefix_is_explained_range_by_range(client: Client) -> None:
 def test_namespaces_are_listed_also_those_only_found_on_disk(daemon: Daemon) -> None:
     with Client(daemon.target) as client:
         namespace_id = put(client, KEYS)
-        assert [use[:3] for use in client.namespaces()] == [(namespace_id, sample_namespace(), 16)]
+        assert [use[:3] for use in client.admin.namespaces()] == [
+            (namespace_id, sample_namespace(), 16)
+        ]
     daemon.stop()
     daemon.start()
     with Client(daemon.target) as client:
-        assert [use[:3] for use in client.namespaces()] == [(namespace_id, sample_namespace(), 16)]
+        assert [use[:3] for use in client.admin.namespaces()] == [
+            (namespace_id, sample_namespace(), 16)
+        ]
     daemon.stop()
     for file in (daemon.directory / "file").glob("*.namespace"):
         file.unlink()
     daemon.start()
     with Client(daemon.target) as client:
-        assert [use[:3] for use in client.namespaces()] == [(namespace_id, None, 16)]
+        assert [use[:3] for use in client.admin.namespaces()] == [(namespace_id, None, 16)]
 
 
 def test_a_request_id_is_cut_by_the_client_and_refused_by_the_daemon(
@@ -343,7 +349,7 @@ def test_a_request_id_is_cut_by_the_client_and_refused_by_the_daemon(
 ) -> None:
     namespace_id = put(client, KEYS)
     client.release(client.acquire(namespace_id, KEYS, request_id="x" * 1000).lease_id)
-    assert client.outcomes()[0].request_id == "x" * 256
+    assert client.admin.outcomes()[0].request_id == "x" * 256
     with grpc.insecure_channel(daemon.target, options=(("grpc.enable_http_proxy", 0),)) as channel:
         stub = rpc.KVStoreStub(channel)
         stub.OpenSession(pb.OpenSessionRequest(rpc_version=RPC_VERSION))

@@ -36,31 +36,31 @@ def stored(client: Client, salt: str) -> tuple[NamespaceId, list[BlockKey]]:
 def test_a_session_is_hinted_by_the_id_its_requests_had(client: Client) -> None:
     namespace_id, keys = stored(client, "session")
     client.release(client.acquire(namespace_id, keys, session_id="chat-1").lease_id)
-    ended = client.end_session("chat-1")
+    ended = client.hints.end_session("chat-1")
     assert (ended.kind, ended.blocks, ended.done_blocks) == (HintKind.END, 10, 10)
-    expected = client.expect("chat-1", 30.0)
+    expected = client.hints.expect("chat-1", 30.0)
     assert (expected.done_blocks, expected.lasts_s) == (10, 30.0)
-    demoted = client.demote("chat-1")
+    demoted = client.hints.demote("chat-1")
     assert (demoted.done_blocks, demoted.short) == (10, Short.NOTHING)
     assert client.match(namespace_id, keys).resident_blocks == 0
-    fetched = client.prefetch("chat-1", deadline_s=10.0)
+    fetched = client.hints.prefetch("chat-1", deadline_s=10.0)
     assert fetched.done_blocks == 10
     assert fetched.took_s > 0
-    pinned = client.pin("chat-1", 60.0)
+    pinned = client.hints.pin("chat-1", 60.0)
     assert (pinned.done_blocks, pinned.lasts_s) == (10, 60.0)
-    assert client.stats()["dram"]["pinned_bytes"] >= pinned.done_bytes > 0
-    client.pin("chat-1", 0.0)
-    assert client.stats()["dram"]["pinned_bytes"] == 0
+    assert client.admin.stats()["dram"]["pinned_bytes"] >= pinned.done_bytes > 0
+    client.hints.pin("chat-1", 0.0)
+    assert client.admin.stats()["dram"]["pinned_bytes"] == 0
     assert client.match(namespace_id, keys).resident_blocks == 10
-    assert client.end_session("chat-2").short == Short.UNKNOWN_SESSION
+    assert client.hints.end_session("chat-2").short == Short.UNKNOWN_SESSION
 
 
 def test_a_prefix_is_named_by_its_tokens(client: Client) -> None:
     stored(client, "tokens")
     prefix = Prefix.of_tokens(SPEC, TOKENS, cache_salt=b"tokens", session_id="chat-3")
-    assert client.prefetch(prefix).blocks == 10
-    assert client.end_session("chat-3").blocks == 10
-    assert client.expect(Prefix.of_tokens(SPEC, [1] * 40), 1.0).short == Short.NOT_STORED
+    assert client.hints.prefetch(prefix).blocks == 10
+    assert client.hints.end_session("chat-3").blocks == 10
+    assert client.hints.expect(Prefix.of_tokens(SPEC, [1] * 40), 1.0).short == Short.NOT_STORED
 
 
 def test_the_asyncio_client_has_the_same_methods(daemon: Daemon, client: Client) -> None:
@@ -71,11 +71,11 @@ def test_the_asyncio_client_has_the_same_methods(daemon: Daemon, client: Client)
         try:
             target = Prefix(namespace_id, keys)
             reports = [
-                await remote.prefetch(target),
-                await remote.pin(target, 1.0, bytes_max=1),
-                await remote.expect(target, 1.0),
-                await remote.end_session(target),
-                await remote.demote(target),
+                await remote.hints.prefetch(target),
+                await remote.hints.pin(target, 1.0, bytes_max=1),
+                await remote.hints.expect(target, 1.0),
+                await remote.hints.end_session(target),
+                await remote.hints.demote(target),
             ]
         finally:
             await remote.close()

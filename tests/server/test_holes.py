@@ -35,7 +35,7 @@ def punch_all(fd: int) -> None:
 
 
 def punched(client: Client) -> float:
-    return float(client.stats()["totals"]["punched_bytes"])
+    return float(client.admin.stats()["totals"]["punched_bytes"])
 
 
 def all_there(extents: Sequence[int], sizes: Sequence[int]) -> bool:
@@ -75,7 +75,7 @@ def test_a_hole_is_a_miss_never_bytes_and_the_pages_are_taken_back(own: Daemon) 
     with Client(own.target) as client:
         client.register(SPACE)
         client.put(SPACE.id, KEYS, RECORDS)
-        client.flush(10)
+        client.admin.flush(10)
         with shared_extents(own.pid) as extents:
             sizes = [os.fstat(fd).st_size for fd in extents]
 
@@ -105,7 +105,7 @@ def test_records_beside_a_hole_stay(own: Daemon) -> None:
     with Client(own.target) as client:
         client.register(SPACE)
         client.put(SPACE.id, KEYS, RECORDS)
-        client.flush(10)
+        client.admin.flush(10)
         grant = client.acquire(SPACE.id, KEYS)
         client.release(grant.lease_id)
         assert grant.slots[3] is not None
@@ -116,7 +116,7 @@ def test_records_beside_a_hole_stay(own: Daemon) -> None:
 
         def noticed() -> bool:
             give_back(view)
-            return client.stats()["totals"].get("corrupt_blocks", {}).get("arena") == 1
+            return client.admin.stats()["totals"].get("corrupt_blocks", {}).get("arena") == 1
 
         until(noticed)
         assert client.get(SPACE.id, KEYS[:3]) == RECORDS[:3]

@@ -89,7 +89,7 @@ def test_links_leave_the_disk_its_descriptors(
         until(lambda: descriptors(narrow) < DESCRIPTORS // 2)  # accepted at once, closed one by one
         assert client.put(SPACE.id, KEYS, RECORDS, durable=True).durable
         assert client.get(SPACE.id, KEYS) == RECORDS
-        assert client.stats()["file"]["state"] == "ok"
+        assert client.admin.stats()["file"]["state"] == "ok"
 
 
 def test_connections_that_say_nothing_are_closed_and_the_disk_goes_on(narrow: Daemon) -> None:
@@ -119,16 +119,16 @@ def test_the_log_names_no_request_no_conversation_and_no_key() -> None:
             client.put(SPACE.id, KEYS, RECORDS, durable=True)
             asked = {"request_id": "req-of-a-prompt", "session_id": "chat-of-a-user"}
             grant = client.acquire(SPACE.id, KEYS, wait_s=1, **asked)
-            client.end_session("chat-of-a-user")
+            client.hints.end_session("chat-of-a-user")
             until(lambda: "leases_expired=1" in daemon.output())
             client.release(grant.lease_id)
-            client.delete(SPACE.id, KEYS[:1], corrupt=True)
+            client.admin.delete(SPACE.id, KEYS[:1], corrupt=True)
             with contextlib.suppress(KVStoreError):
                 client.acquire(SPACE.id, KEYS * 2, request_id="req-of-a-prompt")
-            client.outcomes("req-of-a-prompt")
-            client.explain(SPACE.id, KEYS)
-            client.delete(SPACE.id, KEYS[:4])
-            client.clear(SPACE.id)
+            client.admin.outcomes("req-of-a-prompt")
+            client.admin.explain(SPACE.id, KEYS)
+            client.admin.delete(SPACE.id, KEYS[:4])
+            client.admin.clear(SPACE.id)
         daemon.stop()
         log = daemon.output()
     assert "level=DEBUG" in log

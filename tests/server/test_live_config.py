@@ -64,12 +64,12 @@ def memory_of(daemon: Daemon) -> int:
 
 
 def dram(client: Client) -> dict[str, Any]:
-    found: dict[str, Any] = client.stats()["dram"]
+    found: dict[str, Any] = client.admin.stats()["dram"]
     return found
 
 
 def evicted(client: Client) -> int:
-    stats = client.stats()
+    stats = client.admin.stats()
     return int(stats["dram"]["evicted_blocks"] + stats["dram"]["lost_records"])
 
 
@@ -128,7 +128,7 @@ def test_a_cap_goes_down_and_up_under_load(daemon: Daemon, client: Client) -> No
         put(client, name)
     with Load(daemon, prefixes=64) as load:
         for capacity in (24, 40, 8, 64, 16):
-            client.configure([f"dram.capacity={capacity}MiB"])
+            client.admin.configure([f"dram.capacity={capacity}MiB"])
             time.sleep(2.0)
             now = dram(client)
             assert now["capacity_bytes"] == capacity * MIB
@@ -137,7 +137,7 @@ def test_a_cap_goes_down_and_up_under_load(daemon: Daemon, client: Client) -> No
             assert memory_of(daemon) <= capacity * MIB
     assert not load.failures, load.failures
     assert load.gets > 20
-    assert client.stats()["totals"].get("corrupt_blocks", {}) == {}
+    assert client.admin.stats()["totals"].get("corrupt_blocks", {}) == {}
     assert "arena=punched" not in daemon.output()
 
 
@@ -145,7 +145,7 @@ def test_raising_a_cap_costs_nothing(daemon: Daemon, client: Client) -> None:
     for name in range(28):
         assert put(client, name, durable=True) == 0
     before, resident = evicted(client), dram(client)["blocks"]
-    changed, pending = client.configure(["dram.capacity=96MiB"])
+    changed, pending = client.admin.configure(["dram.capacity=96MiB"])
     assert changed == [("dram.capacity", '"64MiB"', '"96MiB"')]
     assert pending == ""
     until(lambda: dram(client)["reserved_bytes"] == 96 * MIB)
@@ -159,7 +159,7 @@ def test_raising_a_cap_costs_nothing(daemon: Daemon, client: Client) -> None:
 def test_a_lowered_cap_loses_nothing_that_files_have(daemon: Daemon, client: Client) -> None:
     for name in range(30):
         put(client, name, durable=True)
-    client.configure(["dram.capacity=8MiB"], wait_s=5)
+    client.admin.configure(["dram.capacity=8MiB"], wait_s=5)
     assert memory_of(daemon) <= 8 * MIB
     assert dram(client)["lost_records"] == 0
     assert all(get(client, name) == BLOCKS for name in range(30))
@@ -171,7 +171,7 @@ def test_what_leases_hold_is_told_and_goes_when_they_end(daemon: Daemon, client:
         put(client, name)
     lease = client.acquire(SPEC.id, chain(1))
     assert lease.hit_blocks == BLOCKS
-    _, pending = client.configure(["dram.capacity=1MiB"], wait_s=1.0)
+    _, pending = client.admin.configure(["dram.capacity=1MiB"], wait_s=1.0)
     assert f"{MIB} bytes over dram.capacity" in pending
     assert f"leases hold {2 * MIB}" in pending
     for slot, key in zip(lease.slots, chain(1), strict=True):
@@ -185,9 +185,9 @@ def test_what_leases_hold_is_told_and_goes_when_they_end(daemon: Daemon, client:
 def test_clients_drop_the_mappings_of_retired_extents(daemon: Daemon, client: Client) -> None:
     put(client, 1)
     until(lambda: len(client.extents()) == 4)
-    client.configure(["dram.capacity=20MiB"], wait_s=5)
+    client.admin.configure(["dram.capacity=20MiB"], wait_s=5)
     until(lambda: len(client.extents()) == 2)
-    client.configure(["dram.capacity=52MiB"])
+    client.admin.configure(["dram.capacity=52MiB"])
     until(lambda: sum(map(len, client.extents().values())) >= 48 * MIB)
     assert get(client, 1) == BLOCKS
     with Client(daemon.target) as late:
@@ -200,7 +200,7 @@ def test_a_client_that_maps_the_arena_late_takes_no_memory_back(
     daemon: Daemon, client: Client
 ) -> None:
     put(client, 1)
-    client.configure(["dram.capacity=4MiB"], wait_s=5)
+    client.admin.configure(["dram.capacity=4MiB"], wait_s=5)
     with Client(daemon.target) as late:
         late.connect()
         end = time.monotonic() + 1.0  # its thread touches what it has mapped
@@ -210,7 +210,7 @@ def test_a_client_that_maps_the_arena_late_takes_no_memory_back(
 
 def test_an_arena_that_does_not_fit_is_refused_while_it_runs(client: Client) -> None:
     with pytest.raises(ConfigError, match=r"does not fit.*--set dram.capacity="):
-        client.configure(["dram.capacity=1TiB"])
+        client.admin.configure(["dram.capacity=1TiB"])
     assert dram(client)["capacity_bytes"] == 64 * MIB
 
 
@@ -218,7 +218,7 @@ def test_a_cap_below_a_record_is_refused(client: Client) -> None:
     big = Namespace(16, (Group("full", 4 * MIB),), ())
     client.register(big)
     with pytest.raises(ConfigError, match="record"):
-        client.configure(["dram.capacity=2MiB"])
+        client.admin.configure(["dram.capacity=2MiB"])
 
 
 @pytest.mark.parametrize(
@@ -234,8 +234,8 @@ def test_a_cap_below_a_record_is_refused(client: Client) -> None:
 )
 def test_all_or_nothing(client: Client, assignments: list[str], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        client.configure(assignments)
-    assert {each.key: each.value for each in client.settings()}["limits.lease_s"] == "30.0"
+        client.admin.configure(assignments)
+    assert {each.key: each.value for each in client.admin.settings()}["limits.lease_s"] == "30.0"
 
 
 def test_every_live_setting_changes_and_is_told(daemon: Daemon, client: Client) -> None:
@@ -258,13 +258,13 @@ def test_every_live_setting_changes_and_is_told(daemon: Daemon, client: Client) 
         "limits.group_commit": '"1MiB"',
         "limits.write_behind_max": '"64MiB"',
     }
-    live = {each.key for each in client.settings() if each.live}
+    live = {each.key for each in client.admin.settings() if each.live}
     assert wanted.keys() == live
     told = [f"{key}={value.strip(chr(34))}" for key, value in wanted.items()]
-    changed, _ = client.configure(told, wait_s=5)
+    changed, _ = client.admin.configure(told, wait_s=5)
     assert {key for key, _, _ in changed} == live
-    assert {each.key: each.value for each in client.settings() if each.live} == wanted
-    stats = client.stats()
+    assert {each.key: each.value for each in client.admin.settings() if each.live} == wanted
+    stats = client.admin.stats()
     assert stats["dram"]["capacity_bytes"] == 48 * MIB
     assert stats["dram"]["leased_bytes_max"] == 36 * MIB
     assert stats["file"]["capacity_bytes"] == 512 * MIB
@@ -273,13 +273,13 @@ def test_every_live_setting_changes_and_is_told(daemon: Daemon, client: Client) 
     lease = client.acquire(SPEC.id, chain(1))
     assert lease.deadline_s <= 3.0
     until(lambda: "level=DEBUG" in daemon.output())
-    assert client.configure(told) == ([], "")
+    assert client.admin.configure(told) == ([], "")
 
 
 def test_a_lowered_cap_of_the_file_tier_is_kept(daemon: Daemon, client: Client) -> None:
     for name in range(100):
         put(client, name, durable=True)
-    _, pending = client.configure(["file.capacity=80MiB"], wait_s=10)
+    _, pending = client.admin.configure(["file.capacity=80MiB"], wait_s=10)
     assert pending == ""
     files = daemon.directory / "file"
     assert sum(each.stat().st_blocks * 512 for each in files.iterdir()) <= 80 * MIB
@@ -289,15 +289,15 @@ def test_a_lowered_cap_of_the_file_tier_is_kept(daemon: Daemon, client: Client) 
 
 def test_a_write_budget_comes_and_goes(client: Client) -> None:
     def unwritten() -> int:
-        return int(client.stats()["file"]["unwritten_records"])
+        return int(client.admin.stats()["file"]["unwritten_records"])
 
     put(client, 1, durable=True)
     assert unwritten() == 0
-    client.configure(["file.write_per_day=4KiB"])
+    client.admin.configure(["file.write_per_day=4KiB"])
     for name in range(2, 6):
         put(client, name)
     assert unwritten() > 0
-    client.configure(["file.write_per_day=0"])
+    client.admin.configure(["file.write_per_day=0"])
     before = unwritten()
     done = client.put(SPEC.id, chain(50), [record_of(key) for key in chain(50)], durable=True)
     assert done.durable
@@ -310,10 +310,10 @@ def test_sighup_reads_the_file_again_and_overrides_stay_on_top(tmp_path: Path) -
     with FileDaemon(file, "limits.wait_max_s=8") as daemon, Client(daemon.start().target) as client:
 
         def values() -> dict[str, str]:
-            return {each.key: each.value for each in client.settings()}
+            return {each.key: each.value for each in client.admin.settings()}
 
         assert (values()["limits.lease_s"], values()["limits.wait_max_s"]) == ("20.0", "8.0")
-        client.configure(["limits.pin_ttl_max_s=7"])
+        client.admin.configure(["limits.pin_ttl_max_s=7"])
         file.write_text("[limits]\nlease_s = 21.0\nwait_max_s = 9.0\n[file]\nthreads = 3\n")
         os.kill(daemon.pid, signal.SIGHUP)
         until(lambda: values()["limits.lease_s"] == "21.0")
@@ -363,11 +363,11 @@ def test_no_credentials_are_told_and_tcp_is_refused() -> None:
         assert "hunter2" not in told.output
         assert "[redacted]@127.0.0.1:9" in told.output
         with Client(daemon.address) as outside, pytest.raises(Unauthorized):
-            outside.configure(["limits.lease_s=9"])
+            outside.admin.configure(["limits.lease_s=9"])
 
 
 def test_the_metrics_say_what_is_reserved(daemon: Daemon, client: Client) -> None:
-    client.configure(["dram.capacity=24MiB"], wait_s=5)
+    client.admin.configure(["dram.capacity=24MiB"], wait_s=5)
     url = f"http://127.0.0.1:{daemon.metrics_port}/metrics"
 
     def reserved() -> bool:

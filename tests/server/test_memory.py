@@ -165,8 +165,8 @@ def test_the_arena_stops_growing_below_the_floor_and_goes_on_when_there_is_room(
 def test_status_and_metrics_say_what_was_taken() -> None:
     with Daemon("dram.capacity=64MiB", "dram.extent=16MiB") as daemon:
         with Client(daemon.start().target, arena=False) as client:
-            until(lambda: not client.stats()["dram"]["growing"])
-            dram = client.stats()["dram"]
+            until(lambda: not client.admin.stats()["dram"]["growing"])
+            dram = client.admin.stats()["dram"]
         assert dram["reserved_bytes"] == 64 * MIB
         assert not dram["waits_for_memory"]
         assert dram["growth_pauses"] == 0

@@ -73,10 +73,10 @@ def test_a_new_engine_is_served_after_ten_thousand_registrations(daemon: Daemon)
         kept = sample_namespace("old engine", 4096)
         put_and_got(old, kept, "kept")
         flood(daemon, 0, FLOOD)
-        assert old.stats()["namespaces"] == NAMESPACES_MAX
+        assert old.admin.stats()["namespaces"] == NAMESPACES_MAX
         with Client(daemon.target, name="new engine") as new:
             put_and_got(new, ENGINE, "new")
-        assert kept in [use.namespace for use in old.namespaces()], "it has blocks"
+        assert kept in [use.namespace for use in old.admin.namespaces()], "it has blocks"
         assert old.match(kept.id, sample_keys("kept", 4)).hit_blocks == 4
 
 
@@ -117,9 +117,9 @@ def test_whoever_was_forgotten_does_not_notice(full: Daemon, local: bool) -> Non
 
     def calls(client: Client, namespace_id: NamespaceId) -> Iterator[object]:
         yield client.match(namespace_id, keys)
-        yield client.explain(namespace_id, keys)
-        yield client.delete(namespace_id, keys)
-        yield client.prefetch(Prefix(namespace_id, keys))
+        yield client.admin.explain(namespace_id, keys)
+        yield client.admin.delete(namespace_id, keys)
+        yield client.hints.prefetch(Prefix(namespace_id, keys))
         yield client.get(namespace_id, keys)
         if local:
             yield client.release(client.acquire(namespace_id, keys).lease_id)

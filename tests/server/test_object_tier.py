@@ -43,8 +43,8 @@ def test_another_host_gets_what_was_stored_and_a_dead_bucket_costs_no_hang(s3: S
         namespace_id = client.register(sample_namespace())
         until(lambda: client.acquire(namespace_id, keys, wait_s=5.0).hit_blocks == BLOCKS)
         assert client.get(namespace_id, keys) == records
-        assert client.stats()["totals"]["hit_blocks"]["object"] == BLOCKS
-        assert client.delete(namespace_id, keys[5:]) == BLOCKS - 5
+        assert client.admin.stats()["totals"]["hit_blocks"]["object"] == BLOCKS
+        assert client.admin.delete(namespace_id, keys[5:]) == BLOCKS - 5
         s3.stop()
         assert client.get(namespace_id, keys[:5]) == records[:5]
         assert client.acquire(namespace_id, keys, wait_s=1.0).hit_blocks == 5
@@ -70,12 +70,12 @@ def test_who_asked_too_early_hits_soon_after_the_upload(tmp_path: Path) -> None:
             return grant.hit_blocks
 
         for client in (reader, writer):
-            until(lambda client=client: client.stats()["object"]["state"] == "ok")
+            until(lambda client=client: client.admin.stats()["object"]["state"] == "ok")
         assert hit() == 0
         writer.register(sample_namespace())
         assert writer.put(namespace_id, keys, sample_records(keys), durable=True).durable
         assert until(lambda: hit() == BLOCKS, 40.0) < 20.0
-        asked = reader.stats()["totals"]["object_requests"]["list"]
+        asked = reader.admin.stats()["totals"]["object_requests"]["list"]
         assert asked < 12, "not at every question"
 
 
@@ -87,7 +87,7 @@ def test_a_bucket_without_rights_is_explained_and_holds_up_no_stop(
     keys = sample_keys("refused", 4)
     with daemon_of(s3) as daemon:
         with Client(daemon.start().target) as client:
-            until(lambda: client.stats()["object"]["state"] == "refused")
+            until(lambda: client.admin.stats()["object"]["state"] == "refused")
             if puts:
                 namespace_id = client.register(sample_namespace())
                 assert client.put(namespace_id, keys, sample_records(keys), durable=True).durable

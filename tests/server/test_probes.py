@@ -103,7 +103,7 @@ OTHERS = KeyChain(root_key(SPEC.id), 16).update(range(5, 5 + 16 * 8))
 def lease_everything(client: Client) -> int:
     """Fill the arena and hold it; returns the lease."""
     client.register(SPEC)
-    until(lambda: not client.stats()["dram"]["growing"])
+    until(lambda: not client.admin.stats()["dram"]["growing"])
     assert client.put(SPEC.id, KEYS, [bytes(MIB)] * len(KEYS)).refused == 0
     lease = client.acquire(SPEC.id, KEYS)
     assert lease.leased

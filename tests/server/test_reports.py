@@ -21,7 +21,7 @@ RECORDS = sample_records(KEYS, 2 * PAGE_NBYTES)
 
 
 def reported(client: Client) -> dict[str, float]:
-    return dict(client.stats()["totals"].get("reported_blocks", {}))
+    return dict(client.admin.stats()["totals"].get("reported_blocks", {}))
 
 
 def flip_block(directory: Path, block: int) -> None:
@@ -35,7 +35,7 @@ def test_a_lie_deletes_nothing_however_often_it_is_told(daemon: Daemon) -> None:
         owner.register(SPACE)
         assert owner.put(SPACE.id, KEYS, RECORDS, durable=True).durable
         for _ in range(20):
-            assert liar.delete(SPACE.id, KEYS, corrupt=True) == 0
+            assert liar.admin.delete(SPACE.id, KEYS, corrupt=True) == 0
         assert owner.get(SPACE.id, KEYS) == RECORDS
         assert reported(owner)["kept"] >= 20 * len(KEYS)
 
@@ -59,8 +59,8 @@ def test_a_rotten_frame_is_dropped_when_a_reader_of_files_reports_it() -> None:
         grant = client.acquire(SPACE.id, KEYS, wait_s=5, file_places=True)
         assert grant.places[5] is not None, "it would be read in its file"
         client.release(grant.lease_id)
-        assert client.delete(SPACE.id, KEYS[5:6], corrupt=True) == 1
-        assert client.stats()["dram"]["blocks"] == 0
+        assert client.admin.delete(SPACE.id, KEYS[5:6], corrupt=True) == 1
+        assert client.admin.stats()["dram"]["blocks"] == 0
         found = client.get_into(SPACE.id, KEYS, targets, wait_s=5, from_files=True)
         assert found == [True] * 5 + [False] + [True] * 2
         assert reported(client) == {"dropped": 1}

@@ -29,7 +29,7 @@ def flip_block(directory: Path, frame: int, block: int) -> None:
 
 
 def found(client: Client) -> int:
-    return int(client.stats()["totals"].get("corrupt_blocks", {}).get("scrub", 0))
+    return int(client.admin.stats()["totals"].get("corrupt_blocks", {}).get("scrub", 0))
 
 
 def test_rot_under_a_good_copy_is_healed_and_otherwise_forgotten() -> None:
@@ -41,7 +41,7 @@ def test_rot_under_a_good_copy_is_healed_and_otherwise_forgotten() -> None:
             flip_block(daemon.directory / "file", 0, 3)
             flip_block(daemon.directory / "file", 1, 7)
             until(lambda: found(client) == 2)
-            assert client.flush(10)
+            assert client.admin.flush(10)
         daemon.stop()
         daemon.start("file.scrub=0")
         with Client(daemon.target) as client:

@@ -204,7 +204,7 @@ def test_a_foreign_session_is_refused_as_such_and_counted(daemon: Daemon) -> Non
     with victim(daemon) as (ids, _):
         assert isinstance(asyncio.run(name(ids.session)), Unauthorized)
     with Client(daemon.target) as client:
-        assert client.stats()["totals"]["rpc_errors"]["Release/Unauthorized/"] >= 1
+        assert client.admin.stats()["totals"]["rpc_errors"]["Release/Unauthorized/"] >= 1
 
 
 class Hidden(Daemon):
@@ -275,7 +275,7 @@ def test_no_id_is_shown_to_anybody() -> None:
         client.put(SPACE.id, KEYS, sample_records(KEYS))
 
         async def ask(asking: AsyncClient) -> tuple[int, int, pb.Lookup]:
-            recording = asking.record()
+            recording = asking.admin.record()
             assert not (await anext(recording)).lookups
             grant = await asking.acquire(SPACE.id, KEYS, request_id="r")
             (lookup,) = (await anext(recording)).lookups
@@ -286,9 +286,9 @@ def test_no_id_is_shown_to_anybody() -> None:
         session, lease, lookup = client.submit(ask).result(20)
         assert lookup.session == 1
         shown = [
-            json.dumps(client.stats()),
-            repr(client.outcomes()),
-            repr(client.explain(SPACE.id, KEYS)),
+            json.dumps(client.admin.stats()),
+            repr(client.admin.outcomes()),
+            repr(client.admin.explain(SPACE.id, KEYS)),
             str(lookup),
             _metrics(daemon),
         ]

@@ -276,7 +276,7 @@ def test_sockets_opened_by_mistake_ask_the_kernel_who_it_is(victim: Victim) -> N
     assert found["arena"] == {"Hello": "denied"}
     assert found["calls"] == dict.fromkeys(HOT, "denied")
     assert victim.client.release(victim.lease) == [True]
-    refused = victim.client.stats()["totals"]["rpc_errors"]
+    refused = victim.client.admin.stats()["totals"]["rpc_errors"]
     assert refused["ArenaLink/Unauthorized/"] == 1
     assert refused["CallLink/Unauthorized/"] == len(HOT)
 

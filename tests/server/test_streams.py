@@ -135,7 +135,7 @@ def test_thousands_of_streams_that_stand_still_cost_little_and_displace_nothing(
         attacked(own, attack)
         print(f"anonymous memory +{(highest - before) / MIB:.1f} MiB")
         assert highest - before <= 64 * MIB
-        dram = client.stats()["dram"]
+        dram = client.admin.stats()["dram"]
         assert (dram["blocks"], dram["evicted_blocks"]) == (len(KEYS), 0)
         assert refused(client, "Get/Unavailable/streams") > 100
         assert refused(client, "Put/Unavailable/streams") > 100
@@ -143,7 +143,7 @@ def test_thousands_of_streams_that_stand_still_cost_little_and_displace_nothing(
 
 
 def refused(client: Client, how: str) -> float:
-    return float(client.stats()["totals"]["rpc_errors"].get(how, 0))
+    return float(client.admin.stats()["totals"]["rpc_errors"].get(how, 0))
 
 
 def test_readers_that_stand_still_are_gone_at_their_deadline(own: Daemon) -> None:
@@ -175,9 +175,11 @@ def test_a_put_reserves_what_has_come_and_no_more(own: Daemon) -> None:
             call = attack._stubs[0].Put(timeout=30)
             await call.write(header(keys, checksums=[checksum(r) for r in records]))
             await asyncio.sleep(0.3)
-            assert client.stats()["dram"]["leased_bytes"] == 0
+            assert client.admin.stats()["dram"]["leased_bytes"] == 0
             await call.write(pb.PutRequest(chunk=records[0][:1000]))
-            await asyncio.to_thread(until, lambda: client.stats()["dram"]["leased_bytes"] == MIB)
+            await asyncio.to_thread(
+                until, lambda: client.admin.stats()["dram"]["leased_bytes"] == MIB
+            )
             await call.write(pb.PutRequest(chunk=records[0][1000:]))
             for record in records[1:]:
                 await call.write(pb.PutRequest(chunk=record))
@@ -228,7 +230,7 @@ def test_nothing_is_published_if_the_last_record_is_wrong(own: Daemon) -> None:
     with Client(own.target) as client:
         client.register(SPACE)
         assert client.match(SPACE.id, keys).hit_blocks == 0
-        assert client.stats()["dram"]["leased_bytes"] == 0
+        assert client.admin.stats()["dram"]["leased_bytes"] == 0
 
 
 def test_what_streams_hold_uncommitted_is_bounded_and_the_start_is_stored(own: Daemon) -> None:

@@ -46,11 +46,11 @@ def _fill(client: Client, draw: Random, name: str) -> int:
         keys = sample_keys(f"{name} {number}", draw.randint(1, CHAIN_BLOCKS_MAX))
         done = client.put(NAMESPACE.id, keys, sample_records(keys))
         accepted += done.committed * NAMESPACE.groups[0].record_nbytes
-    assert client.flush(60.0), "the file tier does not keep up"
+    assert client.admin.flush(60.0), "the file tier does not keep up"
     return accepted
 
 
 def _written(daemon: Daemon, client: Client) -> tuple[int, int]:
     lines = Path(f"/proc/{daemon.pid}/io").read_text().splitlines()
     device = dict(line.split(": ") for line in lines)["write_bytes"]
-    return int(device), int(client.stats()["totals"]["tier_bytes"]["file/write"])
+    return int(device), int(client.admin.stats()["totals"]["tier_bytes"]["file/write"])

@@ -25,7 +25,7 @@ def check(client: Client, journal: Journal, hear: Callable[[], None]) -> list[st
         client.register(namespace)
     stored = [
         Item(NamespaceId(found.namespace_id), BlockKey(found.key), part)
-        for found in client.scan()
+        for found in client.admin.scan()
         for part in PARTS[NamespaceId(found.namespace_id)]
     ]
     broken = [

@@ -88,7 +88,7 @@ class SeveralWorld(World):
         """See that every directory that is there is in use again."""
 
         def well() -> bool:
-            devices = client.stats()["file"]["devices"]
+            devices = client.admin.stats()["file"]["devices"]
             away = set(map(str, self._away))
             return all(each["state"] == "ok" for each in devices if each["path"] not in away)
 

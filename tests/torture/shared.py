@@ -64,7 +64,7 @@ class SharedWorld(World):
                 client.register(namespace)
             for chain in self._chains[-CHECKED_CHAINS_MAX:]:
                 self._found(life, read_prefix(client, self.journal, chain))
-            hits = client.stats()["totals"].get("hit_blocks") or {}
+            hits = client.admin.stats()["totals"].get("hit_blocks") or {}
             self.fetched_blocks += int(hits.get("object", 0))
 
     def _workers(self, stack: ExitStack, life: Life, draw: Random) -> list[Worker]:

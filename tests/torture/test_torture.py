@@ -77,7 +77,7 @@ class Store:
     def delete(self) -> None:
         with Client(self.daemon.target) as client:
             call = self.journal.delete(*KEYS)
-            client.delete(NAMESPACE.id, KEYS)
+            client.admin.delete(NAMESPACE.id, KEYS)
             self.journal.delete_done(call)
 
     def die(self) -> None:

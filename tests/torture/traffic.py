@@ -171,18 +171,18 @@ class Writer(Worker):
         first = self._draw.randrange(CHAIN_BLOCKS)
         keys = chain[first : first + self._draw.randint(1, PUT_BLOCKS_MAX)]
         call = self._journal.delete(*keys)
-        self._timed("delete", lambda: self._client.delete(self.namespace.id, keys))
+        self._timed("delete", lambda: self._client.admin.delete(self.namespace.id, keys))
         self._journal.delete_done(call)
 
     def _clear_all(self) -> None:
         call = self._journal.delete(self.namespace.id)
-        self._timed("clear", lambda: self._client.clear(self.namespace.id))
+        self._timed("clear", lambda: self._client.admin.clear(self.namespace.id))
         self._journal.delete_done(call)
         self._put_nbytes = 0
 
     def _flush(self) -> None:
         began = time.monotonic()
-        durable = self._timed("flush", lambda: self._client.flush(5.0))
+        durable = self._timed("flush", lambda: self._client.admin.flush(5.0))
         if durable and self._traffic.flushes:
             self._journal.flushed(began)
 

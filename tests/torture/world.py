@@ -191,7 +191,7 @@ class World:
     def _check(self, life: Life) -> None:
         with Client(self.daemon.target, timeout_s=10.0) as client:
             self._found(life, check(client, self.journal, self._hear))
-            self.findings.checked += client.stats()["blocks"]
+            self.findings.checked += client.admin.stats()["blocks"]
 
     def _work(self, life: Life, draw: Random) -> None:
         """Let the clients work, trouble the disk for a while, and kill the daemon."""
@@ -256,7 +256,7 @@ class World:
         if not life.churn and not self._volume:
             with Client(self.daemon.target, arena=False) as client:
                 # The first answer may tell of what was evicted while it could not be written.
-                if not any(client.flush(END_S / 4) for _ in range(2)):
+                if not any(client.admin.flush(END_S / 4) for _ in range(2)):
                     self._found(life, [f"hung: not durable after {life.trouble!r} was over"])
 
     def _kill(self, life: Life, draw: Random) -> None:
@@ -264,7 +264,7 @@ class World:
         if life.death == "scrub":  # with nobody else on the disk
             self.traffic.quiet.set()
             with Client(self.daemon.target, arena=False) as client:
-                client.flush(5.0)
+                client.admin.flush(5.0)
         if self._volume and life.death == "power":
             self._volume.cut_power()
         if life.rule is None or life.death in ("start", "gc"):

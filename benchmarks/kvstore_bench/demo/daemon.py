@@ -30,7 +30,7 @@ class Daemon:
     def flush(self) -> None:
         """Wait until everything saved so far is durable. Raises Unavailable past a deadline."""
         with Client(self.target, timeout_s=FLUSH_TIMEOUT_S) as client:
-            if not client.flush(FLUSH_TIMEOUT_S):
+            if not client.admin.flush(FLUSH_TIMEOUT_S):
                 raise Unavailable(f"the daemon has not flushed within {FLUSH_TIMEOUT_S:.0f} s")
 
     def counters(self) -> Counters:
@@ -44,7 +44,7 @@ class Daemon:
             self.child.check()
             try:
                 with Client(self.target) as client:
-                    client.stats()
+                    client.admin.stats()
                 self.counters()
                 return
             except Unavailable:

@@ -51,7 +51,7 @@ class Ours:
             raise Unavailable(f"the daemon refused {done.refused} of {len(keys)} blocks")
 
     def flush(self) -> None:
-        if not self._client.flush(WAIT_S):
+        if not self._client.admin.flush(WAIT_S):
             raise Unavailable("the daemon did not get everything written")
 
     def get(self, keys: Sequence[bytes]) -> list[bool]:
@@ -67,7 +67,7 @@ class Ours:
     def chill(self) -> bool:
         """Have the daemon let go of the copies in its arena, as peers clear theirs."""
         prefix = Prefix(self._namespace_id, self._keys)
-        if self._client.demote(prefix).done_blocks < len(self._keys):
+        if self._client.hints.demote(prefix).done_blocks < len(self._keys):
             raise Unavailable("what was to be read cold is still in the arena")
         return True
 

@@ -48,7 +48,7 @@ class _Asked:
         for number in range(FULL_WITHIN * prefixes):
             self._put(self._new())
             if number >= prefixes and number % 256 == 0 and self._evicted():
-                return int(self._client.stats()["blocks"])
+                return int(self._client.admin.stats()["blocks"])
         raise Unavailable(f"the arena takes more than {FULL_WITHIN * self._plan.blocks:,} blocks")
 
     def sample(self) -> None:
@@ -73,7 +73,7 @@ class _Asked:
             raise Unavailable(f"the daemon took {done.committed} of {len(keys)} blocks")
 
     def _evicted(self) -> bool:
-        return bool(self._client.stats()["dram"]["evicted_blocks"])
+        return bool(self._client.admin.stats()["dram"]["evicted_blocks"])
 
 
 def run(plan: IndexPlan, say: Say) -> dict[str, Any]:

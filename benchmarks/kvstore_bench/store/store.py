@@ -147,7 +147,9 @@ def _copies(client: Client, plan: StorePlan) -> dict[str, Timing]:
     timings = _alternate(sides, plan.rounds)
     if not np.array_equal(source, target):
         raise Unavailable("the records came back wrong")
-    timings |= _alternate({"put": put}, plan.rounds, lambda: client.delete(namespace_id, keys))
+    timings |= _alternate(
+        {"put": put}, plan.rounds, lambda: client.admin.delete(namespace_id, keys)
+    )
     return timings
 
 

@@ -85,7 +85,7 @@ def _fill(client: Client, namespace: Namespace, keys: list[BlockKey]) -> None:
         )
         if done.refused:
             raise Unavailable(f"{done.refused} blocks found no room")
-    if not client.flush(WAIT_S):
+    if not client.admin.flush(WAIT_S):
         raise Unavailable("what was stored is not durable after a minute")
 
 
@@ -102,7 +102,7 @@ def _restart(daemon: Daemon, namespace: Namespace, keys: list[BlockKey]) -> dict
                 if not first_hit_s:
                     hit = client.match(client.register(namespace), asked).hit_blocks
                     first_hit_s = time.perf_counter() - started if hit == len(asked) else 0.0
-                if client.stats()["blocks"] == len(keys):
+                if client.admin.stats()["blocks"] == len(keys):
                     return {
                         "first_hit_s": first_hit_s,
                         "complete_s": time.perf_counter() - started,

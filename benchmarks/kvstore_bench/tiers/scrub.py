@@ -73,7 +73,7 @@ def _find(plan: ScrubPlan, path: Path, say: Say) -> tuple[int, float]:
         with Client(daemon.target) as client:
             while found < plan.flips and time.perf_counter() - started < FIND_S_MAX:
                 time.sleep(POLL_S)
-                found = client.stats()["totals"].get("corrupt_blocks", {}).get("scrub", 0)
+                found = client.admin.stats()["totals"].get("corrupt_blocks", {}).get("scrub", 0)
         daemon.stop()
     return int(found), time.perf_counter() - started
 

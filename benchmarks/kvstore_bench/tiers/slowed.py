@@ -143,7 +143,7 @@ class Course:
         daemon.flush()
         deadline = time.monotonic() + UPLOAD_TIMEOUT_S
         with Client(daemon.target) as client:
-            while client.stats()["object"]["uploads_waiting"]:
+            while client.admin.stats()["object"]["uploads_waiting"]:
                 if time.monotonic() > deadline:
                     raise Unavailable(f"not uploaded within {UPLOAD_TIMEOUT_S:.0f} s")
                 time.sleep(0.2)

@@ -171,7 +171,7 @@ class Prefixes:
         done = self._client.put(
             self._namespace_id, self._keys[number], self._records, wait_s=WAIT_S
         )
-        if done.committed != self._plan.blocks or not self._client.flush(WAIT_S):
+        if done.committed != self._plan.blocks or not self._client.admin.flush(WAIT_S):
             raise Unavailable(f"only {done.committed} of {self._plan.blocks} blocks were stored")
 
     def read(self, number: int) -> None:

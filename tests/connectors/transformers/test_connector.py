@@ -288,7 +288,7 @@ def test_the_pace_of_prefill_is_measured_and_told(daemon):
         prefixes.save(cold, prompt(1000))
         assert prefixes.flush()
         warm = prefixes.load(prompt(1000))
-        (outcome,) = client.outcomes(warm.request_id)
+        (outcome,) = client.admin.outcomes(warm.request_id)
         assert outcome.hit_blocks == warm.restored_blocks == 31
 
 

@@ -64,7 +64,7 @@ def direct(model, daemon, **options) -> Prefixes:
 
 def promoted(daemon) -> int:
     with Client(daemon.target) as client:
-        return int(client.stats()["totals"]["promoted_blocks"])
+        return int(client.admin.stats()["totals"]["promoted_blocks"])
 
 
 class Disk:
@@ -118,9 +118,9 @@ def test_tokens_are_equal_and_nothing_passes_through_the_arena(model, daemon):
         assert prefixes.load(longer).restored_blocks == 789 // 32
         assert (prefixes.loads_failed, prefixes.direct_failures) == (0, 0)
         with Client(daemon.target) as client:
-            until(lambda: client.stats()["leases"] == 0, 10)
-            assert client.stats()["file"]["leased_bytes"] == 0
-            assert client.stats()["dram"]["blocks"] > 0
+            until(lambda: client.admin.stats()["leases"] == 0, 10)
+            assert client.admin.stats()["file"]["leased_bytes"] == 0
+            assert client.admin.stats()["dram"]["blocks"] > 0
 
 
 def test_through_a_ring_beside_the_arenas_copies(model, daemon, monkeypatch, thin_slices):
@@ -186,7 +186,7 @@ def test_a_flipped_bit_is_a_miss_and_the_block_is_dropped(daemon):
     with direct(model, daemon) as prefixes:
         assert prefixes.load(ids).restored_blocks == 299 // 32, "computed and stored anew"
         with Client(daemon.target) as client:
-            assert client.stats()["totals"]["corrupt_blocks"]["reader"] == 1
+            assert client.admin.stats()["totals"]["corrupt_blocks"]["reader"] == 1
 
 
 def test_encoded_blocks_come_through_the_arena(disk):
@@ -217,10 +217,10 @@ def test_a_reader_that_is_stopped_past_its_deadline_uses_nothing_and_accuses_nob
 
             def stopped(lane, rounds, leaves, deadline):
                 if not go.is_set():
-                    until(lambda: client.stats()["file"]["leased_bytes"] == 0, 20)
+                    until(lambda: client.admin.stats()["file"]["leased_bytes"] == 0, 20)
                     if deleted:
-                        client.clear()
-                        until(lambda: client.stats()["file"]["physical_bytes"] < 100_000, 20)
+                        client.admin.clear()
+                        until(lambda: client.admin.stats()["file"]["physical_bytes"] < 100_000, 20)
                     go.set()
                     wait(rounds[0].reads)
                     if not deleted:
@@ -230,7 +230,7 @@ def test_a_reader_that_is_stopped_past_its_deadline_uses_nothing_and_accuses_nob
             monkeypatch.setattr(FileLane, "_end_first", stopped)
             assert prefixes.load(ids).restored_blocks == 0
             assert (prefixes.loads_failed, prefixes.direct_failures) == (1, 0)
-            assert "corrupt_blocks" not in client.stats()["totals"]
+            assert "corrupt_blocks" not in client.admin.stats()["totals"]
         with direct(model, daemon) as prefixes:
             assert prefixes.load(ids).restored_blocks == (0 if deleted else 299 // 32)
             assert torch.equal(stored(prefixes, ids), answer)

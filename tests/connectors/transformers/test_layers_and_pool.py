@@ -133,7 +133,7 @@ def test_a_load_found_corrupt_during_the_forward_is_computed_anew(
         assert streamer.tokens == expected[0, ids.shape[1] :].tolist()
         assert opened.flush()
         with Client(daemon.target) as looking:
-            assert looking.stats()["totals"]["reported_blocks"]["dropped"] >= 1
+            assert looking.admin.stats()["totals"]["reported_blocks"]["dropped"] >= 1
         assert torch.equal(stored(opened, ids), expected)
         assert opened.loads_failed == 1, "the wrong copy has left; the file has a right one"
 

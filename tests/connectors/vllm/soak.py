@@ -90,7 +90,7 @@ def _measure(engine: EngineProcess, daemon: Daemon, seconds: float) -> dict[str,
     counts = engine("end_traffic", wait_s=END_WITHIN_S)
     engine("settle")
     with Client(daemon.target) as client:
-        stats = client.stats()
+        stats = client.admin.stats()
     counters = engine("counters")
     names = ("preemptions", "loads", "loads_failed", "corrupt_blocks", "saved_blocks")
     return {

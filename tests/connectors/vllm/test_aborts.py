@@ -26,7 +26,7 @@ class Engine:
 
     def leases(self) -> int:
         with Client(self.daemon.target) as client:
-            return client.stats()["leases"]
+            return client.admin.stats()["leases"]
 
     def step_until(self, true) -> None:
         for _ in range(STEPS_MAX):
@@ -41,7 +41,7 @@ class Engine:
         assert self.process("held") == {}
         until(lambda: not self.leases())
         with Client(self.daemon.target) as client:
-            dram = client.stats()["dram"]
+            dram = client.admin.stats()["dram"]
         assert dram["leased_bytes"] == dram["limbo_bytes"] == 0
 
 

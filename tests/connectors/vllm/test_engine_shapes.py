@@ -15,7 +15,7 @@ BLOCK = 32
 
 def leases(daemon) -> int:
     with Client(daemon.target) as client:
-        return client.stats()["leases"]
+        return client.admin.stats()["leases"]
 
 
 def with_native_offloading(daemon) -> dict:
@@ -46,7 +46,7 @@ def test_beside_another_connector_each_serves_what_the_other_lacks(start_engine,
     assert engine.counter("loads") == 1, "the first of the connectors that has it loads"
 
     with Client(daemon.target) as client:
-        assert client.clear() > 0
+        assert client.admin.clear() > 0
     assert engine("reset_prefix_cache")
     assert engine.generate(turn) == answer
     assert engine.counter("loads") == 1

@@ -23,7 +23,7 @@ def test_requests_of_an_engine_are_explained_by_their_ids(start_engine, daemon, 
     engine("reset_prefix_cache")
     engine.generate(other)
     with Client(daemon.target) as client:
-        diverged, whole, first = client.outcomes()
+        diverged, whole, first = client.admin.outcomes()
         assert len({diverged.request_id, whole.request_id, first.request_id}) == 3
         assert all(each.client.startswith("vllm") for each in (diverged, whole, first))
         assert (first.hit_blocks, whole.hit_blocks, diverged.hit_blocks) == (0, 22, 12)
@@ -46,7 +46,7 @@ def test_requests_of_an_engine_are_explained_by_their_ids(start_engine, daemon, 
     engine = start_engine("llama", daemon, dtype="bfloat16")
     engine.generate(turn)
     with Client(daemon.target) as client:
-        ending = client.outcomes(limit=1)[0].ending
+        ending = client.admin.outcomes(limit=1)[0].ending
     assert ending is not None
     assert ending.reason is Reason.OTHER_NAMESPACE
     assert any(field.startswith("kv_dtype: ") for field in ending.differs)
@@ -60,10 +60,10 @@ def what_a_request_says_of_its_session_reaches_the_daemon(engine, daemon, turn):
     engine("settle")
     assert engine("metrics")["hints"] == 1
     with Client(daemon.target) as client:
-        until(lambda: client.stats()["dram"]["pinned_bytes"] > 0)
-        assert client.expect("chat-17", 30.0).done_blocks == 6
-        assert any(kind.startswith("pin/") for kind in client.stats()["totals"]["hints"])
-        client.pin("chat-17", 0.0)
+        until(lambda: client.admin.stats()["dram"]["pinned_bytes"] > 0)
+        assert client.hints.expect("chat-17", 30.0).done_blocks == 6
+        assert any(kind.startswith("pin/") for kind in client.admin.stats()["totals"]["hints"])
+        client.hints.pin("chat-17", 0.0)
 
 
 def what_a_dead_daemon_does_to_breakers(engine, daemon, turn):

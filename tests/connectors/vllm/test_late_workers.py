@@ -67,4 +67,4 @@ def test_a_late_worker_only_misses(daemon, make_worker: Callable[..., WorkerSide
         assert save() == BLOCKS, "what was missing is stored with the next save"
         assert early.counters.totals["saved_blocks"] == BLOCKS, "the rest is not copied again"
         assert late.counters.totals["saved_blocks"] == BLOCKS
-        until(lambda: client.stats()["leases"] == 0)
+        until(lambda: client.admin.stats()["leases"] == 0)

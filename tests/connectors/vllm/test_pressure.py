@@ -23,7 +23,7 @@ def test_requests_preempted_while_their_blocks_are_saved_say_the_same(start_engi
     assert engine.counter("preemptions") == 0
     engine("reset_prefix_cache")
     with Client(daemon.target) as client:
-        assert client.clear() > 0
+        assert client.admin.clear() > 0
     engine("slow_saves", seconds=0.03)
     assert engine.generate(*prompts, max_tokens=300) == alone
     engine("slow_saves", seconds=0)
@@ -81,7 +81,7 @@ def test_requests_with_drafts_preempted_under_asynchronous_scheduling_say_the_sa
 
 def held_by_clients(daemon) -> dict[str, int]:
     with Client(daemon.target) as client:
-        stats = client.stats()
+        stats = client.admin.stats()
     return {
         "leases": stats["leases"],
         **{name: stats["dram"][f"{name}_bytes"] for name in ("leased", "limbo", "pinned")},

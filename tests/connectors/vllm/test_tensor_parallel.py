@@ -54,7 +54,7 @@ class TwoRanks:
         """Damage one record in the arena, as bad memory would."""
         with Client(self.daemon.target) as client:
             namespace_id, keys = self.keys(client, turn)
-            assert client.flush(10), "else whoever writes it behind finds the damage first"
+            assert client.admin.flush(10), "else whoever writes it behind finds the damage first"
             span = Span(Part(0, shard), block, block + 1)
             grant = client.acquire(namespace_id, keys, spans=[span])
             client.view(grant.slots[0])[7] ^= 0x10
@@ -71,7 +71,7 @@ class TwoRanks:
 
     def daemon_stats(self) -> dict:
         with Client(self.daemon.target) as client:
-            return client.stats()
+            return client.admin.stats()
 
 
 def test_two_ranks_share_one_cache(start_engine, daemon, prompt, tmp_path):

@@ -44,7 +44,7 @@ def offloading(daemon, **tier) -> dict:
 
 def stored_blocks(daemon) -> int:
     with Client(daemon.target) as client:
-        return client.stats()["blocks"]
+        return client.admin.stats()["blocks"]
 
 
 def read_bytes(engine) -> float:

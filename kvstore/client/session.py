@@ -1,0 +1,262 @@
+"""A client's session with the daemon: namespaces, and leases of the arena."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Sequence
+from typing import TYPE_CHECKING
+
+from kvstore.client.caller import DURABLE_WAIT_S, Caller
+from kvstore.model.block import (
+    BlockKey,
+    Committed,
+    Grant,
+    Match,
+    Namespace,
+    NamespaceId,
+    Slot,
+    Span,
+    check_keys,
+)
+from kvstore.model.errors import Incompatible, InvalidRequest, SessionEnded, Unavailable
+from kvstore.model.outcome import REQUEST_ID_CHARS_MAX
+from kvstore.rpc.v1 import kvstore_pb2 as pb
+from kvstore.transport.messages import committed_of, grant_of, spans_to_messages
+
+if TYPE_CHECKING:
+    from kvstore.rpc.v1.kvstore_pb2_grpc import KVStoreAsyncStub
+
+
+class Session:
+    """The calls that say where records are, and lease their slots; they copy no bytes."""
+
+    def __init__(self, caller: Caller) -> None:
+        self.target = caller.target
+        self._caller = caller
+
+    # ---- link --------------------------------------------------------------------------------
+
+    @property
+    def available(self) -> bool:
+        """False while calls raise Unavailable without being tried."""
+        return self._caller.available
+
+    @property
+    def breaker_trips(self) -> int:
+        """How often the client stopped asking the daemon until it answered again."""
+        return self._caller.breaker_trips
+
+    @property
+    def local(self) -> bool:
+        """Whether the arena is mapped."""
+        return self._caller.arena is not None
+
+    @property
+    def instance(self) -> str:
+        """Identity of the running daemon: it changes at a restart, "" when not connected."""
+        return self._caller.instance
+
+    async def connect(self) -> None:
+        """Connect now; calls connect on demand. Raises Unavailable, Unauthorized, Incompatible."""
+        await self._caller.connected()
+
+    async def doubt(self) -> None:
+        """Report that an answer is overdue by the caller's own deadline, before the call's.
+
+        The client refuses calls until the daemon has answered a ping.
+        """
+        self._caller.doubt()
+
+    # ---- namespaces --------------------------------------------------------------------------
+
+    async def register(self, namespace: Namespace) -> NamespaceId:
+        """Register a namespace with the daemon.
+
+        The client remembers it, and registers it again with a daemon that does not know it.
+        """
+        request = pb.RegisterNamespaceRequest(spec_json=namespace.to_json(), name=namespace.name)
+        await self._caller.call(lambda stub, _, t: stub.RegisterNamespace(request, timeout=t))
+        namespace_id = namespace.id
+        self._caller.remember(namespace_id, namespace)
+        return namespace_id
+
+    def namespace(self, namespace_id: NamespaceId) -> Namespace:
+        """Return a namespace registered by this client. Raises InvalidRequest."""
+        namespace = self._caller.namespace(namespace_id)
+        if namespace is None:
+            raise InvalidRequest(
+                f"unknown namespace {bytes(namespace_id)[:4].hex()}: register it first"
+            )
+        return namespace
+
+    # ---- blocks ------------------------------------------------------------------------------
+
+    async def match(
+        self,
+        namespace_id: NamespaceId,
+        keys: Sequence[BlockKey],
+        *,
+        skip_blocks: int = 0,
+        recompute_s_per_block: float = 0.0,
+        timeout_s: float | None = None,
+    ) -> Match:
+        """Return how long the prefix would hit now, and how much is worth loading.
+
+        Leases nothing.
+        """
+        request = pb.MatchRequest(
+            namespace_id=namespace_id,
+            keys=self._caller.joined(keys),
+            skip_blocks=skip_blocks,
+            recompute_s_per_block=recompute_s_per_block,
+        )
+        reply = await self._caller.call(
+            lambda stub, _, t: stub.Match(request, timeout=t),
+            timeout_s=timeout_s,
+            namespace_id=namespace_id,
+        )
+        worth = reply.worth_blocks if reply.HasField("worth_blocks") else None
+        return Match(reply.hit_blocks, reply.resident_blocks, worth, reply.load_s)
+
+    async def acquire(
+        self,
+        namespace_id: NamespaceId,
+        keys: Sequence[BlockKey],
+        *,
+        skip_blocks: int = 0,
+        readers: int = 1,
+        wait_s: float = 0.0,
+        spans: Sequence[Span] | None = None,
+        request_id: str = "",
+        recompute_s_per_block: float = 0.0,
+        session_id: str = "",
+        file_places: bool = False,
+    ) -> Grant:
+        """Lease the longest stored prefix, or exactly the parts that `spans` names.
+
+        Read through `view`, verify with `checksum`, then `release`. The bytes that were read are
+        valid only if the release answers True. `readers` releases end the lease.
+
+        recompute_s_per_block: time to compute a block instead. The daemon does not wait for a load
+        that takes longer than that. 0: it waits for `wait_s`.
+        request_id: `kvstore explain REQUEST_ID` shows why the hit was not longer. Only its first
+        256 characters count.
+        session_id: the conversation that the request belongs to; hints may name it later.
+        file_places: the caller reads the daemon's files itself, with its own rights. A record that
+        only the file tier has, stored as it was put, is then not promoted. It has no slot but a
+        place (`Grant.places`), valid until the lease ends. After the lease's deadline, or when the
+        disk fails, the place may become a hole, or its file may vanish. A daemon that leases no
+        places, or no more of them now, promotes the records as usual.
+        """
+        self._caller.check_may_lease()
+        namespace, joined = self.namespace(namespace_id), self._caller.joined(keys)
+        messages = spans_to_messages(spans or ())
+
+        def call(
+            stub: KVStoreAsyncStub, session: int, timeout_s: float
+        ) -> Awaitable[pb.GrantReply]:
+            request = pb.AcquireRequest(
+                session=session,
+                namespace_id=namespace_id,
+                keys=joined,
+                skip_blocks=skip_blocks,
+                readers=readers,
+                wait_s=wait_s,
+                spans=messages,
+                request_id=request_id[:REQUEST_ID_CHARS_MAX],
+                recompute_s_per_block=recompute_s_per_block,
+                session_id=session_id,
+                file_places=file_places,
+            )
+            return stub.Acquire(request, timeout=timeout_s)
+
+        reply = await self._caller.call(call, wait_s=wait_s, repeat=True, namespace_id=namespace_id)
+        return grant_of(reply, namespace, reading=True)
+
+    async def release(self, *lease_ids: int) -> list[bool]:
+        """End leases, or abandon reservations. True: the lease was valid until now."""
+
+        def call(
+            stub: KVStoreAsyncStub, session: int, timeout_s: float
+        ) -> Awaitable[pb.ReleaseReply]:
+            request = pb.ReleaseRequest(session=session, leases=lease_ids)
+            return stub.Release(request, timeout=timeout_s)
+
+        self._caller.settled(*lease_ids)
+        try:
+            held = list((await self._caller.call(call)).held)
+        except SessionEnded:
+            return [False] * len(lease_ids)
+        if len(held) != len(lease_ids):
+            raise Incompatible(f"the daemon answered {len(held)} of {len(lease_ids)} releases")
+        return held
+
+    async def reserve(
+        self,
+        namespace_id: NamespaceId,
+        keys: Sequence[BlockKey],
+        *,
+        first_block: int,
+        parent: BlockKey | None,
+        spans: Sequence[Span],
+        wait_s: float = 0.0,
+        session_id: str = "",
+    ) -> Grant:
+        """Lease slots for the records of `spans` that are not stored yet; then `commit`.
+
+        session_id: the conversation they belong to; hints may name it later.
+        """
+        self._caller.check_may_lease()
+        namespace, joined = self.namespace(namespace_id), self._caller.joined(keys)
+        check_keys([parent] if parent else [])
+        messages = spans_to_messages(spans)
+
+        def call(
+            stub: KVStoreAsyncStub, session: int, timeout_s: float
+        ) -> Awaitable[pb.GrantReply]:
+            request = pb.ReserveRequest(
+                session=session,
+                namespace_id=namespace_id,
+                keys=joined,
+                first_block=first_block,
+                parent=parent or b"",
+                spans=messages,
+                wait_s=wait_s,
+                session_id=session_id,
+            )
+            return stub.Reserve(request, timeout=timeout_s)
+
+        reply = await self._caller.call(call, wait_s=wait_s, repeat=True, namespace_id=namespace_id)
+        self._caller.reserved(reply.lease)
+        return grant_of(reply, namespace, reading=False)
+
+    async def commit(
+        self, lease_id: int, checksums: Sequence[int], *, durable: bool = False
+    ) -> Committed:
+        """Publish the records of a reservation.
+
+        checksums: one per slot; where the slot is None, any number. durable: answer when the
+        records are synced to disk.
+        """
+
+        def call(
+            stub: KVStoreAsyncStub, session: int, timeout_s: float
+        ) -> Awaitable[pb.CommitReply]:
+            request = pb.CommitRequest(
+                session=session, lease=lease_id, checksums=checksums, durable=durable
+            )
+            return stub.Commit(request, timeout=timeout_s)
+
+        self._caller.settled(lease_id)
+        return committed_of(
+            await self._caller.call(call, wait_s=DURABLE_WAIT_S if durable else 0.0)
+        )
+
+    def view(self, slot: Slot) -> memoryview:
+        """Return a slot's bytes, writable, without a copy. Raises Unavailable without an arena."""
+        if self._caller.arena is None:
+            raise Unavailable("the arena is not mapped")
+        return self._caller.arena.view(slot)
+
+    def extents(self) -> dict[int, memoryview]:
+        """Return the arena extents that are mapped now, by id: a GPU client registers them."""
+        return self._caller.arena.extents() if self._caller.arena else {}
