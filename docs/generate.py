@@ -32,6 +32,7 @@ ROOT = Path(__file__).parents[1]
 COPIES = "repository"  # folder of the site for what is outside docs/
 # Pages at the root of the repository that the site has as well, where they exist.
 PROJECT = ("ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md")
+READ_FIRST = ("life-of-a-put", "life-of-a-get", "formats", "failure-model")  # of docs/design
 MARK = re.compile(r"^<!-- generated: (\w+)((?: \w+)*) -->$", re.MULTILINE)
 LINK = re.compile(r"(!?\[[^\]]*\]\()([^)\s#:]+)(#[^)\s]*)?(\))")
 FENCE = re.compile(r"^( *)(`{3,}).*?^\1\2`*$", re.MULTILINE | re.DOTALL)
@@ -280,8 +281,9 @@ def broken(site: Path) -> tuple[int, list[str]]:
 
 def design_pages() -> list[str]:
     """Return the pages about the design, as paths in the site, in the order they are read."""
-    found = sorted((ROOT / "docs/design").glob("*.md"))
-    pages = ["first-afternoon.md", *(f"design/{path.name}" for path in found)]
+    found = {path.stem for path in (ROOT / "docs/design").glob("*.md")}
+    ordered = [*READ_FIRST, *sorted(found.difference(READ_FIRST))]
+    pages = ["first-afternoon.md", *(f"design/{name}.md" for name in ordered)]
     return [page for page in pages if (ROOT / "docs" / page).exists()]
 
 

@@ -338,12 +338,6 @@ def test_settings_that_documents_name_exist(document: str) -> None:
             assert name in known[section], f"{path.name}: there is no setting {section}.{name}"
 
 
-def test_links_to_files_lead_somewhere() -> None:
-    for document in DOCUMENTS:
-        for link in re.findall(r"\]\(([^)#:]+)\)", document.read_text()):
-            assert (document.parent / link).exists(), f"{document.name}: {link}"
-
-
 def test_the_table_of_extras_is_complete() -> None:
     assert _first_column("| extra | for |") == set(EXTRAS)
 

@@ -24,6 +24,9 @@ from tests.docs.examples import DOCUMENTS, ROOT
 DOCS = ROOT / "docs"
 CONFIG = (ROOT / "mkdocs.yml").read_text()
 PAGES = [path.relative_to(ROOT).as_posix() for path in sorted(DOCS.rglob("*.md"))]
+LINKING = sorted(
+    {*DOCUMENTS, *ROOT.glob("*.md"), *ROOT.glob("tests/*.md"), *ROOT.glob("benchmarks/**/*.md")}
+)
 ALERT = re.compile(r"expr: (.*)")
 
 
@@ -45,7 +48,7 @@ def test_a_browser_that_shows_the_site_asks_no_other_host() -> None:
     assert re.findall(r"https?://", CONFIG) == []
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+@pytest.mark.parametrize("document", LINKING, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_links_lead_somewhere(document: Path) -> None:
     page = document.relative_to(ROOT).as_posix()
     for found in generate.leaving_links(document.read_text()):
@@ -56,7 +59,7 @@ def test_links_lead_somewhere(document: Path) -> None:
             assert anchor in _heading_anchors(target), f"{page}: {found[2]}{found[3]}"
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+@pytest.mark.parametrize("document", LINKING, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_anchors_of_the_same_page_exist(document: Path) -> None:
     anchors = _heading_anchors(document)
     assert set(re.findall(r"\]\(#([^)]+)\)", document.read_text())) <= anchors
