@@ -57,10 +57,10 @@ class Holes:
 
     async def look(self) -> None:
         """Fill the holes there are, and drop what was in them."""
-        for extent, missing_nbytes in self._arena.punched():
+        for extent, missing_nbytes in self._arena.holes.punched():
             self._tell(extent, missing_nbytes)
             try:
-                await self._arena.refill(extent)
+                await self._arena.holes.refill(extent)
             except OSError as error:
                 logger.warning("arena=not_refilled extent=%d reason=%r", extent, error.strerror)
                 continue

@@ -124,7 +124,7 @@ class Server:
             arena = ArenaHost(
                 listener,
                 self._store.sessions,
-                self._store.arena,
+                self._store.arena.extents,
                 self._epoch,
                 self._boundary.refused,
                 task_failed=self._metrics.task_failed,

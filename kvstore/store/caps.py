@@ -59,7 +59,7 @@ class Caps:
         """Take what of the settings can change while the node runs. `check` them first."""
         file = settings.file
         self._node.limits = settings.limits
-        self._node.arena.set_capacity(settings.dram.capacity_bytes)
+        self._node.arena.growth.set_capacity(settings.dram.capacity_bytes)
         self._resized.set()
         self._write_behind.caps.set(file.capacity_bytes, file.free_bytes_min)
         self._write_behind.group_commit_bytes = self._node.limits.group_commit_bytes
@@ -89,7 +89,7 @@ class Caps:
     async def keep(self) -> None:
         """Give memory back under a lowered cap: what is free, then what is evicted for it."""
         while True:
-            while self._node.arena.excess_nbytes and await self._shrink():  # noqa: ASYNC110
+            while self._node.arena.holes.excess_nbytes and await self._shrink():  # noqa: ASYNC110
                 await asyncio.sleep(0)  # others' turn
             over = self._node.arena.reserved_nbytes > self._node.arena.capacity_bytes
             waits = SHRINK_AGAIN_S if over else None
@@ -100,17 +100,17 @@ class Caps:
 
     async def _shrink(self) -> bool:
         """Give some memory back. False: everything that is left is held, or to be written."""
-        if await self._node.arena.give_back():
+        if await self._node.arena.holes.give_back():
             return True
-        nbytes = min(self._node.arena.excess_nbytes, SHED_STEP_NBYTES)
-        self._planner.eviction.write_ahead(self._node.arena.excess_nbytes)
+        nbytes = min(self._node.arena.holes.excess_nbytes, SHED_STEP_NBYTES)
+        self._planner.eviction.write_ahead(self._node.arena.holes.excess_nbytes)
         self._write_behind.wake()
         return self._planner.eviction.shed(nbytes) > 0
 
     def set_bounds(self) -> None:
         """Derive from limits and caps what each part may hold."""
         limits, arena_bytes = self._node.limits, self._node.arena.capacity_bytes
-        if self._node.arena.waits_for_memory:
+        if self._node.arena.growth.waits_for_memory:
             arena_bytes = min(arena_bytes, self._node.arena.reserved_nbytes)
         self._leases.lease_s = limits.lease_s
         self._leases.sessions_max = limits.sessions_max

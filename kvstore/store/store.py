@@ -212,7 +212,7 @@ class Store:
             )
             if self._node.planner.dirty.count:
                 self._node.write_behind.wake()
-            await self._node.arena.renew()
+            await self._node.arena.holes.renew()
             self.caps.set_bounds()
             self._publish()
 

@@ -71,7 +71,7 @@ class Members(Protocol):
 class Extents(Protocol):
     """Where extents come from."""
 
-    def extents(self) -> Any:
+    def handles(self) -> Any:
         """Return the extents there are, oldest first."""
 
     def on_extent(self, callback: Callable[[Any], None]) -> Callable[[], None]:
@@ -174,7 +174,7 @@ class ArenaHost:
 
     async def _hand_out(self, connection: socket.socket, pid: int, news: News) -> None:
         """Send the extents, and what is new, until the peer is gone."""
-        known = self._extents.extents()
+        known = self._extents.handles()
         for extent in known:
             news.put_nowait(extent)
         stop = self._extents.on_extent(news.put_nowait)

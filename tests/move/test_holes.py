@@ -17,7 +17,7 @@ def settle(node: Node) -> None:
     """Wait until the arena has touched its pages: that would fill the holes again."""
 
     async def grown() -> None:
-        growing = node.arena._grow_task
+        growing = node.arena.growth._task
         assert growing is not None
         await growing
 
@@ -25,7 +25,7 @@ def settle(node: Node) -> None:
 
 
 def punch_arena(node: Node) -> None:
-    for extent in node.arena.extents():
+    for extent in node.arena.extents.handles():
         allow_holes(extent.fd)
         punch(extent.fd, 0, extent.nbytes)
 
@@ -76,7 +76,7 @@ def test_what_is_durable_comes_up_again(tmp_path: Path) -> None:
         assert node.store.report.stats()["dram"]["blocks"] == 0
         assert node.metrics.totals()["punched_bytes"] == node.arena.capacity_bytes
         assert node.get(A) == len(A)
-        assert not node.arena.punched()
+        assert not node.arena.holes.punched()
 
 
 def test_a_reader_that_holds_the_slot_keeps_it_until_it_is_done() -> None:

@@ -15,7 +15,7 @@ from kvstore.client import Client
 from kvstore.system.memory import GIB, MIB, OOM_SCORE_FIRST, Bound, Memory
 from kvstore.testing.daemon import Daemon
 from kvstore.testing.wait import until
-from kvstore.tier.dram import Arena, arena
+from kvstore.tier.dram import Arena, growth
 
 LIMIT = 512 * MIB
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -134,7 +134,7 @@ def hog(procs: Path) -> Iterator[subprocess.Popen[bytes]]:
 def test_the_arena_stops_growing_below_the_floor_and_goes_on_when_there_is_room(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(arena, "LOOK_AGAIN_S", 0.01)
+    monkeypatch.setattr(growth, "LOOK_AGAIN_S", 0.01)
     free = [4 * GIB]
 
     free = 128 * MIB + 2 * MIB  # the floor, and two extents
@@ -145,17 +145,17 @@ def test_the_arena_stops_growing_below_the_floor_and_goes_on_when_there_is_room(
     async def grow() -> None:
         nonlocal free
         await tight.start()
-        while not tight.waits_for_memory:  # noqa: ASYNC110
+        while not tight.growth.waits_for_memory:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
         await asyncio.sleep(0.1)
-        assert tight.growing
-        assert tight.growth_pauses == 1
+        assert tight.growth.growing
+        assert tight.growth.pauses == 1
         assert tight.reserved_nbytes == 2 * MIB
         free += 2 * MIB
-        while tight.growing:  # noqa: ASYNC110
+        while tight.growth.growing:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
         assert tight.reserved_nbytes == tight.capacity_bytes == 4 * MIB
-        assert not tight.waits_for_memory
+        assert not tight.growth.waits_for_memory
         await tight.close()
 
     tight = Arena(4 * MIB, MIB, memory=memory)

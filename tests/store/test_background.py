@@ -22,7 +22,7 @@ Find = Callable[[Node], tuple[Any, str]]
 TASKS: dict[str, Find] = {
     "house": lambda node: (node.store._leases, "expire"),
     "cap": lambda node: (node.store.caps, "_shrink"),
-    "holes": lambda node: (node.arena, "punched"),
+    "holes": lambda node: (node.arena.holes, "punched"),
     "write_behind": lambda node: (node.planner.writes, "take"),
     "devices": lambda node: (node.file and node.file.devices[0].watch, "oldest_s"),
     "upload": lambda node: (node.store._objects and node.store._objects._upload, "upload"),
@@ -60,7 +60,7 @@ def test_a_task_that_meets_a_bug_is_counted_logged_and_goes_on(
         async def until_it_goes_on() -> None:
             while not bug.after:
                 if task == "cap":
-                    node.arena.set_capacity(1 << 20)
+                    node.arena.growth.set_capacity(1 << 20)
                     node.store.caps._resized.set()
                 if task == "bucket":
                     node.objects._upkeep._wake.set()

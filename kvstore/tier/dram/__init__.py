@@ -1,5 +1,6 @@
 """The dram tier: slots in shared memory that clients read and write in place."""
 
-from kvstore.tier.dram.arena import Arena, ExtentHandle
+from kvstore.tier.dram.arena import Arena
+from kvstore.tier.dram.extents import ExtentHandle
 
 __all__ = ["Arena", "ExtentHandle"]

@@ -22,16 +22,16 @@ PAGE = 4096
 
 def present(arena: Arena) -> int:
     """Return what the kernel says the arena takes."""
-    return sum(os.fstat(each.fd).st_blocks * 512 for each in arena.extents())
+    return sum(os.fstat(each.fd).st_blocks * 512 for each in arena.extents.handles())
 
 
 async def grown(arena: Arena) -> None:
-    while arena.growing:  # noqa: ASYNC110
+    while arena.growth.growing:  # noqa: ASYNC110
         await asyncio.sleep(0.001)
 
 
 async def shrunk(arena: Arena) -> None:
-    while await arena.give_back():
+    while await arena.holes.give_back():
         pass
 
 
@@ -57,11 +57,11 @@ def fill(arena: Arena, nbytes: int = MIB // 2) -> list[Slot]:
 def test_what_is_free_goes_back_at_once_and_whole_extents_are_retired() -> None:
     async def work(arena: Arena) -> None:
         retired: list[int] = []
-        arena.on_retired(retired.append)
-        arena.set_capacity(3 * MIB)
-        assert arena.excess_nbytes == 5 * MIB
+        arena.extents.on_retired(retired.append)
+        arena.growth.set_capacity(3 * MIB)
+        assert arena.holes.excess_nbytes == 5 * MIB
         await shrunk(arena)
-        assert arena.excess_nbytes == 0
+        assert arena.holes.excess_nbytes == 0
         assert arena.reserved_nbytes == present(arena) == 3 * MIB
         assert retired == [3, 2]
         assert len(fill(arena)) == 6
@@ -73,9 +73,9 @@ def test_what_is_held_stays_as_it_is_until_it_is_free() -> None:
     async def work(arena: Arena) -> None:
         slots = fill(arena)
         assert len(slots) == 16
-        arena.set_capacity(2 * MIB)
+        arena.growth.set_capacity(2 * MIB)
         assert arena.allocate(PAGE) is None
-        assert await arena.give_back() == 0
+        assert await arena.holes.give_back() == 0
         random.Random(5).shuffle(slots)
         kept, freed = slots[:4], slots[4:]
         contents = [bytes(arena.view(slot)) for slot in kept]
@@ -85,7 +85,7 @@ def test_what_is_held_stays_as_it_is_until_it_is_free() -> None:
             await shrunk(arena)
         assert arena.physical_nbytes == arena.reserved_nbytes == present(arena) == 2 * MIB
         assert [bytes(arena.view(slot)) for slot in kept] == contents
-        assert not arena.punched()  # its own holes are not a client's
+        assert not arena.holes.punched()  # its own holes are not a client's
 
     with_arena(work)
 
@@ -95,11 +95,11 @@ def test_a_raised_cap_takes_new_extents_and_no_hole() -> None:
         slots = fill(arena)
         for slot in slots[::2]:
             arena.free(slot)
-        arena.set_capacity(4 * MIB)
+        arena.growth.set_capacity(4 * MIB)
         await shrunk(arena)
-        before = {each.id for each in arena.extents()}
+        before = {each.id for each in arena.extents.handles()}
         contents = [bytes(arena.view(slot)) for slot in slots[1::2]]
-        arena.set_capacity(8 * MIB)
+        arena.growth.set_capacity(8 * MIB)
         await grown(arena)
         assert arena.reserved_nbytes == present(arena) == 8 * MIB
         new = fill(arena)
@@ -115,11 +115,11 @@ def test_many_small_raises_make_few_extents_and_are_summed_up() -> None:
         arena = Arena(2 * MIB, 2 * MIB)
         await arena.start()
         for raised in range(1, 513):
-            arena.set_capacity(2 * MIB + raised * 4 * PAGE)
+            arena.growth.set_capacity(2 * MIB + raised * 4 * PAGE)
             await grown(arena)
-        assert len(arena.extents()) < 48
+        assert len(arena.extents.handles()) < 48
         assert 0 <= arena.capacity_bytes - arena.reserved_nbytes < arena.reserved_nbytes // 16
-        arena.set_capacity(arena.capacity_bytes + 2 * MIB)
+        arena.growth.set_capacity(arena.capacity_bytes + 2 * MIB)
         await grown(arena)
         assert arena.capacity_bytes - arena.reserved_nbytes < arena.reserved_nbytes // 16
         await arena.close()
@@ -132,7 +132,7 @@ def test_a_cap_beyond_that_of_the_start_takes_larger_records() -> None:
         arena = Arena(MIB, 4 * MIB)
         await arena.start()
         assert arena.record_nbytes_max == MIB
-        arena.set_capacity(8 * MIB)
+        arena.growth.set_capacity(8 * MIB)
         await grown(arena)
         assert arena.record_nbytes_max == 4 * MIB
         assert arena.allocate(3 * MIB) is not None
@@ -143,15 +143,15 @@ def test_a_cap_beyond_that_of_the_start_takes_larger_records() -> None:
 
 def test_an_extent_that_is_being_made_when_the_cap_is_lowered_is_not_kept() -> None:
     async def work(arena: Arena) -> None:
-        before = [each.id for each in arena.extents()]
-        arena.set_capacity(32 * MIB)
+        before = [each.id for each in arena.extents.handles()]
+        arena.growth.set_capacity(32 * MIB)
         while arena.reserved_nbytes == 8 * MIB:  # noqa: ASYNC110
             await asyncio.sleep(0)
-        arena.set_capacity(8 * MIB)
+        arena.growth.set_capacity(8 * MIB)
         await grown(arena)
-        assert arena.excess_nbytes == 0
+        assert arena.holes.excess_nbytes == 0
         assert arena.reserved_nbytes == present(arena) == 8 * MIB
-        assert [each.id for each in arena.extents()] == before
+        assert [each.id for each in arena.extents.handles()] == before
 
     with_arena(work)
 
@@ -159,12 +159,12 @@ def test_an_extent_that_is_being_made_when_the_cap_is_lowered_is_not_kept() -> N
 def test_pages_that_a_client_touches_again_go_back_again() -> None:
     async def work(arena: Arena) -> None:
         slot = arena.allocate(PAGE)  # keeps the first extent alive
-        arena.set_capacity(MIB)
+        arena.growth.set_capacity(MIB)
         await shrunk(arena)
-        (extent,) = arena.extents()
+        (extent,) = arena.extents.handles()
         os.pwrite(extent.fd, b"x" * PAGE, extent.nbytes - PAGE)
         assert present(arena) == MIB + PAGE
-        await arena.renew()
+        await arena.holes.renew()
         assert present(arena) == MIB
         assert slot is not None
 
@@ -176,12 +176,12 @@ def test_larger_records_find_room_where_small_ones_left_holes() -> None:
         small = fill(arena, 64 << 10)
         for slot in small[::2]:
             arena.free(slot)
-        arena.set_capacity(4 * MIB)
+        arena.growth.set_capacity(4 * MIB)
         await shrunk(arena)
         for slot in small[1::2]:
             arena.free(slot)
         assert arena.allocate(MIB) is None  # nowhere are two runs side by side
-        await arena.renew()
+        await arena.holes.renew()
         await grown(arena)
         assert arena.reserved_nbytes == present(arena) == 4 * MIB
         assert len(fill(arena, MIB)) == 4
@@ -198,14 +198,14 @@ def test_any_order_of_changes_keeps_caps_and_bytes(seed: int) -> None:
         for step in range(120):
             match rng.randrange(4):
                 case 0:
-                    arena.set_capacity(rng.randrange(1, 12) * MIB)
+                    arena.growth.set_capacity(rng.randrange(1, 12) * MIB)
                 case 1 if held:
                     for slot in rng.sample(list(held), rng.randrange(1, len(held) + 1)):
                         assert arena.view(slot)[0] == arena.view(slot)[-1] == held.pop(slot)
                         arena.free(slot)
                 case 2:
                     await shrunk(arena)
-                    await arena.renew()
+                    await arena.holes.renew()
                 case _:
                     slot = arena.allocate(rng.randrange(1, MIB))
                     if slot is not None:
@@ -229,13 +229,13 @@ def test_pages_are_taken_back_where_holes_are_forbidden() -> None:
     """A client may punch in the moment in which the daemon itself gives memory back."""
 
     async def work(arena: Arena) -> None:
-        extent = arena.extents()[0]
+        extent = arena.extents.handles()[0]
         allow_holes(extent.fd)
         punch(extent.fd, 0, 4 * PAGE)
         _forbid_holes(extent.fd)
-        assert arena.punched() == [(extent.id, 4 * PAGE)]
-        await arena.refill(extent.id)
-        assert arena.punched() == []
+        assert arena.holes.punched() == [(extent.id, 4 * PAGE)]
+        await arena.holes.refill(extent.id)
+        assert arena.holes.punched() == []
         with_flag = pytest.raises(PermissionError) if holes_are_forbidden() else nullcontext()
         with with_flag:
             punch(extent.fd, 0, PAGE)
@@ -269,7 +269,7 @@ def test_a_shrink_without_a_descriptor_left_goes_on_later(monkeypatch: pytest.Mo
             return dup(fd)
 
         monkeypatch.setattr(os, "dup", none_left)
-        arena.set_capacity(PAGE)
+        arena.growth.set_capacity(PAGE)
         await shrunk(arena)
         assert failed
         await shrunk(arena)

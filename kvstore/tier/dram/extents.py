@@ -1,0 +1,114 @@
+"""The extents of an arena, from made to retired; whoever maps them is told of each."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import mmap
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from kvstore.tier.dram.allocator import ExtentAllocator
+
+logger = logging.getLogger(__name__)
+Run: TypeAlias = tuple[int, int]
+
+
+@dataclass(slots=True)
+class ExtentHandle:
+    """What a client needs to map an extent: its id, its memfd (owned by the arena) and its size.
+
+    closed: it was retired, and `fd` is nobody's any more, or another file's.
+    """
+
+    id: int
+    fd: int
+    nbytes: int
+    closed: bool = False
+
+
+@dataclass(slots=True)
+class Extent:
+    """withdrawn: runs, as (begin, end), that were given back to the system."""
+
+    handle: ExtentHandle
+    mapped: mmap.mmap
+    view: memoryview
+    space: ExtentAllocator
+    withdrawn: list[Run] = field(default_factory=list)
+
+    @property
+    def nbytes(self) -> int:
+        """What it takes of the system."""
+        return self.handle.nbytes - self.space.withdrawn
+
+
+class Extents:
+    """Iterate over it for all extents, oldest first.
+
+    leaving_nbytes: withdrawn from slots, and not yet back with the system.
+    """
+
+    def __init__(self) -> None:
+        self.by_id: dict[int, Extent] = {}
+        self.leaving_nbytes = 0
+        self._next_id = 0
+        self._callbacks: list[Callable[[ExtentHandle], None]] = []
+        self._retired_callbacks: list[Callable[[int], None]] = []
+
+    def __iter__(self) -> Iterator[Extent]:
+        return iter(self.by_id.values())
+
+    def handles(self) -> list[ExtentHandle]:
+        return [extent.handle for extent in self]
+
+    @property
+    def nbytes(self) -> int:
+        """What all of them take of the system, without `leaving_nbytes`."""
+        return sum(extent.nbytes for extent in self)
+
+    def on_extent(self, callback: Callable[[ExtentHandle], None]) -> Callable[[], None]:
+        """Call `callback` for every extent made from now on; returns how to stop that."""
+        self._callbacks.append(callback)
+        return lambda: self._callbacks.remove(callback)
+
+    def on_retired(self, callback: Callable[[int], None]) -> Callable[[], None]:
+        """Call `callback` with the id of every extent that is given back; as `on_extent`."""
+        self._retired_callbacks.append(callback)
+        return lambda: self._retired_callbacks.remove(callback)
+
+    def add(self, fd: int, mapped: mmap.mmap) -> Extent:
+        """Take over an extent that was made."""
+        handle = ExtentHandle(self._next_id, fd, len(mapped))
+        self._next_id += 1
+        extent = Extent(handle, mapped, memoryview(mapped), ExtentAllocator(len(mapped)))
+        self.by_id[handle.id] = extent
+        for callback in list(self._callbacks):
+            callback(handle)
+        return extent
+
+    def retire(self, extent: Extent) -> None:
+        """Unmap an extent of which nothing is left, here and at every client."""
+        if self.by_id.pop(extent.handle.id, None) is None:
+            return
+        for callback in list(self._retired_callbacks):
+            callback(extent.handle.id)
+        _close(extent)
+        logger.info("arena=retired extent=%d bytes=%d", extent.handle.id, extent.handle.nbytes)
+
+    def close(self) -> None:
+        """Unmap all. Clients are not told: the daemon ends."""
+        for extent in self:
+            _close(extent)
+        self.by_id.clear()
+
+
+def _close(extent: Extent) -> None:
+    """Unmap, unless somebody has a view of it: then it stays until that is gone."""
+    extent.handle.closed = True
+    os.close(extent.handle.fd)
+    with contextlib.suppress(BufferError):
+        extent.view.release()
+        extent.mapped.close()

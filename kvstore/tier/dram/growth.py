@@ -1,0 +1,147 @@
+"""The arena grows to its cap in the background, and waits while others need the memory."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import mmap
+import os
+from collections.abc import Callable
+
+from kvstore.model.block import padded
+from kvstore.model.errors import ConfigError
+from kvstore.system.memory import Memory
+from kvstore.system.numa import cpus_for_arena
+from kvstore.tier.dram.extent_memory import make_extent, make_touched_extent, touch
+from kvstore.tier.dram.extents import Extents
+
+logger = logging.getLogger(__name__)
+
+LOOK_AGAIN_S = 2.0  # at memory that others had taken
+SMALL_EXTENTS_MAX = 16  # beyond these, a small extent has to be worth its descriptor
+SMALL_SHARE = 16  # of the arena, one part at least is worth a small extent
+
+
+class Growth:
+    """capacity_bytes: the cap. extent_bytes: of a full extent; none is larger.
+
+    coming_nbytes: of the extent that is being made. waits_for_memory: the next extent waits until
+    others have given memory back. pauses: how often that was the case, ever.
+    """
+
+    def __init__(
+        self,
+        extents: Extents,
+        capacity_bytes: int,
+        extent_bytes: int,
+        memory: Callable[[], Memory],
+    ) -> None:
+        self.capacity_bytes = capacity_bytes // mmap.PAGESIZE * mmap.PAGESIZE
+        self.extent_bytes = padded(min(extent_bytes, self.capacity_bytes))
+        self.coming_nbytes = 0
+        self.waits_for_memory = False
+        self.pauses = 0
+        self._extents = extents
+        self._extent_bytes_wanted = extent_bytes
+        self._memory = memory
+        self._cpus: frozenset[int] = frozenset()
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Make the first extent, and the others in the background."""
+        nbytes = min(self.extent_bytes, self.capacity_bytes)
+        self._cpus = await asyncio.to_thread(cpus_for_arena)
+        first = self._extents.add(*await asyncio.to_thread(make_extent, nbytes, self._cpus))
+        self._touching = asyncio.create_task(asyncio.to_thread(touch, first.mapped))
+        self._task = asyncio.create_task(self._grow())
+
+    async def stop(self) -> None:
+        """Make no more extents."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    @property
+    def growing(self) -> bool:
+        return self._task is not None and not self._task.done()
+
+    def set_capacity(self, nbytes: int) -> None:
+        """Change the cap, and grow in the background if it is a higher one."""
+        self.capacity_bytes = nbytes // mmap.PAGESIZE * mmap.PAGESIZE
+        wanted = padded(min(self._extent_bytes_wanted, self.capacity_bytes))
+        self.extent_bytes = max(self.extent_bytes, wanted)
+        started = self._task is not None
+        if started and not self.growing and self._wanted_nbytes > 0:
+            self._task = asyncio.create_task(self._grow())
+
+    async def _grow(self) -> None:
+        await self._touching
+        while (nbytes := self._wanted_nbytes) > 0:
+            if not await self._may_take(nbytes):
+                continue
+            self.coming_nbytes = nbytes
+            try:
+                fd, mapped = await asyncio.to_thread(make_touched_extent, nbytes, self._cpus)
+            except ConfigError as error:
+                # Less cache is better than no daemon: stay with what could be reserved.
+                self.capacity_bytes = self._extents.nbytes
+                logger.warning(
+                    "arena=short capacity_bytes=%d reason=%r", self.capacity_bytes, str(error)
+                )
+                return
+            finally:
+                self.coming_nbytes = 0
+            if nbytes > self._wanted_nbytes:  # the cap was lowered meanwhile
+                mapped.close()
+                os.close(fd)
+            else:
+                self._extents.add(fd, mapped)
+        logger.info(
+            "arena=complete extents=%d capacity_bytes=%d",
+            len(self._extents.by_id),
+            self.capacity_bytes,
+        )
+
+    @property
+    def _wanted_nbytes(self) -> int:
+        """Return the size of the next extent, 0 or less if none is to be made.
+
+        Many small raises of the cap would make many small extents, and each takes a descriptor and
+        a mapping of every client. So small raises are summed up before they make an extent.
+        """
+        kept = self._extents.nbytes
+        missing = self.capacity_bytes - kept
+        small = sum(each.handle.nbytes < self.extent_bytes for each in self._extents)
+        if small >= SMALL_EXTENTS_MAX and missing < min(self.extent_bytes, kept // SMALL_SHARE):
+            return 0
+        return min(self.extent_bytes, missing)
+
+    async def _may_take(self, nbytes: int) -> bool:
+        """Say whether an extent may be made without taking its memory from engines. False: after a
+        while of waiting.
+
+        The kernel kills somebody when memory runs out, and the arena's next extent is worth less
+        than any process of this machine.
+        """
+        spare = (await asyncio.to_thread(self._memory)).spare_nbytes
+        if spare < nbytes:
+            if not self.waits_for_memory:
+                self.waits_for_memory = True
+                self.pauses += 1
+                logger.warning(
+                    "arena=waits reason='too little memory is free' wanted_bytes=%d spare_bytes=%d "
+                    "reserved_bytes=%d capacity_bytes=%d",
+                    nbytes,
+                    spare,
+                    self._extents.nbytes + self._extents.leaving_nbytes,
+                    self.capacity_bytes,
+                )
+            await asyncio.sleep(LOOK_AGAIN_S)
+            self.waits_for_memory = self._wanted_nbytes > 0
+            return False
+        if self.waits_for_memory:
+            self.waits_for_memory = False
+            logger.info("arena=grows_again spare_bytes=%d", spare)
+        return True
