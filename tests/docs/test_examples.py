@@ -283,6 +283,16 @@ def test_a_block_of_json(block: Any) -> None:
         msgspec.convert(found["kv_transfer_params"]["kvstore"], RequestHints)
 
 
+@pytest.mark.parametrize("block", every_block("yaml"), ids=lambda block: block.place)
+def test_a_block_of_alerts(block: Any) -> None:
+    yaml = pytest.importorskip("yaml")
+    (group,) = yaml.safe_load(block.text)["groups"]
+    for rule in group["rules"]:
+        assert rule["alert"].startswith("KVStore")
+        assert rule["annotations"]["summary"].endswith(".")
+        assert rule["expr"]
+
+
 @pytest.mark.parametrize("block", every_block("toml"), ids=lambda block: block.place)
 def test_a_block_of_settings(block: Any, tmp_path: Path) -> None:
     (tmp_path / "kvstore.toml").write_text(block.text)
