@@ -1,4 +1,4 @@
-"""Tiers: they hold bytes, and know nothing of policy, requests or engines."""
+"""The tiers hold bytes. They know nothing of policy, requests or engines."""
 
 from kvstore.tier.base import Tier
 

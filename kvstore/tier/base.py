@@ -1,4 +1,4 @@
-"""The seam of the tiers."""
+"""The interface that every tier implements."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Tier(Protocol[Place]):
 
     @property
     def physical_nbytes(self) -> int:
-        """Bytes in use: what the medium really holds, and what is set aside and not yet written."""
+        """Bytes in use: physical bytes on the medium, plus bytes set aside and not yet written."""
 
     def allocate(self, nbytes: int) -> Place | None:
         """Set `nbytes` (rounded up to pages) aside. None: no room now. Bookkeeping only."""
@@ -48,9 +48,9 @@ class Tier(Protocol[Place]):
 
         Raises Unavailable or CorruptBlock; the targets are then unspecified. Bytes are not
         verified here. The targets belong to the tier until the call returns, cancelled or not.
-        then: called with the part of the bytes that is there, by the thread that has read it: the
-        processor's cache may still have them.
-        parts: at most so many, multiples of PART_NBYTES, each read by a thread of its own.
+        then: called with each part that has been read, by the thread that read it, while the bytes
+        may still be in the processor's cache.
+        parts: how many parts at most, each a multiple of PART_NBYTES and read by its own thread.
         """
 
     def free(self, place: Place) -> None:

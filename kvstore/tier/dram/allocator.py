@@ -1,8 +1,9 @@
 """Cut one extent into slots of any page-aligned size: best fit, coalescing.
 
-Several record sizes live side by side (namespaces come and go), so fixed size classes would strand
-memory in the class of yesterday's model. Free runs of pages are merged with their neighbours on
-every free and found by size; with the few distinct sizes of a KV cache, best fit leaves few gaps.
+Several record sizes live side by side, and namespaces are added and deleted. Fixed size classes
+would strand memory in the class of yesterday's model. Free runs of pages are merged with their
+neighbours on every free and found by size. A KV cache has few distinct sizes, so best fit leaves
+few gaps.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from kvstore.model.errors import InvalidRequest
 class ExtentAllocator:
     """Free space of one extent of `capacity` bytes. Sizes are rounded up to 4 KiB pages.
 
-    used: bytes of slots. withdrawn: bytes that are out of use for ever.
+    used: bytes of slots. withdrawn: bytes taken out of use for good.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -63,9 +64,9 @@ class ExtentAllocator:
         self._add(start, end)
 
     def withdraw(self, nbytes: int) -> list[tuple[int, int]]:
-        """Take free runs, up to `nbytes` of them, out of use for ever; the largest first.
+        """Take free runs of up to `nbytes` out of use for good, the largest first.
 
-        Returns them as (begin, end). They are whole pages, and nobody gets them again.
+        Returns them as (begin, end). They are whole pages, and are never allocated again.
         """
         taken: list[tuple[int, int]] = []
         left = nbytes // PAGE_NBYTES * PAGE_NBYTES

@@ -1,19 +1,21 @@
 """The arena: memfd extents that the daemon and its clients map at the same time.
 
-A memfd, because a file in /dev/shm would outlive a crash, and because it is not subject to the
-64 MiB that containers give /dev/shm: running out there kills the engine with SIGBUS. An extent's
-pages are reserved (fallocate) before anybody may touch it and it is sealed against shrinking, so
-that no mapping of it can fault. Reserving a gigabyte takes a fraction of a second, so the first
-extent exists when the daemon starts and a background task makes the others. It also touches every
-page once: a disk reads into pages that nobody has touched yet at half the speed.
+It is a memfd, because a file in /dev/shm would outlive a crash. Containers also limit /dev/shm to
+64 MiB, and an engine that exceeds that is killed with SIGBUS. An extent's pages are reserved
+(fallocate) before anybody may touch it, and it is sealed against shrinking, so no mapping of it can
+fault.
 
-A lowered cap gives memory back at once: free runs are taken out of use for ever, and holes are
-punched there. They are never filled again, because a device may have pinned the old pages: a raised
-cap makes new extents. An extent of which nothing is left is retired, and clients unmap it.
+Reserving a gigabyte takes a fraction of a second. So the first extent exists when the daemon
+starts, and a background task makes the others. It also touches every page once, because disk reads
+into untouched pages run at half the speed.
+
+A lowered cap gives memory back at once: free runs are taken out of use and holes are punched there.
+The holes are never filled again, because a device may have pinned the old pages. A raised cap makes
+new extents instead. An extent of which nothing is left is retired, and clients unmap it.
 
 `Arena` hands out slots; its parts can be read alone:
 
-    extents  the extents there are, and who is told of them  (extents.py)
+    extents  all extents, and callbacks for new and retired   (extents.py)
     growth   the cap, and the task that makes extents         (growth.py)
     holes    memory given back to the system                  (holes.py)
 """
@@ -32,9 +34,9 @@ from kvstore.tier.dram.holes import ArenaHoles
 
 
 class Arena:
-    """The dram tier. Slots are places; whoever maps the arena may read and write all of it.
+    """The dram tier. Slots are places. Every process that maps the arena may write all of it.
 
-    memory: says what may be taken; it is asked before each extent but the first.
+    memory: returns what is available; called before each extent but the first.
     """
 
     def __init__(
@@ -108,7 +110,7 @@ class Arena:
         return self.extents.by_id[slot.extent].view[slot.offset : end]
 
     def clear_padding(self, slot: Slot) -> None:
-        """Zero what fills up the slot's last page: it is what an earlier record left there."""
+        """Zero the rest of the slot's last page, which still has bytes of an earlier record."""
         padding = self.padded_view(slot)[slot.nbytes :]
         padding[:] = bytes(len(padding))
 

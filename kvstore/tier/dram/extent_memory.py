@@ -1,10 +1,10 @@
-"""The memory of an extent: a memfd whose pages are reserved, touched, and not to be given back.
+"""The memory of an extent: a memfd whose pages are reserved, touched, and must stay.
 
-Clients are handed the same open file. Seals keep them from shrinking it, but not from punching
-holes into it: the daemon would read zeros there, and the pages would be anybody's. The one seal
-against holes (F_SEAL_FUTURE_WRITE) forbids writable mappings too, which clients need. Making the
-inode immutable forbids holes alone, but takes CAP_LINUX_IMMUTABLE. Without that, holes are noticed:
-an extent whose pages were all reserved has too few of them.
+Clients get the same open file. Seals keep them from shrinking it, but not from punching holes into
+it. The daemon would read zeros there, and the kernel could give the pages to any process. The only
+seal against holes (F_SEAL_FUTURE_WRITE) also forbids writable mappings, which clients need. An
+immutable inode forbids only holes, but takes CAP_LINUX_IMMUTABLE. Without that capability, holes
+are detected: the extent has fewer pages than were reserved.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _FALLOC_PUNCH_HOLE = 3  # with FALLOC_FL_KEEP_SIZE, without which the kernel ref
 
 
 def make_extent(nbytes: int, cpus: Set[int]) -> tuple[int, mmap.mmap]:
-    """Make an extent, with its pages near `cpus`: the kernel takes them where it is asked from."""
+    """Make an extent with its pages near `cpus`: the kernel allocates on the node of the caller."""
     fd = _memfd()
     try:
         os.fchmod(fd, 0o600)  # others could open it anew through /proc
@@ -69,7 +69,7 @@ def make_touched_extent(nbytes: int, cpus: Set[int]) -> tuple[int, mmap.mmap]:
 def touch(mapped: mmap.mmap) -> None:
     """Fill the page tables of an extent, as far as the kernel can.
 
-    In steps, and by way of ctypes: mmap.madvise would keep the interpreter lock.
+    It works in steps through ctypes, because mmap.madvise would hold the interpreter lock.
     """
     try:
         anchor = ctypes.c_char.from_buffer(mapped)  # while it lives, nobody can unmap it
@@ -89,8 +89,8 @@ def present_nbytes(fd: int) -> int:
 
 
 def refill(fd: int, runs: Sequence[tuple[int, int]]) -> None:
-    """Reserve the pages that are missing in some runs, and close `fd`. Raises OSError where no
-    memory is left."""
+    """Reserve the pages that are missing in some runs, and close `fd`. Raises OSError if no memory
+    is left."""
     try:
         with _holes_allowed(fd):  # an immutable inode takes no fallocate of any kind
             for begin, end in runs:
@@ -117,7 +117,7 @@ def punch(fd: int, runs: Sequence[tuple[int, int]]) -> None:
 
 @contextlib.contextmanager
 def _holes_allowed(fd: int) -> Iterator[None]:
-    """Lift the ban for the moment, if there is one: what clients punch meanwhile is noticed."""
+    """Allow holes for the moment. Holes that clients punch meanwhile are detected."""
     with _punching:  # another thread would forbid holes meanwhile
         immutable = _flags(fd) & _FS_IMMUTABLE_FL
         if immutable:
@@ -144,7 +144,7 @@ def _forbid_holes(fd: int) -> None:
 
 
 def _allow_holes(fd: int) -> None:
-    """For the moment: what clients punch meanwhile is noticed."""
+    """Allow holes for the moment. Holes that clients punch meanwhile are detected."""
     _set_flags(fd, 0)
 
 

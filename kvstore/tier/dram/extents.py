@@ -1,4 +1,4 @@
-"""The extents of an arena, from made to retired; whoever maps them is told of each."""
+"""The extents of an arena, from creation to retirement, and callbacks for both."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Run: TypeAlias = tuple[int, int]
 class ExtentHandle:
     """What a client needs to map an extent: its id, its memfd (owned by the arena) and its size.
 
-    closed: it was retired, and `fd` is nobody's any more, or another file's.
+    closed: it was retired; `fd` is closed, or names another file by now.
     """
 
     id: int
@@ -31,7 +31,7 @@ class ExtentHandle:
 
 @dataclass(slots=True)
 class Extent:
-    """withdrawn: runs, as (begin, end), that were given back to the system."""
+    """One memfd and the slots in it. withdrawn: runs, as (begin, end), given back to the system."""
 
     handle: ExtentHandle
     mapped: mmap.mmap
@@ -41,14 +41,14 @@ class Extent:
 
     @property
     def nbytes(self) -> int:
-        """What it takes of the system."""
+        """Bytes it takes from the system."""
         return self.handle.nbytes - self.space.withdrawn
 
 
 class Extents:
     """Iterate over it for all extents, oldest first.
 
-    leaving_nbytes: withdrawn from slots, and not yet back with the system.
+    leaving_nbytes: bytes withdrawn from use that the system does not have back yet.
     """
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class Extents:
 
     @property
     def nbytes(self) -> int:
-        """What all of them take of the system, without `leaving_nbytes`."""
+        """Bytes all of them take from the system, without `leaving_nbytes`."""
         return sum(extent.nbytes for extent in self)
 
     def on_extent(self, callback: Callable[[ExtentHandle], None]) -> Callable[[], None]:
@@ -106,7 +106,7 @@ class Extents:
 
 
 def _close(extent: Extent) -> None:
-    """Unmap, unless somebody has a view of it: then it stays until that is gone."""
+    """Unmap. While a view of it exists, the mapping stays until the view is released."""
     extent.handle.closed = True
     os.close(extent.handle.fd)
     with contextlib.suppress(BufferError):

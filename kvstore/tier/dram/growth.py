@@ -18,7 +18,7 @@ from kvstore.tier.dram.extents import Extents
 
 logger = logging.getLogger(__name__)
 
-LOOK_AGAIN_S = 2.0  # at memory that others had taken
+LOOK_AGAIN_S = 2.0  # at the memory that is free
 SMALL_EXTENTS_MAX = 16  # beyond these, a small extent has to be worth its descriptor
 SMALL_SHARE = 16  # of the arena, one part at least is worth a small extent
 
@@ -27,7 +27,7 @@ class Growth:
     """capacity_bytes: the cap. extent_bytes: of a full extent; none is larger.
 
     coming_nbytes: of the extent that is being made. waits_for_memory: the next extent waits until
-    others have given memory back. pauses: how often that was the case, ever.
+    other processes free memory. pauses: how often growth has waited since the start.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Growth:
             try:
                 fd, mapped = await asyncio.to_thread(make_touched_extent, nbytes, self._cpus)
             except ConfigError as error:
-                # Less cache is better than no daemon: stay with what could be reserved.
+                # Less cache is better than no daemon: keep the extents that could be reserved.
                 self.capacity_bytes = self._extents.nbytes
                 logger.warning(
                     "arena=short capacity_bytes=%d reason=%r", self.capacity_bytes, str(error)
@@ -119,11 +119,11 @@ class Growth:
         return min(self.extent_bytes, missing)
 
     async def _may_take(self, nbytes: int) -> bool:
-        """Say whether an extent may be made without taking its memory from engines. False: after a
-        while of waiting.
+        """Say whether an extent may be made without taking memory from engines. Waits before it
+        returns False.
 
-        The kernel kills somebody when memory runs out, and the arena's next extent is worth less
-        than any process of this machine.
+        When memory runs out, the kernel kills a process, and every process is worth more than the
+        arena's next extent.
         """
         spare = (await asyncio.to_thread(self._memory)).spare_nbytes
         if spare < nbytes:

@@ -14,7 +14,7 @@ from kvstore.tier.dram.growth import Growth
 logger = logging.getLogger(__name__)
 
 GIVE_BACK_STEP_NBYTES = 256 << 20
-RENEWED_SHARE = 16  # of the arena, one part at least is renewed at once
+RENEWED_SHARE = 16  # a renewal frees at least this share of the arena at once
 
 
 class ArenaHoles:
@@ -31,8 +31,8 @@ class ArenaHoles:
         return max(0, self._extents.nbytes - self._growth.capacity_bytes)
 
     async def give_back(self) -> int:
-        """Give free memory beyond the cap back to the system, a part of it; returns how much."""
-        newest_first = list(self._extents)[::-1]  # so whole ones become empty
+        """Give some of the free memory beyond the cap back to the system; return how many bytes."""
+        newest_first = list(self._extents)[::-1]  # so that whole extents become empty
         return await self._withdraw(newest_first, min(self.excess_nbytes, GIVE_BACK_STEP_NBYTES))
 
     async def _withdraw(self, extents: Sequence[Extent], left: int) -> int:
@@ -85,15 +85,15 @@ class ArenaHoles:
             logger.warning("arena=not_given_back extent=%d reason=%r", extent.handle.id, str(error))
 
     def punched(self) -> list[tuple[int, int]]:
-        """Return extents that lack pages, and how many bytes of each: a client has punched holes
-        into them."""
+        """Return extents into which a client has punched holes, and how many bytes each lacks."""
         found = [
             (each.handle.id, each.nbytes - present_nbytes(each.handle.fd)) for each in self._extents
         ]
         return [(extent, missing) for extent, missing in found if missing > 0]
 
     async def refill(self, extent: int) -> None:
-        """Take the pages that an extent lacks anew: zeros. Raises OSError without memory."""
+        """Reserve the pages that an extent lacks again; they hold zeros. Raises OSError without
+        memory."""
         punched = self._extents.by_id.get(extent)
         if punched is None:  # retired meanwhile
             return
@@ -103,7 +103,7 @@ class ArenaHoles:
 
 
 def _complement(runs: Sequence[Run], end: int) -> list[Run]:
-    """Return what of 0 to `end` is in no run."""
+    """Return the ranges between 0 and `end` that are in no run."""
     kept: list[Run] = []
     at = 0
     for begin, stop in sorted(runs):

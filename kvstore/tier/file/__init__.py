@@ -10,16 +10,16 @@ What is promised:
   delete must always be possible.
 - Space is won back by punching holes where the file system can, and by unlinking dead segments.
 - One process at a time: the directory is locked.
-- Of several directories (`Devices`), one that fails takes its own frames with it and no others. A
-  delete has succeeded only when all have its tombstone, so each judges its own frames alone; of a
-  record in two of them the frame of the highest sequence counts, as soon as both are in use.
+- Of several directories (`Devices`), one that fails loses only its own frames. A delete has
+  succeeded only when every directory has its tombstone, so each judges its own frames alone. If a
+  record is in two directories in use, the frame of the highest sequence counts.
 
-How it recovers: of a sealed segment the footer is read, never the payload; who reads a frame later
-verifies it. A segment without a valid footer (the tail of a process that was killed, or a rotten
-footer) is scanned, and there every payload is verified, so that a torn frame cannot supersede an
-older durable one; then it is sealed. New frames always go to a fresh segment. After `open` all
-tombstones are known and every run can be found by its keys; the headers of runs are parsed as they
-are asked for, or one after another in the background: see `found.py`. A key in several frames is
+Recovery reads only the footer of a sealed segment, never the payload; a later read verifies it. A
+segment without a valid footer (the tail of a process that was killed, or a rotten footer) is
+scanned. The scan verifies every payload, so that a torn frame cannot supersede an older durable
+one; then the segment is sealed. New frames always go to a fresh segment. After `open` all
+tombstones are known and every run can be found by its keys. The headers of runs are parsed when a
+key is asked for, or one after another in the background: see `found.py`. A key in several frames is
 live in the one of the highest sequence, unless a later tombstone killed it.
 
 A directory written by another format version is refused (Incompatible), not skipped: a skipped

@@ -1,7 +1,7 @@
-"""Look into a directory without taking it into use: what is in it, and is it what was written?
+"""Inspect a directory without taking it into use: what it holds, and whether that is intact.
 
-Reads only and takes no lock, so a daemon may be using the directory meanwhile. What it removes
-under the reader (a frame punched out, a segment unlinked) is told from damage by looking again.
+It only reads and takes no lock, so a daemon may use the directory meanwhile. The daemon may punch
+out a frame or unlink a segment; a second look tells that from damage.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class SegmentReport:
     """What one segment file holds.
 
     Records are counted, one per block and part. dead_nbytes: of frames with nothing live, which the
-    daemon wins back at its next start. dropped: torn or rotten frames, never served.
+    daemon frees at its next start. dropped: torn or rotten frames, never served.
     """
 
     name: str
@@ -225,7 +225,7 @@ class Audit:
             yield Damage(name, offset, problem, block.key, header.namespace_id, found)
 
     def _read(self, tag: SegmentTag, offset: int, nbytes: int) -> memoryview | None:
-        """Return bytes that stay valid until the next call; None if they are not to be had."""
+        """Return bytes that stay valid until the next call; None if they cannot be read."""
         if len(self._buffer) < nbytes:
             self._buffer = aligned_buffer(nbytes)
         try:

@@ -1,4 +1,4 @@
-"""Take a directory into use: make it, lock it, learn what its file system can."""
+"""Take a directory into use: make it, lock it, learn what its file system supports."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 
 class Directory(NamedTuple):
-    """What is held and what was found out."""
+    """A locked directory, and what its file system supports."""
 
     lock_fd: int
     direct: bool
@@ -115,7 +115,7 @@ def _can_direct(disk: Disk, probe: Path) -> bool:
         return disk.pwritev(fd, [page], 0) == disk.preadv(fd, [page], 0) == PAGE_NBYTES
     except OSError as error:
         if error.errno in NO_SPACE:
-            return True  # it opened; a full disk must not keep the tier from freeing space
+            return True  # the file opened; a full disk must not keep the tier from freeing space
         if error.errno == errno.EINVAL:
             return False
         raise

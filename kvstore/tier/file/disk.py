@@ -1,4 +1,4 @@
-"""The operating system as the file tier uses it: the seam where a simulated disk takes over."""
+"""The system calls of the file tier. Tests replace them by a simulated disk."""
 
 from __future__ import annotations
 
@@ -118,9 +118,9 @@ class RealDisk:
         try:
             return os.lseek(fd, offset, os.SEEK_DATA)
         except OSError as error:
-            if error.errno == errno.ENXIO:  # nothing but a hole up to the end
+            if error.errno == errno.ENXIO:  # only a hole up to the end
                 return None
-            if error.errno == errno.EINVAL:  # the file system cannot tell: all is data
+            if error.errno == errno.EINVAL:  # the file system has no SEEK_DATA: all is data
                 return offset
             raise
 

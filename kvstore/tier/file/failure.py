@@ -1,4 +1,4 @@
-"""What a disk does wrong, as outcomes that callers can tell apart."""
+"""Errors of a disk, as types that callers can tell apart."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class DiskFull(Unavailable):
 
 
 class DiskFailed(Unavailable):
-    """The device or file system refused: an I/O error. The bytes asked for are not to be had."""
+    """The device or file system refused: an I/O error. The bytes asked for cannot be read."""
 
 
 class DiskUnreadable(DiskFailed):
-    """Parts of what is in a directory cannot be read now."""
+    """Parts of a directory cannot be read now."""
 
 
 class DiskHung(DiskFailed):

@@ -1,9 +1,9 @@
-"""What a start found on disk and nobody has asked for yet.
+"""The runs that a start found on disk and that are not indexed yet.
 
-Indexing a million blocks takes a daemon many seconds; nobody should wait for that. So runs stay as
-they were found, packed, behind one sorted array of the first eight bytes of every key. Whoever asks
-for a key gets the runs that may hold it; the others follow in the order they were written, so that
-what is indexed in the background is older than whatever was asked for.
+Indexing a million blocks takes many seconds, and a start must not wait for that. So runs stay
+packed as they were found, with one sorted array of the first eight bytes of every key. A lookup of
+a key takes the runs that may hold it. The background takes the others in the order they were
+written, so what it indexes is older than what was looked up.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Taken(NamedTuple):
 class Found:
     """The runs of one directory that are not indexed yet. `len`: how many.
 
-    suspects: runs that are not to be trusted: dead.
+    suspects: runs that are not to be trusted; they count as dead.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Found:
         return self._left
 
     def note(self, tombstone: FrameHeader) -> None:
-        """Let a tombstone written since kill what is still here."""
+        """Let a tombstone written since the start kill runs that are left."""
         if self._left:
             self._deaths.note(tombstone)
 

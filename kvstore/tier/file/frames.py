@@ -163,7 +163,7 @@ class Frames:
         return self._files.path(segment.tag)
 
     def free(self, extent: FileExtent) -> None:
-        """Give a frame up. Its bytes are won back in the background: see `freeing_nbytes`."""
+        """Free a frame. Its bytes become available in the background (`Space.freeing_nbytes`)."""
         _, frame = self._space.find(extent)
         self._space.free(extent)
         self._return_page(frame)

@@ -12,7 +12,7 @@ _Record = tuple[bytes, NamespaceId, Part, BlockKey]
 
 
 class Deaths:
-    """At which sequence keys, and whole namespaces, were killed last."""
+    """The highest sequence that killed each key, and each whole namespace."""
 
     def __init__(self, headers: Iterable[FrameHeader] = ()) -> None:
         self._cleared: dict[_Owner, int] = {}
@@ -21,7 +21,7 @@ class Deaths:
             self.note(header)
 
     def note(self, header: FrameHeader) -> None:
-        """Take a tombstone in; a run kills nothing."""
+        """Add a tombstone; a run changes nothing."""
         owner = (header.tenant, header.namespace_id)
         if header.is_tombstone and not header.killed:
             self._cleared[owner] = max(self._cleared.get(owner, 0), header.sequence)

@@ -23,13 +23,13 @@ def aligned_copy(data: Buffer) -> memoryview:
 
 
 class PagePool:
-    """Reuse header pages. It holds as many as were ever lent at once: one per write under way."""
+    """Reuse header pages. It holds as many as there ever were writes in flight at once."""
 
     def __init__(self) -> None:
         self._free: list[memoryview] = []
 
     def take(self) -> memoryview:
-        """Lend one page; its content is whatever it last held."""
+        """Return one page; its content is unspecified."""
         if not self._free:
             chunk = aligned_buffer(_POOL_GROWTH_PAGES * PAGE_NBYTES)
             self._free = [

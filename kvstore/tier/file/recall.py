@@ -1,4 +1,4 @@
-"""The runs that a start found on disk, handed to whoever keeps an index: each run once ever."""
+"""The runs that a start found on disk, for the caller's index. Each run is returned once."""
 
 from __future__ import annotations
 
@@ -55,7 +55,9 @@ class Recall:
         return self._taken(self._found.take_oldest(count))
 
     def take_all(self) -> list[FrameRecord]:
-        """Return all runs found, by age, and free those with nothing live: for who has no index.
+        """Return all runs found, by age, and free those with nothing live.
+
+        For callers without an index.
 
         live: positions that no newer run holds either.
         """

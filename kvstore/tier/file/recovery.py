@@ -1,6 +1,6 @@
-"""Read a segment back: through its footer where there is one, else page by page, verifying all.
+"""Read a segment back: from its footer if it has one, else page by page, verifying each frame.
 
-Headers stay packed: what a start needs of all of them is found without parsing them.
+Headers stay packed: a start gets what it needs of all of them without parsing.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 class LoadedSegment:
     """A segment as found. sealed: its footer is good; else gaps: the ranges without a frame.
 
-    refused: reads that the device refused; what was there counts as torn.
+    refused: reads that failed with an I/O error; those frames count as torn.
     """
 
     tag: SegmentTag
@@ -64,14 +64,14 @@ class LoadedSegment:
         ]
 
     def saw(self, header: FrameHeader) -> None:
-        """Count a header's sequence, be its payload good or not."""
+        """Count a header's sequence, whether or not its payload is good."""
         self.sequence_max = max(self.sequence_max, header.sequence)
         if not header.is_tombstone:
             self.run_sequence_min = min(self.run_sequence_min, header.sequence)
 
 
 def load_segment(files: SegmentFiles, tag: SegmentTag) -> LoadedSegment:
-    """Read one segment. Blocking. What a scan found is durable when this returns.
+    """Read one segment. Blocking. Frames that a scan found are durable when this returns.
 
     Raises Incompatible for another format version, ConfigError for a renamed file, DiskFailed.
     """
@@ -79,7 +79,7 @@ def load_segment(files: SegmentFiles, tag: SegmentTag) -> LoadedSegment:
 
 
 def look_at_segment(files: SegmentFiles, tag: SegmentTag) -> LoadedSegment:
-    """The same for one that somebody else may be using: nothing is written, nothing synced."""
+    """Read a segment that a daemon may be using: nothing is written or synced."""
     return _load(files, tag, write=False)
 
 
@@ -123,7 +123,7 @@ def adopted(loaded: LoadedSegment) -> Segment:
 
 
 class _Reader:
-    """Reads that answer None where the device or the file's end refuses them."""
+    """Reads that return None on an I/O error and beyond the end of the file."""
 
     def __init__(self, disk: Disk, fd: int) -> None:
         self.disk = disk
@@ -174,7 +174,7 @@ def _load_footer(reader: _Reader, tag: SegmentTag, sizes: Sizes) -> LoadedSegmen
     return LoadedSegment(
         tag,
         sizes,
-        # Of what was evicted since the footer was written, the header page is a hole.
+        # The header page of a frame freed since the footer was written is a hole.
         listed.where(_is_data(reader, listed.offsets, size)),
         sealed=True,
         run_sequence_min=trailer.run_sequence_min,

@@ -58,7 +58,7 @@ class Phase(Enum):
 
     OPEN = auto()  # takes frames
     FULL = auto()  # takes no more; gets its footer when its last write has ended
-    CLOSED = auto()  # sealed, or given up as it is: the next start scans it
+    CLOSED = auto()  # sealed, or left without a footer: the next start scans it
 
 
 @dataclass(slots=True)
@@ -98,7 +98,7 @@ class Segment:
     measured_order: int = -1
     fd: int | None = None  # for writing, until the segment closes
     writes: int = 0
-    writes_synced: int = 0  # durable, or somebody was told that they are not
+    writes_synced: int = 0  # durable, or a caller was told that they are not
     writes_durable: int = 0
     sync_failures: int = 0  # what was written before one may be gone: such a file gets no footer
     given_up: set[int] = field(default_factory=set)  # offsets of frames freed before durable
@@ -106,7 +106,7 @@ class Segment:
 
     @property
     def overhead_nbytes(self) -> int:
-        """What closing this segment may still add to the file."""
+        """Bytes that closing this segment may still add to the file."""
         if self.phase is Phase.CLOSED:
             return 0
         return SEGMENT_OVERHEAD_NBYTES + self.placed * FOOTER_RECORD_NBYTES_MAX

@@ -1,4 +1,4 @@
-"""The blocking half: what is done to one segment file, in a thread.
+"""Blocking I/O on one segment file, for a thread.
 
 Files are opened for each read and closed again (4 microseconds here), so that thousands of segments
 need no descriptor cache; unsealed ones keep theirs, because an I/O error is reported by fdatasync
@@ -74,8 +74,8 @@ class SegmentFiles:
         return self.directory / segment_name(tag)
 
     def create(self, tag: SegmentTag) -> int:
-        """Make the file with its header page; return a descriptor for writing. All or nothing: what
-        a disk that takes nothing back leaves behind is removed by the next attempt."""
+        """Make the file with its header page; return a descriptor for writing. All or nothing: if
+        the disk refuses to remove a half-made file, the next attempt removes it."""
         path = self.path(tag)
         with disk_errors(f"create {path.name}"):
             if tag in self._half_made:
@@ -136,7 +136,7 @@ class SegmentFiles:
 
     def measure(self, tag: SegmentTag) -> Measured:
         """Return what the file takes now."""
-        order = next(self._measurements)  # before the look, so that a higher order saw no less
+        order = next(self._measurements)  # before it begins, so that a higher order saw no less
         with disk_errors("measure"), self._opened(tag) as fd:
             return Measured(self.disk.sizes(fd).physical_nbytes, order)
 
@@ -164,7 +164,7 @@ class SegmentFiles:
                 try:
                     self.disk.unlink(self.path(tag))
                 except FileNotFoundError:
-                    pass  # it never was created, or somebody cleaned up: gone is what was asked
+                    pass  # it was never created, or an operator removed it
             self.disk.sync_directory(self.directory)
 
     def sync_directory(self) -> None:

@@ -87,7 +87,7 @@ class Segments:
             frame.packed = b""
 
     def unlinkable(self) -> list[Segment]:
-        """Return segments that hold nothing any more."""
+        """Return segments that no longer hold anything."""
         return [
             segment
             for segment in self

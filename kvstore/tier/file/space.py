@@ -53,7 +53,7 @@ class Space:
         return cap - self.reserve_nbytes - self.segments.physical_nbytes - closing
 
     def set_capacity(self, nbytes: int) -> None:
-        """Change the cap. What is over a lower one is for the caller to evict."""
+        """Change the cap. Frames over a lower one are for the caller to evict."""
         self.capacity_bytes = self.room_bytes = nbytes  # what the disk leaves is measured soon
         self.reserve_nbytes = min(RESERVE_NBYTES_MAX, nbytes // 32)
 
@@ -135,7 +135,7 @@ class Space:
             )
 
     def free(self, extent: FileExtent) -> None:
-        """Give a range up. Raises InvalidRequest if it is unknown or being written."""
+        """Free a range. Raises InvalidRequest if it is unknown or being written."""
         segment, frame = self.find(extent)
         if frame.state is State.WRITING:
             raise InvalidRequest(f"{extent} is being written")
@@ -157,7 +157,7 @@ class Space:
         self.freeing_nbytes += hole.nbytes
 
     def take_holes(self, segment: Segment) -> list[Hole]:
-        """Return the queued holes, neighbours merged. Answer with `punched`, done or given up."""
+        """Return the queued holes, neighbours merged. Call `punched` when done, or on failure."""
         taken, segment.holes = sorted(segment.holes), []
         merged: list[Hole] = []
         for hole in taken:
@@ -172,7 +172,7 @@ class Space:
         return merged
 
     def punched(self, segment: Segment, holes: Sequence[Hole]) -> None:
-        """Stop waiting for holes, done or given up. Call `measured` first."""
+        """Stop counting holes that were punched or have failed. Call `measured` first."""
         self.freeing_nbytes -= sum(hole.nbytes for hole in holes)
         self.segments.charge(segment, set_aside=-sum(hole.set_aside_nbytes for hole in holes))
 

@@ -1,10 +1,11 @@
-"""What the namespaces of a directory stand for: a small file for each, `<id in hex>.namespace`.
+"""The meaning of each namespace in a directory: a small file, `<id in hex>.namespace`.
 
-    the canonical text of the namespace | newline | what people call its model | newlines to a page
+    the canonical text of the namespace | newline | the name of its model | newlines to a page
 
-Beside the frames, and not under their cap. Nobody needs them to find a block: they say what a
-start has found before an engine comes that knows. So they are not synced, and what is torn, rotten
-or forged was never there: the id is the digest of the text. The name is believed, and only shown.
+The files are beside the frames and outside the cap. They are not needed to find a block: they
+describe what a start has found before an engine registers the namespace. So they are not synced.
+The id is the digest of the text, so torn, rotten and forged files are ignored. The model's name is
+not verified, and only shown.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def spec_files_in(disk: Disk, path: Path) -> list[NamespaceId]:
 
 
 def read_spec_files(disk: Disk, path: Path, ids: Iterable[NamespaceId]) -> list[Namespace]:
-    """Return those of some namespaces whose file is what it should be. Raises DiskFailed."""
+    """Return the given namespaces that have a valid file. Raises DiskFailed."""
     with disk_errors(f"read namespaces in {path}"):
         found = [_read(disk, path, namespace_id) for namespace_id in ids]
     return [namespace for namespace in found if namespace is not None]

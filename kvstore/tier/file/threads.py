@@ -1,4 +1,4 @@
-"""Wait for a thread without ever leaving it behind with the caller's buffers."""
+"""Wait for threads, so that none still uses the caller's buffers afterwards."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ class Run(Protocol):
 
 
 async def run_blocking(executor: Executor, work: Callable[[], T]) -> T:
-    """Run `work` in a thread. Cancelled, return only when the thread is done with it.
+    """Run `work` in a thread. If cancelled, return only when the thread is done with it.
 
-    A thread cannot be stopped: if the caller went on, it would give a slot to somebody else while
-    the read still lands in it. Work that has not begun is taken back at once.
+    A thread cannot be stopped: if the caller went on, it would free a slot while the thread still
+    writes to it. Work that has not begun is cancelled at once.
     """
     (result,) = await run_all_blocking(executor, [work])
     return result
 
 
 async def run_all_blocking(executor: Executor, works: Sequence[Callable[[], T]]) -> list[T]:
-    """The same for several; what the first of them raised is raised when all have ended."""
+    """Run several works. When all have ended, raise the error of the first that failed."""
     return await Jobs(executor, works).ended()
 
 
@@ -45,10 +45,10 @@ def all_or_raise(outcomes: Sequence[T | BaseException]) -> list[T]:
 
 
 class Jobs(Generic[T]):
-    """Works that threads have begun with; somebody has to wait for them.
+    """Works that threads have begun with. The caller must await `ended`.
 
-    Futures of asyncio would do the same in five turns of the event loop, and this takes one: a
-    block that is waited for alone would be up a tenth of its time later.
+    Futures of asyncio take five turns of the event loop for this, and this takes one. They would
+    make the promotion of a single block a tenth slower.
     """
 
     def __init__(self, executor: Executor, works: Sequence[Callable[[], T]]) -> None:
@@ -60,7 +60,7 @@ class Jobs(Generic[T]):
             job.add_done_callback(self._end)
 
     async def ended(self) -> list[T]:
-        """Return the results. Cancelled, return only when no thread is at any of them."""
+        """Return the results. If cancelled, return only when no thread works on any of them."""
         cancelled: asyncio.CancelledError | None = None
         while len(self._ended) < len(self._jobs):
             self._waiter = self._loop.create_future()
@@ -74,11 +74,11 @@ class Jobs(Generic[T]):
             raise cancelled
         try:
             return [job.result() for job in self._jobs]
-        except CancelledError as error:  # a pool says so of what waited when it was shut down
+        except CancelledError as error:  # raised for work that waited when the pool was shut down
             raise Unavailable("the file tier is closed") from error
 
     def _end(self, job: Future[T]) -> None:
-        """Take note, in a thread, that one has ended."""
+        """Note, in a thread, that one work has ended."""
         self._ended.append(job)
         if len(self._ended) >= len(self._jobs) and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._wake)
@@ -91,7 +91,7 @@ class Jobs(Generic[T]):
 class SmallJobs:
     """Small works that come in one turn of the event loop, up to `batch_nbytes` to a thread.
 
-    A thread takes longer to wake up, and the loop to hear of its end, than a small read takes.
+    Waking a thread and the event loop takes longer than a small read.
     """
 
     def __init__(self, executor: Executor, batch_nbytes: int) -> None:
@@ -138,7 +138,7 @@ class SmallJobs:
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """A work and, when it has been carried out, what came of it."""
+    """A work and its result, once it has been carried out."""
 
     work: Callable[[], Any]
     future: asyncio.Future[Any]
@@ -163,24 +163,24 @@ def _carry_out(batch: Sequence[_Job]) -> None:
         if job.wanted:
             try:
                 job.result = job.work()
-            except BaseException as error:  # it is for whoever waits for this job, nobody else
+            except BaseException as error:  # it is raised to the caller that awaits this job
                 job.error = error
 
 
 def _submit(executor: Executor, work: Callable[[], T]) -> Future[T]:
     try:
         return executor.submit(work)
-    except RuntimeError as error:  # what a pool says after its shutdown
+    except RuntimeError as error:  # raised by a pool after its shutdown
         raise Unavailable("the file tier is closed") from error
 
 
 async def _done(future: asyncio.Future[T], take_back: Callable[[], object]) -> T:
-    """Wait for what a thread does; cancelled, until no thread is at it any more."""
+    """Wait for a job. If cancelled, wait until no thread works on it any more."""
     try:
         return await asyncio.shield(future)
     except asyncio.CancelledError:
         take_back()
         await outlive([future])
         if not future.cancelled():
-            future.exception()  # nobody else will look at it
+            future.exception()  # retrieved, so that asyncio does not log it
         raise

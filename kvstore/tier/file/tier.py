@@ -50,7 +50,7 @@ _log = logging.getLogger(__name__)
 class Recovered:
     """What `open` found: how many runs, and where numbering goes on.
 
-    dropped_frames: torn or rotten, found in scans. Rot in sealed segments shows when it is read.
+    dropped_frames: torn or rotten, found in scans. Rot in sealed segments shows on a read.
     """
 
     runs: int
@@ -200,8 +200,8 @@ class FileTier:
         """
         self._calls.is_open = False
         self.upkeep.stop()
-        # A thread may be in the middle of a piece of it. Punched, sealed or unlinked after the
-        # lock is gone, a frame would vanish that whoever takes the directory next has found.
+        # A thread may still punch, seal or unlink. Once the lock is gone, that would remove frames
+        # which the next owner of the directory has found.
         await self.upkeep.settle()
         await self._calls.ended()
         fds = [segment.fd for segment in self.space.segments if segment.fd is not None]
@@ -247,4 +247,4 @@ def _close_all(disk: Disk, fds: Sequence[int]) -> None:
         try:
             disk.close(fd)
         except OSError:
-            pass  # what it could still tell is about frames that are not counted on
+            pass  # an error could only concern frames that are not trusted anyway

@@ -72,12 +72,12 @@ class Upkeep:
     async def _unlink(self, segments: list[Segment]) -> None:
         """Remove files, in one step with their directory's sync.
 
-        A file whose tombstone is needed no more only because another file goes is not among
-        `segments`: its turn comes after that one is durably gone.
+        A tombstone may be needed only until another of these files is gone. Its segment is not
+        among `segments`: it is removed after that file is durably gone.
         """
         for segment in segments:
             await self._close_file(segment)
-            segment.writes_synced = segment.writes  # nobody waits for the bytes of dead frames
+            segment.writes_synced = segment.writes  # the bytes of dead frames need no sync
         try:
             await self._run(partial(self._files.unlink, [segment.tag for segment in segments]))
         except (DiskFull, DiskFailed) as error:
@@ -115,8 +115,8 @@ class Upkeep:
     async def _cover(self, segment: Segment, writes: int) -> None:
         """Call fdatasync, unless one has failed.
 
-        After a failure the kernel may have dropped the pages, and a second fdatasync would lie: the
-        segment is retired, and the failure counted for everybody who waits.
+        After a failure the kernel may have dropped the pages, and a second fdatasync would wrongly
+        succeed. The segment is retired, and the failure is counted for every caller that waits.
         """
         try:
             if segment.fd is None or segment.sync_failures:
@@ -166,7 +166,7 @@ class Upkeep:
     async def _forget_runs(self, segment: Segment) -> None:
         """Make the holes of a segment that is only kept for its tombstones durable.
 
-        Its runs can then not come back, so no other segment need keep a tombstone because of them.
+        Its runs can then not be found again, so no other segment must keep a tombstone for them.
         """
         try:
             await self._run(partial(self._files.sync_closed, segment.tag))

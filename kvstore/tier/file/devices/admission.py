@@ -1,4 +1,4 @@
-"""Which devices take part: found at the start, taken out when they fail, let in when they are back.
+"""Which devices are in use: found at the start, taken out when they fail, readmitted later.
 
 On each device, only its own tombstones kill. That is sound because a delete is answered only when
 every device has taken its tombstone (`tombstones.py`). The tombstones that a device missed are
@@ -28,11 +28,11 @@ from kvstore.tier.file.failure import DiskFailed, DiskFull, DiskUnreadable
 from kvstore.tier.file.threads import run_blocking
 from kvstore.tier.file.tier import FileTier, Recovered
 
-RETRY_S = 1.0  # until a device is tried again; it doubles up to RETRY_MAX_S
+RETRY_S = 1.0  # pause before a device is tried again; it doubles up to RETRY_MAX_S
 RETRY_MAX_S = 60.0
-CLOSE_S = 1.0  # for what is under way at the end
-SOUND_S = 600.0  # after so long without trouble, the next trouble is a new one
-REFUSALS_MAX = 3  # times a device is sent back because parts of it cannot be read
+CLOSE_S = 1.0  # for tasks under way at the end
+SOUND_S = 600.0  # after so long without an error, the pause starts from RETRY_S again
+REFUSALS_MAX = 3  # times a device is refused because parts of it cannot be read
 FULL_ROOM_NBYTES = 16 << 20  # a full device takes frames again when so much is free
 _MISSED_TOO_MUCH = "it missed more deletes than could be kept for it"
 _Opened = tuple[FileTier, Recovered]
@@ -40,17 +40,17 @@ _log = logging.getLogger(__name__)
 
 
 class Listener(Protocol):
-    """Whoever keeps an index of the frames."""
+    """Keeps an index of the frames."""
 
     async def withdrawn(self, mount: Mount) -> None:
         """Forget the frames on `mount`: they cannot be read. Do not free them."""
 
     def admitted(self) -> None:
-        """Recall the frames of devices that have just begun to take part."""
+        """Recall the frames of devices that have just been admitted."""
 
 
 class Admission:
-    """Keeps the devices. Everything runs on one event loop, what blocks in the devices' threads."""
+    """Runs on one event loop; blocking calls run in the devices' threads."""
 
     def __init__(self, devices: Sequence[Device], sequences: Sequences, *, hang_s: float) -> None:
         self.devices = devices
@@ -77,10 +77,10 @@ class Admission:
         return sound or self.mounts
 
     async def open(self, listener: Listener, task_failed: Callable[[str], None]) -> None:
-        """Take in what is there; what is missing or fails is let in later.
+        """Admit the devices that are there. Missing and failed ones are admitted later.
 
-        Raises ConfigError and Incompatible if somebody must do something first, and what a device
-        said if there is no other.
+        Raises ConfigError and Incompatible if the operator must do something first, and the error
+        of a device if there is no other.
         """
         self._listener = listener
         names = await survey(self.devices, self._names, self._hang_s)
@@ -115,7 +115,7 @@ class Admission:
                 await asyncio.sleep(RETRY_S)
 
     async def close(self) -> None:
-        """Stop looking after the devices. Waits for nothing that hangs."""
+        """Stop watching the devices. Does not wait for a call that hangs."""
         self._closed = True
         tasks = [self._house, *(device.task for device in self.devices)]
         running = [task for task in tasks if task is not None]
@@ -128,14 +128,14 @@ class Admission:
     # ---- trouble -----------------------------------------------------------------------------
 
     def read_failed(self, place: Placed, error: DiskFailed) -> None:
-        """Take the device out, unless there is no other to serve from."""
+        """Take the device out, unless it is the only one in use."""
         mount = place.mount
         if mount.is_current and len(self.mounts) > 1:
             mount.tier.health.distrust(place.extent)
             self._take_out(mount, DeviceState.FAILED, str(error))
 
     def write_failed(self, mount: Mount, error: DiskFull | DiskFailed) -> None:
-        """Let writes go elsewhere until the device takes them again."""
+        """Send writes to other devices until this one takes them again."""
         if not mount.is_current:
             return
         cause = error.__cause__
@@ -148,7 +148,7 @@ class Admission:
         self._trouble(mount.device, state, str(error))
 
     def _trouble(self, device: Device, state: DeviceState, reason: str) -> None:
-        """Note that a device is not as it should be, and see to it that it is tried again."""
+        """Note that a device has a problem, and start the task that tries it again."""
         sound_s = time.monotonic() - device.since if device.state is DeviceState.OK else 0.0
         if not device.retry_s or sound_s > SOUND_S:
             device.retry_s = RETRY_S
@@ -165,7 +165,7 @@ class Admission:
             self._trouble(device, state, reason)
 
     async def _leave(self, mount: Mount) -> None:
-        """Part with a device; ends when its last call, however late, has come back."""
+        """Abandon a device; returns when its last call has come back, however late."""
         await self._listener.withdrawn(mount)
         mount.device.suspects = await mount.tier.abandon()
 
@@ -173,7 +173,7 @@ class Admission:
         while True:
             began = time.monotonic()
             await asyncio.sleep(self._tick_s)
-            # A process that was stopped has waited for nobody.
+            # While this process was stopped, it did not wait for a device.
             late_s = time.monotonic() - began - self._tick_s
             for mount in self.mounts:
                 waited_s = mount.device.watch.oldest_s
@@ -185,7 +185,7 @@ class Admission:
     # ---- back again --------------------------------------------------------------------------
 
     async def _tend(self, device: Device) -> None:
-        """Try a device, ever more rarely, until it is as it should be."""
+        """Try a device until it works, with pauses that grow to a bound."""
         while device.state is not DeviceState.OK:
             await asyncio.sleep(device.retry_s)
             device.retry_s = min(2 * device.retry_s, RETRY_MAX_S)
@@ -194,7 +194,7 @@ class Admission:
                     await asyncio.shield(device.leaving)
                 await self._try(device)
             except KVStoreError:
-                continue  # it is not well yet; why it is out stays as it was said first
+                continue  # it still fails; the reason stays the first one
             except Exception:
                 _log.exception("device=bug path=%s", device.path)
         device.task = None
@@ -219,8 +219,10 @@ class Admission:
             self._listener.admitted()
 
     async def _accept(self, device: Device, tier: FileTier) -> None:
-        """Note that a device which was emptied is one of this tier, before anything is on it: what
-        is written to a stranger is gone after the next start."""
+        """Enlist a device that was emptied, before anything is written to it.
+
+        The next start would empty a stranger again.
+        """
         try:
             await self._enlist({each.device: each.tier for each in self.mounts} | {device: tier})
         except BaseException:
@@ -229,11 +231,11 @@ class Admission:
             raise
 
     async def _mount(self, device: Device, tier: FileTier, recovered: Recovered) -> None:
-        """Let a device take part, as one that has missed no delete."""
+        """Admit a device after it has got the deletes that it missed."""
         mount = Mount(device, tier)
         try:
             if not device.is_numbered:
-                # From here on, what is counted is newer than all on it, what it missed included.
+                # From here on, new numbers are higher than all on it, missed tombstones included.
                 self._sequences.go_on_from(recovered.next_sequence)
                 device.missed = {
                     of: replace(header, sequence=self._sequences.take())
@@ -247,12 +249,12 @@ class Admission:
         except BaseException:
             await tier.abandon()
             raise
-        # From now on it is asked and told like the others: no await between.
+        # No await between the last check and these: from here on it gets every delete.
         device.mount, device.refusals = mount, 0
         device.note(DeviceState.OK)
 
     async def _outlast(self, numbers: set[int]) -> None:
-        """Wait for runs that were numbered too low for a device: its tombstones would kill them."""
+        """Wait for runs in flight that tombstones on a device would kill: numbered too low."""
         while numbers & self._sequences.in_flight:  # noqa: ASYNC110 - rare, and they end by themselves
             await asyncio.sleep(self._tick_s)
 
@@ -265,7 +267,7 @@ class Admission:
     async def _open(self, device: Device, *, tried: bool = True) -> _Opened:
         tier, fresh = device.make_tier(), device.is_stranger
         tier.space.segments.expected = self._sequences.lowest_in_flight
-        # What cannot be read is given up as torn, its room is won back: not at the first look.
+        # Unreadable parts count as torn and their room is freed, but not at the first attempts.
         whole = len(self.devices) > 1 and device.refusals < REFUSALS_MAX
         try:
             recovered = await tier.open(
@@ -280,7 +282,7 @@ class Admission:
         return tier, recovered
 
     async def _enlist(self, tiers: Mapping[Device, FileTier]) -> None:
-        """Note in each directory which make up this tier."""
+        """Note in each directory which directories make up this tier."""
         for device, tier in tiers.items():
             await tier.run(partial(roster.enlist, device.watch.disk, device.path))
         members = [each.path for each in self.devices if not each.is_stranger]

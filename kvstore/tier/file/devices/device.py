@@ -31,7 +31,7 @@ class DeviceState(StrEnum):
 
     OK = "ok"
     # It is read, and written only if no other device is any better:
-    FULL = "full"  # its file system has no room, whatever the cap says
+    FULL = "full"  # its file system has no room, even below the cap
     READ_ONLY = "read_only"
     FAILING = "failing"  # writes fail
     # Nothing is served from it:
@@ -63,7 +63,7 @@ class Mount:
         return self.device.mount is self
 
     def holds(self, place: Placed) -> bool:
-        """Say whether a frame is on this device, in this life of it."""
+        """Say whether a frame is on this device, as mounted now."""
         return place.mount is self
 
     def placed(self, records: Sequence[FrameRecord]) -> list[FrameRecord]:
@@ -80,7 +80,7 @@ class Mount:
     async def unless_gone(self, work: Coroutine[Any, Any, T]) -> T:
         """Do `work`, a call of the tier. Raises DiskHung when the device is taken out before.
 
-        Cancelled, it returns only when no thread touches the buffers of the call any more.
+        If cancelled, it returns only when no thread touches the buffers of the call any more.
         """
         call: asyncio.Future[T] = asyncio.ensure_future(work)
         call.add_done_callback(_look_at)
@@ -130,14 +130,14 @@ class Device:
         self.reason = ""
         self.since = time.monotonic()
         self.retry_s = 0.0
-        self.suspects: Set[FramePlace] = frozenset()  # what its last mount left: not to come back
+        self.suspects: Set[FramePlace] = frozenset()  # of its last mount: not to be recalled
         self.refusals = 0
         # Tombstones to be written before it is used again, by what they kill.
         self.missed: dict[tuple[NamespaceId, tuple[BlockKey, ...]], FrameHeader] = {}
-        self.is_numbered = False  # the tier's count goes on beyond all that is on it
-        self.is_stranger = False  # deletes went on without it: to be emptied, see also roster.py
-        self.task: asyncio.Task[None] | None = None  # that tries it again
-        self.leaving: asyncio.Task[None] | None = None  # until the last call has come back
+        self.is_numbered = False  # the tier's numbers are higher than all on it
+        self.is_stranger = False  # it missed answered deletes: to be emptied, see also roster.py
+        self.task: asyncio.Task[None] | None = None  # tries it again
+        self.leaving: asyncio.Task[None] | None = None  # ends when the last call has come back
         self._make_tier = make_tier
 
     def make_tier(self) -> FileTier:
@@ -164,6 +164,6 @@ class Device:
 
 
 def _look_at(call: asyncio.Future[Any]) -> None:
-    """Note that an error was seen: of a hung call, nobody else looks at it."""
+    """Retrieve the error, so that asyncio does not log it: nobody else awaits a hung call."""
     if not call.cancelled():
         call.exception()

@@ -9,7 +9,7 @@ holds up no other. `Devices` opens and closes them; its parts can be read alone:
     sequences   the numbers of frames, one count for all devices        (sequences.py)
     tombstones  deletes, written to every device                        (tombstones.py)
     admission   which devices take part, and their health               (admission.py)
-    notes       a few MiB for the next life                             (note.py)
+    notes       a few MiB for the next start                            (note.py)
 """
 
 from __future__ import annotations

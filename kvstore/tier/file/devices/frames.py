@@ -1,4 +1,4 @@
-"""Frames on several devices: where each is placed, and what a call that fails tells of a device."""
+"""Frames on several devices: where each is placed, and which failures take a device out."""
 
 from __future__ import annotations
 

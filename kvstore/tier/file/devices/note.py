@@ -1,4 +1,4 @@
-"""A few MiB that a directory keeps for the next life, beside its frames and not under their cap.
+"""A few MiB that a directory keeps for the next start, beside its frames and outside the cap.
 
     NOTE.a, NOTE.b:  magic | u64 number | u64 bytes | u64 XXH3-64 of the bytes | bytes
 
@@ -47,7 +47,7 @@ class Notes:
         return newest.data
 
     async def write(self, data: bytes) -> None:
-        """Leave a few MiB for the next life, in one directory. Raises DiskFull, DiskFailed."""
+        """Write a few MiB for the next start, in one directory. Raises DiskFull, DiskFailed."""
         for mount in self._admission.writable[:1]:
             await mount.on_disk(partial(write_note, data=data))
 

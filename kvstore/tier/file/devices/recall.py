@@ -37,7 +37,7 @@ class DeviceRecall:
     def take_oldest(self, count: int) -> list[FrameRecord]:
         """Return up to `count` runs of the device that has the oldest one, by age: see `take`.
 
-        So the runs of all devices come about by age, and those of one device exactly.
+        Runs of one device come exactly by age, runs of different devices approximately.
         """
         left = [mount for mount in self._admission.mounts if mount.tier.recall.unrecalled_runs]
         if not left:

@@ -1,9 +1,9 @@
-"""Which directories have been one tier: empty files whose names say it, in each directory.
+"""Which directories have been one tier: marked by empty files in each directory.
 
-`DEVICE` says that this directory was taken into use; `<hash of a path>.peer` that the other one was
-part of the same tier; `.left` that it was, and then was not configured any more. So a directory
-that is not mounted is told from a new one, and one that comes back after deletes it knows nothing
-of is told from one that was only away: a delete waits for what is configured, and for nothing else.
+`DEVICE` says that this directory was taken into use. `<hash of a path>.peer` says that the other
+directory is part of the same tier, `.left` that it was and is no longer configured. So a directory
+that is not mounted differs from a new one. A directory that missed answered deletes differs from
+one that was only away, because a delete needs every configured directory and no other.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ def names_in(disk: Disk, path: Path) -> list[str]:
         try:
             return disk.names(path)
         except (FileNotFoundError, NotADirectoryError, PermissionError):
-            return []  # who takes it into use finds out, and says what to do
+            return []  # taking it into use meets the same error, and says what to do
 
 
 def missing(names: Mapping[Path, Sequence[str]]) -> list[Path]:
-    """Return the directories that others know, and that are not there or not what was mounted."""
+    """Return the directories that others list as peers and that are missing or not mounted."""
     known = {name for found in names.values() for name in found if name.endswith((_PEER, _LEFT))}
     return [
         path
@@ -40,18 +40,18 @@ def missing(names: Mapping[Path, Sequence[str]]) -> list[Path]:
 
 
 def strangers(names: Mapping[Path, Sequence[str]]) -> list[Path]:
-    """Return the directories that others were served without meanwhile."""
+    """Return the directories that the tier was used without."""
     known = {name for found in names.values() for name in found}
     return [path for path in names if _name(path, _LEFT) in known]
 
 
 def enlist(disk: Disk, path: Path) -> None:
-    """Note that a directory is in use. Of several, all before `note_peers` of the first."""
+    """Mark a directory as in use. Mark all before the first call of `note_peers`."""
     _change(disk, path, make={OWN_NAME}, remove=set())
 
 
 def note_peers(disk: Disk, path: Path, peers: Collection[Path]) -> None:
-    """Note with which others a directory makes one tier."""
+    """Mark in a directory which others make one tier with it."""
     wanted = {_name(peer, _PEER) for peer in peers}
     with disk_errors(f"look into {path}"):
         found = {name for name in disk.names(path) if name.endswith((_PEER, _LEFT))}

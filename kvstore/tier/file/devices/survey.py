@@ -1,4 +1,4 @@
-"""Look at all devices of a tier at its start, and go on without those that fail or hang."""
+"""Open all devices of a tier at its start, and go on without those that fail or hang."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvstore.tier.file.failure import DiskFailed, DiskFull
 
 T = TypeVar("T")
 TICK_S_MAX = 1.0
-# What a start without the device follows from; anything else is for the operator to correct.
+# After these errors the tier starts without the device; others are for the operator.
 _AWAY = frozenset({errno.EIO, errno.EROFS, errno.ENXIO, errno.ENODEV, errno.ESTALE, errno.ENOSPC})
 
 
@@ -26,9 +26,9 @@ def tick_s(hang_s: float) -> float:
 async def survey(
     devices: Sequence[Device], look: Callable[[Device], Awaitable[T]], hang_s: float
 ) -> dict[Device, T]:
-    """Return what devices answer; of several, those that fail or hang are noted.
+    """Return the results of `look`. Devices that fail or hang are noted, if another one works.
 
-    Raises what the operator must correct, and what is the matter if none answers.
+    Raises errors that the operator must correct, and the error of a device if none works.
     """
     looks = {asyncio.ensure_future(look(device)): device for device in devices}
     pending, answers = set(looks), dict[Device, T]()
@@ -54,7 +54,7 @@ async def survey(
 
 
 async def _let_go(look: asyncio.Future[Any]) -> None:
-    """Unlock a directory that was read, now or when it answers."""
+    """Unlock a directory that was opened, now or when its call ends."""
     with contextlib.suppress(KVStoreError):
         answer = await look
         if isinstance(answer, tuple):
@@ -62,7 +62,7 @@ async def _let_go(look: asyncio.Future[Any]) -> None:
 
 
 def _is_away(error: BaseException) -> bool:
-    """Say whether a start without the device follows, not a correction by the operator."""
+    """Say whether the tier may start without the device."""
     if isinstance(error, Incompatible):
         return False
     if isinstance(error, ConfigError):

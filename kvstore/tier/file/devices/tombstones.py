@@ -1,4 +1,4 @@
-"""Deletes on all devices: each tombstone goes to every one, and what one misses is kept for it."""
+"""Deletes on all devices: each device gets every tombstone, later if it is out of use now."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Tombstones:
         """
         errors: list[KVStoreError | None] = []
         burials = []
-        # Noted for all before anything else runs: a device may be about to be taken in.
+        # Noted for all before the first await: a device may be about to be admitted.
         for device in self._devices:
             if device.mount is not None:
                 device.mount.tier.recall.kill(headers)
@@ -79,7 +79,7 @@ async def catch_up(mount: Mount) -> None:
 
 
 def _missed(device: Device, headers: Sequence[FrameHeader]) -> None:
-    for header in headers:  # of a delete that is asked for again and again, the last one
+    for header in headers:  # a repeated delete is kept once, with its last number
         device.missed[header.namespace_id, header.killed] = header
     if len(device.missed) > MISSED_MAX:
         device.missed, device.is_stranger = {}, True

@@ -1,4 +1,4 @@
-"""Since when calls to a disk have been under way: a disk that hangs is told from a slow queue."""
+"""How long each call to a disk has taken so far: this tells a disk that hangs from a slow queue."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvstore.tier.file.disk import Disk
 
 
 class Watch:
-    """Times single calls, not jobs: a recovery reads for minutes, an fdatasync must not.
+    """Times single calls, not jobs: a recovery may read for minutes, an fdatasync must not.
 
     disk: use this one; it passes every call on to the one given.
     """
