@@ -211,7 +211,8 @@ def _listing(path: Path) -> str:
     for each in sorted(path.iterdir()):
         if not each.name.startswith((".", "__pycache__")):
             about = each / "__init__.py" if each.is_dir() else each
-            found = about.suffix == ".py" and re.match(r'"""(.*?)("""|$)', about.read_text(), re.M)
+            text = about.read_text() if about.suffix == ".py" and about.exists() else ""
+            found = re.match(r'"""(.*?)("""|$)', text, re.M)
             lines.append(f"- `{each.name}` {_text(found[1]) if found else ''}")
     return "\n".join(lines)
 
