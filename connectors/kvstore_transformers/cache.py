@@ -32,13 +32,13 @@ class Restoring(Protocol):
 class PrefixCache(DynamicCache):  # type: ignore[misc] # transformers is not checked
     """The KV of one sequence. `Prefixes.load` makes it, `generate(past_key_values=...)` fills it.
 
-    prompt: the token ids it was made for. restored_blocks: how many blocks came from the store.
-    request_id: what `kvstore explain` knows its load by.
+    prompt: its token ids. restored_blocks: how many blocks were loaded from the store.
+    request_id: names its load for `kvstore explain`.
     exact: False once KV was computed under autocast, in another precision than the model's.
-    stored_blocks: how many the daemon is known to have.
+    stored_blocks: how many blocks the daemon is known to have.
     pace: times the long pieces of the prompt.
-    Layers with a sliding window keep what they compute, beyond their window too, until the cache is
-    dropped: what a later resume needs of them is not known before.
+    Layers with a sliding window keep all KV that they compute until the cache is dropped, because
+    a later resume may need KV from before their window.
     """
 
     def __init__(self, config: PreTrainedConfig, prompt: Sequence[int], block_tokens: int) -> None:
@@ -55,7 +55,7 @@ class PrefixCache(DynamicCache):  # type: ignore[misc] # transformers is not che
 
     @property
     def restored_tokens(self) -> int:
-        """How many tokens of the prompt need not be computed."""
+        """How many tokens of the prompt were loaded, not computed."""
         return self.restored_blocks * self.block_tokens
 
     def update(

@@ -1,9 +1,9 @@
-"""`generate` with the longest stored prefix of the prompt, and what is new stored afterwards.
+"""`generate` loads the longest stored prefix of the prompt, and stores new blocks afterwards.
 
     prefixes = Prefixes(model, "unix:/run/kvstore/kvstore.sock")
     output = prefixes.generate(input_ids, max_new_tokens=100)  # instead of model.generate
 
-`load` and `save` are the two halves of it, for loops of one's own.
+`load` and `save` are its two halves, for a loop of your own.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ KNOWN_SOON_S = 0.05  # a small model is known by then
 class Prefixes:
     """One model's use of one daemon. Not for several threads at once; do not carry across a fork.
 
-    Every byte of the weights tells what is stored. They are hashed in the background, about 2 GB/s
-    a core; until then prompts are computed as without a store, and nothing is saved: see
+    The namespace contains every byte of the weights. They are hashed in the background, at about
+    2 GB/s per core. Until then prompts are computed without the store, and nothing is saved: see
     `wait_ready`. Weights must not change while it is open: make a new one afterwards.
     """
 
@@ -74,19 +74,20 @@ class Prefixes:
         direct_storage: DirectMode = "auto",
         daemon_uid: int | None = None,
     ) -> None:
-        """Look at the model and begin to hash its weights; the daemon need not be there yet.
+        """Inspect the model and start to hash its weights. The daemon may start later.
 
-        target: "unix:/path/kvstore.sock". block_tokens: what is stored and found at once.
+        target: "unix:/path/kvstore.sock". block_tokens: tokens per block.
         weights_id: names the weights instead of their hash; same id, same weights.
-        load_deadline_s: how long a prompt may wait for its blocks to come up from slower tiers.
-        save_deadline_s: how long a save waits for room. save_queue_jobs: saves waiting at once;
-        more are dropped. hbm_bytes: GPU memory to keep blocks in as well, 0 for none; hbm_policy:
-        who leaves there, "lru" or "hz". direct_storage: whether blocks that only the daemon's files
-        have are read there: "auto", where GPUDirect Storage works (the engine must see the files
-        under the daemon's paths, and may read them); "always", in whatever way there is; "never".
+        load_deadline_s: how long a prompt may wait until its blocks are promoted.
+        save_deadline_s: how long a save waits for room. save_queue_jobs: saves that may wait;
+        further saves are dropped. hbm_bytes: GPU memory to keep blocks in as well, 0 for none;
+        hbm_policy: its eviction policy, "lru" or "hz".
+        direct_storage: whether to read blocks that only the file tier has straight from its files:
+        "auto", where GPUDirect Storage works (the engine must see the files under the daemon's
+        paths, and be allowed to read them); "always", by any means; "never".
         daemon_uid: the user that runs the daemon, if it is neither this one nor root.
-        Raises Incompatible, saying why, for a model that cannot be served, ConfigError for an
-        unknown policy or word, InvalidRequest where hbm_bytes do not fit.
+        Raises Incompatible with the reason for a model that is not supported, ConfigError for an
+        unknown policy or word, InvalidRequest if hbm_bytes do not fit.
         """
         if not target.startswith("unix:"):
             raise InvalidRequest(f"{target!r} is not unix:/path/kvstore.sock: blocks are mapped")
@@ -119,7 +120,7 @@ class Prefixes:
         )
 
     def wait_ready(self, timeout_s: float) -> bool:
-        """Wait until the weights are known, so that loads and saves happen; False: not yet."""
+        """Wait until the weights are hashed. False: not yet, so nothing is loaded or saved."""
         self._weights.wait(timeout_s)
         return self._ready()
 
@@ -130,7 +131,7 @@ class Prefixes:
 
     @property
     def saves_dropped(self) -> int:
-        """Saves given up, wholly or in part, because the daemon was away, full or behind."""
+        """Saves dropped, wholly or in part, because the daemon was away, full or slow."""
         return self._saver.dropped
 
     @property
@@ -140,29 +141,29 @@ class Prefixes:
 
     @property
     def bounced_nbytes(self) -> int:
-        """Bytes that took the slower path, because the GPU does not reach the arena (yet)."""
+        """Bytes copied on the slower path, because the GPU cannot access the arena (yet)."""
         return self._copier.bounced_nbytes
 
     @property
     def direct_storage(self) -> str:
-        """How blocks come straight from files: "gds", "compat" or "host"; "off": they do not."""
+        """How blocks are read straight from files: "gds", "compat" or "host"; "off": not at all."""
         return self._direct.how
 
     @property
     def direct_nbytes(self) -> int:
-        """Bytes that came straight from files."""
+        """Bytes read straight from files."""
         return self._direct.read_nbytes
 
     @property
     def direct_failures(self) -> int:
-        """Loads whose files could not be read; what was left of them came through the arena."""
+        """Loads whose files could not be read; the arena delivered the rest of them."""
         return self._direct.failures
 
     def generate(self, input_ids: Tensor, **options: Any) -> Any:
         """Return what `model.generate(input_ids, **options)` returns.
 
         Batches, beams, padding, and arguments that make the KV depend on more than token ids are
-        computed as without a store.
+        computed without the store.
         """
         if not follows_from_tokens(self.model.generation_config, input_ids, options):
             return self.model.generate(input_ids, **options)
@@ -183,10 +184,10 @@ class Prefixes:
         return output
 
     def load(self, input_ids: Tensor) -> PrefixCache:
-        """Return a cache that holds the longest stored prefix of `input_ids` (1, n), or nothing.
+        """Return a cache with the longest stored prefix of `input_ids` (1, n), or an empty one.
 
-        At least one token is left to compute. Never raises for what happens to the daemon. Raises
-        InvalidRequest for more than one prompt, Incompatible if the model was changed meanwhile.
+        At least one token remains to compute. Failures of the daemon never raise. Raises
+        InvalidRequest for more than one prompt, Incompatible if the model has changed.
         """
         cache = self._start(input_ids)
         try:
@@ -227,11 +228,11 @@ class Prefixes:
         return PrefixCache(self.model.config, cache.prompt, cache.block_tokens)
 
     def save(self, cache: PrefixCache, sequences: Tensor) -> None:
-        """Store, in the background, the full blocks of `cache` that did not come from the store.
+        """Store the full blocks of `cache` that are not stored yet, in the background.
 
-        sequences: (1, n) or (n,), the prompt and what was generated. Nothing is stored that was
-        computed in another precision than the model's. Raises InvalidRequest if it
-        does not start with the prompt the cache was made for.
+        sequences: (1, n) or (n,), the prompt and the generated tokens. KV that was computed in
+        another precision than the model's is not stored. Raises InvalidRequest if the tokens do
+        not start with the prompt of this cache.
         """
         tokens = sequences.flatten().tolist()
         if tokens[: len(cache.prompt)] != cache.prompt:
@@ -258,7 +259,7 @@ class Prefixes:
         self._saver.put(Job(self._namespace_id, keys, cache.stored_blocks, groups, mark, pooled))
 
     def flush(self, wait_s: float = 30.0) -> bool:
-        """Wait until all that was saved is durable; False if it is not by then.
+        """Wait until all saves are durable; False if they are not after `wait_s`.
 
         Raises Unavailable if the daemon is away.
         """
@@ -266,7 +267,7 @@ class Prefixes:
         return self._saver.drain(wait_s) and self._client.admin.flush(deadline - time.monotonic())
 
     def close(self) -> None:
-        """Finish the saves that are queued, for 2 s at most, and leave the daemon."""
+        """Finish the queued saves, for 2 s at most, and end the session."""
         self._saver.close(CLOSE_WAIT_S)
         self._loads.shutdown()
         self._weights.close()

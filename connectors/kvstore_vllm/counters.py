@@ -6,22 +6,22 @@ import threading
 
 COUNTERS = {
     "lookups": "Requests for which the cache was asked.",
-    "lookups_late": "Lookups given up because no answer came before the deadline.",
+    "lookups_late": "Lookups abandoned at their deadline.",
     "lookups_failed": "Lookups the daemon could not answer.",
     "offered_tokens": "Tokens offered to the scheduler as loadable.",
     "loaded_blocks": "Records copied to the device, verified, and confirmed as still leased.",
     "loaded_bytes": "Bytes of those records.",
     "load_seconds": "Time spent copying and verifying them.",
     "computed_tokens": "Tokens computed by large steps, on each worker.",
-    "computed_seconds": "Time these steps took: what loading competes with.",
+    "computed_seconds": "Time of these steps; loads compete with it.",
     "loads": "Requests loaded.",
-    "loads_failed": "Requests whose load failed and that were recomputed.",
+    "loads_failed": "Requests that were recomputed because their load failed.",
     "corrupt_blocks": "Records that did not match their checksum; dropped from the cache.",
     "saved_blocks": "Records copied from the device and committed.",
     "saved_bytes": "Bytes of those records.",
     "save_seconds": "Time spent copying and hashing them, in the background.",
-    "bounced_bytes": "Bytes that went through a pinned buffer, because the GPU could not reach the "
-    "daemon's memory (yet): if this grows on, look for register=failed in the log.",
+    "bounced_bytes": "Bytes copied through a pinned buffer, because the GPU could not access the "
+    "daemon's memory (yet): if this keeps growing, look for register=failed in the log.",
     "refused_blocks": "Records the daemon had no room for.",
     "saves_dropped_queue": "Saves dropped because the queue was full.",
     "saves_dropped_down": "Saves dropped because the daemon was away or failed.",
@@ -39,18 +39,18 @@ COUNTERS = {
     "bypassed_unreadable_adapter": "Requests computed without the cache, because the files of "
     "their LoRA adapter cannot be read: is it in a folder of this machine?",
     "bypassed_multimodal": "Requests of which only the blocks before the first image, sound or "
-    "video take part: the rest is not told by tokens.",
+    "video are cached, because tokens do not identify the rest.",
     "bypassed_inputs": "Requests computed without the cache, because they have prompt embeddings, "
     "belong to a streaming session, or hold token ids that no vocabulary has.",
     "hints": "Hints sent to the daemon for finished requests.",
-    "hints_failed": "Hints the daemon did not get, or refused.",
+    "hints_failed": "Hints that did not reach the daemon, or that it refused.",
     "hints_ignored": "Requests whose hints could not be read.",
-    "breaker_trips": "Times a client of this engine gave the daemon up until it answered again.",
+    "breaker_trips": "Times a client of this engine stopped asking a daemon that did not answer.",
 }
 
 GAUGES = {
-    "breakers_open": "Clients of this engine (scheduler, workers) that refuse calls at once: the "
-    "daemon does not answer.",
+    "breakers_open": "Clients of this engine (scheduler, workers) that refuse calls, because "
+    "the daemon does not answer.",
 }
 """Reported as changes, so that those of all processes and steps simply add up."""
 

@@ -32,11 +32,11 @@ Give = Callable[[AsyncClient, str | Prefix], Awaitable[HintReport]]
 
 
 class RequestHints(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a request tells of its session.
+    """The hints of a request about its session.
 
     session_id: the client's name of the conversation. end_session: this was its last request.
-    expect_s: the next one comes in so many seconds. pin_s: keep its blocks in DRAM for so long, at
-    most pin_bytes of them (0: any). demote: they can leave DRAM now, for the file tier.
+    expect_s: seconds until the next request. pin_s: seconds to keep its blocks in DRAM, up to
+    pin_bytes (0: no limit). demote: demote them to the file tier now.
     """
 
     session_id: Annotated[str, msgspec.Meta(max_length=256)] = ""

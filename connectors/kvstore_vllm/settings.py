@@ -16,11 +16,11 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How one engine uses the cache.
 
     target: the daemon's socket, "unix:/path/kvstore.sock"; blocks travel through shared memory.
-    load_deadline_s: how long a request waits for its bytes to come up from slower tiers before it
-        is offered less, or nothing. Longer finds more on slow disks, at the price of its TTFT.
+    load_deadline_s: how long a request waits until its blocks are promoted. After that it gets the
+        resident blocks alone. Longer finds more on slow disks and costs TTFT.
     save_deadline_s: how long a save may wait for room in the daemon before it is dropped.
-    reuse_wait_s: how long a step may wait for a copy out of device blocks it is about to overwrite;
-        past it the save is dropped. The only way a save can delay the engine.
+    reuse_wait_s: how long a step may wait for a copy out of device blocks that it is about to
+        overwrite; then the save is dropped. Saves delay the engine in no other way.
     save_queue_jobs: saves waiting for the copy thread; more are dropped. Each holds no memory.
     weights_id: names the weights instead of their fingerprint; for weights that are not read from
         local files. Two engines with the same id must have identical weights.
