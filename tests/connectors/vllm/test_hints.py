@@ -33,7 +33,7 @@ def finish(engine: Engine, hints: object):
 def test_hints_are_sent_when_the_request_has_finished(engine):
     hints = {"session_id": "s", "end_session": True, "pin_s": 60, "pin_bytes": 5, "demote": True}
     saves = finish(engine, hints)
-    assert engine.client.hints == [("end", "s", 5), ("pin", "s", 5, 60, 5), ("demote", "s", 5)]
+    assert engine.client.hinted == [("end", "s", 5), ("pin", "s", 5, 60, 5), ("demote", "s", 5)]
     assert engine.client.asked[0].session_id == "s"
     assert {order.session_id for order in saves} == {"s"}
     assert engine.side.counters.totals["hints"] == 3
@@ -41,7 +41,7 @@ def test_hints_are_sent_when_the_request_has_finished(engine):
 
 def test_an_expected_request_needs_no_name(engine):
     finish(engine, {"expect_s": 12.5})
-    assert engine.client.hints == [("expect", "", 5, 12.5)]
+    assert engine.client.hinted == [("expect", "", 5, 12.5)]
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_an_expected_request_needs_no_name(engine):
 )
 def test_hints_that_cannot_be_read_are_counted_and_harm_nobody(engine, hints):
     assert finish(engine, hints)
-    assert engine.client.hints == []
+    assert engine.client.hinted == []
     assert engine.side.counters.totals["hints_ignored"] == 1
 
 

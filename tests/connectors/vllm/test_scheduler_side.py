@@ -46,7 +46,8 @@ class FakeClient:
         self.asked: list[SimpleNamespace] = []
         self.released: list[int] = []
         self.doubts = 0
-        self.hints: list[tuple] = []
+        self.hints = self  # `client.hints.expect` and the others are below
+        self.hinted: list[tuple] = []
         self._held: list[tuple[Future, object]] = []
 
     def submit(self, make) -> Future:
@@ -126,7 +127,7 @@ class FakeClient:
     def _hinted(self, kind, target, *numbers):
         if self.error is not None:
             raise self.error
-        self.hints.append((kind, target.session_id, len(target.keys), *numbers))
+        self.hinted.append((kind, target.session_id, len(target.keys), *numbers))
         return HintReport(HintKind.END)
 
     async def release(self, *leases):
