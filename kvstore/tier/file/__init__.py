@@ -8,7 +8,7 @@ What is promised:
 - The physical bytes of the segments (`st_blocks`) stay under the cap. The last part of the cap is
   kept for tombstones; only when that is used up as well does a tombstone exceed the cap, because a
   delete must always be possible.
-- Space is won back by punching holes where the file system can, and by unlinking dead segments.
+- Space is freed by punching holes where the file system can, and by unlinking dead segments.
 - One process at a time: the directory is locked.
 - Of several directories (`Devices`), one that fails loses only its own frames. A delete has
   succeeded only when every directory has its tombstone, so each judges its own frames alone. If a

@@ -124,7 +124,7 @@ class FileTier:
 
         fresh: remove what is in it. tried: if not, `Health.try_out` before anything is read.
         whole: refuse a directory of which parts cannot be read. Otherwise they count as torn, and
-        their room is won back. suspects: runs not to be trusted, as `abandon` returned them.
+        their room is freed. suspects: runs not to be trusted, as `abandon` returned them.
 
         Call it once. Raises ConfigError (locked, read-only, not a directory), Incompatible (another
         format version), DiskFailed, of which DiskUnreadable if it is not whole.
@@ -142,7 +142,7 @@ class FileTier:
                 await self.run(partial(self._files.unlink, await self._tags()))
             segments = await self._load()
             if whole and (refused := sum(loaded.refused for loaded in segments)):
-                raise DiskUnreadable(f"{refused} reads of what is on it failed")
+                raise DiskUnreadable(f"{refused} reads of its segments failed")
             self.health.suspects |= suspects
             recovered = await self._recover(segments, started)
         except BaseException:

@@ -96,7 +96,7 @@ class Upkeep:
             self._space.measured(segment, measured)
         except (DiskFull, DiskFailed) as error:
             if not isinstance(error.__cause__, FileNotFoundError):  # never created: nothing to do
-                _log.warning("space is not won back: %s", error)
+                _log.warning("freed space is not given back to the disk: %s", error)
                 self._given_up.add(segment)
         finally:
             self._space.punched(segment, holes)

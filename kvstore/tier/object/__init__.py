@@ -2,15 +2,15 @@
 
 What is promised:
 
-- Nothing wrong is found: footers are checked as a whole, and every record's checksum travels with
-  what `find` answers. Bytes are verified by who reads them, as those of the file tier.
-- An object is whole or not there, and never changes. One that somebody collected is a miss.
-- A deleted block does not come back, whoever still has an object with it (`tombstones`).
+- No wrong bytes are served: footers are checked as a whole, and a lookup returns every record's
+  checksum. The reader verifies the bytes, as with the file tier.
+- An object is whole or does not exist, and it never changes. A collected object is a miss.
+- A deleted block is not served again, even if an object with it still exists (`tombstones`).
 - A store that is slow, full or down costs bounded time: deadlines, bounded retries, a breaker.
-- Nothing of the credentials is in a log line, an error or a metric (`failure`).
+- No log line, error or metric has any part of the credentials (`failure`).
 
-Several daemons share a bucket without knowing of each other; what each one sees of the others is at
-most `object.believed_s` old, and what it misses of what they have stored, 5 s.
+Several daemons share a bucket without knowing of each other. A daemon sees the deletes of others
+after at most `object.believed_s`, and their new objects after at most 5 s.
 """
 
 from kvstore.tier.object.failure import ObjectFailed, ObjectGone, ObjectRefused

@@ -29,7 +29,7 @@ _ADVICE = {
 
 
 def advice(error: KVStoreError, settings: ObjectSettings) -> str:
-    """Return what to check, "" where nobody can do anything but wait. Quotes no secret."""
+    """Return what the operator should check, "" if only waiting helps. Quotes no secret."""
     if not isinstance(error, ObjectRefused | ObjectFailed) or error.cause not in _ADVICE:
         return ""
     parts = urlsplit(settings.url)

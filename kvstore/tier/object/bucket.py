@@ -1,9 +1,8 @@
-"""obstore, one attempt at a time: the only file that knows the library.
+"""The bucket through obstore, one attempt at a time. No other file knows the library.
 
-Its own retries are off, so that every request is counted and bounded where `requests` says so.
-What an answer claims is checked before its body is read, and a body is read in chunks, so a store
-that sends more than was asked for costs no memory. From S3, bodies come past the library where they
-can: see `receive`.
+The library's own retries are off, so that `requests` counts and bounds every request. The headers
+of an answer are checked before its body is read. A body is read in chunks, so a store that sends
+too much costs no memory. Bodies from S3 bypass the library where possible: see `receive`.
 """
 
 from __future__ import annotations
@@ -47,13 +46,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PAGE_OBJECTS = 1000  # what S3 lists in one request
-CHUNK_NBYTES = 256 << 10  # handed over at once: the processor's cache still has it
-WHOLE_NBYTES_MAX = 64 << 20  # larger objects go up in parts: three requests and one for each part
+CHUNK_NBYTES = 256 << 10  # processed at once, while it is in the processor's cache
+# Larger objects are uploaded in parts: three requests and one for each part.
+WHOLE_NBYTES_MAX = 64 << 20
 PART_NBYTES = 16 << 20
 PARTS_AT_ONCE = 4
 CONNECT_TIMEOUT_S = 5.0
-SIGNED_FOR = timedelta(minutes=15)  # from our clock on: what S3 forgives clocks in headers
-UNFIT_MIN_S = 10.0  # without reads past the library, after an answer it has to deal with
+SIGNED_FOR = timedelta(minutes=15)  # from our clock on: the clock skew that S3 accepts in headers
+# After an answer that only the library understands, no read bypasses it for so long.
+UNFIT_MIN_S = 10.0
 UNFIT_MAX_S = 600.0
 _STATUS = re.compile(r"status[^0-9]{1,24}([1-5][0-9]{2})\b", re.ASCII)
 _TIMED_OUT = re.compile(r"TimedOut|timed out", re.IGNORECASE)
@@ -72,7 +73,7 @@ def open_bucket(settings: ObjectSettings) -> ObstoreBucket:
     try:
         return ObstoreBucket(open_store(settings), settings)
     except (BaseError, ValueError, OSError) as error:
-        # What the library says may quote what it found in the environment.
+        # The library's message may quote values of the environment.
         raise ConfigError(f"object.url cannot be used ({type(error).__name__})") from None
 
 
@@ -148,7 +149,7 @@ class ObstoreBucket:
         if self._unfit.closed:
             logger.info("object=read_by_library reason=%r", str(unfit))
             self._unfit.trip()
-        elif self._unfit.state is State.HALF_OPEN:  # else others have found out at the same time
+        elif self._unfit.state is State.HALF_OPEN:  # else other reads have just noted it
             self._unfit.probe_failed()
 
     async def put(self, name: str, buffers: Sequence[Buffer], nbytes: int) -> int:
@@ -169,7 +170,7 @@ class ObstoreBucket:
             with _translated("delete"):
                 await obstore.delete_async(self._store, list(names))
         except ObjectGone:
-            if len(names) > 1:  # a folder says so of the first that is not there, and stops
+            if len(names) > 1:  # a folder stops at the first file that does not exist
                 for name in names:
                     await self.delete([name])
 
@@ -179,7 +180,7 @@ class ObstoreBucket:
 
 @contextmanager
 def _translated(kind: str) -> Iterator[None]:
-    """Raise the errors of `failure` for the library's: see there why nothing else goes on."""
+    """Translate the library's errors to those of `failure`, without their text."""
     try:
         yield
     except (NotFoundError, FileNotFoundError):
@@ -207,7 +208,7 @@ def _forbidden(text: str) -> ObjectRefused:
 def _failure(kind: str, text: str) -> ObjectFailed | ObjectRefused:
     found = _STATUS.search(text)
     status = int(found[1]) if found else 0
-    if _METADATA.search(text):  # the library asks the machine for them last
+    if _METADATA.search(text):  # the library asks the machine's metadata service last
         return _no_credentials(kind, status)
     if _TIMED_OUT.search(text):
         return ObjectFailed(f"{kind}: timed out", reason="timeout", cause=Cause.CONNECTION)
@@ -247,7 +248,7 @@ def _unconnected(kind: str, text: str) -> ObjectFailed:
 
 
 def open_store(settings: ObjectSettings) -> ObjectStore:
-    """Return the library's own store for `settings`, as it comes."""
+    """Return the library's own store for `settings`."""
     parts = urlsplit(settings.url)
     host, prefix = parts.netloc, unquote(parts.path).strip("/")
     if parts.scheme == "file":
@@ -275,5 +276,5 @@ def open_store(settings: ObjectSettings) -> ObjectStore:
 
 
 def _given(**options: str) -> Any:
-    """Return those that are set; the others are what the environment says."""
+    """Return the options that are set; the library takes the others from the environment."""
     return {name: value for name, value in options.items() if value}

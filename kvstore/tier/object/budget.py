@@ -1,4 +1,4 @@
-"""A bound on bytes in flight: who finds no room waits, first come, first served."""
+"""A bound on bytes in flight. A caller without room waits, first come, first served."""
 
 from __future__ import annotations
 

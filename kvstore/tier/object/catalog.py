@@ -1,9 +1,9 @@
-"""What is known of the bucket without asking it: listings and footers, both bounded. Pure.
+"""Caches of the bucket's listings and footers, both bounded. Pure.
 
-Objects never change, so a footer is true until its object is gone. A listing is believed for
-`believed_s`; that there is nothing, or nothing longer, for ABSENT_S at most: for so long a hit that
-another daemon has just stored may go unseen. What this daemon writes and finds gone is entered at
-once.
+Objects never change, so a footer is valid until its object is gone. A listing is valid for
+`believed_s`. The absence of objects, or of longer ones, is valid for ABSENT_S at most: another
+daemon's new object may be missed for so long. Objects that this daemon writes, or finds to be gone,
+are entered at once.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from kvstore.model.block import BlockKey, NamespaceId
 from kvstore.tier.object.layout import Run
 from kvstore.tier.object.names import RunName
 
-ABSENT_S = 5.0  # costs a prefix that is asked for again and again one request in so long
+ABSENT_S = 5.0  # a prefix that is looked up repeatedly costs one request in this time
 DIRECTORIES_MAX = 1 << 16
 RECORDS_MAX = 1 << 17  # about 300 bytes each
 Directory: TypeAlias = tuple[NamespaceId, BlockKey]
 
 
 class Entry(NamedTuple):
-    """An object as a listing has it."""
+    """An object in a listing."""
 
     name: RunName
     nbytes: int
@@ -35,7 +35,7 @@ class Entry(NamedTuple):
 
 
 class _Listing(NamedTuple):
-    """listed_at: when the bucket answered. ended_walk: somebody looked for more than it has."""
+    """listed_at: when the bucket answered. ended_walk: a lookup wanted more than it has."""
 
     listed_at: float
     entries: tuple[Entry, ...] = ()
@@ -43,7 +43,7 @@ class _Listing(NamedTuple):
 
 
 class Catalog:
-    """Both caches. None always means: not known, ask."""
+    """Both caches. None always means that the bucket has to be asked."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Catalog:
         return found.entries
 
     def ended_walk(self, directory: Directory) -> None:
-        """Note that somebody looked for more than a listing has."""
+        """Note that a lookup wanted more than a listing has."""
         found = self._listings.get(directory)
         if found is not None:
             self._listings[directory] = found._replace(ended_walk=True)
@@ -96,18 +96,18 @@ class Catalog:
         return any(entry.name == name for entry in entries)
 
     def has_read(self, name: RunName) -> bool:
-        """Say whether the footer was read, be it good or not."""
+        """Say whether the footer was read, whether or not it is good."""
         return name in self._runs
 
     def run(self, name: RunName) -> Run | None:
-        """Return what an object holds; None if its footer was not read, or is no good."""
+        """Return the run in an object; None if its footer was not read, or is corrupt."""
         found = self._runs.get(name)
         if found is not None:
             self._runs.move_to_end(name)
         return found
 
     def read(self, name: RunName, run: Run | None) -> None:
-        """Note a footer; None: it is not one, and need not be read again."""
+        """Note a footer; None: it is corrupt and need not be read again."""
         self._drop(name)
         self._runs[name] = run
         self._records += run.records if run else 1
@@ -115,7 +115,7 @@ class Catalog:
             self._drop(next(iter(self._runs)))
 
     def written(self, run: Run, modified: float) -> None:
-        """Note an object of our own."""
+        """Note an object that this daemon has written."""
         self._change(run.name, [Entry(run.name, run.nbytes, modified)])
         self.read(run.name, run)
 
@@ -125,7 +125,7 @@ class Catalog:
         self._change(name, [])
 
     def _change(self, name: RunName, entries: Sequence[Entry]) -> None:
-        """Let a listing have `entries` for `name`. It is not believed for longer than before."""
+        """Set the `entries` of a listing for `name`. It expires when it would have before."""
         directory = (name.namespace_id, name.first)
         others = self.listing(directory)
         if others is not None or entries:

@@ -1,9 +1,9 @@
-"""Who leaves the bucket, from one listing of it. Pure.
+"""Which objects are deleted for room or age, from one listing of the bucket. Pure.
 
-Every daemon may collect, at any time and together with others: all of them delete the oldest first,
-by the store's own times and in one order, so two that count at once choose the same victims, and
-deleting twice is deleting once. Nobody deletes what is younger than the grace period: an upload
-that is listed may be another daemon's newest.
+Every daemon may collect at any time, also together with others. All delete the oldest objects
+first, by the store's own times and in one order. So two daemons that count at once choose the same
+victims, and deleting an object twice does no harm. Objects younger than the grace period are never
+deleted: they may be another daemon's newest upload.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kvstore.tier.object.names import (
     parse_tombstone_name,
 )
 
-LOW_WATER = 0.9  # over the cap, collect down to here: the next objects need room at once
+LOW_WATER = 0.9  # over the cap, collect down to here, so that the next objects have room
 VICTIMS_MAX = 10_000
 SUSPECTS_MAX = 10_000
 NAMESPACES_MAX = 65_536
@@ -36,7 +36,7 @@ class Victim(NamedTuple):
 class Survey:
     """A listing of the whole bucket, summed up page by page in bounded memory.
 
-    is_suspect: says which objects may hold what was deleted.
+    is_suspect: says which objects may hold deleted blocks.
     """
 
     def __init__(self, is_suspect: Callable[[Entry], bool] = lambda _: False) -> None:
@@ -50,7 +50,7 @@ class Survey:
         self._oldest: list[tuple[float, str, Entry]] = []  # ascending: by age, then by name
 
     def add(self, page: Iterable[Listed]) -> None:
-        """Count a page. What is not ours by its name is left alone, and not counted."""
+        """Count a page. Objects whose names are not ours are neither touched nor counted."""
         entries = []
         for listed in page:
             name, tombstone = parse_run_name(listed.name), parse_tombstone_name(listed.name)
@@ -79,8 +79,8 @@ class Survey:
         grace_s: float,
         room_nbytes: int = 0,
     ) -> Iterator[Victim]:
-        """Yield who leaves. now: on the store's clock. max_age_s: 0 is for ever. room_nbytes: what
-        was refused, and should fit afterwards."""
+        """Yield the objects to delete. now: on the store's clock. max_age_s: 0 is no limit.
+        room_nbytes: of refused writes, which should fit afterwards."""
         left = target = self.nbytes
         if left + room_nbytes > capacity_bytes:
             target = min(int(capacity_bytes * LOW_WATER), capacity_bytes - room_nbytes)

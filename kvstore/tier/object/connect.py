@@ -1,4 +1,4 @@
-"""Settings -> a bucket. The library is loaded here, and only if there is an address."""
+"""Open the bucket that the settings name. The library is loaded here, and only if needed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kvstore.tier.object.requests import Bucket
 
 
 def connect(settings: ObjectSettings) -> Bucket:
-    """Return the bucket that `object.url` names. Asks nothing yet.
+    """Return the bucket that `object.url` names. Sends no request yet.
 
     Raises ConfigError without the library, or for an address that cannot be one.
     """

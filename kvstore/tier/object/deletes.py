@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class Deletes:
-    """Deletes of this daemon; what others delete is learned by the upkeep."""
+    """Deletes of this daemon; the upkeep learns those of other daemons."""
 
     def __init__(
         self,
@@ -43,13 +43,14 @@ class Deletes:
     async def delete(
         self, namespace_id: NamespaceId, keys: Sequence[BlockKey] | None, deadline: float
     ) -> None:
-        """Bury keys, or (None) a whole namespace: for every daemon, and before this returns.
+        """Delete keys, or (None) a whole namespace, for every daemon and before this returns.
 
-        Forget them elsewhere first, so that no upload of them begins any more; this waits for those
-        under way. Others see it within `believed_s`. Objects that hold a buried block are
-        deleted as a whole: those known here at once, the others by the next collection.
+        Forget them elsewhere first, so that no upload of them begins any more; this waits for
+        uploads in flight. Other daemons see the delete within `believed_s`. Objects that hold a
+        deleted block are deleted as a whole: those known here at once, the others by the next
+        collection.
 
-        Raises Unavailable if the tombstone may not be stored: then they may come back.
+        Raises Unavailable if the tombstone may not be stored: then they may be served again.
         """
         wanted = None if keys is None else set(keys)
         if under_way := self._writes.under_way(namespace_id, wanted):

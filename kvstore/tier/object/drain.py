@@ -1,4 +1,4 @@
-"""A body that the library hands over, on its way to where it belongs."""
+"""Copy a body that the library returns into the caller's buffers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvstore.tier.object.requests import Filled
 
 
 class Drain:
-    """A body on its way into `buffers`, by a thread that waits for each chunk of it."""
+    """One body. A thread waits for each chunk and copies it into `buffers`."""
 
     def __init__(
         self, body: Iterable[Buffer], buffers: Sequence[memoryview], filled: Filled
@@ -45,7 +45,6 @@ class Drain:
             raise ObjectFailed("get: more bytes than asked for", reason="short")
 
     def stop(self) -> None:
-        """From when this returns on, no buffer is used; the thread ends with the next chunk,
-        or timeout."""
+        """After this returns, no buffer is used. The thread ends with the next chunk or timeout."""
         with self._filling:
             self._stopped = True

@@ -1,7 +1,7 @@
-"""What an object store does wrong, as outcomes a caller can tell apart.
+"""Errors of an object store, as types that callers can tell apart.
 
-The messages are our own. What the library says may quote a URL with a signature in it, so neither
-its text nor its exception (as a cause, which a traceback would print) goes further than here.
+The messages are our own. The library's message may quote a signed URL. So neither its text nor its
+exception (a traceback would print a cause) is passed on.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from kvstore.model.errors import Unavailable
 
 
 class Cause(StrEnum):
-    """What somebody would have to mend: see `advice`."""
+    """What the operator has to mend: see `advice`."""
 
-    NONE = ""  # nothing that is known
+    NONE = ""  # no known cause
     CREDENTIALS = "credentials"  # there are none
-    FORBIDDEN = "forbidden"  # they do not suffice
+    FORBIDDEN = "forbidden"  # they have too few rights
     BUCKET = "bucket"  # there is none of this name
     REGION = "region"
     NAME = "name"  # DNS
@@ -25,11 +25,11 @@ class Cause(StrEnum):
 
 
 class ObjectGone(Unavailable):
-    """There is no such object: somebody collected it. A miss."""
+    """There is no such object: it was collected. A miss."""
 
 
 class ObjectRefused(Unavailable):
-    """Credentials, permissions, or a bucket that does not exist: repeating it cannot help."""
+    """Credentials, permissions, or a bucket that does not exist: a retry cannot help."""
 
     def __init__(self, message: str, *, reason: str, cause: Cause = Cause.NONE) -> None:
         super().__init__(message, reason=reason)
@@ -38,7 +38,7 @@ class ObjectRefused(Unavailable):
 
 class ObjectFailed(Unavailable):
     """It may work later. reason: timeout, throttled, server, connection, short; busy, long: our own
-    bounds; breaker: not even tried."""
+    bounds; breaker: not tried."""
 
     def __init__(
         self,

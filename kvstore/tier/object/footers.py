@@ -1,4 +1,4 @@
-"""Read what an object holds."""
+"""Read the footer of an object."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from kvstore.tier.object.catalog import Entry
 from kvstore.tier.object.layout import OBJECT_NBYTES_MAX, Run, read_footer, read_trailer
 from kvstore.tier.object.requests import Requests
 
-TAIL_NBYTES = 32 << 10  # most footers are smaller, and come with the trailer in one request
+TAIL_NBYTES = 32 << 10  # most footers are smaller, and are read with the trailer in one request
 
 
 async def fetch_footer(requests: Requests, entry: Entry, deadline: float) -> Run:
-    """Return what an object holds, in one or two requests.
+    """Return the run in an object, with one or two requests.
 
-    Raises CorruptBlock if it is none of ours, ObjectGone, and what requests raise.
+    Raises CorruptBlock if it is not one of ours, ObjectGone, and the errors of `requests`.
     """
     name, nbytes = entry.name, entry.nbytes
     if not 2 * PAGE_NBYTES <= nbytes <= OBJECT_NBYTES_MAX:

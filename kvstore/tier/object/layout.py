@@ -1,10 +1,10 @@
-"""What a run's object holds: frames back to back, then a footer that lists them. Pure.
+"""The layout of an object: the frames of a run back to back, then a footer. Pure.
 
 The frames and the footer are those of a sealed segment (`kvstore.format.frame` has the byte
 tables), with these differences: there is no segment header, so the first frame stands at offset 0;
-the segment number is 0, the nonce is the name's; every sequence is 1, because time in the bucket is
-the store's. Whatever is read is checked as a whole: sizes, checksums, that the frames stand back to
-back, and that their blocks are one run which begins and ends with the keys in the name.
+the segment number is 0, the nonce is the name's; every sequence is 1, because the store's clock
+orders objects. A footer is checked as a whole: sizes, checksums, that the frames are back to back,
+and that their blocks are one run which begins and ends with the keys in the name.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from kvstore.model.block import BlockKey, Namespace, NamespaceId, Part, padded
 from kvstore.model.errors import CorruptBlock, InvalidRequest
 from kvstore.tier.object.names import RunName
 
-OBJECT_NBYTES = 32 << 20  # what a run is cut to
+OBJECT_NBYTES = 32 << 20  # target size of a run
 OBJECT_BLOCKS_MAX = 256
 OBJECT_NBYTES_MAX = 1 << 40
 FOOTER_NBYTES_MAX = 4 << 20
@@ -55,7 +55,7 @@ class PlacedFrame(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What an object holds. keys: its consecutive blocks; `frames` may cover some of them each."""
+    """The run in an object. keys: its consecutive blocks; each frame may cover some of them."""
 
     name: RunName
     nbytes: int
@@ -79,9 +79,9 @@ class Run:
 def run_blocks(namespace: Namespace) -> int:
     """Return how many blocks an object of this namespace holds at most.
 
-    Runs end at the multiples of it. A power of two, so that 16 to 32 MiB of records go into an
-    object where blocks are neither tiny nor larger. Part of the format: it must come out the same
-    for everybody who shares a bucket, so nothing but the namespace goes in.
+    Runs end at its multiples. It is a power of two, so that an object has 16 to 32 MiB of records
+    unless blocks are tiny or larger than that. It is part of the format: all daemons that share a
+    bucket must compute the same, so it depends only on the namespace.
     """
     block_nbytes = sum(padded(group.record_nbytes) * group.shards for group in namespace.groups)
     fitting = max(1, min(OBJECT_NBYTES // block_nbytes, OBJECT_BLOCKS_MAX))
@@ -112,7 +112,7 @@ def lay_out(headers: Sequence[FrameHeader]) -> tuple[Run, list[bytes], bytes]:
 
 
 def read_trailer(name: RunName, nbytes: int, page: memoryview) -> Trailer:
-    """Return what the last page of an object of `nbytes` bytes says. Raises CorruptBlock."""
+    """Parse the last page of an object of `nbytes` bytes. Raises CorruptBlock."""
     trailer = parse_trailer(page, name.tag)
     if trailer is None or trailer.file_nbytes != nbytes:
         raise CorruptBlock(f"{_short(name)}: no trailer of this format for {nbytes} bytes")
@@ -122,7 +122,7 @@ def read_trailer(name: RunName, nbytes: int, page: memoryview) -> Trailer:
 
 
 def read_footer(name: RunName, nbytes: int, trailer: Trailer, body: memoryview) -> Run:
-    """Return what an object holds. Raises CorruptBlock unless everything fits together."""
+    """Parse the footer of an object. Raises CorruptBlock unless everything is consistent."""
     found = parse_footer(body, trailer, name.tag)
     if not found:
         raise CorruptBlock(f"{_short(name)}: the footer does not list its frames")

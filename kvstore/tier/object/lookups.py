@@ -1,4 +1,4 @@
-"""Find out what a bucket has of a prefix: listings and footers, each asked for once."""
+"""Look up a prefix in the bucket: each listing and footer is requested once."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Lookups:
         run_blocks: int,
         deadline: float,
     ) -> Found:
-        """Return what the bucket has of a prefix, as far as it was found out by the deadline.
+        """Return the part of a prefix in the bucket that was found by the deadline.
 
         See `look`.
         """
@@ -73,12 +73,11 @@ class Lookups:
         run_blocks: int,
         deadline: float,
     ) -> AsyncIterator[Found]:
-        """Yield what the bucket has of a prefix: more and more of it while the rest is asked for,
-        and in the end all that was found out by the deadline.
+        """Yield the part of a prefix that was found so far, while the rest is requested. The last
+        result has everything found by the deadline.
 
         keys[0]: the first block of the prefix, or one at a multiple of `run_blocks`. Never raises
-        for a store that fails: then less is found, and the answer says it is not complete. Lookups
-        that need the same listing or footer share the request.
+        if the store fails: then less is found, and the result is marked as not complete.
         """
         walk = Walk(namespace_id, keys, run_blocks, self._catalog, self._tombstones)
         if not self._informed.is_set():
@@ -89,17 +88,17 @@ class Lookups:
         while not walk.ended:
             wanted = walk.step()
             if wanted == Wanted():
-                await asyncio.sleep(0)  # a long prefix, all of it known: others' turn, too
+                await asyncio.sleep(0)  # a long prefix, all of it known: give other tasks a turn
                 continue
             for each in (*wanted.now, *wanted.ahead):
                 asked[each] = asked.get(each) or self._ask(each)
             if walk.position > told:
                 told = walk.position
                 yield walk.found(complete=False)
-                continue  # it may be answered by now
+                continue  # the requests may be answered by now
             answered = all(asked[each].done() for each in wanted.now)
             timeout_s = deadline - self._now()
-            if answered or timeout_s <= 0:  # it was asked for, and could not be found out
+            if answered or timeout_s <= 0:  # it was requested, and there was no answer
                 yield walk.found(complete=False)
                 return
             pending = [task for task in asked.values() if not task.done()]
@@ -107,7 +106,7 @@ class Lookups:
         yield walk.found(complete=True)
 
     def _ask(self, wanted: Directory | Entry) -> asyncio.Task[None]:
-        """Return the task that finds out, which goes on whoever stops waiting for it."""
+        """Return the task of a request. It goes on if a caller stops waiting for it."""
         task = self._shared.get(wanted)
         if task is None:
             work = self._read_footer(wanted) if isinstance(wanted, Entry) else self._list(wanted)
@@ -117,7 +116,7 @@ class Lookups:
         return task
 
     async def _quietly(self, work: Awaitable[None]) -> None:
-        with suppress(Unavailable):  # counted where it happened; the catalog does not know, then
+        with suppress(Unavailable):  # `requests` has counted it; the catalog stays without an entry
             await work
 
     async def _list(self, wanted: Directory) -> None:

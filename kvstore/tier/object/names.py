@@ -5,9 +5,9 @@
     clock                                           written to learn the store's own time
 
 All ids in lower-case hex. A listing of `<namespace id>/<first key>/` finds every run that begins
-with that block, however it goes on. (By the key *before* the run, a listing at the root, or behind
-a system prompt that many share, would return thousands.) `nonce` is a digest of what the object
-holds, so two writers of the same bytes write the same object, and of different bytes two objects.
+with that block, whatever follows. (With the key *before* the run, a listing at the root, or after a
+system prompt that many share, would return thousands.) `nonce` is a digest of the object's content.
+So two writers of the same bytes write one object, and writers of different bytes write two.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TOMBSTONE = re.compile(TOMBSTONES + r"/([0-9a-f]{64})/([0-9a-f]{16})", re.ASCII
 
 @dataclass(frozen=True, slots=True)
 class RunName:
-    """The name of a run, apart."""
+    """The parsed name of a run."""
 
     namespace_id: NamespaceId
     first: BlockKey
@@ -39,13 +39,13 @@ class RunName:
 
     @property
     def tag(self) -> SegmentTag:
-        """What the pages of the object are bound to: copied to another name, they are not read."""
+        """Its pages are bound to this tag: they are invalid under another name."""
         return SegmentTag(0, self.nonce)
 
 
 @dataclass(frozen=True, slots=True)
 class TombstoneName:
-    """The name of a tombstone, apart."""
+    """The parsed name of a tombstone."""
 
     namespace_id: NamespaceId
     nonce: int
@@ -59,7 +59,7 @@ class TombstoneName:
 
 
 class Listed(NamedTuple):
-    """What a listing says of an object. modified: seconds on the store's clock."""
+    """An object in a listing. modified: seconds on the store's clock."""
 
     name: str
     nbytes: int
@@ -67,12 +67,12 @@ class Listed(NamedTuple):
 
 
 def directory(namespace_id: NamespaceId, first: BlockKey) -> str:
-    """Return what the names of all runs that begin with the block `first` begin with."""
+    """Return the common prefix of the names of all runs that begin with the block `first`."""
     return f"{namespace_id.hex()}/{first.hex()}"
 
 
 def parse_run_name(text: str) -> RunName | None:
-    """Return what a name says; None if it is not the name of a run."""
+    """Parse a name; None if it is not the name of a run."""
     found = _RUN.fullmatch(text)
     if found is None:
         return None
@@ -81,7 +81,7 @@ def parse_run_name(text: str) -> RunName | None:
 
 
 def parse_tombstone_name(text: str) -> TombstoneName | None:
-    """Return what a name says; None if it is not the name of a tombstone."""
+    """Parse a name; None if it is not the name of a tombstone."""
     found = _TOMBSTONE.fullmatch(text)
     if found is None:
         return None

@@ -1,8 +1,8 @@
-"""Which bytes to ask for, when these reads are wanted. Pure.
+"""Plan the ranged requests for a list of reads. Pure.
 
-Reads that stand close together in one object become one request, as the frames of a run do: the
-gap, a header page, costs less than a round trip. What is too large for one request is cut, so that
-several connections carry it.
+Reads that are close together in one object become one request, as the frames of a run do: the gap,
+a header page, costs less than a round trip. Larger ranges are cut, so that several connections
+carry them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import NamedTuple
 from kvstore.model.errors import InvalidRequest
 from kvstore.tier.object.layout import ObjectExtent
 
-PART_NBYTES = 8 << 20  # one connection carries this at full speed; the cost of a request is small
+# One connection carries this at full speed, and the request itself costs little.
+PART_NBYTES = 8 << 20
 GAP_NBYTES_MAX = 64 << 10
 
 
@@ -22,8 +23,8 @@ GAP_NBYTES_MAX = 64 << 10
 class ObjectRead:
     """Fill `targets` one after the other from byte `offset` of the frame at `extent`.
 
-    then: called by a thread as soon as they are full, while the processor's cache may still have
-    them, and before the read returns; again, if they are filled again. Must not raise.
+    then: called by a thread as soon as they are full and before the read returns, while the bytes
+    may still be in the processor's cache. Called again if they are filled again. Must not raise.
     """
 
     extent: ObjectExtent
@@ -37,7 +38,7 @@ class ObjectRead:
 
 
 class Piece(NamedTuple):
-    """`target` is filled from byte `offset` of the object. read: which of the reads it is of."""
+    """`target` is filled from byte `offset` of the object. read: the index of its read."""
 
     offset: int
     target: memoryview
@@ -45,8 +46,8 @@ class Piece(NamedTuple):
 
 
 class Request(NamedTuple):
-    """One ranged request, and where its answer goes: `buffers`, one after the other. reads: which
-    read each of them is of, -1 for none."""
+    """One ranged request; its answer fills `buffers` one after the other. reads: for each buffer
+    the index of its read, -1 for none."""
 
     name: str
     start: int
@@ -64,7 +65,7 @@ class Request(NamedTuple):
 
 
 def plan_requests(reads: Sequence[ObjectRead], part_nbytes: int = PART_NBYTES) -> list[Request]:
-    """Return the requests that carry `reads` out. Raises InvalidRequest for impossible ones."""
+    """Return the requests for `reads`. Raises InvalidRequest for impossible ones."""
     by_name: dict[str, list[Piece]] = {}
     for index, read in enumerate(reads):
         if read.offset < 0 or read.offset + read.nbytes > read.extent.nbytes:
@@ -88,8 +89,8 @@ def _pieces(index: int, read: ObjectRead, part_nbytes: int) -> Iterator[Piece]:
 
 
 def _joined(name: str, pieces: Sequence[Piece], part_nbytes: int) -> Iterator[Request]:
-    """Join ascending pieces as long as they are near and make no more than one part. What two reads
-    want is asked for twice: bytes arrive in one place."""
+    """Join ascending pieces while they are near and make at most one part. Bytes that two reads
+    want are requested twice, because an answer fills each byte into one buffer."""
     joined: list[Piece] = []
     end = 0
     for piece in pieces:
@@ -105,7 +106,7 @@ def _joined(name: str, pieces: Sequence[Piece], part_nbytes: int) -> Iterator[Re
 
 
 def _request(name: str, pieces: Sequence[Piece]) -> Request:
-    """Return the request for pieces in ascending order; what lies between them goes nowhere."""
+    """Return the request for pieces in ascending order; the bytes between them are discarded."""
     filled: list[tuple[memoryview, int]] = []
     end = start = pieces[0].offset
     for piece in pieces:

@@ -1,4 +1,4 @@
-"""Read records of runs: many in one request, each told when its bytes are there."""
+"""Read records of runs: many in one request, with a callback when a record is complete."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from kvstore.tier.object.requests import Filled, Requests
 
 
 class Outcome(Enum):
-    """What became of a read."""
+    """The outcome of a read."""
 
     READ = "read"
     GONE = "gone"  # the object was collected: a miss
-    FAILED = "failed"  # not to be had now
+    FAILED = "failed"  # could not be read now
 
 
 class Reads:
-    """An object that turns out to be gone is taken out of the catalog."""
+    """Reads records, and takes objects that are gone out of the catalog."""
 
     def __init__(self, requests: Requests, catalog: Catalog) -> None:
         self._requests = requests
         self._catalog = catalog
 
     async def read(self, reads: Sequence[ObjectRead], deadline: float) -> list[Outcome]:
-        """Fill the targets of `reads`; say of each what became of it.
+        """Fill the targets of `reads`; return the outcome of each.
 
         Bytes are not verified here. The targets belong to the tier until this returns, cancelled or
         not. Those of a read that was not READ are unspecified.
@@ -47,7 +47,7 @@ class Reads:
                 then()
 
         jobs = (self._fetch(request, partial(told, request), deadline) for request in requests)
-        results = await asyncio.gather(*jobs, return_exceptions=True)  # when it returns, all ended
+        results = await asyncio.gather(*jobs, return_exceptions=True)  # returns when all have ended
         outcomes = [Outcome.READ] * len(reads)
         for request, result in zip(requests, results, strict=True):
             if isinstance(result, BaseException):
@@ -74,7 +74,7 @@ class Reads:
 
 
 async def _finish(then: Callable[[], None]) -> None:
-    """Run `then` in a thread to its end, cancelled or not."""
+    """Run `then` in a thread, and wait for its end even if cancelled."""
     work = asyncio.ensure_future(asyncio.to_thread(then))
     try:
         await asyncio.shield(work)

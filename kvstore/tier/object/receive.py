@@ -1,12 +1,13 @@
-"""Ranged GETs whose bodies the kernel puts straight into the memory they are for.
+"""Ranged GETs whose bodies the kernel writes directly into the target memory.
 
-The library hands a body over in memory of its own: every byte is copied once more, and a thread is
-woken for each 30 KiB of it. On two cores beside the server that took a fifth of the time. So the
-library signs a URL, and the standard library's HTTP client receives what it answers: its `readinto`
-is the socket's `recv_into`, outside the interpreter lock.
+The library returns a body in its own memory: every byte is copied once more, and a thread is woken
+for each 30 KiB. On two cores shared with the server that took a fifth of the time. So the library
+only signs a URL, and the standard library's HTTP client receives the answer. Its `readinto` is the
+socket's `recv_into`, outside the interpreter lock.
 
-This reads one kind of answer, HTTP/1.1 206 with its length, and knows 404 and "later". Whatever
-else comes is `Unfit`: the library asks again, and knows of redirects, proxies and other schemes.
+This accepts one kind of answer, HTTP/1.1 206 with its length, and knows 404 and "slow down". Every
+other answer is `Unfit`: then the library asks again, and handles redirects, proxies and other
+schemes.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from urllib.parse import SplitResult, urlsplit
 from kvstore.tier.object.failure import ObjectFailed, ObjectGone
 from kvstore.tier.object.requests import Filled
 
-CONNECT_TIMEOUT_S = 1.0  # a way that takes longer is not the fast one
-IDLE_S = 20.0  # stores hang up by themselves after some such time
+CONNECT_TIMEOUT_S = 1.0  # if connecting takes longer, this is not the fast way
+IDLE_S = 20.0  # stores close idle connections after a similar time
 
 
 class Unfit(Exception):
-    """Nothing was received, and not by the store's fault: ask in another way. Says why, without
-    the URL, which has a signature in it."""
+    """Nothing was received, and the store is not at fault: ask through the library. The message
+    says why, without the signed URL."""
 
 
 class Connections:
@@ -44,11 +45,11 @@ class Connections:
         self._context: ssl.SSLContext | None = None
 
     def take(self, url: SplitResult) -> HTTPConnection:
-        """Return a connection to a URL's host. Raises Unfit if there is none to be had."""
+        """Return a connection to a URL's host. Raises Unfit if it cannot connect."""
         while self._idle:
             try:
                 since, connection = self._idle.pop()
-            except IndexError:  # somebody was faster
+            except IndexError:  # another thread was faster
                 break
             if time.monotonic() - since < IDLE_S and _is_silent(connection):
                 return connection
@@ -59,11 +60,11 @@ class Connections:
             raise Unfit(f"no connection: {type(error).__name__}") from None
 
     def give(self, connection: HTTPConnection) -> None:
-        """Take a connection back on which nothing is under way."""
+        """Take back a connection without a request in flight."""
         self._idle.append((time.monotonic(), connection))
 
     def close(self) -> None:
-        """Close what is idle."""
+        """Close the idle connections."""
         while self._idle:
             self._idle.pop()[1].close()
 
@@ -95,8 +96,8 @@ class Receipt:
         buffers: Sequence[memoryview],
         filled: Filled,
     ) -> None:
-        """sign: returns the URL to get. May wait, and raise Unfit. filled: not told any more when
-        `stop` has returned."""
+        """sign: returns the URL to get. May wait, and raise Unfit. filled: not called any more
+        after `stop` has returned."""
         self._connections = connections
         self._sign = sign
         self._start = start
@@ -104,7 +105,7 @@ class Receipt:
         self._filled = filled
         self._filling = threading.Lock()  # held while the buffers are used
         self._state = threading.Lock()  # of both below
-        self._socket: socket.socket | None = None  # while it is ours
+        self._socket: socket.socket | None = None  # while this receipt holds it
         self._stopped = False
 
     def run(self) -> None:
@@ -134,7 +135,7 @@ class Receipt:
                 connection.close()
 
     def stop(self) -> None:
-        """From when this returns on, no buffer is used. The thread ends soon."""
+        """After this returns, no buffer is used. The thread ends soon."""
         with self._state:
             self._stopped = True
             if self._socket is not None:
@@ -162,7 +163,7 @@ class Receipt:
         return connection.getresponse()
 
     def _check(self, response: HTTPResponse) -> None:
-        """Return if what follows is what was asked for."""
+        """Return if the body is the bytes that were asked for."""
         _check_status(response.status)
         place = response.getheader("Content-Range", "")
         nbytes = self._last + 1 - self._start
@@ -194,7 +195,7 @@ def _check_status(status: int) -> None:
 
 
 def _is_silent(connection: HTTPConnection) -> bool:
-    """Say whether an idle connection may be used: what was closed at the other end can be read."""
+    """Say whether an idle connection may be used. One that the store has closed is readable."""
     poll = select.poll()
     poll.register(connection.sock, select.POLLIN)
     return not poll.poll(0)

@@ -1,7 +1,7 @@
-"""Every request to the bucket: bounded, timed, retried, counted; refused while the store is down.
+"""All requests to the bucket: bounded, timed, retried and counted; refused while the store is down.
 
 A request is tried at most ATTEMPTS_MAX times, with pauses drawn from an exponentially growing range
-("full jitter", so that daemons that failed together do not come back together). After
+("full jitter", so that daemons that failed together do not retry together). After
 FAILURES_MAX failures in a row the breaker opens: calls are refused in microseconds, and only the
 upkeep's probe finds out whether the store is back.
 """
@@ -22,7 +22,8 @@ from kvstore.tier.object.failure import ObjectFailed, ObjectGone, ObjectRefused
 from kvstore.tier.object.names import Listed
 
 T = TypeVar("T")
-Filled: TypeAlias = Callable[[int], None]  # told by a thread which buffer is full; must not raise
+# Called by a thread with the index of the buffer that is full; must not raise.
+Filled: TypeAlias = Callable[[int], None]
 ATTEMPTS_MAX = 4
 PAUSE_MIN_S = 0.1
 PAUSE_MAX_S = 5.0
@@ -31,12 +32,13 @@ BACKOFF_MIN_S = 1.0
 BACKOFF_MAX_S = 30.0
 DELETES_MAX = 1000  # what S3 deletes in one request
 PAGES_MAX = 100_000  # of a thousand objects each
-# A caller's own short deadline says little about the store: it counts as its failure from here on.
+# A timeout below this says little about the store, so it is not counted as its failure.
 STALL_S = 1.0
 
 
 class Bucket(Protocol):
-    """One attempt each. Raises the errors of `failure`; cancelled, nothing of it goes on."""
+    """One attempt for each call. Raises the errors of `failure`. A cancelled call does nothing
+    more."""
 
     def pages(self, prefix: str) -> AsyncGenerator[list[Listed], None]:
         """Yield a listing, one request's answer at a time; names begin with `prefix` + "/"."""
@@ -50,13 +52,13 @@ class Bucket(Protocol):
         from then on they are the caller's again."""
 
     async def put(self, name: str, buffers: Sequence[Buffer], nbytes: int) -> int:
-        """Store an object whole or not at all. Returns how many requests it took."""
+        """Store an object as a whole or not at all. Returns how many requests that took."""
 
     async def delete(self, names: Sequence[str]) -> None:
-        """Delete what is there of at most DELETES_MAX objects."""
+        """Delete at most DELETES_MAX objects, as far as they exist."""
 
     def close(self) -> None:
-        """Let go of what is idle."""
+        """Close idle connections."""
 
 
 class Requests:
@@ -81,13 +83,13 @@ class Requests:
         metrics.object_breaker_open.set_function(lambda: float(not self.breaker.closed))
 
     def close(self) -> None:
-        """Let go of idle connections. What is under way is the callers' to cancel before."""
+        """Close idle connections. Callers cancel their requests before."""
         self._bucket.close()
 
     async def first_page(
         self, prefix: str, deadline: float, *, probe: bool = False
     ) -> list[Listed]:
-        """Return the first page of a listing. probe: ask although the breaker is open."""
+        """Return the first page of a listing. probe: ask even if the breaker is open."""
 
         async def call() -> list[Listed]:
             async with aclosing(self._bucket.pages(prefix)) as pages:
@@ -118,7 +120,7 @@ class Requests:
         filled: Filled = lambda _: None,
     ) -> None:
         """Fill `buffers` with exactly these bytes. Raises ObjectGone, ObjectRefused, ObjectFailed;
-        then what is in them is unspecified. A retry fills all of them again."""
+        then their content is unspecified. A retry fills all of them again."""
         await self._send("get", lambda: self._bucket.get(name, start, buffers, filled), deadline)
         self._metrics.bytes.labels("object", "read").inc(sum(map(len, buffers)))
 

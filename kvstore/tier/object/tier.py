@@ -46,7 +46,7 @@ class ObjectTier:
         bucket: Bucket | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """bucket: instead of the one `settings.url` names. Raises ConfigError."""
+        """bucket: used instead of the one that `settings.url` names. Raises ConfigError."""
         self._metrics = metrics
         self._now = now
         self._requests = Requests(
@@ -127,15 +127,15 @@ class ObjectTier:
         return "ok" if self._requests.breaker.closed else "failing"
 
     def start(self) -> None:
-        """Begin the upkeep. Until it has asked what was deleted, nothing is found; until it has
-        counted, nothing is written. Waits for nothing, so a store that is down delays no start."""
+        """Start the upkeep. Until it has read the tombstones, nothing is found; until it has
+        counted the objects, nothing is written. A store that is down does not delay the start."""
         self._task = asyncio.get_running_loop().create_task(
             keep_running("bucket", self._upkeep.run, self._metrics.task_failed)
         )
 
     async def ready(self, deadline: float) -> None:
         """Wait until the tier finds and writes. Raises ObjectFailed, and ObjectRefused at once if
-        the store refuses, which no waiting mends."""
+        the store refuses, because waiting does not help."""
         upkeep = self._upkeep
         known = asyncio.gather(upkeep.informed.wait(), upkeep.surveyed.wait())
         refused = asyncio.create_task(upkeep.refused.wait())
@@ -156,12 +156,12 @@ class ObjectTier:
             await asyncio.gather(known, refused, return_exceptions=True)
 
     async def collect(self) -> None:
-        """Do at once what the upkeep does from time to time. Raises Unavailable."""
+        """Do now what the upkeep does periodically. Raises Unavailable."""
         await self._upkeep.inform()
         await self._upkeep.collect()
 
     async def close(self) -> None:
-        """Stop. Cancel writes and reads of yours before."""
+        """Stop. Cancel your writes and reads before."""
         await self.lookups.close()
         if self._task is not None:
             self._task.cancel()

@@ -1,9 +1,9 @@
-"""What was deleted, and since when: it stays deleted, whoever still has an object with it. Pure.
+"""What was deleted, and when. It stays deleted even if objects with it still exist. Pure.
 
 A tombstone object holds tombstone frames (`kvstore.format.frame`), nothing else. It kills its keys,
-or its whole namespace, in all objects that are not younger than itself *by the store's clock*; what
-is stored later lives. Objects within SKEW_S of it count as older, because listings round to seconds
-and a store's machines need not agree to the second: that costs a miss, never a resurrection.
+or its whole namespace, in all objects that are not younger than itself *by the store's clock*.
+Blocks stored later live. Objects within SKEW_S of it count as older: listings round to seconds, and
+a store's machines may differ by seconds. That may cost a miss, but a deleted block is never served.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ def encode_tombstone(name: TombstoneName, keys: Sequence[BlockKey] | None) -> by
 
 
 def parse_tombstone(name: TombstoneName, modified: float, data: memoryview) -> Tombstone:
-    """Return what the object says. Raises CorruptBlock on anything `encode_tombstone` never wrote.
+    """Parse a tombstone. Raises CorruptBlock on anything `encode_tombstone` never wrote.
 
-    Who cannot read a tombstone takes it for one of the whole namespace: see `unreadable`.
+    An unreadable tombstone counts as one of the whole namespace: see `unreadable`.
     """
     keys: set[BlockKey] = set()
     for offset in range(0, max(len(data), 1), PAGE_NBYTES):
@@ -62,12 +62,13 @@ def parse_tombstone(name: TombstoneName, modified: float, data: memoryview) -> T
 
 
 def unreadable(name: TombstoneName, modified: float) -> Tombstone:
-    """Return what has to be assumed of a tombstone whose keys are not to be had, or too many."""
+    """Return the assumption for a tombstone with unreadable or too many keys: it kills all."""
     return Tombstone(name, modified, None)
 
 
 class Tombstones:
-    """Those known. A store with more keys than fit loses whole namespaces, not deletes."""
+    """All known tombstones. With more keys than fit, whole namespaces are killed: no delete is
+    lost."""
 
     def __init__(self, keys_max: int = KNOWN_KEYS_MAX) -> None:
         self._keys_max = keys_max
@@ -83,7 +84,7 @@ class Tombstones:
         self._apply(tombstone)
 
     def keep(self, names: Iterable[TombstoneName]) -> None:
-        """Forget all others: nothing they kill is left."""
+        """Forget all others: no object that they kill is left."""
         kept = [self.known[name] for name in names if name in self.known]
         if len(kept) < len(self.known):
             self._keys.clear()

@@ -1,9 +1,9 @@
-"""What is done in the background: learn what was deleted, count, collect, probe.
+"""Background work on the bucket: read tombstones, count, collect, probe.
 
-One round lists the tombstones; from time to time it lists everything instead, and collects what is
-too old or too much. A round is also the probe of the breaker, so no request pays for finding out
-that the store is still down. Age is counted on the store's own clock: the round writes the tiny
-object `clock` and looks when that was; no decision reads the clock of this machine.
+Each round lists the tombstones. Periodically a round lists everything instead, and deletes objects
+that are too old or over the cap. A round is also the probe of the breaker, so no request is used to
+find out that the store is still down. Ages are on the store's own clock: the round writes the tiny
+object `clock` and reads its time. No decision uses the clock of this machine.
 """
 
 from __future__ import annotations
@@ -43,15 +43,16 @@ from kvstore.tier.object.tombstones import (
 logger = logging.getLogger(__name__)
 ROUND_S = 60.0  # all the small requests of one round together
 RETRY_S = 5.0
-COLLECT_AGAIN_S = 30.0  # a bucket full of what is too young to delete is not listed all the time
+COLLECT_AGAIN_S = 30.0  # a bucket full of objects too young to delete is not listed all the time
 AT_ONCE = 16  # footers and tombstones read
 
 
 class Upkeep:
     """The task of one daemon. Every number is of the whole bucket, whoever wrote it.
 
-    informed: what was deleted is known. surveyed: so is what is there. refused: the last round was,
-    which no waiting mends. problem, advice: why the last round failed, and what to do; "" if not.
+    informed: the tombstones are known. surveyed: the objects are counted. refused: the store
+    refused the last round, and waiting does not help. problem, advice: why the last round failed,
+    and what to do; "" if it did not.
     """
 
     def __init__(
@@ -95,12 +96,12 @@ class Upkeep:
         self._settings = replace(self._settings, capacity_bytes=nbytes)
 
     def wrote(self, nbytes: int) -> None:
-        """Count what we write between two counts of the bucket."""
+        """Count bytes that this daemon has written since the last count."""
         self.nbytes += nbytes
         self._written_nbytes += nbytes
 
     def collect_soon(self, nbytes: int) -> None:
-        """So much was refused for want of room: count and collect, unless that was just done."""
+        """Count and collect soon, because `nbytes` found no room; unless that was just done."""
         self._refused_nbytes = max(self._refused_nbytes, nbytes)
         soon = max(self._now(), self._collected_at + COLLECT_AGAIN_S)
         if soon < self._collect_at:
@@ -108,7 +109,7 @@ class Upkeep:
             self._wake.set()
 
     async def run(self) -> None:
-        """Keep house until cancelled."""
+        """Work in rounds until cancelled."""
         while True:
             pause_s = await self._round()
             with suppress(TimeoutError):
@@ -117,7 +118,7 @@ class Upkeep:
             self._wake.clear()
 
     async def _round(self) -> float:
-        """Do what is due; return how long to wait for the next one."""
+        """Do one round; return how long to wait for the next one."""
         breaker = self._requests.breaker
         try:
             await self.inform()
@@ -140,16 +141,16 @@ class Upkeep:
         try:
             await self.collect()
         except KVStoreError:
-            # Without the right to delete, say: counting a bucket for nothing costs money.
+            # For example without the right to delete: counting in vain costs money.
             self._collect_at = self._now() + self._retry_s
             self._retry_s = min(2 * self._retry_s, every_s)
             raise
         self._retry_s = RETRY_S
-        # Daemons that started together shall not collect together for ever.
+        # Daemons that started together must not always collect together.
         self._collect_at = self._now() + every_s * random.uniform(0.5, 1.5)
 
     def _note(self, error: KVStoreError | None) -> None:
-        """Keep how the last round ended, and say so where that changed."""
+        """Note how the last round ended, and log a change."""
         before, self.problem = self.problem, str(error or "")
         self.advice = advice(error, self._settings) if error is not None else ""
         if isinstance(error, ObjectRefused):
@@ -162,7 +163,7 @@ class Upkeep:
             logger.warning("object_tier=failing reason=%r do=%r", self.problem, self.advice)
 
     async def inform(self) -> None:
-        """Learn what others deleted. One request, and one for each tombstone not seen before."""
+        """Learn the deletes of others: one request, and one for each tombstone not seen before."""
         deadline = self._now() + ROUND_S
         page = await self._requests.first_page(TOMBSTONES, deadline, probe=True)
         await self._learn(page)
@@ -187,15 +188,16 @@ class Upkeep:
             data = await self._requests.fetch(str(name), 0, listed.nbytes, deadline)
             return parse_tombstone(name, listed.modified, data)
         except ObjectGone as error:
-            # Somebody may have deleted it since it was listed: then the next round does not see it.
-            # Nobody else may lead us to believe that nothing was deleted.
+            # It may have been deleted since it was listed: then the next round does not see it. In
+            # any other case, a delete must not be overlooked.
             raise ObjectFailed("a tombstone is listed, and not there", reason="gone") from error
         except CorruptBlock as error:
             logger.warning("tombstone=unreadable kills=namespace reason=%r", str(error))
             return unreadable(name, listed.modified)
 
     async def collect(self) -> None:
-        """Count everything and delete what is too old, too much, or holds what was deleted."""
+        """Count everything and delete objects that are too old, over the cap, or hold deleted
+        blocks."""
         now = await self._store_time()
         before = self._written_nbytes
         buried = dict(self._tombstones.known)
@@ -230,7 +232,7 @@ class Upkeep:
         return (await self._requests.head(CLOCK, deadline)).modified
 
     async def _suspect(self, survey: Survey, doomed: dict[Entry, str]) -> bool:
-        """Doom the objects that hold deleted blocks. False: not all could be looked into."""
+        """Add the objects that hold deleted blocks to `doomed`. False: not all could be read."""
         complete = survey.all_suspects
         for start in range(0, len(survey.suspects), AT_ONCE):
             batch = survey.suspects[start : start + AT_ONCE]
@@ -240,13 +242,13 @@ class Upkeep:
         return complete
 
     async def _is_dead(self, entry: Entry) -> bool | None:
-        """Return whether an object holds a deleted block; None: not to be found out now."""
+        """Return whether an object holds a deleted block; None: it could not be read now."""
         try:
             run = self._catalog.run(entry.name)
             if run is None:
                 run = await fetch_footer(self._requests, entry, self._now() + ROUND_S)
         except (CorruptBlock, ObjectGone):
-            return False  # nobody will serve it
+            return False  # no daemon serves it
         except KVStoreError:
             return None
         return any(
@@ -266,7 +268,7 @@ class Upkeep:
     async def _unbury(self, buried: Iterable[Tombstone], now: float) -> None:
         """Delete the tombstones that have nothing left to kill.
 
-        Not before the grace period is over: until then an upload may end that began before them.
+        Not before the grace period is over: until then, an older upload may still end.
         """
         dead = [t.name for t in buried if now - t.modified > self._settings.grace_s]
         await self._requests.delete(list(map(str, dead)), self._now() + ROUND_S)

@@ -1,10 +1,10 @@
-"""Find a prefix, run after run: what to ask for next, and what was found. Pure.
+"""Find a prefix, run after run: what to request next, and what was found. Pure.
 
-The walk begins at a block where a run may begin. An object that begins there brings it on to the
-block after the last one they share; there the next object begins. So one listing, and one footer,
-carry it over a run, and a prefix that was never stored ends it with the first listing. Once an
-object was found, the next ones are asked for ahead, ever more of them: most objects begin at
-multiples of `run_blocks`.
+The walk begins at a block where a run may begin. It takes an object that begins there and goes on
+after the last block that object and prefix share, where the next object begins. So a run costs one
+listing and one footer, and a prefix that was never stored costs one listing. Once an object was
+found, the next ones are requested ahead, more each time: most objects begin at multiples of
+`run_blocks`.
 """
 
 from __future__ import annotations
@@ -20,14 +20,13 @@ from kvstore.tier.object.catalog import Catalog, Directory, Entry
 from kvstore.tier.object.layout import ObjectExtent, Run
 from kvstore.tier.object.tombstones import Tombstones
 
-CANDIDATES_MAX = 4  # objects that begin with one block and are looked into
+CANDIDATES_MAX = 4  # objects that begin with the same block and are read at most
 AHEAD_MIN, AHEAD_MAX = 2, 16
 
 
 class FoundFrame(NamedTuple):
-    """A frame with blocks that were asked for. live: their positions in it, ascending.
-
-    What `kvstore.tier.file.FrameRecord` is for the file tier.
+    """A frame with blocks of the prefix. live: their positions in it, ascending. The file tier has
+    `kvstore.tier.file.FrameRecord` for this.
     """
 
     location: ObjectExtent
@@ -37,8 +36,8 @@ class FoundFrame(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """blocks: how many of the keys, from the first on, have a record at all. complete: the bucket
-    has no more; otherwise the deadline or an error ended the walk."""
+    """blocks: how many of the keys, from the first on, have any record. complete: the bucket has no
+    more; otherwise the deadline or an error ended the walk."""
 
     blocks: int
     frames: tuple[FoundFrame, ...]
@@ -46,14 +45,14 @@ class Found:
 
 
 class Wanted(NamedTuple):
-    """What a walk needs to go on, and (ahead) what it will probably need then."""
+    """Requests that a walk needs to go on, and (ahead) those it will probably need then."""
 
     now: tuple[Directory | Entry, ...] = ()
     ahead: tuple[Directory | Entry, ...] = ()
 
 
 class Walk:
-    """One lookup. `step` until it has `ended`. position: the block it has come to."""
+    """One lookup. Call `step` until it has `ended`. position: the block it has reached."""
 
     def __init__(
         self,
@@ -80,7 +79,7 @@ class Walk:
         return Found(self.position, tuple(self._frames), complete)
 
     def step(self) -> Wanted:
-        """Go over one run, if it is known; else return what must be known to go on."""
+        """Go past one run, if it is known; otherwise return the requests needed to go on."""
         now = self._unknown(self.position)
         if now:
             ahead = chain.from_iterable(map(self._unknown, self._boundaries(now)))
@@ -94,8 +93,8 @@ class Walk:
         return Wanted()
 
     def _doubt(self) -> None:
-        """Note what may have changed if this walk is gone once more: what would begin here, and a
-        short run before it, which its writer stores once more when it has grown."""
+        """Note the listings that may change before the next walk: the one of this position, and
+        that of a short run before it, which its writer stores again once it has grown."""
         at = [self.position]
         if self.position % self._run_blocks:
             at.append(self._before)
@@ -119,8 +118,8 @@ class Walk:
         return range(first, end, self._run_blocks)
 
     def _candidates(self, entries: Sequence[Entry]) -> list[Entry]:
-        """Return the objects worth a look: those whose last key we have, the longest first, then
-        the newest."""
+        """Return the objects worth reading: those whose last key is in the prefix, the longest
+        first, then the newest."""
         ranked = sorted(
             entries, key=lambda entry: (self._at.get(entry.name.last, -1), entry.modified)
         )

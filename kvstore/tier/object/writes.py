@@ -1,4 +1,4 @@
-"""Store runs: each one object, within the cap of the bucket and the bound on bytes in flight."""
+"""Store runs, one object each, within the bucket's cap and the bound on bytes in flight."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from kvstore.tier.object.upkeep import Upkeep
 
 
 class Writes:
-    """Refused writes are counted by their reason."""
+    """Stores runs. Refused writes are counted by their reason."""
 
     def __init__(
         self,
@@ -51,8 +51,8 @@ class Writes:
 
     @property
     def physical_nbytes(self) -> int:
-        """Bytes in the bucket by the last count, and what this daemon has written since, or is
-        about to."""
+        """Bytes in the bucket by the last count, plus bytes this daemon has written since or has in
+        flight."""
         return self._upkeep.nbytes + self._budget.held_nbytes
 
     async def write(
@@ -62,10 +62,11 @@ class Writes:
 
         Each frame: its header (sequence and place are the tier's to choose) and its blocks' stored
         bytes, padded to whole pages. The buffers stay untouched until this returns. Waits while too
-        many bytes are under way. The name is a digest of the content: who writes the same bytes at
-        the same time overwrites them with themselves.
+        many bytes are in flight. The name is a digest of the content, so two daemons that write the
+        same bytes at once write the same object.
 
-        Raises InvalidRequest, or Unavailable (no room, no answer); then it may or may not be there.
+        Raises InvalidRequest, or Unavailable (no room, no answer); then it may or may not be
+        stored.
         """
         run, pages, footer = lay_out([header for header, _ in frames])
         buffers: list[memoryview] = []
@@ -81,19 +82,19 @@ class Writes:
 
     async def _store(self, run: Run, buffers: Sequence[memoryview], deadline: float) -> None:
         self._check_room(run, ahead_nbytes=run.nbytes)
-        # Under way from the first await on: a delete either waits for it, or was known before.
+        # Counted before the first await: a delete either waits for it, or is known by then.
         with self._counted(run):
             async with self._budget.take(run.nbytes, deadline - self._now()):
-                self._check_room(run, ahead_nbytes=0)  # it is among the bytes in flight by now
+                self._check_room(run, ahead_nbytes=0)  # it is among the bytes in flight now
                 await self._requests.put(str(run.name), buffers, run.nbytes, deadline)
                 self._upkeep.wrote(run.nbytes)
                 self._catalog.written(run, await self._modified(run.name, deadline))
 
     async def _modified(self, name: RunName, deadline: float) -> float:
-        """Return when an object of ours was stored, if any tombstone has to be compared with it.
+        """Return when an object of ours was stored, if a tombstone has to be compared with it.
 
-        Otherwise it counts as old: a tombstone that comes kills it here too, and what the next
-        listing says of it is true.
+        Otherwise it counts as old: a later tombstone kills it here too, and the next listing has
+        its true time.
         """
         if not self._tombstones.any_in(name.namespace_id):
             return 0.0
@@ -109,7 +110,7 @@ class Writes:
     def under_way(
         self, namespace_id: NamespaceId, keys: set[BlockKey] | None
     ) -> list[asyncio.Future[None]]:
-        """Return the writes under way of any of `keys`, or (None) of the namespace."""
+        """Return the writes in flight of any of `keys`, or (None) of the namespace."""
         return [done for done, run in self._writing.items() if run.holds(namespace_id, keys)]
 
     @contextmanager

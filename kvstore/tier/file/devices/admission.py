@@ -34,7 +34,7 @@ CLOSE_S = 1.0  # for tasks under way at the end
 SOUND_S = 600.0  # after so long without an error, the pause starts from RETRY_S again
 REFUSALS_MAX = 3  # times a device is refused because parts of it cannot be read
 FULL_ROOM_NBYTES = 16 << 20  # a full device takes frames again when so much is free
-_MISSED_TOO_MUCH = "it missed more deletes than could be kept for it"
+_MISSED_TOO_MUCH = "it missed more deletes than are kept for it"
 _Opened = tuple[FileTier, Recovered]
 _log = logging.getLogger(__name__)
 
@@ -277,7 +277,7 @@ class Admission:
             device.refusals += 1
             raise
         if fresh:
-            _log.warning("deletes went on without it: emptied path=%s", device.path)
+            _log.warning("emptied, because it missed deletes path=%s", device.path)
             device.is_stranger = False
         return tier, recovered
 

@@ -45,8 +45,8 @@ class Tombstones:
             _missed(device, headers)
             errors.append(
                 DiskFailed(
-                    f"{device.path} is out of use, what is on it may come back: delete again when "
-                    "it is in use again (`kvstore status`), or take it out of file.path"
+                    f"{device.path} is out of use, deleted blocks on it may be served again: "
+                    "delete again when it is in use (`kvstore status`), or take it out of file.path"
                 )
             )
         for error in [*await asyncio.gather(*burials), *errors]:
