@@ -88,11 +88,11 @@ class Arena:
             )
         if self._used_nbytes + padded(nbytes) > self.growth.capacity_bytes:
             return None
-        for extent in self.extents:
+        for number, extent in self.extents.by_id.items():
             offset = extent.space.allocate(nbytes)
             if offset is not None:
                 self._used_nbytes += padded(nbytes)
-                return Slot(extent.handle.id, offset, nbytes)
+                return Slot(number, offset, nbytes)
         self.holes.starved = True
         return None
 

@@ -94,6 +94,9 @@ class ObjectTier:
             now=now,
         )
         self._task: asyncio.Task[None] | None = None
+        self._publish(metrics)
+
+    def _publish(self, metrics: Metrics) -> None:
         for state, value in {
             "capacity": lambda: self._upkeep.capacity_bytes,
             "counted": lambda: self.writes.physical_nbytes,
