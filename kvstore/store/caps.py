@@ -15,7 +15,8 @@ from kvstore.store.node import Node
 from kvstore.system.memory import check_capacity, read_memory
 
 SHRINK_AGAIN_S = 0.1
-SHED_STEP_NBYTES = 256 << 20
+SHED_STEP_NBYTES = 64 << 20  # a few milliseconds of the event loop
+GIVING_MAX = 4  # threads that give memory back
 
 
 class Caps:
@@ -87,10 +88,23 @@ class Caps:
         )
 
     async def keep(self) -> None:
-        """Give memory back under a lowered cap: what is free, then what is evicted for it."""
+        """Give memory back under a lowered cap: what is free, then what is evicted for it.
+
+        The kernel takes a third of a second for a gigabyte, so threads give memory back while more
+        is evicted.
+        """
+        giving: set[asyncio.Task[None]] = set()
         while True:
-            while self._node.arena.holes.excess_nbytes and await self._shrink():  # noqa: ASYNC110
+            while self._node.arena.holes.excess_nbytes:
+                if len(giving) >= GIVING_MAX:
+                    _, giving = await asyncio.wait(giving, return_when=asyncio.FIRST_COMPLETED)
+                elif (task := self._node.arena.holes.give_back()) is not None:
+                    giving.add(task)
+                elif not self._shed():
+                    break
                 await asyncio.sleep(0)  # others' turn
+            if giving:
+                _, giving = await asyncio.wait(giving)
             over = self._node.arena.reserved_nbytes > self._node.arena.capacity_bytes
             waits = SHRINK_AGAIN_S if over else None
             self._resized.clear()
@@ -98,10 +112,8 @@ class Caps:
                 async with asyncio.timeout(waits):
                     await self._resized.wait()
 
-    async def _shrink(self) -> bool:
-        """Give some memory back. False: everything that is left is held, or to be written."""
-        if await self._node.arena.holes.give_back():
-            return True
+    def _shed(self) -> bool:
+        """Evict some. False: everything that is left is held, or to be written."""
         nbytes = min(self._node.arena.holes.excess_nbytes, SHED_STEP_NBYTES)
         self._planner.eviction.write_ahead(self._node.arena.holes.excess_nbytes)
         self._write_behind.wake()

@@ -21,7 +21,7 @@ A = chain(1)
 Find = Callable[[Node], tuple[Any, str]]
 TASKS: dict[str, Find] = {
     "house": lambda node: (node.store._leases, "expire"),
-    "cap": lambda node: (node.store.caps, "_shrink"),
+    "cap": lambda node: (node.arena.holes, "give_back"),
     "holes": lambda node: (node.arena.holes, "punched"),
     "write_behind": lambda node: (node.planner.writes, "take"),
     "devices": lambda node: (node.file and node.file.devices[0].watch, "oldest_s"),

@@ -36,7 +36,6 @@ _MADV_POPULATE_WRITE = 23  # Linux 5.14; older kernels refuse it, and pages faul
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
-_punching = threading.Lock()
 _FALLOC_PUNCH_HOLE = 3  # with FALLOC_FL_KEEP_SIZE, without which the kernel refuses it
 
 
@@ -88,21 +87,21 @@ def present_nbytes(fd: int) -> int:
     return os.fstat(fd).st_blocks * _STAT_BLOCK_NBYTES
 
 
-def refill(fd: int, runs: Sequence[tuple[int, int]]) -> None:
+def refill(fd: int, runs: Sequence[tuple[int, int]], lock: threading.Lock) -> None:
     """Reserve the pages that are missing in some runs, and close `fd`. Raises OSError if no memory
-    is left."""
+    is left. lock: the extent's, because its inode has one flag for all threads."""
     try:
-        with _holes_allowed(fd):  # an immutable inode takes no fallocate of any kind
+        with _holes_allowed(fd, lock):  # an immutable inode takes no fallocate of any kind
             for begin, end in runs:
                 os.posix_fallocate(fd, begin, end - begin)
     finally:
         os.close(fd)
 
 
-def punch(fd: int, runs: Sequence[tuple[int, int]]) -> None:
-    """Give some runs back to the system, and close `fd`. Raises OSError."""
+def punch(fd: int, runs: Sequence[tuple[int, int]], lock: threading.Lock) -> None:
+    """Give some runs back to the system, and close `fd`. Raises OSError. lock: as for `refill`."""
     try:
-        with _punching:  # another thread would forbid holes meanwhile
+        with lock:  # another thread would forbid holes meanwhile
             _allow_holes(fd)
             try:
                 for begin, end in runs:
@@ -116,9 +115,9 @@ def punch(fd: int, runs: Sequence[tuple[int, int]]) -> None:
 
 
 @contextlib.contextmanager
-def _holes_allowed(fd: int) -> Iterator[None]:
+def _holes_allowed(fd: int, lock: threading.Lock) -> Iterator[None]:
     """Allow holes for the moment. Holes that clients punch meanwhile are detected."""
-    with _punching:  # another thread would forbid holes meanwhile
+    with lock:  # another thread would forbid holes meanwhile
         immutable = _flags(fd) & _FS_IMMUTABLE_FL
         if immutable:
             _set_flags(fd, 0)

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import mmap
 import os
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -31,13 +32,19 @@ class ExtentHandle:
 
 @dataclass(slots=True)
 class Extent:
-    """One memfd and the slots in it. withdrawn: runs, as (begin, end), given back to the system."""
+    """One memfd and the slots in it.
+
+    withdrawn: runs, as (begin, end), given back to the system. lock: held by the thread that
+    changes which pages there are. punches: how many threads do, or wait for that.
+    """
 
     handle: ExtentHandle
     mapped: mmap.mmap
     view: memoryview
     space: ExtentAllocator
     withdrawn: list[Run] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    punches: int = 0
 
     @property
     def nbytes(self) -> int:

@@ -30,12 +30,19 @@ class ArenaHoles:
         """Bytes by which a lowered cap is exceeded: see `give_back`."""
         return max(0, self._extents.nbytes - self._growth.capacity_bytes)
 
-    async def give_back(self) -> int:
-        """Give some of the free memory beyond the cap back to the system; return how many bytes."""
-        newest_first = list(self._extents)[::-1]  # so that whole extents become empty
-        return await self._withdraw(newest_first, min(self.excess_nbytes, GIVE_BACK_STEP_NBYTES))
+    def give_back(self) -> asyncio.Task[None] | None:
+        """Take some of the free memory beyond the cap out of use; None: nothing is free.
 
-    async def _withdraw(self, extents: Sequence[Extent], left: int) -> int:
+        Returns the task that gives it back to the system. Several may run: the kernel works on one
+        extent for one thread at a time, so extents that nobody works on come first. Of these the
+        newest come first, so that whole extents become empty.
+        """
+        extents = sorted(self._extents, key=lambda each: (each.punches, -each.handle.id))
+        taken = self._withdraw(extents, min(self.excess_nbytes, GIVE_BACK_STEP_NBYTES))
+        return asyncio.create_task(self._release(taken)) if taken else None
+
+    def _withdraw(self, extents: Sequence[Extent], left: int) -> list[tuple[Extent, list[Run]]]:
+        """Take free runs of so many bytes out of use. `_release` them."""
         taken: list[tuple[Extent, list[Run]]] = []
         for extent in extents:
             if left <= 0:
@@ -44,18 +51,19 @@ class ArenaHoles:
             if runs:
                 extent.withdrawn += runs
                 taken.append((extent, runs))
-                left -= sum(end - begin for begin, end in runs)
-        nbytes = sum(end - begin for _, runs in taken for begin, end in runs)
-        self._extents.leaving_nbytes += nbytes
+                left -= _nbytes(runs)
+        self._extents.leaving_nbytes += sum(_nbytes(runs) for _, runs in taken)
+        return taken
+
+    async def _release(self, taken: Sequence[tuple[Extent, list[Run]]]) -> None:
+        """Give runs that were taken out of use back to the system."""
         try:
-            for extent, runs in taken:
-                await self._punch(extent, runs)
+            await asyncio.gather(*(self._punch(extent, runs) for extent, runs in taken))
         finally:
-            self._extents.leaving_nbytes -= nbytes
+            self._extents.leaving_nbytes -= sum(_nbytes(runs) for _, runs in taken)
         for extent, _ in taken:
-            if not extent.nbytes:
+            if not extent.nbytes and not extent.punches:
                 self._extents.retire(extent)
-        return nbytes
 
     async def renew(self) -> None:
         """Look after extents with holes, now and then.
@@ -71,7 +79,7 @@ class ArenaHoles:
         free = sum(extent.nbytes - extent.space.used for extent in holey)
         enough = min(self._growth.extent_bytes, self._growth.capacity_bytes // RENEWED_SHARE)
         if self.starved and free >= enough:
-            await self._withdraw(holey, free)
+            await self._release(self._withdraw(holey, free))
             self._growth.set_capacity(self._growth.capacity_bytes)
         self.starved = False
 
@@ -80,7 +88,11 @@ class ArenaHoles:
             return
         try:  # no descriptor may be left
             fd = os.dup(extent.handle.fd)  # the thread may outlive this arena
-            await asyncio.to_thread(punch, fd, tuple(runs))
+            extent.punches += 1
+            try:
+                await asyncio.to_thread(punch, fd, tuple(runs), extent.lock)
+            finally:
+                extent.punches -= 1
         except OSError as error:
             logger.warning("arena=not_given_back extent=%d reason=%r", extent.handle.id, str(error))
 
@@ -99,7 +111,11 @@ class ArenaHoles:
             return
         fd = os.dup(punched.handle.fd)  # the thread may outlive this arena
         kept = _complement(punched.withdrawn, punched.handle.nbytes)
-        await asyncio.to_thread(refill, fd, kept)
+        await asyncio.to_thread(refill, fd, kept, punched.lock)
+
+
+def _nbytes(runs: Sequence[Run]) -> int:
+    return sum(end - begin for begin, end in runs)
 
 
 def _complement(runs: Sequence[Run], end: int) -> list[Run]:
