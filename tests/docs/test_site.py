@@ -54,6 +54,8 @@ def test_links_lead_somewhere(document: Path) -> None:
     for found in generate.leaving_links(document.read_text()):
         target = ROOT / generate.target_of(page, found[2])
         assert target.exists(), f"{page}: {found[2]}"
+        in_docs = DOCS in target.parents
+        assert not (in_docs and target.is_dir()), f"{page}: {found[2]}: the site shows no folders"
         anchor = (found[3] or "").removeprefix("#")
         if anchor and target.suffix == ".md":
             assert anchor in _heading_anchors(target), f"{page}: {found[2]}{found[3]}"
