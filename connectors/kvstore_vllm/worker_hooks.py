@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -23,8 +23,9 @@ class WorkerHooks:
     def _look_at_weights(self) -> None:
         raise NotImplementedError
 
-    def _get_connector_metadata(self) -> Any:
-        raise NotImplementedError
+    if TYPE_CHECKING:  # at run time it is the one of vLLM's base, which comes later in the order
+
+        def _get_connector_metadata(self) -> Any: ...
 
     def handle_preemptions(self, kv_connector_metadata: StepMetadata) -> None:
         """The first hook of every step, with or without tokens, before any block is overwritten."""

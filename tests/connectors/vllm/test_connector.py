@@ -150,6 +150,13 @@ def test_metadata_is_of_the_kinds_vllm_expects(vllm):
     assert issubclass(vllm.connector.WorkerFacts, vllm.base.KVConnectorHandshakeMetadata)
 
 
+def test_a_worker_finds_the_metadata_that_vllm_has_bound(vllm):
+    connector = make_connector(vllm, "WORKER")
+    metadata = vllm.connector.StepMetadata()
+    connector.bind_connector_metadata(metadata)
+    assert connector._get_connector_metadata() is metadata
+
+
 def test_a_namespace_whose_handshake_another_connector_hid_comes_with_the_first_step(vllm):
     connector = make_connector(vllm, "SCHEDULER")
     connector.set_xfer_handshake_metadata_pp_aware({(0, 0): object()})
