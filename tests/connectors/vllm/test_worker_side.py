@@ -7,6 +7,7 @@ import threading
 import time
 from concurrent.futures import Future
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -93,6 +94,7 @@ class FakeClient:
         self.reserved: list[tuple] = []
         self.released: list[int] = []
         self.corrupt: list[BlockKey] = []
+        self.admin = SimpleNamespace(delete=self._delete)
         self.registered: set[bytes] = set()
         self.held = True
         self.error: Exception | None = None
@@ -118,7 +120,7 @@ class FakeClient:
         self.committed[lease] = sums
         return Committed(sum(1 for each in sums if each), 0, 0, False)
 
-    def delete(self, namespace_id, keys, *, corrupt):
+    def _delete(self, namespace_id, keys, *, corrupt):
         assert corrupt
         self.corrupt += keys
         return len(keys)
