@@ -99,11 +99,12 @@ test-vllm-matrix: setup ## the connector's tests on every version of vLLM it sup
 soak: setup ## 10 minutes of 200 concurrent requests, aborts, preemptions; prints leaks as JSON
 	$(BIN)/python -m tests.connectors.vllm.soak $(ARGS)
 
-check: setup ## format, lint, types, layers, generated code, CUDA sources; changes nothing
+check: setup ## format, lint, types, layers, layout, generated code, CUDA sources; changes nothing
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m tests.layout > /dev/null || $(BIN)/python -m tests.layout
 	rm -rf build/proto && mkdir -p build/proto
 	$(call PROTOC,build/proto)
 	for file in build/proto/$(GENERATED)/*; do \

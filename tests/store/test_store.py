@@ -1,4 +1,4 @@
-"""The promises of one node: never wrong, kept over restarts, bounded, deleted means deleted."""
+"""Puts, gets, deletes and scans of one store, by what a client sees."""
 
 from __future__ import annotations
 
@@ -8,17 +8,13 @@ import struct
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from kvstore.decide.planner import DAEMON_SESSION
-from kvstore.model.block import BlockKey, Grant, Span
+from kvstore.model.block import BlockKey, Span
 from kvstore.model.checksum import checksum
 from kvstore.model.errors import InvalidRequest, SessionEnded
-from kvstore.model.hint import HintKind
 from kvstore.testing.disks import FaultyDisk
-from tests.store.node import FULL, RECORD, SPEC, WINDOW, Node, chain, record_bytes
+from tests.store.node import FULL, SPEC, WINDOW, Node, chain, record_bytes
 
 A, B = chain(1), chain(2)
 
@@ -134,36 +130,6 @@ def test_the_file_tier_stays_under_its_cap_and_keeps_serving(tmp_path: Path) -> 
         assert node.store.report.stats()["file"]["evicted_blocks"] > 0
 
 
-def test_beyond_half_of_the_arena_the_answer_is_an_estimate() -> None:
-    with Node(None, arena_bytes=1 << 20) as node:
-        node.put(A, 0, 24)
-        node.put(B, 0, 24)
-        first = node.acquire(A)
-        assert first.leased
-        second = node.acquire(B)
-        assert (second.leased, second.hit_blocks, second.slots) == (False, 24, ())
-        node.store.release(DAEMON_SESSION, [first.lease_id])
-        assert node.get(B) == 24
-
-
-def test_a_leased_slot_is_not_reused_by_deleting_its_block() -> None:
-    with Node(None) as node:
-        node.put(A, 0, 4)
-        grant = node.acquire(A)
-        node.run(node.store.deletes.delete(SPEC.id, A))
-        node.put(B, 0, 24)
-        assert node.store.view(grant.slots[0])[:4] != b""
-        used = set(grant.slots)
-        assert not used & set(node.acquire(B).slots)
-
-
-def test_named_parts_are_leased_whatever_the_match_rules_say() -> None:
-    with Node(None) as node:
-        node.put(A, 3, 5, parts=[FULL])
-        grant = node.acquire(A, spans=(Span(FULL, 0, 6),))
-        assert [slot is not None for slot in grant.slots] == [False] * 3 + [True] * 2 + [False]
-
-
 def test_bad_calls_are_refused_and_change_nothing() -> None:
     with Node(None) as node:
         store, ours = node.store, DAEMON_SESSION
@@ -194,17 +160,6 @@ def test_a_commit_with_the_wrong_number_of_checksums_leaves_the_reservation_open
             node.run(node.store.puts.commit(DAEMON_SESSION, grant.lease_id, [1]))
         assert node.store.release(DAEMON_SESSION, [grant.lease_id]) == [True]
         assert node.store.report.stats()["dram"]["used_bytes"] == 0
-
-
-def test_a_deadline_passed_before_the_bytes_are_up_gives_the_resident_prefix(
-    tmp_path: Path,
-) -> None:
-    with Node(tmp_path / "kv") as node:
-        node.put(A, 0, 10, durable=True)
-    with Node(tmp_path / "kv") as node:
-        grant = node.acquire(A, wait_s=0.0)
-        assert grant.hit_blocks == 0
-        assert node.get(A) == 10
 
 
 def test_without_a_file_tier_nothing_is_durable_and_flush_says_so() -> None:
@@ -260,89 +215,6 @@ def test_making_room_for_the_end_of_a_prefix_does_not_take_its_start(tmp_path: P
         assert (done.committed, done.existing, done.refused) == (12, 4, 0)
         assert node.store.report.stats()["dram"]["lost_records"] > 0  # of B
         assert sum(item.key in A for item in node.store.report.scan(None, None, 100)) == 16
-
-
-def test_what_is_written_on_demotion_alone_is_written_when_it_must_leave(tmp_path: Path) -> None:
-    with Node(tmp_path / "kv", arena_bytes=256 << 10, write_on_demotion=True) as node:
-        node.put(A, 0, 16, parts=(FULL,))
-        node.run(asyncio.sleep(0.05))
-        assert not node.planner.framed_blocks
-        assert node.put(B, 0, 16, parts=(FULL,), wait_s=5.0).refused == 0
-        lost = node.store.report.stats()["dram"]["lost_records"]
-        assert (lost, node.planner.framed_blocks > 0) == (0, True)
-        assert sum(item.key in A for item in node.store.report.scan(None, None, 100)) == 16
-
-
-def test_what_is_written_on_second_use_alone_is_written_when_it_is_used_or_put_again(
-    tmp_path: Path,
-) -> None:
-    with Node(tmp_path / "kv", arena_bytes=256 << 10, write_on_second_use=True) as node:
-        node.put(A, 0, 16, parts=(FULL,))
-        node.run(asyncio.sleep(0.05))
-        assert not node.planner.framed_blocks
-        node.planner.touch(A[:4])
-        node.write_behind.wake()
-        node.run(asyncio.sleep(0.05))
-        assert node.planner.framed_blocks == 4
-        node.put(B, 0, 16, parts=(FULL,))  # A[5:] leaves the arena, and for good
-        assert node.planner.framed_blocks == 4
-        node.planner.touch(A[:8])
-        node.put(A, 5, 8, parts=(FULL,))
-        node.run(asyncio.sleep(0.05))
-        assert node.planner.framed_blocks == 8
-
-
-def test_a_write_budget_keeps_starts_of_prefixes_and_a_restart_is_no_new_one(
-    tmp_path: Path,
-) -> None:
-    per_day = 48 * 8 * RECORD  # half an hour of it is eight records
-    with Node(tmp_path / "kv", write_bytes_per_day=per_day) as node:
-        node.put(A, 0, 16, parts=(FULL,))
-        assert not node.flush(), "not all of it is durable"
-        assert node.planner.framed_blocks == 8
-    with Node(tmp_path / "kv", write_bytes_per_day=per_day) as node:
-        node.get(A[:8], spans=(Span(FULL, 0, 8),))
-        assert node.planner.framed_blocks == 8
-        node.put(B, 0, 4, parts=(FULL,))
-        assert not node.flush()
-        assert node.planner.framed_blocks == 8
-        node.time += 3600
-        node.planner.touch(B[:4])
-        assert node.flush()
-        assert node.planner.framed_blocks == 12
-
-
-@pytest.mark.parametrize("admission", ["write_on_demotion", "write_on_second_use"])
-def test_a_durable_commit_and_a_flush_write_what_nobody_else_would(
-    tmp_path: Path, admission: str
-) -> None:
-    with Node(tmp_path / "kv", **{admission: True}) as node:
-        assert node.put(A, 0, 4, durable=True).durable
-        node.put(B, 0, 4)
-        assert node.flush()
-    with Node(tmp_path / "kv") as node:
-        assert (node.get(A), node.get(B)) == (4, 4)
-
-
-def test_a_flush_does_not_pass_over_what_was_lost_before_it(tmp_path: Path) -> None:
-    disk = FaultyDisk()
-    with Node(tmp_path / "kv", arena_bytes=256 << 10, disk=disk) as node:
-        disk.budget_nbytes = 0
-        node.put(A, 0, 16, parts=(FULL,))
-        assert not node.flush()
-        node.put(B, 0, 16, parts=(FULL,))  # makes room for itself
-        disk.budget_nbytes = None
-        assert not node.flush()
-        assert node.store.report.stats()["dram"]["lost_records"] > 0
-        assert node.flush()  # told once
-
-
-def test_a_flush_is_not_troubled_by_what_left_the_file_tier_first(tmp_path: Path) -> None:
-    with Node(tmp_path / "kv", arena_bytes=2 << 20, file_bytes=1 << 20) as node:
-        for name in range(20):
-            assert node.put(chain(name), 0, 12, durable=True, wait_s=5.0).durable
-        assert node.store.report.stats()["dram"]["lost_records"] > 0
-        assert node.flush()
 
 
 def test_a_disk_that_is_gone_is_tried_once_in_a_while_not_for_every_commit(tmp_path: Path) -> None:
@@ -422,87 +294,6 @@ def test_scan_pages_through_every_block_once(tmp_path: Path) -> None:
         assert seen == sorted(A[:10])
 
 
-class StoreMachine(RuleBasedStateMachine):
-    """Any order of puts, gets, deletes, flushes and restarts serves right bytes or a miss."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        import tempfile
-
-        self.directory = tempfile.TemporaryDirectory()
-        self.node = self._open()
-        self.durable: set[BlockKey] = set()
-        self.deleted: set[BlockKey] = set()
-
-    def _open(self) -> Node:
-        path = Path(self.directory.name) / "kv"
-        node = Node(path, arena_bytes=512 << 10, segment_nbytes=256 << 10, file_bytes=8 << 20)
-        return node.__enter__()
-
-    @rule(name=st.integers(0, 2), begin=st.integers(0, 12), count=st.integers(1, 12))
-    def put(self, name: int, begin: int, count: int) -> None:
-        keys = chain(name)
-        done = self.node.put(keys, begin, begin + count, durable=True, wait_s=2.0)
-        if done.durable and not done.refused:
-            self.durable |= set(keys[begin : begin + count])
-            self.deleted -= set(keys[begin : begin + count])
-        elif done.committed or done.existing:
-            self.deleted -= set(keys[begin : begin + count])
-
-    @rule(name=st.integers(0, 2))
-    def get(self, name: int) -> None:
-        keys = chain(name)
-        hit = self.node.get(keys)
-        assert not self.deleted & set(keys[:hit])
-
-    @rule(name=st.integers(0, 2), begin=st.integers(0, 23))
-    def delete(self, name: int, begin: int) -> None:
-        keys = chain(name)[begin:]
-        self.node.run(self.node.store.deletes.delete(SPEC.id, keys))
-        self.durable -= set(keys)
-        self.deleted |= set(keys)
-
-    @rule(
-        kind=st.sampled_from(HintKind),
-        session=st.sampled_from(["", "s", "t"]),
-        name=st.integers(0, 3),
-        blocks=st.integers(0, 24),
-        seconds=st.sampled_from([0.0, 0.001, 1e6]),
-    )
-    def hint(self, kind: HintKind, session: str, name: int, blocks: int, seconds: float) -> None:
-        """Nothing of it need be true."""
-        self.node.hint(kind, chain(name)[:blocks], session, seconds)
-        stats = self.node.store.report.stats()["dram"]
-        assert stats["pinned_bytes"] <= stats["pinned_bytes_max"]
-
-    @precondition(lambda self: self.durable)
-    @rule()
-    def restart(self) -> None:
-        self.node.__exit__()
-        self.node = self._open()
-        self.node.recall()
-        stored = {item.key for item in self.node.store.report.scan(None, None, 1000)}
-        assert self.durable <= stored
-        assert not self.deleted & stored
-
-    def teardown(self) -> None:
-        pins = self.node.planner.pins
-        pins.expire(float("inf"))
-        self.node.run(self.node.store.deletes.clear(None))
-        assert (pins.nbytes, self.node.arena.physical_nbytes) == (0, 0)
-        self.node.__exit__()
-        self.directory.cleanup()
-
-
-TestStoreMachine = StoreMachine.TestCase
-TestStoreMachine.settings = settings(
-    max_examples=12,
-    stateful_step_count=20,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-)
-
-
 def test_a_rotten_part_does_not_take_the_other_parts_of_its_block_with_it(tmp_path: Path) -> None:
     with Node(tmp_path / "kv") as node:
         node.put(A, 0, 4, durable=True)
@@ -519,30 +310,6 @@ def test_a_rotten_part_does_not_take_the_other_parts_of_its_block_with_it(tmp_pa
         node.store.release(DAEMON_SESSION, [grant.lease_id])
         assert node.put(A, 0, 4).committed == 1
         assert node.get(A) == 4
-
-
-def test_leases_granted_at_once_stay_under_half_of_the_arena(tmp_path: Path) -> None:
-    """All pass the bound before their bytes are up; it holds when they are leased, too."""
-    chains = [chain(name, 8) for name in range(1, 13)]
-    with Node(tmp_path / "kv") as node:
-        for keys in chains:
-            node.put(keys, 0, 8, durable=True)
-    with Node(tmp_path / "kv", arena_bytes=1 << 20) as node:
-
-        async def all_at_once() -> list[Grant]:
-            acquire = node.store.gets.acquire
-            return await asyncio.gather(
-                *(acquire(DAEMON_SESSION, SPEC.id, keys, wait_s=5.0) for keys in chains)
-            )
-
-        grants = node.run(all_at_once())
-        assert any(grant.slots for grant in grants)
-        assert any(not grant.leased and grant.hit_blocks for grant in grants)
-        assert node.store.report.stats()["dram"]["leased_bytes"] <= 1 << 19
-        grant = node.acquire(chains[0], spans=(Span(FULL, 0, 8),))
-        assert node.store.report.stats()["dram"]["leased_bytes"] <= 1 << 19
-        node.store.release(DAEMON_SESSION, [grant.lease_id, *(g.lease_id for g in grants)])
-        assert node.store.report.stats()["dram"]["leased_bytes"] == 0
 
 
 def test_what_is_put_again_while_a_large_delete_is_written_stays(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 from kvstore.system import file_digests
 from kvstore.testing.wait import until
 from kvstore_vllm import adapters
-from tests.connectors.vllm.test_scheduler_side import BLOCK, Engine, keys_of, make_request, saved
+from tests.connectors.vllm.scheduler_engine import BLOCK, Engine, keys_of, make_request, saved
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("vllm")

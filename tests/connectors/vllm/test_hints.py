@@ -9,7 +9,7 @@ import pytest
 
 from kvstore import Unavailable
 from kvstore_vllm.headers import HintHeaders
-from tests.connectors.vllm.test_scheduler_side import Engine, make_request
+from tests.connectors.vllm.scheduler_engine import Engine, make_request
 
 TABLES = ([1, 2, 3, 4, 5, 6], [7, 8, 9, 10, 11, 12])
 

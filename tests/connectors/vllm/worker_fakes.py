@@ -1,0 +1,136 @@
+"""Pages and a client that do what a test says."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import Future
+from types import SimpleNamespace
+
+from kvstore import (
+    BlockKey,
+    Committed,
+    Grant,
+    Group,
+    Namespace,
+    Slot,
+    checksum,
+)
+from kvstore_vllm.prefill import HostEvent
+
+RECORD = 64
+
+
+NAMESPACE = Namespace(
+    block_tokens=4,
+    groups=(Group("a", RECORD, shards=2), Group("b", RECORD, shards=2)),
+    identity=(("model", "test"),),
+)
+
+
+class FakePages:
+    """Device blocks as byte strings; copies can be held open."""
+
+    record_nbytes = (RECORD, RECORD)
+    writers = 2
+    bounced_nbytes = 0
+
+    def __init__(self) -> None:
+        self.blocks = {(g, b): bytes([g * 100 + b]) * RECORD for g in (0, 1) for b in range(50)}
+        self.gate = threading.Event()
+        self.gate.set()
+        self.copying = threading.Event()
+        self.error: Exception | None = None
+
+    def enter_thread(self) -> None: ...
+
+    def mark(self) -> None: ...
+
+    def event(self) -> HostEvent:
+        return HostEvent()
+
+    def read(self, group, blocks, records, after):
+        self.copying.set()
+        self.gate.wait(10)
+        if self.error:
+            raise self.error
+        for block, record in zip(blocks, records, strict=True):
+            record[:] = self.blocks[group, block]
+        return map(checksum, records)
+
+    def write(self, group, blocks, records, after):
+        self.gate.wait(10)
+        if self.error:
+            raise self.error
+        for block, record in zip(blocks, records, strict=True):
+            self.blocks[group, block] = bytes(record)
+        return [checksum(record) for record in records]
+
+    def close(self) -> None: ...
+
+
+class FakeClient:
+    """A daemon with one arena extent; slot i is its i-th record."""
+
+    def __init__(self) -> None:
+        self.available = True
+        self.instance = "daemon-1"
+        self.arena = bytearray(100 * RECORD)
+        self.committed: dict[int, list[int]] = {}
+        self.reserved: list[tuple] = []
+        self.released: list[int] = []
+        self.corrupt: list[BlockKey] = []
+        self.admin = SimpleNamespace(delete=self._delete)
+        self.registered: set[bytes] = set()
+        self.held = True
+        self.error: Exception | None = None
+        self.existing = 0
+
+    def submit(self, make):
+        future: Future = Future()
+        try:
+            future.set_result(asyncio.run(make(Remote(self))))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+    def connect(self):
+        if self.error:
+            raise self.error
+
+    def release(self, *leases):
+        self.released += leases
+        return [self.held] * len(leases)
+
+    def commit(self, lease, sums):
+        self.committed[lease] = sums
+        return Committed(sum(1 for each in sums if each), 0, 0, False)
+
+    def _delete(self, namespace_id, keys, *, corrupt):
+        assert corrupt
+        self.corrupt += keys
+        return len(keys)
+
+    def view(self, slot):
+        return memoryview(self.arena)[slot.offset : slot.offset + slot.nbytes]
+
+
+class Remote:
+    def __init__(self, client: FakeClient) -> None:
+        self._client = client
+
+    def namespace(self, namespace_id): ...
+
+    async def release(self, *leases):
+        return self._client.release(*leases)
+
+    async def reserve(self, namespace_id, keys, *, first_block, parent, spans, wait_s, session_id):
+        client = self._client
+        if client.error:
+            raise client.error
+        client.reserved.append((namespace_id, tuple(keys), first_block, parent, tuple(spans)))
+        count = sum(end - begin for _, begin, end in spans)
+        slots = tuple(
+            None if i < client.existing else Slot(0, i * RECORD, RECORD) for i in range(count)
+        )
+        return Grant(len(client.reserved), 30.0, tuple(spans), slots)
