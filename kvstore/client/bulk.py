@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 STREAM_WINDOW_NBYTES = 64 << 20
 LEASED_WINDOW_NBYTES = 256 << 20
-FIRST_PUT_NBYTES = 32 << 20  # on their way to slower tiers while the rest is copied
+FIRST_PUT_NBYTES = 32 << 20  # written behind while the rest is copied
 
 
 class Bulk:
@@ -122,7 +122,7 @@ class Bulk:
 
     @property
     def _window_nbytes(self) -> int:
-        """What to move at once; a quarter of a mapped arena at most, half of what it lends."""
+        """How much to move at once: at most a quarter of a mapped arena, half of what it leases."""
         if not self._session.local:
             return STREAM_WINDOW_NBYTES
         mapped = sum(map(len, self._session.extents().values()))
@@ -134,7 +134,7 @@ class Bulk:
         return Batch(namespace_id, keys, part, record_nbytes)
 
     async def _report(self, batch: Batch, taken: Sequence[Taken]) -> None:
-        """Have the daemon drop blocks whose bytes are wrong, so that they are put anew."""
+        """Have the daemon drop blocks whose bytes are wrong, so that they can be put again."""
         corrupt = [key for key, (_, wrong) in zip(batch.keys, taken, strict=True) if wrong]
         self.corrupt_blocks += len(corrupt)
         for start in range(0, len(corrupt), WINDOW_KEYS):

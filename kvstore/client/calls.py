@@ -1,6 +1,6 @@
-"""The client's end of the call socket: looks like gRPC's stub, and falls back to it.
+"""The client's end of the call socket: has the interface of gRPC's stub, and falls back to it.
 
-Errors are gRPC's, so that whoever calls cannot tell which way a call went.
+Errors are gRPC's, so that callers need not know which way a call went.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class CallStub:
         self._link = FrameLink(self._take, self._lost)
         self._ids = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[Frame]] = {}
-        self._abandoned: dict[int, Any] = {}  # calls nobody waits for, and their requests
+        self._abandoned: dict[int, Any] = {}  # calls that no caller waits for, and their requests
         for number, method in enumerate(METHODS):
             setattr(self, method.name, partial(self._call, number))
 
@@ -65,9 +65,9 @@ class CallStub:
         timeout: float,  # noqa: ASYNC109 - as gRPC's stubs have it
     ) -> Any:
         """Make one call. Raises AioRpcError; Unavailable if the daemon does not read; Incompatible
-        for an answer that is none.
+        for an invalid answer.
 
-        Cancelled or late, it tells the daemon, and gives back what may have been granted.
+        If cancelled or late, it tells the daemon, and releases a lease that was granted.
         """
         if not self._link.open:
             raise _error(grpc.StatusCode.UNAVAILABLE, "the daemon closed the call socket")
@@ -115,7 +115,7 @@ class CallStub:
                 del self._abandoned[next(iter(self._abandoned))]
 
     def _give_back(self, request: Any, frame: Frame) -> None:
-        """Release what was granted just before the daemon heard that nobody waits any more."""
+        """Release a lease that was granted just before the daemon received the cancellation."""
         if not _is_for_lease(request) or frame.kind is not Kind.REPLY:
             return
         try:

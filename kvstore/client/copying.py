@@ -22,7 +22,7 @@ Taken = tuple[bytes | memoryview | None, bool]
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """What a get wants. targets: where each record goes, None: into new memory. verify: the copies.
-    from_files: what only the file tier has is read there, and stays there."""
+    from_files: records that only the file tier has are read there, and not promoted."""
 
     targets: Sequence[memoryview | None]
     verify: bool = True

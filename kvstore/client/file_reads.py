@@ -1,9 +1,9 @@
-"""Records read straight from the daemon's files into memory of the caller's, past the arena.
+"""Records read from the daemon's files into the caller's memory, past the arena.
 
-A whole record belongs to one thread, which hashes its bytes while the processor's cache has them;
-there are many, because a device is fast only with many reads at once. What cannot be read, or is
-not what was put, is nobody's fault yet: the daemon is asked to bring it up, and judges. Files are
-left alone for a while then: they may be another daemon's, under the same path.
+One thread reads a whole record, and hashes its bytes while the processor's cache has them. There
+are many threads, because a device is fast only with many reads at once. If a record cannot be read,
+or has a wrong checksum, the daemon is asked to promote it, and decides whether it is corrupt. No
+file is read for a while then: the files may be another daemon's, under the same path.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ HANG_S = 10.0
 
 
 class FileRead(NamedTuple):
-    """A record to be read. checksum: None: whatever it is."""
+    """A record to be read. checksum: None to accept any."""
 
     place: FilePlace
     checksum: int | None
@@ -43,7 +43,7 @@ class FileRead(NamedTuple):
 
 
 _Outcome = bool | Exception
-"""Whether a target has what was put; why files are not to be trusted."""
+"""Whether the target has the record that was put, or why files cannot be trusted."""
 
 
 class FileReads:
@@ -52,7 +52,9 @@ class FileReads:
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="kvstore-files")
         self._off_until = 0.0
-        self._late: list[Future[_Outcome]] = []  # nobody waits for them; they may write to targets
+        self._late: list[
+            Future[_Outcome]
+        ] = []  # no caller waits for them; they may write to targets
 
     @property
     def usable(self) -> bool:
@@ -61,10 +63,10 @@ class FileReads:
         return not self._late and time.monotonic() >= self._off_until
 
     async def read(self, wanted: Sequence[FileRead], deadline: float) -> list[bool]:
-        """Fill targets, from the first on; say which of them have what was put.
+        """Fill targets, from the first on; say which of them have the record that was put.
 
-        deadline: a time.monotonic(); nothing is begun after it. Raises Unavailable if a read that
-        was begun does not come back: it may write to its target at any time.
+        deadline: a time.monotonic(); no read starts after it. Raises Unavailable if a read hangs:
+        it may still write to its target at any time.
         """
         files = {path: _File(path) for path in {each.place.path for each in wanted}}
         jobs = [

@@ -1,8 +1,7 @@
-"""Records to and from the mapped arena: copied by a few threads while a lease holds their slots.
+"""Records to and from the mapped arena. A few threads copy them while a lease holds their slots.
 
-A window of records at a time: one reserve (or acquire), one pass over the bytes, one commit (or
-release). What has to come up from slower tiers, or is read in files, is got in pieces, several in
-flight.
+A window of records takes one reserve (or acquire), one pass over the bytes, one commit (or
+release). Records to be promoted, or to be read in files, are taken in pieces, several in flight.
 """
 
 from __future__ import annotations
@@ -21,8 +20,10 @@ from kvstore.client.session import Session
 from kvstore.model.block import Committed, Grant
 from kvstore.system.threads import ended
 
-PIECE_NBYTES = 16 << 20  # of what has to come up first
-FILE_PIECE_NBYTES = 64 << 20  # of what may be read in files: fewer calls, and threads for all of it
+PIECE_NBYTES = 16 << 20  # of records that are promoted first
+FILE_PIECE_NBYTES = (
+    64 << 20
+)  # of records that may be read in files: fewer calls, and all threads busy
 PIECES_IN_FLIGHT = 4
 
 
@@ -59,9 +60,9 @@ class InPlace:
     async def take(
         self, batch: Batch, window_nbytes: int, wait_s: float, wanted: Wanted
     ) -> list[Taken]:
-        """Take what is in the arena, a window at once; from the first large one on that is not all
-        there, and may be waited for, piece by piece. What may be read in files needs no such
-        question: one answer says what is where."""
+        """Take resident records window by window. From the first large window that is not resident
+        on, take the rest piece by piece, if there is time to wait. Records that may be read in
+        files need no match first: the answer of acquire says where each is."""
         deadline = time.monotonic() + wait_s
         if wait_s > 0 and wanted.from_files and self._files.usable:
             return await self._take_pieces(
@@ -70,7 +71,7 @@ class InPlace:
         taken: list[Taken] = []
         for where, window in batch.windows(window_nbytes):
             is_small = window.nbytes <= PIECE_NBYTES
-            if wait_s > 0 and not (is_small or await self._is_up(window)):
+            if wait_s > 0 and not (is_small or await self._is_resident(window)):
                 left = slice(where.start, None)
                 rest = replace(batch, keys=batch.keys[left])
                 taken += await self._take_pieces(
@@ -80,7 +81,7 @@ class InPlace:
             taken += await self._leased(window, deadline, wanted[where])
         return taken
 
-    async def _is_up(self, batch: Batch) -> bool:
+    async def _is_resident(self, batch: Batch) -> bool:
         match = await self._session.match(batch.namespace_id, batch.keys)
         return match.resident_blocks == len(batch.keys)
 
@@ -92,7 +93,7 @@ class InPlace:
         deadline: float,
         wanted: Wanted,
     ) -> list[Taken]:
-        """One piece is copied while those behind it come up. All in flight together lease no more
+        """Copy one piece while the next ones are promoted. All in flight together lease no more
         than a window."""
         blocks = max(1, window_nbytes // batch.record_nbytes)
         step = max(1, min(piece_nbytes // batch.record_nbytes, blocks // PIECES_IN_FLIGHT))
@@ -108,7 +109,7 @@ class InPlace:
         return taken
 
     async def _leased(self, batch: Batch, deadline: float, wanted: Wanted) -> list[Taken]:
-        """Take records while a lease holds them. Where files cannot be read, they come up."""
+        """Take records while a lease holds them. If files cannot be read, they are promoted."""
         if wanted.from_files and self._files.usable and time.monotonic() < deadline:
             taken = await self._take_leased(batch, deadline, wanted, in_files=True)
             if self._files.usable or all(record is not None for record, _ in taken):
@@ -118,8 +119,7 @@ class InPlace:
     async def _take_leased(
         self, batch: Batch, deadline: float, wanted: Wanted, *, in_files: bool
     ) -> list[Taken]:
-        """If the lease had ended, the slots may have been somebody else's meanwhile: nothing of
-        what was read counts."""
+        """Discard everything if the lease ended early: the slots may have been reused."""
         grant = await self._session.acquire(
             batch.namespace_id,
             batch.keys,
@@ -146,7 +146,7 @@ class InPlace:
     async def _take_files(
         self, grant: Grant, deadline: float, wanted: Wanted, taken: list[Taken]
     ) -> None:
-        """Fill in what of `taken` has places in files."""
+        """Fill in the records of `taken` that have places in files."""
         reads = {
             index: FileRead(place, expected if wanted.verify else None, target)
             for index, (place, expected, target) in enumerate(
