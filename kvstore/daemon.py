@@ -100,7 +100,7 @@ MEMORY_LOOK_S = 0.25
 async def check_memory(capacity_bytes: int) -> None:
     """Raise ConfigError if the arena does not fit, with what to type; warn if it is tight.
 
-    What would fit but for others is waited for, a little: engines let go of a dead daemon's arena
+    What would fit but for others is waited for, a little: engines unmap a dead daemon's arena
     only when they have noticed.
     """
     deadline = time.monotonic() + MEMORY_WAIT_S

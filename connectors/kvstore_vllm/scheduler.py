@@ -3,7 +3,7 @@
 Everything here runs in the engine's scheduling loop and never waits: questions go out through
 `Client.submit`, and answers are looked at when the scheduler comes by again.
 
-    on_new_request ........... ask (acquire: bytes come up into the arena while the request queues)
+    on_new_request ........... ask (acquire: blocks are promoted while the request queues)
     num_new_matched_tokens ... answer yet? not yet -> None; a lease -> its length; else 0
     update_state_after_alloc . device blocks exist: pair the leased slots with them
     build_meta ............... one StepMetadata per step: loads, saves, blocks handed out
@@ -97,7 +97,7 @@ class SchedulerSide:
     # What to ask ----------------------------------------------------------------------------------
 
     def on_new_request(self, request: Any) -> None:
-        """Track the request and start to bring up what the cache may hold of it."""
+        """Track the request and start to promote what the cache may hold of it."""
         adapter = self._adapter(request)
         if adapter is None or self._bypasses(request):
             return

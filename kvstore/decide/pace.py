@@ -2,7 +2,7 @@
 
 A load races the engine, which could compute the same blocks at a pace it tells. `Pace` remembers
 how long loads of about this size took, and refuses those that would lose. A prediction may be
-wrong, so a `Race` bounds what is lost then: every share of the bytes that has come up buys the time
+wrong, so a `Race` bounds what is lost then: every share of the bytes that has arrived buys the time
 that computing it would have taken, and nothing else does.
 
     loss so far = time waited - what computing the part that came up would have taken <= patience
@@ -30,8 +30,8 @@ SIZES = 48  # powers of two, in bytes
 
 @dataclass(frozen=True, slots=True)
 class Stakes:
-    """What the engine would do instead. saved_s: computing what is to come up; prompt_s: computing
-    all it asked for; began: when it asked, on the clock of `Pace`."""
+    """What the engine would do instead. saved_s: computing what is to be promoted; prompt_s:
+    computing all it asked for; began: when it asked, on the clock of `Pace`."""
 
     saved_s: float
     prompt_s: float
@@ -47,7 +47,7 @@ class Race:
     predicted_s: float | None
 
     def until(self, share: float) -> float:
-        """Return how long to wait on, when `share` (0 to 1) of the bytes has come up."""
+        """Return how long to wait on, when `share` (0 to 1) of the bytes has arrived."""
         return self.stakes.began + self.patience_s + share * self.stakes.saved_s
 
 

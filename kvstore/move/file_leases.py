@@ -1,4 +1,4 @@
-"""Places in files, lent to clients that read them by themselves: into GPU memory, say.
+"""Places in files, leased to clients that read them by themselves: into GPU memory, say.
 
 A place needs no slot, but holds a whole frame in the file tier, so all of them together may hold a
 part of it only.
@@ -27,7 +27,7 @@ class FileLease(NamedTuple):
         return sum(padded(place.nbytes) for place in self.places if place is not None)
 
 
-NOTHING_LENT = FileLease((), ())
+NO_FILE_LEASE = FileLease((), ())
 
 
 class FileLeases:
@@ -40,11 +40,11 @@ class FileLeases:
 
     @property
     def room_bytes(self) -> int:
-        """What may be lent now. A frame that two leases hold counts twice."""
+        """What may be leased now. A frame that two leases hold counts twice."""
         return self.nbytes_max - self._leases.framed_bytes
 
     def has_room(self, records: Sequence[StoredPart | None]) -> bool:
-        """Say whether those that are readable, and not in the arena, may all be lent now."""
+        """Say whether those that are readable, and not in the arena, may all be leased now."""
         frames = frames_of(r for r in records if r is not None and r.resident is None)
         return len(self._files(frames)) == len(frames)
 
@@ -69,7 +69,7 @@ class FileLeases:
         return FileLease(tuple(places), tuple(files))
 
     def _files(self, frames: Sequence[StoredFrame]) -> dict[StoredFrame, RawFile]:
-        """Return where frames are, of those that may be lent now."""
+        """Return where frames are, of those that may be leased now."""
         room = self.room_bytes
         files: dict[StoredFrame, RawFile] = {}
         for frame in frames:

@@ -37,7 +37,7 @@ class RawFile(NamedTuple):
 
 
 class Reads:
-    """What is on its way up from at most one file tier into one arena. Lives on the event loop.
+    """Reads from at most one file tier into one arena. Lives on the event loop.
 
     failed: reads ever, for another reason than what they read.
     """
@@ -68,7 +68,7 @@ class Reads:
 
     @property
     def under_way(self) -> int:
-        """Frames on their way up, or waiting for a place to."""
+        """Frames that are being read, or wait for a place."""
         return len(set(self._reads.values()))
 
     def start(self, read: Read) -> None:
@@ -78,7 +78,7 @@ class Reads:
             self._reads[record] = task
 
     def brings(self, records: Sequence[StoredPart]) -> bool:
-        """Say whether all of `records` are on their way up."""
+        """Say whether all of `records` are being read."""
         return all(record in self._reads for record in records)
 
     def of(self, records: Sequence[StoredPart]) -> set[asyncio.Task[None]]:

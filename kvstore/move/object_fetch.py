@@ -77,12 +77,12 @@ class _Window:
 
 @dataclass(slots=True)
 class _Load:
-    """A prefix on its way up. hit: how long it was without the bucket; found: how many of its
-    blocks have been looked for; begun: before it, nothing is left to begin."""
+    """A prefix that is being fetched. hit: how long it was without the bucket; found: how many of
+    its blocks have been looked for; begun: before it, nothing is left to begin."""
 
     ask: Ask
     hit: int
-    blocks_max: int  # to be brought up
+    blocks_max: int  # to be fetched
     places: defaultdict[Part, dict[BlockKey, _Place]] = field(
         default_factory=lambda: defaultdict(dict)
     )
@@ -125,7 +125,7 @@ class ObjectFetch:
         nbytes_max: int,
         now: Callable[[], float],
     ) -> None:
-        """nbytes_max: of records brought up for one prefix."""
+        """nbytes_max: of records fetched for one prefix."""
         self._deletions = watches
         self.nbytes_max = nbytes_max
         self._tier = tier
@@ -139,7 +139,7 @@ class ObjectFetch:
     async def promote(self, ask: Ask, match: Match, deadline: float) -> Ended:
         """Make the hit of a prefix longer than `match`, as far as the bucket has more of it.
 
-        Its start comes up while its end is still looked for.
+        Its start is fetched while its end is still looked for.
         """
         namespace = self._planner.namespace(ask.namespace_id)
         load = _Load(ask, match.hit_blocks, self.nbytes_max // _block_nbytes(namespace))

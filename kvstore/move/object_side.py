@@ -1,4 +1,4 @@
-"""What a node does with an object tier: looks there, brings up, uploads, deletes."""
+"""What a node does with an object tier: lookups, fetches, uploads, deletes."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Objects:
         self._uploading: asyncio.Task[None] | None = None
 
     def start(self, store: Writer) -> None:
-        """Begin; a store that does not answer delays nothing. store: takes in what comes up."""
+        """Begin; a store that does not answer delays nothing. store: takes in what is fetched."""
         self._fetch.store = store
         self._tier.start()
         self._uploading = asyncio.create_task(
@@ -108,7 +108,7 @@ class Objects:
             logger.warning("drain=incomplete prefixes_not_uploaded=%d reason=%r", waiting, reason)
 
     def set_bounds(self, *, capacity_bytes: int, fetch_nbytes_max: int) -> None:
-        """Change the bucket's cap, and what one lookup may bring up."""
+        """Change the bucket's cap, and what one lookup may fetch."""
         self._tier.set_capacity(capacity_bytes)
         self._fetch.nbytes_max = fetch_nbytes_max
 
@@ -132,7 +132,7 @@ class Objects:
     def deleting(
         self, namespaces: Collection[NamespaceId], keys: Collection[BlockKey] | None
     ) -> contextlib.AbstractContextManager[None]:
-        """Let nothing of it come up, from when the planner forgot it until `delete` is done."""
+        """Let nothing of it be fetched, from when the planner forgot it until `delete` is done."""
         return self._deletions.deleting(namespaces, keys)
 
     async def delete(

@@ -1,7 +1,7 @@
 """Arena to object tier: what was written behind is uploaded too, run by run, in the background.
 
-A prefix that grows is noted by its last block. Once it has rested, the runs on the way up to it
-that are not in the bucket yet, whoever stored them, are brought up, copied and written as one
+A prefix that grows is noted by its last block. Once it has rested, the runs before it
+that are not in the bucket yet, whoever stored them, are promoted, copied and written as one
 object each. The last run of a prefix may be short; when it has grown, it is written once more.
 """
 

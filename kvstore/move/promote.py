@@ -71,7 +71,7 @@ class Promotion:
             race = self._loads.race(nbytes, stakes) if stakes is not None else None
             if stakes is not None and race is None:
                 return Promoted(absent, slower=True)
-            # What is up already must not make room for what comes up.
+            # What is resident already must not be evicted for what is promoted.
             with (
                 self._planner.pinned([r.resident for r in records if r.resident is not None]),
                 self._planner.pinned_frames(lent),

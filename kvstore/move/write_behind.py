@@ -43,7 +43,7 @@ from kvstore.tier.file import (
 
 logger = logging.getLogger(__name__)
 
-BATCHES_MAX = 3  # on their way down at once
+BATCHES_MAX = 3  # in flight at once
 CLOSE_S = 1.0  # for a writer to end; one that a hung device holds is left behind
 _DISK_ERRORS = (DiskFailed, DiskFull)
 

@@ -1,8 +1,8 @@
 """One node without bytes: the planner that ships, over spaces that only count.
 
 A request does what `kvstore.store.store` does for one: it is matched, what is in the file tier
-comes up, what is new is reserved and committed, and is written behind at once. Nothing takes time,
-so nobody waits, no lease expires and no promotion comes too late.
+is promoted, what is new is reserved and committed, and is written behind at once. Nothing takes
+time, so nobody waits, no lease expires and no promotion comes too late.
 """
 
 from __future__ import annotations

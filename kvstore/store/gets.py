@@ -11,7 +11,7 @@ from kvstore.decide.planner import SessionId, needed_spans
 from kvstore.model.block import BlockKey, Grant, Match, NamespaceId, Span, check_keys, padded
 from kvstore.model.errors import InvalidRequest
 from kvstore.model.outcome import Reason
-from kvstore.move.file_leases import NOTHING_LENT, FileLeases
+from kvstore.move.file_leases import NO_FILE_LEASE, FileLeases
 from kvstore.move.promote import Promotion
 from kvstore.store.acquire import Acquisition
 from kvstore.store.hints import Hints
@@ -81,15 +81,16 @@ class Gets:
         session_id: str = "",
         in_files: bool = False,
     ) -> Grant:
-        """Bring the longest stored prefix up and lease it; with `spans`, exactly those parts.
+        """Promote the longest stored prefix and lease it; with `spans`, exactly those parts.
 
-        Bytes in slower tiers have `wait_s` to come up, or as long as that is faster than computing
-        them, if told what that takes; past it the answer is a shorter prefix. Over the bound on
-        leased bytes the answer is an estimate without slots (`leased` is false); with `spans`,
-        parts beyond it have no slot, as if they were missing. How the prefix of `request_id` was
-        answered is remembered: see `outcomes`. session_id: of the conversation, for hints.
-        in_files: what lies in files as it was put, and not in the arena, stays there, and its place
-        is leased, as far as leases may hold the file tier; else it comes up like everything.
+        Bytes in slower tiers have `wait_s` to be promoted, or as long as that is faster than
+        computing them, if told what that takes; past it the answer is a shorter prefix. Over the
+        bound on leased bytes the answer is an estimate without slots (`leased` is false); with
+        `spans`, parts beyond it have no slot, as if they were missing. How the prefix of
+        `request_id` was answered is remembered: see `outcomes`. session_id: of the conversation,
+        for hints. in_files: what lies in files as it was put, and not in the arena, stays there,
+        and its place is leased, as far as leases may hold the file tier; else it is promoted like
+        everything.
         """
         client = self._leases.check(session).client
         _check_skip(keys, skip_blocks)
@@ -153,7 +154,7 @@ class Gets:
     def _grant(self, ask: Ask, spans: tuple[Span, ...], readers: int, *, hit_blocks: int) -> Grant:
         records = self._planner.find(ask.namespace_id, ask.keys, spans)
         held = _within(self._acquisition.room_bytes, [r.resident if r else None for r in records])
-        lent = self._file_leases.places(records, held) if ask.in_files else NOTHING_LENT
+        lent = self._file_leases.places(records, held) if ask.in_files else NO_FILE_LEASE
         lease = self._leases.grant(ask.session, held, readers=max(1, readers), frames=lent.frames)
         self._metrics.bytes.labels("dram", "read").inc(lease.nbytes)
         self._metrics.bytes.labels("file", "lent").inc(lent.nbytes)
@@ -170,7 +171,7 @@ class Gets:
         )
 
     def _lends(self, ask: Ask, spans: Sequence[Span]) -> bool:
-        """Say whether what the asker would read in files may be lent now, all of it."""
+        """Say whether what the asker would read in files may be leased now, all of it."""
         records = self._planner.find(ask.namespace_id, ask.keys, spans)
         return ask.in_files and self._file_leases.has_room(records)
 

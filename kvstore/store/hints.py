@@ -27,9 +27,9 @@ logger = logging.getLogger(__name__)
 
 PREFETCHES_MAX = 8  # at once, for hints: those who ask for their bytes now come first
 EXPECTED_LOADS_MAX = 4  # of these, for expected requests
-LEAD_S = 10.0  # before an expected request, its blocks come up; sooner pushes others out
+LEAD_S = 10.0  # before an expected request, its blocks are promoted; sooner would evict others
 EXPECTED_MAX = 1 << 14  # conversations whose return is waited for
-EXPECTED_LOAD_S = 20.0  # for the blocks of one to come up
+EXPECTED_LOAD_S = 20.0  # for the blocks of one to be promoted
 
 _SHORT = {
     None: Short.NOTHING,
@@ -178,7 +178,7 @@ class Hints:
 
     async def _pin(self, target: Target, hint: Hint) -> HintReport:
         """Bring a prefix up within `wait_s`, and let it not leave for so long, from its start on as
-        far as the bounds go. 0 s: let go what this target has pinned."""
+        far as the bounds go. 0 s: unpin what this target has pinned."""
         began = self._now()
         conversation = self._conversations.find(target.name)
         ttl_s = min(hint.seconds, self.pin_ttl_max_s)
@@ -227,7 +227,7 @@ class Hints:
     # ---- as time goes by -------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """End pins whose time has come, and bring up what is expected soon."""
+        """End pins whose time has come, and promote what is expected soon."""
         now = self._now()
         self._planner.pins.expire(now)
         if len(self._due) >= EXPECTED_MAX:
@@ -274,7 +274,7 @@ class Hints:
         self._report(HintKind.PREFETCH, target, came, short, nbytes=nbytes, began=began)
 
     async def _bring_up(self, target: Target, deadline: float) -> tuple[int, int, Short]:
-        """Return how many blocks have come up, their bytes, and what is in the way of more."""
+        """Return how many blocks were promoted, their bytes, and what is in the way of more."""
         if self._prefetching >= PREFETCHES_MAX:
             return 0, 0, Short.BUSY
         self._prefetching += 1

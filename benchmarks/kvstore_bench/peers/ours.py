@@ -22,7 +22,7 @@ class Ours:
     """The arena holds two rounds. Every get verifies the checksum of each record, as it is in the
     caller's memory.
 
-    from_files: what is not in the arena is read straight into that memory, and does not come up.
+    from_files: what is not in the arena is read straight into that memory, and is not promoted.
     """
 
     def __init__(self, place: Place, *, from_files: bool) -> None:
@@ -65,7 +65,7 @@ class Ours:
         )
 
     def chill(self) -> bool:
-        """Have the daemon let go of the copies in its arena, as peers clear theirs."""
+        """Have the daemon drop the copies in its arena, as peers clear theirs."""
         prefix = Prefix(self._namespace_id, self._keys)
         if self._client.hints.demote(prefix).done_blocks < len(self._keys):
             raise Unavailable("what was to be read cold is still in the arena")

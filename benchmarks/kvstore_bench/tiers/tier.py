@@ -210,7 +210,7 @@ class Prefixes:
 
 
 def _first_blocks(prefixes: Prefixes, plan: TierPlan, fio_file: Path) -> tuple[Timing, Timing]:
-    """Time until the first block of a cold prefix is there, while all of it is on its way up."""
+    """Time until the first block of a cold prefix is there, while all of it is being promoted."""
     firsts, directs = [], []
     draw = random.Random(0)
     with _opened_direct(fio_file) as fd, mmap.mmap(-1, plan.record_nbytes) as buffer:

@@ -7,7 +7,7 @@ Limbo is bounded: a session with too much of it gets no new leases.
 
 A lease may hold frames as well, for a client that reads them in their files. These need no limbo:
 nothing is ever written where a frame was, so who is late reads a hole, or finds no file, and
-touches only memory of its own. Past the deadline they are let go of at once.
+touches only memory of its own. Past the deadline they are released at once.
 
 An id is what entitles to a session or a lease, so nobody may guess one: see `Leases.new_id`. Others
 are shown a session's `name` or `number`, which no call takes.

@@ -1,4 +1,4 @@
-"""Which records a client may read in their files by itself, instead of having them brought up."""
+"""Which records a client may read in their files by itself, instead of having them promoted."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class Planner:
     """Plans over one arena (`dram`) and at most one file tier (`file`).
 
     run_nbytes_max: payload of the largest frame that the file tier takes. read_nbytes_max: what one
-    read brings up at most, if that is more than one record. write_budget: what it does not admit
+    read promotes at most, if that is more than one record. write_budget: what it does not admit
     stays in the arena alone. write_on_demotion: write what is about to leave the arena, not
     everything at once. write_on_second_use: write what is used again.
     """

@@ -20,7 +20,7 @@ READ_NBYTES = 2 << 20
 
 @dataclass(slots=True)
 class _Piece:
-    """What one read will bring up: position in the frame, which record, where it goes."""
+    """What one read promotes: position in the frame, which record, where it goes."""
 
     frame: StoredFrame  # pinned
     items: list[tuple[int, StoredBlock, StoredPart, HeldSlot]] = field(default_factory=list)
@@ -49,12 +49,12 @@ class Reads:
         first_alone: bool = False,
         in_files: bool = False,
     ) -> Generator[Read]:
-        """Plan to bring up what `spans` names and the arena lacks, as far as there is room.
+        """Plan to promote what `spans` names and the arena lacks, as far as there is room.
 
         In prefix order, in pieces of at most `read_nbytes_max` or one record, each yielded as soon
         as it is planned: the disk reads the first while the last are still looked for, and one
         large frame keeps a device's queue busy. Closed early, it gives back what it took.
-        first_alone: the first block comes in reads of its own, and so is up sooner.
+        first_alone: the first block comes in reads of its own, and so is resident sooner.
         in_files: what the asker can read in files by itself stays there.
         """
         pieces: dict[Part, _Piece] = {}
