@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from kvstore.model.errors import ConfigError
-from kvstore.settings.values import is_path, parse_listen
+from kvstore.settings.values import is_path, is_size, parse_listen, size_text, toml_key
 
 if TYPE_CHECKING:
     from kvstore.settings.sections import ObjectSettings, ServerSettings, Settings
@@ -107,7 +108,9 @@ def check(settings: Settings) -> None:
     _check_listen(server)
     for key, value, low, high in _bounds(settings):
         if not low <= value <= high:
-            raise ConfigError(f"{key}={value} is not in {low}..{high}")
+            sized = _is_size_key(settings, key)
+            said = [size_text(int(each)) if sized else f"{each}" for each in (value, low, high)]
+            raise ConfigError(f"{key}={said[0]} is not in {said[1]}..{said[2]}")
     for key, word, choices in (
         ("file.admission", file.admission, ADMISSIONS),
         ("server.log_level", server.log_level, LOG_LEVELS),
@@ -118,3 +121,9 @@ def check(settings: Settings) -> None:
     for key, nbytes in (("capacity", dram.capacity_bytes), ("extent", dram.extent_bytes)):
         if nbytes % 4096:
             raise ConfigError(f"dram.{key}={nbytes} is not a multiple of 4096")
+
+
+def _is_size_key(settings: Settings, key: str) -> bool:
+    section, _, name = key.partition(".")
+    items = fields(getattr(settings, section))
+    return any(toml_key(item) == name and is_size(item) for item in items)

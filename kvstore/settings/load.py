@@ -13,6 +13,8 @@ from kvstore.model.errors import ConfigError
 from kvstore.settings.sections import Settings
 from kvstore.settings.values import parse, toml_key, toml_value
 
+LIKE = 0.6  # how much of a misspelt name is that of the nearest one
+
 
 def load_settings(path: Path | None = None, overrides: Iterable[str] = ()) -> Settings:
     """Build settings from a TOML file (or none) and overrides such as "dram.capacity=8GiB".
@@ -25,8 +27,9 @@ def load_settings(path: Path | None = None, overrides: Iterable[str] = ()) -> Se
         for name, table in _read_toml(path).items():
             _merge(sections, name, table, where=str(path))
     for override in overrides:
-        name, table = _split_override(override)
-        _merge(sections, name, table, where=f"--set {override}")
+        where = f"--set {override}"
+        name, table = _split_override(override, where)
+        _merge(sections, name, table, where=where)
     types = get_type_hints(Settings)
     return Settings(**{name: types[name](**values) for name, values in sections.items()})
 
@@ -38,7 +41,7 @@ def overridden(settings: Settings, overrides: Iterable[str]) -> Settings:
     """
     sections: dict[str, dict[str, Any]] = {}
     for override in overrides:
-        name, table = _split_override(override)
+        name, table = _split_override(override, override)
         _merge(sections, name, table, where=override)
     changed = {name: replace(getattr(settings, name), **new) for name, new in sections.items()}
     return replace(settings, **changed)
@@ -98,18 +101,18 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: not TOML: {error}") from error
 
 
-def _split_override(override: str) -> tuple[str, dict[str, Any]]:
+def _split_override(override: str, where: str) -> tuple[str, dict[str, Any]]:
     dotted, equals, value = override.partition("=")
     section, dot, key = dotted.strip().partition(".")
     if not equals or not dot:
-        raise ConfigError(f"--set {override}: write section.key=value, e.g. dram.capacity=8GiB")
+        raise ConfigError(f"{where}: write section.key=value, e.g. dram.capacity=8GiB")
     return section, {key: value.strip()}
 
 
 def _merge(sections: dict[str, dict[str, Any]], name: str, table: Any, *, where: str) -> None:
     types = get_type_hints(Settings)
     if name not in types:
-        raise ConfigError(f"{where}: unknown section [{name}]{_nearest(name, list(types))}")
+        raise ConfigError(f"{where}: unknown section [{name}]{_meant(name, table)}")
     if not isinstance(table, dict):
         raise ConfigError(f"{where}: {name} is a section: write [{name}]")
     items = {toml_key(item): item for item in fields(types[name])}
@@ -126,6 +129,16 @@ def _merge(sections: dict[str, dict[str, Any]], name: str, table: Any, *, where:
         sections.setdefault(name, {})[items[key].name] = parsed
 
 
-def _nearest(wrong: str, valid: Sequence[str]) -> str:
-    near = difflib.get_close_matches(wrong, valid, n=1, cutoff=0.0)
+def _meant(section: str, table: Any) -> str:
+    """Return the key that is like one of a section there is none of, else all sections."""
+    if isinstance(table, dict) and table:
+        known = [each.key for each in entries(Settings())]
+        near = _nearest(f"{section}.{next(iter(table))}", known, cutoff=LIKE)
+        if near:
+            return near
+    return f"; the sections are {', '.join(each.name for each in fields(Settings))}"
+
+
+def _nearest(wrong: str, valid: Sequence[str], cutoff: float = 0.0) -> str:
+    near = difflib.get_close_matches(wrong, valid, n=1, cutoff=cutoff)
     return f"; did you mean {near[0]}?" if near else ""

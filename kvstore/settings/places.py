@@ -19,7 +19,9 @@ def default_sockets(environ: Mapping[str, str] | None = None) -> tuple[Path, ...
     $XDG_RUNTIME_DIR, /run/user/UID and ~/.local/state."""
     own = _environment(environ).get("XDG_RUNTIME_DIR", "")
     runtime = [own] if own.startswith("/") else []
-    homes = [*runtime, f"/run/user/{os.getuid()}", str(Path.home() / ".local/state")]
+    home = _home()
+    state = [str(home / ".local/state")] if home is not None else []
+    homes = [*runtime, f"/run/user/{os.getuid()}", *state]
     directories = ["/run/kvstore", *_unit_directory(), *(f"{home}/kvstore" for home in homes)]
     return tuple(Path(each) / "kvstore.sock" for each in dict.fromkeys(directories))
 
@@ -42,8 +44,9 @@ def default_digest_memory(environ: Mapping[str, str] | None = None) -> Path:
     """Return where digests of weights are remembered: in $XDG_CACHE_HOME/kvstore, else
     ~/.cache/kvstore."""
     own = _environment(environ).get("XDG_CACHE_HOME", "")
-    cache = Path(own) if own.startswith("/") else Path.home() / ".cache"
-    return cache / "kvstore/file-digests.json"
+    home = _home()
+    cache = home / ".cache" if home is not None else Path("/var/cache")
+    return (Path(own) if own.startswith("/") else cache) / "kvstore/file-digests.json"
 
 
 def default_directory(environ: Mapping[str, str] | None = None) -> str:
@@ -60,7 +63,18 @@ def _default_place(system: str, variable: str, environ: Mapping[str, str] | None
     if _may_make(place):
         return place
     own = _environment(environ).get(variable)
-    return (Path(own) if own else Path.home() / ".local/state") / "kvstore"
+    if own:
+        return Path(own) / "kvstore"
+    home = _home()
+    return home / ".local/state/kvstore" if home is not None else place
+
+
+def _home() -> Path | None:
+    """Return this user's home; None for a bare user id, as containers have, without $HOME."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        return None
 
 
 def _may_make(place: Path) -> bool:

@@ -65,17 +65,27 @@ def parse(item: Field[Any], kind: Any, value: Any) -> Any:
     """Return `value`, from TOML or from an override's text, as the type the field declares."""
     if kind == str | tuple[str, ...]:
         return _one_or_several(value)
-    if _is_size(item) and isinstance(value, str):
+    if is_size(item) and isinstance(value, str):
         return parse_size(value)
     if kind is bool and value in ("true", "false", True, False):
         return value in ("true", True)
     if kind in (int, float) and isinstance(value, str):
-        return kind(value)
+        return _number(kind, value)
     if kind is float and type(value) in (int, float):
         return float(value)
     if kind in (int, str) and type(value) is kind:
         return value
-    raise ConfigError(f"{value!r} is not a {kind.__name__}")
+    raise ConfigError(f"{value!r} is not {_WORDS.get(kind, 'a text')}")
+
+
+_WORDS = {int: "a whole number", float: "a number", bool: "true or false"}
+
+
+def _number(kind: type[int] | type[float], text: str) -> int | float:
+    try:
+        return kind(text)
+    except ValueError as error:
+        raise ConfigError(f"{text!r} is not {_WORDS[kind]}") from error
 
 
 def _one_or_several(value: Any) -> str | tuple[str, ...]:
@@ -92,7 +102,7 @@ def _one_or_several(value: Any) -> str | tuple[str, ...]:
     raise ConfigError(f'{value!r} is not a text or an array of texts: write ["/a", "/b"]')
 
 
-def _is_size(item: Field[Any]) -> bool:
+def is_size(item: Field[Any]) -> bool:
     return "_bytes" in item.name
 
 
@@ -101,8 +111,8 @@ def toml_key(item: Field[Any]) -> str:
 
 
 def toml_value(item: Field[Any], value: Any) -> str:
-    if _is_size(item):
-        return f'"{_size_text(value)}"'
+    if is_size(item):
+        return f'"{size_text(value)}"'
     if isinstance(value, tuple):
         return f"[{', '.join(toml_value(item, each) for each in value)}]"
     if isinstance(value, str):
@@ -110,7 +120,8 @@ def toml_value(item: Field[Any], value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else repr(value)
 
 
-def _size_text(nbytes: int) -> str:
+def size_text(nbytes: int) -> str:
+    """Return what `parse_size` reads as `nbytes`."""
     for unit in ("TiB", "GiB", "MiB", "KiB"):
         if nbytes and nbytes % SIZE_UNITS[unit] == 0:
             return f"{nbytes // SIZE_UNITS[unit]}{unit}"

@@ -73,7 +73,7 @@ def test_a_misspelt_key_is_refused_with_the_key_the_file_and_the_nearest(tmp_pat
         ("dram.capacity", "section.key=value"),
         ("file.threads=many", "threads"),
         ("file.threads=0", "1..256"),
-        ("file.direct=maybe", "bool"),
+        ("file.direct=maybe", "true or false"),
         ("server.listen=0.0.0.0:7700", "TLS"),
         ("server.metrics_listen=example.com:1", "loopback"),
         ("server.listen=127.0.0.1", "127.0.0.1:7700"),
@@ -128,3 +128,22 @@ def test_a_size_in_another_unit_is_refused_with_the_one_that_may_be_meant(
 def test_the_default_socket_is_one_that_can_be_made() -> None:
     path = default_socket({"XDG_RUNTIME_DIR": "/run/user/7"})
     assert path in ("/run/kvstore/kvstore.sock", "/run/user/7/kvstore/kvstore.sock")
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("metrics.listen=1", "unknown section [metrics]; did you mean server.metrics_listen?"),
+        ("limit.lease_s=1", "unknown section [limit]; did you mean limits.lease_s?"),
+        ("memory.size=1", "[memory]; the sections are server, dram, file, object, limits"),
+        ("file.threads=many", "file.threads: 'many' is not a whole number"),
+        ("file.hang_s=soon", "file.hang_s: 'soon' is not a number"),
+        ("file.direct=yes", "file.direct: 'yes' is not true or false"),
+        ("dram.capacity=0", "dram.capacity=0 is not in 1MiB..1024TiB"),
+        ("file.threads=0", "file.threads=0 is not in 1..256"),
+    ],
+)
+def test_a_wrong_override_is_answered_with_what_may_be_written(override: str, told: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load_settings(None, [override])
+    assert told in str(raised.value)
