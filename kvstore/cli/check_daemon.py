@@ -16,6 +16,7 @@ from kvstore.cli.health import Finding, daemon_health, note, ok, wrong
 from kvstore.cli.reach import reach, reach_of
 from kvstore.cli.target import connect
 from kvstore.client import Client
+from kvstore.client.trust import user_name
 from kvstore.model.errors import KVStoreError, Unauthorized, Unavailable
 from kvstore.settings import ServerSettings, Settings, entries, parse_listen, settings_of
 
@@ -113,14 +114,18 @@ def _port(key: str, host: str, port: int) -> Finding:
 
 def _socket(path: Path) -> Finding:
     about = "socket"
-    there = next(each for each in (path.parent, *path.parent.parents) if each.exists())
+    there = next(each for each in (path.parent, *path.parent.parents) if os.path.exists(each))
     if not os.access(there, os.W_OK | os.X_OK):
         return wrong(
             about, f"{there} cannot be written", f"sudo install -d -m 700 -o $USER {path.parent}"
         )
     if path.exists() and not stat.S_ISSOCK(path.lstat().st_mode):
         return wrong(about, f"{path} is there and is not a socket", f"rm {path}")
-    if _is_locked(Path(f"{path}.lock")):
+    lock = Path(f"{path}.lock")
+    if os.path.exists(lock) and not os.access(lock, os.R_OK | os.W_OK):
+        owner = user_name(lock.stat().st_uid)
+        return wrong(about, f"{lock} belongs to {owner}", "--set server.socket=PATH, one of yours")
+    if _is_locked(lock):
         return wrong(
             about,
             f"a daemon holds {path} and does not answer",

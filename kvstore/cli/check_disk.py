@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import getpass
 import mmap
 import os
 import tempfile
@@ -15,6 +14,7 @@ from pathlib import Path
 
 from kvstore.cli.health import Finding, note, ok, wrong
 from kvstore.cli.words import size
+from kvstore.client.trust import user_name
 from kvstore.settings import FileSettings
 from kvstore.tier.file import RealDisk
 
@@ -49,8 +49,8 @@ def check_disk(settings: FileSettings) -> Iterator[Finding]:
 
 
 def _existing(path: Path) -> Path:
-    """Return the directory that is there, or that it would be made in."""
-    return next(each for each in (path, *path.parents) if each.exists())
+    """Return the directory that is there, or that it would be made in, as far as one may see."""
+    return next(each for each in (path, *path.parents) if os.path.exists(each))
 
 
 def _check_directory(settings: FileSettings, path: Path, on_it: list[Path]) -> Iterator[Finding]:
@@ -62,8 +62,8 @@ def _check_directory(settings: FileSettings, path: Path, on_it: list[Path]) -> I
     if not os.access(there, os.W_OK | os.X_OK):
         yield wrong(
             "directory",
-            f"{there} cannot be written by {getpass.getuser()}",
-            f"sudo install -d -m 700 -o {getpass.getuser()} {path}",
+            f"{there} cannot be written by {user_name(os.geteuid())}",
+            f"sudo install -d -m 700 -o {os.geteuid()} {path}",
         )
         return
     yield _medium(path, there)

@@ -5,7 +5,9 @@ Exit codes: 0 done; 1 refused or failed; 2 wrong usage or settings; 3 no daemon 
 
 from __future__ import annotations
 
+import errno
 import importlib
+import json
 from difflib import get_close_matches
 from typing import Any
 
@@ -64,6 +66,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "man": ("kvstore.cli.man:man", "Write a man page for each command."),
     },
 }
+_AS_JSON = "kvstore.as_json"
 _COMMANDS = {name: entry for group in GROUPS.values() for name, entry in group.items()}
 
 
@@ -116,7 +119,20 @@ class LazyGroup(click.Group):
                 rows = [(f"{name:<{width}}", line) for name, (_, line) in commands.items()]
                 formatter.write_dl(rows)
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[_AS_JSON] = "--json" in (args[: args.index("--")] if "--" in args else args)
+        return super().parse_args(ctx, args)
+
     def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return self._invoke(ctx)
+        except click.ClickException as error:
+            if ctx.meta[_AS_JSON]:
+                told = {"error": error.format_message(), "exit_code": error.exit_code}
+                click.echo(json.dumps(told))
+            raise
+
+    def _invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
         except ConfigError as error:
@@ -126,6 +142,11 @@ class LazyGroup(click.Group):
             raise NoDaemon(f"{error}\n{hint}") from error
         except KVStoreError as error:
             raise click.ClickException(str(error)) from error
+        except OSError as error:
+            if error.errno == errno.EPIPE:  # `| head`: click ends without a word
+                raise
+            where = f"{error.filename}: " if error.filename is not None else ""
+            raise click.ClickException(f"{where}{error.strerror or error}") from error
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -134,6 +155,7 @@ def main() -> None:
     """A tiered, shared KV cache for LLM serving.
 
     Exit codes: 0 done, 1 refused or failed, 2 wrong usage or settings, 3 no daemon answers.
+    With --json an error is JSON as well, on the standard output: {"error": ..., "exit_code": ...}.
     """
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from functools import cache
 from typing import Any, TypeVar
 
 import click
@@ -90,4 +92,11 @@ def target_for(settings: Settings) -> str:
 
 def connect(target: str) -> Client:
     """Return a client that asks, but maps and leases nothing."""
+    _hush()
     return Client(target, arena=False, name="cli", daemon_uid=daemon_uid())
+
+
+@cache
+def _hush() -> None:
+    """Keep the client's log off stderr: a command says itself why it fails, once."""
+    logging.getLogger("kvstore.client").addHandler(logging.NullHandler())

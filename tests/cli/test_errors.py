@@ -1,0 +1,148 @@
+"""Whatever goes wrong, a command says it in words, and as JSON where JSON was asked for."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from kvstore.cli import main
+from kvstore.testing.daemon import Daemon
+
+NOBODY = 54321  # a user id without a name
+# Another user cannot always read this project's interpreter: what it needs is imported before.
+AS_NOBODY = f"""
+import importlib, os, sys
+from kvstore.cli.main import _COMMANDS, main
+for place, _ in _COMMANDS.values():
+    if place.startswith("kvstore.cli"):
+        importlib.import_module(place.partition(":")[0])
+os.setgid({NOBODY})
+os.setuid({NOBODY})
+main(sys.argv[1:], prog_name="kvstore")
+"""
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+
+
+def kvstore(*arguments: str) -> Result:
+    return CliRunner().invoke(main, arguments, prog_name="kvstore")
+
+
+def as_nobody(*arguments: str) -> subprocess.CompletedProcess[str]:
+    gone = ("HOME", "USER", "LOGNAME", "LNAME", "USERNAME", "KVSTORE_TARGET", "XDG_RUNTIME_DIR")
+    environ = {name: value for name, value in os.environ.items() if name not in gone}
+    return subprocess.run(
+        [sys.executable, "-c", AS_NOBODY, *arguments],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "clear --all --yes",
+        "config get",
+        "config set dram.capacity=1GiB",
+        "explain --last",
+        "flush",
+        "get --tokens 1,2",
+        "hint end chat-1",
+        "namespaces",
+        "ping",
+        "scan",
+        "selftest",
+        "stats",
+        "status",
+        "top",
+    ],
+)
+def test_no_daemon_is_said_in_json_too(tmp_path: Path, command: str) -> None:
+    target = f"unix:{tmp_path}/none.sock"
+    done = kvstore(*command.split(), "--json", "--target", target)
+    assert done.exit_code == 3
+    told = json.loads(done.stdout)
+    assert told["exit_code"] == 3
+    assert target in told["error"]
+    assert "kvstore serve" in told["error"]
+    assert done.stderr.startswith("Error: ")
+
+
+@pytest.mark.parametrize(
+    ("command", "exit_code", "word"),
+    [
+        ("verify /nonexistent --json", 2, "/nonexistent"),
+        ("inspect {} --json", 2, "is empty"),
+        ("plan --json --rate 20 --model /nonexistent", 2, "/nonexistent"),
+        ("replay --json /nonexistent", 2, "/nonexistent"),
+        ("statu --json", 2, "status"),
+        ("config gte --json", 2, "get"),
+    ],
+)
+def test_what_is_wrong_is_said_in_json_too(
+    tmp_path: Path, command: str, exit_code: int, word: str
+) -> None:
+    done = kvstore(*command.format(tmp_path).split())
+    assert done.exit_code == exit_code
+    told = json.loads(done.stdout)
+    assert (told["exit_code"], word in told["error"]) == (exit_code, True)
+
+
+def test_without_json_nothing_is_on_the_standard_output(tmp_path: Path) -> None:
+    done = kvstore("stats", "--target", f"unix:{tmp_path}/none.sock")
+    assert (done.exit_code, done.stdout) == (3, "")
+
+
+@pytest.mark.parametrize("command", ["verify", "inspect", "gc"])
+def test_a_device_is_no_directory(command: str) -> None:
+    done = kvstore(command, "/dev/null")
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert done.stderr == "Error: /dev/null: Not a directory\n"
+
+
+def test_a_full_disk_is_said_in_one_line() -> None:
+    with Daemon() as daemon:
+        daemon.start()
+        target = f"--target={daemon.target}"
+        CliRunner().invoke(main, ["put", target, "--tokens", "1,2"], input="bytes")
+        done = kvstore("get", target, "--tokens", "1,2", "-o", "/dev/full")
+        daemon.stop()
+    assert (done.exit_code, done.stderr) == (1, "Error: No space left on device\n")
+
+
+@needs_root
+@pytest.mark.parametrize("command", ["ping", "doctor", "serve --print-config"])
+def test_a_user_without_a_name_and_a_home(command: str) -> None:
+    done = as_nobody(*command.split())
+    assert "Traceback" not in done.stderr
+    expected = {"ping": (1, 3), "doctor": (1,)}  # 1: root's daemon may run here
+    assert done.returncode in expected.get(command, (0,)), done.stderr
+
+
+@needs_root
+def test_a_daemon_of_another_user_is_refused_once_and_in_one_line() -> None:
+    with Daemon() as daemon:
+        daemon.start()
+        done = as_nobody("ping", f"--target={daemon.target}")
+        daemon.stop()
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("Error: permission denied: ")
+
+
+@needs_root
+def test_doctor_looks_at_a_directory_it_may_not_see(tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o700)
+    settings = (f"file.path={closed}/blocks", f"server.socket={closed}/k.sock")
+    done = as_nobody("doctor", "--json", *(f"--set={each}" for each in settings))
+    assert done.returncode == 1, done.stderr
+    findings = {each["about"]: each for each in json.loads(done.stdout)["findings"]}
+    assert findings["directory"]["level"] == "wrong"
+    assert "cannot be written by user 54321" in findings["directory"]["found"]
