@@ -92,12 +92,14 @@ def load_workload(
 
     block_tokens: a multiple of the trace's own, None: that. window_hours: sessions that have no
     clock in common begin at random within so many (24 unless told); other traces are cut there.
+    requests_max: so many of the first; of formats in the order of arrival, no more is read.
     progress: told how many requests were read, now and then.
     """
     file = TraceFile(path, format=format, lenient=lenient)
     try:
         blocks = _Blocks(file.block_tokens, block_tokens)
-        requests = _read(file, blocks, progress)
+        first = requests_max if file.name in IN_ORDER else None
+        requests = _read(file, blocks, first, progress)
         if file.common_clock:
             requests = _on_one_clock(requests, file, window_hours)
         else:
@@ -140,7 +142,9 @@ def _workload(
     )
 
 
-def _read(file: TraceFile, blocks: _Blocks, progress: Callable[[int], None]) -> list[Request]:
+def _read(
+    file: TraceFile, blocks: _Blocks, requests_max: int | None, progress: Callable[[int], None]
+) -> list[Request]:
     requests: list[Request] = []
     for row in file:
         try:
@@ -151,6 +155,8 @@ def _read(file: TraceFile, blocks: _Blocks, progress: Callable[[int], None]) -> 
             file.skip(error)
             continue
         requests.append(Request(row.at_s, tokens, numbers, row.session, row.line))
+        if len(requests) == requests_max:
+            break
         if len(requests) % PROGRESS_REQUESTS == 0:
             progress(len(requests))
     return requests

@@ -190,3 +190,14 @@ def test_a_part_of_a_trace_is_replayed(tmp_path: Path) -> None:
     within = load(tmp_path, rows, window_hours=1.0)
     assert len(within.requests) == 2
     assert within.unique_blocks == 3
+
+
+def test_no_more_of_a_long_trace_is_read_than_is_asked_for(tmp_path: Path) -> None:
+    rows = [mooncake(t, [1, 10 + t]) for t in range(5)]
+    part = load(tmp_path, [*rows, "not a request"], requests_max=5)
+    assert len(part.requests) == 5
+    assert len(part.keys) == part.unique_blocks == 6
+    whole = load(tmp_path, rows)
+    assert (shapes(part), part.keys) == (shapes(whole), whole.keys)
+    with pytest.raises(InvalidRequest, match="line 6"):
+        load(tmp_path, [*rows, "not a request"], requests_max=6)
