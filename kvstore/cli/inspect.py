@@ -9,7 +9,7 @@ import click
 
 from kvstore.cli.namespaces import Start, find_namespace_id, namespace_id_option
 from kvstore.cli.target import connect, daemon_options
-from kvstore.cli.words import duration, size
+from kvstore.cli.words import duration, rounded, size
 
 
 @click.command()
@@ -95,4 +95,4 @@ def readable(name: str, value: Any) -> str:
         return duration(value)
     if name == "pid":
         return str(value)
-    return f"{value:,.0f}" if value == int(value) else f"{value:.4g}"
+    return f"{value:,.0f}" if value == int(value) else rounded(value, 4)

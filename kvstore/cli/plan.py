@@ -16,7 +16,7 @@ import click
 
 from kvstore.cli.demand import demand_of, demand_options
 from kvstore.cli.model import model_options
-from kvstore.cli.words import size
+from kvstore.cli.words import rounded, size
 from kvstore.decide.policy import policy_by_name
 from kvstore.model.block import RECORD_NBYTES_MAX
 from kvstore.model.errors import ConfigError
@@ -122,7 +122,7 @@ def plan(*, as_json: bool, **options: Any) -> None:
     if asked.trace is not None and (given or asked.rate is not None):
         raise click.UsageError("--trace has its own turns, gaps and rate: use --scale")
     policy_by_name(asked.policy)
-    bought, paid = _drive(asked), _prices(asked.prices)
+    bought, paid, scale = _drive(asked), _prices(asked.prices), asked.scale
     kv = load_model(asked.model, kv_dtype=asked.kv_dtype, tp=asked.tp)
     workload = _traffic(asked, demand)
     prompts = [request.tokens for request in workload.counted]
@@ -136,13 +136,13 @@ def plan(*, as_json: bool, **options: Any) -> None:
         drive=bought,
         bytes_per_token=per_token,
         prefill_tokens_per_s=pace,
-        scale=asked.scale,
+        scale=scale,
         prices=paid,
+        gpus=kv.tp,
     )
     target = Target(
         hits=asked.hits, dram_hits=asked.dram_hits, policy=asked.policy, record_nbytes=nbytes
     )
-    scale = asked.scale
     with _replaying() as progress:
         how: dict[str, Any] = {"prefill_flops": kv.prefill_flops, "progress": progress}
         sizing = find_sizes(workload, target, **how)
@@ -285,9 +285,10 @@ def _about(kv: ModelKV) -> Iterator[str]:
 
 def _found(workload: Workload, sizing: Sizing, scale: float) -> Iterator[str]:
     result = sizing.result
-    times = f", {scale:g} times" if scale != 1 else ""
+    times = f", {rounded(scale)} times" if scale != 1 else ""
+    rate = len(workload.counted) / sizing.seconds * scale
     yield (
-        f"{workload.name}{times}: {len(workload.counted) / sizing.seconds * scale:.3g} requests/s,"
+        f"{workload.name}{times}: {rounded(rate)} requests/s,"
         f" {result.tokens / result.requests:,.0f} tokens each; an infinite cache hits"
         f" {100 * result.infinite:.1f} %"
     )
@@ -313,16 +314,16 @@ def _bought(needs: Needs, pace: float | None) -> Iterator[str]:
     else:
         gbit = needs.break_even * 8 / 1e9
         yield (
-            f"break-even     {size(needs.break_even)}/s of NVMe, {gbit:.3g} Gbit/s of NIC, for one"
-            f" engine that prefills {pace:,.0f} tokens/s: below, recomputing is faster"
+            f"break-even     {size(needs.break_even)}/s of NVMe, {rounded(gbit)} Gbit/s of NIC, for"
+            f" one engine that prefills {pace:,.0f} tokens/s: below, recomputing is faster"
         )
-    if needs.cost_per_million_tokens is not None:
+    if needs.cost_per_hit is not None and needs.cost_per_million_tokens is not None:
         yield (
-            f"cost           {needs.cost_per_hit:.3g} a hit,"
-            f" {needs.cost_per_million_tokens:.3g} a million hit tokens"
+            f"cost           {rounded(needs.cost_per_hit)} a hit,"
+            f" {rounded(needs.cost_per_million_tokens)} a million hit tokens"
         )
     if needs.recompute_per_million_tokens is not None:
-        yield f"recomputing    {needs.recompute_per_million_tokens:.3g} a million tokens"
+        yield f"recomputing    {rounded(needs.recompute_per_million_tokens)} a million tokens"
 
 
 def _saved(budgeted: Budgeted, saved: Needs, needs: Needs, sizing: Sizing) -> Iterator[str]:
@@ -337,9 +338,9 @@ def _saved(budgeted: Budgeted, saved: Needs, needs: Needs, sizing: Sizing) -> It
         f"  hit: {100 * hits:.1f} % of the tokens instead of {100 * all_hits:.1f} %,"
         f" {100 * budgeted.sizing.result.dram_hit_ratio:.1f} % from dram"
     )
-    if needs.cost_per_million_tokens and saved.cost_per_million_tokens:
-        paid = saved.cost_per_million_tokens
-        yield f"  cost: {saved.cost_per_hit:.3g} a hit, {paid:.3g} a million hit tokens"
+    paid = saved.cost_per_million_tokens
+    if saved.cost_per_hit is not None and paid is not None:
+        yield f"  cost: {rounded(saved.cost_per_hit)} a hit, {rounded(paid)} a million hit tokens"
     yield (
         f"  kvstore serve --set file.write_per_day={_to_type(budgeted.write_bytes_per_day)}"
         f" --set file.admission={budgeted.admission}"

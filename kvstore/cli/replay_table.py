@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from kvstore.cli.words import size
+from kvstore.cli.words import rounded, size
 from kvstore.replay import Result, Workload
 from kvstore.replay.bounds import Bounds
 
@@ -17,7 +17,7 @@ from kvstore.replay.bounds import Bounds
 def about(workload: Workload, nbytes: int, bounds: Bounds) -> Iterator[str]:
     yield (
         f"{workload.name} ({workload.format}): {len(workload.requests):,} requests in"
-        f" {workload.seconds / 3600:.3g} h, {workload.tokens:,} prompt tokens"
+        f" {rounded(workload.seconds / 3600)} h, {workload.tokens:,} prompt tokens"
     )
     yield (
         f"{workload.unique_blocks:,} blocks of {workload.block_tokens} tokens,"

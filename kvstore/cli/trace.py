@@ -17,7 +17,7 @@ from kvstore.cli.demand import demand_of, demand_options
 from kvstore.cli.namespaces import Start, find_namespace_id, namespace_id_option
 from kvstore.cli.target import connect, daemon_options, daemon_uid
 from kvstore.cli.trace_file import TraceWriter, writing
-from kvstore.cli.words import duration, size
+from kvstore.cli.words import duration, rounded, size
 from kvstore.client import AsyncClient
 from kvstore.model.errors import KVStoreError
 from kvstore.replay.recording import Recorded
@@ -128,7 +128,7 @@ def _tell(output: Path, file: TraceWriter, summary: _Summary, *, as_json: bool) 
     about = f" of {summary.sessions:,} sessions" if summary.sessions else ""
     click.echo(
         f"{output}: {summary.requests:,} requests{about} in {duration(summary.seconds)}"
-        f" ({summary.requests_per_s:.3g}/s), {summary.tokens:,} prompt tokens,"
+        f" ({rounded(summary.requests_per_s)}/s), {summary.tokens:,} prompt tokens,"
         f" {size(file.nbytes)} before compression"
     )
     if summary.dropped:

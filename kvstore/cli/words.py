@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
+
 from kvstore.model.outcome import Ending, Reason
 
 SHORT_CHARS = 12  # of an id in hex, where people read it
@@ -70,20 +72,27 @@ _REASONS: dict[Reason, tuple[str, str]] = {
 }
 
 
+def rounded(value: float, digits: int = 3) -> str:
+    """Return a number rounded to so many digits, or to a whole one; never with an exponent."""
+    if abs(value) >= 10**digits:
+        return f"{value:,.0f}"
+    return f"{Decimal(f'{value:.{digits}g}'):f}"
+
+
 def size(nbytes: float) -> str:
     """Return "3.1 GiB"."""
     unit = 0
     while abs(nbytes) >= 1024 and unit < len(_SIZE_UNITS) - 1:
         nbytes, unit = nbytes / 1024, unit + 1
-    return f"{nbytes:.4g} {_SIZE_UNITS[unit]}"
+    return f"{rounded(nbytes, 4)} {_SIZE_UNITS[unit]}"
 
 
 def duration(seconds: float) -> str:
     """Return "2.5 h" or "12 ms"."""
     for length, unit in _TIME_UNITS:
-        if seconds >= length:
-            return f"{seconds / length:.3g} {unit}"
-    return f"{seconds * 1000:.3g} ms"
+        if float(f"{seconds / length:.3g}") >= 1:
+            return f"{rounded(seconds / length)} {unit}"
+    return f"{rounded(seconds * 1000)} ms"
 
 
 def percent(part: float, whole: float) -> str:

@@ -60,10 +60,11 @@ def needs_of(
     prefill_tokens_per_s: float | None = None,
     scale: float = 1.0,
     prices: Prices | None = None,
+    gpus: int = 1,
     drives_min: int = 1,
 ) -> Needs:
-    """Return what a workload needs; scale: so many times as much of it at once. drives_min: so many
-    are paid for in any case."""
+    """Return what a workload needs; scale: so many times as much of it at once. gpus: so many
+    reach `prefill_tokens_per_s` together. drives_min: so many are paid for in any case."""
     result, setup = sizing.result, sizing.result.setup
     block = setup.record_nbytes * scale
     dram, file = (round(blocks * block) for blocks in (setup.dram_blocks, setup.file_blocks))
@@ -88,7 +89,7 @@ def needs_of(
         month = prices.dram_gib_month * dram / GIB + prices.drive_month * bought
         cost = month / tokens * 1e6
         per_hit = month / (result.hit_requests / sizing.seconds * scale * MONTH_S)
-        recompute = prices.gpu_hour / 3600 / pace * 1e6 if pace else None
+        recompute = prices.gpu_hour * gpus / 3600 / pace * 1e6 if pace else None
     return Needs(
         dram_bytes=dram,
         file_bytes=file,

@@ -103,6 +103,10 @@ def test_a_hit_costs_its_share_of_what_was_bought(sizing: Sizing) -> None:
     hits = sizing.result.hit_requests * 30 * 86400 / sizing.seconds
     assert needs.cost_per_hit == pytest.approx(month / hits)
     assert needs.recompute_per_million_tokens == pytest.approx(1.0)
+    needs = needs_of(
+        sizing, DRIVE, bytes_per_token=1.0, prefill_tokens_per_s=1000.0, prices=prices, gpus=8
+    )
+    assert needs.recompute_per_million_tokens == pytest.approx(8.0)
 
 
 def test_nothing_that_repeats_needs_nothing() -> None:
