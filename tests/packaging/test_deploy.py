@@ -18,6 +18,7 @@ import pytest
 
 from kvstore.settings import load_settings
 from kvstore.testing.daemon import Daemon
+from kvstore.testing.wait import until
 from kvstore_vllm.settings import parse_settings
 from tests.cli.parse import parse
 
@@ -88,7 +89,7 @@ def test_a_daemon_serves_although_its_service_manager_is_gone() -> None:
     with Daemon(file=False) as daemon:
         daemon.environment["NOTIFY_SOCKET"] = str(daemon.directory / "nobody")
         daemon.start()
-        assert "notify=failed" in daemon.output()
+        until(lambda: "notify=failed" in daemon.output())
         assert daemon.stop() == 0
 
 
