@@ -9,6 +9,8 @@ ARG VLLM_IMAGE=vllm/vllm-openai:v0.32.0
 
 FROM ${PYTHON_IMAGE} AS wheel
 WORKDIR /src
+# The compiler of the native library, which codes records.
+RUN apt-get update && apt-get install -y --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 COPY . .
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /dist .
 

@@ -120,7 +120,7 @@ def test_what_goes_to_the_builder_makes_the_whole_wheel(tmp_path: Path) -> None:
             cwd=directory,
             check=True,
             capture_output=True,
-            timeout=60,
+            timeout=180,
         )
         (wheel,) = output.glob("*.whl")
         listed = subprocess.run(

@@ -36,7 +36,7 @@ def test_nothing_generic_lands_in_site_packages(tmp_path: Path) -> None:
         cwd=ROOT,
         check=True,
         capture_output=True,
-        timeout=60,
+        timeout=180,
     )
     (wheel,) = tmp_path.glob("*.whl")
     tops = {name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist()}

@@ -1,0 +1,6 @@
+// Compiled once for each instruction set; -DTABLE names the table of what it made.
+#include "ep.h"
+#include "l3.h"
+
+extern const Codec TABLE;
+const Codec TABLE = {l3_encode, l3_decode, ep_encode, ep_decode};

@@ -1,0 +1,67 @@
+// What Python calls, by ctypes, without the interpreter's lock: whole batches of records.
+#include <string.h>
+
+#include "plan.h"
+
+extern const Codec codec_plain;
+#ifdef WITH_X86
+extern const Codec codec_avx2, codec_vbmi2;
+#endif
+
+static const Codec& best(int limit) {
+#ifdef WITH_X86
+    __builtin_cpu_init();
+    if (limit >= 2 && __builtin_cpu_supports("avx512vbmi2") && __builtin_cpu_supports("avx512vbmi") &&
+        __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+        return codec_vbmi2;
+    if (limit >= 1 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2"))
+        return codec_avx2;
+#endif
+    (void)limit;
+    return codec_plain;
+}
+static int isa_limit = 2;
+
+#define EXPORT __attribute__((visibility("default")))
+
+extern "C" {
+// The format of everything below; a library of another one is not used.
+EXPORT int kvstore_native_version() { return 1; }
+
+// 0: any processor, 1: AVX2, 2: AVX-512 with VBMI2. Returns what is used from now on.
+EXPORT int kvstore_use_isa(int limit) {
+    isa_limit = limit;
+#ifdef WITH_X86
+    const Codec* used = &best(limit);
+    return used == &codec_vbmi2 ? 2 : used == &codec_avx2 ? 1 : 0;
+#else
+    return 0;
+#endif
+}
+
+// sizes[i]: bytes of record i; 0: more than its capacity.
+EXPORT void kvstore_l3_encode(const Plan* plan, size_t count, const int64_t* blocks, uint8_t* const* records,
+                       const uint64_t* capacities, uint64_t* sizes) {
+    const Codec& codec = best(isa_limit);
+    for (size_t i = 0; i < count; i++) sizes[i] = codec.l3_encode(plan, blocks[i], records[i], capacities[i]);
+}
+// wrong[i]: 1 if record i's escapes do not add up.
+EXPORT void kvstore_l3_decode(const Plan* plan, size_t count, const int64_t* blocks, const uint8_t* const* records,
+                       const uint64_t* sizes, uint8_t* wrong) {
+    const Codec& codec = best(isa_limit);
+    for (size_t i = 0; i < count; i++) wrong[i] = uint8_t(codec.l3_decode(plan, blocks[i], records[i], sizes[i]));
+}
+// refused[i]: 1 if block i has values that EP does not hold; its records mean nothing then.
+EXPORT void kvstore_ep_encode(const Plan* plan, size_t count, const int64_t* blocks, uint8_t* const* bases,
+                       uint8_t* const* fines, const uint8_t* planes, uint8_t* refused) {
+    const Codec& codec = best(isa_limit);
+    for (size_t i = 0; i < count; i++)
+        refused[i] = uint8_t(codec.ep_encode(plan, blocks[i], bases[i], fines[i], planes, planes + 2));
+}
+// fines[i]: null for the base alone.
+EXPORT void kvstore_ep_decode(const Plan* plan, size_t count, const int64_t* blocks, const uint8_t* const* bases,
+                       const uint8_t* const* fines, const uint8_t* planes) {
+    const Codec& codec = best(isa_limit);
+    for (size_t i = 0; i < count; i++) codec.ep_decode(plan, blocks[i], bases[i], fines[i], planes, planes + 2);
+}
+}

@@ -1,0 +1,115 @@
+// Tiles in and out of pages: as rows of contiguous channels, whatever order the engine keeps.
+#pragma once
+#include "vectors.h"
+
+struct Scratch {
+    alignas(64) uint32_t values[TOKENS_MAX * CHANNELS_MAX];
+    alignas(64) uint16_t halves[TOKENS_MAX * CHANNELS_MAX];
+    alignas(64) uint8_t codes[TOKENS_MAX * CHANNELS_MAX];
+    alignas(64) float row[CHANNELS_MAX];
+};
+static inline Scratch& scratch() {
+    static thread_local Scratch each;
+    return each;
+}
+
+INLINE uint8_t* page_of(const Plan& plan, const Tile& tile, int64_t block) {
+    const Layer& layer = plan.layers[tile.layer];
+    return (uint8_t*)layer.address + block * layer.stride + tile.first;
+}
+// Whether every token's channels lie side by side, and tokens are evenly apart.
+INLINE bool in_rows(const Tile& tile, int item) {
+    return tile.channel == item && tile.channel_run == tile.channels && tile.token_run == tile.tokens;
+}
+INLINE int64_t token_at(const Tile& tile, int t) {
+    return t / tile.token_run * tile.token_far + t % tile.token_run * tile.token;
+}
+INLINE int64_t channel_at(const Tile& tile, int c) {
+    return c / tile.channel_run * tile.channel_far + c % tile.channel_run * tile.channel;
+}
+
+// 8 x 8 values of V's lanes, transposed. 16-bit values by 128 bits, 32-bit values by 256.
+typedef uint16_t Eight16 __attribute__((vector_size(16), may_alias));
+typedef uint32_t Eight32 __attribute__((vector_size(32), may_alias));
+INLINE void transpose(Eight16 v[8]) {
+    const Eight16 low = {0, 8, 1, 9, 2, 10, 3, 11}, high = {4, 12, 5, 13, 6, 14, 7, 15};
+    for (int round = 0; round < 3; round++) {
+        Eight16 next[8];
+        for (int i = 0; i < 4; i++) {
+            next[2 * i] = __builtin_shuffle(v[i], v[i + 4], low);
+            next[2 * i + 1] = __builtin_shuffle(v[i], v[i + 4], high);
+        }
+        for (int i = 0; i < 8; i++) v[i] = next[i];
+    }
+}
+INLINE void transpose(Eight32 v[8]) {
+    const Eight32 low = {0, 8, 1, 9, 2, 10, 3, 11}, high = {4, 12, 5, 13, 6, 14, 7, 15};
+    for (int round = 0; round < 3; round++) {
+        Eight32 next[8];
+        for (int i = 0; i < 4; i++) {
+            next[2 * i] = __builtin_shuffle(v[i], v[i + 4], low);
+            next[2 * i + 1] = __builtin_shuffle(v[i], v[i + 4], high);
+        }
+        for (int i = 0; i < 8; i++) v[i] = next[i];
+    }
+}
+
+// Value: uint16_t or uint32_t; Eight: eight of them.
+template <typename Value, typename Eight, bool OUT>
+static void copy_tile(const Tile& tile, uint8_t* page, Value* rows) {
+    const int T = tile.tokens, D = tile.channels;
+    if (tile.token == int64_t(sizeof(Value)) && tile.token_run % 8 == 0) {  // channels of tokens side by side
+        for (int c = 0; c < D; c += 8)
+            for (int t = 0; t < T; t += 8) {
+                Eight v[8];
+                if (OUT) {
+                    for (int i = 0; i < 8; i++) v[i] = at<Eight>(page + token_at(tile, t) + channel_at(tile, c + i));
+                    transpose(v);
+                    for (int i = 0; i < 8; i++) put(rows + (t + i) * D + c, v[i]);
+                } else {
+                    for (int i = 0; i < 8; i++) v[i] = at<Eight>(rows + (t + i) * D + c);
+                    transpose(v);
+                    for (int i = 0; i < 8; i++) put(page + token_at(tile, t) + channel_at(tile, c + i), v[i]);
+                }
+            }
+        return;
+    }
+    for (int t = 0; t < T; t++) {
+        uint8_t* token = page + token_at(tile, t);
+        Value* row = rows + size_t(t) * D;
+        if (tile.channel == int64_t(sizeof(Value)) && sizeof(Value) == 2 && tile.channel_run == 2) {
+            for (int c = 0; c < D; c += 2)  // pairs, as AMX and dot products want them
+                if (OUT) memcpy(row + c, token + c / 2 * tile.channel_far, 4);
+                else memcpy(token + c / 2 * tile.channel_far, row + c, 4);
+            continue;
+        }
+        for (int c = 0; c < D; c++)
+            if (OUT) memcpy(row + c, token + channel_at(tile, c), sizeof(Value));
+            else memcpy(token + channel_at(tile, c), row + c, sizeof(Value));
+    }
+}
+
+// Values of a tile as rows `stride` values apart: in place, or in `room`.
+template <typename Value>
+struct Rows {
+    Value* first;
+    ptrdiff_t stride;
+};
+INLINE Rows<uint16_t> rows16(const Tile& tile, uint8_t* page, bool read) {
+    if (in_rows(tile, 2)) return {(uint16_t*)page, ptrdiff_t(tile.token / 2)};
+    uint16_t* room = scratch().halves;
+    if (read) copy_tile<uint16_t, Eight16, true>(tile, page, room);
+    return {room, tile.channels};
+}
+INLINE Rows<uint32_t> rows32(const Tile& tile, uint8_t* page, bool read) {
+    if (in_rows(tile, 4)) return {(uint32_t*)page, ptrdiff_t(tile.token / 4)};
+    uint32_t* room = scratch().values;
+    if (read) copy_tile<uint32_t, Eight32, true>(tile, page, room);
+    return {room, tile.channels};
+}
+INLINE void write_back(const Tile& tile, uint8_t* page, const Rows<uint16_t>& rows) {
+    if (!in_rows(tile, 2)) copy_tile<uint16_t, Eight16, false>(tile, page, rows.first);
+}
+INLINE void write_back(const Tile& tile, uint8_t* page, const Rows<uint32_t>& rows) {
+    if (!in_rows(tile, 4)) copy_tile<uint32_t, Eight32, false>(tile, page, rows.first);
+}

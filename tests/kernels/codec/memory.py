@@ -1,0 +1,97 @@
+"""An engine's memory for codec tests: places of every kind, filled with made-up KV."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from kvstore.model.checksum import checksum
+from kvstore_kernels.codec.coder import Coder, Memory
+from kvstore_kernels.codec.places import Axis, Place, Shape
+from kvstore_kernels.codec.record import DType
+from kvstore_kernels.codec.reference import Bits, gather, of_float, scatter
+
+Bytes = npt.NDArray[np.uint8]
+
+
+def place(
+    kind: str, heads: int, tokens: int, channels: int, *, first: int = 0, order: str = "htc"
+) -> Place:
+    """Return a place whose axes lie in memory in the order of the letters, the last one densest.
+
+    "p": pairs of channels, as AMX wants keys: (head, channel pair, token, 2).
+    """
+    if order == "p":
+        return Place(
+            kind,
+            Axis(heads, tokens * channels),
+            Axis(tokens, 2),
+            Axis(channels, 1, run=2, far=2 * tokens),
+            first,
+        )
+    counts = {"h": heads, "t": tokens, "c": channels}
+    strides, step = {}, 1
+    for letter in reversed(order):
+        strides[letter], step = step, step * counts[letter]
+    axes = (Axis(counts[letter], strides[letter]) for letter in "htc")
+    return Place(kind, *axes, first)
+
+
+@dataclass
+class Pages:
+    """`blocks` blocks of one layer's places each, as bytes; what a Coder calls raw."""
+
+    shape: Shape
+    memory: list[Bytes]
+    record_nbytes: int
+    counted: list[int] = field(default_factory=list)
+
+    def read(self, block: int, record: memoryview) -> None:
+        record[:] = b"".join(page.tobytes() for page in self.of(block))
+
+    def write(self, block: int, record: memoryview) -> None:
+        at = 0
+        for page in self.of(block):
+            page[:] = np.frombuffer(record[at : at + len(page)], np.uint8)
+            at += len(page)
+
+    def of(self, block: int) -> list[Bytes]:
+        return [layer[block] for layer in self.memory]
+
+    def fill(self, block: int, tiles: list[Bits]) -> None:
+        scatter(self.shape, tiles, self.of(block))
+
+    def tiles(self, block: int) -> list[Bits]:
+        return gather(self.shape, self.of(block))
+
+    def coder(self) -> Coder:
+        layers = [Memory(each.ctypes.data, each.strides[0]) for each in self.memory]
+        return Coder(self.shape, layers, self, checksum)
+
+    def room(self, count: int) -> Bytes:
+        return np.full(count * self.coder().room_nbytes(lossy=True), 0xAA, np.uint8)
+
+
+def pages(layers: list[list[Place]], dtype: DType, blocks: int = 3) -> Pages:
+    shape = Shape(layers, dtype)
+    sizes = [
+        sum(each.heads.count * each.tokens.count * each.channels.count for each in places)
+        * dtype.nbytes
+        for places in layers
+    ]
+    memory = [np.zeros((blocks, size), np.uint8) for size in sizes]
+    return Pages(shape, memory, sum(sizes))
+
+
+def made_up(shape: Shape, seed: int) -> list[Bits]:
+    """Values as of a model: channels of several sizes, a few of them large."""
+    rng = np.random.default_rng(seed)
+    tiles = []
+    for tile in shape.tiles:
+        channels = int(tile["channels"])
+        scale = np.exp2(rng.normal(0, 1.5, channels)) * (1 + 30 * (np.arange(channels) % 16 == 3))
+        x = rng.normal(0, 1, (int(tile["tokens"]), channels)) * scale
+        tiles.append(of_float(x.astype(np.float32), shape.dtype))
+    return tiles
