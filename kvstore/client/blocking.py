@@ -155,6 +155,7 @@ class Client:
         spans: Sequence[Span],
         wait_s: float = 0.0,
         session_id: str = "",
+        sizes: Sequence[int] = (),
     ) -> Grant:
         return self._thread.wait(
             lambda client: client.reserve(
@@ -165,6 +166,7 @@ class Client:
                 spans=spans,
                 wait_s=wait_s,
                 session_id=session_id,
+                sizes=sizes,
             )
         )
 

@@ -130,7 +130,7 @@ class Bulk:
 
     def _batch(self, namespace_id: NamespaceId, keys: Sequence[BlockKey], part: Part) -> Batch:
         check_keys(keys)
-        record_nbytes = self._session.namespace(namespace_id).record_nbytes(part)
+        record_nbytes = self._session.namespace(namespace_id).fixed_nbytes(part)
         return Batch(namespace_id, keys, part, record_nbytes)
 
     async def _report(self, batch: Batch, taken: Sequence[Taken]) -> None:

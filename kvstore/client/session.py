@@ -200,14 +200,18 @@ class Session:
         spans: Sequence[Span],
         wait_s: float = 0.0,
         session_id: str = "",
+        sizes: Sequence[int] = (),
     ) -> Grant:
         """Lease slots for the records of `spans` that are not stored yet; then `commit`.
 
-        session_id: the conversation they belong to; hints may name it later.
+        session_id: the conversation they belong to; hints may name it later. sizes: bytes of each
+        record, over the spans in order, where the namespace's records vary.
         """
         self._caller.check_may_lease()
         namespace, joined = self.namespace(namespace_id), self._caller.joined(keys)
         check_keys([parent] if parent else [])
+        if sizes:
+            namespace.check_sizes(spans, sizes)
         messages = spans_to_messages(spans)
 
         def call(
@@ -222,6 +226,7 @@ class Session:
                 spans=messages,
                 wait_s=wait_s,
                 session_id=session_id,
+                nbytes=sizes,
             )
             return stub.Reserve(request, timeout=timeout_s)
 

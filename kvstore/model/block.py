@@ -49,12 +49,15 @@ class Group:
     window_tokens: 0 for full attention, which needs every block from the start; else the size w of
         the sliding window, which needs only the blocks of the last w - 1 tokens.
     shards: how many workers each store a record of their own (1 when all ranks are identical).
+    varies: records have sizes of their own, and `record_nbytes` is the most of them; a reservation
+        and a lease say the size of each.
     """
 
     name: str
     record_nbytes: int
     window_tokens: int = 0
     shards: int = 1
+    varies: bool = False
 
     def blocks_needed(self, hit_blocks: int, block_tokens: int) -> range:
         """Return the indices of the blocks that a resume after `hit_blocks` blocks reads."""
@@ -105,6 +108,7 @@ class Namespace:
                 "record_nbytes": group.record_nbytes,
                 "shards": group.shards,
                 "window_tokens": group.window_tokens,
+                **({"varies": True} if group.varies else {}),
             }
             for group in self.groups
         ]
@@ -139,6 +143,7 @@ class Namespace:
                         record_nbytes=int(group["record_nbytes"]),
                         window_tokens=int(group["window_tokens"]),
                         shards=int(group["shards"]),
+                        varies=bool(group.get("varies", False)),
                     )
                     for group in fields["groups"]
                 ),
@@ -170,8 +175,42 @@ class Namespace:
         is_digest = len(model) == _DIGEST_CHARS and " " not in model
         return self.name or (model[:_SHORT_CHARS] if is_digest else model) or "unnamed"
 
+    @property
+    def varies(self) -> bool:
+        """Whether some records have sizes of their own."""
+        return any(group.varies for group in self.groups)
+
+    def fixed_nbytes(self, part: Part) -> int:
+        """Return the size that every record of `part` has. Raises InvalidRequest if there is none.
+
+        Whoever moves records back to back needs it.
+        """
+        nbytes = self.record_nbytes(part)
+        if self.groups[part.group].varies:
+            raise InvalidRequest(
+                f"the records of group {self.groups[part.group].name} have sizes of their own: "
+                "reserve and commit them, or acquire them"
+            )
+        return nbytes
+
+    def check_sizes(self, spans: Sequence[Span], sizes: Sequence[int]) -> None:
+        """Raise InvalidRequest unless `sizes`, one per record over the spans, are possible."""
+        if len(sizes) != sum(end - begin for _, begin, end in spans):
+            raise InvalidRequest(f"{len(sizes)} sizes for the records of {len(spans)} spans")
+        at = 0
+        for part, begin, end in spans:
+            most, mine = self.record_nbytes(part), sizes[at : at + end - begin]
+            least = 1 if self.groups[part.group].varies else most
+            if mine and not (least <= min(mine) and max(mine) <= most):
+                raise InvalidRequest(
+                    f"records of {min(mine)} to {max(mine)} bytes in group "
+                    f"{self.groups[part.group].name}, which has {least} to {most}"
+                )
+            at += end - begin
+
     def record_nbytes(self, part: Part) -> int:
-        """Return the record size of `part`. Raises InvalidRequest if there is no such part."""
+        """Return the record size of `part`, the most if they vary. Raises InvalidRequest if there
+        is no such part."""
         if not 0 <= part.group < len(self.groups):
             raise InvalidRequest(f"group {part.group} of {len(self.groups)}")
         group = self.groups[part.group]
@@ -217,6 +256,7 @@ class Grant:
         stored; `refused` counts those that had no room instead.
     deadline_s: seconds from the answer. After it the slots must not be used, and `release` says so.
     hit_blocks: counted from the first key, blocks skipped by the caller included.
+    varies: the namespace's records have sizes of their own; the slots say them.
     places: for a lease with `file_places`, one item per slot, else empty. A place replaces a slot:
         the client reads the record in its file. The bytes are valid if their checksum matches and
         the lease was held, as with a slot.
@@ -231,6 +271,7 @@ class Grant:
     leased: bool = True
     refused: int = 0
     places: tuple[FilePlace | None, ...] = ()
+    varies: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -286,6 +286,18 @@ class ObjectFetch:
 
     async def _bring(self, window: _Window, places: _Places, watch: Watch) -> bool:
         """Write a window of records into the store. False: some could not be had."""
+        found = [
+            places.get(part, {}).get(key)
+            for part, begin, end in window.spans
+            for key in window.keys[begin:end]
+        ]
+        namespace, sizes = self._planner.namespace(window.namespace_id), list[int]()
+        if namespace.varies:
+            parts = [part for part, begin, end in window.spans for _ in range(begin, end)]
+            sizes = [
+                place.block.raw_nbytes if place else namespace.record_nbytes(part)
+                for part, place in zip(parts, found, strict=True)
+            ]
         grant = await self.store.puts.reserve(
             DAEMON_SESSION,
             window.namespace_id,
@@ -293,13 +305,9 @@ class ObjectFetch:
             first_block=window.first,
             parent=window.parent,
             spans=window.spans,
+            sizes=sizes,
         )
         try:
-            found = [
-                places.get(part, {}).get(key)
-                for part, begin, end in window.spans
-                for key in window.keys[begin:end]
-            ]
             wanted = [
                 (self.store.view(slot), place)
                 for slot, place in zip(grant.slots, found, strict=True)

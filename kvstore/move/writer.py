@@ -21,6 +21,7 @@ class WriterPuts(Protocol):
         first_block: int,
         parent: BlockKey | None,
         spans: tuple[Span, ...],
+        sizes: Sequence[int] = (),
     ) -> Grant: ...
 
     async def commit(

@@ -41,7 +41,7 @@ class Putting:
         self._header = header
         self._keys = keys
         self._part = Part(header.group, header.shard)
-        self._record_nbytes = namespace.record_nbytes(self._part)
+        self._record_nbytes = namespace.fixed_nbytes(self._part)
         self._wait_s = wait_s
         self._ends: list[int] = []  # of the grants, in keys
         self._targets: list[memoryview | None] = [None] * len(keys)

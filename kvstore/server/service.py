@@ -152,6 +152,7 @@ class Service(AdminCalls):
             spans=spans_of(request.spans),
             wait_s=self._requests.wait_s(request.wait_s),
             session_id=session_id_of(request.session_id),
+            sizes=request.nbytes,
         )
         return await self._granted(grant, session, context)
 

@@ -107,7 +107,7 @@ class Streams:
         wait_s: float,
     ) -> AsyncIterator[pb.GetReply]:
         """Answer window by window. Its lease ends before anything of it is sent."""
-        record_nbytes = namespace.record_nbytes(Part(request.group, request.shard))
+        record_nbytes = namespace.fixed_nbytes(Part(request.group, request.shard))
         step = max(1, WINDOW_NBYTES // record_nbytes)
         async with self._gets.turn():
             for start in range(0, len(keys), step):

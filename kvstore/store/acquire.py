@@ -120,13 +120,15 @@ class Acquisition:
 
     def slots_nbytes(self, ask: Ask, spans: Sequence[Span]) -> int:
         """Return what `spans` take of the arena: all, but for what the asker reads in files."""
-        if not ask.in_files:
-            return span_nbytes(self._planner.namespace(ask.namespace_id), spans)
+        namespace = self._planner.namespace(ask.namespace_id)
+        if not ask.in_files and not namespace.varies:
+            return span_nbytes(namespace, spans)
         found = self._planner.find(ask.namespace_id, ask.keys, spans)
         return sum(
             padded(record.nbytes)
             for record in found
-            if record is not None and (record.resident is not None or not is_readable(record))
+            if record is not None
+            and (not ask.in_files or record.resident is not None or not is_readable(record))
         )
 
     def _match(self, ask: Ask, blocks: int | None = None) -> Match:

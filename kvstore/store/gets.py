@@ -168,6 +168,7 @@ class Gets:
             checksums=tuple(record.checksum if record else 0 for record in records),
             hit_blocks=hit_blocks,
             places=lent.places,
+            varies=self._planner.namespace(ask.namespace_id).varies,
         )
 
     def _lends(self, ask: Ask, spans: Sequence[Span]) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from kvstore.decide.index import HeldSlot, StoredPart
 from kvstore.decide.planner import Reservation, SessionId, Steps
-from kvstore.model.block import BlockKey, Committed, Grant, NamespaceId, Span, check_keys
+from kvstore.model.block import BlockKey, Committed, Grant, NamespaceId, Span, check_keys, padded
 from kvstore.model.errors import InvalidRequest
 from kvstore.store.acquire import span_nbytes
 from kvstore.store.hints import Hints
@@ -46,23 +46,28 @@ class Puts:
         spans: tuple[Span, ...],
         wait_s: float = 0.0,
         session_id: str = "",
+        sizes: Sequence[int] = (),
     ) -> Grant:
         """Lease empty slots for the records of `spans` that are not stored yet.
 
         keys are consecutive blocks of one prefix, the first of them block `first_block`, after
         `parent`. Without room it waits up to `wait_s`; what then has no slot is `refused`.
-        session_id: of the conversation they belong to, for hints.
+        session_id: of the conversation they belong to, for hints. sizes: of each record, over the
+        spans; none: what the namespace says.
         """
         self._leases.check(session)
         self._node.check_spans(namespace_id, keys, spans)
         check_keys(keys)
+        namespace = self._planner.namespace(namespace_id)
+        if sizes:
+            namespace.check_sizes(spans, sizes)
         if first_block + len(keys) - 1 > BLOCK_INDEX_MAX:
             raise InvalidRequest(f"block {first_block} and {len(keys)} more: beyond 2**32 blocks")
         deadline = self._now() + min(wait_s, self._node.limits.wait_max_s)
         with self._node.in_use(namespace_id):
             await self._node.recall(keys)
             held, refused = await self._find_room(
-                session, namespace_id, keys, spans, parent=parent, deadline=deadline
+                session, namespace_id, keys, spans, parent=parent, deadline=deadline, sizes=sizes
             )
             write = Reservation(
                 namespace_id, tuple(keys), first_block, parent, spans, refused, session_id
@@ -80,6 +85,7 @@ class Puts:
             spans=spans,
             slots=tuple(slot.slot if slot else None for slot in held),
             refused=refused,
+            varies=namespace.varies,
         )
 
     async def _find_room(
@@ -91,12 +97,16 @@ class Puts:
         *,
         parent: BlockKey | None,
         deadline: float,
+        sizes: Sequence[int],
     ) -> tuple[Sequence[HeldSlot | None], int]:
         """Return slots, and how many records are refused when the time is over."""
+        wanted = sum(map(padded, sizes)) or self._nbytes_of(namespace_id, spans)
         while True:
             behind = self._planner.dirty.nbytes > self._node.limits.write_behind_bytes_max
-            self._planner.eviction.write_ahead(self._nbytes_of(namespace_id, spans))
-            placement = await _in_steps(self._planner.puts.place(namespace_id, keys, spans, parent))
+            self._planner.eviction.write_ahead(wanted)
+            placement = await _in_steps(
+                self._planner.puts.place(namespace_id, keys, spans, parent, sizes=sizes)
+            )
             if self._planner.dirty.count:  # what has to be written before it may leave
                 self._write_behind.wake()
             short = placement.refused > 0 or behind

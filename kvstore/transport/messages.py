@@ -67,11 +67,18 @@ def grant_to_message(grant: Grant, epoch: Epoch) -> pb.GrantReply:
         files=files,
         place_files=[numbers[place.path] if place else NO_PLACE for place in placed],
         place_offsets=[place.offset if place else 0 for place in placed],
+        nbytes=_sizes(grant) if grant.varies else (),
     )
 
 
+def _sizes(grant: Grant) -> list[int]:
+    places = grant.places or (None,) * len(grant.slots)
+    held = [slot or place for slot, place in zip(grant.slots, places, strict=True)]
+    return [each.nbytes if each else 0 for each in held]
+
+
 def grant_of(reply: pb.GrantReply, namespace: Namespace, *, reading: bool) -> Grant:
-    """Read a grant; slot sizes are the namespace's record sizes. Raises Incompatible.
+    """Read a grant; slot sizes are the namespace's, or their own. Raises Incompatible.
 
     reading: it is a lease, so every slot has a checksum.
     """
@@ -88,7 +95,14 @@ def grant_of(reply: pb.GrantReply, namespace: Namespace, *, reading: bool) -> Gr
         reply.checksums
     ):
         raise Incompatible("the daemon sent a grant whose spans and slots do not agree")
-    sizes = chain.from_iterable(map(repeat, nbytes, counts))
+    most = [*chain.from_iterable(map(repeat, nbytes, counts))]
+    sizes: Sequence[int] = reply.nbytes or most
+    if len(sizes) != len(most) or any(
+        size > bound for size, bound in zip(sizes, most, strict=True)
+    ):
+        raise Incompatible("the daemon sent a grant with sizes of something else")
+    if reply.nbytes and not namespace.varies:
+        raise Incompatible("the daemon sent sizes for records that all have one")
     return Grant(
         lease_id=reply.lease,
         deadline_s=reply.deadline_s,
@@ -101,7 +115,8 @@ def grant_of(reply: pb.GrantReply, namespace: Namespace, *, reading: bool) -> Gr
         hit_blocks=reply.hit_blocks,
         leased=reply.leased,
         refused=reply.refused,
-        places=_places_of(reply, [*chain.from_iterable(map(repeat, nbytes, counts))]),
+        places=_places_of(reply, sizes),
+        varies=bool(reply.nbytes),
     )
 
 

@@ -296,7 +296,8 @@ def _floor10(x: Floats) -> Floats:
 def _half(x: Floats) -> Bits:
     bits = x.view(np.uint32)
     size = np.maximum((bits >> 13 & 0x3FFFF).astype(np.int64) - (112 << 10), 0)
-    return (size | (bits >> 16 & 0x8000)).astype("<u2")
+    half: Bits = (size | (bits >> 16 & 0x8000)).astype(np.uint16)
+    return half
 
 
 def _of_half(half: Bits) -> Floats:

@@ -38,12 +38,15 @@ class Puts:
         keys: Sequence[BlockKey],
         spans: Sequence[Span],
         parent: BlockKey | None = None,
+        *,
+        sizes: Sequence[int] = (),
     ) -> Steps[Placement]:
         """Find slots for records, evicting for them; None where one is stored already.
 
         Blocks are served from the first on: where room ends, every later one is refused, because
         the start of a prefix is worth more than its end. What the arena has of the prefix stays.
-        parent: the block before the first one.
+        parent: the block before the first one. sizes: of each record, in bytes, over the spans;
+        none: what the namespace says.
         """
         namespace = self._index.namespaces.use(namespace_id)
         starts = _starts(spans)
@@ -60,9 +63,10 @@ class Puts:
                 for span, start in zip(spans, starts, strict=True):
                     if not span.begin <= i < span.end or (block and block.record(span.part)):
                         continue
-                    nbytes = namespace.record_nbytes(span.part)
+                    at = start + i - span.begin
+                    nbytes = sizes[at] if sizes else namespace.record_nbytes(span.part)
                     slot = None if refused else self._eviction.find_slot(nbytes)
-                    held[start + i - span.begin] = slot
+                    held[at] = slot
                     refused += slot is None
         except BaseException:  # nobody waits for the answer any more
             for slot in held:

@@ -109,7 +109,7 @@ class AcquireRequest(_message.Message):
     def __init__(self, session: _Optional[int] = ..., namespace_id: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., skip_blocks: _Optional[int] = ..., readers: _Optional[int] = ..., wait_s: _Optional[float] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., request_id: _Optional[str] = ..., recompute_s_per_block: _Optional[float] = ..., session_id: _Optional[str] = ..., file_places: _Optional[bool] = ...) -> None: ...
 
 class ReserveRequest(_message.Message):
-    __slots__ = ("session", "namespace_id", "keys", "first_block", "parent", "spans", "wait_s", "session_id")
+    __slots__ = ("session", "namespace_id", "keys", "first_block", "parent", "spans", "wait_s", "session_id", "nbytes")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
@@ -118,6 +118,7 @@ class ReserveRequest(_message.Message):
     SPANS_FIELD_NUMBER: _ClassVar[int]
     WAIT_S_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    NBYTES_FIELD_NUMBER: _ClassVar[int]
     session: int
     namespace_id: bytes
     keys: bytes
@@ -126,10 +127,11 @@ class ReserveRequest(_message.Message):
     spans: _containers.RepeatedCompositeFieldContainer[Span]
     wait_s: float
     session_id: str
-    def __init__(self, session: _Optional[int] = ..., namespace_id: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., first_block: _Optional[int] = ..., parent: _Optional[bytes] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., wait_s: _Optional[float] = ..., session_id: _Optional[str] = ...) -> None: ...
+    nbytes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, session: _Optional[int] = ..., namespace_id: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., first_block: _Optional[int] = ..., parent: _Optional[bytes] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., wait_s: _Optional[float] = ..., session_id: _Optional[str] = ..., nbytes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GrantReply(_message.Message):
-    __slots__ = ("lease", "deadline_s", "spans", "extents", "offsets", "checksums", "hit_blocks", "leased", "refused", "files", "place_files", "place_offsets")
+    __slots__ = ("lease", "deadline_s", "spans", "extents", "offsets", "checksums", "hit_blocks", "leased", "refused", "files", "place_files", "place_offsets", "nbytes")
     LEASE_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
     SPANS_FIELD_NUMBER: _ClassVar[int]
@@ -142,6 +144,7 @@ class GrantReply(_message.Message):
     FILES_FIELD_NUMBER: _ClassVar[int]
     PLACE_FILES_FIELD_NUMBER: _ClassVar[int]
     PLACE_OFFSETS_FIELD_NUMBER: _ClassVar[int]
+    NBYTES_FIELD_NUMBER: _ClassVar[int]
     lease: int
     deadline_s: float
     spans: _containers.RepeatedCompositeFieldContainer[Span]
@@ -154,7 +157,8 @@ class GrantReply(_message.Message):
     files: _containers.RepeatedScalarFieldContainer[str]
     place_files: _containers.RepeatedScalarFieldContainer[int]
     place_offsets: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, lease: _Optional[int] = ..., deadline_s: _Optional[float] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., extents: _Optional[_Iterable[int]] = ..., offsets: _Optional[_Iterable[int]] = ..., checksums: _Optional[_Iterable[int]] = ..., hit_blocks: _Optional[int] = ..., leased: _Optional[bool] = ..., refused: _Optional[int] = ..., files: _Optional[_Iterable[str]] = ..., place_files: _Optional[_Iterable[int]] = ..., place_offsets: _Optional[_Iterable[int]] = ...) -> None: ...
+    nbytes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, lease: _Optional[int] = ..., deadline_s: _Optional[float] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., extents: _Optional[_Iterable[int]] = ..., offsets: _Optional[_Iterable[int]] = ..., checksums: _Optional[_Iterable[int]] = ..., hit_blocks: _Optional[int] = ..., leased: _Optional[bool] = ..., refused: _Optional[int] = ..., files: _Optional[_Iterable[str]] = ..., place_files: _Optional[_Iterable[int]] = ..., place_offsets: _Optional[_Iterable[int]] = ..., nbytes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class CommitRequest(_message.Message):
     __slots__ = ("session", "lease", "checksums", "durable")
