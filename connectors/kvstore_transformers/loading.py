@@ -34,6 +34,7 @@ from kvstore_kernels.layout import LEAF_NBYTES
 from kvstore_kernels.packing import Leaves, checksum_of_leaves
 from kvstore_kernels.paged import record_nbytes
 from kvstore_transformers.cache import Pages, empty_pages
+from kvstore_transformers.coding import Coding
 from kvstore_transformers.copying import Copier, Filled
 from kvstore_transformers.direct import DirectFailed, DirectStorage, FilledFromFiles
 from kvstore_transformers.namespace import LayerGroup, Layout
@@ -82,15 +83,18 @@ class Load:
         grant: Grant,
         deadline: float,
         bytes_deadline: float,
+        coding: Coding | None = None,
     ) -> None:
         """deadline: time.monotonic() until when the lease is surely held. `run` gives it back.
-        bytes_deadline: until when bytes may come from slower tiers.
+        bytes_deadline: until when bytes may come from slower tiers. coding: how records are coded;
+        None: they are as the model keeps them.
 
         Raises Unavailable, and the lease stays the caller's, if it is not for what was asked.
         """
         self._client = client
         self._copier = copier
         self._direct = direct
+        self._coding = coding
         self._namespace = namespace
         self._keys = keys[: grant.hit_blocks]
         self._grant = grant
@@ -98,6 +102,10 @@ class Load:
         self._deadline = deadline
         self._bytes_deadline = min(deadline, bytes_deadline)
         self._records = _records_of(client, namespace, grant)
+        if coding is not None and any(
+            isinstance(each, FilePlace) for records in self._records.values() for each in records
+        ):
+            raise Unavailable("coded records are not read from files")
         self._spans: dict[int, tuple[Sequence[BlockKey], Sequence[int]]] = {}
         self.pages: list[tuple[LayerGroup, Pages]] = []
         slices: list[_Slice] = []
@@ -168,7 +176,9 @@ class Load:
             raise CorruptBlock(f"{len(corrupt)} records do not match their checksums")
 
     def _copy(self) -> list[BlockKey]:
-        """Copy slice by slice; return the keys of records that are not what was committed."""
+        """Copy everything; return the keys of records that are not what was committed."""
+        if self._coding is not None:
+            return self._decode(self._coding)
         leaves = {group: [b""] * len(records) for group, records in self._records.items()}
         from_files = any(isinstance(r, FilePlace) for rs in self._records.values() for r in rs)
         for each, found in zip(self._slices, self._copied(), strict=True):
@@ -183,6 +193,19 @@ class Load:
         ]
         if corrupt and from_files:
             self._direct.distrust("records from files do not match their checksums")
+        return corrupt
+
+    def _decode(self, coding: Coding) -> list[BlockKey]:
+        """Decode group by group; a group's layers are ready together."""
+        corrupt: list[BlockKey] = []
+        for index, (group, pages) in enumerate(self.pages):
+            keys, sums = self._spans[index]
+            records = [each for each in self._records[index] if isinstance(each, memoryview)]
+            found = coding.copies(index, pages).decode(range(len(records)), records)
+            checked = zip(keys, sums, found, strict=True)
+            corrupt += [key for key, expected, sum_ in checked if sum_ != expected]
+            for layer in group.layers:
+                self._ready[layer].set()
         return corrupt
 
     def _copied(self) -> Iterator[Leaves]:
@@ -280,12 +303,15 @@ def _records_of(client: Client, namespace: Namespace, grant: Grant) -> dict[int,
     records: dict[int, list[Record]] = {}
     for span, found in _per_span(grant, both):
         index = span.part.group
-        size = namespace.groups[index].record_nbytes
+        group = namespace.groups[index]
+        least, most = 1 if group.varies else group.record_nbytes, group.record_nbytes
         some = [slot or place for slot, place in found]
-        if index in records or any(each is None or each.nbytes < size for each in some):
+        if index in records or any(
+            each is None or not least <= each.nbytes <= most for each in some
+        ):
             raise Unavailable("the lease does not cover every block that was found")
         records[index] = [
-            client.view(each)[:size] if isinstance(each, Slot) else each._replace(nbytes=size)
+            client.view(each) if isinstance(each, Slot) else each
             for each in some
             if each is not None
         ]

@@ -93,8 +93,20 @@ def find_layout(model: Any) -> Layout:
     return Layout(tuple(_groups(cache.layers)), model.device, model.dtype)
 
 
-def build_namespace(model: Any, layout: Layout, block_tokens: int, weights: str) -> Namespace:
-    """Describe the KV of `model`. weights: their fingerprint or name, "" if not known yet."""
+def build_namespace(
+    model: Any,
+    layout: Layout,
+    block_tokens: int,
+    weights: str,
+    *,
+    coded: str = "",
+    record_nbytes: Sequence[int] = (),
+) -> Namespace:
+    """Describe the KV of `model`. weights: their fingerprint or name, "" if not known yet.
+
+    coded: the form of records, and their shapes; record_nbytes: the most of each group's. Without
+    them, records are as the model keeps them.
+    """
     config = {k: v for k, v in model.config.to_dict().items() if k not in _VOLATILE}
     layers = [
         (group.window_tokens, index, str(part.dtype), tuple(part.shape))
@@ -111,11 +123,14 @@ def build_namespace(model: Any, layout: Layout, block_tokens: int, weights: str)
         "backends": str(model.config._attn_implementation),
         "layers": _digest(layers),
     }
+    if coded:
+        identity["record"] = coded
+    sizes = record_nbytes or [group.record_nbytes(block_tokens) for group in layout.groups]
     return Namespace(
         block_tokens=block_tokens,
         groups=tuple(
-            Group(f"{index}", group.record_nbytes(block_tokens), group.window_tokens)
-            for index, group in enumerate(layout.groups)
+            Group(f"{index}", nbytes, group.window_tokens, varies=bool(coded))
+            for index, (group, nbytes) in enumerate(zip(layout.groups, sizes, strict=True))
         ),
         identity=tuple(sorted(identity.items())),
         name=model_name(model.config.name_or_path),

@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvstore import BlockKey, Client, Grant, KVStoreError, NamespaceId, Part, Span
+from kvstore.model.checksum import copy_in
 from kvstore_transformers.cache import Pages
+from kvstore_transformers.coding import Coding
 from kvstore_transformers.copying import Copier
 from kvstore_transformers.pool import HbmPool, HeldPages
 
@@ -60,16 +62,19 @@ class Saver:
         client: Client,
         copier: Copier,
         pool: HbmPool | None,
+        coding: Coding | None = None,
         *,
         wait_s: float,
         jobs_max: int,
     ) -> None:
-        """wait_s: how long a piece waits for room in the daemon. jobs_max: queued at once."""
+        """coding: how records are coded; None: they are as the model keeps them.
+        wait_s: how long a piece waits for room in the daemon. jobs_max: queued at once."""
         self.saved_blocks = 0
         self.dropped = 0
         self._client = client
         self._copier = copier
         self._pool = pool
+        self._coding = coding
         self._wait_s = wait_s
         self._jobs_max = jobs_max
         self._pending = 0
@@ -105,8 +110,8 @@ class Saver:
             if self._pool is not None:
                 self._pool.store(job.keys, job.pooled, job.after)
             opened = [
-                self._copier.open(group.pages) if group.begin < len(job.keys) else None
-                for group in job.groups
+                self._open(index, group.pages) if group.begin < len(job.keys) else None
+                for index, group in enumerate(job.groups)
             ]
             for first in range(job.first, len(job.keys), job.piece_blocks):
                 last = min(first + job.piece_blocks, len(job.keys))
@@ -124,6 +129,11 @@ class Saver:
                 self._pending -= 1
                 self._changed.notify_all()
 
+    def _open(self, group: int, pages: Pages) -> Any:
+        if self._coding is not None:
+            return self._coding.copies(group, pages)
+        return self._copier.open(pages)
+
     def _save(self, job: Job, opened: Sequence[Any], first: int, last: int) -> bool:
         """Save the blocks [first, last); False if the store is full."""
         spans = [
@@ -131,6 +141,7 @@ class Saver:
             for index, group in enumerate(job.groups)
             if group.begin < last
         ]
+        coded = self._encoded(job, opened, first, spans)
         grant = self._client.reserve(
             job.namespace_id,
             job.keys[first:last],
@@ -138,13 +149,17 @@ class Saver:
             parent=job.keys[first - 1] if first else None,
             spans=spans,
             wait_s=self._wait_s,
+            sizes=[len(record) for record in coded],
         )
         if not any(grant.slots):
             if grant.lease_id:
                 self._client.release(grant.lease_id)
         else:
             try:
-                checksums = self._copy(job, opened, first, grant)
+                if coded:
+                    checksums = self._copy_coded(coded, grant)
+                else:
+                    checksums = self._copy(job, opened, first, grant)
             except BaseException:
                 self._client.release(grant.lease_id)
                 raise
@@ -152,6 +167,26 @@ class Saver:
         if grant.refused:
             self.dropped += 1
         return not grant.refused
+
+    def _encoded(
+        self, job: Job, opened: Sequence[Any], first: int, spans: Sequence[Span]
+    ) -> list[memoryview]:
+        """Return the records of the spans' blocks, if they are coded; else nothing."""
+        if self._coding is None:
+            return []
+        records: list[memoryview] = []
+        for span in spans:
+            begin = first - job.groups[span.part.group].begin
+            blocks = range(begin + span.begin, begin + span.end)
+            records += [each.base for each in opened[span.part.group].encode(blocks)]
+        return records
+
+    def _copy_coded(self, records: Sequence[memoryview], grant: Grant) -> list[int]:
+        """Copy records to their slots; return the checksum of each, 0 where there is none."""
+        return [
+            0 if slot is None else copy_in(record, self._client.view(slot))
+            for record, slot in zip(records, grant.slots, strict=True)
+        ]
 
     def _copy(self, job: Job, opened: Sequence[Any], first: int, grant: Grant) -> list[int]:
         """Copy pages to their slots; return the checksum of each, 0 where there is none."""

@@ -35,7 +35,7 @@ from kvstore_vllm.namespace import (
     check_supported,
     weights_sources,
 )
-from kvstore_vllm.pages import open_pages
+from kvstore_vllm.opening import open_pages
 from kvstore_vllm.scheduler import SchedulerSide
 from kvstore_vllm.scheduler_hooks import SchedulerHooks
 from kvstore_vllm.settings import Settings, parse_settings
@@ -110,12 +110,19 @@ class KVStoreConnector(SchedulerHooks, WorkerHooks, KVConnectorBase_V1, compat.H
         config = self._kv_cache_config
         groups = [[kv_caches[name] for name in g.layer_names] for g in config.kv_cache_groups]
         sources = weights_sources(self._vllm_config, self._settings.weights_id)
-        pages = open_pages(groups, config.num_blocks, self._client.extents)
+        pages = open_pages(
+            groups,
+            config.num_blocks,
+            self._client.extents,
+            record=self._settings.record,
+            isas=_isas(self._vllm_config, config),
+        )
         unnamed = build_namespace(
             self._vllm_config,
             config,
             record_nbytes=pages.record_nbytes,
             backends=_backends(self._vllm_config, list(kv_caches)),
+            coded=pages.form,
         )
         from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 
@@ -278,6 +285,17 @@ def _client(settings: Settings, vllm_config: Any, role: KVConnectorRole) -> Clie
     )
     client.submit(lambda remote: remote.connect())  # in the background; failing is fine
     return client
+
+
+def _isas(vllm_config: Any, config: Any) -> list[list[str]]:
+    """Return the CPU instruction set that each layer of each group is packed for, "" unknown."""
+    if not compat.STANDARD_LAYOUTS:
+        return []
+    layers = vllm_config.compilation_config.static_forward_context
+    return [
+        [getattr(layers.get(name), "isa", "") for name in group.layer_names]
+        for group in config.kv_cache_groups
+    ]
 
 
 def _backends(vllm_config: Any, layer_names: list[str]) -> list[str]:

@@ -188,10 +188,11 @@ class Loader:
         return corrupt + [key for job in jobs for key in job.result()]
 
     def _copy_of(self, span: LoadSpan) -> _Copy:
-        size = self._pages.record_nbytes[span.group]
-        if any(slot.nbytes < size for slot in span.slots):
+        most = self._pages.record_nbytes[span.group]
+        least = 1 if self._pages.coded else most
+        if any(not least <= slot.nbytes <= most for slot in span.slots):
             raise Unavailable("the stored records have another size than this engine's")
-        records = [self._client.view(slot)[:size] for slot in span.slots]
+        records = [self._client.view(slot) for slot in span.slots]
         return _Copy(span.group, span.keys, records, span.checksums, span.device_blocks)
 
     def _carry_out(self, copies: Sequence[_Copy], after: Any) -> list[BlockKey]:

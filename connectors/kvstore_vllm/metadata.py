@@ -6,6 +6,7 @@ metadata is declared in `connector`, so that deciding and moving can be tested w
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from kvstore.model.block import BlockKey, Namespace, NamespaceId, Slot
@@ -32,6 +33,37 @@ class SaveOrder:
     parent: BlockKey | None
     spans: tuple[SaveSpan, ...]
     session_id: str = ""
+
+
+def pieces(order: SaveOrder, record_nbytes: Sequence[int], nbytes_max: int) -> list[SaveOrder]:
+    """Cut an order into consecutive ones of at most `nbytes_max` each, but one block at least.
+
+    record_nbytes: the most of a record of each group.
+    """
+    each = sum(record_nbytes[span.group] for span in order.spans)
+    step = max(1, nbytes_max // max(1, each))
+    if len(order.keys) <= step:
+        return [order]
+    cut = []
+    for begin in range(0, len(order.keys), step):
+        end = min(begin + step, len(order.keys))
+        spans = []
+        for span in order.spans:
+            low = max(begin, span.begin)
+            high = min(end, span.begin + len(span.device_blocks))
+            if low < high:
+                blocks = span.device_blocks[low - span.begin : high - span.begin]
+                spans.append(SaveSpan(span.group, low - begin, blocks))
+        if spans:
+            part = replace(
+                order,
+                keys=order.keys[begin:end],
+                first_block=order.first_block + begin,
+                parent=order.keys[begin - 1] if begin else order.parent,
+                spans=tuple(spans),
+            )
+            cut.append(part)
+    return cut
 
 
 @dataclass(frozen=True, slots=True)

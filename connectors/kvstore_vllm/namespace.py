@@ -73,10 +73,12 @@ def build_namespace(
     *,
     record_nbytes: list[int],
     backends: list[str],
+    coded: str = "",
 ) -> Namespace:
     """Describe the KV of one engine, but for its weights.
 
-    record_nbytes: bytes of one block of each group in one worker, as allocated.
+    record_nbytes: bytes of one block of each group in one worker, as allocated; if it is coded, the
+    most of a record. coded: the form of records and their shapes; "": they are stored as they are.
     backends: names of the attention back ends (and CPU instruction sets), which decide how keys and
     values are packed inside a page.
     """
@@ -88,6 +90,7 @@ def build_namespace(
             record_nbytes=nbytes,
             window_tokens=_window_tokens(group.kv_cache_spec),
             shards=shards,
+            varies=bool(coded),
         )
         for index, (group, nbytes) in enumerate(
             zip(kv_cache_config.kv_cache_groups, record_nbytes, strict=True)
@@ -103,6 +106,8 @@ def build_namespace(
         "layers": _digest([group.layer_names for group in kv_cache_config.kv_cache_groups]),
         "tensor_parallel": str(tensor_parallel),
     }
+    if coded:
+        identity["record"] = coded
     extra = vllm_config.load_config.model_loader_extra_config
     if extra:
         identity["load"] = _digest([str(extra)])

@@ -27,11 +27,19 @@ CLOSE_WAIT_S = 2.0
 class Pages(Protocol):
     """The KV cache of one worker, by group and device block.
 
+    record_nbytes: of each group's records, the most if they are coded. coded: records have sizes of
+    their own; they are written by `encode`, before there is a slot, instead of `read`.
     bounced_nbytes: what went through a buffer, because the device does not reach the arena (yet).
     """
 
     record_nbytes: list[int]
     writers: int
+    coded: bool
+
+    @property
+    def form(self) -> str:
+        """What engines have to agree on to read each other's records; "": as they are."""
+        ...
 
     @property
     def bounced_nbytes(self) -> int: ...
@@ -55,34 +63,24 @@ class Pages(Protocol):
         Returns their checksums, which may be computed when they are asked for."""
         ...
 
+    def encode(self, group: int, blocks: Sequence[int]) -> Sequence[memoryview]:
+        """Return the records of device blocks, in private memory until the group's next call."""
+        ...
+
     def write(
         self, group: int, blocks: Sequence[int], records: Sequence[memoryview], after: Any
-    ) -> Sequence[int]:
+    ) -> Sequence[int | None]:
         """Copy records into device blocks; done when this returns.
 
         Returns the checksums of what was copied, taken after the copy, so that a slot that changed
-        under it is noticed too."""
+        under it is noticed too; None for what is no record of these pages."""
         ...
 
     def close(self) -> None:
         """Let go of the arena; no copies after it."""
 
 
-def open_pages(
-    groups: Sequence[Sequence[torch.Tensor]], num_blocks: int, extents: Extents = dict
-) -> Pages:
-    """Return the pages of `groups`, lists of layers as vLLM registers them.
-
-    extents: `Client.extents`, so that a GPU reaches the arena by itself.
-    """
-    layers = [[_by_block(layer, num_blocks) for layer in group] for group in groups]
-    device = layers[0][0].device
-    if device.type == "cpu":
-        return HostMemory(layers)
-    return DeviceMemory(layers, extents)
-
-
-def _by_block(layer: torch.Tensor, num_blocks: int) -> torch.Tensor:
+def by_block(layer: torch.Tensor, num_blocks: int) -> torch.Tensor:
     """View a layer (kernel blocks, H, n, C) as (blocks, H, ..., C) in logical order.
 
     A block may consist of several kernel blocks; their slots follow each other.
@@ -96,11 +94,16 @@ class HostMemory:
     """Pages in host memory: plain memmoves, of which one core does not fill the memory bus."""
 
     writers = 2
+    coded = False
     bounced_nbytes = 0
 
     def __init__(self, groups: Sequence[Sequence[torch.Tensor]]) -> None:
         self._pages = [HostPages(layers) for layers in groups]
         self.record_nbytes = [pages.record_nbytes for pages in self._pages]
+
+    @property
+    def form(self) -> str:
+        return ""
 
     def enter_thread(self) -> None: ...
 
@@ -118,10 +121,13 @@ class HostMemory:
             self._pages[group].read(block, record)
         return map(checksum, records)
 
+    def encode(self, group: int, blocks: Sequence[int]) -> Sequence[memoryview]:
+        raise NotImplementedError("these records are not coded")
+
     def write(
         self, group: int, blocks: Sequence[int], records: Sequence[memoryview], after: None
-    ) -> Sequence[int]:
-        sums = []
+    ) -> Sequence[int | None]:
+        sums: list[int | None] = []
         for block, record in zip(blocks, records, strict=True):
             self._pages[group].write(block, record)
             sums.append(checksum(record))  # while the bytes are in the processor's cache
@@ -134,6 +140,7 @@ class DeviceMemory:
     """Pages in device memory, through a ring of staging buffers in each direction."""
 
     writers = 1
+    coded = False
 
     def __init__(self, groups: Sequence[Sequence[torch.Tensor]], extents: Extents) -> None:
         self._paged = open_paged(groups)
@@ -143,6 +150,10 @@ class DeviceMemory:
         self._lanes = Lanes(
             device, max(self.record_nbytes), extents, partial(pin_this_thread, self._cpus)
         )
+
+    @property
+    def form(self) -> str:
+        return ""
 
     @property
     def bounced_nbytes(self) -> int:
@@ -166,9 +177,12 @@ class DeviceMemory:
     ) -> Iterable[int]:
         return self._copied(self._lanes.out.read, group, blocks, records, after)
 
+    def encode(self, group: int, blocks: Sequence[int]) -> Sequence[memoryview]:
+        raise NotImplementedError("these records are not coded")
+
     def write(
         self, group: int, blocks: Sequence[int], records: Sequence[memoryview], after: Any
-    ) -> Sequence[int]:
+    ) -> Sequence[int | None]:
         return self._copied(self._lanes.back.write, group, blocks, records, after)
 
     def close(self) -> None:

@@ -4,6 +4,9 @@ The engine may hand a device block to another request while a copy out of it is 
 step passes a *fence* with the blocks it may overwrite: copies that read one of them get a moment to
 finish, and are given up otherwise. A save given up is never committed; what was copied is garbage
 that nobody sees. Nothing else here can delay the engine.
+
+Coded records are made in memory of this process, before there are slots: only then their sizes are
+known. The device blocks are free as soon as that is done.
 """
 
 from __future__ import annotations
@@ -12,16 +15,18 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from kvstore import AsyncClient, Client
 from kvstore.model.block import Grant, Namespace, Part, Slot, Span
+from kvstore.model.checksum import copy_in
 from kvstore.model.errors import InvalidRequest, KVStoreError
 from kvstore_vllm.counters import Counters
 from kvstore_vllm.lookup import registered
-from kvstore_vllm.metadata import SaveOrder, SaveSpan
+from kvstore_vllm.metadata import SaveOrder, SaveSpan, pieces
 from kvstore_vllm.settings import Settings
 
 if TYPE_CHECKING:
@@ -29,6 +34,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+
+ENCODED_NBYTES_MAX = 64 << 20
+"""How much of a job is encoded at once, in bytes as the engine has them."""
 
 _STALL_S = 1.0
 """How long fences stop waiting at all after one waited in vain: a hung daemon costs little."""
@@ -160,7 +168,27 @@ class Saver:
     def _save(self, job: _Job) -> None:
         if job.dropped:
             return
-        grant = self._client.submit(lambda remote: self._reserve(remote, job)).result()
+        if not self._pages.coded:
+            self._store(job, job.order, lambda grant: self._fill(job, grant))
+            return
+        *parts, last = pieces(job.order, self._pages.record_nbytes, ENCODED_NBYTES_MAX)
+        for part in (*parts, last):
+            records = self._encode(job, part, is_last=part is last)
+            if records is None:
+                return
+            fill = partial(self._fill_coded, records)
+            self._store(job, part, fill, [len(record) for record in records])
+
+    def _store(
+        self,
+        job: _Job,
+        order: SaveOrder,
+        fill: Callable[[Grant], None],
+        sizes: Sequence[int] = (),
+    ) -> None:
+        """Reserve slots for an order, and have them filled and committed."""
+        reserve = partial(self._reserve, namespace=job.namespace, order=order, sizes=sizes)
+        grant = self._client.submit(reserve).result()
         if grant.refused:
             self._counters.add(refused_blocks=grant.refused)
         if not any(grant.slots):
@@ -168,12 +196,45 @@ class Saver:
                 self._client.release(grant.lease_id)
             return
         try:
-            self._fill(job, grant)
+            fill(grant)
         except Exception:
             # No copy is in flight any more. Else the slots are this engine's for as long as it
             # lives, and soon it has so many that it is given no other.
             self._client.submit(lambda remote: remote.release(grant.lease_id))
             raise
+
+    def _encode(self, job: _Job, order: SaveOrder, *, is_last: bool) -> Sequence[memoryview] | None:
+        """Return the records of an order; None if the fence gave the job up meanwhile."""
+        started = time.perf_counter()
+        records = [
+            record
+            for span in order.spans
+            for record in self._pages.encode(span.group, span.device_blocks)
+        ]
+        self._counters.add(save_seconds=time.perf_counter() - started)
+        with self._changed:
+            if job.dropped:
+                return None
+            if is_last:
+                self._reading.remove(job)
+                self._changed.notify_all()
+        return records
+
+    def _fill_coded(self, records: Sequence[memoryview], grant: Grant) -> None:
+        """Copy records to their slots, and commit them."""
+        started = time.perf_counter()
+        views = [self._client.view(slot) if slot else None for slot in grant.slots]
+        sums = [
+            0 if view is None else copy_in(record, view)
+            for record, view in zip(records, views, strict=True)
+        ]
+        seconds = time.perf_counter() - started
+        committed = self._client.commit(grant.lease_id, sums)
+        self._counters.add(
+            saved_blocks=committed.committed,
+            saved_bytes=sum(len(view) for view in views if view is not None),
+            save_seconds=seconds,
+        )
 
     def _fill(self, job: _Job, grant: Grant) -> None:
         """Copy, and commit what was copied; a job given up meanwhile is released."""
@@ -192,16 +253,18 @@ class Saver:
             save_seconds=seconds,
         )
 
-    async def _reserve(self, remote: AsyncClient, job: _Job) -> Grant:
-        order = job.order
+    async def _reserve(
+        self, remote: AsyncClient, namespace: Namespace, order: SaveOrder, sizes: Sequence[int]
+    ) -> Grant:
         return await remote.reserve(
-            await registered(remote, job.namespace),
+            await registered(remote, namespace),
             order.keys,
             first_block=order.first_block,
             parent=order.parent,
             spans=[self._span(span) for span in order.spans],
             wait_s=self._settings.save_deadline_s,
             session_id=order.session_id,
+            sizes=sizes,
         )
 
     def _span(self, span: SaveSpan) -> Span:

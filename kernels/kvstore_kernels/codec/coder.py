@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvstore_kernels import native
-from kvstore_kernels.codec.places import CHANNELS_MAX, Shape
+from kvstore_kernels.codec.places import CHANNELS_MAX, Place, Shape, tiles_of
 from kvstore_kernels.codec.record import (
     HEADER_NBYTES,
     BadRecord,
@@ -31,6 +31,7 @@ BASE_PLANES = (5, 4)
 """Of keys and values in EP's base part."""
 FINE_PLANES = (3, 4)
 """And in its fine part: together all 8 of both."""
+_OF_SHAPE = ["layer", "tokens", "channels", "kind"]
 _LAYER = np.dtype([("address", "<u8"), ("stride", "<i8")])
 
 
@@ -75,8 +76,10 @@ class _Plan(ctypes.Structure):
 class Coder:
     """Codes the blocks of one group of layers.
 
-    shape: what is coded. raw: the same memory as bytes. checksum: of a record; a fine part names
-    its base's. The caller keeps the memory alive and in place.
+    shape: what records of it look like. layers: where its memory is. raw: the same memory as bytes.
+    checksum: of a record; a fine part names its base's. places: where the values lie now, if not
+    where `shape` says, as in a cache that grows; shape is then that of the records. The caller
+    keeps the memory alive and in place.
     """
 
     def __init__(
@@ -85,6 +88,7 @@ class Coder:
         layers: Sequence[Memory],
         raw: RawPages,
         checksum: Callable[[memoryview], int],
+        places: Sequence[Sequence[Place]] = (),
     ) -> None:
         """Raise RuntimeError without a native library, ValueError for a size that differs."""
         library = native.library()
@@ -104,7 +108,9 @@ class Coder:
         self._base_nbytes = shape.ep_nbytes(BASE_PLANES, base=True)
         self._headers = {form: _header(form, shape).pack() for form in Form}
         self._layers = np.array(layers, _LAYER)
-        self._tiles = np.ascontiguousarray(shape.tiles)
+        self._tiles = tiles_of(places, shape.dtype) if places else shape.tiles
+        if not np.array_equal(self._tiles[_OF_SHAPE], shape.tiles[_OF_SHAPE]):
+            raise ValueError("these places have other heads, tokens or channels than the shape")
         signs = 1 - 2 * (splitmix64(CHANNELS_MAX) & np.uint64(1)).astype(np.int64)
         self._signs = signs.astype(np.float32)
         self._planes = np.array([*BASE_PLANES, *FINE_PLANES], np.uint8)

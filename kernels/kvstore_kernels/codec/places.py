@@ -114,13 +114,7 @@ class Shape:
         text = [[place.text for place in places] for places in layers]
         self.text = json.dumps([dtype.name, text], separators=(",", ":"))
         self.digest = int(xxhash.xxh3_64_intdigest(self.text.encode()))
-        rows = [
-            row
-            for index, places in enumerate(layers)
-            for place in places
-            for row in _tiles(place, index, dtype.nbytes)
-        ]
-        self.tiles: npt.NDArray[np.void] = np.array(rows, TILE)
+        self.tiles = tiles_of(layers, dtype)
         self._values = self.tiles["tokens"].astype(np.int64) * self.tiles["channels"]
 
     @property
@@ -200,6 +194,17 @@ def tile_tokens(tokens: int, run: int = 0) -> int:
         if tokens % size == 0 and (not run or size % run == 0 or run % size == 0):
             return size
     raise Unplaced(f"blocks of {tokens} tokens in runs of {run}")
+
+
+def tiles_of(layers: Sequence[Sequence[Place]], dtype: DType) -> npt.NDArray[np.void]:
+    """Return the tiles of places by layer, as TILE, in the order of a record."""
+    rows = [
+        row
+        for index, places in enumerate(layers)
+        for place in places
+        for row in _tiles(place, index, dtype.nbytes)
+    ]
+    return np.array(rows, TILE)
 
 
 def _tiles(place: Place, layer: int, item: int) -> Iterator[tuple[object, ...]]:

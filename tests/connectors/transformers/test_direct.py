@@ -51,7 +51,7 @@ def thin_slices(monkeypatch):
 
 def save(model, daemon, ids, block_tokens=32) -> None:
     """Store the KV of a prompt; afterwards only the file tier has it."""
-    with Prefixes(model, daemon.target, block_tokens=block_tokens) as prefixes:
+    with Prefixes(model, daemon.target, block_tokens=block_tokens, record="raw") as prefixes:
         stored(prefixes, ids)
         assert prefixes.flush()
     daemon.kill()
@@ -139,7 +139,7 @@ def test_where_it_is_not_asked_for_nobody_reads_files(daemon, disk):
     model, ids = make_model("llama"), prompt(300)
     save(model, daemon, ids)
     for mode in ("auto", "never"):
-        with Prefixes(model, daemon.target, direct_storage=mode) as prefixes:
+        with Prefixes(model, daemon.target, direct_storage=mode, record="raw") as prefixes:
             assert prefixes.direct_storage == "off"
             assert prefixes.load(ids).restored_blocks == 299 // 32
             assert prefixes.direct_nbytes == 0

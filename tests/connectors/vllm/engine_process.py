@@ -191,15 +191,16 @@ class Engine:
     def slow_saves(self, seconds: float) -> None:
         """Make every copy out of device pages begin this late, until called with 0."""
         pages = self._worker.saver._pages
-        vars(pages).pop("read", None)
-        read = pages.read
+        name = "encode" if pages.coded else "read"
+        vars(pages).pop(name, None)
+        copy = getattr(pages, name)
 
         def late(*arguments: Any) -> Any:
             threading.Event().wait(seconds)
-            return read(*arguments)
+            return copy(*arguments)
 
         if seconds:
-            pages.read = late
+            setattr(pages, name, late)
 
     @property
     def _worker(self) -> Any:

@@ -69,7 +69,8 @@ def hold_loads(_: Any, *, gate: str) -> None:
 def hold_saves(_: Any, *, gate: str) -> None:
     """The same for the next save."""
     saver = side().saver
-    _hold(saver._pages, "read", Path(gate), saver._shard)
+    name = "encode" if saver._pages.coded else "read"
+    _hold(saver._pages, name, Path(gate), saver._shard)
 
 
 def _hold(pages: Any, name: str, gate: Path, shard: int) -> None:

@@ -404,7 +404,7 @@ def test_positions_that_scale_with_the_models_length_are_told_apart(vllm):
 
 def test_a_record_does_not_show_kernel_blocks(vllm):
     """A block of the KV cache manager may consist of several of the attention kernel."""
-    from kvstore_vllm.pages import open_pages
+    from kvstore_vllm.opening import open_pages
 
     torch = vllm.torch
     whole = torch.arange(6 * 2 * 8 * 4, dtype=torch.float32).view(6, 2, 8, 4)

@@ -14,7 +14,7 @@ from kvstore_vllm.worker import WorkerSide
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("vllm")
-from kvstore_vllm.pages import open_pages  # noqa: E402
+from kvstore_vllm.opening import open_pages  # noqa: E402
 
 BLOCK, BLOCKS = 16, 6
 SHARDS = 2

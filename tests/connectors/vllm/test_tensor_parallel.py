@@ -42,13 +42,11 @@ class TwoRanks:
     def stored_blocks(self, turn: list[int]) -> tuple[int, int]:
         with Client(self.daemon.target) as client:
             namespace_id, keys = self.keys(client, turn)
-            return tuple(
-                sum(
-                    record is not None
-                    for record in client.get(namespace_id, keys, shard=shard, wait_s=0)
-                )
-                for shard in (0, 1)
-            )
+            spans = [Span(Part(0, shard), 0, len(keys)) for shard in (0, 1)]
+            grant = client.acquire(namespace_id, keys, spans=spans)
+            there = [slot is not None for slot in grant.slots]
+            client.release(grant.lease_id)
+            return sum(there[: len(keys)]), sum(there[len(keys) :])
 
     def flip_bit(self, turn: list[int], *, shard: int, block: int) -> None:
         """Damage one record in the arena, as bad memory would."""

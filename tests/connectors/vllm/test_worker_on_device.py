@@ -23,7 +23,8 @@ from kvstore_vllm.metadata import (  # noqa: E402
     SaveSpan,
     StepMetadata,
 )
-from kvstore_vllm.pages import DeviceMemory, open_pages  # noqa: E402
+from kvstore_vllm.opening import open_pages  # noqa: E402
+from kvstore_vllm.pages import DeviceMemory  # noqa: E402
 from kvstore_vllm.settings import Settings  # noqa: E402
 from kvstore_vllm.worker import WorkerSide  # noqa: E402
 from tests.kernels.test_paged import LAYOUTS, make_layers, same_bytes  # noqa: E402

@@ -33,6 +33,7 @@ class FakePages:
 
     record_nbytes = (RECORD, RECORD)
     writers = 2
+    coded = False
     bounced_nbytes = 0
 
     def __init__(self) -> None:
@@ -124,7 +125,9 @@ class Remote:
     async def release(self, *leases):
         return self._client.release(*leases)
 
-    async def reserve(self, namespace_id, keys, *, first_block, parent, spans, wait_s, session_id):
+    async def reserve(
+        self, namespace_id, keys, *, first_block, parent, spans, wait_s, session_id, sizes=()
+    ):
         client = self._client
         if client.error:
             raise client.error

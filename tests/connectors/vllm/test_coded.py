@@ -1,0 +1,144 @@
+"""Records that are coded, in the pages of vLLM's CPU back end and in a whole engine."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from kvstore import ConfigError, checksum  # noqa: E402
+from kvstore_kernels import native  # noqa: E402
+from kvstore_kernels.codec.places import Unplaced  # noqa: E402
+from kvstore_kernels.codec.record import Form, Header  # noqa: E402
+from kvstore_vllm import coded, places  # noqa: E402
+from kvstore_vllm.coded import CodedHostMemory  # noqa: E402
+from kvstore_vllm.metadata import SaveOrder, SaveSpan, pieces  # noqa: E402
+from kvstore_vllm.opening import open_pages  # noqa: E402
+from kvstore_vllm.pages import HostMemory  # noqa: E402
+
+BLOCKS = 6
+
+
+@pytest.fixture(scope="module", autouse=True)
+def vllm():
+    """Importing it takes a while and warns about itself."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pytest.importorskip("vllm")
+        from kvstore_vllm import compat
+
+        if not compat.STANDARD_LAYOUTS:
+            pytest.skip("vLLM before 0.30 lays blocks out in another way")
+        from vllm.v1.attention.backends import cpu_attn  # noqa: F401
+
+
+def engine_layers(dtype, tokens: int, head: int, *, count: int = 3):
+    """Layers as the engine fills them: keys and values written by its own function."""
+    from vllm import _custom_ops as ops
+    from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
+
+    isa = _get_attn_isa(dtype, tokens, head)
+    torch.manual_seed(3)
+    layers = []
+    for _ in range(count):
+        layer = torch.zeros((BLOCKS, 2, tokens, 2 * head), dtype=dtype)
+        kv = [torch.randn(BLOCKS * tokens, 2, head).to(dtype) for _ in "kv"]
+        key_cache, value_cache = layer.view(BLOCKS, 2, 2 * tokens, -1).chunk(2, dim=2)
+        slots = torch.arange(BLOCKS * tokens)
+        ops.cpu_attn_reshape_and_cache(*kv, key_cache, value_cache, slots, isa)
+        layers.append(layer)
+    return layers, [isa] * count
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize(("tokens", "head"), [(16, 64), (32, 128), (16, 80), (128, 64)])
+def test_blocks_come_back_bit_for_bit_in_fewer_bytes(dtype, tokens, head) -> None:
+    layers, isas = engine_layers(dtype, tokens, head)
+    before = [layer.clone() for layer in layers]
+    pages = open_pages([layers], BLOCKS, record="l3", isas=[isas])
+    assert isinstance(pages, CodedHostMemory)
+    blocks = [4, 0, 3]
+    records = [memoryview(bytes(each)) for each in pages.encode(0, blocks)]
+    assert {Header.parse(record).form for record in records} == {Form.L3}
+    raw = open_pages([layers], BLOCKS).record_nbytes[0]
+    share = sum(map(len, records)) / len(records) / raw
+    assert share < (0.8 if dtype is torch.bfloat16 else 0.9)
+    for layer in layers:
+        layer.zero_()
+    sums = pages.write(0, blocks, records, None)
+    assert list(sums) == [checksum(record) for record in records]
+    for layer, was in zip(layers, before, strict=True):
+        assert torch.equal(layer[blocks], was[blocks])
+        assert not layer[[1, 2, 5]].any()
+
+
+def test_what_is_no_record_has_no_checksum() -> None:
+    layers, isas = engine_layers(torch.bfloat16, 16, 64)
+    pages = open_pages([layers], BLOCKS, record="l3", isas=[isas])
+    (record,) = pages.encode(0, [1])
+    good, wrong = bytes(record), bytearray(record)
+    wrong[4] = 9
+    for bad in (bytes(wrong), good[:100], b"", good + bytes(1 << 20)):
+        sums = pages.write(0, [2, 3], [memoryview(bad), memoryview(good)], None)
+        assert list(sums) == [None, checksum(good)]
+
+
+@pytest.mark.parametrize(
+    ("why", "isas"), [("packed as ''", [[""]]), ("cannot be found out", [["no such set"]])]
+)
+def test_where_places_are_not_known_records_are_raw(why, isas, caplog) -> None:
+    layers, _ = engine_layers(torch.bfloat16, 16, 64, count=1)
+    pages = open_pages([layers], BLOCKS, record="auto", isas=isas)
+    assert type(pages) is HostMemory
+    assert "record=raw" in caplog.text
+    with pytest.raises(ConfigError, match=why):
+        open_pages([layers], BLOCKS, record="l3", isas=isas)
+
+
+def test_without_the_native_library_records_are_raw(monkeypatch, caplog) -> None:
+    layers, isas = engine_layers(torch.bfloat16, 16, 64)
+    monkeypatch.setattr(native, "_loaded", lambda: (None, "there is no library"))
+    assert type(open_pages([layers], BLOCKS, record="auto", isas=[isas])) is HostMemory
+    assert "there is no library" in caplog.text
+    with pytest.raises(ConfigError, match="there is no library"):
+        open_pages([layers], BLOCKS, record="l3", isas=[isas])
+
+
+def test_a_function_that_scatters_otherwise_is_noticed(monkeypatch) -> None:
+    """Whatever the engine does with a block, a table of strides is only believed if it fits."""
+    layers, isas = engine_layers(torch.bfloat16, 16, 64)
+    written = places._written
+
+    def shuffled(layer, isa, marks):
+        keys, values = written(layer, isa, marks)
+        keys[[3, 4]] = keys[[4, 3]]
+        return keys, values
+
+    monkeypatch.setattr(places, "_written", shuffled)
+    with pytest.raises(Unplaced, match="table of strides"):
+        coded.shape_of(layers, isas)
+
+
+def test_an_order_is_cut_into_consecutive_ones() -> None:
+    keys = tuple(bytes([i]) * 32 for i in range(10))
+    order = SaveOrder(
+        keys, 5, b"p" * 32, (SaveSpan(0, 0, tuple(range(10))), SaveSpan(1, 7, (70, 80, 90)))
+    )
+    cut = pieces(order, [100, 50], 450)
+    assert [(each.first_block, len(each.keys)) for each in cut] == [
+        (5, 3),
+        (8, 3),
+        (11, 3),
+        (14, 1),
+    ]
+    assert [each.parent for each in cut] == [b"p" * 32, keys[2], keys[5], keys[8]]
+    assert [[(s.group, s.begin, s.device_blocks) for s in each.spans] for each in cut] == [
+        [(0, 0, (0, 1, 2))],
+        [(0, 0, (3, 4, 5))],
+        [(0, 0, (6, 7, 8)), (1, 1, (70, 80))],
+        [(0, 0, (9,)), (1, 0, (90,))],
+    ]
+    assert pieces(order, [100, 50], 10_000) == [order]
+    assert len(pieces(order, [100, 50], 1)) == 10
