@@ -13,6 +13,17 @@ from kvstore.plan import KV_DTYPES
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+def ratio_option(command: F) -> F:
+    """Add --ratio."""
+    return click.option(
+        "--ratio",
+        type=click.FloatRange(1.0, 100.0),
+        default=1.0,
+        show_default=True,
+        help="How many times smaller stored blocks are: 1.38 coded by L3 in 16 bits, exactly.",
+    )(command)
+
+
 def model_options(command: F) -> F:
     """Add --model and --kv-dtype."""
     model = click.option(

@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from kvstore.cli.demand import demand_of, demand_options
-from kvstore.cli.model import model_options
+from kvstore.cli.model import model_options, ratio_option
 from kvstore.cli.words import rounded, size
 from kvstore.decide.policy import policy_by_name
 from kvstore.model.block import RECORD_NBYTES_MAX
@@ -42,6 +42,7 @@ MODEL_FLOPS_SHARE = 0.4  # of a GPU's peak that prefill reaches
 
 @click.command()
 @model_options
+@ratio_option
 @click.option("--tp", type=click.IntRange(1, 1024), default=1, help="Tensor-parallel ranks.")
 @click.option(
     "--trace",
@@ -111,6 +112,7 @@ def plan(*, as_json: bool, **options: Any) -> None:
     Examples:
       kvstore plan --model /models/Llama-3.1-8B --rate 20 --prefill 9000
       kvstore plan --model config.json --tp 8 --tflops 989 --kind agent --scale 50
+      kvstore plan --model config.json --rate 20 --prefill 9000 --ratio 1.38
       kvstore plan --model config.json --trace monday.jsonl.gz --hits 0.9 --prices 3,80,2.5
     """
     names = {item.name for item in fields(_Asked)}
@@ -126,7 +128,7 @@ def plan(*, as_json: bool, **options: Any) -> None:
     kv = load_model(asked.model, kv_dtype=asked.kv_dtype, tp=asked.tp)
     workload = _traffic(asked, demand)
     prompts = [request.tokens for request in workload.counted]
-    per_token = kv.mean_bytes_per_token(prompts)
+    per_token = kv.mean_bytes_per_token(prompts) / asked.ratio
     pace = asked.prefill or _pace(kv, asked.tflops, sum(prompts) / len(prompts))
     nbytes = round(per_token * workload.block_tokens)
     if not 1 <= nbytes <= RECORD_NBYTES_MAX:
@@ -165,6 +167,7 @@ class _Asked:
 
     model: Path | None
     kv_dtype: str
+    ratio: float
     tp: int
     trace: Path | None
     requests: int

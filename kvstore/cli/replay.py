@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from kvstore.cli import replay_table
-from kvstore.cli.model import model_options
+from kvstore.cli.model import model_options, ratio_option
 from kvstore.cli.outputs import check_outputs, check_plot
 from kvstore.cli.replay_plot import check_matplotlib, plot_results
 from kvstore.decide.policy import policy_by_name
@@ -100,6 +100,7 @@ DAY_S = 86400.0
     f" {KV_BYTES_PER_TOKEN} (Llama-3.1-8B in 16 bits).",
 )
 @model_options
+@ratio_option
 @click.option(
     "--restart-at",
     type=click.FloatRange(0, 1),
@@ -136,6 +137,7 @@ def replay_command(
       kvstore replay trace.jsonl.gz --dram 1%,2%,5%,10% --compare lru,hz --plot hits.png
       kvstore replay trace.jsonl.gz --policy hz --hints end:0.5 --json
       kvstore replay trace.jsonl.gz --model /models/llama --file 1TiB --write-budget 500GiB
+      kvstore replay trace.jsonl.gz --dram 64GiB --ratio 1.38
       kvstore replay trace.jsonl --lenient --max-requests 10000 --csv hits.csv
     """
     check_outputs(csv_path)
@@ -203,6 +205,7 @@ class _Asked:
     kv_bytes_per_token: str | None
     model: Path | None
     kv_dtype: str
+    ratio: float
     restart_at: float | None
     max_requests: int | None
     window_hours: float | None
@@ -226,17 +229,21 @@ def _read(trace: Path, asked: _Asked) -> Workload:
 def _setups(
     asked: _Asked, pairs: Sequence[tuple[str, str]], workload: Workload, nbytes: int
 ) -> list[Setup]:
-    """Return a setup for each pair of sizes and each pair of policies."""
+    """Return a setup for each pair of sizes and each pair of policies.
+
+    nbytes: of a block as the engine has it. A share of all blocks is a share of these bytes.
+    """
+    stored = max(1, round(nbytes / asked.ratio))
     return [
         Setup(
-            dram_blocks=_blocks("--dram", dram_size, workload, nbytes),
-            file_blocks=_blocks("--file", file_size, workload, nbytes),
+            dram_blocks=int(_nbytes("--dram", dram_size, workload, nbytes)) // stored,
+            file_blocks=int(_nbytes("--file", file_size, workload, nbytes)) // stored,
             dram_policy=of_dram,
             file_policy=of_file,
             admission=asked.admission,
             write_bytes_per_day=_per_day(asked.write_budget, workload, nbytes),
             reclaim=asked.reclaim,
-            record_nbytes=nbytes,
+            record_nbytes=stored,
         )
         for dram_size, file_size in product(asked.dram.split(","), asked.file_.split(","))
         for of_dram, of_file in pairs
@@ -289,11 +296,6 @@ def _record_nbytes(per_token: str | None, model: ModelKV | None, workload: Workl
             f" {nbytes:,} bytes; {RECORD_NBYTES_MAX:,} are allowed"
         )
     return nbytes
-
-
-def _blocks(option: str, text: str, workload: Workload, nbytes: int) -> int:
-    """Return how many blocks a size is."""
-    return int(_nbytes(option, text, workload, nbytes)) // nbytes
 
 
 def _nbytes(option: str, text: str, workload: Workload, nbytes: int) -> float:

@@ -74,6 +74,17 @@ def test_a_trace_is_planned_for(model: str, tmp_path: Path) -> None:
     assert 20_000 < found["prefill"] < 989e12 * 0.4 / (2 * 6.97e9)
 
 
+def test_coded_blocks_need_less_of_everything(model: str, tmp_path: Path) -> None:
+    trace = write(tmp_path / "t.jsonl.gz", chat(30, 4))
+    arguments = ("--trace", str(trace), "--prefill", "9000", "--json")
+    raw, coded = (
+        json.loads(kvstore("plan", "--model", model, *arguments, "--ratio", ratio).stdout)
+        for ratio in ("1", "2")
+    )
+    assert coded["needs"]["dram_bytes"] == pytest.approx(raw["needs"]["dram_bytes"] / 2, rel=0.01)
+    assert coded["needs"]["break_even"] == pytest.approx(raw["needs"]["break_even"] / 2)
+
+
 def test_windows_and_states_are_told(tmp_path: Path) -> None:
     for config, text in (
         (configs.GPT_OSS_20B, "layers with a window of 128 tokens keep no more of a prompt"),

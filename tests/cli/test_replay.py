@@ -46,6 +46,17 @@ def test_json_has_one_object_a_replay(trace: Path) -> None:
     assert one["format"] == "mooncake"
 
 
+def test_blocks_that_are_stored_smaller_are_more(trace: Path) -> None:
+    found = []
+    for options in (("--dram", "1%"), ("--dram", "1%", "--ratio", "3"), ("--dram", "3%")):
+        done = run(trace, *options, "--policy", "lru", "--json")
+        assert done.exit_code == 0, done.output
+        found.append(json.loads(done.stdout))
+    small, coded, large = (each["token_hit_ratio"] for each in found)
+    assert small < coded == large
+    assert "--ratio" in run(trace, "--dram", "1%", "--ratio", "0.5").output
+
+
 def test_it_writes_a_table_and_a_picture(trace: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     table, picture = tmp_path / "hits.csv", tmp_path / "hits.png"

@@ -56,6 +56,7 @@ READ_ONLY: dict[str, str] = {
     "kvstore bench transformers": "takes minutes",
     "kvstore bench recovery": "takes minutes",
     "kvstore bench index": "takes minutes",
+    "kvstore bench codec": "takes minutes, needs a model",
     "kvstore bench scrub": "takes minutes",
     "kvstore bench gpu": "needs a GPU",
     "kvstore bench peers": "takes minutes, needs other systems",

@@ -103,6 +103,17 @@ def print_index(result: Mapping[str, Any]) -> None:
     _print(table)
 
 
+def print_codec(result: Mapping[str, Any]) -> None:
+    """Print a row a form and a peer: how small, how fast."""
+    from kvstore_bench.codec.picture import points
+
+    title = f"KV in bfloat16, one core, {result['isa']}; a copy: {result['memcpy_gb_s']:.1f} GB/s"
+    table = _table(title, ("", "times smaller", "encode GB/s", "decode GB/s"))
+    for name, *figures in points(result):
+        table.add_row(name, *(f"{figure:.2f}" for figure in figures))
+    _print(table)
+
+
 def print_resumed(result: Mapping[str, Any]) -> None:
     """Print the ratios and the medians they were made of."""
     title = f"Resumed prompts of {result['plan']['prompt_tokens']:,} tokens: {result['model']}"

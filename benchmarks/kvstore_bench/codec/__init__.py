@@ -1,0 +1,1 @@
+"""`kvstore bench codec`: what coding records gains and costs."""
