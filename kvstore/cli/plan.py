@@ -111,8 +111,7 @@ def plan(*, as_json: bool, **options: Any) -> None:
     \b
     Examples:
       kvstore plan --model /models/Llama-3.1-8B --rate 20 --prefill 9000
-      kvstore plan --model config.json --tp 8 --tflops 989 --kind agent --scale 50
-      kvstore plan --model config.json --rate 20 --prefill 9000 --ratio 1.38
+      kvstore plan --model config.json --tp 8 --tflops 989 --kind agent --scale 50 --ratio 1.38
       kvstore plan --model config.json --trace monday.jsonl.gz --hits 0.9 --prices 3,80,2.5
     """
     names = {item.name for item in fields(_Asked)}

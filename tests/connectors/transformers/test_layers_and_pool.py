@@ -90,7 +90,7 @@ def test_a_layers_forward_waits_for_that_layer_alone(daemon, monkeypatch, thin_s
     gated = Gated()
     monkeypatch.setattr(prefixes, "copier_for", lambda *args: gated)
     expected = plain(model, ids)
-    with Prefixes(model, daemon.target, block_tokens=LAYER_BLOCK) as opened:
+    with Prefixes(model, daemon.target, block_tokens=LAYER_BLOCK, record="raw") as opened:
         stored(opened, ids)
         assert opened.flush()
         reached: list[int] = []
@@ -144,7 +144,7 @@ def test_a_load_that_never_ends_is_given_up(daemon, monkeypatch):
     monkeypatch.setattr(prefixes, "copier_for", lambda *args: gated)
     monkeypatch.setattr(loading, "WAIT_S", 0.2)
     expected = plain(model, ids)
-    with Prefixes(model, daemon.target) as opened:
+    with Prefixes(model, daemon.target, record="raw") as opened:
         stored(opened, ids)
         assert opened.flush()
         assert torch.equal(stored(opened, ids), expected)
@@ -166,7 +166,7 @@ def test_tokens_are_equal_through_the_ring(daemon, monkeypatch, reached):
 
         monkeypatch.setattr(prefixes, "copier_for", by_ring)
         expected = plain(model, ids)
-        with Prefixes(model, daemon.target) as opened:
+        with Prefixes(model, daemon.target, record="raw") as opened:
             opened.load(ids)  # connects
             lanes = opened._copier._lanes
             until(lambda lanes=lanes: not reached or lanes.registration.registered_nbytes, 10)
