@@ -2,57 +2,21 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
-import msgspec
 
 from kvstore_bench.chat.command import chat
 from kvstore_bench.chat.options import PLOT, generator_options
 from kvstore_bench.chat.reports.compare_command import compare
 from kvstore_bench.chat.workloads.workload import Conversation, dump, save
+from kvstore_bench.codec.command import codec
 from kvstore_bench.console import ratio_tables
-from kvstore_bench.console.exits import check_targets, explained, need, needs
-from kvstore_bench.console.progress import progress
+from kvstore_bench.console.commands import JSON, PATH, measuring, show, steps
+from kvstore_bench.console.exits import explained
+from kvstore_bench.fidelity.command import fidelity
 from kvstore_bench.peers.command import peers
-
-_json = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-_path = click.option(
-    "--path",
-    type=click.Path(exists=True, file_okay=False, writable=True, path_type=Path),
-    default=".",
-    help="Directory on the device to measure; a scratch folder in it is used.  [default: here]",
-)
-
-
-@contextmanager
-def _measuring(as_json: bool, *modules: str, plot: Path | None = None) -> Iterator[None]:
-    """Explain what makes a run impossible; `modules` and what its output needs must be there."""
-    with explained():
-        need(*modules, *needs(as_json=as_json, plot=plot))
-        check_targets(plot)
-        yield
-
-
-@contextmanager
-def _progress(title: str, total: int, as_json: bool) -> Iterator[Callable[[str], None]]:
-    """Yield what shows a step on stderr: a bar on a terminal, a line a step elsewhere."""
-    if as_json or not sys.stderr.isatty():
-        yield lambda text: click.echo(text, err=True)
-        return
-    with progress(title, total, quiet=False) as say:
-        yield say
-
-
-def _show(result: dict[str, Any], as_json: bool, table: Callable[[dict[str, Any]], None]) -> None:
-    if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(result), indent=1))
-    else:
-        table(result)
 
 
 @click.group()
@@ -62,6 +26,8 @@ def bench() -> None:
 
 bench.add_command(chat)
 bench.add_command(compare)
+bench.add_command(codec)
+bench.add_command(fidelity)
 bench.add_command(peers)
 
 
@@ -99,7 +65,7 @@ def make_conversations(output: Path, **shape: Any) -> None:
     default=0,
     help="Also time matches beside so many stored blocks of 4 KiB and a busy writer.",
 )
-@_json
+@JSON
 def store(
     *, records: int, record_mib: int, rounds: int, resident_blocks: int, as_json: bool
 ) -> None:
@@ -113,19 +79,19 @@ def store(
       kvstore bench store
       kvstore bench store --resident-blocks 1000000 --json
     """
-    with _measuring(as_json):
+    with measuring(as_json):
         from kvstore_bench.store.store import StorePlan, run
 
         plan = StorePlan(records, record_mib << 20, rounds, resident_blocks=resident_blocks)
         result = run(plan, lambda text: click.echo(text, err=True))
-        _show(result, as_json, ratio_tables.print_store)
+        show(result, as_json, ratio_tables.print_store)
 
 
 @bench.command(short_help="Time the file tier beside fio, or a bucket.")
 @click.option(
     "--tier", "kind", type=click.Choice(["file", "object"]), default="file", show_default=True
 )
-@_path
+@PATH
 @click.option("--url", default="", help="Object tier: bucket.  [default: a SeaweedFS started here]")
 @click.option("--endpoint", default="", help="Object tier: URL of an S3-compatible store.")
 @click.option("--record-mib", type=click.IntRange(1), default=2, show_default=True)
@@ -136,7 +102,7 @@ def store(
 @click.option(
     "--depth", type=click.IntRange(1, 64), help="Requests in flight.  [default: 16; object: 4]"
 )
-@_json
+@JSON
 def tier(
     *, kind: str, path: Path, url: str, endpoint: str, record_mib: int, as_json: bool, **size: int
 ) -> None:
@@ -160,25 +126,25 @@ def tier(
     def say(text: str) -> None:
         click.echo(text, err=True)
 
-    with _measuring(as_json):
+    with measuring(as_json):
         if kind == "object":
             from kvstore_bench.tiers.object_tier import ObjectPlan
             from kvstore_bench.tiers.object_tier import run as run_object
 
             result = run_object(ObjectPlan(record_mib << 20, **given), url, endpoint, say)
-            _show({"tier": kind, **result}, as_json, ratio_tables.print_object_tier)
+            show({"tier": kind, **result}, as_json, ratio_tables.print_object_tier)
             return
         from kvstore_bench.tiers.tier import TierPlan, run
 
         result = run(TierPlan(record_mib << 20, **given), path, say)
-        _show({"tier": kind, **result}, as_json, ratio_tables.print_tier)
+        show({"tier": kind, **result}, as_json, ratio_tables.print_tier)
 
 
 @bench.command(short_help="Time recovery after SIGKILL.")
-@_path
+@PATH
 @click.option("--blocks", type=click.IntRange(1000), default=1_000_000, show_default=True)
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True)
-@_json
+@JSON
 def recovery(*, path: Path, blocks: int, rounds: int, as_json: bool) -> None:
     """Measure the recovery time of a daemon after SIGKILL.
 
@@ -190,18 +156,18 @@ def recovery(*, path: Path, blocks: int, rounds: int, as_json: bool) -> None:
       kvstore bench recovery --path /mnt/nvme0
       kvstore bench recovery --blocks 100000 --json | jq .first_hit_s
     """
-    with _measuring(as_json):
+    with measuring(as_json):
         from kvstore_bench.tiers.recovery import RecoveryPlan, run
 
         result = run(RecoveryPlan(blocks, rounds), path, lambda text: click.echo(text, err=True))
-        _show(result, as_json, ratio_tables.print_recovery)
+        show(result, as_json, ratio_tables.print_recovery)
 
 
 @bench.command(short_help="Measure memory per block, and time of policies.")
 @click.option("--blocks", type=click.IntRange(1000), default=1_000_000, show_default=True)
 @click.option("--policies", default="lru,hz", show_default=True, metavar="NAME,...")
 @click.option("--daemons", is_flag=True, help="Measure full daemons instead, one per policy.")
-@_json
+@JSON
 def index(*, blocks: int, policies: str, daemons: bool, as_json: bool) -> None:
     """Measure the daemon's memory per resident block, and the time of each policy.
 
@@ -214,64 +180,18 @@ def index(*, blocks: int, policies: str, daemons: bool, as_json: bool) -> None:
       kvstore bench index --blocks 200000 --json | jq .bytes_per_block.hz
       kvstore bench index --daemons --json | jq .put_p50_us
     """
-    with _measuring(as_json):
+    with measuring(as_json):
         from kvstore_bench.store import index as planners
         from kvstore_bench.store import index_daemon
 
         plan = planners.IndexPlan(blocks, tuple(policies.split(",")))
         run = index_daemon.run if daemons else planners.run
         result = run(plan, lambda text: click.echo(text, err=True))
-        _show(result, as_json, ratio_tables.print_index)
-
-
-@bench.command(short_help="Measure how records are coded, beside other codecs.")
-@click.option(
-    "--model",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="A checkpoint of transformers, which computes KV of three texts.",
-)
-@click.option(
-    "--dump",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Read KV from this file; with --model, write it there.",
-)
-@click.option("--tokens", type=click.IntRange(64), default=2048, show_default=True)
-@click.option("--block-tokens", type=click.IntRange(8), default=16, show_default=True)
-@click.option("--rounds", type=click.IntRange(2), default=9, show_default=True)
-@_json
-@PLOT
-def codec(
-    *, model: Path | None, dump: Path | None, as_json: bool, plot: Path | None, **size: int
-) -> None:
-    """Measure bytes and speed of the forms of a record, on real KV, on one core.
-
-    L3 is exact, EP is lossy. Beside them: a plain copy, and lz4, zstd, zipnn and blosc2 as far as
-    they are installed. Sides alternate; figures are medians.
-
-    \b
-    Examples:
-      kvstore bench codec --model /models/gemma --dump kv.npz
-      kvstore bench codec --dump kv.npz --json | jq .l3
-      kvstore bench codec --model /models/gemma --plot codecs.png
-    """
-    with _measuring(as_json, *(("torch", "transformers") if model else ()), plot=plot):
-        from kvstore_bench.codec import kv as real
-        from kvstore_bench.codec.codec import CodecPlan, run
-        from kvstore_bench.codec.picture import plot_codec
-
-        def say(text: str) -> None:
-            click.echo(text, err=True)
-
-        plan = CodecPlan(**size)
-        found = real.open_kv(model, dump, plan.tokens, say)
-        result = run(found, plan, say)
-        _show(result, as_json, ratio_tables.print_codec)
-        if plot:
-            plot_codec(result, plot)
+        show(result, as_json, ratio_tables.print_index)
 
 
 @bench.command(short_help="Measure the scrub of the file tier.")
-@_path
+@PATH
 @click.option("--flips", type=click.IntRange(1), default=20, show_default=True)
 @click.option(
     "--rate-mib",
@@ -280,7 +200,7 @@ def codec(
     show_default=True,
     help="MiB/s of scrub while the tier is read.",
 )
-@_json
+@JSON
 def scrub(*, path: Path, flips: int, rate_mib: int, as_json: bool) -> None:
     """Measure the scrub of the file tier: the damage it finds, and its cost to readers.
 
@@ -292,12 +212,12 @@ def scrub(*, path: Path, flips: int, rate_mib: int, as_json: bool) -> None:
       kvstore bench scrub --path /mnt/nvme0
       kvstore bench scrub --json | jq .read_ratio_while_scrubbing
     """
-    with _measuring(as_json):
+    with measuring(as_json):
         from kvstore_bench.tiers.scrub import ScrubPlan, run
 
         plan = ScrubPlan(flips=flips, nbytes_per_s=rate_mib << 20)
         result = run(plan, path, lambda text: click.echo(text, err=True))
-        _show(result, as_json, ratio_tables.print_scrub)
+        show(result, as_json, ratio_tables.print_scrub)
 
 
 @bench.command(short_help="Time to first token of transformers, with and without.")
@@ -310,8 +230,8 @@ def scrub(*, path: Path, flips: int, rate_mib: int, as_json: bool) -> None:
 @click.option("--tokens", type=click.IntRange(64), default=2000, show_default=True)
 @click.option("--rounds", type=click.IntRange(1), default=5, show_default=True)
 @click.option("--dram-mib", type=click.IntRange(64), default=512, show_default=True)
-@_path
-@_json
+@PATH
+@JSON
 @PLOT
 def transformers(
     *,
@@ -335,7 +255,7 @@ def transformers(
       kvstore bench transformers --rounds 3 --plot resumed.png
       kvstore bench transformers --model /models/gemma --json | jq .ttft_dram_vs_cold
     """
-    with _measuring(as_json, "torch", "transformers", plot=plot):
+    with measuring(as_json, "torch", "transformers", plot=plot):
         from kvstore_bench.transformers.plot_resumed import plot_resumed
         from kvstore_bench.transformers.resumed import (
             ResumePlan,
@@ -347,17 +267,17 @@ def transformers(
 
         plan = ResumePlan(prompt_tokens=tokens, rounds=rounds, dram_bytes=dram_mib << 20)
         loaded = load_model(model, device) if model else random_llama(device)
-        with _progress("prompts", asks(plan), as_json) as say:
+        with steps("prompts", asks(plan), as_json) as say:
             result = run(loaded, plan, path, say)
-        _show(result, as_json, ratio_tables.print_resumed)
+        show(result, as_json, ratio_tables.print_resumed)
         if plot:
             plot_resumed(result, plot)
 
 
 @bench.command(short_help="Time copies between GPU memory and the daemon.")
 @click.option("--rounds", type=click.IntRange(1), default=20, show_default=True)
-@_path
-@_json
+@PATH
+@JSON
 def gpu(*, rounds: int, path: Path, as_json: bool) -> None:
     """Measure copies between GPU memory and the daemon beside the speed of the links.
 
@@ -369,9 +289,9 @@ def gpu(*, rounds: int, path: Path, as_json: bool) -> None:
       kvstore bench gpu --path /nvme
       kvstore bench gpu --json | jq .gather_vs_copy
     """
-    with _measuring(as_json, "torch", "transformers"):
+    with measuring(as_json, "torch", "transformers"):
         from kvstore_bench.gpu.gpu import GpuPlan, cuda_device, run
 
         device = cuda_device()
         result = run(GpuPlan(rounds=rounds), path, device, lambda text: click.echo(text, err=True))
-        _show(result, as_json, ratio_tables.print_gpu)
+        show(result, as_json, ratio_tables.print_gpu)

@@ -12,6 +12,7 @@ from kvstore.cli.health import Finding, note, ok, wrong
 from kvstore.cli.words import size
 from kvstore.settings import Settings
 from kvstore.system.memory import Fit, read_memory
+from kvstore_kernels import native
 
 DESCRIPTORS_SPARE = 512  # segments, extents, sockets of the daemon itself
 DESCRIPTORS_PER_SESSION = 4  # scheduler and workers: a link and a channel each
@@ -26,6 +27,7 @@ def check_machine(settings: Settings, *, running: bool) -> Iterator[Finding]:
     yield _memory(settings.dram.capacity_bytes, running=running)
     yield huge_pages(Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled"))
     yield _shm(Path("/dev/shm"))
+    yield judge_native(native.reason())
 
 
 def _descriptors(sessions_max: int) -> Finding:
@@ -75,6 +77,18 @@ def huge_pages(switch: Path) -> Finding:
         "off for shared memory: copies in and out of the arena are a little slower",
         f"echo within_size | sudo tee {switch}",
     )
+
+
+def judge_native(missing: str) -> Finding:
+    """Judge whether engines here can store coded records. missing: why not, or ""."""
+    if missing:
+        return note(
+            "coded records",
+            f"no native library, so engines here store KV raw: {missing}",
+            "python -m kvstore_kernels.native.build   (or install a wheel of this platform)",
+        )
+    isa = native.use_isa().name
+    return ok("coded records", f"native library for {isa}: engines store KV exactly, in less")
 
 
 def _shm(path: Path) -> Finding:

@@ -15,7 +15,7 @@ import pytest
 from click.testing import Result
 
 import kvstore as package
-from kvstore.cli.check_machine import huge_pages
+from kvstore.cli.check_machine import huge_pages, judge_native
 from kvstore.cli.check_vllm import check_vllm, read_arguments
 from kvstore.cli.health import Level
 from kvstore.settings import ObjectSettings
@@ -194,6 +194,14 @@ def test_huge_pages(tmp_path: Path, content: str, level: Level) -> None:
     switch.write_text(content)
     assert huge_pages(switch).level is level
     assert huge_pages(tmp_path / "none").level is Level.NOTE
+
+
+def test_without_the_native_library_it_says_so_and_how_to_get_it() -> None:
+    missing = judge_native("it is missing")
+    assert missing.level is Level.NOTE
+    assert "raw" in missing.found
+    assert "kvstore_kernels.native.build" in missing.do
+    assert judge_native("").level is Level.OK
 
 
 def test_good_arguments_of_vllm_pass(daemon: Daemon) -> None:

@@ -57,6 +57,7 @@ READ_ONLY: dict[str, str] = {
     "kvstore bench recovery": "takes minutes",
     "kvstore bench index": "takes minutes",
     "kvstore bench codec": "takes minutes, needs a model",
+    "kvstore bench fidelity": "takes minutes, needs a model",
     "kvstore bench scrub": "takes minutes",
     "kvstore bench gpu": "needs a GPU",
     "kvstore bench peers": "takes minutes, needs other systems",

@@ -50,6 +50,7 @@ from kvstore.transport import arena_wire
 from kvstore.transport.call_wire import Frame, FrameLink, Kind, Status, decode_status, encode_status
 from kvstore.transport.chunks import Scatter
 from kvstore.transport.messages import NO_PLACE, NO_SLOT, grant_of
+from tests.kernels.codec.hostile import SEEDS, decode_any
 from tests.sim.disk import File, Platter, SimDisk
 
 TAG = SegmentTag(7, 99)
@@ -312,6 +313,7 @@ TARGETS: dict[str, Target] = {
     "grant": Target(_grant, [_seed_grant(), _seed_places()]),
     "keys": Target(_keys, [b"".join(KEYS)]),
     "chunks": Target(_chunks, [bytes([5, 10, 10, 10, 5, 0, 0, 0]) + b"x" * 40]),
+    "record": Target(decode_any, SEEDS),
     "codecs": Target(
         _codecs,
         [Lz4Codec().encode(memoryview(bytes(4096))), ZstdCodec().encode(memoryview(bytes(4096)))],

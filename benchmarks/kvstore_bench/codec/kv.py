@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
@@ -13,7 +14,7 @@ import numpy.typing as npt
 from kvstore.model.checksum import checksum
 from kvstore.model.errors import InvalidRequest
 from kvstore_bench.codec.texts import TEXTS
-from kvstore_kernels.codec.coder import Coder, Memory
+from kvstore_kernels.codec.coder import BASE_PLANES, Coder, Memory
 from kvstore_kernels.codec.places import Axis, Place, Shape
 from kvstore_kernels.codec.record import DType
 
@@ -62,9 +63,18 @@ class Blocks:
     def nbytes(self) -> int:
         return int(self.count * self.record_nbytes)
 
-    def coder(self) -> Coder:
+    def coder(self, base_planes: tuple[int, int] = BASE_PLANES) -> Coder:
         layers = [Memory(page.ctypes.data, page.strides[0]) for page in self.pages]
-        return Coder(self.shape, layers, self, checksum)
+        return Coder(self.shape, layers, self, checksum, base_planes=base_planes)
+
+    def parts(self) -> list[Bits]:
+        """Return the blocks as what they were cut from: (heads, tokens, channels) each."""
+        return [
+            np.ascontiguousarray(page.transpose(1, 0, 2, 3)).reshape(
+                page.shape[1], -1, page.shape[3]
+            )
+            for page in self.pages
+        ]
 
     def read(self, block: int, record: memoryview) -> None:
         np.concatenate(
@@ -92,7 +102,7 @@ class Blocks:
 def _blocks(part: Bits, count: int, block_tokens: int) -> Bits:
     heads, _, channels = part.shape
     cut = part[:, : count * block_tokens].reshape(heads, count, block_tokens, channels)
-    return np.ascontiguousarray(cut.transpose(1, 0, 2, 3))
+    return np.array(cut.transpose(1, 0, 2, 3), order="C")  # a copy, even where it lies like that
 
 
 def computed(model: Path, tokens: int, say: Say) -> dict[str, Kv]:
@@ -109,9 +119,16 @@ def computed(model: Path, tokens: int, say: Say) -> dict[str, Kv]:
         cache = DynamicCache()  # of no configuration: layers with a window keep everything, too
         with torch.inference_mode():
             loaded(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
-        parts = [part for layer in cache.layers for part in (layer.keys[0], layer.values[0])]
-        found[name] = Kv([part.to(torch.bfloat16).view(torch.uint16).numpy() for part in parts])
+        found[name] = Kv(bits_of(cache))
     return found
+
+
+def bits_of(cache: Any) -> list[Bits]:
+    """Round the KV of transformers' `cache` to bfloat16, as bits: each layer's keys, values."""
+    import torch
+
+    parts = [part for layer in cache.layers for part in (layer.keys[0], layer.values[0])]
+    return [part.to(torch.bfloat16).view(torch.uint16).numpy() for part in parts]
 
 
 def open_kv(model: Path | None, dumped: Path | None, tokens: int, say: Say) -> dict[str, Kv]:

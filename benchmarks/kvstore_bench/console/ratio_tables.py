@@ -114,6 +114,20 @@ def print_codec(result: Mapping[str, Any]) -> None:
     _print(table)
 
 
+def print_fidelity(result: Mapping[str, Any]) -> None:
+    """Print a row a rung: how small, how different."""
+    from kvstore_bench.fidelity.picture import rows
+
+    exact = f"exact KV has perplexity {result['exact']['perplexity']:.2f}"
+    columns = ("", "times smaller", "KL", "worst text", "same token %", "perplexity")
+    table = _table(f"{result['model']}: {exact}", columns)
+    for title, each in rows(result):
+        lost = (f"{each[field]:.1e}" if each[field] else "0" for field in ("kl", "kl_max"))
+        same = f"{100 * each['top1']:.1f}"
+        table.add_row(title, f"{each['ratio']:.2f}", *lost, same, f"{each['perplexity']:.2f}")
+    _print(table)
+
+
 def print_resumed(result: Mapping[str, Any]) -> None:
     """Print the ratios and the medians they were made of."""
     title = f"Resumed prompts of {result['plan']['prompt_tokens']:,} tokens: {result['model']}"

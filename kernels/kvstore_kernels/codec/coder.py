@@ -28,9 +28,10 @@ from kvstore_kernels.codec.record import (
 from kvstore_kernels.codec.reference import splitmix64
 
 BASE_PLANES = (5, 4)
-"""Of keys and values in EP's base part."""
+"""Of keys and values in EP's base part, as the connectors store it."""
 FINE_PLANES = (3, 4)
 """And in its fine part: together all 8 of both."""
+_PLANES = 8
 _OF_SHAPE = ["layer", "tokens", "channels", "kind"]
 _LAYER = np.dtype([("address", "<u8"), ("stride", "<i8")])
 
@@ -89,8 +90,12 @@ class Coder:
         raw: RawPages,
         checksum: Callable[[memoryview], int],
         places: Sequence[Sequence[Place]] = (),
+        *,
+        base_planes: tuple[int, int] = BASE_PLANES,
     ) -> None:
-        """Raise RuntimeError without a native library, ValueError for a size that differs."""
+        """base_planes: of keys and values in EP's base part; the fine part has the rest of 8.
+
+        Raise RuntimeError without a native library, ValueError for a size that differs."""
         library = native.library()
         if library is None:
             raise RuntimeError(native.reason())
@@ -101,19 +106,21 @@ class Coder:
         self.shape = shape
         self.record_nbytes = shape.record_nbytes
         """The most a base part has: raw behind a header."""
-        self.fine_nbytes = shape.ep_nbytes(FINE_PLANES, base=False)
+        keys, values = base_planes
+        fine_planes = (_PLANES - keys, _PLANES - values)
+        self.fine_nbytes = shape.ep_nbytes(fine_planes, base=False)
         self._library = library
         self._raw = raw
         self._checksum = checksum
-        self._base_nbytes = shape.ep_nbytes(BASE_PLANES, base=True)
-        self._headers = {form: _header(form, shape).pack() for form in Form}
+        self._base_nbytes = shape.ep_nbytes(base_planes, base=True)
+        self._headers = {form: _header(form, shape, base_planes, fine_planes) for form in Form}
         self._layers = np.array(layers, _LAYER)
         self._tiles = tiles_of(places, shape.dtype) if places else shape.tiles
         if not np.array_equal(self._tiles[_OF_SHAPE], shape.tiles[_OF_SHAPE]):
             raise ValueError("these places have other heads, tokens or channels than the shape")
         signs = 1 - 2 * (splitmix64(CHANNELS_MAX) & np.uint64(1)).astype(np.int64)
         self._signs = signs.astype(np.float32)
-        self._planes = np.array([*BASE_PLANES, *FINE_PLANES], np.uint8)
+        self._planes = np.array([*base_planes, *fine_planes], np.uint8)
         self._plan = _Plan(
             self._layers.ctypes.data,
             self._tiles.ctypes.data,
@@ -325,7 +332,7 @@ class Coder:
             raise BadRecord("a fine part of another encoding of this block")
 
 
-def _header(form: Form, shape: Shape) -> Header:
+def _header(form: Form, shape: Shape, base: tuple[int, int], fine: tuple[int, int]) -> bytes:
     """Return the header that every record of a form and a shape has, but for pair and sizes."""
     return Header(
         form=form,
@@ -333,11 +340,11 @@ def _header(form: Form, shape: Shape) -> Header:
         tokens=shape.tokens,
         tiles=len(shape.tiles),
         shape=shape.digest,
-        planes={Form.EP_BASE: BASE_PLANES, Form.EP_FINE: FINE_PLANES}.get(form, (0, 0)),
-        before=BASE_PLANES if form is Form.EP_FINE else (0, 0),
+        planes={Form.EP_BASE: base, Form.EP_FINE: fine}.get(form, (0, 0)),
+        before=base if form is Form.EP_FINE else (0, 0),
         tail_at=shape.l3_tail_at if form is Form.L3 else 0,
         nbytes=0,
-    )
+    ).pack()
 
 
 def stored_nbytes(nbytes: int, shape: Shape) -> int:

@@ -8,34 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstore.model.checksum import checksum
-from kvstore_kernels.codec.coder import Encoded
 from kvstore_kernels.codec.record import HEADER_NBYTES, BadRecord, DType, Header
-from tests.kernels.codec.memory import Pages, made_up, pages, place
-
-GUARD = 0xA5
-
-
-def coded(seed: int = 1) -> tuple[Pages, Encoded, Encoded]:
-    """Return memory with records of its block 1: exact, and lossy. Blocks 0 and 2 are guards."""
-    keys, values = place("K", 1, 16, 80), place("V", 1, 16, 80, first=16 * 80)
-    page = pages([[keys, values]], DType.BF16)
-    page.fill(1, made_up(page.shape, seed))
-    exact, lossy = page.coder().encode_lossy([1, 1], [True, False], page.room(2))
-    for layer in page.memory:
-        layer[[0, 2]] = GUARD
-    return page, exact, lossy
-
-
-PAGE, EXACT, LOSSY = coded()
-
-
-def decode(base: bytes, fine: bytes | None = None) -> BadRecord | None:
-    (wrong,) = PAGE.coder().decode(
-        [1], [memoryview(base)], [None if fine is None else memoryview(fine)]
-    )
-    for layer in PAGE.memory:
-        assert (layer[[0, 2]] == GUARD).all(), "written outside the block"
-    return wrong
+from tests.kernels.codec.hostile import EXACT, LOSSY, coded, decode
+from tests.kernels.codec.memory import pages, place
 
 
 @settings(max_examples=400, deadline=None)
