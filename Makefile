@@ -57,10 +57,10 @@ demo-native: setup-demo ## the workload of demo on vLLM's own offloading and on 
 	$(BIN)/python -m kvstore_bench.demo --native --model "$(MODEL)" $(ARGS)
 
 test: setup-demo ## every test, including those with a real vLLM and a real model
-	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) $(ARGS) || $(BIN)/python -m tests.again $$? $(ARGS)
 
 test-fast: setup ## the tests without vLLM
-	$(BIN)/python -m pytest $(PARALLEL) -m "not vllm" $(ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) -m "not vllm" $(ARGS) || $(BIN)/python -m tests.again $$? -m "not vllm" $(ARGS)
 
 gpu-site: setup ## install what `make gpu` needs beside torch, cupy, transformers and numpy into GPU_SITE
 	rm -rf $(GPU_SITE)

@@ -38,9 +38,9 @@ class FaultyDisk(RealDisk):
 
     def kill(self) -> None:
         self.dead = True
-        for fd in self.opened:
+        while self.opened:  # threads of the tier open and close beside this
+            fd, _ = self.opened.popitem()
             os.close(fd)
-        self.opened.clear()
 
     def lose_power(self, draw: random.Random) -> None:
         self.kill()
@@ -84,8 +84,8 @@ class FaultyDisk(RealDisk):
         return fd
 
     def close(self, fd: int) -> None:
-        if fd in self.opened:  # not after `kill`: the number may be somebody else's by now
-            del self.opened[fd]
+        # Not after `kill`: the number may be somebody else's by now.
+        if self.opened.pop(fd, None) is not None:
             super().close(fd)
 
     def pwritev(self, fd: int, buffers: Sequence[memoryview], offset: int) -> int:

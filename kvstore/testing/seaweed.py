@@ -121,13 +121,17 @@ class Seaweed:
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def _await_bucket(self, filer: str) -> None:
-        """Make the bucket, as soon as the filer answers, and wait for the gateway."""
+        """Make the bucket, as soon as the filer answers, and wait for the gateway.
+
+        The first write into a bucket makes its volumes, which may take seconds: it is done here.
+        """
         assert self._process is not None
         deadline = time.monotonic() + START_TIMEOUT_S
         made = False
         while time.monotonic() < deadline and self._process.poll() is None:
             made = made or _status(f"{filer}/buckets/{BUCKET}/", "POST") in (200, 201, 409)
-            if made and _status(f"{self.endpoint}/status", "GET"):
+            up = made and _status(f"{self.endpoint}/status", "GET")
+            if up and _takes_writes(f"{filer}/buckets/{BUCKET}/.first"):
                 return
             time.sleep(POLL_S)
         raise Unavailable(
@@ -135,10 +139,14 @@ class Seaweed:
         )
 
 
-def _status(url: str, method: str) -> int:
+def _takes_writes(url: str) -> bool:
+    return _status(url, "PUT", b"first") == 201 and _status(url, "DELETE") == 204
+
+
+def _status(url: str, method: str, data: bytes | None = None) -> int:
     """Return the status of an answer, 0 if there is none."""
     # With a Content-Type, as data brings one, a POST would be an upload instead of a new folder.
-    request = urllib.request.Request(url, method=method)
+    request = urllib.request.Request(url, data, method=method)
     try:
         with urllib.request.urlopen(request, timeout=5) as answer:
             return int(answer.status)
