@@ -5,15 +5,15 @@ seconds, or a neighbour that takes a core, makes deadlines pass that hold at any
 fails alone, too, has failed; what does not is named, so that nobody takes it for sound.
 
     python -m tests.again STATUS [arguments of pytest]
-
-STATUS: how the first run ended. Exits with 0 if only tests failed, and none of them again.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 TESTS_FAILED = 1  # pytest's exit status; others mean that it could not run them
@@ -21,7 +21,8 @@ FAILED_MAX = 12  # more than these are no accident
 CACHE = Path(".pytest_cache/v/cache/lastfailed")
 
 
-def main(status: int, arguments: list[str]) -> int:
+def main(status: int, arguments: Sequence[str]) -> int:
+    """Return the exit status: 0 if only tests failed, and none of them again."""
     if status != TESTS_FAILED:
         return status
     failed = sorted(json.loads(CACHE.read_text()))
@@ -34,4 +35,8 @@ def main(status: int, arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), sys.argv[2:]))
+    parser = argparse.ArgumentParser(prog="python -m tests.again", description=__doc__)
+    parser.add_argument("status", type=int, help="how the first run ended")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="for pytest")
+    given = parser.parse_args()
+    sys.exit(main(given.status, given.arguments))
