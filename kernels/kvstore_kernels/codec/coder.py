@@ -236,11 +236,13 @@ class Coder:
         blocks: Sequence[int],
         bases: Sequence[memoryview],
         fines: Sequence[memoryview | None] = (),
+        sums: Sequence[int] = (),
     ) -> list[BadRecord | None]:
         """Decode records into blocks; return what was wrong with each, or None.
 
         bases: private copies, their checksums verified; what is done here with a record that lies
-        is bounded by its block. fines: fine parts of some of the bases, or nothing at all.
+        is bounded by its block. fines: fine parts of some of the bases, or nothing at all. sums:
+        the checksums of the bases, if the caller has them.
         """
         wrong: list[BadRecord | None] = [None] * len(blocks)
         forms: dict[Form, list[tuple[int, Header]]] = {form: [] for form in Form}
@@ -250,7 +252,8 @@ class Coder:
                 if header.form is Form.EP_FINE:
                     raise BadRecord("a fine part where a base part belongs")
                 if fines and (fine := fines[index]) is not None:
-                    self._check_pair(header, base, fine)
+                    sum_ = sums[index] if sums else self._checksum(base)
+                    self._check_pair(header, sum_, fine)
                 forms[header.form].append((index, header))
             except BadRecord as error:
                 wrong[index] = error
@@ -323,12 +326,20 @@ class Coder:
             raise BadRecord(f"a {header.form.name} record of {header.nbytes:,} bytes")
         return header
 
-    def _check_pair(self, header: Header, base: memoryview, fine: memoryview) -> None:
-        """Raise BadRecord unless `fine` was made with `base`."""
+    def refines(self, fine: memoryview, base_checksum: int) -> bool:
+        """Say whether a record is the fine part of the base that has this checksum."""
+        try:
+            header = self._parsed(fine)
+        except BadRecord:
+            return False
+        return header.form is Form.EP_FINE and header.pair == base_checksum
+
+    def _check_pair(self, header: Header, base_checksum: int, fine: memoryview) -> None:
+        """Raise BadRecord unless `fine` was made with the base that has this checksum."""
         second = self._parsed(fine)
         if header.form is not Form.EP_BASE or second.form is not Form.EP_FINE:
             raise BadRecord(f"a {second.form.name} record beside a {header.form.name} one")
-        if second.pair != self._checksum(base):
+        if second.pair != base_checksum:
             raise BadRecord("a fine part of another encoding of this block")
 
 
