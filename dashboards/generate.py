@@ -101,6 +101,31 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         Panel("Blocks", "short", (gauge("kvstore_blocks", "{{tier}}"),)),
         Panel("Bytes by model", "bytes", (gauge("kvstore_model_bytes", "{{model}} {{tier}}"),)),
         Panel("Blocks by model", "short", (gauge("kvstore_model_blocks", "{{model}}"),)),
+        Panel(
+            "Blocks by fidelity",
+            "short",
+            (
+                gauge("kvstore_fidelity_blocks", "{{fidelity}} {{tier}}"),
+                gauge("kvstore_refined_blocks", "{{fidelity}} {{tier}}, with fine parts"),
+            ),
+        ),
+        Panel(
+            "Bytes stored, and as engines hold them",
+            "bytes",
+            (
+                gauge("kvstore_stored_bytes", "{{fidelity}} {{tier}} stored"),
+                gauge("kvstore_raw_bytes", "{{fidelity}} {{tier}} raw"),
+            ),
+        ),
+        Panel(
+            "Fine parts that were missing",
+            "short",
+            (
+                rate("kvstore_base_hit_blocks_total", "instance", legend="served without"),
+                rate("kvstore_thinned_blocks_total", "instance", legend="dropped for room"),
+            ),
+            "A second. Blocks of lossy namespaces.",
+        ),
         Panel("Bandwidth", "Bps", (rate("kvstore_tier_bytes_total", "tier", "direction"),)),
         Panel(
             "Blocks that left",

@@ -129,6 +129,8 @@ def wire_store(settings: Settings, metrics: Metrics) -> Store:
         write_budget=_write_budget(settings.file),
         write_on_demotion=settings.file.admission == "demotion",
         write_on_second_use=settings.file.admission == "second_use",
+        write_fine_parts=settings.file.fidelity == "fine",
+        fine_share=settings.dram.fine_share,
     )
     write_behind = WriteBehind(
         planner,
@@ -176,6 +178,7 @@ def _objects(
         codec=codec_by_name(settings.file.codec),
         metrics=metrics,
         fetch_nbytes_max=int(leasable),
+        fine=settings.object.fidelity == "fine",
         now=time.monotonic,
     )
 

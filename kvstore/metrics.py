@@ -20,6 +20,8 @@ SECONDS_BUCKETS = (
     *(0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0),
 )
 
+FIDELITY = ("fidelity", "tier")  # labels
+
 
 class Metrics:
     """The metrics of one node. `tier` is dram, file or object; `direction` is read or write."""
@@ -28,6 +30,7 @@ class Metrics:
         self.registry = registry or CollectorRegistry()
         self._lookups()
         self._tiers()
+        self._fidelity()
         self._moves()
         self._hints()
         self._losses()
@@ -40,6 +43,7 @@ class Metrics:
         self._growth_pauses = 0
         self._device_states: dict[str, str] = {}
         self._models: set[str] = set()
+        self._thinned = 0
 
     def publish(self, stats: Mapping[str, Any], left: Mapping[tuple[str, str], int]) -> None:
         """Set the gauges from `Store.stats()`, and count the blocks that left, by tier and reason.
@@ -53,6 +57,9 @@ class Metrics:
         for tier in ("dram", "file"):
             self.blocks.labels(tier).set(stats[tier]["blocks"])
         self._publish_models(stats["models"])
+        self._publish_fidelities(stats["fidelities"])
+        self.thinned.inc(stats["dram"]["thinned_records"] - self._thinned)
+        self._thinned = stats["dram"]["thinned_records"]
         for name, depth in stats["queues"].items():
             self.queue_depth.labels(name).set(depth)
         self.unwritten.inc(stats["file"]["unwritten_records"] - self._unwritten)
@@ -84,6 +91,19 @@ class Metrics:
                 _remove(self.model_hits, gone, tier)
                 _remove(self.model_bytes, gone, tier)
         self._models = shown
+
+    def _publish_fidelities(self, fidelities: Sequence[Mapping[str, Any]]) -> None:
+        gauges = {
+            "blocks": self.fidelity_blocks,
+            "refined_blocks": self.refined_blocks,
+            "stored_bytes": self.stored_bytes,
+            "raw_bytes": self.raw_bytes,
+        }
+        for gauge in gauges.values():
+            gauge.clear()
+        for each in fidelities:
+            for name, gauge in gauges.items():
+                gauge.labels(each["fidelity"], each["tier"]).set(each[name])
 
     def _publish_device(self, path: str, state: str, physical_nbytes: int) -> None:
         before = self._device_states.get(path, state)
@@ -183,6 +203,26 @@ class Metrics:
             "read_only, failing; out of use: missing, failed, hung",
             "device",
             "state",
+        )
+
+    def _fidelity(self) -> None:
+        self.fidelity_blocks = self._gauge(
+            "fidelity_blocks", "Blocks by fidelity (exact, or a lossy one) and tier", *FIDELITY
+        )
+        self.refined_blocks = self._gauge(
+            "refined_blocks", "Of these, blocks that have their fine part in the tier", *FIDELITY
+        )
+        self.stored_bytes = self._gauge(
+            "stored_bytes", "Bytes of the blocks by fidelity and tier, as stored", *FIDELITY
+        )
+        self.raw_bytes = self._gauge(
+            "raw_bytes", "Bytes of the same blocks as an engine holds them", *FIDELITY
+        )
+        self.thinned = self._counter(
+            "thinned_blocks", "Fine parts that were dropped from the arena to make room"
+        )
+        self.base_hit_blocks = self._counter(
+            "base_hit_blocks", "Blocks served without a fine part that they should have"
         )
 
     def _moves(self) -> None:

@@ -169,6 +169,8 @@ def _outcome_lines(outcome: Outcome, block_tokens: int) -> list[str]:
     ]
     if outcome.ending is not None:
         lines += _indented("ended at ", ending_lines(outcome.ending))
+    if outcome.base_blocks:
+        lines.append(f"  {outcome.base_blocks} of these blocks came without their fine part")
     if outcome.lease == "expired":
         lines.append("  but its lease had expired when it was released: the engine computed it")
     return lines

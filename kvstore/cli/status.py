@@ -99,7 +99,27 @@ def _screen(target: str, stats: dict[str, Any], findings: list[Finding], *, bad:
             f"{objects['objects']} objects, {objects['state']}, "
             f"{objects['uploads_waiting']} prefixes to upload"
         )
-    return [*lines, *_hits(stats["totals"]), *_models(stats), *_clients(stats)]
+    return [
+        *lines,
+        *_fidelities(stats),
+        *_hits(stats["totals"]),
+        *_models(stats),
+        *_clients(stats),
+    ]
+
+
+def _fidelities(stats: dict[str, Any]) -> list[str]:
+    lines = []
+    for each in stats.get("fidelities", ()):
+        refined = f", {each['refined_blocks']} with fine parts" if each["refined_blocks"] else ""
+        saved = each["raw_bytes"] / max(1, each["stored_bytes"])
+        lines.append(
+            f"      {each['fidelity']} in {each['tier']}: {each['blocks']} blocks{refined}, "
+            f"{size(each['stored_bytes'])} for {size(each['raw_bytes'])} of KV ({saved:.2f}x)"
+        )
+    if lines:
+        lines[0] = f"kept  {lines[0].lstrip()}"
+    return lines
 
 
 def _hits(totals: dict[str, Any]) -> list[str]:

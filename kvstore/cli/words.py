@@ -68,6 +68,10 @@ _REASONS: dict[Reason, tuple[str, str]] = {
         "stored, but computing it is faster than loading it",
         "nothing: the request was answered sooner; a faster disk makes such hits longer",
     ),
+    Reason.COARSE: (
+        "stored without its fine part, which the request insisted on",
+        "raise dram.fine_share or dram.capacity, or set file.fidelity=fine to keep fine parts",
+    ),
     Reason.UNKNOWN: ("a reason this release does not know", "use the daemon's release of kvstore"),
 }
 

@@ -101,6 +101,7 @@ class Client:
         *,
         skip_blocks: int = 0,
         recompute_s_per_block: float = 0.0,
+        refined: bool = False,
         timeout_s: float | None = None,
     ) -> Match:
         return self._thread.wait(
@@ -109,6 +110,7 @@ class Client:
                 keys,
                 skip_blocks=skip_blocks,
                 recompute_s_per_block=recompute_s_per_block,
+                refined=refined,
                 timeout_s=timeout_s,
             )
         )
@@ -126,6 +128,7 @@ class Client:
         recompute_s_per_block: float = 0.0,
         session_id: str = "",
         file_places: bool = False,
+        refined: bool = False,
     ) -> Grant:
         return self._thread.wait(
             lambda client: client.acquire(
@@ -139,6 +142,7 @@ class Client:
                 recompute_s_per_block=recompute_s_per_block,
                 session_id=session_id,
                 file_places=file_places,
+                refined=refined,
             )
         )
 
@@ -156,6 +160,7 @@ class Client:
         wait_s: float = 0.0,
         session_id: str = "",
         sizes: Sequence[int] = (),
+        refined: bool = False,
     ) -> Grant:
         return self._thread.wait(
             lambda client: client.reserve(
@@ -167,6 +172,7 @@ class Client:
                 wait_s=wait_s,
                 session_id=session_id,
                 sizes=sizes,
+                refined=refined,
             )
         )
 

@@ -97,17 +97,19 @@ class Session:
         *,
         skip_blocks: int = 0,
         recompute_s_per_block: float = 0.0,
+        refined: bool = False,
         timeout_s: float | None = None,
     ) -> Match:
         """Return how long the prefix would hit now, and how much is worth loading.
 
-        Leases nothing.
+        Leases nothing. refined: as for `acquire`.
         """
         request = pb.MatchRequest(
             namespace_id=namespace_id,
             keys=self._caller.joined(keys),
             skip_blocks=skip_blocks,
             recompute_s_per_block=recompute_s_per_block,
+            refined=refined,
         )
         reply = await self._caller.call(
             lambda stub, _, t: stub.Match(request, timeout=t),
@@ -130,6 +132,7 @@ class Session:
         recompute_s_per_block: float = 0.0,
         session_id: str = "",
         file_places: bool = False,
+        refined: bool = False,
     ) -> Grant:
         """Lease the longest stored prefix, or exactly the parts that `spans` names.
 
@@ -146,6 +149,9 @@ class Session:
         place (`Grant.places`), valid until the lease ends. After the lease's deadline, or when the
         disk fails, the place may become a hole, or its file may vanish. A daemon that leases no
         places, or no more of them now, promotes the records as usual.
+        refined: a block of a lossy namespace without its fine part is a miss. Else fine parts come
+        along as far as they are there in time, behind the other spans, and a missing one has no
+        slot.
         """
         self._caller.check_may_lease()
         namespace, joined = self.namespace(namespace_id), self._caller.joined(keys)
@@ -166,6 +172,7 @@ class Session:
                 recompute_s_per_block=recompute_s_per_block,
                 session_id=session_id,
                 file_places=file_places,
+                refined=refined,
             )
             return stub.Acquire(request, timeout=timeout_s)
 
@@ -201,11 +208,14 @@ class Session:
         wait_s: float = 0.0,
         session_id: str = "",
         sizes: Sequence[int] = (),
+        refined: bool = False,
     ) -> Grant:
         """Lease slots for the records of `spans` that are not stored yet; then `commit`.
 
         session_id: the conversation they belong to; hints may name it later. sizes: bytes of each
-        record, over the spans in order, where the namespace's records vary.
+        record, over the spans in order, where the namespace's records vary. A fine part has a slot
+        only where its base has one: planes of two encodings never mix. refined: a base that lacks
+        its fine part is not stored, and both are replaced together.
         """
         self._caller.check_may_lease()
         namespace, joined = self.namespace(namespace_id), self._caller.joined(keys)
@@ -227,6 +237,7 @@ class Session:
                 wait_s=wait_s,
                 session_id=session_id,
                 nbytes=sizes,
+                refined=refined,
             )
             return stub.Reserve(request, timeout=timeout_s)
 

@@ -25,6 +25,7 @@ class Ask:
     recompute_s_per_block: float = 0.0  # 0: not told
     session_id: str = ""  # of the conversation; "": not told
     in_files: bool = False  # it can read the files of the file tier itself
+    refined: bool = False  # a block without its fine part is a miss
 
     @property
     def look_until(self) -> float:

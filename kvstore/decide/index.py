@@ -76,11 +76,23 @@ class StoredFrame:
 
 
 class StoredPart:
-    """One record: its checksum and where its bytes are. `loading` is a slot a read is filling."""
+    """One record: its checksum and where its bytes are. `loading` is a slot a read is filling.
+    fine: its group refines another one."""
 
-    __slots__ = ("checksum", "dirty", "frame", "loading", "nbytes", "part", "position", "resident")
+    __slots__ = (
+        "checksum",
+        "dirty",
+        "fine",
+        "frame",
+        "loading",
+        "nbytes",
+        "part",
+        "position",
+        "resident",
+    )
 
-    def __init__(self, part: Part, nbytes: int, checksum: int) -> None:
+    def __init__(self, part: Part, nbytes: int, checksum: int, *, fine: bool = False) -> None:
+        self.fine = fine
         self.part = part
         self.nbytes = nbytes
         self.checksum = checksum
@@ -93,7 +105,8 @@ class StoredPart:
 
 class StoredBlock:
     """A block and its records. Bit g of `complete` says that every shard of group g is stored
-    somewhere; of `resident_groups`, that every shard is in the arena.
+    somewhere; of `resident_groups`, that every shard is in the arena. Of a group that refines
+    another, both bits are the other's: nobody waits for fine parts.
 
     Most blocks have one record: a dictionary is made for the second one only, because it takes as
     much memory as all else that is known of a block.
@@ -174,6 +187,9 @@ class StoredBlock:
             group = record.part.group
             if group >= len(groups):
                 continue
+            if groups[group].refines != -1:
+                record.fine = True
+                continue
             shards = groups[group].shards
             stored[group] += 1
             if stored[group] == shards:
@@ -182,6 +198,10 @@ class StoredBlock:
                 resident[group] += 1
                 if resident[group] == shards:
                     resident_groups |= 1 << group
+        for index in namespace.fine:
+            base = groups[index].refines
+            complete |= (complete >> base & 1) << index
+            resident_groups |= (resident_groups >> base & 1) << index
         self.complete, self.resident_groups = complete, resident_groups
 
 

@@ -14,7 +14,7 @@ more, the one used least recently is forgotten, of those without blocks first:
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -71,6 +71,7 @@ class StoredNamespace:
 
     calls: under way in it. is_stale: it was registered when it had blocks, whose groups may have
     been completed without its specification. model: None before it has a block, or is asked for.
+    dram_records, file_records: how many a tier has, by group.
     """
 
     __slots__ = (
@@ -78,7 +79,9 @@ class StoredNamespace:
         "blocks",
         "calls",
         "dram_nbytes",
+        "dram_records",
         "file_nbytes",
+        "file_records",
         "hit_blocks",
         "id",
         "is_stale",
@@ -93,9 +96,31 @@ class StoredNamespace:
         self.spec_chars = 0
         self.model: ModelUse | None = None
         self.blocks = self.dram_nbytes = self.file_nbytes = 0
+        self.dram_records: Counter[int] = Counter()
+        self.file_records: Counter[int] = Counter()
         self.asked_blocks = self.hit_blocks = 0
         self.calls = 0
         self.is_stale = False
+
+    def raw_nbytes(self, records: Counter[int]) -> int:
+        """Return what so many records, by group, would take as an engine has them."""
+        groups = self.spec.groups if self.spec is not None else ()
+        return sum(
+            records[index] * group.record_nbytes
+            for index, group in enumerate(groups)
+            if group.refines == -1
+        )
+
+    def blocks_of(self, records: Counter[int], *, fine: bool) -> int:
+        """Return how many blocks so many records, by group, are of: as many as the group has that
+        has most. fine: with their fine parts."""
+        groups = self.spec.groups if self.spec is not None else ()
+        counts = [
+            records[index] // group.shards
+            for index, group in enumerate(groups)
+            if (group.refines != -1) is fine
+        ]
+        return max(counts, default=0)
 
     @property
     def use(self) -> NamespaceUse:
@@ -231,16 +256,18 @@ class Namespaces:
             del self._filled[found.id]
             self._empty[found.id] = found
 
-    def in_dram(self, namespace_id: NamespaceId, nbytes: int) -> None:
-        """Count bytes of a namespace that came into the arena, or (less than nothing) left it."""
+    def in_dram(self, namespace_id: NamespaceId, nbytes: int, group: int) -> None:
+        """Count the bytes of a record that came into the arena, or (less than nothing) left it."""
         found = self._all[namespace_id]
         found.dram_nbytes += nbytes
+        found.dram_records[group] += 1 if nbytes > 0 else -1
         self._modelled(found).dram_nbytes += nbytes
 
-    def in_files(self, namespace_id: NamespaceId, nbytes: int) -> None:
+    def in_files(self, namespace_id: NamespaceId, nbytes: int, group: int) -> None:
         """The same of the file tier."""
         found = self._all[namespace_id]
         found.file_nbytes += nbytes
+        found.file_records[group] += 1 if nbytes > 0 else -1
         self._modelled(found).file_nbytes += nbytes
 
     def asked(self, namespace_id: NamespaceId, blocks: int, hit_blocks: int) -> str:

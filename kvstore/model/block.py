@@ -51,6 +51,10 @@ class Group:
     shards: how many workers each store a record of their own (1 when all ranks are identical).
     varies: records have sizes of their own, and `record_nbytes` is the most of them; a reservation
         and a lease say the size of each.
+    refines: -1, or the index of the group whose lossy records these make finer: the *fine part* of
+        a block, beside its *base part*. A block is complete without its fine parts.
+    base_nbytes: of a group that refines: a base record of just so many bytes has a fine part, one
+        of another size is exact and has none.
     """
 
     name: str
@@ -58,6 +62,8 @@ class Group:
     window_tokens: int = 0
     shards: int = 1
     varies: bool = False
+    refines: int = -1
+    base_nbytes: int = 0
 
     def blocks_needed(self, hit_blocks: int, block_tokens: int) -> range:
         """Return the indices of the blocks that a resume after `hit_blocks` blocks reads."""
@@ -74,6 +80,7 @@ class Namespace:
     identity: what produced the bytes (model, weights fingerprint, KV dtype, layout, ...), as text.
     fidelity: "exact", or the name of a lossy encoding; an exact reader never gets a lossy block.
     name: the model's name for people. It is not part of the id, and `==` ignores it.
+    fine: the indices of the groups that refine others.
     """
 
     block_tokens: int
@@ -81,6 +88,7 @@ class Namespace:
     identity: tuple[tuple[str, str], ...]
     fidelity: str = "exact"
     name: str = field(default="", compare=False)
+    fine: tuple[int, ...] = field(init=False, compare=False, default=())
 
     def __post_init__(self) -> None:
         if not 1 <= self.block_tokens <= 1 << 16:
@@ -99,6 +107,29 @@ class Namespace:
         names = [name for name, _ in self.identity]
         if len(set(names)) != len(names):
             raise InvalidRequest("a namespace identity names a field twice")
+        fine = tuple(i for i, group in enumerate(self.groups) if group.refines != -1)
+        for index in fine:
+            self._check_refined(self.groups[index])
+        if len({self.groups[index].refines for index in fine}) != len(fine):
+            raise InvalidRequest("two groups refine the same one")
+        object.__setattr__(self, "fine", fine)
+
+    def _check_refined(self, group: Group) -> None:
+        """Raise InvalidRequest unless a group can refine the one that it names."""
+        if self.fidelity == "exact":
+            raise InvalidRequest(f"group {group.name} refines another in an exact namespace")
+        if not 0 <= group.refines < len(self.groups):
+            raise InvalidRequest(f"group {group.name} refines group {group.refines}: there is none")
+        base = self.groups[group.refines]
+        if base.refines != -1:
+            raise InvalidRequest(f"group {group.name} refines {base.name}, which refines another")
+        if (base.shards, base.window_tokens) != (group.shards, group.window_tokens):
+            raise InvalidRequest(f"group {group.name} has other shards or tokens than {base.name}")
+        if not 1 <= group.base_nbytes <= base.record_nbytes:
+            raise InvalidRequest(
+                f"group {group.name}: base_nbytes={group.base_nbytes} is not in "
+                f"1..{base.record_nbytes}"
+            )
 
     def to_json(self) -> str:
         """Return the canonical text: sorted keys, no spaces, ASCII. Equal text, equal namespace."""
@@ -109,6 +140,11 @@ class Namespace:
                 "shards": group.shards,
                 "window_tokens": group.window_tokens,
                 **({"varies": True} if group.varies else {}),
+                **(
+                    {"refines": group.refines, "base_nbytes": group.base_nbytes}
+                    if group.refines != -1
+                    else {}
+                ),
             }
             for group in self.groups
         ]
@@ -144,6 +180,8 @@ class Namespace:
                         window_tokens=int(group["window_tokens"]),
                         shards=int(group["shards"]),
                         varies=bool(group.get("varies", False)),
+                        refines=int(group.get("refines", -1)),
+                        base_nbytes=int(group.get("base_nbytes", 0)),
                     )
                     for group in fields["groups"]
                 ),

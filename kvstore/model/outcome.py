@@ -30,6 +30,7 @@ class Reason(StrEnum):
     DEVICE_OUT = "device_out"
     LEASED_BYTES = "leased_bytes"
     SLOWER = "slower_than_recompute"
+    COARSE = "coarse"  # fine parts were asked for, and the base part alone is stored
     UNKNOWN = "unknown"  # from a daemon that is newer than its client
 
 
@@ -60,7 +61,8 @@ class Outcome:
 
     client: name of the session. asks: acquires with this request id so far. took_s: seconds from
     the call to the answer. age_s: seconds since the answer. lease: "held" or "expired" after its
-    release, else "".
+    release, else "". base_blocks: of the hit, how many came without a fine part that they should
+    have.
     """
 
     request_id: str
@@ -76,6 +78,7 @@ class Outcome:
     asks: int = 1
     age_s: float = 0.0
     lease: str = ""
+    base_blocks: int = 0
 
 
 def is_request(asked: str, request_id: str) -> bool:

@@ -8,106 +8,45 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
 
 from kvstore.decide.ask import Ask
-from kvstore.decide.planner import DAEMON_SESSION, Planner, longest_hit, needed_spans
+from kvstore.decide.planner import (
+    DAEMON_SESSION,
+    Planner,
+    longest_hit,
+    needed_spans,
+)
 from kvstore.format.codec import decodes_to
-from kvstore.format.frame import RUN_BLOCKS_MAX, RunBlock
 from kvstore.metrics import Metrics
 from kvstore.model.block import (
-    PAGE_NBYTES,
-    BlockKey,
     Match,
-    Namespace,
-    NamespaceId,
     Part,
     Span,
-    padded,
 )
 from kvstore.model.checksum import checksum
 from kvstore.model.errors import KVStoreError
 from kvstore.move.load_race import Ended, LoadRaces
 from kvstore.move.object_deletions import Deletions, Watch
+from kvstore.move.object_load import (
+    STEP_BLOCKS,
+    Load,
+    Place,
+    Places,
+    Window,
+    block_nbytes,
+    fine_spans,
+    window_blocks,
+    with_fine,
+)
 from kvstore.move.writer import Writer
-from kvstore.tier.object import Found, FoundFrame, ObjectRead, ObjectTier, Outcome, run_blocks
+from kvstore.tier.object import ObjectRead, ObjectTier, Outcome, run_blocks
 
 logger = logging.getLogger(__name__)
 
-WINDOW_NBYTES = 16 << 20  # of records published at once: the first are up while the last are asked
 WINDOWS_MAX = 8  # on their way at once; beyond that they queue in prefix order
 LEASE_MARGIN = 0.8  # of a lease's time, to read into its slots
-STEP_BLOCKS = 128  # looked at before others run: about a millisecond
-
-
-class _Place(NamedTuple):
-    """Where in the bucket a record is."""
-
-    frame: FoundFrame
-    position: int
-
-    @property
-    def block(self) -> RunBlock:
-        return self.frame.header.blocks[self.position]
-
-    @property
-    def begin(self) -> int:
-        before = self.frame.header.blocks[: self.position]
-        return PAGE_NBYTES + sum(padded(block.stored_nbytes) for block in before)
-
-
-_Places = Mapping[Part, Mapping[BlockKey, _Place]]
-
-
-@dataclass(frozen=True, slots=True)
-class _Window:
-    """Consecutive blocks of a prefix, the parts of them a hit needs, and what of it is to come."""
-
-    namespace_id: NamespaceId
-    first: int
-    keys: tuple[BlockKey, ...]
-    parent: BlockKey | None
-    spans: tuple[Span, ...]
-    nbytes: int = field(compare=False)
-
-
-@dataclass(slots=True)
-class _Load:
-    """A prefix that is being fetched. hit: how long it was without the bucket; found: how many of
-    its blocks have been looked for; begun: before it, nothing is left to begin."""
-
-    ask: Ask
-    hit: int
-    blocks_max: int  # to be fetched
-    places: defaultdict[Part, dict[BlockKey, _Place]] = field(
-        default_factory=lambda: defaultdict(dict)
-    )
-    found: int = 0
-    begun: int = 0
-    nbytes: int = 0
-    began: float = 0.0
-    parts: list[asyncio.Task[bool]] = field(default_factory=list)
-    _frames: int = 0
-
-    @property
-    def goal_max(self) -> int:
-        return self.hit + self.blocks_max
-
-    async def note(self, found: Found, start: int) -> None:
-        """Take note of what was found from block `start` on."""
-        for number, frame in enumerate(found.frames[self._frames :]):
-            if number % (STEP_BLOCKS // RUN_BLOCKS_MAX) == 0:
-                await asyncio.sleep(0)
-            blocks = frame.header.blocks
-            self.places[frame.header.part] |= {
-                blocks[at].key: _Place(frame, at) for at in frame.live
-            }
-        self._frames = len(found.frames)
-        self.found = start + found.blocks
 
 
 class ObjectFetch:
@@ -123,9 +62,12 @@ class ObjectFetch:
         *,
         watches: Deletions,
         nbytes_max: int,
+        fine: bool = False,
         now: Callable[[], float],
     ) -> None:
-        """nbytes_max: of records fetched for one prefix."""
+        """nbytes_max: of records fetched for one prefix. fine: fine parts come with their bases;
+        else for those who insist on them."""
+        self._fine = fine
         self._deletions = watches
         self.nbytes_max = nbytes_max
         self._tier = tier
@@ -134,7 +76,7 @@ class ObjectFetch:
         self._now = now
         self._loads = LoadRaces(metrics, now)
         self._room = asyncio.Semaphore(WINDOWS_MAX)
-        self._under_way: dict[_Window, asyncio.Task[bool]] = {}
+        self._under_way: dict[Window, asyncio.Task[bool]] = {}
 
     async def promote(self, ask: Ask, match: Match, deadline: float) -> Ended:
         """Make the hit of a prefix longer than `match`, as far as the bucket has more of it.
@@ -142,7 +84,7 @@ class ObjectFetch:
         Its start is fetched while its end is still looked for.
         """
         namespace = self._planner.namespace(ask.namespace_id)
-        load = _Load(ask, match.hit_blocks, self.nbytes_max // _block_nbytes(namespace))
+        load = Load(ask, match.hit_blocks, self.nbytes_max // block_nbytes(namespace))
         aligned = run_blocks(namespace)
         start = match.hit_blocks // aligned * aligned
         with self._deletions.watch(ask.namespace_id, ask.keys) as watch:
@@ -157,7 +99,7 @@ class ObjectFetch:
                 if not watch.dead:
                     await self._begin_early(load)
             goal = await self._goal(load)
-            rest = await self._windows(ask, load.begun, goal) if goal > match.hit_blocks else []
+            rest = await self._windows(load, load.begun, goal) if goal > match.hit_blocks else []
             nbytes = load.nbytes + sum(window.nbytes for window in rest)
             if not nbytes or watch.dead:
                 return Ended.DONE
@@ -175,7 +117,7 @@ class ObjectFetch:
             arrived=lambda: all(part.result() for part in load.parts),
         )
 
-    async def _begin_early(self, load: _Load) -> None:
+    async def _begin_early(self, load: Load) -> None:
         """Begin what a hit of every length needs, in whole windows, as far as it is found.
 
         Which windows of a window group are needed, only the length of the hit can say.
@@ -183,13 +125,13 @@ class ObjectFetch:
         ask, namespace = load.ask, self._planner.namespace(load.ask.namespace_id)
         if any(group.window_tokens for group in namespace.groups):
             return
-        step = _window_blocks(namespace)
+        step = window_blocks(namespace)
         first = max(load.begun, ask.skip_blocks)
         masks = await self._masks(load, first, min(load.found, load.goal_max))
         everything = (1 << len(namespace.groups)) - 1
         there = next((i for i, mask in enumerate(masks) if mask != everything), len(masks))
         goal = first + there // step * step
-        windows = await self._windows(ask, first, goal) if goal > first else []
+        windows = await self._windows(load, first, goal) if goal > first else []
         nbytes = load.nbytes + sum(window.nbytes for window in windows)
         stakes = ask.stakes(Match(goal, load.hit))
         if stakes is not None and self._loads.pace.loses(nbytes, stakes.saved_s):
@@ -197,7 +139,7 @@ class ObjectFetch:
         self._begin(load, windows)
         load.begun = goal
 
-    def _begin(self, load: _Load, windows: Sequence[_Window]) -> None:
+    def _begin(self, load: Load, windows: Sequence[Window]) -> None:
         if not load.parts:
             load.began = self._now()
         load.parts += [self._started(window, load.places) for window in windows]
@@ -210,19 +152,20 @@ class ObjectFetch:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _goal(self, load: _Load) -> int:
+    async def _goal(self, load: Load) -> int:
         """Return how long the hit is with what the bucket has."""
         namespace = self._planner.namespace(load.ask.namespace_id)
         masks = await self._masks(load, 0, load.found)
         return min(longest_hit(namespace, masks, load.ask.skip_blocks), load.goal_max)
 
-    async def _masks(self, load: _Load, begin: int, end: int) -> list[int]:
+    async def _masks(self, load: Load, begin: int, end: int) -> list[int]:
         """Return which groups of some blocks are here or in the bucket: bit g for group g."""
         ask, namespace = load.ask, self._planner.namespace(load.ask.namespace_id)
         groups = []
         for group, spec in enumerate(namespace.groups):
             needed = [Part(group, shard) for shard in range(spec.shards)]
-            groups.append((1 << group, [(part, load.places.get(part, {})) for part in needed]))
+            if spec.refines == -1:
+                groups.append((1 << group, [(part, load.places.get(part, {})) for part in needed]))
         masks = []
         for first in range(begin, end, STEP_BLOCKS):
             await asyncio.sleep(0)
@@ -234,14 +177,17 @@ class ObjectFetch:
                 for bit, parts in groups:
                     if not mask & bit and all(p in here or key in there for p, there in parts):
                         mask |= bit
+                if namespace.fine:
+                    mask = with_fine(namespace, load, key, block, mask)
                 masks.append(mask)
         return masks
 
-    async def _windows(self, ask: Ask, begin: int, goal: int) -> list[_Window]:
+    async def _windows(self, load: Load, begin: int, goal: int) -> list[Window]:
         """Cut what a hit of `goal` blocks lacks from `begin` on into pieces, in prefix order."""
-        namespace = self._planner.namespace(ask.namespace_id)
+        ask, namespace = load.ask, self._planner.namespace(load.ask.namespace_id)
+        fine = self._fine or ask.refined
         spans = needed_spans(namespace, goal, ask.skip_blocks)
-        step = _window_blocks(namespace)
+        step = window_blocks(namespace)
         windows = []
         for first in range(max(begin, min(span.begin for span in spans)), goal, step):
             await asyncio.sleep(0)
@@ -251,6 +197,8 @@ class ObjectFetch:
                 for part, begin, end in spans
                 if begin < first + len(keys) and end > first
             )
+            if fine:
+                clipped += fine_spans(namespace, load.places, keys, clipped)
             missing = iter(self._planner.find(ask.namespace_id, keys, clipped))
             nbytes = sum(
                 sum(next(missing) is None for _ in range(begin, end))
@@ -259,10 +207,12 @@ class ObjectFetch:
             )
             if nbytes:
                 parent = ask.keys[first - 1] if first else None
-                windows.append(_Window(ask.namespace_id, first, keys, parent, clipped, nbytes))
+                windows.append(
+                    Window(ask.namespace_id, first, keys, parent, clipped, nbytes, ask.refined)
+                )
         return windows
 
-    def _started(self, window: _Window, places: _Places) -> asyncio.Task[bool]:
+    def _started(self, window: Window, places: Places) -> asyncio.Task[bool]:
         """Return the task that brings a window, which goes on whoever stops waiting for it."""
         task = self._under_way.get(window)
         if task is None:
@@ -271,11 +221,11 @@ class ObjectFetch:
             task.add_done_callback(lambda _: self._under_way.pop(window))
         return task
 
-    async def _quietly(self, window: _Window, places: _Places) -> bool:
+    async def _quietly(self, window: Window, places: Places) -> bool:
         with self._deletions.watch(window.namespace_id, window.keys) as watch:
             return await self._in_turn(window, places, watch)
 
-    async def _in_turn(self, window: _Window, places: _Places, watch: Watch) -> bool:
+    async def _in_turn(self, window: Window, places: Places, watch: Watch) -> bool:
         async with self._room:
             try:
                 return not watch.dead and await self._bring(window, places, watch)
@@ -284,7 +234,7 @@ class ObjectFetch:
                 logger.warning("fetch=failed blocks=%d reason=%r", len(window.keys), str(error))
                 return False
 
-    async def _bring(self, window: _Window, places: _Places, watch: Watch) -> bool:
+    async def _bring(self, window: Window, places: Places, watch: Watch) -> bool:
         """Write a window of records into the store. False: some could not be had."""
         found = [
             places.get(part, {}).get(key)
@@ -306,6 +256,7 @@ class ObjectFetch:
             parent=window.parent,
             spans=window.spans,
             sizes=sizes,
+            refined=window.refined,
         )
         try:
             wanted = [
@@ -327,7 +278,7 @@ class ObjectFetch:
             self.store.release(DAEMON_SESSION, [grant.lease_id])
 
     async def _fill(
-        self, wanted: Sequence[tuple[memoryview, _Place | None]], lease_s: float
+        self, wanted: Sequence[tuple[memoryview, Place | None]], lease_s: float
     ) -> list[int] | None:
         """Read records into their slots; return their checksums, None if one could not be had."""
         places = [place for _, place in wanted if place is not None]
@@ -360,15 +311,7 @@ class ObjectFetch:
         return [place.block.raw_checksum for place in places]
 
 
-def _window_blocks(namespace: Namespace) -> int:
-    return max(1, WINDOW_NBYTES // _block_nbytes(namespace))
-
-
-def _block_nbytes(namespace: Namespace) -> int:
-    return sum(padded(group.record_nbytes) * group.shards for group in namespace.groups)
-
-
-def _is_good(view: memoryview, stored: memoryview, place: _Place) -> bool:
+def _is_good(view: memoryview, stored: memoryview, place: Place) -> bool:
     """Decode a record if it needs it; return whether it is what was put. Blocking."""
     codec_id, expected = place.frame.header.codec_id, place.block.raw_checksum
     if codec_id == 0:

@@ -45,8 +45,10 @@ class Objects:
         codec: Codec,
         metrics: Metrics,
         fetch_nbytes_max: int,
+        fine: bool = False,
         now: Callable[[], float],
     ) -> None:
+        """fine: fine parts are kept in the bucket, too."""
         self._tier = tier
         self._metrics = metrics
         self._now = now
@@ -58,6 +60,7 @@ class Objects:
             metrics,
             watches=self._deletions,
             nbytes_max=fetch_nbytes_max,
+            fine=fine,
             now=now,
         )
         self._upload = ObjectUpload(
@@ -69,6 +72,7 @@ class Objects:
             metrics=metrics,
             executor=self._threads,
             codec=codec,
+            fine=fine,
             now=now,
         )
         self._uploading: asyncio.Task[None] | None = None

@@ -59,8 +59,11 @@ class ObjectUpload:
         executor: Executor,
         codec: Codec,
         now: Callable[[], float],
+        fine: bool = False,
         rest_s: float = REST_S,
     ) -> None:
+        """fine: fine parts are uploaded, too."""
+        self._fine = fine
         self._deletions = watches
         self._tier = tier
         self._planner = planner
@@ -177,11 +180,15 @@ class ObjectUpload:
             for frame in found.frames
             for at in frame.live
         }
-        return all((record.part, block.key) in there for block in run for record in block.records)
+        return all((part, block.key) in there for block in run for part in self._parts(block))
+
+    def _parts(self, block: StoredBlock) -> Iterator[Part]:
+        """Yield what is uploaded of a block."""
+        return (record.part for record in block.records if self._fine or not record.fine)
 
     async def _frames_of(self, run: Sequence[StoredBlock]) -> list[Frame]:
         namespace_id, keys = run[0].namespace_id, [block.key for block in run]
-        parts = sorted({record.part for block in run for record in block.records})
+        parts = sorted({part for block in run for part in self._parts(block)})
         spans = tuple(Span(part, 0, len(run)) for part in parts)
         await self._promotion.promote(namespace_id, keys, spans, self._now() + WAIT_S)
         records = self._planner.find(namespace_id, keys, spans)

@@ -22,6 +22,7 @@ class WriterPuts(Protocol):
         parent: BlockKey | None,
         spans: tuple[Span, ...],
         sizes: Sequence[int] = (),
+        refined: bool = False,
     ) -> Grant: ...
 
     async def commit(

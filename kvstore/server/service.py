@@ -110,6 +110,7 @@ class Service(AdminCalls):
             self._requests.keys(request.keys),
             request.skip_blocks,
             pace_of(request.recompute_s_per_block),
+            refined=request.refined,
         )
         return pb.MatchReply(
             hit_blocks=match.hit_blocks,
@@ -136,6 +137,7 @@ class Service(AdminCalls):
             recompute_s_per_block=pace_of(request.recompute_s_per_block),
             session_id=session_id_of(request.session_id),
             in_files=request.file_places,
+            refined=request.refined,
         )
         if self._recorder.listening:
             self._note(request, grant)
@@ -153,6 +155,7 @@ class Service(AdminCalls):
             wait_s=self._requests.wait_s(request.wait_s),
             session_id=session_id_of(request.session_id),
             sizes=request.nbytes,
+            refined=request.refined,
         )
         return await self._granted(grant, session, context)
 

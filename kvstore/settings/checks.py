@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 SOCKET_PATH_NBYTES_MAX = 107 - len(".arena")
 DIRECTORIES_MAX = 64
 ADMISSIONS = ("all", "demotion", "second_use")
+FIDELITIES = ("base", "fine")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
 MIB = 1 << 20
@@ -60,6 +61,7 @@ def _bounds(settings: Settings) -> list[tuple[str, float, float, float]]:
         ("server.drain_s", server.drain_s, 0, 3600),
         ("dram.capacity", dram.capacity_bytes, MIB, 1 << 50),
         ("dram.extent", dram.extent_bytes, MIB, 1 << 50),
+        ("dram.fine_share", dram.fine_share, 0, 1),
         ("file.capacity", file.capacity_bytes, MIB, 1 << 60),
         ("file.free_min", file.free_bytes_min, 0, 1 << 60),
         ("file.hang_s", file.hang_s, 0.1, 3600),
@@ -113,6 +115,8 @@ def check(settings: Settings) -> None:
             raise ConfigError(f"{key}={said[0]} is not in {said[1]}..{said[2]}")
     for key, word, choices in (
         ("file.admission", file.admission, ADMISSIONS),
+        ("file.fidelity", file.fidelity, FIDELITIES),
+        ("object.fidelity", settings.object.fidelity, FIDELITIES),
         ("server.log_level", server.log_level, LOG_LEVELS),
         ("server.log_format", server.log_format, LOG_FORMATS),
     ):

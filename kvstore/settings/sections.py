@@ -109,6 +109,13 @@ class DramSettings:
         "recorded traffic.",
         "hz",
     )
+    fine_share: float = _setting(
+        "Fraction of the arena that the fine parts of lossy blocks keep while blocks "
+        "need room. With more, fine parts leave before any block does. 0 keeps the most"
+        " blocks; 1 keeps the most fidelity.",
+        0.25,
+        live=True,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,6 +179,11 @@ class FileSettings:
         "computed before; this spares most flash, but blocks evicted from the arena "
         "before that are lost.",
         "all",
+    )
+    fidelity: str = _setting(
+        "What is written of lossy blocks. base: the base part alone, a third of the "
+        "bytes. fine: the fine part as well. Exact blocks are written whole.",
+        "base",
     )
     write_bytes_per_day: int = _setting(
         "Bytes per day that may be written to the file tier, to spare flash; 0 is no "
@@ -248,6 +260,10 @@ class ObjectSettings:
     requests_max: int = _setting("Requests in flight at once.", 32)
     in_flight_bytes_max: int = _setting(
         "Bytes being uploaded at once; a write beyond it waits.", 256 * MIB
+    )
+    fidelity: str = _setting(
+        "What is uploaded of lossy blocks, as for file.fidelity. fine needs file.fidelity=fine.",
+        "base",
     )
 
 

@@ -65,7 +65,23 @@ class Acquisition:
         """Promote as much of the prefix as may be leased and arrives before the deadline.
 
         What this node lacks comes from the object tier, while the rest comes from the file tier.
+        Fine parts come last, in the time that is left.
         """
+        acquired = await self._promote_all(ask, deadline)
+        if acquired.affordable and not ask.refined:
+            await self._refine(ask, acquired.hit, deadline)
+        return acquired
+
+    async def _refine(self, ask: Ask, hit: int, deadline: float) -> None:
+        """Promote the fine parts of a hit from the file tier, as far as they come in time."""
+        namespace = self._planner.namespace(ask.namespace_id)
+        until = min(deadline, ask.look_until)
+        if not namespace.fine or ask.in_files or hit <= ask.skip_blocks or self._now() >= until:
+            return
+        spans = needed_spans(namespace, hit, ask.skip_blocks, fine=True)
+        await self._promotion.promote(ask.namespace_id, ask.keys, spans, until)
+
+    async def _promote_all(self, ask: Ask, deadline: float) -> Acquired:
         if self._objects is None:
             return await self._promote(ask, deadline)
         match = self._match(ask)
@@ -91,7 +107,9 @@ class Acquisition:
         match = self._match(ask)
         resident = match.resident_blocks
         if ask.in_files:  # what it reads itself is no less from the file tier
-            there = self._planner.match(ask.namespace_id, ask.keys, ask.skip_blocks)
+            there = self._planner.match(
+                ask.namespace_id, ask.keys, ask.skip_blocks, refined=ask.refined
+            )
             resident = there.resident_blocks
             await asyncio.sleep(0)  # every record was looked at several times: let others run
         for attempt in range(PROMOTE_ROUNDS_MAX):
@@ -100,7 +118,7 @@ class Acquisition:
             wanted = self._affordable(namespace, ask, match.hit_blocks)
             if wanted is None:
                 return Acquired(match.hit_blocks, Reason.LEASED_BYTES, resident, affordable=False)
-            spans = needed_spans(namespace, wanted, ask.skip_blocks)
+            spans = needed_spans(namespace, wanted, ask.skip_blocks, fine=ask.refined)
             stakes = ask.stakes(replace(match, hit_blocks=wanted))
             brought = await self._promotion.promote(
                 ask.namespace_id, ask.keys, spans, deadline, stakes, in_files=ask.in_files
@@ -134,17 +152,21 @@ class Acquisition:
     def _match(self, ask: Ask, blocks: int | None = None) -> Match:
         """Match the prefix, or the first `blocks` of it."""
         return self._planner.match(
-            ask.namespace_id, ask.keys[:blocks], ask.skip_blocks, in_files=ask.in_files
+            ask.namespace_id,
+            ask.keys[:blocks],
+            ask.skip_blocks,
+            in_files=ask.in_files,
+            refined=ask.refined,
         )
 
     def _affordable(self, namespace: Namespace, ask: Ask, hit: int) -> int | None:
         """Return the hit that may be leased now; None if only other leases stand in its way."""
         skip = ask.skip_blocks
         bound = self.leasable_bytes
-        needed = self.slots_nbytes(ask, needed_spans(namespace, hit, skip))
+        needed = self.slots_nbytes(ask, needed_spans(namespace, hit, skip, fine=ask.refined))
         if needed > bound:
             hit = self._match(ask, skip + int((hit - skip) * bound / needed)).hit_blocks
-            needed = self.slots_nbytes(ask, needed_spans(namespace, hit, skip))
+            needed = self.slots_nbytes(ask, needed_spans(namespace, hit, skip, fine=ask.refined))
         return hit if needed <= self.room_bytes or hit == skip else None
 
 

@@ -64,6 +64,7 @@ class Caps:
         self._resized.set()
         self._write_behind.caps.set(file.capacity_bytes, file.free_bytes_min)
         self._write_behind.group_commit_bytes = self._node.limits.group_commit_bytes
+        self._planner.eviction.fine_parts.share = settings.dram.fine_share
         self._planner.admission.set_budget(file.write_bytes_per_day)
         if self._scrub is not None:
             self._scrub.nbytes_per_s, self._scrub.every_s = file.scrub_bytes, file.scrub_every_s
@@ -124,6 +125,7 @@ class Caps:
         limits, arena_bytes = self._node.limits, self._node.arena.capacity_bytes
         if self._node.arena.growth.waits_for_memory:
             arena_bytes = min(arena_bytes, self._node.arena.reserved_nbytes)
+        self._planner.eviction.fine_parts.resize(arena_bytes)
         self._leases.lease_s = limits.lease_s
         self._leases.sessions_max = limits.sessions_max
         self._leases.limbo_bytes_max = int(arena_bytes * limits.limbo_fraction)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from kvstore.decide.ask import Ask
 from kvstore.decide.index import HeldSlot
-from kvstore.decide.planner import SessionId, needed_spans
+from kvstore.decide.planner import SessionId, base_blocks, needed_spans
 from kvstore.model.block import BlockKey, Grant, Match, NamespaceId, Span, check_keys, padded
 from kvstore.model.errors import InvalidRequest
 from kvstore.model.outcome import Reason
@@ -50,14 +50,20 @@ class Gets:
         keys: Sequence[BlockKey],
         skip_blocks: int = 0,
         recompute_s_per_block: float = 0.0,
+        *,
+        refined: bool = False,
     ) -> Match:
-        """Return how long the prefix would hit now, and how much is worth loading. Pins nothing."""
+        """Return how long the prefix would hit now, and how much is worth loading. Pins nothing.
+
+        refined: as for `acquire`.
+        """
         _check_skip(keys, skip_blocks)
         self._write_behind.recall.index(keys)
-        match = self._planner.match(namespace_id, keys, skip_blocks)
+        match = self._planner.match(namespace_id, keys, skip_blocks, refined=refined)
         if match.resident_blocks == match.hit_blocks:
             return match
-        spans = needed_spans(self._planner.namespace(namespace_id), match.hit_blocks, skip_blocks)
+        namespace = self._planner.namespace(namespace_id)
+        spans = needed_spans(namespace, match.hit_blocks, skip_blocks, fine=refined)
         found = self._planner.find(namespace_id, keys, spans)
         nbytes = sum(r.nbytes for r in found if r is not None and r.resident is None)
         pace = self._promotion.pace
@@ -80,6 +86,7 @@ class Gets:
         recompute_s_per_block: float = 0.0,
         session_id: str = "",
         in_files: bool = False,
+        refined: bool = False,
     ) -> Grant:
         """Promote the longest stored prefix and lease it; with `spans`, exactly those parts.
 
@@ -90,7 +97,8 @@ class Gets:
         `request_id` was answered is remembered: see `outcomes`. session_id: of the conversation,
         for hints. in_files: what lies in files as it was put, and not in the arena, stays there,
         and its place is leased, as far as leases may hold the file tier; else it is promoted like
-        everything.
+        everything. refined: a block of a lossy namespace without its fine part is a miss; else fine
+        parts come along as far as they are there in time, and a missing one has no slot.
         """
         client = self._leases.check(session).client
         _check_skip(keys, skip_blocks)
@@ -109,6 +117,7 @@ class Gets:
                 recompute_s_per_block,
                 session_id,
                 in_files,
+                refined,
             )
             if spans is None:
                 return await self._lease_prefix(ask, readers, deadline)
@@ -134,7 +143,7 @@ class Gets:
         namespace = self._planner.namespace(ask.namespace_id)
         skip = ask.skip_blocks
         hit, why, resident, affordable, fetched = await self._acquisition.promote(ask, deadline)
-        spans = needed_spans(namespace, hit, skip)
+        spans = needed_spans(namespace, hit, skip, fine=ask.refined)
         if ask.in_files and not self._lends(ask, spans):
             return await self._lease_prefix(replace(ask, in_files=False), readers, deadline)
         # Others may have been granted theirs while this one waited for its bytes.
@@ -147,8 +156,18 @@ class Gets:
         dram = hit - skip - file - fetched
         asked = len(ask.keys) - skip
         self._request_log.count(ask, asked=asked, dram=dram, file=file, objects=fetched)
+        if namespace.fine and not ask.in_files:
+            spans = needed_spans(namespace, hit, skip, fine=True)
         grant = self._grant(ask, spans, readers, hit_blocks=hit)
-        self._request_log.note(ask, hit, why, grant.lease_id, file=file, objects=fetched)
+        self._request_log.note(
+            ask,
+            hit,
+            why,
+            grant.lease_id,
+            file=file,
+            objects=fetched,
+            base=base_blocks(namespace, grant),
+        )
         return grant
 
     def _grant(self, ask: Ask, spans: tuple[Span, ...], readers: int, *, hit_blocks: int) -> Grant:

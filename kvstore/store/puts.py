@@ -47,13 +47,15 @@ class Puts:
         wait_s: float = 0.0,
         session_id: str = "",
         sizes: Sequence[int] = (),
+        refined: bool = False,
     ) -> Grant:
         """Lease empty slots for the records of `spans` that are not stored yet.
 
         keys are consecutive blocks of one prefix, the first of them block `first_block`, after
         `parent`. Without room it waits up to `wait_s`; what then has no slot is `refused`.
         session_id: of the conversation they belong to, for hints. sizes: of each record, over the
-        spans; none: what the namespace says.
+        spans; none: what the namespace says. A fine part has a slot only where its base has one.
+        refined: a base that lacks its fine part is not stored, and both are replaced together.
         """
         self._leases.check(session)
         self._node.check_spans(namespace_id, keys, spans)
@@ -61,16 +63,22 @@ class Puts:
         namespace = self._planner.namespace(namespace_id)
         if sizes:
             namespace.check_sizes(spans, sizes)
-        if first_block + len(keys) - 1 > BLOCK_INDEX_MAX:
-            raise InvalidRequest(f"block {first_block} and {len(keys)} more: beyond 2**32 blocks")
+        _check_index(first_block, len(keys))
         deadline = self._now() + min(wait_s, self._node.limits.wait_max_s)
         with self._node.in_use(namespace_id):
             await self._node.recall(keys)
             held, refused = await self._find_room(
-                session, namespace_id, keys, spans, parent=parent, deadline=deadline, sizes=sizes
+                session,
+                namespace_id,
+                keys,
+                spans,
+                parent=parent,
+                deadline=deadline,
+                sizes=sizes,
+                refined=refined,
             )
             write = Reservation(
-                namespace_id, tuple(keys), first_block, parent, spans, refused, session_id
+                namespace_id, tuple(keys), first_block, parent, spans, refused, session_id, refined
             )
             try:
                 await asyncio.sleep(0)
@@ -98,6 +106,7 @@ class Puts:
         parent: BlockKey | None,
         deadline: float,
         sizes: Sequence[int],
+        refined: bool,
     ) -> tuple[Sequence[HeldSlot | None], int]:
         """Return slots, and how many records are refused when the time is over."""
         wanted = sum(map(padded, sizes)) or self._nbytes_of(namespace_id, spans)
@@ -105,7 +114,9 @@ class Puts:
             behind = self._planner.dirty.nbytes > self._node.limits.write_behind_bytes_max
             self._planner.eviction.write_ahead(wanted)
             placement = await _in_steps(
-                self._planner.puts.place(namespace_id, keys, spans, parent, sizes=sizes)
+                self._planner.puts.place(
+                    namespace_id, keys, spans, parent, sizes=sizes, refined=refined
+                )
             )
             if self._planner.dirty.count:  # what has to be written before it may leave
                 self._write_behind.wake()
@@ -164,10 +175,16 @@ class Puts:
         finally:
             self._leases.release(session, lease_id)
         self._metrics.bytes.labels("dram", "write").inc(lease.nbytes)
-        unwritten = sum(slot is None for slot in lease.held) - write.refused
+        fine = self._planner.namespace(write.namespace_id).fine
+        is_base = [s.part.group not in fine for s in write.spans for _ in range(s.begin, s.end)]
+        unwritten = (
+            sum(slot is None and base for slot, base in zip(lease.held, is_base, strict=True))
+            - write.refused
+        )
         safe = False
         if durable:
-            records = self._planner.find(write.namespace_id, write.keys, write.spans)
+            base_spans = [span for span in write.spans if span.part.group not in fine]
+            records = self._planner.find(write.namespace_id, write.keys, base_spans)
             # What was stored already may have left since `reserve` passed it over.
             gone = records.count(None) > write.refused
             safe = not gone and await self._durable([r for r in records if r is not None], wait_s)
@@ -203,6 +220,11 @@ class Puts:
             self.waiting_for_room -= 1
         for wait in pending:
             wait.cancel()
+
+
+def _check_index(first_block: int, blocks: int) -> None:
+    if first_block + blocks - 1 > BLOCK_INDEX_MAX:
+        raise InvalidRequest(f"block {first_block} and {blocks} more: beyond 2**32 blocks")
 
 
 async def _in_steps(steps: Steps[T]) -> T:

@@ -22,7 +22,8 @@ FULL_FRACTION = 0.95  # of the arena, held by clients: what is left is gaps
 
 @dataclass(frozen=True, slots=True)
 class ScanItem:
-    """A stored block as `scan` shows it. nbytes: of all its parts, uncompressed."""
+    """A stored block as `scan` shows it. nbytes: of all its parts, uncompressed. resident,
+    durable: the tier has all its base parts."""
 
     key: BlockKey
     namespace_id: NamespaceId
@@ -80,8 +81,8 @@ class Report:
                 namespace_id=block.namespace_id,
                 block_index=block.block_index,
                 nbytes=block.nbytes,
-                resident=block.resident_parts == len(block.records),
-                durable=block.framed_parts == len(block.records),
+                resident=all(r.resident is not None for r in block.records if not r.fine),
+                durable=all(r.frame is not None for r in block.records if not r.fine),
             )
             for block in heapq.nsmallest(limit, blocks, key=lambda block: block.key)
         ]

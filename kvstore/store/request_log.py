@@ -61,12 +61,15 @@ class RequestLog:
         *,
         file: int = 0,
         objects: int = 0,
+        base: int = 0,
     ) -> None:
         """Remember an answer, and how many blocks of the hit came from the file and object tiers.
 
-        why: what kept the hit from being what is stored, if anything did.
+        base: how many came without a fine part that they should have. why: what kept the hit from
+        being what is stored, if anything did.
         """
         ending = self._ending(ask, hit, why)
+        self._metrics.base_hit_blocks.inc(base)
         self._metrics.requests.labels(ending.reason if ending else COMPLETE).inc()
         outcome = Outcome(
             request_id=ask.request_id,
@@ -79,6 +82,7 @@ class RequestLog:
             object_blocks=objects,
             took_s=self._now() - ask.began,
             ending=ending,
+            base_blocks=base,
         )
         self._outcomes.note(ask.session, outcome, lease_id)
 
@@ -88,7 +92,13 @@ class RequestLog:
 
     def _ending(self, ask: Ask, hit: int, why: Reason | None) -> Ending | None:
         if why is not None:
-            stored = self._planner.match(ask.namespace_id, ask.keys, ask.skip_blocks).hit_blocks
+            stored = self._planner.match(
+                ask.namespace_id, ask.keys, ask.skip_blocks, refined=ask.refined
+            ).hit_blocks
             if stored > hit or why is Reason.LEASED_BYTES:
                 return Ending(why, hit)
+        if ask.refined:
+            match = self._planner.match(ask.namespace_id, ask.keys, ask.skip_blocks)
+            if match.hit_blocks > hit:
+                return Ending(Reason.COARSE, hit)
         return self._explainer.ending(ask.namespace_id, ask.keys, hit, ask.skip_blocks)

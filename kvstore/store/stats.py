@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from kvstore.decide.planner import Leases, Planner
@@ -25,6 +26,7 @@ def snapshot(
         "blocks": len(planner.index),
         "namespaces": len(planner.index.namespaces),
         "models": _models(planner),
+        "fidelities": _fidelities(planner),
         "sessions": len(leases.sessions()),
         "leases": leases.count,
         "clients": _clients(leases),
@@ -43,6 +45,8 @@ def snapshot(
             "growth_pauses": arena.growth.pauses,
             "evicted_blocks": planner.counts.evicted_dram,
             "lost_records": planner.counts.lost,
+            "fine_bytes": planner.eviction.fine_parts.nbytes,
+            "thinned_records": planner.counts.thinned,
         },
         "file": {
             "blocks": planner.framed_blocks,
@@ -70,6 +74,30 @@ def _models(planner: Planner) -> list[dict[str, Any]]:
             "hit_blocks": model.hit_blocks,
         }
         for model in planner.index.namespaces.models
+    ]
+
+
+def _fidelities(planner: Planner) -> list[dict[str, Any]]:
+    """Return, by fidelity and tier, the blocks, those of them with their fine part, the bytes
+    stored, and the bytes that an engine would hold for them."""
+    found: dict[tuple[str, str], Counter[str]] = {}
+    for namespace in planner.index.namespaces:
+        if namespace.spec is None:
+            continue
+        for tier, records, nbytes in (
+            ("dram", namespace.dram_records, namespace.dram_nbytes),
+            ("file", namespace.file_records, namespace.file_nbytes),
+        ):
+            found.setdefault((namespace.spec.fidelity, tier), Counter()).update(
+                blocks=namespace.blocks_of(records, fine=False),
+                refined_blocks=namespace.blocks_of(records, fine=True),
+                stored_bytes=nbytes,
+                raw_bytes=namespace.raw_nbytes(records),
+            )
+    return [
+        {"fidelity": fidelity, "tier": tier, **counts}
+        for (fidelity, tier), counts in sorted(found.items())
+        if counts["stored_bytes"]
     ]
 
 

@@ -245,6 +245,7 @@ def test_every_live_setting_changes_and_is_told(daemon: Daemon, client: Client) 
         "file.capacity": '"512MiB"',
         "file.free_min": '"1MiB"',
         "file.write_per_day": '"1TiB"',
+        "dram.fine_share": "0.5",
         "file.scrub": '"1MiB"',
         "file.scrub_every_s": "60.0",
         "object.capacity": '"1GiB"',

@@ -69,6 +69,6 @@ class Checks:
                 self._ledger.forget_part(block, record, Reason.CORRUPT)
             else:
                 self._ledger.detach(block, record)
-                if not record.dirty:
+                if not record.dirty and self._ledger.dirty.takes(record):
                     self._ledger.dirty.add(block, part, record)
         self._ledger.unpin_frame(check.frame)

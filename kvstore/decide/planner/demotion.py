@@ -121,6 +121,7 @@ class Demotion:
         return block.key not in self._spared and any(
             record.resident is not None
             and record.frame is None
+            and self._dirty.takes(record)
             and not self._dirty.has_failed(block.key, record.part)
             for record in block.records
         )

@@ -11,9 +11,13 @@ from kvstore.model.block import BlockKey, Part
 
 
 class DirtyRecords:
-    """A queue of records to write, and which of those taken from it are still unanswered."""
+    """A queue of records to write, and which of those taken from it are still unanswered.
 
-    def __init__(self, now: Callable[[], float]) -> None:
+    takes_fine: fine parts are written, too.
+    """
+
+    def __init__(self, now: Callable[[], float], *, takes_fine: bool = True) -> None:
+        self.takes_fine = takes_fine
         self.nbytes = 0
         self.queued_nbytes = 0  # of them, not taken yet
         self.last = 0  # sequence of the newest commit
@@ -32,13 +36,18 @@ class DirtyRecords:
         """Age of the oldest record the file tier has not answered for; 0 when there is none."""
         return self._now() - next(iter(self._since.values())) if self._since else 0.0
 
+    def takes(self, record: StoredPart) -> bool:
+        """Say whether a record is ever written."""
+        return self.takes_fine or not record.fine
+
     def unwritten(self, block: StoredBlock) -> Iterator[tuple[Part, StoredPart]]:
-        """Yield what the arena alone has of a block, nobody is writing, and no write has failed."""
+        """Yield what the arena alone has of a block and may be written, nobody is writing, and no
+        write has failed."""
         for record in block.records:
             part = record.part
             if record.resident is None or record.frame is not None or record.dirty:
                 continue
-            if not self.has_failed(block.key, part):
+            if self.takes(record) and not self.has_failed(block.key, part):
                 yield part, record
 
     def settled(self, sequence: int) -> bool:

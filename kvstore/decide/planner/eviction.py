@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
-from kvstore.decide.index import Extent, HeldSlot, StoredBlock, StoredFrame
+from kvstore.decide.index import Extent, HeldSlot, StoredBlock, StoredFrame, StoredPart
+from kvstore.decide.planner.fine_parts import FineParts
 from kvstore.decide.planner.ledger import Ledger
 from kvstore.decide.planner.moves import Space
 from kvstore.model.block import BlockKey, Slot, padded
@@ -30,12 +31,54 @@ class Eviction:
         self._index = ledger.index
         self._dram = dram
 
-    def find_slot(self, nbytes: int) -> HeldSlot | None:
-        """Return an unpinned slot, evicting for it, or None."""
+    @property
+    def fine_parts(self) -> FineParts:
+        """The fine parts that the arena has."""
+        return self._ledger.fine_parts
+
+    def find_slot(self, nbytes: int, *, fine: bool = False) -> HeldSlot | None:
+        """Return an unpinned slot, evicting for it, or None.
+
+        Fine parts leave first, as far as they have more than their share. fine: the slot is for
+        one of them: no block leaves for it while they have their share.
+        """
         slot = self._dram.allocate(nbytes)
-        if slot is None:
+        has_share = self.fine_parts.nbytes >= self.fine_parts.nbytes_min
+        if slot is None and has_share:
+            slot = self._slot_of_fine_parts(nbytes)
+        if slot is None and not (fine and has_share):
             slot = self._slot_of_victims(nbytes)
         return HeldSlot(slot) if slot is not None else None
+
+    def _slot_of_fine_parts(self, nbytes: int) -> Slot | None:
+        """Drop fine parts until a slot is free."""
+        for key, record in self.fine_parts.to_leave():
+            if self.fine_parts.nbytes < self.fine_parts.nbytes_min:
+                break
+            block = self._index.by_key(key)
+            assert block is not None
+            if self._drop_fine(block, record):
+                slot: Slot | None = self._dram.allocate(nbytes)
+                if slot is not None:
+                    return slot
+        return None
+
+    def _drop_fine(self, block: StoredBlock, record: StoredPart) -> bool:
+        """Drop the arena's copy of a fine part, unless somebody needs it."""
+        held = record.resident
+        if held is None or held.pins or record.dirty:
+            return False
+        demotion, dirty = self._ledger.demotion, self._ledger.dirty
+        unwritten = record.frame is None and dirty.takes(record)
+        if demotion is not None and unwritten and demotion.holds_back(block):
+            return False
+        self._ledger.make_absent(block, record)
+        if record.frame is None:
+            dirty.give_up(block.key, record.part)
+            block.remove(record)
+        self._ledger.counts.thinned += 1
+        self._ledger.settle(block)
+        return True
 
     def _slot_of_victims(self, nbytes: int) -> Slot | None:
         """Evict what is to leave first until a slot is free. If it had to pass over what somebody
@@ -87,7 +130,7 @@ class Eviction:
             while above is not None and above.parent is not None and looked_at < VICTIMS_MAX:
                 looked_at += 1
                 above = self._index.by_key(above.parent)
-                if above is not None and above.resident_parts and _is_framed(above):
+                if above is not None and above.resident_parts and self._is_framed(above):
                     yield above
 
     def shed(self, nbytes: int) -> int:
@@ -132,7 +175,7 @@ class Eviction:
             if not self._ledger.policies.dram.is_leaf(key):
                 break
             resident = [r for r in block.records if r.resident is not None]
-            if any(record.frame is None or record.dirty for record in resident):
+            if any(record.dirty for record in resident) or not self._is_framed(block):
                 if self._ledger.demotion is not None:
                     self._ledger.demotion.queue_wanted(alone)
                 return blocks, nbytes, any(record.dirty for record in resident)
@@ -165,7 +208,7 @@ class Eviction:
             self._ledger.make_absent(block, record)
             if record.frame is None:
                 block.remove(record)
-                lost += 1
+                lost += not record.fine
                 self._ledger.counts.never_durable += self._ledger.dirty.give_up(
                     block.key, record.part
                 )
@@ -176,6 +219,11 @@ class Eviction:
         self._ledger.counts.left["dram", Reason.LOST if lost else Reason.EVICTED] += 1
         self._ledger.settle(block)
         return True
+
+    def _is_framed(self, block: StoredBlock) -> bool:
+        """Say whether the file tier has all that it is to have of a block."""
+        takes = self._ledger.dirty.takes
+        return all(record.frame is not None or not takes(record) for record in block.records)
 
     def evict_file(self, nbytes: int, helps: Callable[[Extent], bool] = lambda extent: True) -> int:
         """Drop whole frames, tails of prefixes first, until `nbytes` are on their way back.
@@ -213,8 +261,3 @@ def _resident_nbytes(block: StoredBlock) -> int:
     """Return what a block takes of the arena."""
     slots = [record.resident for record in block.records]
     return sum(padded(slot.nbytes) for slot in slots if slot is not None)
-
-
-def _is_framed(block: StoredBlock) -> bool:
-    """Say whether the file tier has all of a block."""
-    return all(record.frame is not None for record in block.records)

@@ -123,9 +123,9 @@ class Explainer:
     ) -> BlockRange:
         block = self._index.get(namespace_id, key)
         if block is not None and self._is_complete(namespace_id, block):
-            dram, file = (
-                count == len(block.records) for count in (block.resident_parts, block.framed_parts)
-            )
+            base = [record for record in block.records if not record.fine]
+            dram = all(record.resident is not None for record in base)
+            file = all(record.frame is not None for record in base)
             return BlockRange(at, at + 1, dram, file)
         reason, left_s = self._absence(key, reserved)
         return BlockRange(at, at + 1, False, False, reason, left_s)

@@ -54,7 +54,8 @@ class Lease:
 class Reservation:
     """What a commit needs to know of its reserve.
 
-    conversation: whose blocks they are; "": nobody has told.
+    conversation: whose blocks they are; "": nobody has told. refined: what is stored without its
+    fine part is to be replaced.
     """
 
     namespace_id: NamespaceId
@@ -64,6 +65,7 @@ class Reservation:
     spans: tuple[Span, ...]
     refused: int
     conversation: str = ""
+    refined: bool = False
 
 
 @dataclass(slots=True)

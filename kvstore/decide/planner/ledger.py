@@ -14,6 +14,7 @@ from kvstore.decide.index import HeldSlot, Index, StoredBlock, StoredFrame, Stor
 from kvstore.decide.planner.demotion import Demotion
 from kvstore.decide.planner.departures import Departures
 from kvstore.decide.planner.dirty import DirtyRecords
+from kvstore.decide.planner.fine_parts import FINE_SHARE, FineParts, base_of
 from kvstore.decide.planner.moves import Space
 from kvstore.decide.planner.policies import Policies
 from kvstore.model.block import padded
@@ -26,7 +27,7 @@ class Counts:
     of these `never_durable` had none ever, because writes failed.
 
     left: blocks by (tier, why), those deleted on purpose included. unwritten: records that the
-    write budget kept out of the file tier.
+    write budget kept out of the file tier. thinned: fine parts that made room in the arena.
     """
 
     evicted_dram: int = 0
@@ -34,6 +35,7 @@ class Counts:
     lost: int = 0
     never_durable: int = 0
     unwritten: int = 0
+    thinned: int = 0
     left: Counter[tuple[str, str]] = field(default_factory=Counter)
 
 
@@ -48,9 +50,12 @@ class Ledger:
         *,
         now: Callable[[], float],
         departed_keys_max: int,
+        write_fine_parts: bool = True,
+        fine_share: float = FINE_SHARE,
     ) -> None:
         self.index = Index()
-        self.dirty = DirtyRecords(now)
+        self.dirty = DirtyRecords(now, takes_fine=write_fine_parts)
+        self.fine_parts = FineParts(fine_share)
         self.counts = Counts()
         self.departures = Departures(departed_keys_max, now)
         self.resident_blocks = 0
@@ -82,7 +87,7 @@ class Ledger:
         self.drop_frame(frame, Reason.DEVICE_OUT)
         for block in blocks:
             record = block.record(frame.part)
-            if record is not None and not record.dirty:
+            if record is not None and not record.dirty and self.dirty.takes(record):
                 self.dirty.add(block, frame.part, record)
 
     def unpin_frame(self, frame: StoredFrame) -> None:
@@ -142,17 +147,28 @@ class Ledger:
         block.remove(record)
 
     def settle(self, block: StoredBlock) -> None:
+        """Finish a change of a block. A fine part whose base is gone goes as well."""
+        for record in block.records:
+            if record.fine:
+                self._drop_without_base(block, record)
         if block.records:
             self.index.refresh(block)
         else:
             self.index.remove(block)
+
+    def _drop_without_base(self, block: StoredBlock, record: StoredPart) -> None:
+        namespace = self.index.namespaces.spec(block.namespace_id)
+        if namespace is not None and block.record(base_of(namespace, record.part)) is None:
+            self.drop(block, record)
 
     # ---- the four steps ----------------------------------------------------------------------
 
     def make_resident(self, block: StoredBlock, record: StoredPart, held: HeldSlot) -> None:
         held.indexed = True
         record.resident = held
-        self.index.namespaces.in_dram(block.namespace_id, padded(held.nbytes))
+        self.index.namespaces.in_dram(block.namespace_id, padded(held.nbytes), record.part.group)
+        if record.fine:
+            self.fine_parts.came(block.key, record)
         block.resident_parts += 1
         if block.resident_parts == 1:
             self.policies.dram.insert(block.key, block.parent)
@@ -163,7 +179,9 @@ class Ledger:
         if held is None:
             return
         held.indexed = False
-        self.index.namespaces.in_dram(block.namespace_id, -padded(held.nbytes))
+        self.index.namespaces.in_dram(block.namespace_id, -padded(held.nbytes), record.part.group)
+        if record.fine:
+            self.fine_parts.went(block.key, record)
         self.orphans += held.pins > 0
         self.unpin(held)
         block.resident_parts -= 1
@@ -186,7 +204,8 @@ class Ledger:
         record.frame, record.position = frame, position
         frame.blocks[position] = block
         self.frames.setdefault(frame)
-        self.index.namespaces.in_files(block.namespace_id, padded(frame.stored_nbytes[position]))
+        nbytes = padded(frame.stored_nbytes[position])
+        self.index.namespaces.in_files(block.namespace_id, nbytes, frame.part.group)
         block.framed_parts += 1
         if block.framed_parts == 1:
             admit = self.policies.file.adopt if found else self.policies.file.insert
@@ -199,7 +218,7 @@ class Ledger:
             return
         del frame.blocks[record.position]
         nbytes = padded(frame.stored_nbytes[record.position])
-        self.index.namespaces.in_files(block.namespace_id, -nbytes)
+        self.index.namespaces.in_files(block.namespace_id, -nbytes, frame.part.group)
         self.free_if_dead(frame)
         block.framed_parts -= 1
         if not block.framed_parts:

@@ -57,10 +57,18 @@ def _longest_window_hit(
     return skip_blocks
 
 
-def needed_spans(namespace: Namespace, hit_blocks: int, skip_blocks: int = 0) -> tuple[Span, ...]:
-    """Return the parts a resume after `hit_blocks` reads, beyond the caller's own blocks."""
+def needed_spans(
+    namespace: Namespace, hit_blocks: int, skip_blocks: int = 0, *, fine: bool = False
+) -> tuple[Span, ...]:
+    """Return the parts a resume after `hit_blocks` reads, beyond the caller's own blocks.
+
+    fine: those that refine others as well, behind all others.
+    """
     spans = []
-    for index, group in enumerate(namespace.groups):
+    groups = [(i, group) for i, group in enumerate(namespace.groups) if group.refines == -1]
+    if fine:
+        groups += [(i, namespace.groups[i]) for i in namespace.fine]
+    for index, group in groups:
         needed = group.blocks_needed(hit_blocks, namespace.block_tokens)
         begin = max(needed.start, skip_blocks)
         if begin < hit_blocks:

@@ -29,6 +29,9 @@ def reachable_groups(block: StoredBlock, namespace: Namespace) -> int:
             there[group] += 1
             if there[group] == groups[group].shards:
                 mask |= 1 << group
+    for index in namespace.fine:  # nobody waits for these: see `StoredBlock`
+        mask &= ~(1 << index)
+        mask |= (mask >> groups[index].refines & 1) << index
     return mask
 
 

@@ -31,6 +31,7 @@ from kvstore.decide.planner.checks import Checks
 from kvstore.decide.planner.departures import Departures
 from kvstore.decide.planner.dirty import DirtyRecords
 from kvstore.decide.planner.eviction import Eviction
+from kvstore.decide.planner.fine_parts import FINE_SHARE, refined_groups
 from kvstore.decide.planner.ledger import Counts, Ledger
 from kvstore.decide.planner.match import longest_hit
 from kvstore.decide.planner.moves import Space
@@ -63,7 +64,8 @@ class Planner:
     run_nbytes_max: payload of the largest frame that the file tier takes. read_nbytes_max: what one
     read promotes at most, if that is more than one record. write_budget: what it does not admit
     stays in the arena alone. write_on_demotion: write what is about to leave the arena, not
-    everything at once. write_on_second_use: write what is used again.
+    everything at once. write_on_second_use: write what is used again. write_fine_parts: the file
+    tier keeps them, too. fine_share: of the arena, kept by fine parts when blocks need room.
     """
 
     def __init__(
@@ -80,11 +82,19 @@ class Planner:
         write_budget: WriteBudget | None = None,
         write_on_demotion: bool = False,
         write_on_second_use: bool = False,
+        write_fine_parts: bool = True,
+        fine_share: float = FINE_SHARE,
     ) -> None:
         self._now = now
         self._policies = Policies(dram_policy, file_policy, now, has_file=file is not None)
         ledger = self._ledger = Ledger(
-            dram, file, self._policies, now=now, departed_keys_max=departed_keys_max
+            dram,
+            file,
+            self._policies,
+            now=now,
+            departed_keys_max=departed_keys_max,
+            write_fine_parts=write_fine_parts,
+            fine_share=fine_share,
         )
         self.admission = Admission(
             ledger,
@@ -140,13 +150,17 @@ class Planner:
         skip_blocks: int = 0,
         *,
         in_files: bool = False,
+        refined: bool = False,
     ) -> Match:
         """Return how long the prefix would hit now. Changes nothing.
 
-        in_files: what the asker could read in files by itself counts as resident.
+        in_files: what the asker could read in files by itself counts as resident. refined: a block
+        without a fine part that it should have is a miss.
         """
         namespace = self.namespace(namespace_id)
         blocks = self.index.find(namespace_id, keys)
+        if refined and namespace.fine:
+            return _match_refined(namespace, blocks, skip_blocks, in_files=in_files)
         complete = [0 if block is None else block.complete for block in blocks]
         resident = [0 if block is None else block.resident_groups for block in blocks]
         if in_files and resident != complete:
@@ -171,6 +185,9 @@ class Planner:
         """Note that a request asked for a prefix, whether or not all of it is stored."""
         self.admission.asked(prefix)
         self._policies.touch(prefix)
+        if self._ledger.fine_parts:
+            found = map(self.index.by_key, prefix)
+            self._ledger.fine_parts.touch([block for block in found if block is not None])
         self.admission.used(prefix)
 
     # ---- hints: see also `pins` and `eviction.demote_prefix` -----------------------------------
@@ -257,3 +274,21 @@ class Planner:
         """Take what another life has saved, before anything is recovered; what cannot be read is
         ignored."""
         self._policies.load(self.admission.load(saved))
+
+
+def _match_refined(
+    namespace: Namespace,
+    blocks: Sequence[StoredBlock | None],
+    skip_blocks: int,
+    *,
+    in_files: bool,
+) -> Match:
+    """Return how long a prefix would hit with all its fine parts."""
+    stored = [refined_groups(block, namespace, resident=False) if block else 0 for block in blocks]
+    here = [
+        refined_groups(block, namespace, resident=True, in_files=in_files) if block else 0
+        for block in blocks
+    ]
+    return Match(
+        longest_hit(namespace, stored, skip_blocks), longest_hit(namespace, here, skip_blocks)
+    )

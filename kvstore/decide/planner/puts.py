@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
 from kvstore.decide.index import HeldSlot, StoredBlock, StoredPart
 from kvstore.decide.planner.admission import Admission
 from kvstore.decide.planner.eviction import Eviction
+from kvstore.decide.planner.fine_parts import base_of, lacks_fine
 from kvstore.decide.planner.leases import Reservation
 from kvstore.decide.planner.ledger import Ledger
 from kvstore.decide.planner.steps import STEP_BLOCKS, Steps
-from kvstore.model.block import BlockKey, NamespaceId, Span
+from kvstore.model.block import BlockKey, Namespace, NamespaceId, Part, Span
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +41,22 @@ class Puts:
         parent: BlockKey | None = None,
         *,
         sizes: Sequence[int] = (),
+        refined: bool = False,
     ) -> Steps[Placement]:
         """Find slots for records, evicting for them; None where one is stored already.
 
         Blocks are served from the first on: where room ends, every later one is refused, because
         the start of a prefix is worth more than its end. What the arena has of the prefix stays.
-        parent: the block before the first one. sizes: of each record, in bytes, over the spans;
-        none: what the namespace says.
+        Fine parts come last, so that those of a prefix lie together: a fine part has a slot only
+        where its base has one, and none is not a refusal. parent: the block before the first one.
+        sizes: of each record, in bytes, over the spans; none: what the namespace says. refined: a
+        base that lacks its fine part is not stored.
         """
         namespace = self._index.namespaces.use(namespace_id)
         starts = _starts(spans)
         held: list[HeldSlot | None] = [None] * starts.pop()
         refused = 0
+        base = [(s, at) for s, at in zip(spans, starts, strict=True) if not _is_fine(namespace, s)]
         tail: list[HeldSlot] = []  # pinned: of the last block that is here, so all before it stay
         self._move_pin(tail, self._index.get(namespace_id, parent) if parent is not None else None)
         try:
@@ -60,14 +65,18 @@ class Puts:
                     yield
                 block = self._index.get(namespace_id, keys[i])
                 self._move_pin(tail, block)
-                for span, start in zip(spans, starts, strict=True):
-                    if not span.begin <= i < span.end or (block and block.record(span.part)):
+                for span, start in base:
+                    if not span.begin <= i < span.end:
+                        continue
+                    if block and self._stays(namespace, block, span.part, refined=refined):
                         continue
                     at = start + i - span.begin
                     nbytes = sizes[at] if sizes else namespace.record_nbytes(span.part)
                     slot = None if refused else self._eviction.find_slot(nbytes)
                     held[at] = slot
                     refused += slot is None
+            if len(base) < len(spans):
+                yield from self._place_fine(namespace, spans, sizes, held)
         except BaseException:  # nobody waits for the answer any more
             for slot in held:
                 if slot is not None:
@@ -76,6 +85,34 @@ class Puts:
         finally:
             self._ledger.drop_pins(tail)
         return Placement(tuple(held), refused)
+
+    def _place_fine(
+        self,
+        namespace: Namespace,
+        spans: Sequence[Span],
+        sizes: Sequence[int],
+        held: list[HeldSlot | None],
+    ) -> Steps[None]:
+        """Find slots for the fine parts of the bases that have one in `held`."""
+        looked_at = 0
+        for at, base_at, part in _fine_slots(namespace, spans):
+            looked_at += 1
+            if looked_at % STEP_BLOCKS == 0:
+                yield
+            base = held[base_at]
+            if base is None or base.nbytes != namespace.groups[part.group].base_nbytes:
+                continue
+            nbytes = sizes[at] if sizes else namespace.record_nbytes(part)
+            held[at] = self._eviction.find_slot(nbytes, fine=True)
+
+    def _stays(
+        self, namespace: Namespace, block: StoredBlock, part: Part, *, refined: bool
+    ) -> bool:
+        """Say whether what is stored of a base part is what a put wants to be stored."""
+        if block.record(part) is None:
+            return False
+        fine = (Part(i, part.shard) for i in namespace.fine if part.group == _refines(namespace, i))
+        return not refined or not any(lacks_fine(namespace, block, each) for each in fine)
 
     def _move_pin(self, tail: list[HeldSlot], block: StoredBlock | None) -> None:
         """Pin what the arena has of a block, instead of `tail`."""
@@ -104,30 +141,57 @@ class Puts:
         new = existing = 0
         spans, index = reservation.spans, self._index
         starts = _starts(spans)
+        namespace = index.namespaces.use(reservation.namespace_id)
+        order = sorted(range(len(spans)), key=lambda each: _is_fine(namespace, spans[each]))
         for i in range(len(reservation.keys)):
             if i and i % STEP_BLOCKS == 0:
                 yield
             touched = None
-            for (part, begin, end), start in zip(spans, starts[:-1], strict=True):
-                at = start + i - begin
+            came: set[Part] = set()  # base parts that this step publishes
+            for each in order:
+                part, begin, end = spans[each]
+                at = starts[each] + i - begin
                 slot = held[at] if begin <= i < end else None
                 if slot is None:
                     continue
+                fine = part.group in namespace.fine
+                if fine and base_of(namespace, part) not in came:
+                    continue  # another writer's base is there, or ours was taken away
                 block = self._block_of(reservation, i)
-                if block is None or block.record(part) is not None:
+                if block is None or not self._make_way(reservation, namespace, block, part):
                     existing += 1
                     continue
-                record = StoredPart(index.own_part(part), slot.nbytes, checksums[at])
+                came.add(part)
+                record = StoredPart(index.own_part(part), slot.nbytes, checksums[at], fine=fine)
                 block.add(record)
                 self._ledger.make_resident(block, record, slot)
-                now = durable or self._admission.is_written_at_once(block)
-                if self._ledger.has_file and now and self._admission.to_be_written(block, record):
+                if self._is_queued(block, record, durable=durable):
                     self._ledger.dirty.add(block, part, record)
                 touched = block
                 new += 1
             if touched is not None:
                 index.refresh(touched)
         return new, existing
+
+    def _make_way(
+        self, reservation: Reservation, namespace: Namespace, block: StoredBlock, part: Part
+    ) -> bool:
+        """Say whether a record may be published: none is there, or only a base that a refined put
+        replaces, which is dropped."""
+        record = block.record(part)
+        if record is None:
+            return True
+        if self._stays(namespace, block, part, refined=reservation.refined):
+            return False
+        self._ledger.drop(block, record)
+        return True
+
+    def _is_queued(self, block: StoredBlock, record: StoredPart, *, durable: bool) -> bool:
+        """Say whether a record that was just put is written to the file tier now."""
+        if not self._ledger.has_file or not self._ledger.dirty.takes(record):
+            return False
+        now = durable or self._admission.is_written_at_once(block)
+        return now and self._admission.to_be_written(block, record)
 
     def _block_of(self, reservation: Reservation, i: int) -> StoredBlock | None:
         """Return the block to store under, None if another namespace has its key."""
@@ -140,6 +204,31 @@ class Puts:
             block = StoredBlock(key, reservation.namespace_id, reservation.first_block + i, parent)
             self._index.add(block)
         return block
+
+
+def _refines(namespace: Namespace, group: int) -> int:
+    return namespace.groups[group].refines
+
+
+def _is_fine(namespace: Namespace, span: Span) -> bool:
+    return span.part.group in namespace.fine
+
+
+def _fine_slots(namespace: Namespace, spans: Sequence[Span]) -> Iterator[tuple[int, int, Part]]:
+    """Yield, of each fine part whose base is in `spans` too: its place, that of its base, and what
+    part it is."""
+    starts = dict(zip(spans, _starts(spans)[:-1], strict=True))
+    for span, start in starts.items():
+        if not _is_fine(namespace, span):
+            continue
+        wanted = base_of(namespace, span.part)
+        base: dict[int, int] = {}
+        for other, at in starts.items():
+            if other.part == wanted:
+                base |= {i: at + i - other.begin for i in range(other.begin, other.end)}
+        for i in range(span.begin, span.end):
+            if i in base:
+                yield start + i - span.begin, base[i], span.part
 
 
 def _starts(spans: Sequence[Span]) -> list[int]:

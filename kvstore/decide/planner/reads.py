@@ -89,7 +89,7 @@ class Reads:
         record = block.record(part)
         if record is None or record.frame is None or record.resident or record.loading:
             return True
-        slot = self._eviction.find_slot(record.nbytes)
+        slot = self._eviction.find_slot(record.nbytes, fine=record.fine)
         if slot is None:
             return False
         slot.pins += 1

@@ -59,16 +59,18 @@ class Span(_message.Message):
     def __init__(self, group: _Optional[int] = ..., shard: _Optional[int] = ..., begin: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
 
 class MatchRequest(_message.Message):
-    __slots__ = ("namespace_id", "keys", "skip_blocks", "recompute_s_per_block")
+    __slots__ = ("namespace_id", "keys", "skip_blocks", "recompute_s_per_block", "refined")
     NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     SKIP_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     RECOMPUTE_S_PER_BLOCK_FIELD_NUMBER: _ClassVar[int]
+    REFINED_FIELD_NUMBER: _ClassVar[int]
     namespace_id: bytes
     keys: bytes
     skip_blocks: int
     recompute_s_per_block: float
-    def __init__(self, namespace_id: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., skip_blocks: _Optional[int] = ..., recompute_s_per_block: _Optional[float] = ...) -> None: ...
+    refined: bool
+    def __init__(self, namespace_id: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., skip_blocks: _Optional[int] = ..., recompute_s_per_block: _Optional[float] = ..., refined: _Optional[bool] = ...) -> None: ...
 
 class MatchReply(_message.Message):
     __slots__ = ("hit_blocks", "resident_blocks", "worth_blocks", "load_s")
@@ -83,7 +85,7 @@ class MatchReply(_message.Message):
     def __init__(self, hit_blocks: _Optional[int] = ..., resident_blocks: _Optional[int] = ..., worth_blocks: _Optional[int] = ..., load_s: _Optional[float] = ...) -> None: ...
 
 class AcquireRequest(_message.Message):
-    __slots__ = ("session", "namespace_id", "keys", "skip_blocks", "readers", "wait_s", "spans", "request_id", "recompute_s_per_block", "session_id", "file_places")
+    __slots__ = ("session", "namespace_id", "keys", "skip_blocks", "readers", "wait_s", "spans", "request_id", "recompute_s_per_block", "session_id", "file_places", "refined")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
@@ -95,6 +97,7 @@ class AcquireRequest(_message.Message):
     RECOMPUTE_S_PER_BLOCK_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     FILE_PLACES_FIELD_NUMBER: _ClassVar[int]
+    REFINED_FIELD_NUMBER: _ClassVar[int]
     session: int
     namespace_id: bytes
     keys: bytes
@@ -106,10 +109,11 @@ class AcquireRequest(_message.Message):
     recompute_s_per_block: float
     session_id: str
     file_places: bool
-    def __init__(self, session: _Optional[int] = ..., namespace_id: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., skip_blocks: _Optional[int] = ..., readers: _Optional[int] = ..., wait_s: _Optional[float] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., request_id: _Optional[str] = ..., recompute_s_per_block: _Optional[float] = ..., session_id: _Optional[str] = ..., file_places: _Optional[bool] = ...) -> None: ...
+    refined: bool
+    def __init__(self, session: _Optional[int] = ..., namespace_id: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., skip_blocks: _Optional[int] = ..., readers: _Optional[int] = ..., wait_s: _Optional[float] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., request_id: _Optional[str] = ..., recompute_s_per_block: _Optional[float] = ..., session_id: _Optional[str] = ..., file_places: _Optional[bool] = ..., refined: _Optional[bool] = ...) -> None: ...
 
 class ReserveRequest(_message.Message):
-    __slots__ = ("session", "namespace_id", "keys", "first_block", "parent", "spans", "wait_s", "session_id", "nbytes")
+    __slots__ = ("session", "namespace_id", "keys", "first_block", "parent", "spans", "wait_s", "session_id", "nbytes", "refined")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
@@ -119,6 +123,7 @@ class ReserveRequest(_message.Message):
     WAIT_S_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     NBYTES_FIELD_NUMBER: _ClassVar[int]
+    REFINED_FIELD_NUMBER: _ClassVar[int]
     session: int
     namespace_id: bytes
     keys: bytes
@@ -128,7 +133,8 @@ class ReserveRequest(_message.Message):
     wait_s: float
     session_id: str
     nbytes: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, session: _Optional[int] = ..., namespace_id: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., first_block: _Optional[int] = ..., parent: _Optional[bytes] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., wait_s: _Optional[float] = ..., session_id: _Optional[str] = ..., nbytes: _Optional[_Iterable[int]] = ...) -> None: ...
+    refined: bool
+    def __init__(self, session: _Optional[int] = ..., namespace_id: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., first_block: _Optional[int] = ..., parent: _Optional[bytes] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., wait_s: _Optional[float] = ..., session_id: _Optional[str] = ..., nbytes: _Optional[_Iterable[int]] = ..., refined: _Optional[bool] = ...) -> None: ...
 
 class GrantReply(_message.Message):
     __slots__ = ("lease", "deadline_s", "spans", "extents", "offsets", "checksums", "hit_blocks", "leased", "refused", "files", "place_files", "place_offsets", "nbytes")
@@ -387,7 +393,7 @@ class Ending(_message.Message):
     def __init__(self, reason: _Optional[str] = ..., block: _Optional[int] = ..., group: _Optional[str] = ..., left_s: _Optional[float] = ..., differs: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Outcome(_message.Message):
-    __slots__ = ("request_id", "client", "namespace_id", "asked_blocks", "skip_blocks", "hit_blocks", "file_blocks", "took_s", "ending", "asks", "age_s", "lease", "object_blocks")
+    __slots__ = ("request_id", "client", "namespace_id", "asked_blocks", "skip_blocks", "hit_blocks", "file_blocks", "took_s", "ending", "asks", "age_s", "lease", "object_blocks", "base_blocks")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     CLIENT_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -401,6 +407,7 @@ class Outcome(_message.Message):
     AGE_S_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
     OBJECT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    BASE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     client: str
     namespace_id: bytes
@@ -414,7 +421,8 @@ class Outcome(_message.Message):
     age_s: float
     lease: str
     object_blocks: int
-    def __init__(self, request_id: _Optional[str] = ..., client: _Optional[str] = ..., namespace_id: _Optional[bytes] = ..., asked_blocks: _Optional[int] = ..., skip_blocks: _Optional[int] = ..., hit_blocks: _Optional[int] = ..., file_blocks: _Optional[int] = ..., took_s: _Optional[float] = ..., ending: _Optional[_Union[Ending, _Mapping]] = ..., asks: _Optional[int] = ..., age_s: _Optional[float] = ..., lease: _Optional[str] = ..., object_blocks: _Optional[int] = ...) -> None: ...
+    base_blocks: int
+    def __init__(self, request_id: _Optional[str] = ..., client: _Optional[str] = ..., namespace_id: _Optional[bytes] = ..., asked_blocks: _Optional[int] = ..., skip_blocks: _Optional[int] = ..., hit_blocks: _Optional[int] = ..., file_blocks: _Optional[int] = ..., took_s: _Optional[float] = ..., ending: _Optional[_Union[Ending, _Mapping]] = ..., asks: _Optional[int] = ..., age_s: _Optional[float] = ..., lease: _Optional[str] = ..., object_blocks: _Optional[int] = ..., base_blocks: _Optional[int] = ...) -> None: ...
 
 class OutcomesRequest(_message.Message):
     __slots__ = ("request_id", "limit")

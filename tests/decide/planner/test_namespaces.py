@@ -155,13 +155,13 @@ def test_models_are_told_apart_by_name_up_to_a_bound() -> None:
         each = named(f"model {number}")
         known.register(each)
         known.block_added(each.id)
-        known.in_dram(each.id, 4096)
+        known.in_dram(each.id, 4096, 0)
     models = {model.name: model for model in known.models}
     assert len(models) == MODELS_MAX + 1
     assert models[OTHER_MODELS].dram_nbytes == 3 * 4096
     assert known.asked(named("model 65").id, 5, 3) == OTHER_MODELS
     gone = named("model 7")
-    known.in_dram(gone.id, -4096)
+    known.in_dram(gone.id, -4096, 0)
     known.block_removed(gone.id)
     known._forget(known._all[gone.id])
     fresh = named("a fresh model")
@@ -181,7 +181,7 @@ def test_what_was_found_counts_for_its_model_once_it_is_known() -> None:
     known = Namespaces()
     each = named("found")
     known.block_added(each.id)
-    known.in_files(each.id, 8192)
+    known.in_files(each.id, 8192, 0)
     assert [(model.name, model.file_nbytes) for model in known.models] == [(UNKNOWN_MODEL, 8192)]
     known.register(each)
     by_name = {model.name: model for model in known.models}

@@ -1,0 +1,127 @@
+"""Fine parts: records that make lossy ones finer, and are the first to make room.
+
+A block of a lossy namespace is a *base part*, which is enough to be a hit, and a *fine part* beside
+it. A fine part belongs to the very base it was made with, so it comes with it, and never stays
+behind. Rate is lowered by dropping a part: nothing is decoded for that.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+from kvstore.decide.index import StoredBlock, StoredPart
+from kvstore.decide.planner.places import is_readable, reachable_groups
+from kvstore.model.block import BlockKey, Grant, Namespace, Part, padded
+
+FINE_SHARE = 0.25
+LOOKED_AT_MAX = 64  # for one slot: some are leased, and not every gap is wide enough
+
+
+def base_of(namespace: Namespace, part: Part) -> Part:
+    """Return the part that a fine part refines; of any other part, itself."""
+    refines = namespace.groups[part.group].refines
+    return part if refines == -1 else Part(refines, part.shard)
+
+
+def needs_fine(namespace: Namespace, group: int, base: StoredPart | None) -> bool:
+    """Say whether a base record has a fine part in `group`: exact ones have none."""
+    return base is not None and base.nbytes == namespace.groups[group].base_nbytes
+
+
+def lacks_fine(namespace: Namespace, block: StoredBlock, part: Part) -> bool:
+    """Say whether a block has a base whose fine part `part` is missing."""
+    base = block.record(base_of(namespace, part))
+    return needs_fine(namespace, part.group, base) and block.record(part) is None
+
+
+def refined_groups(
+    block: StoredBlock, namespace: Namespace, *, resident: bool, in_files: bool = False
+) -> int:
+    """Return, as `StoredBlock.complete` or `resident_groups` does, which groups are there in full
+    fidelity: a base counts when its fine part is there, or when it needs none.
+
+    in_files: what can be read in files counts as resident.
+    """
+    if not resident:
+        mask = block.complete
+    else:
+        mask = reachable_groups(block, namespace) if in_files else block.resident_groups
+    for index in namespace.fine:
+        for shard in range(namespace.groups[index].shards):
+            part = Part(index, shard)
+            if not needs_fine(namespace, index, block.record(base_of(namespace, part))):
+                continue
+            record = block.record(part)
+            here = record is not None and (
+                not resident or record.resident is not None or (in_files and is_readable(record))
+            )
+            if not here:
+                mask &= ~(1 << index)
+                break
+    return mask
+
+
+def base_blocks(namespace: Namespace, grant: Grant) -> int:
+    """Return how many blocks of a lease come without a fine part that they should have."""
+    if not namespace.fine:
+        return 0
+    there: dict[Part, dict[int, int]] = {}  # part -> block -> bytes of its record
+    at = 0
+    for part, begin, end in grant.spans:
+        sizes = there.setdefault(part, {})
+        for block in range(begin, end):
+            place = grant.slots[at] or (grant.places[at] if grant.places else None)
+            if place is not None:
+                sizes[block] = place.nbytes
+            at += 1
+    coarse = {
+        block
+        for index in namespace.fine
+        for shard in range(namespace.groups[index].shards)
+        for block, nbytes in there.get(Part(namespace.groups[index].refines, shard), {}).items()
+        if nbytes == namespace.groups[index].base_nbytes
+        and block not in there.get(Part(index, shard), {})
+    }
+    return len(coarse)
+
+
+class FineParts:
+    """The fine parts that the arena has, those to leave first in front.
+
+    nbytes: of their slots. share: of the arena that fine parts keep when blocks need room.
+    """
+
+    def __init__(self, share: float = FINE_SHARE) -> None:
+        self.nbytes = 0
+        self.share = share
+        self.nbytes_min = 0
+        self._parts: OrderedDict[tuple[BlockKey, Part], StoredPart] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def resize(self, arena_nbytes: int) -> None:
+        """Derive from the arena's size what fine parts keep of it."""
+        self.nbytes_min = int(self.share * arena_nbytes)
+
+    def came(self, key: BlockKey, record: StoredPart) -> None:
+        self._parts[key, record.part] = record
+        self.nbytes += padded(record.nbytes)
+
+    def went(self, key: BlockKey, record: StoredPart) -> None:
+        if self._parts.pop((key, record.part), None) is not None:
+            self.nbytes -= padded(record.nbytes)
+
+    def touch(self, blocks: Sequence[StoredBlock]) -> None:
+        """Note that a prefix was used: its parts leave last, the end of it before its start."""
+        for block in reversed(blocks):
+            for record in block.records:
+                if record.fine and (block.key, record.part) in self._parts:
+                    self._parts.move_to_end((block.key, record.part))
+
+    def to_leave(self) -> Iterator[tuple[BlockKey, StoredPart]]:
+        """Yield some parts in the order in which they leave; they may leave meanwhile."""
+        for (key, _), record in list(islice(self._parts.items(), LOOKED_AT_MAX)):
+            yield key, record
