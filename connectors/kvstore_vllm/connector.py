@@ -115,6 +115,7 @@ class KVStoreConnector(SchedulerHooks, WorkerHooks, KVConnectorBase_V1, compat.H
             config.num_blocks,
             self._client.extents,
             record=self._settings.record,
+            fidelity=self._settings.fidelity,
             isas=_isas(self._vllm_config, config),
         )
         unnamed = build_namespace(
@@ -123,6 +124,7 @@ class KVStoreConnector(SchedulerHooks, WorkerHooks, KVConnectorBase_V1, compat.H
             record_nbytes=pages.record_nbytes,
             backends=_backends(self._vllm_config, list(kv_caches)),
             coded=pages.form,
+            lossy=pages.lossy,
         )
         from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 

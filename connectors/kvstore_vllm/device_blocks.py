@@ -1,14 +1,16 @@
-"""The engine's own blocks, as its KV cache manager tells them; before it is known, nothing."""
+"""The engine's own blocks: those of a request, and those that hold lossy KV."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
+from kvstore_vllm.metadata import StepMetadata
 from kvstore_vllm.tracked import Tables
 
 
 class DeviceBlocks:
-    """Looks at a KV cache manager, from the scheduler's thread."""
+    """Looks at a KV cache manager, from the scheduler's thread; before it is bound, at nothing."""
 
     def __init__(self) -> None:
         self._manager: Any = None
@@ -30,3 +32,27 @@ class DeviceBlocks:
             return None
         tables: Tables = self._manager.get_block_ids(request.request_id)
         return tables
+
+
+class LossyBlocks:
+    """Device blocks that were loaded from lossy records, until they are used for something else.
+
+    The engine may keep them in its own prefix cache, for any request.
+    """
+
+    def __init__(self) -> None:
+        self._blocks: set[int] = set()
+
+    def __contains__(self, block: object) -> bool:
+        return block in self._blocks
+
+    def follow(self, meta: StepMetadata) -> None:
+        """Note what a step overwrites, and what it loads. After its saves have been planned: these
+        are of blocks as the last step left them."""
+        self._blocks.difference_update(meta.handed_out)
+        for order in meta.loads:
+            self._blocks.update(order.lossy_blocks)
+
+    def computed(self, blocks: Iterable[int]) -> None:
+        """Note that the engine computes blocks itself, because their load failed."""
+        self._blocks.difference_update(blocks)

@@ -5,9 +5,9 @@ read the same dictionary:
 
     {"kvstore": {"session_id": "chat-17", "expect_s": 30}}
 
-They are sent when the request has finished, with the keys of all its full blocks. What its workers
-save after that counts, too, because the daemon knows whose blocks they are. vLLM shows connectors
-no HTTP headers: `headers.py` turns those into the same fields.
+Those about its session are sent when the request has finished, with the keys of all its full
+blocks. What its workers save after that counts, too, because the daemon knows whose blocks they
+are. vLLM shows connectors no HTTP headers: `headers.py` turns those into the same fields.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Future
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -32,11 +32,13 @@ Give = Callable[[AsyncClient, str | Prefix], Awaitable[HintReport]]
 
 
 class RequestHints(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The hints of a request about its session.
+    """The hints of a request about its session, and what it wants itself.
 
     session_id: the client's name of the conversation. end_session: this was its last request.
     expect_s: seconds until the next request. pin_s: seconds to keep its blocks in DRAM, up to
     pin_bytes (0: no limit). demote: demote them to the file tier now.
+    fidelity: "fine": lossy blocks are loaded with their fine parts, or not at all; "base": with
+    those that are there.
     """
 
     session_id: Annotated[str, msgspec.Meta(max_length=256)] = ""
@@ -45,6 +47,12 @@ class RequestHints(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pin_s: Seconds | None = None
     pin_bytes: Annotated[int, msgspec.Meta(ge=0, le=1 << 62)] = 0
     demote: bool = False
+    fidelity: Literal["base", "fine"] = "base"
+
+    @property
+    def refined(self) -> bool:
+        """Whether the request insists on fine parts."""
+        return self.fidelity == "fine"
 
     def gifts(self) -> Iterator[Give]:
         """Yield what to tell the daemon."""

@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
-from kvstore.model.block import Namespace
-from kvstore_vllm.metadata import LoadOrder, LoadSpan
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from kvstore.model.block import Grant, Namespace, Part, Slot
+from kvstore_vllm.metadata import FinePart, LoadOrder, LoadSpan, engine_groups
 from kvstore_vllm.tracked import NULL_BLOCK, Tables, Tracked
+
+_Fines = Mapping[tuple[Part, int], FinePart]
+"""The fine parts of a lease, by the part that each refines and the block."""
+
+
+class _Leased(NamedTuple):
+    """One block of one part in a lease."""
+
+    block: int
+    slot: Slot | None
+    checksum: int
 
 
 def load_order(
@@ -17,37 +31,42 @@ def load_order(
     assert grant is not None
     first = tracked.local_blocks
     last = first + num_tokens // namespace.block_tokens
+    leased = dict(_by_part(grant))
+    fines = _fines(namespace, leased)
     keys = tracked.keys()
     spans: list[LoadSpan] = []
     covered: set[tuple[int, int, int]] = set()
-    at = 0
-    for (group, shard), begin, end in grant.spans:
-        table = tables[group]
+    for part, records in leased.items():
+        if part.group in namespace.fine:
+            continue
+        table = tables[part.group]
         taken = [
-            (block, grant.slots[at + block - begin], grant.checksums[at + block - begin])
-            for block in range(max(begin, first), min(end, last, len(table)))
-            if table[block] != NULL_BLOCK
+            (block, slot, checksum)
+            for block, slot, checksum in records
+            if first <= block < min(last, len(table)) and table[block] != NULL_BLOCK and slot
         ]
-        at += end - begin
-        pairs = [(block, slot, checksum) for block, slot, checksum in taken if slot is not None]
-        covered.update((group, shard, block) for block, _, _ in pairs)
+        covered.update((*part, block) for block, _, _ in taken)
+        found = tuple(fines.get((part, block)) for block, _, _ in taken)
         spans.append(
             LoadSpan(
-                group=group,
-                shard=shard,
-                keys=tuple(keys[block] for block, _, _ in pairs),
-                slots=tuple(slot for _, slot, _ in pairs),
-                checksums=tuple(checksum for _, _, checksum in pairs),
-                device_blocks=tuple(table[block] for block, _, _ in pairs),
+                group=part.group,
+                shard=part.shard,
+                keys=tuple(keys[block] for block, _, _ in taken),
+                slots=tuple(slot for _, slot, _ in taken),
+                checksums=tuple(checksum for _, _, checksum in taken),
+                device_blocks=tuple(table[block] for block, _, _ in taken),
+                fines=found if namespace.fine else (),
             )
         )
     wanted = {
         (index, shard, block)
-        for index, group in enumerate(namespace.groups)
+        for index, group in enumerate(engine_groups(namespace))
         for shard in range(group.shards)
         for block in range(first, last)
         if tables[index][block] != NULL_BLOCK
     }
+    lossy = list(_lossy(namespace, spans))
+    is_refined = all(fine is not None for _, fine in lossy)
     tracked.note_stored(lookup.skip_blocks, grant.hit_blocks)
     return LoadOrder(
         request_id=tracked.request.request_id,
@@ -57,5 +76,42 @@ def load_order(
         deadline=lookup.deadline,
         spans=tuple(spans),
         first_block=tables[0][first],
-        complete=wanted <= covered,
+        complete=wanted <= covered and (is_refined or not lookup.refined),
+        refined=lookup.refined,
+        lossy_blocks=tuple({block for block, _ in lossy}),
     )
+
+
+def _by_part(grant: Grant) -> Iterator[tuple[Part, list[_Leased]]]:
+    """Yield what a lease has of each part; it names a part once."""
+    at = 0
+    for part, begin, end in grant.spans:
+        yield (
+            part,
+            [
+                _Leased(block, grant.slots[at + i], grant.checksums[at + i])
+                for i, block in enumerate(range(begin, end))
+            ],
+        )
+        at += end - begin
+
+
+def _fines(namespace: Namespace, leased: Mapping[Part, list[_Leased]]) -> _Fines:
+    return {
+        (Part(namespace.groups[index].refines, shard), block): FinePart(slot, checksum)
+        for index in namespace.fine
+        for shard in range(namespace.groups[index].shards)
+        for block, slot, checksum in leased.get(Part(index, shard), ())
+        if slot is not None
+    }
+
+
+def _lossy(namespace: Namespace, spans: list[LoadSpan]) -> Iterator[tuple[int, FinePart | None]]:
+    """Yield the device block and the fine part of each record that is not exact."""
+    sizes = {namespace.groups[i].refines: namespace.groups[i].base_nbytes for i in namespace.fine}
+    for span in spans:
+        for slot, device_block, fine in zip(
+            span.slots, span.device_blocks, span.fines, strict=False
+        ):
+            if slot.nbytes == sizes.get(span.group):
+                yield device_block, fine

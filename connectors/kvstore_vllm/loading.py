@@ -5,6 +5,9 @@ held. That it was is known without asking when the lease's deadline has not pass
 daemon gives the slots to nobody else. Past it, the daemon's answer to `release` decides. Anything
 else is a failure of the *request*: the engine recomputes it. Whatever happens, every load is
 reported exactly once, or its request would wait for ever.
+
+A lossy record is its base part. A fine part that is missing is none the less a load; one that is
+wrong is not used, and fails only the request that insists on it.
 """
 
 from __future__ import annotations
@@ -14,12 +17,15 @@ import queue
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from functools import reduce
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvstore import Client
 from kvstore.model.block import BlockKey, NamespaceId
 from kvstore.model.errors import CorruptBlock, KVStoreError, Unavailable
+from kvstore_kernels.codec.copies import Decoded, Fine
 from kvstore_vllm.counters import Counters
 from kvstore_vllm.metadata import LoadOrder, LoadSpan
 
@@ -37,6 +43,7 @@ class _Copy(NamedTuple):
     records: Sequence[memoryview]
     checksums: Sequence[int]
     device_blocks: Sequence[int]
+    fines: Sequence[Fine | None]
 
     def share(self, part: int, parts: int) -> _Copy:
         """Return one of `parts` about equal parts."""
@@ -48,6 +55,22 @@ class _Copy(NamedTuple):
             self.records[cut],
             self.checksums[cut],
             self.device_blocks[cut],
+            self.fines[cut],
+        )
+
+
+class _Found(NamedTuple):
+    """What a copy found. corrupt: keys of records that were not what their writer committed;
+    coarse: of records whose fine parts were not, and were not used. refined: blocks that are finer
+    by their fine parts."""
+
+    corrupt: list[BlockKey]
+    coarse: list[BlockKey]
+    refined: int
+
+    def and_(self, other: _Found) -> _Found:
+        return _Found(
+            self.corrupt + other.corrupt, self.coarse + other.coarse, self.refined + other.refined
         )
 
 
@@ -137,27 +160,54 @@ class Loader:
         """Copy and verify this shard's records. Raises if the result may not be used."""
         started = time.perf_counter()
         spans = [span for span in order.spans if span.shard == self._shard]
-        slots = [slot for span in spans for slot in span.slots]
         try:
             self._client.connect()  # this process may not have mapped the arena yet
             self._check(order)
-            corrupt = self._copy(spans, after)
+            found = self._copy(spans, after)
             in_time = time.monotonic() < order.deadline
         finally:
             release = self._client.submit(lambda remote: remote.release(order.lease_id))
         # A block is accused of being corrupt only if the daemon says that the slot was its own.
-        if (corrupt or not in_time) and not all(release.result()):
+        if (found.corrupt or not in_time) and not all(release.result()):
             raise Unavailable("the lease ended during the load")
-        if corrupt:
-            self._counters.add(corrupt_blocks=len(corrupt))
-            self._drop(order.namespace_id, corrupt)
+        records = sum(len(span.slots) for span in spans)
+        if found.corrupt:
+            self._counters.add(corrupt_blocks=len(found.corrupt))
+            self._drop(order.namespace_id, found.corrupt + found.coarse)
             raise CorruptBlock(
-                f"{len(corrupt)} of {len(slots)} records do not match their checksums"
+                f"{len(found.corrupt)} of {records} records do not match their checksums"
             )
+        if found.coarse:
+            self._note_coarse(order, found.coarse, release)
+        self._count(spans, found, time.perf_counter() - started)
+
+    def _note_coarse(
+        self, order: LoadOrder, keys: list[BlockKey], release: Future[list[bool]]
+    ) -> None:
+        """Report fine parts that were wrong. Raises CorruptBlock if the request insists on them."""
+        self._counters.add(corrupt_fine_blocks=len(keys))
+        with suppress(KVStoreError):  # a daemon that is away is told nothing
+            if all(release.result()):
+                self._drop(order.namespace_id, keys)
+        if order.refined:
+            raise CorruptBlock(f"{len(keys)} fine parts do not match their records")
+
+    def _count(self, spans: Sequence[LoadSpan], found: _Found, seconds: float) -> None:
+        slots = [slot for span in spans for slot in span.slots]
+        fines = [fine.slot for span in spans for fine in span.fines if fine is not None]
+        lossy = self._pages.lossy
+        base = [
+            slot
+            for span in spans
+            for slot in span.slots
+            if lossy and slot.nbytes == lossy[span.group].base_nbytes
+        ]
         self._counters.add(
             loaded_blocks=len(slots),
-            loaded_bytes=sum(slot.nbytes for slot in slots),
-            load_seconds=time.perf_counter() - started,
+            loaded_bytes=sum(slot.nbytes for slot in (*slots, *fines)),
+            loaded_lossy_blocks=len(base),
+            loaded_base_blocks=len(base) - found.refined,
+            load_seconds=seconds,
         )
 
     def _check(self, order: LoadOrder) -> None:
@@ -169,11 +219,8 @@ class Loader:
         if time.monotonic() >= order.deadline:
             raise Unavailable("the lease ran out before the load began")
 
-    def _copy(self, spans: Sequence[LoadSpan], after: Any) -> list[BlockKey]:
-        """Copy all records, by as many threads as the pages take.
-
-        Returns the keys whose record was not what its writer committed.
-        """
+    def _copy(self, spans: Sequence[LoadSpan], after: Any) -> _Found:
+        """Copy all records, by as many threads as the pages take."""
         # All views at once: from here on the arena stays mapped, whatever the daemon does.
         copies = [self._copy_of(span) for span in spans]
         mine, *others = (
@@ -182,10 +229,10 @@ class Loader:
         )
         jobs = [self._helpers.submit(self._carry_out, share, after) for share in others]
         try:
-            corrupt = self._carry_out(mine, after)
+            found = self._carry_out(mine, after)
         finally:
             wait(jobs)  # while one still writes, the device blocks must not be anybody else's
-        return corrupt + [key for job in jobs for key in job.result()]
+        return reduce(_Found.and_, [job.result() for job in jobs], found)
 
     def _copy_of(self, span: LoadSpan) -> _Copy:
         most = self._pages.record_nbytes[span.group]
@@ -193,16 +240,29 @@ class Loader:
         if any(not least <= slot.nbytes <= most for slot in span.slots):
             raise Unavailable("the stored records have another size than this engine's")
         records = [self._client.view(slot) for slot in span.slots]
-        return _Copy(span.group, span.keys, records, span.checksums, span.device_blocks)
+        fines = [
+            Fine(self._client.view(fine.slot), fine.checksum) if fine is not None else None
+            for fine in span.fines or [None] * len(records)
+        ]
+        return _Copy(span.group, span.keys, records, span.checksums, span.device_blocks, fines)
 
-    def _carry_out(self, copies: Sequence[_Copy], after: Any) -> list[BlockKey]:
-        """Copy, and return the keys of corrupt records."""
-        corrupt = []
-        for group, keys, records, checksums, device_blocks in copies:
-            sums = self._pages.write(group, device_blocks, records, after)
-            checked = zip(keys, sums, checksums, strict=True)
-            corrupt += [key for key, found, expected in checked if found != expected]
-        return corrupt
+    def _carry_out(self, copies: Sequence[_Copy], after: Any) -> _Found:
+        """Copy records, and say what was wrong with them."""
+        found = _Found([], [], 0)
+        for copy in copies:
+            decoded = self._write(copy, after)
+            checked = list(zip(copy.keys, decoded, copy.checksums, strict=True))
+            corrupt = [key for key, each, expected in checked if each.base != expected]
+            coarse = [key for key, each, _ in checked if each.refined is False]
+            refined = sum(each.refined is True for each in decoded)
+            found = found.and_(_Found(corrupt, coarse, refined))
+        return found
+
+    def _write(self, copy: _Copy, after: Any) -> Sequence[Decoded]:
+        group, blocks, records = copy.group, copy.device_blocks, copy.records
+        if self._pages.lossy:
+            return self._pages.refine(group, blocks, records, copy.fines)
+        return [Decoded(sum_) for sum_ in self._pages.write(group, blocks, records, after)]
 
     def _drop(self, namespace_id: NamespaceId, keys: list[BlockKey]) -> None:
         """Delete blocks found corrupt, so that nobody is offered them again. Best effort."""

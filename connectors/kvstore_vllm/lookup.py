@@ -49,14 +49,17 @@ class Lookup:
         request_id: str,
         recompute_s_per_block: float,
         session_id: str = "",
+        refined: bool = False,
     ) -> None:
         """Ask for `keys`, of which the engine holds the first `skip_blocks` itself.
 
         recompute_s_per_block: what computing a block takes the engine, 0 while that is unknown.
         session_id: the client's name of the conversation, if it gave one.
+        refined: a lossy block without its fine part is a miss.
         """
         keys = keys[:KEYS_MAX]
         self.skip_blocks = skip_blocks
+        self.refined = refined
         self.instance = ""  # of the daemon's life that answered
         self.offered = False  # vLLM asks again in every step until it has the device blocks
         self._client = client
@@ -74,6 +77,7 @@ class Lookup:
                 request_id=request_id,
                 recompute_s_per_block=recompute_s_per_block,
                 session_id=session_id,
+                refined=refined,
             )
             self.instance = remote.instance
             return grant

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
-from kvstore.model.block import BlockKey, Namespace, NamespaceId, Slot
+from kvstore.model.block import BlockKey, Group, Namespace, NamespaceId, Slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,8 @@ class SaveSpan:
 class SaveOrder:
     """Blocks of one prefix whose KV is complete. Every worker saves its own shard of them.
 
-    spans: one per group at most. session_id: the conversation they belong to, "" unknown.
+    spans: one per engine group at most. session_id: the conversation they belong to, "" unknown.
+    refined: blocks that are stored without their fine parts are replaced.
     """
 
     keys: tuple[BlockKey, ...]
@@ -33,6 +35,7 @@ class SaveOrder:
     parent: BlockKey | None
     spans: tuple[SaveSpan, ...]
     session_id: str = ""
+    refined: bool = False
 
 
 def pieces(order: SaveOrder, record_nbytes: Sequence[int], nbytes_max: int) -> list[SaveOrder]:
@@ -66,9 +69,19 @@ def pieces(order: SaveOrder, record_nbytes: Sequence[int], nbytes_max: int) -> l
     return cut
 
 
+class FinePart(NamedTuple):
+    """Where the fine part of a leased record is, and its checksum."""
+
+    slot: Slot
+    checksum: int
+
+
 @dataclass(frozen=True, slots=True)
 class LoadSpan:
-    """Leased slots of one part, with the device block each is to be copied to."""
+    """Leased slots of one part, with the device block each is to be copied to.
+
+    fines: the fine part of each, None where there is none; nothing in an exact namespace.
+    """
 
     group: int
     shard: int
@@ -76,6 +89,7 @@ class LoadSpan:
     slots: tuple[Slot, ...]
     checksums: tuple[int, ...]
     device_blocks: tuple[int, ...]
+    fines: tuple[FinePart | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +100,8 @@ class LoadOrder:
     first_block: the device block at which a request whose load failed has to start again.
     complete: False if the lease does not cover every device block; such a load must fail.
     deadline: time.monotonic() until when the lease is surely held; no copy begins past it.
+    refined: the load fails if a fine part is wrong; else the base part alone is used.
+    lossy_blocks: the device blocks that will hold what the engine did not compute just so.
     """
 
     request_id: str
@@ -96,6 +112,8 @@ class LoadOrder:
     spans: tuple[LoadSpan, ...]
     first_block: int
     complete: bool
+    refined: bool = False
+    lossy_blocks: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -144,3 +162,9 @@ def in_epoch(namespace: Namespace, epoch: str) -> Namespace:
         return namespace
     identity = {**dict(namespace.identity), "epoch": epoch}
     return replace(namespace, identity=tuple(sorted(identity.items())))
+
+
+def engine_groups(namespace: Namespace) -> tuple[Group, ...]:
+    """Return the groups that the engine has block tables for, by their index: fine parts, which
+    come behind them, have none of their own."""
+    return tuple(group for group in namespace.groups if group.refines == -1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -27,6 +27,7 @@ from kvstore.model.block import Group, Namespace, model_name
 from kvstore.model.errors import Incompatible
 from kvstore_vllm import compat
 from kvstore_vllm.fingerprint import Fingerprints, Source, weights_files
+from kvstore_vllm.pages import LossySizes
 
 _VOLATILE = {"_name_or_path", "transformers_version", "torch_dtype", "dtype"}
 _READ_FROM_FILES = {
@@ -74,13 +75,15 @@ def build_namespace(
     record_nbytes: list[int],
     backends: list[str],
     coded: str = "",
+    lossy: Sequence[LossySizes] = (),
 ) -> Namespace:
     """Describe the KV of one engine, but for its weights.
 
     record_nbytes: bytes of one block of each group in one worker, as allocated; if it is coded, the
     most of a record. coded: the form of records and their shapes; "": they are stored as they are.
     backends: names of the attention back ends (and CPU instruction sets), which decide how keys and
-    values are packed inside a page.
+    values are packed inside a page. lossy: sizes of each group's base and fine parts, in bytes, if
+    records are lossy: the fine parts are groups of their own, behind all others.
     """
     tensor_parallel = vllm_config.parallel_config.tensor_parallel_size
     shards = tensor_parallel // compat.kv_tp_replicas(kv_cache_config)
@@ -95,6 +98,17 @@ def build_namespace(
         for index, (group, nbytes) in enumerate(
             zip(kv_cache_config.kv_cache_groups, record_nbytes, strict=True)
         )
+    )
+    fine = tuple(
+        Group(
+            name=f"{index}.fine",
+            record_nbytes=sizes.fine_nbytes,
+            window_tokens=groups[index].window_tokens,
+            shards=shards,
+            refines=index,
+            base_nbytes=sizes.base_nbytes,
+        )
+        for index, sizes in enumerate(lossy)
     )
     cache = vllm_config.cache_config
     identity = {
@@ -116,8 +130,9 @@ def build_namespace(
         identity["draft"] = _model_identity(draft)
     return Namespace(
         block_tokens=kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size,
-        groups=groups,
+        groups=groups + fine,
         identity=tuple(sorted(identity.items())),
+        fidelity="ep" if lossy else "exact",
         name=model_name(vllm_config.model_config.model),
     )
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from kvstore.model.checksum import checksum
 from kvstore.system.numa import cpus_near, pin_this_thread
+from kvstore_kernels.codec.coder import Encoded
+from kvstore_kernels.codec.copies import Decoded, Fine
 from kvstore_kernels.device import open_device
 from kvstore_kernels.host import HostPages
 from kvstore_kernels.lane import Lanes, Transfer
@@ -24,17 +26,29 @@ from kvstore_vllm.prefill import Event, HostEvent
 CLOSE_WAIT_S = 2.0
 
 
+class LossySizes(NamedTuple):
+    """Sizes of a lossy group's records in bytes: what a base part that has a fine part has, and its
+    fine part."""
+
+    base_nbytes: int
+    fine_nbytes: int
+
+
 class Pages(Protocol):
     """The KV cache of one worker, by group and device block.
 
-    record_nbytes: of each group's records, the most if they are coded. coded: records have sizes of
-    their own; they are written by `encode`, before there is a slot, instead of `read`.
+    record_nbytes: of each group's records, the most if they are coded. raw_nbytes: of each group's
+    blocks, as the engine holds them. coded: records have sizes of their own; they are written by
+    `encode`, before there is a slot, instead of `read`. lossy: sizes of each group's parts, nothing
+    if records are exact; lossy ones are read by `refine` instead of `write`.
     bounced_nbytes: what went through a buffer, because the device does not reach the arena (yet).
     """
 
     record_nbytes: list[int]
+    raw_nbytes: list[int]
     writers: int
     coded: bool
+    lossy: Sequence[LossySizes]
 
     @property
     def form(self) -> str:
@@ -63,8 +77,13 @@ class Pages(Protocol):
         Returns their checksums, which may be computed when they are asked for."""
         ...
 
-    def encode(self, group: int, blocks: Sequence[int]) -> Sequence[memoryview]:
-        """Return the records of device blocks, in private memory until the group's next call."""
+    def encode(
+        self, group: int, blocks: Sequence[int], exact: Sequence[bool] = ()
+    ) -> Sequence[Encoded]:
+        """Return the records of device blocks, in private memory until the group's next call.
+
+        exact: of lossy pages, the blocks that are stored exactly all the same; none: no block is.
+        """
         ...
 
     def write(
@@ -74,6 +93,18 @@ class Pages(Protocol):
 
         Returns the checksums of what was copied, taken after the copy, so that a slot that changed
         under it is noticed too; None for what is no record of these pages."""
+        ...
+
+    def refine(
+        self,
+        group: int,
+        blocks: Sequence[int],
+        records: Sequence[memoryview],
+        fines: Sequence[Fine | None],
+    ) -> Sequence[Decoded]:
+        """The same for lossy pages: base parts, with the fine parts that there are.
+
+        A fine part that is wrong, or of another base, is not used."""
         ...
 
     def close(self) -> None:
@@ -95,11 +126,13 @@ class HostMemory:
 
     writers = 2
     coded = False
+    lossy: Sequence[LossySizes] = ()
     bounced_nbytes = 0
 
     def __init__(self, groups: Sequence[Sequence[torch.Tensor]]) -> None:
         self._pages = [HostPages(layers) for layers in groups]
         self.record_nbytes = [pages.record_nbytes for pages in self._pages]
+        self.raw_nbytes = self.record_nbytes
 
     @property
     def form(self) -> str:
@@ -121,8 +154,19 @@ class HostMemory:
             self._pages[group].read(block, record)
         return map(checksum, records)
 
-    def encode(self, group: int, blocks: Sequence[int]) -> Sequence[memoryview]:
+    def encode(
+        self, group: int, blocks: Sequence[int], exact: Sequence[bool] = ()
+    ) -> Sequence[Encoded]:
         raise NotImplementedError("these records are not coded")
+
+    def refine(
+        self,
+        group: int,
+        blocks: Sequence[int],
+        records: Sequence[memoryview],
+        fines: Sequence[Fine | None],
+    ) -> Sequence[Decoded]:
+        raise NotImplementedError("these records are not lossy")
 
     def write(
         self, group: int, blocks: Sequence[int], records: Sequence[memoryview], after: None
@@ -141,10 +185,12 @@ class DeviceMemory:
 
     writers = 1
     coded = False
+    lossy: Sequence[LossySizes] = ()
 
     def __init__(self, groups: Sequence[Sequence[torch.Tensor]], extents: Extents) -> None:
         self._paged = open_paged(groups)
         self.record_nbytes = self._paged.record_nbytes
+        self.raw_nbytes = self.record_nbytes
         device = open_device(self._paged.device)
         self._cpus = cpus_near(device.pci_address)
         self._lanes = Lanes(
@@ -177,8 +223,19 @@ class DeviceMemory:
     ) -> Iterable[int]:
         return self._copied(self._lanes.out.read, group, blocks, records, after)
 
-    def encode(self, group: int, blocks: Sequence[int]) -> Sequence[memoryview]:
+    def encode(
+        self, group: int, blocks: Sequence[int], exact: Sequence[bool] = ()
+    ) -> Sequence[Encoded]:
         raise NotImplementedError("these records are not coded")
+
+    def refine(
+        self,
+        group: int,
+        blocks: Sequence[int],
+        records: Sequence[memoryview],
+        fines: Sequence[Fine | None],
+    ) -> Sequence[Decoded]:
+        raise NotImplementedError("these records are not lossy")
 
     def write(
         self, group: int, blocks: Sequence[int], records: Sequence[memoryview], after: Any

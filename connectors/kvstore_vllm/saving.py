@@ -6,7 +6,8 @@ finish, and are given up otherwise. A save given up is never committed; what was
 that nobody sees. Nothing else here can delay the engine.
 
 Coded records are made in memory of this process, before there are slots: only then their sizes are
-known. The device blocks are free as soon as that is done.
+known. The device blocks are free as soon as that is done. Lossy ones are made of two parts; the
+first block of a sequence is exact, because all others attend to it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvstore import AsyncClient, Client
 from kvstore.model.block import Grant, Namespace, Part, Slot, Span
@@ -53,6 +54,18 @@ class _Job:
         self.after = after
         self.blocks = {block for span in order.spans for block in span.device_blocks}
         self.dropped = False
+
+
+class _Coded(NamedTuple):
+    """Records of an order: base parts, then the fine parts of lossy ones, None where there is none.
+
+    raw_nbytes: of each block as the engine holds it. sizes: of the slots that are asked for.
+    """
+
+    bases: list[memoryview]
+    fines: list[memoryview | None]
+    raw_nbytes: list[int]
+    sizes: list[int]
 
 
 class Saver:
@@ -173,11 +186,10 @@ class Saver:
             return
         *parts, last = pieces(job.order, self._pages.record_nbytes, ENCODED_NBYTES_MAX)
         for part in (*parts, last):
-            records = self._encode(job, part, is_last=part is last)
-            if records is None:
+            coded = self._encode(job, part, is_last=part is last)
+            if coded is None:
                 return
-            fill = partial(self._fill_coded, records)
-            self._store(job, part, fill, [len(record) for record in records])
+            self._store(job, part, partial(self._fill_coded, coded), coded.sizes)
 
     def _store(
         self,
@@ -187,7 +199,10 @@ class Saver:
         sizes: Sequence[int] = (),
     ) -> None:
         """Reserve slots for an order, and have them filled and committed."""
-        reserve = partial(self._reserve, namespace=job.namespace, order=order, sizes=sizes)
+        spans = self._spans(job.namespace, order)
+        reserve = partial(
+            self._reserve, namespace=job.namespace, order=order, spans=spans, sizes=sizes
+        )
         grant = self._client.submit(reserve).result()
         if grant.refused:
             self._counters.add(refused_blocks=grant.refused)
@@ -203,14 +218,22 @@ class Saver:
             self._client.submit(lambda remote: remote.release(grant.lease_id))
             raise
 
-    def _encode(self, job: _Job, order: SaveOrder, *, is_last: bool) -> Sequence[memoryview] | None:
+    def _encode(self, job: _Job, order: SaveOrder, *, is_last: bool) -> _Coded | None:
         """Return the records of an order; None if the fence gave the job up meanwhile."""
         started = time.perf_counter()
-        records = [
-            record
-            for span in order.spans
-            for record in self._pages.encode(span.group, span.device_blocks)
-        ]
+        bases: list[memoryview] = []
+        fines: list[memoryview | None] = []
+        sizes: list[int] = []
+        raws: list[int] = []
+        for span in order.spans:
+            first, count = order.first_block + span.begin, len(span.device_blocks)
+            exact = [first + at == 0 for at in range(count)] if self._pages.lossy else ()
+            encoded = self._pages.encode(span.group, span.device_blocks, exact)
+            bases += [each.base for each in encoded]
+            raws += [self._pages.raw_nbytes[span.group]] * count
+            if self._pages.lossy:
+                fines += [each.fine for each in encoded]
+                sizes += [self._pages.lossy[span.group].fine_nbytes] * count
         self._counters.add(save_seconds=time.perf_counter() - started)
         with self._changed:
             if job.dropped:
@@ -218,21 +241,28 @@ class Saver:
             if is_last:
                 self._reading.remove(job)
                 self._changed.notify_all()
-        return records
+        return _Coded(bases, fines, raws, [*map(len, bases), *sizes])
 
-    def _fill_coded(self, records: Sequence[memoryview], grant: Grant) -> None:
+    def _fill_coded(self, coded: _Coded, grant: Grant) -> None:
         """Copy records to their slots, and commit them."""
         started = time.perf_counter()
-        views = [self._client.view(slot) if slot else None for slot in grant.slots]
-        sums = [
-            0 if view is None else copy_in(record, view)
-            for record, view in zip(records, views, strict=True)
+        records = [*coded.bases, *coded.fines]
+        # An exact block has no fine part, and no slot for one.
+        pairs = [
+            (record, self._client.view(slot)) if slot and record is not None else None
+            for record, slot in zip(records, grant.slots, strict=True)
         ]
+        sums = [copy_in(*pair) if pair else 0 for pair in pairs]
         seconds = time.perf_counter() - started
         committed = self._client.commit(grant.lease_id, sums)
+        count = len(coded.bases)
         self._counters.add(
             saved_blocks=committed.committed,
-            saved_bytes=sum(len(view) for view in views if view is not None),
+            saved_bytes=sum(len(pair[1]) for pair in pairs if pair),
+            saved_fine_bytes=sum(len(pair[1]) for pair in pairs[count:] if pair),
+            saved_raw_bytes=sum(
+                raw for pair, raw in zip(pairs, coded.raw_nbytes, strict=False) if pair
+            ),
             save_seconds=seconds,
         )
 
@@ -245,30 +275,46 @@ class Saver:
             return
         records, found = copied
         sums = [0 if record is None else next(found) for record in records]
+        nbytes = sum(len(record) for record in records if record is not None)
         seconds = time.perf_counter() - started
         committed = self._client.commit(grant.lease_id, sums)
         self._counters.add(
             saved_blocks=committed.committed,
-            saved_bytes=sum(len(record) for record in records if record is not None),
+            saved_bytes=nbytes,
+            saved_raw_bytes=nbytes,
             save_seconds=seconds,
         )
 
     async def _reserve(
-        self, remote: AsyncClient, namespace: Namespace, order: SaveOrder, sizes: Sequence[int]
+        self,
+        remote: AsyncClient,
+        namespace: Namespace,
+        order: SaveOrder,
+        spans: Sequence[Span],
+        sizes: Sequence[int],
     ) -> Grant:
         return await remote.reserve(
             await registered(remote, namespace),
             order.keys,
             first_block=order.first_block,
             parent=order.parent,
-            spans=[self._span(span) for span in order.spans],
+            spans=spans,
             wait_s=self._settings.save_deadline_s,
             session_id=order.session_id,
             sizes=sizes,
+            refined=order.refined,
         )
 
-    def _span(self, span: SaveSpan) -> Span:
-        return Span(Part(span.group, self._shard), span.begin, span.begin + len(span.device_blocks))
+    def _spans(self, namespace: Namespace, order: SaveOrder) -> list[Span]:
+        """Return the parts of an order: all base parts, then the fine parts in the same order."""
+        bases = [self._span(span, span.group) for span in order.spans]
+        if not namespace.fine:
+            return bases
+        fine = {namespace.groups[index].refines: index for index in namespace.fine}
+        return bases + [self._span(span, fine[span.group]) for span in order.spans]
+
+    def _span(self, span: SaveSpan, group: int) -> Span:
+        return Span(Part(group, self._shard), span.begin, span.begin + len(span.device_blocks))
 
     def _copy(
         self, job: _Job, slots: Sequence[Slot | None]

@@ -22,7 +22,7 @@ from kvstore.model.block import Namespace, NamespaceId
 from kvstore.model.keys import root_key
 from kvstore_vllm.adapters import Adapters
 from kvstore_vllm.counters import Counters
-from kvstore_vllm.device_blocks import DeviceBlocks
+from kvstore_vllm.device_blocks import DeviceBlocks, LossyBlocks
 from kvstore_vllm.hints import NO_HINTS, HintSender, read_hints
 from kvstore_vllm.load_orders import load_order
 from kvstore_vllm.lookup import KEYS_MAX, Lookup
@@ -67,6 +67,7 @@ class SchedulerSide:
         self._namespace: Namespace | None = None
         self._namespace_id = NamespaceId(b"")
         self._device_blocks = DeviceBlocks()
+        self._lossy = LossyBlocks()
         self._tracked: dict[str, Tracked] = {}
         self._ran: dict[str, Tracked] = {}  # scheduled by the last step, or with a plan left over
         self._finished: list[Tracked] = []
@@ -113,9 +114,7 @@ class SchedulerSide:
         salt = (request.cache_salt or "").encode(errors="surrogatepass")
         root = root_key(self._namespace_id, salt)
         hints = read_hints(request.kv_transfer_params, self.counters)
-        tracked = Tracked(
-            request, root, namespace.block_tokens, namespace.groups, hints, adapter=adapter
-        )
+        tracked = Tracked(request, root, namespace, hints, adapter=adapter)
         try:
             tracked.keys()
         except InvalidRequest:  # token ids that no vocabulary has: what it does is vLLM's affair
@@ -166,6 +165,7 @@ class SchedulerSide:
             request_id=tracked.request.request_id,
             recompute_s_per_block=self.prefill.s_per_token * self._block_tokens,
             session_id=tracked.hints.session_id,
+            refined=tracked.hints.refined,
         )
 
     # What to offer --------------------------------------------------------------------------------
@@ -254,6 +254,7 @@ class SchedulerSide:
             order = load_order(tracked, tables, num_external_tokens, self._namespace)
             self._loads.append(order)
             tracked.loading, tracked.load_begins = True, order.first_block
+            tracked.lossy_blocks = order.lossy_blocks
             tracked.lookup = None  # the lease is the workers' now: each of them releases it
         else:
             self._give_up(tracked, late=False)  # not taken, e.g. another connector's hit was longer
@@ -264,6 +265,7 @@ class SchedulerSide:
             tracked = self._tracked.get(request_id)
             if tracked is not None:
                 tracked.note_load_failed()
+                self._lossy.computed(tracked.lossy_blocks)
 
     def blocks_failed(self, device_blocks: set[int]) -> None:
         """The same, by the first device block of each load."""
@@ -297,6 +299,7 @@ class SchedulerSide:
         self._note_scheduled(scheduler_output)
         meta.loads, self._loads = self._loads, []
         meta.handed_out, self._handed_out = sorted(set(self._handed_out) - {NULL_BLOCK}), []
+        self._lossy.follow(meta)
         self._waiting = False
         return meta
 
@@ -307,6 +310,7 @@ class SchedulerSide:
             tracked.plan_saves(
                 unsettled_tokens=self._unsettled_tokens,
                 held_tables=lambda: self._held_tables(tracked),
+                lossy=self._lossy,
             )
         )
         adapter = tracked.request.lora_request
@@ -317,11 +321,10 @@ class SchedulerSide:
 
     def _left_over(self, tracked: Tracked) -> bool:
         """Whether a block is computed whose tokens are not final yet (asynchronous scheduling)."""
-        return _running(tracked.request) and tracked.has_unplanned
+        return tracked.running and tracked.has_unplanned
 
     def _held_tables(self, tracked: Tracked) -> Tables | None:
-        request = tracked.request
-        return self._device_blocks.tables(request) if _running(request) else None
+        return self._device_blocks.tables(tracked.request) if tracked.running else None
 
     def _note_scheduled(self, scheduler_output: Any) -> None:
         """Follow the block tables of the requests in this step."""
@@ -393,8 +396,3 @@ class SchedulerSide:
         """Take no part any more."""
         self.reset_cache()
         self._namespace = None
-
-
-def _running(request: Any) -> bool:
-    """Whether `request` holds device blocks of its own progress."""
-    return bool(request.status.name == "RUNNING")

@@ -24,6 +24,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     save_queue_jobs: saves waiting for the copy thread; more are dropped. Each holds no memory.
     record: how blocks are stored. "l3": in about 0.72 of their bytes, and the same bit for bit;
         "raw": as they are; "auto": l3 where there is native code for it.
+    fidelity: "exact": blocks come back bit for bit. "ep": about as the engine computed them, each
+        in a base part, which is enough to be a hit, and a fine part that makes it finer; the first
+        block of a sequence stays exact. Engines of different fidelity share nothing.
     weights_id: names the weights instead of their fingerprint; for weights that are not read from
         local files. Two engines with the same id must have identical weights.
     daemon_uid: the user that runs the daemon, if it is neither the engine's nor root.
@@ -35,6 +38,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reuse_wait_s: Seconds = 0.1
     save_queue_jobs: Annotated[int, msgspec.Meta(ge=1, le=65536)] = 256
     record: Literal["auto", "l3", "raw"] = "auto"
+    fidelity: Literal["exact", "ep"] = "exact"
     weights_id: str = ""
     daemon_uid: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
@@ -42,10 +46,16 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def parse_settings(extra: Mapping[str, object]) -> Settings:
     """Check vLLM's dictionary. Raises ConfigError for a missing, unknown or malformed key."""
     try:
-        return msgspec.convert(dict(extra), Settings)
+        settings = msgspec.convert(dict(extra), Settings)
     except msgspec.ValidationError as error:
         raise ConfigError(
             f"kv_connector_extra_config: {error}; known keys: "
             + ", ".join(Settings.__struct_fields__)
             + '; e.g. {"target": "unix:/run/kvstore/kvstore.sock"}'
         ) from error
+    if settings.fidelity == "ep" and settings.record == "raw":
+        raise ConfigError(
+            'kv_connector_extra_config: "fidelity": "ep" stores coded records, "record": "raw" '
+            "none; leave one of them out"
+        )
+    return settings

@@ -22,7 +22,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from vllm.v1.kv_offload.base import (
@@ -57,6 +57,7 @@ class TierSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     weights_id: names the weights, and whatever else changes their KV (quantization, overrides of
         the model's configuration, the attention back end): vLLM tells its tiers only where the
         model lies. Without it, the weights in that directory are fingerprinted.
+    fidelity: "exact" only: vLLM does not tell its tiers where keys and values lie in a chunk.
     """
 
     target: Annotated[str, msgspec.Meta(pattern="^unix:.+")]
@@ -65,6 +66,7 @@ class TierSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     save_deadline_s: Seconds = 1.0
     weights_id: str = ""
     daemon_uid: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    fidelity: Literal["exact", "ep"] = "exact"
 
 
 class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]
@@ -324,6 +326,11 @@ def _parse(options: dict[str, Any]) -> TierSettings:
             '"plain_text": true}'
         ) from error
     _check_plain_text(settings)
+    if settings.fidelity == "ep":
+        raise ConfigError(
+            'secondary tier kvstore: "fidelity": "ep" is not possible, because vLLM does not tell '
+            "its tiers where keys and values lie in a chunk; leave it out, or use KVStoreConnector"
+        )
     return settings
 
 

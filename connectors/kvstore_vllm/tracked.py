@@ -9,15 +9,15 @@ planned later counts only if the request still holds it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from itertools import zip_longest
 from typing import Any
 
-from kvstore.model.block import BlockKey, Group
+from kvstore.model.block import BlockKey, Namespace
 from kvstore.model.keys import KeyChain, encode_extras
 from kvstore_vllm.hints import NO_HINTS, RequestHints
 from kvstore_vllm.lookup import Lookup
-from kvstore_vllm.metadata import SaveOrder, SaveSpan
+from kvstore_vllm.metadata import SaveOrder, SaveSpan, engine_groups
 
 Tables = Sequence[Sequence[int]]
 """Per KV cache group the device block of each block of a request; 0 is vLLM's null block."""
@@ -33,13 +33,13 @@ class Tracked:
         self,
         request: Any,
         root: BlockKey,
-        block_tokens: int,
-        groups: Sequence[Group],
+        namespace: Namespace,
         hints: RequestHints = NO_HINTS,
         *,
         adapter: bytes = b"",
     ) -> None:
         """adapter: tells the LoRA adapter that the request runs with."""
+        block_tokens, groups = namespace.block_tokens, engine_groups(namespace)
         self.request = request
         self.hints = hints
         self.lookup: Lookup | None = None
@@ -48,6 +48,7 @@ class Tracked:
         self.gave_up = False
         self.loading = False
         self.load_begins = NULL_BLOCK  # the first device block that the load writes
+        self.lossy_blocks: Sequence[int] = ()  # device blocks that it fills from lossy records
         self.local_blocks = 0  # held by the engine itself when it last asked
         self._block_tokens = block_tokens
         self._groups = groups
@@ -112,6 +113,11 @@ class Tracked:
         self._settled_blocks = self._computed_tokens // self._block_tokens
 
     @property
+    def running(self) -> bool:
+        """Whether the request holds device blocks of its own progress."""
+        return bool(self.request.status.name == "RUNNING")
+
+    @property
     def has_unplanned(self) -> bool:
         """Whether some computed block still waits for its tokens to become final."""
         return self._planned_blocks < self._told(self._computed_tokens // self._block_tokens)
@@ -135,11 +141,13 @@ class Tracked:
         *,
         unsettled_tokens: int,
         held_tables: Callable[[], Tables | None],
+        lossy: Container[int] = (),
     ) -> Iterator[SaveOrder]:
         """Yield orders for the blocks completed since the last plan.
 
         held_tables: returns the block tables the request holds now, None if it holds none; asked
-        only for blocks that are planned late.
+        only for blocks that are planned late. lossy: device blocks that hold lossy records as they
+        were loaded, for whatever request: encoded again they would lose once more.
         """
         complete = self.complete_blocks(unsettled_tokens)
         begin, self._planned_blocks = self._planned_blocks, max(self._planned_blocks, complete)
@@ -151,7 +159,9 @@ class Tracked:
             held = held_tables()
         for first in range(begin, complete, ORDER_BLOCKS_MAX):
             last = min(first + ORDER_BLOCKS_MAX, complete)
-            runs = [self._runs(index, first, last, held) for index in range(len(self._groups))]
+            runs = [
+                self._runs(index, first, last, held, lossy) for index in range(len(self._groups))
+            ]
             # Nearly always one run per group; an order names each group once at most.
             for nth in zip_longest(*runs):
                 yield self._order(keys, [(i, run) for i, run in enumerate(nth) if run is not None])
@@ -171,16 +181,19 @@ class Tracked:
                 SaveSpan(group, begin - first, tuple(blocks)) for group, (begin, blocks) in runs
             ),
             session_id=self.hints.session_id,
+            refined=self.hints.refined,
         )
 
     def _runs(
-        self, index: int, first: int, last: int, held: Tables | None
+        self, index: int, first: int, last: int, held: Tables | None, lossy: Container[int]
     ) -> list[tuple[int, list[int]]]:
         """Return the consecutive blocks of one group in [first, last) that are worth saving."""
         runs: list[tuple[int, list[int]]] = []
         for block in range(max(first, self._first_saved[index]), last):
             device_block = self._device_block(index, block, held)
             if device_block == NULL_BLOCK or block in self._stored[index]:
+                continue
+            if device_block in lossy:
                 continue
             if runs and runs[-1][0] + len(runs[-1][1]) == block:
                 runs[-1][1].append(device_block)

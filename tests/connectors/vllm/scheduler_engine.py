@@ -82,6 +82,7 @@ class FakeClient:
         request_id,
         recompute_s_per_block,
         session_id,
+        refined,
     ):
         self.asked.append(
             SimpleNamespace(
@@ -91,6 +92,7 @@ class FakeClient:
                 name=request_id,
                 recompute_s_per_block=recompute_s_per_block,
                 session_id=session_id,
+                refined=refined,
             )
         )
         if self.error is not None:

@@ -60,7 +60,7 @@ def test_blocks_come_back_bit_for_bit_in_fewer_bytes(dtype, tokens, head) -> Non
     pages = open_pages([layers], BLOCKS, record="l3", isas=[isas])
     assert isinstance(pages, CodedHostMemory)
     blocks = [4, 0, 3]
-    records = [memoryview(bytes(each)) for each in pages.encode(0, blocks)]
+    records = [memoryview(bytes(each.base)) for each in pages.encode(0, blocks)]
     assert {Header.parse(record).form for record in records} == {Form.L3}
     raw = open_pages([layers], BLOCKS).record_nbytes[0]
     share = sum(map(len, records)) / len(records) / raw
@@ -78,7 +78,7 @@ def test_what_is_no_record_has_no_checksum() -> None:
     layers, isas = engine_layers(torch.bfloat16, 16, 64)
     pages = open_pages([layers], BLOCKS, record="l3", isas=[isas])
     (record,) = pages.encode(0, [1])
-    good, wrong = bytes(record), bytearray(record)
+    good, wrong = bytes(record.base), bytearray(record.base)
     wrong[4] = 9
     for bad in (bytes(wrong), good[:100], b"", good + bytes(1 << 20)):
         sums = pages.write(0, [2, 3], [memoryview(bad), memoryview(good)], None)

@@ -31,9 +31,10 @@ NAMESPACE = Namespace(
 class FakePages:
     """Device blocks as byte strings; copies can be held open."""
 
-    record_nbytes = (RECORD, RECORD)
+    record_nbytes = raw_nbytes = (RECORD, RECORD)
     writers = 2
     coded = False
+    lossy = ()
     bounced_nbytes = 0
 
     def __init__(self) -> None:
@@ -126,7 +127,17 @@ class Remote:
         return self._client.release(*leases)
 
     async def reserve(
-        self, namespace_id, keys, *, first_block, parent, spans, wait_s, session_id, sizes=()
+        self,
+        namespace_id,
+        keys,
+        *,
+        first_block,
+        parent,
+        spans,
+        wait_s,
+        session_id,
+        sizes=(),
+        refined=False,
     ):
         client = self._client
         if client.error:
