@@ -99,17 +99,6 @@ def build_namespace(
             zip(kv_cache_config.kv_cache_groups, record_nbytes, strict=True)
         )
     )
-    fine = tuple(
-        Group(
-            name=f"{index}.fine",
-            record_nbytes=sizes.fine_nbytes,
-            window_tokens=groups[index].window_tokens,
-            shards=shards,
-            refines=index,
-            base_nbytes=sizes.base_nbytes,
-        )
-        for index, sizes in enumerate(lossy)
-    )
     cache = vllm_config.cache_config
     identity = {
         "engine": "vllm",
@@ -130,10 +119,25 @@ def build_namespace(
         identity["draft"] = _model_identity(draft)
     return Namespace(
         block_tokens=kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size,
-        groups=groups + fine,
+        groups=groups + _fine_groups(groups, lossy),
         identity=tuple(sorted(identity.items())),
         fidelity="ep" if lossy else "exact",
         name=model_name(vllm_config.model_config.model),
+    )
+
+
+def _fine_groups(groups: Sequence[Group], lossy: Sequence[LossySizes]) -> tuple[Group, ...]:
+    """Return the groups of the fine parts of `groups`; none if their records are exact."""
+    return tuple(
+        replace(
+            groups[index],
+            name=f"{index}.fine",
+            record_nbytes=sizes.fine_nbytes,
+            varies=False,
+            refines=index,
+            base_nbytes=sizes.base_nbytes,
+        )
+        for index, sizes in enumerate(lossy)
     )
 
 

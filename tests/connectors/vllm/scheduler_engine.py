@@ -32,10 +32,30 @@ NAMESPACE = Namespace(
 )
 
 
-class FakeClient:
-    """Answers lookups like a daemon that holds the first `hit_blocks` blocks of everything."""
+LOSSY = 40
+LOSSY_NAMESPACE = Namespace(
+    block_tokens=BLOCK,
+    groups=(
+        Group("full", 64, varies=True),
+        Group("window", 64, window_tokens=6, varies=True),
+        Group("full.fine", 20, refines=0, base_nbytes=LOSSY),
+        Group("window.fine", 20, window_tokens=6, refines=1, base_nbytes=LOSSY),
+    ),
+    identity=(("model", "test"),),
+    fidelity="ep",
+)
+"""The first block of a sequence is exact, and larger."""
 
-    def __init__(self) -> None:
+
+class FakeClient:
+    """Answers lookups like a daemon that holds the first `hit_blocks` blocks of everything.
+
+    coarse: blocks without their fine parts.
+    """
+
+    def __init__(self, namespace: Namespace = NAMESPACE) -> None:
+        self._namespace = namespace
+        self.coarse: set[int] = set()
         self.available = True
         self.instance = "daemon-1"
         self.hit_blocks = 0
@@ -101,16 +121,20 @@ class FakeClient:
         if not self.leased:
             return Grant(0, 0.0, (), (), hit_blocks=hit, leased=False)
         spans = []
-        for index, group in enumerate(NAMESPACE.groups):
+        slots: list[Slot | None] = []
+        for index, group in enumerate(self._namespace.groups):
             needed = group.blocks_needed(hit, BLOCK)
             spans.append(Span(Part(index, 0), max(skip_blocks, needed.start), hit))
-        count = sum(end - begin for _, begin, end in spans)
+            for block in range(spans[-1].begin, hit):
+                there = group.refines == -1 or (block and block not in self.coarse)
+                nbytes = LOSSY if self._namespace.fine and block else group.record_nbytes
+                slots.append(Slot(0, 4096 * len(slots), nbytes) if there else None)
         return Grant(
             lease_id=len(self.asked),
             deadline_s=self.deadline_s,
             spans=tuple(spans),
-            slots=tuple(Slot(0, 4096 * i, 64) for i in range(count)),
-            checksums=tuple(range(count)),
+            slots=tuple(slots),
+            checksums=tuple(range(len(slots))),
             hit_blocks=hit,
         )
 
@@ -161,10 +185,10 @@ def make_request(tokens: int, name: str = "r", **fields) -> SimpleNamespace:
 class Engine:
     """Calls the hooks in the scheduler's order for one request at a time."""
 
-    def __init__(self, **options) -> None:
-        self.client = FakeClient()
+    def __init__(self, namespace: Namespace = NAMESPACE, **options) -> None:
+        self.client = FakeClient(namespace)
         self.side = SchedulerSide(Settings("unix:/k"), self.client, readers=1, **options)
-        self.side.use_namespace(NAMESPACE)
+        self.side.use_namespace(namespace)
         self.manager = SimpleNamespace(tables={}, get_computed_blocks=lambda request: (None, 0, 0))
         self.manager.get_block_ids = self.manager.tables.get
         self.side.bind_kv_cache_manager(self.manager)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
-
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from kvstore import ConfigError, checksum  # noqa: E402
 from kvstore_kernels import native  # noqa: E402
+from kvstore_kernels.codec.copies import Fine  # noqa: E402
 from kvstore_kernels.codec.places import Unplaced  # noqa: E402
 from kvstore_kernels.codec.record import Form, Header  # noqa: E402
 from kvstore_vllm import coded, places  # noqa: E402
@@ -17,39 +16,12 @@ from kvstore_vllm.coded import CodedHostMemory  # noqa: E402
 from kvstore_vllm.metadata import SaveOrder, SaveSpan, pieces  # noqa: E402
 from kvstore_vllm.opening import open_pages  # noqa: E402
 from kvstore_vllm.pages import HostMemory  # noqa: E402
-
-BLOCKS = 6
+from tests.connectors.vllm.cpu_layers import BLOCKS, engine_layers, import_vllm  # noqa: E402
 
 
 @pytest.fixture(scope="module", autouse=True)
 def vllm():
-    """Importing it takes a while and warns about itself."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        pytest.importorskip("vllm")
-        from kvstore_vllm import compat
-
-        if not compat.STANDARD_LAYOUTS:
-            pytest.skip("vLLM before 0.30 lays blocks out in another way")
-        from vllm.v1.attention.backends import cpu_attn  # noqa: F401
-
-
-def engine_layers(dtype, tokens: int, head: int, *, count: int = 3):
-    """Layers as the engine fills them: keys and values written by its own function."""
-    from vllm import _custom_ops as ops
-    from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
-
-    isa = _get_attn_isa(dtype, tokens, head)
-    torch.manual_seed(3)
-    layers = []
-    for _ in range(count):
-        layer = torch.zeros((BLOCKS, 2, tokens, 2 * head), dtype=dtype)
-        kv = [torch.randn(BLOCKS * tokens, 2, head).to(dtype) for _ in "kv"]
-        key_cache, value_cache = layer.view(BLOCKS, 2, 2 * tokens, -1).chunk(2, dim=2)
-        slots = torch.arange(BLOCKS * tokens)
-        ops.cpu_attn_reshape_and_cache(*kv, key_cache, value_cache, slots, isa)
-        layers.append(layer)
-    return layers, [isa] * count
+    import_vllm()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
@@ -104,6 +76,66 @@ def test_without_the_native_library_records_are_raw(monkeypatch, caplog) -> None
     assert "there is no library" in caplog.text
     with pytest.raises(ConfigError, match="there is no library"):
         open_pages([layers], BLOCKS, record="l3", isas=[isas])
+
+
+def lossy(layers, isas, **changes):
+    return open_pages([layers], BLOCKS, fidelity="ep", isas=[isas], **{"record": "auto", **changes})
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_lossy_blocks_come_back_nearly_and_the_first_one_exactly(dtype) -> None:
+    layers, isas = engine_layers(dtype, 16, 64)
+    before = [layer.clone() for layer in layers]
+    pages = lossy(layers, isas)
+    assert pages.form.startswith("ep/1 K5V4+K3V4 ")
+    blocks, (sizes,) = [4, 0, 3], pages.lossy
+    encoded = [
+        (bytes(each.base), each.fine and bytes(each.fine))
+        for each in pages.encode(0, blocks, [True, False, False])
+    ]
+    assert encoded[0][1] is None
+    assert len(encoded[0][0]) != sizes.base_nbytes
+    assert {len(base) for base, _ in encoded[1:]} == {sizes.base_nbytes}
+    assert {len(fine) for _, fine in encoded[1:]} == {sizes.fine_nbytes}
+    errors = []
+    for with_fine in (False, True):
+        for layer in layers:
+            layer.zero_()
+        fines = [
+            Fine(memoryview(fine), checksum(fine)) if with_fine and fine else None
+            for _, fine in encoded
+        ]
+        found = pages.refine(0, blocks, [memoryview(base) for base, _ in encoded], fines)
+        assert [each.base for each in found] == [checksum(base) for base, _ in encoded]
+        assert [each.refined for each in found] == [None, *[with_fine or None] * 2]
+        differences = [(now.float() - was.float()) for now, was in zip(layers, before, strict=True)]
+        assert not any(each[4].any() for each in differences)
+        errors.append(max(float(each[[0, 3]].square().mean().sqrt()) for each in differences))
+    assert 0 < errors[1] < errors[0] / 3 < 0.1
+
+
+def test_lossy_and_exact_pages_have_different_forms() -> None:
+    layers, isas = engine_layers(torch.bfloat16, 16, 64)
+    exact = open_pages([layers], BLOCKS, record="l3", isas=[isas])
+    assert not exact.lossy
+    assert exact.form.split()[-1] == lossy(layers, isas).form.split()[-1]  # of the same shape
+    assert exact.form != lossy(layers, isas).form
+
+
+def test_where_lossy_records_are_impossible_the_engine_does_not_start(monkeypatch) -> None:
+    layers, isas = engine_layers(torch.bfloat16, 16, 64)
+    do = '"fidelity": "exact"'
+    with pytest.raises(ConfigError, match=f'"record" is "raw"; use {do}'):
+        lossy(layers, isas, record="raw")
+    with pytest.raises(ConfigError, match=f"packed as ''; use {do}"):
+        lossy(layers, [""] * len(layers))
+    with pytest.raises(ConfigError, match=f"not bfloat16, float16 or float32; use {do}"):
+        lossy([layer.to(torch.float8_e4m3fn) for layer in layers], isas)
+    with pytest.raises(ConfigError, match=f"on a GPU yet; use {do}"):
+        lossy([layer.to("meta") for layer in layers], isas)
+    monkeypatch.setattr(native, "_loaded", lambda: (None, "there is no library"))
+    with pytest.raises(ConfigError, match=f"there is no library; use {do}"):
+        lossy(layers, isas)
 
 
 def test_a_function_that_scatters_otherwise_is_noticed(monkeypatch) -> None:

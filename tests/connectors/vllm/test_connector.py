@@ -294,7 +294,9 @@ def test_unsupported_attention_is_refused_by_name(vllm):
             vllm.namespace.check_supported(engine_config(vllm), cache_config(vllm, *specs))
 
 
-def build(vllm, config=None, *specs, backends=("CPU_ATTN/vec",), **changes) -> Namespace:
+def build(
+    vllm, config=None, *specs, backends=("CPU_ATTN/vec",), coded="", lossy=(), **changes
+) -> Namespace:
     specs = specs or (full(vllm), window(vllm, 512, extra_retained_tokens=2))
     config = config or engine_config(vllm)
     unnamed = vllm.namespace.build_namespace(
@@ -302,6 +304,8 @@ def build(vllm, config=None, *specs, backends=("CPU_ATTN/vec",), **changes) -> N
         cache_config(vllm, *specs, **changes),
         record_nbytes=[8192] * len(specs),
         backends=list(backends),
+        coded=coded,
+        lossy=lossy,
     )
     named = vllm.namespace.PendingNamespace(unnamed, vllm.namespace.weights_sources(config)).poll()
     assert named is not None, "a model of dummy weights is known at once"
@@ -316,6 +320,23 @@ def test_the_namespace_has_a_group_for_each_kind_of_attention(vllm):
     )
     if "kv_tp_replicas" in vllm.kv.KVCacheConfig.__dataclass_fields__:
         assert {group.shards for group in build(vllm, config, kv_tp_replicas=4).groups} == {1}
+
+
+def test_a_lossy_namespace_has_fine_parts_behind_all_groups(vllm):
+    from kvstore_vllm.pages import LossySizes
+
+    config = engine_config(vllm, tensor_parallel_size=4)
+    coded, sizes = "ep/1 K5V4+K3V4 12", [LossySizes(3000, 2000), LossySizes(4000, 2500)]
+    namespace = build(vllm, config, coded=coded, lossy=sizes)
+    assert namespace.fidelity == "ep"
+    assert namespace.groups == (
+        Group("0", 8192, shards=4, varies=True),
+        Group("1", 8192, window_tokens=514, shards=4, varies=True),
+        Group("0.fine", 2000, shards=4, refines=0, base_nbytes=3000),
+        Group("1.fine", 2500, window_tokens=514, shards=4, refines=1, base_nbytes=4000),
+    )
+    assert dict(namespace.identity)["record"] == coded
+    assert build(vllm, config).fidelity == build(vllm, config, coded="l3/1 12").fidelity == "exact"
 
 
 def test_the_namespace_changes_with_whatever_changes_the_bytes(vllm):

@@ -39,6 +39,15 @@ def test_hints_are_sent_when_the_request_has_finished(engine):
     assert engine.side.counters.totals["hints"] == 3
 
 
+@pytest.mark.parametrize(("fidelity", "refined"), [("fine", True), ("base", False)])
+def test_a_request_insists_on_fine_parts_of_what_it_loads_and_saves(engine, fidelity, refined):
+    saves = finish(engine, {"fidelity": fidelity})
+    assert [each.refined for each in engine.client.asked] == [refined]
+    assert {order.refined for order in saves} == {refined}
+    assert engine.client.hinted == []
+    assert engine.side.counters.totals["hints_ignored"] == 0
+
+
 def test_an_expected_request_needs_no_name(engine):
     finish(engine, {"expect_s": 12.5})
     assert engine.client.hinted == [("expect", "", 5, 12.5)]
@@ -46,7 +55,16 @@ def test_an_expected_request_needs_no_name(engine):
 
 @pytest.mark.parametrize(
     "hints",
-    [7, "end", {"session_id": 3}, {"end_sesion": True}, {"expect_s": -1}, {"pin_s": 1e99}],
+    [
+        7,
+        "end",
+        {"session_id": 3},
+        {"end_sesion": True},
+        {"expect_s": -1},
+        {"pin_s": 1e99},
+        {"fidelity": "best"},
+        {"fidelity": None},
+    ],
 )
 def test_hints_that_cannot_be_read_are_counted_and_harm_nobody(engine, hints):
     assert finish(engine, hints)

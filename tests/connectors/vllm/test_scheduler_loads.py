@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.connectors.vllm.scheduler_engine import (
+    LOSSY_NAMESPACE,
     Engine,
     keys_of,
     make_request,
@@ -15,6 +16,11 @@ from tests.connectors.vllm.scheduler_engine import (
 @pytest.fixture
 def engine() -> Engine:
     return Engine()
+
+
+@pytest.fixture
+def lossy() -> Engine:
+    return Engine(LOSSY_NAMESPACE)
 
 
 def test_a_load_pairs_slots_with_device_blocks_and_skips_null_blocks(engine):
@@ -83,6 +89,100 @@ def test_blocks_that_another_connector_loads_into_are_announced(engine, known):
     engine.manager.tables["r"] = ([1, 2, 3], [0, 5, 6])
     engine.admit(request, ((), ()))
     assert engine.step().handed_out == ([2, 3, 5, 6] if known else [1, 2, 3, 5, 6])
+
+
+# ---- lossy blocks --------------------------------------------------------------------------------
+
+
+def load_lossy(engine, *, fidelity="base", tables=([1, 2, 3, 4, 5], [0, 0, 0, 6, 7]), tokens=22):
+    request = make_request(tokens, kv_transfer_params={"kvstore": {"fidelity": fidelity}})
+    engine.client.hit_blocks = 5
+    engine.side.on_new_request(request)
+    assert engine.side.num_new_matched_tokens(request, 0) == (20, True)
+    engine.admit(request, tables, 20)
+    (order,) = engine.step().loads
+    return request, order
+
+
+def test_fine_parts_ride_along_with_what_they_refine(lossy):
+    lossy.client.coarse = {2, 4}
+    _, order = load_lossy(lossy)
+    assert order.complete, "a fine part that is missing is no failure"
+    assert not order.refined
+    full, window = order.spans
+    assert (full.group, window.group) == (0, 1)
+    assert full.device_blocks == (1, 2, 3, 4, 5)
+    assert window.device_blocks == (6, 7)
+    # 7 base slots, then the fine ones: of blocks 0 to 4, and of blocks 3 and 4 of the window.
+    assert [fine and fine.slot.offset // 4096 for fine in full.fines] == [None, 8, None, 10, None]
+    assert [fine and fine.checksum for fine in full.fines] == [None, 8, None, 10, None]
+    assert [fine and fine.slot.offset // 4096 for fine in window.fines] == [12, None]
+    assert sorted(order.lossy_blocks) == [2, 3, 4, 5, 6, 7], "the first block is exact"
+
+
+def test_who_insists_loads_nothing_that_lacks_a_fine_part(lossy):
+    """The daemon says so before; what it grants all the same is not taken."""
+    _, order = load_lossy(lossy, fidelity="fine")
+    assert order.refined
+    assert order.complete
+    again = Engine(LOSSY_NAMESPACE)
+    again.client.coarse = {2}
+    _, order = load_lossy(again, fidelity="fine")
+    assert not order.complete
+
+
+def test_a_lossy_load_that_misses_a_block_is_marked(lossy):
+    _, order = load_lossy(lossy, tables=([1, 2, 3, 4, 5], [0, 0, 8, 6, 7]))
+    assert not order.complete
+
+
+TABLES = ([1, 2, 3, 4, 5, 8], [0, 0, 0, 6, 7, 9])
+SHARED = ([1, 2, 3, 4, 5, 11], [0, 0, 0, 6, 7, 12])
+OTHERS = [21, 22, 23, 24, 25, 26]
+
+
+def finish_next(engine, name, tables, computed):
+    """Let a request run on blocks that the engine holds already; return what it saves."""
+    request = make_request(26, name=name, num_computed_tokens=computed)
+    engine.client.hit_blocks = 0
+    engine.side.on_new_request(request)
+    engine.side.num_new_matched_tokens(request, computed)
+    engine.admit(request, tables)
+    engine.step(new=[(request, tables, 26 - computed)])
+    return saved(engine.step())
+
+
+def run_loaded(engine) -> None:
+    """Load 5 blocks, compute a sixth, and end the request."""
+    request, _ = load_lossy(engine, tokens=26)
+    request.num_computed_tokens = 20
+    engine.step(new=[(request, TABLES, 6)])
+    engine.side.request_finished(request)
+    assert saved(engine.step()) == {(0, 5): 8, (1, 5): 9}, "what was loaded is not saved"
+
+
+def test_what_was_loaded_lossy_is_not_saved_for_another_request_either(lossy):
+    """The engine keeps it in its own cache, and the daemon may have lost it meanwhile."""
+    run_loaded(lossy)
+    found = finish_next(lossy, "next", SHARED, 20)
+    # The first block is exact. The window's blocks in front of it are not there.
+    assert found == {(0, 0): 1, (0, 5): 11, (1, 5): 12}
+
+
+def test_blocks_that_are_used_for_something_else_are_saved_again(lossy):
+    run_loaded(lossy)
+    assert finish_next(lossy, "other", ([1, 2, 3, 4, 5, 8], OTHERS), 0) == {
+        (0, block): device for block, device in enumerate([1, 2, 3, 4, 5, 8])
+    } | {(1, block): OTHERS[block] for block in (4, 5)}
+
+
+def test_blocks_whose_load_failed_are_computed_and_saved(lossy):
+    request, order = load_lossy(lossy)
+    assert order.lossy_blocks
+    lossy.side.loads_failed({"r"})
+    tables = ([1, 2, 3, 4, 5, 8], [10, 11, 12, 6, 7, 9])
+    lossy.step(new=[(request, tables, 22)])
+    assert (0, 4) in saved(lossy.step())
 
 
 # ---- saving --------------------------------------------------------------------------------------

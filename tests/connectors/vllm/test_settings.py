@@ -33,6 +33,8 @@ def test_integers_are_seconds_too():
         ({"target": "unix:/k", "load_deadline_s": "1"}, "load_deadline_s"),
         ({"target": "unix:/k", "load_deadline_s": -1}, "load_deadline_s"),
         ({"target": "unix:/k", "save_queue_jobs": 0}, "save_queue_jobs"),
+        ({"target": "unix:/k", "fidelity": "fine"}, "fidelity"),
+        ({"target": "unix:/k", "fidelity": "ep", "record": "raw"}, "leave one of them out"),
         ({"target": "unix:/k", "daemon_uid": -1}, "daemon_uid"),
         ({"target": "unix:/k", "daemon_uid": "kvstore"}, "daemon_uid"),
     ],

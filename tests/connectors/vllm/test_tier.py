@@ -100,6 +100,11 @@ def test_a_tier_says_what_is_wrong_with_its_settings():
     for plain in ({}, {"plain_text": False}):
         with pytest.raises(Incompatible, match=r"LoRA.*images.*\"plain_text\": true"):
             _parse({"target": "unix:/k", **plain})
-    for wrong, named in [({}, "target"), ({"target": "unix:/k", "weight_id": "x"}, "weight_id")]:
+    lossy = {"target": "unix:/k", "plain_text": True, "fidelity": "ep"}
+    for wrong, named in [
+        ({}, "target"),
+        ({"target": "unix:/k", "weight_id": "x"}, "weight_id"),
+        (lossy, "or use KVStoreConnector"),
+    ]:
         with pytest.raises(ConfigError, match=named):
             _parse(wrong)
