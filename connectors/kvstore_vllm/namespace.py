@@ -119,14 +119,14 @@ def build_namespace(
         identity["draft"] = _model_identity(draft)
     return Namespace(
         block_tokens=kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size,
-        groups=groups + _fine_groups(groups, lossy),
+        groups=groups + fine_groups(groups, lossy),
         identity=tuple(sorted(identity.items())),
         fidelity="ep" if lossy else "exact",
         name=model_name(vllm_config.model_config.model),
     )
 
 
-def _fine_groups(groups: Sequence[Group], lossy: Sequence[LossySizes]) -> tuple[Group, ...]:
+def fine_groups(groups: Sequence[Group], lossy: Sequence[LossySizes]) -> tuple[Group, ...]:
     """Return the groups of the fine parts of `groups`; none if their records are exact."""
     return tuple(
         replace(
