@@ -307,9 +307,25 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             (
                 rate("vllm:kvstore_loaded_bytes_total", "instance", legend="loaded {{instance}}"),
                 rate("vllm:kvstore_saved_bytes_total", "instance", legend="saved {{instance}}"),
+                rate("vllm:kvstore_saved_raw_bytes_total", "instance", legend="raw {{instance}}"),
                 rate("vllm:kvstore_bounced_bytes_total", "instance", legend="bounced {{instance}}"),
             ),
-            "bounced: through a buffer, because the GPU does not reach the daemon's memory (yet).",
+            "raw: what was saved, as the engine holds it. bounced: through a buffer, because the GPU "
+            "does not reach the daemon's memory (yet).",
+        ),
+        Panel(
+            "Loaded records by fidelity",
+            "short",
+            (
+                rate("vllm:kvstore_loaded_blocks_total", "instance", legend="all"),
+                rate("vllm:kvstore_loaded_lossy_blocks_total", "instance", legend="lossy"),
+                rate(
+                    "vllm:kvstore_loaded_base_blocks_total",
+                    "instance",
+                    legend="lossy, without a fine part",
+                ),
+            ),
+            "Records a second.",
         ),
         Panel(
             "Loads and lookups that failed",
@@ -319,6 +335,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
                 rate("vllm:kvstore_lookups_failed_total", "instance", legend="lookups"),
                 rate("vllm:kvstore_lookups_late_total", "instance", legend="lookups, late"),
                 rate("vllm:kvstore_corrupt_blocks_total", "instance", legend="wrong checksums"),
+                rate("vllm:kvstore_corrupt_fine_blocks_total", "instance", legend="fine parts"),
             ),
         ),
         Panel(
