@@ -310,8 +310,8 @@ ROWS: dict[str, tuple[Panel, ...]] = {
                 rate("vllm:kvstore_saved_raw_bytes_total", "instance", legend="raw {{instance}}"),
                 rate("vllm:kvstore_bounced_bytes_total", "instance", legend="bounced {{instance}}"),
             ),
-            "raw: what was saved, as the engine holds it. bounced: through a buffer, because the GPU "
-            "does not reach the daemon's memory (yet).",
+            "raw: what was saved, as the engine holds it. bounced: through a buffer, because the "
+            "GPU does not reach the daemon's memory (yet).",
         ),
         Panel(
             "Loaded records by fidelity",

@@ -17,7 +17,8 @@ from kvstore_kernels.codec.copies import CodedCopies, Decoded, Fine, Scratch
 from kvstore_kernels.codec.places import Unplaced
 from kvstore_kernels.codec.record import DType
 from kvstore_kernels.host import HostPages
-from kvstore_vllm.pages import HostMemory, LossySizes
+from kvstore_vllm.metadata import LossySizes
+from kvstore_vllm.pages import HostMemory
 from kvstore_vllm.places import shape_of
 
 logger = logging.getLogger(__name__)

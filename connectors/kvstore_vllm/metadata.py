@@ -69,6 +69,14 @@ def pieces(order: SaveOrder, record_nbytes: Sequence[int], nbytes_max: int) -> l
     return cut
 
 
+class LossySizes(NamedTuple):
+    """Sizes of a lossy group's records in bytes: what a base part that has a fine part has, and its
+    fine part."""
+
+    base_nbytes: int
+    fine_nbytes: int
+
+
 class FinePart(NamedTuple):
     """Where the fine part of a leased record is, and its checksum."""
 

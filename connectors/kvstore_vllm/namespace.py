@@ -27,7 +27,7 @@ from kvstore.model.block import Group, Namespace, model_name
 from kvstore.model.errors import Incompatible
 from kvstore_vllm import compat
 from kvstore_vllm.fingerprint import Fingerprints, Source, weights_files
-from kvstore_vllm.pages import LossySizes
+from kvstore_vllm.metadata import LossySizes
 
 _VOLATILE = {"_name_or_path", "transformers_version", "torch_dtype", "dtype"}
 _READ_FROM_FILES = {

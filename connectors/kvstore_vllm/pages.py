@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -21,17 +21,10 @@ from kvstore_kernels.host import HostPages
 from kvstore_kernels.lane import Lanes, Transfer
 from kvstore_kernels.packing import Leaves, checksum_of_leaves, open_paged
 from kvstore_kernels.registration import Extents
+from kvstore_vllm.metadata import LossySizes
 from kvstore_vllm.prefill import Event, HostEvent
 
 CLOSE_WAIT_S = 2.0
-
-
-class LossySizes(NamedTuple):
-    """Sizes of a lossy group's records in bytes: what a base part that has a fine part has, and its
-    fine part."""
-
-    base_nbytes: int
-    fine_nbytes: int
 
 
 class Pages(Protocol):

@@ -323,7 +323,7 @@ def test_the_namespace_has_a_group_for_each_kind_of_attention(vllm):
 
 
 def test_a_lossy_namespace_has_fine_parts_behind_all_groups(vllm):
-    from kvstore_vllm.pages import LossySizes
+    from kvstore_vllm.metadata import LossySizes
 
     config = engine_config(vllm, tensor_parallel_size=4)
     coded, sizes = "ep/1 K5V4+K3V4 12", [LossySizes(3000, 2000), LossySizes(4000, 2500)]

@@ -17,6 +17,7 @@ from kvstore import (
 )
 from kvstore.testing.wait import until
 from kvstore_vllm.metadata import (
+    FinePart,
     LoadOrder,
     LoadSpan,
     SaveOrder,
@@ -27,7 +28,7 @@ from kvstore_vllm.metadata import (
 from kvstore_vllm.prefill import STEP_TOKENS_MIN
 from kvstore_vllm.settings import Settings
 from kvstore_vllm.worker import WorkerSide
-from tests.connectors.vllm.worker_fakes import NAMESPACE, RECORD, FakeClient, FakePages
+from tests.connectors.vllm.worker_fakes import NAMESPACE, RECORD, FakeClient, FakePages, LossyPages
 
 
 @pytest.fixture
@@ -295,6 +296,54 @@ def test_a_lease_lost_during_the_load_accuses_nobody(side, client):
     client.held = False
     assert load(side, order) == (set(), {"r"})
     assert client.corrupt == [], "the slot may have been somebody else's by then"
+
+
+@pytest.fixture
+def lossy_side(client):
+    side = make_side(client, LossyPages())
+    yield side
+    side.close()
+
+
+def lossy_order(client: FakeClient, **changes) -> LoadOrder:
+    """The same load with a fine part for each record, of which the second is wrong."""
+    order = load_order(client, **changes)
+    fines = [FinePart(Slot(0, at * RECORD, RECORD), 0) for at in (20, 21)]
+    fines[0] = fines[0]._replace(checksum=checksum(client.view(fines[0].slot)))
+    return replace(order, spans=(replace(order.spans[0], fines=tuple(fines)), order.spans[1]))
+
+
+def test_a_wrong_fine_part_is_reported_and_not_used(lossy_side, client):
+    assert load(lossy_side, lossy_order(client)) == ({"r"}, set())
+    assert client.corrupt == [key(1)]
+    totals = lossy_side.counters.totals
+    assert totals["corrupt_fine_blocks"] == 1
+    assert totals["loaded_blocks"] == totals["loaded_lossy_blocks"] == 2
+    assert totals["loaded_base_blocks"] == 1
+
+
+def test_a_wrong_fine_part_fails_who_insists(lossy_side, client):
+    assert load(lossy_side, lossy_order(client, refined=True)) == (set(), {"r"})
+    assert client.corrupt == [key(1)]
+    assert lossy_side.counters.totals["loaded_blocks"] == 0
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_a_wrong_fine_part_of_a_lost_lease_accuses_nobody(lossy_side, client, gone):
+    """The base part matched in time, so it was what its writer committed."""
+    client.held = False
+    if gone:
+        client.release = lambda *_: (_ for _ in ()).throw(Unavailable("gone"))
+    assert load(lossy_side, lossy_order(client)) == ({"r"}, set())
+    assert client.corrupt == []
+    assert lossy_side.counters.totals["corrupt_fine_blocks"] == 1
+
+
+def test_a_wrong_base_part_fails_the_load_and_both_are_reported(lossy_side, client):
+    order = lossy_order(client)
+    client.arena[3] ^= 1
+    assert load(lossy_side, order) == (set(), {"r"})
+    assert client.corrupt == [key(0), key(1)]
 
 
 @pytest.mark.parametrize("held", [True, False])

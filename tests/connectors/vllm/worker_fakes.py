@@ -16,6 +16,8 @@ from kvstore import (
     Slot,
     checksum,
 )
+from kvstore_kernels.codec.copies import Decoded
+from kvstore_vllm.metadata import LossySizes
 from kvstore_vllm.prefill import HostEvent
 
 RECORD = 64
@@ -69,6 +71,19 @@ class FakePages:
         return [checksum(record) for record in records]
 
     def close(self) -> None: ...
+
+
+class LossyPages(FakePages):
+    """The same with fine parts, which only count: those that match their checksums are used."""
+
+    coded = True
+    lossy = (LossySizes(RECORD, RECORD), LossySizes(RECORD, RECORD))
+
+    def refine(self, group, blocks, records, fines):
+        return [
+            Decoded(sum_, None if fine is None else checksum(fine.record) == fine.checksum)
+            for sum_, fine in zip(self.write(group, blocks, records, None), fines, strict=True)
+        ]
 
 
 class FakeClient:
