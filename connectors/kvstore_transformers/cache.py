@@ -36,15 +36,24 @@ class PrefixCache(DynamicCache):  # type: ignore[misc] # transformers is not che
     request_id: names its load for `kvstore explain`.
     exact: False once KV was computed under autocast, in another precision than the model's.
     stored_blocks: how many blocks the daemon is known to have.
+    refined: what is stored without its fine parts does not count for it.
     pace: times the long pieces of the prompt.
     Layers with a sliding window keep all KV that they compute until the cache is dropped, because
     a later resume may need KV from before their window.
     """
 
-    def __init__(self, config: PreTrainedConfig, prompt: Sequence[int], block_tokens: int) -> None:
+    def __init__(
+        self,
+        config: PreTrainedConfig,
+        prompt: Sequence[int],
+        block_tokens: int,
+        *,
+        refined: bool = False,
+    ) -> None:
         super().__init__(config=config)
         self.prompt = list(prompt)
         self.block_tokens = block_tokens
+        self.refined = refined
         self.restored_blocks = 0
         self.exact = True
         self.request_id = f"transformers-{secrets.token_hex(4)}"

@@ -7,6 +7,9 @@ was held all the time, the load counts. The cache asks for that at its last laye
 can follow from what was loaded.
 
 Where files cannot be read, the layers that are not there yet come through the arena after all.
+
+A lossy block counts with its base part alone. Its fine part is used if the lease has it and it
+belongs to that base. One that does not is reported, and fails the load only of who insists on it.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import logging
 import threading
 import time
 from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import closing
 from typing import NamedTuple, TypeVar
 
@@ -30,6 +34,7 @@ from kvstore import (
     Span,
     Unavailable,
 )
+from kvstore_kernels.codec.copies import Fine
 from kvstore_kernels.layout import LEAF_NBYTES
 from kvstore_kernels.packing import Leaves, checksum_of_leaves
 from kvstore_kernels.paged import record_nbytes
@@ -84,10 +89,11 @@ class Load:
         deadline: float,
         bytes_deadline: float,
         coding: Coding | None = None,
+        refined: bool = False,
     ) -> None:
         """deadline: time.monotonic() until when the lease is surely held. `run` gives it back.
         bytes_deadline: until when bytes may come from slower tiers. coding: how records are coded;
-        None: they are as the model keeps them.
+        None: they are as the model keeps them. refined: lossy blocks without their fine parts fail.
 
         Raises Unavailable, and the lease stays the caller's, if it is not for what was asked.
         """
@@ -95,6 +101,7 @@ class Load:
         self._copier = copier
         self._direct = direct
         self._coding = coding
+        self._refined = refined
         self._namespace = namespace
         self._keys = keys[: grant.hit_blocks]
         self._grant = grant
@@ -102,10 +109,8 @@ class Load:
         self._deadline = deadline
         self._bytes_deadline = min(deadline, bytes_deadline)
         self._records = _records_of(client, namespace, grant)
-        if coding is not None and any(
-            isinstance(each, FilePlace) for records in self._records.values() for each in records
-        ):
-            raise Unavailable("coded records are not read from files")
+        self._fines = _fines_of(client, namespace, grant)
+        self._wrong_fines: list[BlockKey] = []
         self._spans: dict[int, tuple[Sequence[BlockKey], Sequence[int]]] = {}
         self.pages: list[tuple[LayerGroup, Pages]] = []
         slices: list[_Slice] = []
@@ -113,6 +118,8 @@ class Load:
             raise Unavailable("the lease is not for what was asked")
         for span, sums in _per_span(grant, grant.checksums):
             index = span.part.group
+            if index in namespace.fine:
+                continue
             group, spec = layout.groups[index], namespace.groups[index]
             if range(span.begin, span.end) != spec.blocks_needed(
                 grant.hit_blocks, namespace.block_tokens
@@ -148,8 +155,9 @@ class Load:
 
     def run(self) -> None:
         """Copy, verify, release; never raises."""
+        release: Future[list[bool]] | None = None
         try:
-            self._run()
+            release = self._run()
         except KVStoreError as error:
             self._error = error.with_traceback(None)  # it would keep views of the arena alive
         except Exception as error:
@@ -157,10 +165,13 @@ class Load:
             self._error = error.with_traceback(None)
         finally:
             self._records.clear()
+            self._fines.clear()
             for event in (*self._ready.values(), self._done):
                 event.set()
+        if release is not None and self._wrong_fines:  # nobody waits for this: bases were used
+            self._accuse(self._wrong_fines, release)
 
-    def _run(self) -> None:
+    def _run(self) -> Future[list[bool]]:
         try:
             corrupt = self._copy()
             in_time = time.monotonic() < self._deadline
@@ -172,8 +183,17 @@ class Load:
         if (corrupt or not in_time) and not all(release.result()):
             raise Unavailable("the lease ended during the load")
         if corrupt:
-            self._drop(corrupt)
+            self._drop([*corrupt, *self._wrong_fines])
             raise CorruptBlock(f"{len(corrupt)} records do not match their checksums")
+        return release
+
+    def _accuse(self, keys: Sequence[BlockKey], release: Future[list[bool]]) -> None:
+        """Drop blocks with wrong fine parts, if the slots were the daemon's own all the time."""
+        try:
+            if all(release.result()):
+                self._drop(keys)
+        except KVStoreError as error:
+            logger.info("drop=none blocks=%d error=%r", len(keys), error)
 
     def _copy(self) -> list[BlockKey]:
         """Copy everything; return the keys of records that are not what was committed."""
@@ -196,14 +216,26 @@ class Load:
         return corrupt
 
     def _decode(self, coding: Coding) -> list[BlockKey]:
-        """Decode group by group; a group's layers are ready together."""
+        """Decode group by group; a group's layers are ready together.
+
+        Raises Unavailable if a fine part is missing that is insisted on."""
         corrupt: list[BlockKey] = []
         for index, (group, pages) in enumerate(self.pages):
             keys, sums = self._spans[index]
             records = [each for each in self._records[index] if isinstance(each, memoryview)]
-            found = coding.copies(index, pages).decode(range(len(records)), records)
-            checked = zip(keys, sums, found, strict=True)
-            corrupt += [key for key, expected, sum_ in checked if sum_ != expected]
+            fines = self._fines.get(index, [None] * len(records))
+            found = coding.copies(index, pages).refine(range(len(records)), records, fines)
+            checked = list(zip(keys, sums, found, strict=True))
+            corrupt += [key for key, expected, each in checked if each.base != expected]
+            wrong = [key for key, _, each in checked if each.refined is False]
+            sizes = [len(record) for record in records]
+            missing = coding.note_fines(index, sizes, found)
+            if self._refined and missing:
+                raise Unavailable(f"{missing} blocks came without their fine parts")
+            if self._refined:
+                corrupt += wrong
+            else:
+                self._wrong_fines += wrong
             for layer in group.layers:
                 self._ready[layer].set()
         return corrupt
@@ -304,8 +336,12 @@ def _records_of(client: Client, namespace: Namespace, grant: Grant) -> dict[int,
     for span, found in _per_span(grant, both):
         index = span.part.group
         group = namespace.groups[index]
+        if index in namespace.fine:
+            continue
         least, most = 1 if group.varies else group.record_nbytes, group.record_nbytes
         some = [slot or place for slot, place in found]
+        if group.varies and any(isinstance(each, FilePlace) for each in some):
+            raise Unavailable("coded records are not read from files")
         if index in records or any(
             each is None or not least <= each.nbytes <= most for each in some
         ):
@@ -316,6 +352,25 @@ def _records_of(client: Client, namespace: Namespace, grant: Grant) -> dict[int,
             if each is not None
         ]
     return records
+
+
+def _fines_of(client: Client, namespace: Namespace, grant: Grant) -> dict[int, list[Fine | None]]:
+    """Return the fine parts of each lossy group's blocks, as far as the lease has them.
+
+    Raises Unavailable if they are not of the blocks that the lease is for."""
+    bases = {span.part.group: (span.begin, span.end) for span in grant.spans}
+    both = list(zip(grant.slots, grant.checksums, strict=True))
+    fines: dict[int, list[Fine | None]] = {}
+    for span, found in _per_span(grant, both):
+        refines = namespace.groups[span.part.group].refines
+        if refines == -1:
+            continue
+        if bases.get(refines) != (span.begin, span.end):
+            raise Unavailable("the lease has fine parts of other blocks than it is for")
+        fines[refines] = [
+            None if slot is None else Fine(client.view(slot), sum_) for slot, sum_ in found
+        ]
+    return fines
 
 
 def _slices(index: int, group: LayerGroup, pages: Pages) -> Iterator[_Slice]:

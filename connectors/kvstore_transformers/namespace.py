@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,6 +39,13 @@ class LayerGroup:
             and _kind(layers[index].values) == _kind(values)
             for index, keys, values in kinds
         )
+
+
+class Fine(NamedTuple):
+    """Fine parts of a group's lossy records: bytes of each, and of the base that has one."""
+
+    nbytes: int
+    base_nbytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +108,12 @@ def build_namespace(
     *,
     coded: str = "",
     record_nbytes: Sequence[int] = (),
+    fine: Sequence[Fine] = (),
 ) -> Namespace:
     """Describe the KV of `model`. weights: their fingerprint or name, "" if not known yet.
 
     coded: the form of records, and their shapes; record_nbytes: the most of each group's. Without
-    them, records are as the model keeps them.
+    them, records are as the model keeps them. fine: of each group, if records are lossy.
     """
     config = {k: v for k, v in model.config.to_dict().items() if k not in _VOLATILE}
     layers = [
@@ -126,13 +134,25 @@ def build_namespace(
     if coded:
         identity["record"] = coded
     sizes = record_nbytes or [group.record_nbytes(block_tokens) for group in layout.groups]
+    base = [
+        Group(f"{index}", nbytes, group.window_tokens, varies=bool(coded))
+        for index, (group, nbytes) in enumerate(zip(layout.groups, sizes, strict=True))
+    ]
+    refining = [
+        Group(
+            f"{index}.fine",
+            nbytes,
+            base[index].window_tokens,
+            refines=index,
+            base_nbytes=base_nbytes,
+        )
+        for index, (nbytes, base_nbytes) in enumerate(fine)
+    ]
     return Namespace(
         block_tokens=block_tokens,
-        groups=tuple(
-            Group(f"{index}", nbytes, group.window_tokens, varies=bool(coded))
-            for index, (group, nbytes) in enumerate(zip(layout.groups, sizes, strict=True))
-        ),
+        groups=(*base, *refining),
         identity=tuple(sorted(identity.items())),
+        fidelity="ep" if fine else "exact",
         name=model_name(model.config.name_or_path),
     )
 

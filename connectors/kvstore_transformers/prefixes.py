@@ -13,8 +13,9 @@ import logging
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
@@ -30,7 +31,7 @@ from kvstore import (
 )
 from kvstore_kernels.device import open_device
 from kvstore_transformers.cache import PrefixCache
-from kvstore_transformers.coding import Record, namespace_for, open_coding
+from kvstore_transformers.coding import Fidelity, FineParts, Record, namespace_for, open_coding
 from kvstore_transformers.copying import copier_for
 from kvstore_transformers.direct import DirectMode, DirectStorage
 from kvstore_transformers.fingerprint import open_weights
@@ -38,10 +39,11 @@ from kvstore_transformers.generating import AfterPrompt, follows_from_tokens
 from kvstore_transformers.loading import Load, LoadFailed
 from kvstore_transformers.namespace import check_unchanged, find_layout, with_weights
 from kvstore_transformers.pool import HbmPool, HeldPages
-from kvstore_transformers.saving import Job, Saved, Saver
+from kvstore_transformers.saving import Job, Saver, saved_of
 
 logger = logging.getLogger(__name__)
 
+Least = Literal["base", "fine"]
 KEYS_MAX = 8192
 CLOSE_WAIT_S = 2.0
 KNOWN_SOON_S = 0.05  # a small model is known by then
@@ -69,6 +71,7 @@ class Prefixes:
         hbm_policy: str = "lru",
         direct_storage: DirectMode = "auto",
         record: Record = "auto",
+        fidelity: Fidelity = "exact",
         daemon_uid: int | None = None,
     ) -> None:
         """Inspect the model and start to hash its weights. The daemon may start later.
@@ -84,9 +87,11 @@ class Prefixes:
         paths, and be allowed to read them); "always", by any means; "never".
         record: how blocks are stored: "l3", in about 0.72 of their bytes and the same bit for bit;
         "raw", as they are; "auto", l3 where there is native code for the model's memory.
+        fidelity: "exact", or "ep": lossy, a base part of a third of their bytes and a fine part of
+        a fifth, which tiers may drop. The first block of a prompt stays exact.
         daemon_uid: the user that runs the daemon, if it is neither this one nor root.
         Raises Incompatible with the reason for a model that is not supported, ConfigError for an
-        unknown policy or word, InvalidRequest if hbm_bytes do not fit.
+        unknown word and for what cannot be done here, InvalidRequest if hbm_bytes do not fit.
         """
         if not target.startswith("unix:"):
             raise InvalidRequest(f"{target!r} is not unix:/path/kvstore.sock: blocks are mapped")
@@ -94,16 +99,15 @@ class Prefixes:
         self.loads_failed = 0
         self._prefill_s_per_token = 0.0
         self._layout = find_layout(model)
-        self._weights = open_weights(model, weights_id)
-        self._weights.wait(KNOWN_SOON_S)
         if record == "auto" and direct_storage == "always":
             record = "raw"  # coded records are not read from files
-        self._coding = open_coding(self._layout, block_tokens, record)
+        self._coding = open_coding(self._layout, block_tokens, record, fidelity)
+        self._weights = open_weights(model, weights_id)
+        self._weights.wait(KNOWN_SOON_S)
         known = (block_tokens, self._weights.found)
         self._namespace = namespace_for(self._coding, model, self._layout, *known)
         self._namespace_id = self._namespace.id
-        self._is_known = bool(self._weights.found)
-        self._registered = False
+        self._is_known, self._registered = bool(self._weights.found), False
         self._load_deadline_s = load_deadline_s
         sizes = [group.record_nbytes for group in self._namespace.groups]
         self._pool = self._open_pool(hbm_bytes, hbm_policy) if hbm_bytes else None
@@ -112,9 +116,7 @@ class Prefixes:
         self._copier = copier_for(self._layout.device, max(sizes), self._client.extents)
         moving = (self._client, self._copier, self._pool, self._coding)
         self._saver = Saver(*moving, wait_s=save_deadline_s, jobs_max=save_queue_jobs)
-        self._loads = ThreadPoolExecutor(
-            1, thread_name_prefix="kvstore-load", initializer=self._copier.enter_thread
-        )
+        self._loads = ThreadPoolExecutor(1, "kvstore-load", self._copier.enter_thread)
 
     def wait_ready(self, timeout_s: float) -> bool:
         """Wait until the weights are hashed. False: not yet, so nothing is loaded or saved."""
@@ -156,15 +158,20 @@ class Prefixes:
         """Loads whose files could not be read; the arena delivered the rest of them."""
         return self._direct.failures
 
-    def generate(self, input_ids: Tensor, **options: Any) -> Any:
-        """Return what `model.generate(input_ids, **options)` returns.
+    @property
+    def fine_parts(self) -> FineParts:
+        """How many fine parts of lossy blocks loads have used, have not got, and have got wrong."""
+        return self._coding.fine_parts if self._coding is not None else FineParts()
+
+    def generate(self, input_ids: Tensor, *, fidelity: Least = "base", **options: Any) -> Any:
+        """Return what `model.generate(input_ids, **options)` returns. fidelity: as for `load`.
 
         Batches, beams, padding, and arguments that make the KV depend on more than token ids are
         computed without the store.
         """
         if not follows_from_tokens(self.model.generation_config, input_ids, options):
             return self.model.generate(input_ids, **options)
-        cache = self._start(input_ids)
+        cache = self._start(input_ids, fidelity)
         try:
             output = self.model.generate(input_ids, past_key_values=cache, **options)
             cache.finish()
@@ -180,26 +187,33 @@ class Prefixes:
             logger.exception("save=dropped")  # the answer is there all the same
         return output
 
-    def load(self, input_ids: Tensor) -> PrefixCache:
+    def load(self, input_ids: Tensor, *, fidelity: Least = "base") -> PrefixCache:
         """Return a cache with the longest stored prefix of `input_ids` (1, n), or an empty one.
 
+        fidelity: of lossy blocks, "base" takes the fine parts that there are; "fine" ends the
+        prefix at the first block without one, and `save` then stores such blocks anew.
+
         At least one token remains to compute. Failures of the daemon never raise. Raises
-        InvalidRequest for more than one prompt, Incompatible if the model has changed.
+        InvalidRequest for more than one prompt or another word, Incompatible if the model has
+        changed.
         """
-        cache = self._start(input_ids)
+        cache = self._start(input_ids, fidelity)
         try:
             cache.finish()
         except LoadFailed as error:
             return self._failed(cache, error)
         return cache
 
-    def _start(self, input_ids: Tensor) -> PrefixCache:
+    def _start(self, input_ids: Tensor, fidelity: Least) -> PrefixCache:
         """The same, but what is restored need not be there yet: its layers wait for it."""
         check_unchanged(self.model, self._layout)
         if input_ids.dim() != 2 or input_ids.shape[0] != 1:
             raise InvalidRequest(f"one prompt (1, n) at a time, not {tuple(input_ids.shape)}")
-        block_tokens = self._namespace.block_tokens
-        cache = PrefixCache(self.model.config, input_ids[0].tolist(), block_tokens)
+        if fidelity not in ("base", "fine"):
+            raise InvalidRequest(f"fidelity={fidelity!r} of a prompt: base and fine are known")
+        cache = self._empty(
+            input_ids[0].tolist(), refined=fidelity == "fine" and bool(self._namespace.fine)
+        )
         if not self._ready() or self._autocast:
             return cache
         keys = self._keys(cache.prompt[:-1])[:KEYS_MAX]
@@ -222,7 +236,11 @@ class Prefixes:
         """Count a load that failed; return a cache with nothing in it."""
         self.loads_failed += 1
         logger.info("load=failed error=%r", error)
-        return PrefixCache(self.model.config, cache.prompt, cache.block_tokens)
+        return self._empty(cache.prompt, refined=cache.refined)
+
+    def _empty(self, prompt: Sequence[int], *, refined: bool) -> PrefixCache:
+        tokens = self._namespace.block_tokens
+        return PrefixCache(self.model.config, prompt, tokens, refined=refined)
 
     def save(self, cache: PrefixCache, sequences: Tensor) -> None:
         """Store the full blocks of `cache` that are not stored yet, in the background.
@@ -246,14 +264,14 @@ class Prefixes:
             return
         if not cache.exact or not all(g.fits(cache.layers) for g in self._layout.groups):
             return
-        indexes = range(len(self._namespace.groups))
-        groups = [self._saved(cache, index, cache.stored_blocks) for index in indexes]
+        kinds = list(zip(self._layout.groups, self._namespace.groups, strict=False))
+        groups = [saved_of(cache, *kind, cache.stored_blocks) for kind in kinds]
         pooled = []
         if self._pool is not None:
-            whole = [self._saved(cache, index, 0) for index in indexes]
+            whole = [saved_of(cache, *kind, 0) for kind in kinds]
             pooled = [HeldPages(each.begin, each.pages) for each in whole]
-        mark = self._copier.mark()
-        self._saver.put(Job(self._namespace_id, keys, cache.stored_blocks, groups, mark, pooled))
+        begun = (cache.stored_blocks, groups, self._copier.mark(), pooled)
+        self._saver.put(Job(self._namespace_id, keys, *begun, refined=cache.refined))
 
     def flush(self, wait_s: float = 30.0) -> bool:
         """Wait until all saves are durable; False if they are not after `wait_s`.
@@ -304,14 +322,14 @@ class Prefixes:
 
     def _open_pool(self, nbytes: int, policy: str) -> HbmPool:
         device = open_device(self._layout.device)
-        return HbmPool(device, self._layout, self._namespace, nbytes=nbytes, policy=policy)
+        kept = replace(self._namespace, groups=self._namespace.groups[: len(self._layout.groups)])
+        return HbmPool(device, self._layout, kept, nbytes=nbytes, policy=policy)
 
     def _restore_pooled(
         self, cache: PrefixCache, keys: Sequence[BlockKey], more_than: int = 0
     ) -> bool:
-        """Restore from GPU memory, if it has more blocks than that."""
-        load = self._pool.restore(keys, more_than) if self._pool is not None else None
-        if load is None:
+        """Restore from GPU memory, if it has more blocks than that; it tells no fidelity."""
+        if self._pool is None or cache.refined or not (load := self._pool.restore(keys, more_than)):
             return False
         cache.restore(load.blocks, load.pages, load)
         return True
@@ -326,6 +344,7 @@ class Prefixes:
             wait_s=self._load_deadline_s,
             request_id=cache.request_id,
             recompute_s_per_block=recompute_s,
+            refined=cache.refined,
             file_places=self._coding is None
             and self._direct.is_wanted(
                 sum(group.record_nbytes for group in self._namespace.groups), recompute_s
@@ -348,6 +367,7 @@ class Prefixes:
                     deadline=asked_at + grant.deadline_s,
                     bytes_deadline=asked_at + self._load_deadline_s,
                     coding=self._coding,
+                    refined=cache.refined,
                 )
         finally:
             if load is None and grant.lease_id:
@@ -367,16 +387,3 @@ class Prefixes:
         if s_per_token:
             before = self._prefill_s_per_token or s_per_token
             self._prefill_s_per_token = before + (s_per_token - before) / 8
-
-    def _saved(self, cache: PrefixCache, index: int, stored: int) -> Saved:
-        """Return which blocks of a group are to be stored, of those after `stored` blocks.
-
-        Of a window, from the one before the prompt's end on: a later prompt resumes there at the
-        earliest, or at the end of what was generated.
-        """
-        group = self._namespace.groups[index]
-        resume = (len(cache.prompt) - 1) // self._namespace.block_tokens
-        needed = group.blocks_needed(resume, self._namespace.block_tokens).start
-        first, pages = cache.pages(self._layout.groups[index])
-        begin = max(stored, first, needed if group.window_tokens else 0)
-        return Saved(begin, group.record_nbytes, [part[begin - first :] for part in pages])

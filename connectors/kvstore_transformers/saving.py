@@ -11,13 +11,14 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from kvstore import BlockKey, Client, Grant, KVStoreError, NamespaceId, Part, Span
+from kvstore import BlockKey, Client, Grant, Group, KVStoreError, NamespaceId, Part, Span
 from kvstore.model.checksum import copy_in
-from kvstore_transformers.cache import Pages
+from kvstore_transformers.cache import Pages, PrefixCache
 from kvstore_transformers.coding import Coding
 from kvstore_transformers.copying import Copier
+from kvstore_transformers.namespace import LayerGroup
 from kvstore_transformers.pool import HbmPool, HeldPages
 
 logger = logging.getLogger(__name__)
@@ -35,10 +36,24 @@ class Saved:
     pages: Pages
 
 
+def saved_of(cache: PrefixCache, layers: LayerGroup, group: Group, stored_blocks: int) -> Saved:
+    """Return which blocks of a group are to be stored, of those after `stored_blocks`.
+
+    Of a window, from the one before the prompt's end on: a later prompt resumes there at the
+    earliest, or at the end of what was generated.
+    """
+    resume = (len(cache.prompt) - 1) // cache.block_tokens
+    needed = group.blocks_needed(resume, cache.block_tokens).start
+    first, pages = cache.pages(layers)
+    begin = max(stored_blocks, first, needed if group.window_tokens else 0)
+    return Saved(begin, group.record_nbytes, [part[begin - first :] for part in pages])
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """The blocks [first, len(keys)) of a prefix. groups: where each begins, in namespace order.
-    pooled: the same for the pool in GPU memory, from the prefix's start; empty without one."""
+    pooled: the same for the pool in GPU memory, from the prefix's start; empty without one.
+    refined: replace what is stored without its fine parts."""
 
     namespace_id: NamespaceId
     keys: Sequence[BlockKey]
@@ -46,12 +61,22 @@ class Job:
     groups: Sequence[Saved]
     after: Any
     pooled: Sequence[HeldPages] = ()
+    refined: bool = False
 
     @property
     def piece_blocks(self) -> int:
         """How many blocks to reserve at once."""
         nbytes = sum(group.record_nbytes for group in self.groups)
         return max(1, min(PIECE_BLOCKS, PIECE_NBYTES // nbytes))
+
+
+class Coded(NamedTuple):
+    """Records that are coded, one per block of `spans`. None: a block that is exact has no fine
+    part. sizes: what to reserve for each."""
+
+    spans: Sequence[Span]
+    records: Sequence[memoryview | None]
+    sizes: Sequence[int]
 
 
 class Saver:
@@ -147,9 +172,10 @@ class Saver:
             job.keys[first:last],
             first_block=first,
             parent=job.keys[first - 1] if first else None,
-            spans=spans,
+            spans=coded.spans if coded else spans,
             wait_s=self._wait_s,
-            sizes=[len(record) for record in coded],
+            sizes=coded.sizes if coded else (),
+            refined=job.refined,
         )
         if not any(grant.slots):
             if grant.lease_id:
@@ -157,7 +183,7 @@ class Saver:
         else:
             try:
                 if coded:
-                    checksums = self._copy_coded(coded, grant)
+                    checksums = self._copy_coded(coded.records, grant)
                 else:
                     checksums = self._copy(job, opened, first, grant)
             except BaseException:
@@ -170,21 +196,33 @@ class Saver:
 
     def _encoded(
         self, job: Job, opened: Sequence[Any], first: int, spans: Sequence[Span]
-    ) -> list[memoryview]:
-        """Return the records of the spans' blocks, if they are coded; else nothing."""
+    ) -> Coded | None:
+        """Return the records of the spans' blocks, and behind them their fine parts if records are
+        lossy. None: records are not coded."""
         if self._coding is None:
-            return []
-        records: list[memoryview] = []
-        for span in spans:
-            begin = first - job.groups[span.part.group].begin
-            blocks = range(begin + span.begin, begin + span.end)
-            records += [each.base for each in opened[span.part.group].encode(blocks)]
-        return records
+            return None
+        bases: list[memoryview] = []
+        fines: list[memoryview | None] = []
+        fine_sizes: list[int] = []
+        for part, begin, end in spans:
+            at = first - job.groups[part.group].begin
+            exact = [first + block == 0 for block in range(begin, end)]
+            encoded = opened[part.group].encode(range(at + begin, at + end), exact)
+            bases += [each.base for each in encoded]
+            fines += [each.fine for each in encoded]
+            fine_sizes += [self._coding.fine_nbytes[part.group]] * len(encoded)
+        sizes = [len(base) for base in bases]
+        if not self._coding.lossy:
+            return Coded(spans, bases, sizes)
+        refining = [
+            span._replace(part=Part(len(job.groups) + span.part.group, 0)) for span in spans
+        ]
+        return Coded([*spans, *refining], [*bases, *fines], sizes + fine_sizes)
 
-    def _copy_coded(self, records: Sequence[memoryview], grant: Grant) -> list[int]:
+    def _copy_coded(self, records: Sequence[memoryview | None], grant: Grant) -> list[int]:
         """Copy records to their slots; return the checksum of each, 0 where there is none."""
         return [
-            0 if slot is None else copy_in(record, self._client.view(slot))
+            0 if slot is None or record is None else copy_in(record, self._client.view(slot))
             for record, slot in zip(records, grant.slots, strict=True)
         ]
 
