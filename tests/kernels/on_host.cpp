@@ -7,9 +7,10 @@ static void run(const Layer* layers, const Record* records, u64* checksums, u32 
         for (u32 index = 0; (u64)index * LEAF_NBYTES < record->nbytes; index++) {
             Shared shared;
             for (u8* byte = (u8*)&shared; byte < (u8*)(&shared + 1); byte++) *byte = 0xAB;
-            for (u32 t = 0; t < THREADS; t++) move<WORD, GATHER>(layers, *record, index, t, shared);
-            for (u32 t = 0; t < 8; t++) accumulate(*record, index, t, shared);
-            checksums[record->first_leaf + index] = finish(*record, index, shared);
+            const Leaf leaf = leaf_of(*record, index);
+            for (u32 t = 0; t < THREADS; t++) move<WORD, GATHER>(layers, *record, leaf, t, shared);
+            for (u32 t = 0; t < 8; t++) accumulate(leaf, t, shared);
+            checksums[record->first_leaf + index] = finish(leaf, shared);
         }
 }
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from importlib.resources import files
 from typing import Any
 
 import cupy
@@ -11,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kvstore_kernels.cuda.source import source_of
 from kvstore_kernels.layout import LEAF_NBYTES, Layout, Table
 
 THREADS = 256
@@ -50,8 +50,7 @@ class Kernels:
 @cache
 def _module(device_index: int) -> Any:
     """Return the module for a device. CuPy keeps what it compiled on disk, by its source."""
-    source = files("kvstore_kernels.cuda").joinpath("paged.cu").read_text()
-    return cupy.RawModule(code=source, options=("--std=c++17",))
+    return cupy.RawModule(code=source_of("paged.cu"), options=("--std=c++17",))
 
 
 def _on_device(table: Table, device: torch.device) -> Tensor:
