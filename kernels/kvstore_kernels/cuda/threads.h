@@ -23,15 +23,17 @@ const u32 THREADS = 256;  // of a CTA
 const u32 WARP = 32;
 const u32 WARPS = THREADS / WARP;
 
-// One phase, for each thread of the CTA, or each lane of the warp. Nothing but `Each` and shared
-// memory goes from one phase to the next.
+// One phase, for each thread of the CTA, for each of its warps, or for each lane of a warp. Nothing
+// but `Each` and shared memory goes from one phase to the next.
 #ifdef __CUDACC__
 #define FOR_THREADS(thread) for (u32 thread = threadIdx.x, once = 1; once; once = 0)
 #define FOR_LANES(lane) for (u32 lane = threadIdx.x % WARP, once = 1; once; once = 0)
+#define FOR_WARPS(warp) for (u32 warp = threadIdx.x / WARP, once = 1; once; once = 0)
 INLINE void barrier() { __syncthreads(); }
 #else
 #define FOR_THREADS(thread) for (u32 thread = 0; thread < THREADS; thread++)
 #define FOR_LANES(lane) for (u32 lane = 0; lane < WARP; lane++)
+#define FOR_WARPS(warp) for (u32 warp = 0; warp < WARPS; warp++)
 INLINE void barrier() {}
 #endif
 
