@@ -14,7 +14,9 @@ PROTOC = $(BIN)/python -m grpc_tools.protoc -I proto \
 
 NVCC ?= nvcc
 CUDA_ARCHS := sm_80 sm_90 sm_100
-CUDA_SOURCE := kernels/kvstore_kernels/cuda/paged.cu
+CUDA := kernels/kvstore_kernels/cuda
+# Without these flags the codec's arithmetic would not be the host's. Every width of values is compiled once.
+NVCC_FLAGS := -cubin -std=c++17 -fmad=false -Werror all-warnings
 
 # `make demo MODEL=/path/to/checkpoint` measures another model; ARGS goes to the demo as it is.
 GEMMA := build/models/gemma-3-270m
@@ -112,8 +114,10 @@ check: setup ## format, lint, types, layers, layout, generated code, CUDA source
 	done
 	if command -v $(NVCC) >/dev/null; then \
 	  mkdir -p build/cuda && for arch in $(CUDA_ARCHS); do \
-	    $(NVCC) -cubin -arch=$$arch -std=c++17 -Werror all-warnings -o build/cuda/$$arch.cubin $(CUDA_SOURCE) || exit 1; \
+	    $(NVCC) $(NVCC_FLAGS) -arch=$$arch -o build/cuda/$$arch.cubin $(CUDA)/paged.cu || exit 1; \
+	    $(NVCC) $(NVCC_FLAGS) -arch=$$arch -DONLY_ITEM=1 -DONLY_PAIRS=2 -o build/cuda/codec-$$arch.cubin $(CUDA)/codec.cu || exit 1; \
 	  done; \
+	  $(NVCC) $(NVCC_FLAGS) -arch=sm_90 -o build/cuda/codec.cubin $(CUDA)/codec.cu || exit 1; \
 	else echo "check: no $(NVCC) here, so the CUDA sources were not compiled"; fi
 
 fmt: setup ## format the code and apply the safe fixes

@@ -105,6 +105,10 @@ class PagedKV:
         records = self._layout.records(batch, 0)
         return [*map(int, records["address"]), _end(records)]
 
+    def check_blocks(self, batch: Batch) -> None:
+        """Raise ValueError for ids out of range."""
+        self._layout.records(batch, 0)
+
     def gather(
         self, batch: Batch, staged: Tensor, offsets: Sequence[int] | None = None
     ) -> Sums | None:

@@ -113,7 +113,7 @@ class Coder:
         self._raw = raw
         self._checksum = checksum
         self._base_nbytes = shape.ep_nbytes(base_planes, base=True)
-        self._headers = {form: _header(form, shape, base_planes, fine_planes) for form in Form}
+        self._headers = {form: header_of(form, shape, base_planes, fine_planes) for form in Form}
         self._layers = np.array(layers, _LAYER)
         self._tiles = tiles_of(places, shape.dtype) if places else shape.tiles
         if not np.array_equal(self._tiles[_OF_SHAPE], shape.tiles[_OF_SHAPE]):
@@ -343,7 +343,7 @@ class Coder:
             raise BadRecord("a fine part of another encoding of this block")
 
 
-def _header(form: Form, shape: Shape, base: tuple[int, int], fine: tuple[int, int]) -> bytes:
+def header_of(form: Form, shape: Shape, base: tuple[int, int], fine: tuple[int, int]) -> bytes:
     """Return the header that every record of a form and a shape has, but for pair and sizes."""
     return Header(
         form=form,
@@ -360,8 +360,13 @@ def _header(form: Form, shape: Shape, base: tuple[int, int], fine: tuple[int, in
 
 def stored_nbytes(nbytes: int, shape: Shape) -> int:
     """Round a record's size up to 1/64 of the raw size, so that an arena's slots have few sizes."""
-    step = -(-shape.raw_nbytes // 64 // 16) * 16
+    step = step_nbytes(shape)
     return min(-(-nbytes // step) * step, shape.record_nbytes)
+
+
+def step_nbytes(shape: Shape) -> int:
+    """Return what sizes of records are rounded up to: 1/64 of the raw size, in whole 16 bytes."""
+    return -(-shape.raw_nbytes // 64 // 16) * 16
 
 
 def _addresses(arrays: Sequence[npt.NDArray[np.uint8] | None]) -> npt.NDArray[np.uint64]:

@@ -308,7 +308,8 @@ def _of_half(half: Bits) -> Floats:
 
 
 def _step_index(low: Floats, high: Floats) -> Bits:
-    step = ((high - low) * (np.float32(1) / np.float32(255))).astype(np.float32)
+    width = high - low + np.float32(0)  # of zeros either may be negative
+    step = (width * (np.float32(1) / np.float32(255))).astype(np.float32)
     index = ((step.view(np.uint32) + np.uint32(0xFFFFF)) >> 20).astype(np.int64) - _STEP_BIAS
     return np.clip(index, 0, 255).astype(np.uint8)
 

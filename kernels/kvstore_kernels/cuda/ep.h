@@ -84,7 +84,8 @@ struct Stripe {
     static INLINE Stripe over(float least, float most) {
         Stripe stripe;
         stripe.low = floor10(least);
-        u32 size = bits_of((most - stripe.low) * (1.0f / 255.0f));
+        // Of zeros either may be negative.
+        u32 size = bits_of((most - stripe.low + 0.0f) * (1.0f / 255.0f));
         int index = (int)((size + 0xfffff) >> 20) - (int)STEP_BIAS;
         index = lesser(greater(index, 0), 255);
         stripe.step = float_of(((u32)index + STEP_BIAS) << 20);

@@ -51,7 +51,7 @@ INLINE Floats of_half(Sixteen16 half) {
     return (Floats)(bits | ((wide & 0x8000u) << 16));
 }
 INLINE Ints step_index(Floats lo, Floats hi) {
-    Floats step = (hi - lo) * (1.0f / 255.0f);
+    Floats step = (hi - lo + 0.0f) * (1.0f / 255.0f);  // of zeros either may be negative
     Ints index = (Ints)(((Uints)step + 0xfffffu) >> 20) - int32_t(STEP_BIAS);
     index = index > 0 ? index : Ints{};
     return index < 255 ? index : Ints{} + 255;

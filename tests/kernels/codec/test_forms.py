@@ -218,3 +218,14 @@ def test_other_places_are_another_shape() -> None:
     ]
     assert len({each.digest for each in shapes}) == len(shapes)
     assert shape(keys).digest == shape(place("K", 2, 16, 64)).digest
+
+
+def test_a_stripe_of_negative_zeros_stays_near_zero_in_the_base_part() -> None:
+    """Its width is a negative zero, whose bits are no small step."""
+    for kind in ("K", "V"):
+        page = one(kind, 16, 64)
+        page.memory[0][1].view(np.uint16)[:] = 0x8000
+        (encoded,) = page.coder().encode_lossy([1], [False], page.room(1))
+        assert page.coder().decode([2], [encoded.base]) == [None]
+        values = reference.to_float(page.memory[0][2].view(np.uint16), DType.BF16)
+        assert np.abs(values).max() < 1e-5

@@ -1,0 +1,250 @@
+"""Passes of blocks through the kernels of `device_coder`, and what has come of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kvstore_kernels.codec.copies import Decoded
+from kvstore_kernels.codec.device_tables import RECORD, RESULT, Table
+from kvstore_kernels.codec.record import DType, Form
+from kvstore_kernels.layout import ALIGNMENT
+
+if TYPE_CHECKING:
+    from kvstore_kernels.codec.device_coder import DeviceCoder
+
+
+class Staged(NamedTuple):
+    """A record in staging memory: bytes [begin, begin + nbytes), and their checksum."""
+
+    begin: int
+    nbytes: int
+    checksum: int
+
+
+class OnDevice(NamedTuple):
+    """One block's records. fine: of a lossy block."""
+
+    base: Staged
+    fine: Staged | None = None
+
+
+class Arrived(NamedTuple):
+    """Records to decode, as they lie in staging memory: where they begin, multiples of 16, and
+    their bytes. fine_checksum: what the fine part's has to be. fine_nbytes 0: there is none."""
+
+    begin: int
+    nbytes: int
+    fine_begin: int = 0
+    fine_nbytes: int = 0
+    fine_checksum: int = 0
+
+
+class Batch(NamedTuple):
+    size: int
+    tensors: tuple[Tensor, Tensor, Tensor]
+    """Records, results, leaves."""
+
+
+class _Coming:
+    """Results of a batch, on their way from the device."""
+
+    def __init__(self, batch: Batch, *kept: Tensor) -> None:
+        """kept: what the kernels still use."""
+        results = batch.tensors[1]
+        self._kept = (batch, *kept)
+        self._results, self._written = results, None
+        if results.is_cuda:
+            self._results = torch.empty(results.shape, dtype=results.dtype, pin_memory=True)
+            self._results.copy_(results, non_blocking=True)
+            self._written = torch.cuda.current_stream(results.device).record_event()
+
+    def result(self) -> Table:
+        """Return them. Waits for the device."""
+        if self._written is not None:
+            self._written.synchronize()
+        found: Table = self._results.numpy().view(RESULT)
+        return found
+
+
+class Encoding:
+    """Blocks under way into staging memory. After the first pass `more` says what is left to do."""
+
+    def __init__(
+        self,
+        coder: DeviceCoder,
+        blocks: Sequence[int],
+        staged: Tensor,
+        at: int,
+        exact: Sequence[bool],
+    ) -> None:
+        coder.check(blocks, staged)
+        room = coder.room_nbytes()
+        if len(exact) != len(blocks) or at % 16 or at + len(blocks) * room > len(staged):
+            raise ValueError(
+                f"{len(blocks)} records need {len(blocks) * room:,} bytes from {at} on"
+            )
+        self._coder, self._blocks, self._staged = coder, blocks, staged
+        self._bases = [at + index * room for index in range(len(blocks))]
+        self._done: dict[int, OnDevice] = {}
+        self.passes = 0
+        """How many there were: 1, unless blocks did not fit the form that was tried first."""
+        lossy = [index for index, each in enumerate(exact) if not each]
+        self._under_way: list[tuple[list[int], _Coming, bool]] = []
+        self._lossy(lossy)
+        self._exact([index for index, each in enumerate(exact) if each])
+
+    def more(self) -> bool:
+        """Wait for the pass that is under way, and put the next one on the current stream.
+
+        Returns False when there is none: then all records are in staging memory.
+        """
+        under_way, self._under_way = self._under_way, []
+        refused: list[int] = []
+        larger: list[int] = []
+        for indices, coming, lossy in under_way:
+            for index, result in zip(indices, coming.result(), strict=True):
+                if result["wrong"]:
+                    refused.append(index)
+                elif not result["stored"]:
+                    larger.append(index)
+                else:
+                    self._done[index] = self._made(index, result, lossy=lossy)
+        self._exact(refused)
+        self._raw(larger)
+        return bool(self._under_way)
+
+    def finish(self) -> list[OnDevice]:
+        """Return the records, by block. Waits for the device."""
+        while self.more():
+            pass
+        return [self._done[index] for index in range(len(self._blocks))]
+
+    def _made(self, index: int, result: np.void, *, lossy: bool) -> OnDevice:
+        begin = self._bases[index]
+        base = Staged(begin, int(result["stored"]), int(result["sum"]))
+        if not lossy:
+            return OnDevice(base)
+        fine_begin = begin + padded(self._coder.record_nbytes)
+        return OnDevice(base, Staged(fine_begin, self._coder.fine_nbytes, int(result["fine_sum"])))
+
+    def _records(self, indices: Sequence[int]) -> Table:
+        records = np.zeros(len(indices), RECORD)
+        records["block"] = [self._blocks[index] for index in indices]
+        bases = np.array([self._bases[index] for index in indices], np.uint64)
+        records["base"] = np.uint64(self._staged.data_ptr()) + bases
+        return records
+
+    def _lossy(self, indices: list[int]) -> None:
+        if not indices:
+            return
+        records = self._records(indices)
+        records["fine"] = records["base"] + np.uint64(padded(self._coder.record_nbytes))
+        batch = self._coder.batch(records)
+        self._coder.run(["ep_encode", "sums", "seal", "fine_sums", "fine_seal"], batch)
+        self._put(indices, _Coming(batch), lossy=True)
+
+    def _exact(self, indices: list[int]) -> None:
+        if not indices:
+            return
+        if self._coder.shape.dtype is DType.FP16:
+            self._raw(indices)
+            return
+        records = self._records(indices)
+        scratch = self._coder.scratch(records)
+        batch = self._coder.batch(records)
+        self._coder.run(["l3_encode", "l3_tail", "sums", "seal"], batch)
+        self._put(indices, _Coming(batch, scratch))
+
+    def _raw(self, indices: list[int]) -> None:
+        if not indices:
+            return
+        blocks, begins = ([values[index] for index in indices] for values in
+                          (self._blocks, self._bases))  # fmt: skip
+        self._coder.gather_raw(blocks, self._staged, begins)
+        results = np.zeros(len(indices), RESULT)
+        results["nbytes"] = results["stored"] = self._coder.record_nbytes
+        batch = self._coder.batch(self._records(indices), results)
+        self._coder.run(["sums", "seal"], batch)
+        self._put(indices, _Coming(batch))
+
+    def _put(self, indices: list[int], coming: _Coming, *, lossy: bool = False) -> None:
+        if not self._under_way:
+            self.passes += 1
+        self._under_way.append((indices, coming, lossy))
+
+
+class Decoding:
+    """Records under way into blocks."""
+
+    def __init__(
+        self,
+        coder: DeviceCoder,
+        blocks: Sequence[int],
+        staged: Tensor,
+        arrived: Sequence[Arrived],
+    ) -> None:
+        coder.check(blocks, staged)
+        if len(set(blocks)) != len(blocks) or len(blocks) != len(arrived):
+            raise ValueError(f"{len(arrived)} records for {len(set(blocks))} blocks")
+        self._coder, self._blocks, self._staged, self._arrived = coder, blocks, staged, arrived
+        records = np.zeros(len(blocks), RECORD)
+        for row, block, each in zip(records, blocks, arrived, strict=True):
+            _inside(each.begin, each.nbytes, coder.record_nbytes, staged)
+            row["block"], row["base"] = block, staged.data_ptr() + each.begin
+            row["nbytes"] = each.nbytes
+            if each.fine_nbytes:
+                _inside(each.fine_begin, each.fine_nbytes, coder.fine_nbytes, staged)
+                row["fine"], row["fine_nbytes"] = (
+                    staged.data_ptr() + each.fine_begin,
+                    each.fine_nbytes,
+                )
+                row["fine_sum"] = each.fine_checksum
+        batch = coder.batch(records)
+        names = ["record_sums", "inspect"]
+        names += ["l3_decode"] if coder.shape.dtype is not DType.FP16 else []
+        names += ["ep_decode"] if coder.lossy else []
+        coder.run(names, batch)
+        self._coming = _Coming(batch)
+        self._results: Table | None = None
+
+    def more(self) -> bool:
+        """Wait for the kernels; put on the current stream what is left to do: raw records.
+
+        Returns False if there are none, or it was called before."""
+        if self._results is not None:
+            return False
+        self._results = self._coming.result()
+        raw = np.flatnonzero(self._results["form"] == Form.RAW).tolist()
+        if raw:
+            blocks, begins = [self._blocks[i] for i in raw], [self._arrived[i].begin for i in raw]
+            self._coder.scatter_raw(blocks, self._staged, begins)
+        return bool(raw)
+
+    def finish(self) -> list[Decoded]:
+        """Return what was found, by block, as `CodedCopies.refine` does. Waits for the kernels.
+
+        A block whose base has a wrong checksum, or is None, holds anything. Raw records are in
+        their blocks once the current stream has come to here."""
+        self.more()
+        assert self._results is not None
+        return [
+            Decoded(
+                int(row["sum"]) if row["form"] and not row["wrong"] else None,
+                bool(row["refined"]) if each.fine_nbytes else None,
+            )
+            for row, each in zip(self._results, self._arrived, strict=True)
+        ]
+
+
+def _inside(begin: int, nbytes: int, most: int, staged: Tensor) -> None:
+    if begin < 0 or begin % 16 or not 0 <= nbytes <= most or begin + nbytes > len(staged):
+        raise ValueError(f"a record of {nbytes} bytes, at most {most}, at {begin} of {len(staged)}")
+
+
+def padded(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
