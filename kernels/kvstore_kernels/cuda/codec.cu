@@ -190,17 +190,17 @@ INLINE void cta_ep_decode(const Call& call, u32 x, u32 y) {
     }
 }
 
-// ---- launches -------------------------------------------------------------------------------
+// ---- launches: CTAS of one SM at once bound the registers ------------------------------------
 
 #ifdef __CUDACC__
-#define KERNEL(NAME, ...)                                                                       \
-    extern "C" __global__ void __launch_bounds__(THREADS)                                       \
+#define KERNEL(NAME, CTAS, ...)                                                                 \
+    extern "C" __global__ void __launch_bounds__(THREADS, CTAS)                                 \
     NAME(const Plan* plan, const Record* records, Result* results, u64* leaves) {               \
         __VA_ARGS__({plan, records, results, leaves}, blockIdx.x, blockIdx.y);                  \
     }
 #else
-#define KERNEL(NAME, ...)                                                                       \
-    extern "C" void NAME(const Plan* plan, const Record* records, Result* results,        \
+#define KERNEL(NAME, CTAS, ...)                                                                 \
+    extern "C" void NAME(const Plan* plan, const Record* records, Result* results,              \
                                u64* leaves, u32 width, u32 count) {                             \
         for (u32 y = 0; y < count; y++)                                                         \
             for (u32 x = 0; x < width; x++)                                                     \
@@ -208,11 +208,11 @@ INLINE void cta_ep_decode(const Call& call, u32 x, u32 y) {
     }
 #endif
 #define L3_KERNELS(ITEM)                                                                        \
-    KERNEL(l3_encode_##ITEM, cta_l3_encode<ITEM>)                                                   \
-    KERNEL(l3_decode_##ITEM, cta_l3_decode<ITEM>)
+    KERNEL(l3_encode_##ITEM, 3, cta_l3_encode<ITEM>)                                            \
+    KERNEL(l3_decode_##ITEM, 3, cta_l3_decode<ITEM>)
 #define EP_KERNELS(ITEM, PAIRS)                                                                 \
-    KERNEL(ep_encode_##ITEM##_##PAIRS, cta_ep_encode<ITEM, PAIRS>)                                  \
-    KERNEL(ep_decode_##ITEM##_##PAIRS, cta_ep_decode<ITEM, PAIRS>)
+    KERNEL(ep_encode_##ITEM##_##PAIRS, PAIRS > 4 ? 1 : 2, cta_ep_encode<ITEM, PAIRS>)           \
+    KERNEL(ep_decode_##ITEM##_##PAIRS, PAIRS > 4 ? 1 : 2, cta_ep_decode<ITEM, PAIRS>)
 #define ALL_KERNELS(ITEM)                                                                       \
     EP_KERNELS(ITEM, 1)                                                                         \
     EP_KERNELS(ITEM, 2)                                                                         \
@@ -220,13 +220,13 @@ INLINE void cta_ep_decode(const Call& call, u32 x, u32 y) {
     EP_KERNELS(ITEM, 8)                                                                         \
     EP_KERNELS(ITEM, 16)
 
-KERNEL(sums, cta_sums)
-KERNEL(fine_sums, cta_fine_sums)
-KERNEL(record_sums, cta_record_sums)
-KERNEL(seal, cta_seal)
-KERNEL(fine_seal, cta_fine_seal)
-KERNEL(inspect, cta_inspect)
-KERNEL(l3_tail, cta_l3_tail)
+KERNEL(sums, 4, cta_sums)
+KERNEL(fine_sums, 4, cta_fine_sums)
+KERNEL(record_sums, 4, cta_record_sums)
+KERNEL(seal, 4, cta_seal)
+KERNEL(fine_seal, 4, cta_fine_seal)
+KERNEL(inspect, 4, cta_inspect)
+KERNEL(l3_tail, 4, cta_l3_tail)
 // launch.py compiles one kind of values and one width; `make check` and the tests, all of them.
 #if !defined(ONLY_ITEM) || ONLY_ITEM == 1
 L3_KERNELS(1)
