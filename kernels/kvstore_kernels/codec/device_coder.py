@@ -38,6 +38,10 @@ class Launcher(Protocol):
         """Return a copy in device memory, uint8, in the order of the current stream."""
         ...
 
+    def keep(self, table: npt.NDArray[np.generic]) -> Tensor:
+        """Return a copy in device memory for any stream: it is there when this returns."""
+        ...
+
     def launch(self, name: str, grid: tuple[int, int], addresses: Sequence[int]) -> None:
         """Launch a kernel on the current stream: plan, records, results, leaves."""
         ...
@@ -85,6 +89,8 @@ class DeviceCoder:
         self._values = shape.raw_nbytes // shape.dtype.nbytes
         self._paged = paged
         self._group = group
+        self.width = tables.width
+        """Which of the kernels for EP's values it uses."""
         item = ITEMS[shape.dtype]
         self._launcher = open_launcher(paged.device, item, tables.width)
         self._kept: list[Tensor] = []
@@ -189,7 +195,7 @@ class DeviceCoder:
         self._paged.scatter(staged, batch, [begin + HEADER_NBYTES for begin in begins])
 
     def _keep(self, table: npt.NDArray[np.generic]) -> Tensor:
-        placed = self._launcher.place(table)
+        placed = self._launcher.keep(table)
         self._kept.append(placed)
         return placed
 

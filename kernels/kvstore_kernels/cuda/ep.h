@@ -10,14 +10,22 @@ const float LARGEST = 65504.0f;  // of a half
 const float ALL = 3.4028234e38f;
 
 INLINE u32 bits_of(float x) {
+#ifdef __CUDACC__
+    return __float_as_uint(x);
+#else
     u32 bits;
     __builtin_memcpy(&bits, &x, 4);
     return bits;
+#endif
 }
 INLINE float float_of(u32 bits) {
+#ifdef __CUDACC__
+    return __uint_as_float(bits);
+#else
     float x;
     __builtin_memcpy(&x, &bits, 4);
     return x;
+#endif
 }
 INLINE float reciprocal(float x) {
 #ifdef __CUDACC__

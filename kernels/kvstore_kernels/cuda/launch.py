@@ -1,12 +1,14 @@
-"""Compile `paged.cu` for the device at hand and launch its kernels on torch's current stream."""
+"""Compile the CUDA sources for the device at hand; launch kernels on torch's current stream."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 import cupy
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -23,11 +25,7 @@ class Kernels:
     def __init__(self, device: torch.device, layout: Layout) -> None:
         self._device = device
         self._word = layout.word
-        # Launches come on any stream, and the current one may be busy with a model for long.
-        stream = torch.cuda.Stream(device)
-        with torch.cuda.stream(stream):
-            self._layers = _on_device(layout.layers, device)
-        stream.synchronize()
+        self._layers = _kept(layout.layers, device)
         if max(layout.record_nbytes) > LEAVES_MAX * LEAF_NBYTES:
             raise ValueError(f"records of {max(layout.record_nbytes):,} bytes are too large")
         with cupy.cuda.Device(device.index):
@@ -47,12 +45,55 @@ class Kernels:
         return sums
 
 
+class CodecKernels:
+    """The kernels of `codec.cu` on one device, for one kind of values and one width of EP's.
+
+    item: 1 bfloat16, 2 float16, 4 float32. width: pairs of channels that a lane holds. A
+    `LauncherOf` of `codec/device_coder.py`.
+    """
+
+    def __init__(self, device: torch.device, item: int, width: int) -> None:
+        self._device = device
+        self._what = (device.index, item, width)
+        with cupy.cuda.Device(device.index):
+            _codec_module(*self._what).compile()
+
+    def place(self, table: npt.NDArray[np.generic]) -> Tensor:
+        return _on_device(table, self._device)
+
+    def keep(self, table: npt.NDArray[np.generic]) -> Tensor:
+        return _kept(table, self._device)
+
+    def launch(self, name: str, grid: tuple[int, int], addresses: Sequence[int]) -> None:
+        stream = torch.cuda.current_stream(self._device).cuda_stream
+        with cupy.cuda.Device(self._device.index), cupy.cuda.ExternalStream(stream):
+            kernel = _codec_module(*self._what).get_function(name)
+            kernel(grid, (THREADS,), tuple(map(np.uint64, addresses)))
+
+
 @cache
 def _module(device_index: int) -> Any:
     """Return the module for a device. CuPy keeps what it compiled on disk, by its source."""
     return cupy.RawModule(code=source_of("paged.cu"), options=("--std=c++17",))
 
 
-def _on_device(table: Table, device: torch.device) -> Tensor:
+@cache
+def _codec_module(device_index: int, item: int, width: int) -> Any:
+    """As `_module`; the codec's arithmetic is the host's only if nothing is contracted."""
+    only = (f"-DONLY_ITEM={item}", f"-DONLY_PAIRS={width}")
+    return cupy.RawModule(code=source_of("codec.cu"), options=("--std=c++17", "-fmad=false", *only))
+
+
+def _kept(table: npt.NDArray[np.generic], device: torch.device) -> Tensor:
+    """Copy a table to the device for all streams; the current one may be busy for long."""
+    stream = torch.cuda.Stream(device)
+    with torch.cuda.stream(stream):
+        placed = _on_device(table, device)
+    stream.synchronize()
+    return placed
+
+
+def _on_device(table: npt.NDArray[np.generic], device: torch.device) -> Tensor:
     """Copy a table to the device, in the order of the current stream, and wait for nothing."""
-    return torch.from_numpy(table.view(np.uint8)).pin_memory().to(device, non_blocking=True)
+    flat = np.ascontiguousarray(table).reshape(-1).view(np.uint8)
+    return torch.from_numpy(flat).pin_memory().to(device, non_blocking=True)

@@ -47,6 +47,8 @@ class HostLauncher:
     def place(self, table: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(table).view(np.uint8).reshape(-1).copy())
 
+    keep = place
+
     def launch(self, name: str, grid: tuple[int, int], addresses: list[int]) -> None:
         self.launched.append(name)
         run = getattr(self._library, name)

@@ -19,14 +19,9 @@ from kvstore.model.checksum import checksum  # noqa: E402
 from kvstore_kernels.codec.copies import Decoded  # noqa: E402
 from kvstore_kernels.codec.device_passes import Arrived, OnDevice, Staged  # noqa: E402
 from kvstore_kernels.codec.record import HEADER_NBYTES, DType, Form, Header  # noqa: E402
-from tests.kernels.codec.device import compile_codec, device_coder, room  # noqa: E402
+from tests.kernels.codec.device import device_coder, room  # noqa: E402
 from tests.kernels.codec.memory import Pages, made_up, pages, place  # noqa: E402
 from tests.kernels.codec.test_forms import SPECIAL  # noqa: E402
-
-
-@pytest.fixture(scope="session")
-def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    return compile_codec(tmp_path_factory.mktemp("codec"))
 
 
 def bytes_of(staged: torch.Tensor, part: Staged) -> bytes:
@@ -39,11 +34,11 @@ def arrived(made: OnDevice, *, fine: bool = True) -> Arrived:
     return Arrived(*made.base[:2], *made.fine)
 
 
-def same_as_host(page: Pages, library: ctypes.CDLL, block: int = 1, into: int = 2) -> None:
+def same_as_host(page: Pages, codec_library: ctypes.CDLL, block: int = 1, into: int = 2) -> None:
     """Code `block` in every way: both give the same records, checksums and values."""
     host = page.coder()
     for lossy in (False, True):
-        coder = device_coder(page, library, lossy=lossy)
+        coder = device_coder(page, codec_library, lossy=lossy)
         staged = room(coder, 1)
         (made,) = coder.encode([block], staged).finish()
         if lossy:
@@ -70,33 +65,33 @@ def same_as_host(page: Pages, library: ctypes.CDLL, block: int = 1, into: int = 
 @pytest.mark.parametrize("dtype", [DType.BF16, DType.FP16, DType.FP32], ids=lambda d: d.name)
 @pytest.mark.parametrize("channels", [64, 80, 96, 128, 256, 576])
 @pytest.mark.parametrize("tokens", [8, 16, 24, 64, 128, 256])
-def test_a_device_computes_what_the_host_computes(tokens, channels, dtype, library) -> None:
+def test_a_device_computes_what_the_host_computes(tokens, channels, dtype, codec_library) -> None:
     for order in ("htc", "thc", "hct", "p"):
         keys = place("K", 2, tokens, channels, order=order)
         values = place("V", 2, tokens, channels, first=2 * tokens * channels, order=order)
         page = pages([[keys, values]], dtype)
         page.fill(1, made_up(page.shape, tokens * channels))
-        same_as_host(page, library)
+        same_as_host(page, codec_library)
 
 
 @pytest.mark.parametrize("channels", [16, 32, 48, 112, 320, 512, 1024])
-def test_other_numbers_of_channels(channels, library) -> None:
+def test_other_numbers_of_channels(channels, codec_library) -> None:
     keys, values = place("K", 1, 16, channels), place("V", 1, 16, channels, first=16 * channels)
     page = pages([[keys, values]], DType.BF16)
     page.fill(1, made_up(page.shape, channels))
-    same_as_host(page, library)
+    same_as_host(page, codec_library)
 
 
 @pytest.mark.parametrize("name", SPECIAL)
-def test_whatever_the_bits(name, library) -> None:
+def test_whatever_the_bits(name, codec_library) -> None:
     page = pages([[place("K", 2, 16, 96), place("V", 2, 16, 96, first=2 * 16 * 96)]], DType.BF16)
     page.memory[0][1].view(np.uint16)[:] = SPECIAL[name](page.memory[0][1].size // 2)
-    same_as_host(page, library)
+    same_as_host(page, codec_library)
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 1 << 32), st.sampled_from([DType.BF16, DType.FP16, DType.FP32]))
-def test_random_bits_with_few_exponents(library, seed, dtype) -> None:
+def test_random_bits_with_few_exponents(codec_library, seed, dtype) -> None:
     """From compressible to not at all: L3, L3 with many escapes, raw; EP and its refusals."""
     rng = np.random.default_rng(seed)
     page = pages([[place("K", 1, 8, 80), place("V", 1, 8, 80, first=8 * 80)]], dtype)
@@ -106,19 +101,19 @@ def test_random_bits_with_few_exponents(library, seed, dtype) -> None:
         0x807F if dtype.nbytes == 2 else 0x807FFFFF
     )
     page.memory[0][1].view(bits)[:] = (values & keep).astype(bits)
-    same_as_host(page, library)
+    same_as_host(page, codec_library)
 
 
-def test_escapes_without_end_make_a_raw_record(library) -> None:
+def test_escapes_without_end_make_a_raw_record(codec_library) -> None:
     page = pages([[place("K", 1, 16, 128)]], DType.BF16)
     page.memory[0][1][:] = np.random.default_rng(3).integers(0, 256, page.memory[0][1].size)
-    coder = device_coder(page, library)
+    coder = device_coder(page, codec_library)
     staged = room(coder, 1)
     encoding = coder.encode([1], staged)
     (made,) = encoding.finish()
     assert encoding.passes == 2
     assert Header.parse(bytes_of(staged, made.base)).form is Form.RAW
-    same_as_host(page, library)
+    same_as_host(page, codec_library)
 
 
 def filled(blocks: int = 9, layers: int = 3) -> Pages:
@@ -132,13 +127,13 @@ def filled(blocks: int = 9, layers: int = 3) -> Pages:
     return page
 
 
-def test_a_batch_is_its_blocks_whatever_form_each_has(library) -> None:
+def test_a_batch_is_its_blocks_whatever_form_each_has(codec_library) -> None:
     page = filled()
     page.memory[1][3].view(np.uint16)[::3] = 0x7F80  # no EP: exact
     page.memory[0][5] = np.random.default_rng(1).integers(0, 256, page.memory[0][5].size)
     page.memory[1][5] = page.memory[2][5] = page.memory[0][5]  # nor L3: raw
     blocks, exact = [3, 1, 8, 0, 5, 7], [False, False, True, False, False, True]
-    coder = device_coder(page, library, lossy=True)
+    coder = device_coder(page, codec_library, lossy=True)
     staged = room(coder, len(blocks))
     encoding = coder.encode(blocks, staged, 0, exact)
     made = encoding.finish()
@@ -163,19 +158,19 @@ def test_a_batch_is_its_blocks_whatever_form_each_has(library) -> None:
     assert all(np.array_equal(a, b) for a, b in zip(page.memory, expected, strict=True))
 
 
-def test_records_of_many_leaves_and_groups(library) -> None:
+def test_records_of_many_leaves_and_groups(codec_library) -> None:
     page = pages([[place("K", 8, 16, 128), place("V", 8, 16, 128, first=16384)]] * 9, DType.BF16)
     page.fill(1, made_up(page.shape, 4))
     assert page.shape.record_nbytes > 8 * 65536
-    same_as_host(page, library)
+    same_as_host(page, codec_library)
 
 
 @pytest.fixture(scope="module")
-def stored(library):
+def stored(codec_library):
     """A block's records, exact and lossy, between guards; block 1 is what they decode to."""
     page = pages([[place("K", 1, 16, 80), place("V", 1, 16, 80, first=16 * 80)]], DType.BF16)
     page.fill(1, made_up(page.shape, 1))
-    coder = device_coder(page, library, lossy=True)
+    coder = device_coder(page, codec_library, lossy=True)
     exact, lossy = page.coder().encode_lossy([1, 1], [True, False], page.room(2))
     page.memory[0][[0, 2]] = 0xA5
     return page, coder, bytes(exact.base), bytes(lossy.base), bytes(lossy.fine)
@@ -238,10 +233,10 @@ def test_every_byte_of_the_header_counts(at, stored) -> None:
         assert decoded(stored, bytes(wrong)).base is None
 
 
-def test_nothing_outside_the_records_room_is_written(library) -> None:
+def test_nothing_outside_the_records_room_is_written(codec_library) -> None:
     page = filled()
     for lossy in (False, True):
-        coder = device_coder(page, library, lossy=lossy)
+        coder = device_coder(page, codec_library, lossy=lossy)
         staged = room(coder, 4, guard=4096)
         made = coder.encode([1, 2], staged, coder.room_nbytes()).finish()
         begin, end = coder.room_nbytes(), 3 * coder.room_nbytes()
@@ -254,15 +249,15 @@ def test_nothing_outside_the_records_room_is_written(library) -> None:
     ("blocks", "nbytes", "text"),
     [([18], 1, "block id 18 is out of"), ([-1], 1, "block id -1"), ([0, 1], 1, "need")],
 )
-def test_what_does_not_fit_is_refused(blocks, nbytes, text, library) -> None:
-    coder = device_coder(filled(), library)
+def test_what_does_not_fit_is_refused(blocks, nbytes, text, codec_library) -> None:
+    coder = device_coder(filled(), codec_library)
     staged = room(coder, nbytes)
     with pytest.raises(ValueError, match=text):
         coder.encode(blocks, staged)
 
 
-def test_places_of_arrived_records_are_checked(library) -> None:
-    coder = device_coder(filled(), library)
+def test_places_of_arrived_records_are_checked(codec_library) -> None:
+    coder = device_coder(filled(), codec_library)
     staged = room(coder, 1)
     for each in (Arrived(8, 64), Arrived(-16, 64), Arrived(0, 1 << 30), Arrived(16, len(staged))):
         with pytest.raises(ValueError, match="a record of"):
