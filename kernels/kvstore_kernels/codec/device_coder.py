@@ -5,7 +5,7 @@ checksums are made in one go; their sizes come back with the checksums, so a slo
 before a record leaves the device. What the kernels do not take (values EP cannot hold, records that
 L3 does not make smaller) is done in further passes, each only when it is needed: EP, L3, raw.
 
-Everything is put on torch's current stream. Nothing here waits but `more` and `finish`.
+Everything is put on torch's current stream. Nothing waits but `left` and `finish`.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class _Coming:
 
 
 class Encoding:
-    """Blocks under way into staging memory. After the first pass `more` says what is left to do."""
+    """Blocks under way into staging memory; made, it has put its first pass on the stream."""
 
     def __init__(
         self,
@@ -91,6 +91,8 @@ class Encoding:
         self._coder, self._blocks, self._staged = coder, blocks, staged
         self._bases = [at + index * room for index in range(len(blocks))]
         self._done: dict[int, OnDevice] = {}
+        self._refused: list[int] = []
+        self._larger: list[int] = []
         self.passes = 0
         """How many there were: 1, unless blocks did not fit the form that was tried first."""
         lossy = [index for index, each in enumerate(exact) if not each]
@@ -98,31 +100,35 @@ class Encoding:
         self._lossy(lossy)
         self._exact([index for index, each in enumerate(exact) if each])
 
-    def more(self) -> bool:
-        """Wait for the pass that is under way, and put the next one on the current stream.
-
-        Returns False when there is none: then all records are in staging memory.
-        """
+    def left(self) -> bool:
+        """Wait for the pass that is under way; say whether `next_pass` has anything to do."""
         under_way, self._under_way = self._under_way, []
-        refused: list[int] = []
-        larger: list[int] = []
         for indices, coming, lossy in under_way:
             for index, result in zip(indices, coming.result(), strict=True):
                 if result["wrong"]:
-                    refused.append(index)
+                    self._refused.append(index)
                 elif not result["stored"]:
-                    larger.append(index)
+                    self._larger.append(index)
                 else:
                     self._done[index] = self._made(index, result, lossy=lossy)
+        return bool(self._refused or self._larger)
+
+    def next_pass(self) -> None:
+        """Put on the current stream what is left to do."""
+        refused, self._refused = self._refused, []
+        larger, self._larger = self._larger, []
         self._exact(refused)
         self._raw(larger)
-        return bool(self._under_way)
+
+    def records(self) -> list[OnDevice]:
+        """Return the records, by block; nothing is left to do."""
+        return [self._done[index] for index in range(len(self._blocks))]
 
     def finish(self) -> list[OnDevice]:
-        """Return the records, by block. Waits for the device."""
-        while self.more():
-            pass
-        return [self._done[index] for index in range(len(self._blocks))]
+        """Do all passes on the current stream, and return the records. Waits for the device."""
+        while self.left():
+            self.next_pass()
+        return self.records()
 
     def _made(self, index: int, result: np.void, *, lossy: bool) -> OnDevice:
         begin = self._bases[index]
@@ -212,25 +218,22 @@ class Decoding:
         self._coming = _Coming(batch)
         self._results: Table | None = None
 
-    def more(self) -> bool:
-        """Wait for the kernels; put on the current stream what is left to do: raw records.
-
-        Returns False if there are none, or it was called before."""
-        if self._results is not None:
-            return False
+    def left(self) -> bool:
+        """Wait for the kernels; say whether `next_pass` has anything to do: raw records."""
         self._results = self._coming.result()
+        return bool((self._results["form"] == Form.RAW).any())
+
+    def next_pass(self) -> None:
+        """Put the copies of raw records on the current stream."""
+        assert self._results is not None
         raw = np.flatnonzero(self._results["form"] == Form.RAW).tolist()
-        if raw:
-            blocks, begins = [self._blocks[i] for i in raw], [self._arrived[i].begin for i in raw]
-            self._coder.scatter_raw(blocks, self._staged, begins)
-        return bool(raw)
+        blocks, begins = [self._blocks[i] for i in raw], [self._arrived[i].begin for i in raw]
+        self._coder.scatter_raw(blocks, self._staged, begins)
 
-    def finish(self) -> list[Decoded]:
-        """Return what was found, by block, as `CodedCopies.refine` does. Waits for the kernels.
+    def found(self) -> list[Decoded]:
+        """Return what the records were, by block, as `CodedCopies.refine` does; after `left`.
 
-        A block whose base has a wrong checksum, or is None, holds anything. Raw records are in
-        their blocks once the current stream has come to here."""
-        self.more()
+        A block whose base has a wrong checksum, or is None, holds anything."""
         assert self._results is not None
         return [
             Decoded(
@@ -239,6 +242,13 @@ class Decoding:
             )
             for row, each in zip(self._results, self._arrived, strict=True)
         ]
+
+    def finish(self) -> list[Decoded]:
+        """Do everything on the current stream, and return `found`. Waits for the kernels; raw
+        records are in their blocks once the current stream has come to here."""
+        if self.left():
+            self.next_pass()
+        return self.found()
 
 
 def _inside(begin: int, nbytes: int, most: int, staged: Tensor) -> None:
