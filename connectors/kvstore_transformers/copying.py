@@ -95,9 +95,7 @@ class HostCopier:
         records: Sequence[memoryview],
         after: None,
     ) -> Iterable[int]:
-        for block, record in zip(blocks, records, strict=True):
-            opened.read(block, record)
-        return map(checksum, records)
+        return opened.read_all(blocks, records, checksum)
 
     def write(self, filled: Sequence[Filled], after: None) -> Generator[Leaves]:
         for pages, blocks, records in filled:

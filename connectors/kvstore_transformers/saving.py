@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from kvstore import BlockKey, Client, Grant, Group, KVStoreError, NamespaceId, Part, Span
-from kvstore.model.checksum import copy_in
+from kvstore.model.checksum import copies_in
 from kvstore_transformers.cache import Pages, PrefixCache
 from kvstore_transformers.coding import Coding
 from kvstore_transformers.copying import Copier
@@ -221,10 +221,13 @@ class Saver:
 
     def _copy_coded(self, records: Sequence[memoryview | None], grant: Grant) -> list[int]:
         """Copy records to their slots; return the checksum of each, 0 where there is none."""
-        return [
-            0 if slot is None or record is None else copy_in(record, self._client.view(slot))
+        pairs = [
+            (record, self._client.view(slot)) if slot and record is not None else None
             for record, slot in zip(records, grant.slots, strict=True)
         ]
+        taken = [pair for pair in pairs if pair]
+        sums = iter(copies_in([record for record, _ in taken], [view for _, view in taken]))
+        return [next(sums) if pair else 0 for pair in pairs]
 
     def _copy(self, job: Job, opened: Sequence[Any], first: int, grant: Grant) -> list[int]:
         """Copy pages to their slots; return the checksum of each, 0 where there is none."""

@@ -143,9 +143,7 @@ class HostMemory:
     def read(
         self, group: int, blocks: Sequence[int], records: Sequence[memoryview], after: None
     ) -> Iterable[int]:
-        for block, record in zip(blocks, records, strict=True):
-            self._pages[group].read(block, record)
-        return map(checksum, records)
+        return self._pages[group].read_all(blocks, records, checksum)
 
     def encode(
         self, group: int, blocks: Sequence[int], exact: Sequence[bool] = ()
@@ -164,11 +162,7 @@ class HostMemory:
     def write(
         self, group: int, blocks: Sequence[int], records: Sequence[memoryview], after: None
     ) -> Sequence[int | None]:
-        sums: list[int | None] = []
-        for block, record in zip(blocks, records, strict=True):
-            self._pages[group].write(block, record)
-            sums.append(checksum(record))  # while the bytes are in the processor's cache
-        return sums
+        return self._pages[group].write_all(blocks, records, checksum)
 
     def close(self) -> None: ...
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvstore import AsyncClient, Client
 from kvstore.model.block import Grant, Namespace, Part, Slot, Span
-from kvstore.model.checksum import copy_in
+from kvstore.model.checksum import copies_in
 from kvstore.model.errors import InvalidRequest, KVStoreError
 from kvstore_vllm.counters import Counters
 from kvstore_vllm.lookup import registered
@@ -252,7 +252,9 @@ class Saver:
             (record, self._client.view(slot)) if slot and record is not None else None
             for record, slot in zip(records, grant.slots, strict=True)
         ]
-        sums = [copy_in(*pair) if pair else 0 for pair in pairs]
+        taken = [pair for pair in pairs if pair]
+        found = iter(copies_in([record for record, _ in taken], [view for _, view in taken]))
+        sums = [next(found) if pair else 0 for pair in pairs]
         seconds = time.perf_counter() - started
         committed = self._client.commit(grant.lease_id, sums)
         count = len(coded.bases)

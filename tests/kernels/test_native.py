@@ -40,7 +40,7 @@ def build(tmp_path: Path, compiler: str) -> tuple[Path, str]:
         (tree / name).symlink_to(ROOT / name)
     source = ROOT / "kernels"
     for path in source.rglob("*"):
-        if path.is_file() and path.suffix in (".py", ".cpp", ".h", ".cu", ".typed"):
+        if path.is_file() and path.suffix in (".py", ".cpp", ".h", ".cu", ".typed", ".LICENSE"):
             target = tree / "kernels" / path.relative_to(source)
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(path.read_bytes())
@@ -61,6 +61,8 @@ def test_a_wheel_without_a_compiler_works_without_the_library(tmp_path: Path) ->
     wheel, said = build(tmp_path, "no-such-compiler")
     assert "without its native library" in said
     assert wheel.name.endswith("-py3-none-any.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert any(".dist-info/licenses/" in n and n.endswith("xxhash.LICENSE") for n in names)
     site = tmp_path / "site"
     zipfile.ZipFile(wheel).extractall(site)
     ran = subprocess.run(

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvstore_kernels import native
+from kvstore_kernels.codec.loader import Loader, whole
 from kvstore_kernels.codec.places import CHANNELS_MAX, Place, Shape, tiles_of
 from kvstore_kernels.codec.record import (
     HEADER_NBYTES,
@@ -131,13 +132,20 @@ class Coder:
             shape.l3_body_at,
             shape.l3_tail_at,
         )
+        coded = (Form.L3, Form.EP_BASE, Form.EP_FINE)
+        self.loader = Loader(
+            library,
+            ctypes.addressof(self._plan),
+            b"".join(self._headers[form] for form in coded),
+            self._planes,
+            (self.record_nbytes, self._base_nbytes, self.fine_nbytes),
+        )
 
     # Encoding -------------------------------------------------------------------------------------
 
     def room_nbytes(self, *, lossy: bool = False) -> int:
         """Return how many bytes `encode` wants for each block."""
-        each = -(-self.record_nbytes // 64) * 64
-        return each + (-(-self.fine_nbytes // 64) * 64 if lossy else 0)
+        return self.loader.room_nbytes if lossy else whole(self.record_nbytes)
 
     def encode_exact(self, blocks: Sequence[int], room: npt.NDArray[np.uint8]) -> list[Encoded]:
         """Encode blocks by L3; those it does not make smaller are stored raw.
@@ -172,7 +180,7 @@ class Coder:
         room: uint8, at least `room_nbytes(lossy=True)` for each block.
         """
         spaces = self._spaces(room, len(blocks), self.room_nbytes(lossy=True))
-        split = -(-self.record_nbytes // 64) * 64
+        split = whole(self.record_nbytes)
         bases, fines = [each[:split] for each in spaces], [each[split:] for each in spaces]
         lossy = [index for index, each in enumerate(exact) if not each]
         refused = np.zeros(len(lossy), np.uint8)

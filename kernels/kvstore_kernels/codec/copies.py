@@ -2,22 +2,23 @@
 
 A slot may change at any moment: its lease may end. So a record is copied to private memory, summed
 up there and decoded from there; and it is encoded in private memory, before there is a slot,
-because only then its size is known.
+because only then its size is known. Copying, summing up and decoding is one call of the native
+library, record by record: a core's cache holds one, and other threads run meanwhile.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from kvstore_kernels.codec.coder import Coder, Encoded
+from kvstore_kernels.codec.loader import Fine, Loaded
 
-PRIVATE_NBYTES = 2 << 20
-"""Copied, summed up and decoded in turn: what a core's own cache holds."""
+__all__ = ["CodedCopies", "Decoded", "Fine", "Scratch"]
 
 
 class Scratch:
@@ -38,15 +39,8 @@ class Scratch:
         """Return memory of the calling thread."""
         memory: npt.NDArray[np.uint8] | None = getattr(self._private, "memory", None)
         if memory is None or len(memory) < nbytes:
-            memory = self._private.memory = np.empty(max(PRIVATE_NBYTES, nbytes), np.uint8)
+            memory = self._private.memory = np.empty(nbytes, np.uint8)
         return memory
-
-
-class Fine(NamedTuple):
-    """A stored fine part, and what its checksum has to be."""
-
-    record: memoryview
-    checksum: int
 
 
 class Decoded(NamedTuple):
@@ -102,71 +96,29 @@ class CodedCopies:
         A fine part with another checksum, or of another base, is not used: the base alone is
         decoded. A block whose base has a wrong checksum holds anything.
         """
-        done: list[Decoded] = []
-        private = self._scratch.private(
-            _whole(self.record_nbytes) + _whole(self._coder.fine_nbytes)
-        )
-        while len(done) < len(blocks):
-            batch = _Batch(private, self._coder, self._checksum)
-            begin = len(done)
-            for record, fine in zip(records[begin:], fines[begin:], strict=True):
-                if len(record) > self.record_nbytes or not batch.add(record, fine):
-                    break
-            if not batch.bases:
-                done.append(Decoded(None))  # larger than any record of this memory
+        private = self._scratch.private(self._coder.loader.room_nbytes)
+        sums, states = self._coder.loader.load(blocks, records, fines, private)
+        done = []
+        for block, record, fine, sum_, state in zip(
+            blocks, records, fines, sums, states, strict=True
+        ):
+            if state is Loaded.LEFT:
+                done.append(self._decode_other(block, record, fine, private))
                 continue
-            done += batch.decode(blocks[begin : begin + len(batch.bases)])
+            refined = None if fine is None else state is Loaded.REFINED
+            done.append(Decoded(None if state is Loaded.WRONG else sum_, refined))
         return done
 
-
-class _Batch:
-    """Records that are copied, and then decoded together."""
-
-    def __init__(
+    def _decode_other(
         self,
+        block: int,
+        record: memoryview,
+        fine: Fine | None,
         private: npt.NDArray[np.uint8],
-        coder: Coder,
-        checksum: Callable[[memoryview], int],
-    ) -> None:
-        self._private = private
-        self._coder = coder
-        self._checksum = checksum
-        self._at = 0
-        self.bases: list[memoryview] = []
-        self._sums: list[int] = []
-        self._fines: list[memoryview | None] = []
-        self._refined: list[bool | None] = []
-
-    def add(self, record: memoryview, fine: Fine | None) -> bool:
-        """Copy a record and its fine part; False if there is no room for both."""
-        fits = fine is not None and len(fine.record) <= self._coder.fine_nbytes
-        wanted = _whole(len(record)) + (_whole(len(fine.record)) if fine and fits else 0)
-        if self._at + wanted > len(self._private):
-            return False
-        base = self._copy(record)
-        self.bases.append(base)
-        self._sums.append(self._checksum(base))
-        used: memoryview | None = None
-        if fine is not None and fits:
-            copied = self._copy(fine.record)
-            if self._checksum(copied) == fine.checksum:
-                used = copied if self._coder.refines(copied, self._sums[-1]) else None
-        self._fines.append(used)
-        self._refined.append(None if fine is None else used is not None)
-        return True
-
-    def _copy(self, record: memoryview) -> memoryview:
-        view = self._private[self._at : self._at + len(record)]
-        view[:] = np.frombuffer(record, np.uint8)
-        self._at += _whole(len(record))
-        return view.data
-
-    def decode(self, blocks: Sequence[int]) -> Iterator[Decoded]:
-        fines = self._fines if any(each is not None for each in self._fines) else ()
-        wrong = self._coder.decode(blocks, self.bases, fines, self._sums)
-        for error, sum_, refined in zip(wrong, self._sums, self._refined, strict=True):
-            yield Decoded(None if error is not None else sum_, refined)
-
-
-def _whole(nbytes: int) -> int:
-    return -(-nbytes // 64) * 64
+    ) -> Decoded:
+        """Decode a record that is neither L3 nor EP: a raw one, or none at all."""
+        copied = private[: len(record)]
+        copied.data[:] = record
+        sum_ = self._checksum(copied.data)
+        (error,) = self._coder.decode([block], [copied.data])
+        return Decoded(sum_ if error is None else None, None if fine is None else False)

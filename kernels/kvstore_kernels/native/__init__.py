@@ -11,14 +11,20 @@ import os
 from enum import IntEnum
 from functools import cache
 from pathlib import Path
+from typing import Any
 
-VERSION = 1
+VERSION = 2
 _NAME = "libkvstore.so"
-_FUNCTIONS = {
-    "kvstore_l3_encode": 6,
-    "kvstore_l3_decode": 6,
-    "kvstore_ep_encode": 7,
-    "kvstore_ep_decode": 6,
+_POINTER, _SIZE, _INT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+_FUNCTIONS: dict[str, tuple[Any, ...]] = {
+    "kvstore_l3_encode": (_POINTER, _SIZE, *(_POINTER,) * 4),
+    "kvstore_l3_decode": (_POINTER, _SIZE, *(_POINTER,) * 4),
+    "kvstore_ep_encode": (_POINTER, _SIZE, *(_POINTER,) * 5),
+    "kvstore_ep_decode": (_POINTER, _SIZE, *(_POINTER,) * 4),
+    "kvstore_leaves": (_POINTER, _SIZE, _POINTER),
+    "kvstore_copies": (_SIZE, _POINTER, _POINTER, _POINTER, _INT, _POINTER),
+    "kvstore_pages": (_POINTER, _SIZE, _SIZE, _POINTER, _POINTER, _INT, _POINTER),
+    "kvstore_load": (_POINTER, _SIZE, *(_POINTER,) * 5),
 }
 
 
@@ -43,10 +49,10 @@ def _loaded() -> tuple[ctypes.CDLL | None, str]:
     try:
         library = ctypes.CDLL(str(path))
         version = library.kvstore_native_version()
-        for name, count in _FUNCTIONS.items():
+        for name, arguments in _FUNCTIONS.items():
             function = getattr(library, name)
             function.restype = None
-            function.argtypes = [ctypes.c_void_p, ctypes.c_size_t] + [ctypes.c_void_p] * (count - 2)
+            function.argtypes = arguments
     except (OSError, AttributeError) as error:
         return None, f"{path} does not load: {error}"
     if version != VERSION:

@@ -67,7 +67,7 @@ def build(folder: Path = HERE) -> Path:
 def build_if_stale() -> Path:
     """Compile if a source is newer than the library, or there is none. Raises NoCompiler."""
     library = HERE / NAME
-    sources = [each for each in HERE.iterdir() if each.suffix in (".cpp", ".h", ".py")]
+    sources = [each for each in HERE.rglob("*") if each.suffix in (".cpp", ".h", ".py")]
     newest = max(each.stat().st_mtime for each in sources if each.name != "__init__.py")
     if library.exists() and library.stat().st_mtime >= newest:
         return library

@@ -1,6 +1,7 @@
 // What Python calls, by ctypes, without the interpreter's lock: whole batches of records.
 #include <string.h>
 
+#include "load.h"
 #include "plan.h"
 
 extern const Codec codec_plain;
@@ -26,7 +27,7 @@ static int isa_limit = 2;
 
 extern "C" {
 // The format of everything below; a library of another one is not used.
-EXPORT int kvstore_native_version() { return 1; }
+EXPORT int kvstore_native_version() { return 2; }
 
 // 0: any processor, 1: AVX2, 2: AVX-512 with VBMI2. Returns what is used from now on.
 EXPORT int kvstore_use_isa(int limit) {
@@ -63,5 +64,39 @@ EXPORT void kvstore_ep_decode(const Plan* plan, size_t count, const int64_t* blo
                        const uint8_t* const* fines, const uint8_t* planes) {
     const Codec& codec = best(isa_limit);
     for (size_t i = 0; i < count; i++) codec.ep_decode(plan, blocks[i], bases[i], fines[i], planes, planes + 2);
+}
+
+// leaves: the checksum of each 64 KiB.
+EXPORT void kvstore_leaves(const uint8_t* data, size_t nbytes, uint64_t* leaves) {
+    best(isa_limit).leaves_of(data, nbytes, leaves);
+}
+// sums[i]: the checksum of record i, of where it is copied to if `arrived`. targets: null for none.
+EXPORT void kvstore_copies(size_t count, const uint8_t* const* sources, uint8_t* const* targets, const uint64_t* sizes,
+                    int arrived, uint64_t* sums) {
+    const Codec& codec = best(isa_limit);
+    for (size_t i = 0; i < count; i++)
+        sums[i] = codec.copy_sum(targets ? targets[i] : nullptr, sources[i], sizes[i], arrived != 0);
+}
+// Blocks to or from records, which have a page of each layer, one after another; sums: of records.
+EXPORT void kvstore_pages(const Pages* layers, size_t layers_count, size_t count, const int64_t* blocks,
+                   uint8_t* const* records, int to_pages, uint64_t* sums) {
+    const Codec& codec = best(isa_limit);
+    for (size_t i = 0; i < count; i++) {
+        uint8_t* at = records[i];
+        for (const Pages* layer = layers; layer < layers + layers_count; at += layer->nbytes, layer++) {
+            uint8_t* page = (uint8_t*)layer->address + blocks[i] * layer->stride;
+            if (to_pages) memcpy(page, at, layer->nbytes);
+            else memcpy(at, page, layer->nbytes);
+        }
+        sums[i] = codec.copy_sum(nullptr, records[i], size_t(at - records[i]), false);
+    }
+}
+// fines: null for none at all. states[i]: a State; sums[i]: the checksum of base i as it was copied.
+EXPORT void kvstore_load(const Load* load, size_t count, const int64_t* blocks, const Stored* bases, const Stored* fines,
+                  uint64_t* sums, uint8_t* states) {
+    const Codec& codec = best(isa_limit);
+    const Stored none = {};
+    for (size_t i = 0; i < count; i++)
+        states[i] = load_one(codec, *load, blocks[i], bases[i], fines ? fines[i] : none, &sums[i]);
 }
 }

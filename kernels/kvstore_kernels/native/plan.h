@@ -56,6 +56,13 @@ static inline size_t ep_nbytes(const Tile& tile, int planes, bool with_stripes) 
     return whole(values / 8 * planes + (with_stripes ? stripes_of(tile) * 3 : 0));
 }
 
+// A layer's pages: of block b at address + b * stride, nbytes of it.
+struct Pages {
+    uint64_t address;
+    int64_t stride;
+    uint64_t nbytes;
+};
+
 // One table of these for every instruction set that the library was compiled for.
 struct Codec {
     // Each works on one record; `block` says where its values are. The first 64 bytes of a record,
@@ -72,4 +79,8 @@ struct Codec {
     // fine: null for the base alone.
     void (*ep_decode)(const Plan*, int64_t block, const uint8_t* base, const uint8_t* fine,
                       const uint8_t planes[2], const uint8_t fine_planes[2]);
+    // The checksum of each leaf of 64 KiB.
+    void (*leaves_of)(const uint8_t* data, size_t nbytes, uint64_t* leaves);
+    // The checksum of a record: of `from`, or of `to` once it is copied there. to: null for no copy.
+    uint64_t (*copy_sum)(uint8_t* to, const uint8_t* from, size_t nbytes, bool arrived);
 };

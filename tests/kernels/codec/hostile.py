@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from kvstore.model.checksum import checksum
 from kvstore_kernels.codec.coder import Encoded
+from kvstore_kernels.codec.copies import CodedCopies, Fine, Scratch
 from kvstore_kernels.codec.record import HEADER_NBYTES, BadRecord, DType
 from tests.kernels.codec.memory import Pages, made_up, pages, place
 
@@ -24,12 +26,22 @@ PAGE, EXACT, LOSSY = coded()
 
 
 def decode(base: bytes, fine: bytes | None = None) -> BadRecord | None:
-    (wrong,) = PAGE.coder().decode(
-        [1], [memoryview(base)], [None if fine is None else memoryview(fine)]
-    )
+    """Decode private copies, and from a slot: both have to find the same."""
+    coder, parts = PAGE.coder(), None if fine is None else Fine(memoryview(fine), checksum(fine))
+    (wrong,) = coder.decode([1], [memoryview(base)], [None if fine is None else memoryview(fine)])
+    _check_guards()
+    (loaded,) = CodedCopies(coder, checksum, Scratch()).refine([1], [memoryview(base)], [parts])
+    _check_guards()
+    if fine is None or wrong is None:
+        assert (loaded.base is None) == (wrong is not None), (loaded, wrong)
+    assert loaded.base in (None, checksum(base))
+    assert loaded.refined is (None if fine is None else wrong is None)
+    return wrong
+
+
+def _check_guards() -> None:
     for layer in PAGE.memory:
         assert (layer[[0, 2]] == GUARD).all(), "written outside the block"
-    return wrong
 
 
 SEEDS = [

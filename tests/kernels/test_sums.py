@@ -1,0 +1,136 @@
+"""Checksums and copies of the native library: those of the Python ones, for every size."""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvstore_kernels import native
+from kvstore_kernels.host import HostPages
+from kvstore_kernels.native import Isa, sums
+
+pytestmark = pytest.mark.skipif(bool(native.reason()), reason=native.reason())
+MOST = 300_000
+BYTES = np.random.default_rng(0).integers(0, 256, MOST + 64, np.uint8)
+
+
+def leaves(data: memoryview) -> list[int]:
+    step = sums.LEAF_NBYTES
+    return [
+        xxhash.xxh3_64_intdigest(data[start : start + step]) for start in range(0, len(data), step)
+    ]
+
+
+def checksum(data: memoryview) -> int:
+    found = leaves(data)
+    return xxhash.xxh3_64_intdigest(struct.pack(f"<{len(found)}Q", *found))
+
+
+@pytest.fixture(params=Isa, autouse=True)
+def isa(request: pytest.FixtureRequest) -> Iterator[Isa]:
+    if native.use_isa(request.param) != request.param:
+        pytest.skip(f"this processor has no {request.param.name}")
+    yield request.param
+    native.use_isa()
+
+
+SIZES = [*range(300), 511, 512, 513, 1023, 1024, 1025, *range(65_530, 65_543), 131_072, MOST]
+
+
+@pytest.mark.parametrize("first", [0, 1, 31])
+def test_records_of_every_length_of_xxh3s_branches_have_their_checksum(first: int) -> None:
+    records = [memoryview(BYTES)[first : first + size] for size in SIZES]
+    expected = [checksum(each) for each in records]
+    assert sums.sums_of(records) == expected
+    assert [sums.leaves_of(each) for each in records] == [leaves(each) for each in records]
+    for arrived in (False, True):
+        targets = [memoryview(bytearray(size)) for size in SIZES]
+        assert sums.copies(records, targets, arrived=arrived) == expected
+        assert targets == records
+
+
+@given(st.integers(0, MOST), st.integers(0, 63), st.integers(0, 63))
+def test_any_size_at_any_alignment_is_copied_and_has_its_checksum(
+    size: int, first: int, to: int
+) -> None:
+    record = memoryview(BYTES)[first : first + size]
+    room = np.full(size + 128, 0xAA, np.uint8)
+    assert sums.copies([record], [room.data[to : to + size]], arrived=True) == [checksum(record)]
+    assert room[to : to + size].tobytes() == record.tobytes()
+    assert set(room[:to].tolist() + room[to + size :].tolist()) <= {0xAA}
+
+
+def test_sizes_that_differ_are_refused() -> None:
+    with pytest.raises(ValueError, match="differ in size"):
+        sums.copies([bytes(10)], [memoryview(bytearray(9))], arrived=False)
+
+
+def host_pages(blocks: int) -> tuple[list[torch.Tensor], HostPages]:
+    """Layers with blocks of 40 KiB, one with gaps between its blocks."""
+    apart = torch.zeros(blocks, 2, 40, 256, dtype=torch.bfloat16)[:, :1]
+    layers = [torch.zeros(blocks, 2, 40, 256, dtype=torch.bfloat16), apart]
+    for layer in layers:
+        layer.copy_(torch.randn(layer.shape))
+    return layers, HostPages(layers)
+
+
+def test_pages_are_copied_in_one_call_as_one_by_one() -> None:
+    layers, pages = host_pages(8)
+    blocks = [5, 0, 7]
+    one_by_one = [bytearray(pages.record_nbytes) for _ in blocks]
+    for block, record in zip(blocks, one_by_one, strict=True):
+        pages.read(block, memoryview(record))
+    records = [memoryview(bytearray(pages.record_nbytes)) for _ in blocks]
+    found = pages.read_all(blocks, records, checksum)
+    assert [bytes(each) for each in records] == [bytes(each) for each in one_by_one]
+    assert found == [checksum(memoryview(each)) for each in one_by_one]
+    others, targets = host_pages(8)
+    was = [layer.clone() for layer in others]
+    assert targets.write_all(blocks, records, checksum) == found
+    for layer, source, before in zip(others, layers, was, strict=True):
+        for block in range(8):
+            assert torch.equal(layer[block], (source if block in blocks else before)[block])
+
+
+@pytest.mark.parametrize("block", [-1, 8])
+def test_no_page_outside_a_layer_is_touched(block: int) -> None:
+    _, pages = host_pages(8)
+    records = [memoryview(bytearray(pages.record_nbytes)) for _ in range(4)]
+    with pytest.raises(IndexError, match="no such block"):
+        pages.write_all([0, 1, 2, block], records, checksum)
+    with pytest.raises(ValueError, match="a record of these pages has"):
+        pages.read_all([0, 1, 2, 3], [each[:-1] for each in records], checksum)
+
+
+def test_another_thread_runs_while_records_are_summed_up() -> None:
+    """The call is long; a thread that holds no lock counts on meanwhile."""
+    records = [memoryview(BYTES)] * 3000
+    counted, stop = [0], threading.Event()
+
+    def count() -> None:
+        while not stop.is_set():
+            counted[0] += 1
+
+    thread = threading.Thread(target=count)
+    thread.start()
+    try:
+        starts, sizes = sums.addresses_of(records)
+        found = np.empty(len(records), np.uint64)
+        library = native.library()
+        assert library is not None
+        before = counted[0]
+        library.kvstore_copies(
+            len(records), starts.ctypes.data, None, sizes.ctypes.data, 0, found.ctypes.data
+        )
+        assert counted[0] > before
+    finally:
+        stop.set()
+        thread.join()
