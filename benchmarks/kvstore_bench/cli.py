@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from kvstore_bench.chat.reports.compare_command import compare
 from kvstore_bench.chat.workloads.workload import Conversation, dump, save
 from kvstore_bench.codec.command import codec
 from kvstore_bench.console import ratio_tables
-from kvstore_bench.console.commands import JSON, PATH, measuring, show, steps
+from kvstore_bench.console.commands import JSON, MODEL, PATH, measuring, show, steps
 from kvstore_bench.console.exits import explained
 from kvstore_bench.fidelity.command import fidelity
 from kvstore_bench.peers.command import peers
@@ -65,26 +67,64 @@ def make_conversations(output: Path, **shape: Any) -> None:
     default=0,
     help="Also time matches beside so many stored blocks of 4 KiB and a busy writer.",
 )
+@click.option(
+    "--coded-mib",
+    type=click.IntRange(0),
+    default=256,
+    show_default=True,
+    help="KV that is coded and moved, more than caches hold. 0: none.",
+)
+@MODEL
 @JSON
 def store(
-    *, records: int, record_mib: int, rounds: int, resident_blocks: int, as_json: bool
+    *,
+    records: int,
+    record_mib: int,
+    rounds: int,
+    resident_blocks: int,
+    coded_mib: int,
+    model: Path | None,
+    as_json: bool,
 ) -> None:
     """Measure put, get and match of a daemon that the benchmark starts.
 
     It compares put and get with a plain copy of the same bytes, and a match of 1000 keys with an
     empty RPC of the same size. Both sides alternate in one run.
 
+    It also compares coded records (L3) with raw ones, in memory: to move, sum up and decode them,
+    and to encode, move and sum them up; and tells how long the interpreter's lock is held. This
+    needs torch; the KV is made up, or a model's.
+
     \b
     Examples:
       kvstore bench store
+      kvstore bench store --json | jq .get_vs_raw
       kvstore bench store --resident-blocks 1000000 --json
     """
-    with measuring(as_json):
+
+    def say(text: str) -> None:
+        click.echo(text, err=True)
+
+    with measuring(as_json, *(("torch", "transformers") if model else ())):
         from kvstore_bench.store.store import StorePlan, run
 
         plan = StorePlan(records, record_mib << 20, rounds, resident_blocks=resident_blocks)
-        result = run(plan, lambda text: click.echo(text, err=True))
+        result = run(plan, say)
+        if coded_mib:
+            result |= _coded(coded_mib << 20, rounds, model, say)
         show(result, as_json, ratio_tables.print_store)
+
+
+def _coded(
+    nbytes: int, rounds: int, model: Path | None, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Measure coded records, if what that needs is here."""
+    if find_spec("torch") is None:
+        say("torch is not installed: coded records are not measured")
+        return dict.fromkeys(("get_vs_raw", "put_vs_raw", "lock_held_share"))
+    from kvstore_bench.store.coded import CodedPlan, run
+
+    return run(CodedPlan(nbytes, rounds), model, say)
 
 
 @bench.command(short_help="Time the file tier beside fio, or a bucket.")

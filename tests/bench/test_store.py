@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 from click.testing import CliRunner
 
 from kvstore_bench.cli import bench
 from kvstore_bench.store.store import StorePlan, Timing, run
+from kvstore_kernels import native
 
 
 def test_the_json_has_every_ratio_and_what_it_was_made_of() -> None:
     arguments = ["store", "--records", "2", "--record-mib", "1", "--rounds", "5", "--json"]
+    arguments += ["--coded-mib", "0"]
     done = CliRunner().invoke(bench, arguments)
     assert done.exit_code == 0, done.output
     result = json.loads(done.stdout)
@@ -23,6 +26,34 @@ def test_the_json_has_every_ratio_and_what_it_was_made_of() -> None:
     assert result["match_1000_vs_empty_rpc"] > 0
     assert seconds["put"]["rounds"] == 5
     assert "match_1000_p99_ms" not in result
+
+
+@pytest.mark.skipif(bool(native.reason()), reason=native.reason())
+def test_coded_records_are_compared_with_raw_ones() -> None:
+    pytest.importorskip("torch")
+    from kvstore_bench.store.coded import CodedPlan
+    from kvstore_bench.store.coded import run as run_coded
+
+    result = run_coded(CodedPlan(4 << 20, rounds=2, count_s=0.2), None, lambda text: None)
+    gb_s = result["coded"]["gb_s"]
+    assert result["get_vs_raw"] == pytest.approx(gb_s["get_raw"] / gb_s["get_l3"])
+    assert result["put_vs_raw"] == pytest.approx(gb_s["put_raw"] / gb_s["put_l3"])
+    assert 1.3 < result["coded"]["ratio"] < 1.5
+    assert set(result["lock_held_share"]) == {"get_raw", "get_l3", "put_raw", "put_l3"}
+
+
+def test_a_thread_that_keeps_the_lock_is_seen_and_one_that_sleeps_is_not() -> None:
+    pytest.importorskip("torch")
+    from kvstore_bench.store.coded import CodedPlan, lock_held_shares
+
+    big = bytearray(32 << 20)
+
+    def holds() -> None:
+        bytes(big)  # a copy that keeps the lock
+
+    sides = {"plain": lambda: time.sleep(0.02), "sleeps": lambda: time.sleep(0.02), "holds": holds}
+    shares = lock_held_shares(sides, CodedPlan(0, rounds=3, count_s=0.6))
+    assert shares["holds"] > 0.5 > shares["sleeps"]
 
 
 def test_matches_are_timed_beside_a_writer_among_many_blocks() -> None:

@@ -22,6 +22,12 @@ PATH = click.option(
     help="Directory on the device to measure; a scratch folder in it is used.  [default: here]",
 )
 
+MODEL = click.option(
+    "--model",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="A checkpoint of transformers whose KV is coded.  [default: made-up KV]",
+)
+
 
 @contextmanager
 def measuring(as_json: bool, *modules: str, plot: Path | None = None) -> Iterator[None]:

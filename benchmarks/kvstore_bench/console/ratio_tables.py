@@ -19,6 +19,8 @@ MEANINGS = {
     "match_1000_vs_empty_rpc": "the same / an RPC of as many bytes that does nothing",
     "match_1000_p99_ms": "match of 1000 keys, p99 with many blocks and a busy writer, ms",
     "memcpy_gb_per_s": "a plain copy here, GB/s",
+    "get_vs_raw": "time to move and decode coded records / to move raw ones, checksums in both",
+    "put_vs_raw": "time to encode and move them / to move raw ones",
 }
 
 
@@ -74,6 +76,11 @@ def print_store(result: Mapping[str, Any]) -> None:
         values = [f"{1e3 * timing[each]:.2f}" for each in ("p25", "p50", "p75", "p99")]
         times.add_row(name, *values, str(timing["rounds"]))
     _print(_ratios("Local path", MEANINGS, result), times)
+    if shares := result.get("lock_held_share"):
+        table = _table("Copies in memory", ("", "GB/s", "interpreter lock held"))
+        for name, share in shares.items():
+            table.add_row(name, f"{result['coded']['gb_s'][name]:.1f}", f"{100 * share:.0f} %")
+        _print(table)
 
 
 def print_tier(result: Mapping[str, Any]) -> None:
