@@ -131,6 +131,14 @@ def _coded(
 @click.option(
     "--tier", "kind", type=click.Choice(["file", "object"]), default="file", show_default=True
 )
+@click.option(
+    "--record",
+    type=click.Choice(["raw", "l3"]),
+    default="raw",
+    show_default=True,
+    help="File tier: random bytes, or coded KV.",
+)
+@MODEL
 @PATH
 @click.option("--url", default="", help="Object tier: bucket.  [default: a SeaweedFS started here]")
 @click.option("--endpoint", default="", help="Object tier: URL of an S3-compatible store.")
@@ -144,13 +152,23 @@ def _coded(
 )
 @JSON
 def tier(
-    *, kind: str, path: Path, url: str, endpoint: str, record_mib: int, as_json: bool, **size: int
+    *,
+    kind: str,
+    record: str,
+    model: Path | None,
+    path: Path,
+    url: str,
+    endpoint: str,
+    record_mib: int,
+    as_json: bool,
+    **size: int,
 ) -> None:
     """Measure a slower tier beside its device.
 
     file: the benchmark starts a daemon. Writes are puts and a flush. Reads are cold, promoted to
     the arena, with checksums verified. fio does the same in turns: sequential, direct, the same
-    block size and depth. Without fio, only the daemon is measured.
+    block size and depth. Without fio, only the daemon is measured. With --record l3, records are
+    encoded before they are put, and decoded when they are there; bytes are those before coding.
 
     object: a tier writes runs of 16 blocks; a new tier finds, reads and verifies them. Plain
     obstore loops do the same in turns. Then it times lookups of missing blocks.
@@ -158,6 +176,7 @@ def tier(
     \b
     Examples:
       kvstore bench tier --tier file --path /mnt/nvme0
+      kvstore bench tier --tier file --record l3 --json | jq .raw_gb_s_vs_fio
       kvstore bench tier --tier object --url s3://bucket/bench
       kvstore bench tier --json | jq .read_vs_fio
     """
@@ -166,7 +185,9 @@ def tier(
     def say(text: str) -> None:
         click.echo(text, err=True)
 
-    with measuring(as_json):
+    if record != "raw" and kind == "object":
+        raise click.UsageError("--record l3 measures the file tier alone")
+    with measuring(as_json, *(("torch", "transformers") if model else ())):
         if kind == "object":
             from kvstore_bench.tiers.object_tier import ObjectPlan
             from kvstore_bench.tiers.object_tier import run as run_object
@@ -176,8 +197,14 @@ def tier(
             return
         from kvstore_bench.tiers.tier import TierPlan, run
 
-        result = run(TierPlan(record_mib << 20, **given), path, say)
-        show({"tier": kind, **result}, as_json, ratio_tables.print_tier)
+        plan = TierPlan(record_mib << 20, **given)
+        if record == "l3":
+            from kvstore_bench.tiers.coded import run as run_coded
+
+            result = run_coded(plan, model, path, say)
+        else:
+            result = run(plan, path, say)
+        show({"tier": kind, "record": record, **result}, as_json, ratio_tables.print_tier)
 
 
 @bench.command(short_help="Time recovery after SIGKILL.")

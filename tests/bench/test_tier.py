@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from kvstore_bench.cli import bench
 from kvstore_bench.console.ratio_tables import print_tier
 from kvstore_bench.tiers.fio import INSTALL
+from kvstore_kernels import native
 
 ARGUMENTS = ["tier", "--record-mib", "1", "--blocks", "64", "--rounds", "6", "--json"]
 
@@ -29,7 +30,28 @@ def test_without_fio_it_says_what_to_type_and_measures_the_rest(
     assert sorted(result["bytes_per_s"]) == ["read", "write"]
     assert result["bytes_per_s"]["read"]["p50"] > 0
     assert result["seconds"]["direct_read"]["p50"] > 0
+    assert 1 <= result["written_vs_raw"] < 1.1
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(bool(native.reason()), reason=native.reason())
+def test_coded_records_are_written_smaller_and_come_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    done = CliRunner().invoke(
+        bench, [*ARGUMENTS, "--rounds", "10", "--record", "l3", "--path", str(tmp_path)]
+    )
+    assert done.exit_code == 0, done.output
+    result = json.loads(done.stdout)
+    assert result["record"] == "l3"
+    assert result["plan"]["record_nbytes"] == 1 << 20
+    assert result["raw_gb_s_vs_fio"] is None
+    assert 0.6 < result["written_vs_raw"] < 0.8
+    assert result["bytes_per_s"]["read"]["p50"] > 0
+    refused = CliRunner().invoke(bench, ["tier", "--tier", "object", "--record", "l3"])
+    assert refused.exit_code == 2
+    assert "--record l3 measures the file tier alone" in refused.output
 
 
 def test_a_table_without_fio_has_dashes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,6 +27,8 @@ MEANINGS = {
 TIER_MEANINGS = {
     "read_vs_fio": "cold reads into the arena, verified, at this share of fio's speed",
     "write_vs_fio": "durable writes, at this share of fio's speed",
+    "raw_gb_s_vs_fio": "bytes before coding restored, decoded, at this share of fio's speed",
+    "written_vs_raw": "bytes written to disk per byte that was put, before coding",
     "first_block_extra_ms": "first block of a cold prefix there, beyond one direct read, ms",
 }
 

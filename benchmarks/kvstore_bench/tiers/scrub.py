@@ -20,7 +20,7 @@ from kvstore.model.errors import Unavailable
 from kvstore.testing.daemon import Daemon
 from kvstore.tier.file import Audit
 from kvstore_bench.store.store import await_arena
-from kvstore_bench.tiers.tier import Prefixes, TierPlan, summed_up
+from kvstore_bench.tiers.tier import RawPrefixes, TierPlan, summed_up
 
 Say = Callable[[str], None]
 
@@ -61,7 +61,7 @@ def _find(plan: ScrubPlan, path: Path, say: Say) -> tuple[int, float]:
         say(f"storing {plan.tier.rounds * plan.tier.round_nbytes >> 20} MiB")
         with Client(daemon.start().target) as client:
             await_arena(client, plan.tier.arena_nbytes)
-            prefixes = Prefixes(client, plan.tier)
+            prefixes = RawPrefixes(client, plan.tier)
             for number in range(plan.tier.rounds):
                 prefixes.write(number)
         daemon.stop()
@@ -119,7 +119,7 @@ def _read(
     speeds = []
     with Client(daemon.start(*settings).target) as client:
         await_arena(client, plan.tier.arena_nbytes)
-        prefixes = Prefixes(client, plan.tier)
+        prefixes = RawPrefixes(client, plan.tier)
         for number in range(plan.tier.rounds):
             if write:
                 prefixes.write(number)

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from kvstore import AsyncClient, Client, Group, Namespace
-from kvstore.model.block import BlockKey, NamespaceId
+from kvstore.model.block import BlockKey, Grant, NamespaceId
 from kvstore.model.errors import Unavailable
 from kvstore.testing.daemon import Daemon
 from kvstore_bench.store.store import EXTENT_NBYTES, Timing, await_arena, chain
@@ -77,8 +77,16 @@ def summed_up(speeds: Mapping[str, Sequence[float]]) -> dict[str, dict[str, floa
     }
 
 
-def run(plan: TierPlan, directory: Path, say: Say) -> dict[str, Any]:
-    """Measure the file tier in a scratch folder of `directory`, which is removed again."""
+def run(
+    plan: TierPlan,
+    directory: Path,
+    say: Say,
+    prefixes_of: Callable[[Client, TierPlan], Prefixes] | None = None,
+) -> dict[str, Any]:
+    """Measure the file tier in a scratch folder of `directory`, which is removed again.
+
+    prefixes_of: what is stored; default: prefixes of raw records of random bytes.
+    """
     beside_fio = has_fio()
     if not beside_fio:
         say(f"{INSTALL}; measuring without it: no ratios")
@@ -90,15 +98,24 @@ def run(plan: TierPlan, directory: Path, say: Say) -> dict[str, Any]:
         Client(daemon.start().target) as client,
     ):
         await_arena(client, plan.arena_nbytes)
-        result = _measure(client, plan, Path(scratch), say, beside_fio=beside_fio)
+        prefixes = (prefixes_of or RawPrefixes)(client, plan)
+        result = _measure(prefixes, plan, Path(scratch), say, beside_fio=beside_fio)
+        accepted_nbytes = plan.rounds * plan.round_nbytes
+        result["written_vs_raw"] = written_nbytes(daemon.pid) / accepted_nbytes
         daemon.stop()
     return result
 
 
+def written_nbytes(pid: int) -> int:
+    """Return what a process has written to disks, ever; 0 where its files lie in memory."""
+    with open(f"/proc/{pid}/io", encoding="ascii") as file:
+        fields = dict(line.split(": ") for line in file.read().splitlines())
+    return int(fields["write_bytes"])
+
+
 def _measure(
-    client: Client, plan: TierPlan, scratch: Path, say: Say, *, beside_fio: bool
+    prefixes: Prefixes, plan: TierPlan, scratch: Path, say: Say, *, beside_fio: bool
 ) -> dict[str, Any]:
-    prefixes = Prefixes(client, plan)
     fio_files = [scratch / f"fio-{number}" for number in range(plan.rounds)]
     fio = {"block_nbytes": plan.record_nbytes, "depth": plan.depth, "nbytes": plan.round_nbytes}
     names = ("write", "fio_write", "read", "fio_read") if beside_fio else ("write", "read")
@@ -146,20 +163,14 @@ def _measure(
 class Prefixes:
     """What is stored: one prefix a round."""
 
-    def __init__(self, client: Client, plan: TierPlan) -> None:
-        self._client = client
-        self._plan = plan
-        namespace = Namespace(
-            block_tokens=16,
-            groups=(Group("all", plan.record_nbytes),),
-            identity=(("bench", "tier"),),
-        )
-        self._namespace_id: NamespaceId = client.register(namespace)
-        shape = (min(plan.blocks, 64), plan.record_nbytes)
-        rows = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
-        self._records = [memoryview(rows[index % len(rows)]) for index in range(plan.blocks)]
+    def __init__(self, client: Client, plan: TierPlan, group: Group) -> None:
+        """group: of the records."""
+        self.client = client
+        self.plan = plan
+        namespace = Namespace(block_tokens=16, groups=(group,), identity=(("bench", "tier"),))
+        self.namespace_id: NamespaceId = client.register(namespace)
         self._keys = [
-            chain(self._namespace_id, plan.blocks, salt=number.to_bytes(4))
+            chain(self.namespace_id, plan.blocks, salt=number.to_bytes(4))
             for number in range(plan.rounds)
         ]
 
@@ -168,45 +179,68 @@ class Prefixes:
 
     def write(self, number: int) -> None:
         """Store one prefix durably."""
-        done = self._client.put(
-            self._namespace_id, self._keys[number], self._records, wait_s=WAIT_S
-        )
-        if done.committed != self._plan.blocks or not self._client.admin.flush(WAIT_S):
-            raise Unavailable(f"only {done.committed} of {self._plan.blocks} blocks were stored")
+        committed = self.put(number)
+        if committed != self.plan.blocks or not self.client.admin.flush(WAIT_S):
+            raise Unavailable(f"only {committed} of {self.plan.blocks} blocks were stored")
+
+    def put(self, number: int) -> int:
+        """Store one prefix; return how many blocks the daemon took."""
+        raise NotImplementedError
 
     def read(self, number: int) -> None:
         """Bring one prefix up, two windows at a time, as a prefetching engine does."""
         keys = self._keys[number]
         if not self.is_cold(keys):
             raise Unavailable("what was to be read is still in the arena: take more rounds")
-        under_way: list[Future[float]] = []
-        for start in range(0, len(keys), WINDOW_BLOCKS):
-            under_way.append(self.start(keys[: start + WINDOW_BLOCKS], skip_blocks=start))
-            if len(under_way) > 1:
-                under_way.pop(0).result()
-        for future in under_way:
-            future.result()
+        starts = range(0, len(keys), WINDOW_BLOCKS)
+        under_way = [self.acquire(keys[: starts[0] + WINDOW_BLOCKS], skip_blocks=starts[0])]
+        for start in starts:
+            if (after := start + WINDOW_BLOCKS) < len(keys):
+                ahead = keys[: after + WINDOW_BLOCKS]
+                under_way.append(self.acquire(ahead, skip_blocks=after))
+            grant, _ = under_way.pop(0).result()
+            self.take(grant, start)
+            self.client.release(grant.lease_id)
+
+    def take(self, grant: Grant, first: int) -> None:
+        """Use a window that is leased, whose first block is the prefix's `first`."""
 
     def is_cold(self, keys: Sequence[BlockKey], skip_blocks: int = 0) -> bool:
         """Return whether the arena lacks the first of `keys`, and the tier has them all."""
-        match = self._client.match(self._namespace_id, keys, skip_blocks=skip_blocks)
+        match = self.client.match(self.namespace_id, keys, skip_blocks=skip_blocks)
         return match.resident_blocks <= skip_blocks and match.hit_blocks == len(keys)
 
-    def start(self, keys: Sequence[BlockKey], skip_blocks: int = 0) -> Future[float]:
-        """Lease blocks and give them back. The future has the seconds until the lease was there."""
+    def acquire(
+        self, keys: Sequence[BlockKey], skip_blocks: int = 0
+    ) -> Future[tuple[Grant, float]]:
+        """Lease blocks. The future has the lease, and the seconds until it was there."""
 
-        async def bring_up(remote: AsyncClient) -> float:
+        async def bring_up(remote: AsyncClient) -> tuple[Grant, float]:
             started = time.perf_counter()
             grant = await remote.acquire(
-                self._namespace_id, keys, skip_blocks=skip_blocks, wait_s=WAIT_S
+                self.namespace_id, keys, skip_blocks=skip_blocks, wait_s=WAIT_S
             )
             leased_s = time.perf_counter() - started
-            await remote.release(grant.lease_id)
             if grant.hit_blocks != len(keys):
                 raise Unavailable(f"{grant.hit_blocks} of {len(keys)} blocks came up")
-            return leased_s
+            return grant, leased_s
 
-        return self._client.submit(bring_up)
+        return self.client.submit(bring_up)
+
+
+class RawPrefixes(Prefixes):
+    """Records of random bytes; the daemon verifies them, and nobody copies them."""
+
+    def __init__(self, client: Client, plan: TierPlan) -> None:
+        super().__init__(client, plan, Group("all", plan.record_nbytes))
+        shape = (min(plan.blocks, 64), plan.record_nbytes)
+        rows = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+        self._records = [memoryview(rows[index % len(rows)]) for index in range(plan.blocks)]
+
+    def put(self, number: int) -> int:
+        keys = self.keys(number)
+        done = self.client.put(self.namespace_id, keys, self._records, wait_s=WAIT_S)
+        return int(done.committed)
 
 
 def _first_blocks(prefixes: Prefixes, plan: TierPlan, fio_file: Path) -> tuple[Timing, Timing]:
@@ -222,9 +256,10 @@ def _first_blocks(prefixes: Prefixes, plan: TierPlan, fio_file: Path) -> tuple[T
         ]
         cold = [window for window in windows if prefixes.is_cold(*window)]
         for keys, begin in cold[: plan.first_rounds]:
-            rest = prefixes.start(keys, begin)
-            firsts.append(prefixes.start(keys[: begin + 1], begin).result())
-            rest.result()
+            rest = prefixes.acquire(keys, begin)
+            first, took_s = prefixes.acquire(keys[: begin + 1], begin).result()
+            firsts.append(took_s)
+            prefixes.client.release(first.lease_id, rest.result()[0].lease_id)
             offset = draw.randrange(plan.blocks) * plan.record_nbytes
             started = time.perf_counter()
             if os.preadv(fd, [buffer], offset) != plan.record_nbytes:
