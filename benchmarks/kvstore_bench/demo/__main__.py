@@ -13,7 +13,7 @@ import click
 from rich.console import Console
 
 from kvstore.model.errors import KVStoreError
-from kvstore_bench.demo import native, verdict, workload
+from kvstore_bench.demo import forms_verdict, native, verdict, workload
 from kvstore_bench.demo.course import PHASES, Course, Plan
 from kvstore_bench.demo.machine import describe
 from kvstore_bench.demo.model import kv_shape_of
@@ -116,6 +116,7 @@ def run(
         **found.numbers,
         "checks": [asdict(check) | {"passed": check.passed} for check in found.checks],
         "phases": verdict.phase_summaries(course.book),
+        "capacity": forms_verdict.capacity(course.book),
         "cold_pairs_s": course.pairs,
         "wrong": found.wrong,
         "leaks_found": stage.leaks,

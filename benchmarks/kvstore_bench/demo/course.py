@@ -20,16 +20,18 @@ median of its passes. The engines:
     again         roomy, cached   prefixes warm on disk only                        -> restart
 
 If that did not run in float32, where a loaded prefix must give the very same answer, two more
-engines repeat some of it in float32 (`exact`).
+engines repeat some of it in float32 (`exact`). At last three engines compare the forms of a record
+(`forms.py`).
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from kvstore.model.block import PAGE_NBYTES
+from kvstore_bench.demo.asker import Asker, Side
 from kvstore_bench.demo.book import RESUMED, Book
 from kvstore_bench.demo.daemon import Daemon
 from kvstore_bench.demo.engine import (
@@ -37,24 +39,20 @@ from kvstore_bench.demo.engine import (
     CHUNK_TOKENS,
     Engine,
     EngineSpec,
-    Reply,
     with_kvstore,
 )
+from kvstore_bench.demo.forms import DRAM_SHARE, Arenas, FormsCourse
 from kvstore_bench.demo.machine import Machine
 from kvstore_bench.demo.model import KVShape
 from kvstore_bench.demo.progress import Progress
 from kvstore_bench.demo.stage import Stage
-from kvstore_bench.demo.workload import Turn, Workload
+from kvstore_bench.demo.workload import Workload
 
-PHASES = ("device", "dram", "replica", "restart", "exact")
-REPLAY_TOKENS = 4  # answers that are only compared, not recorded
+PHASES = ("device", "dram", "replica", "restart", "exact", "forms")
 DEVICE_TOKENS = 1  # answers that are not even compared
-PASSES = 3  # over prompts that are warm; each costs seconds, and one alone says little
-SPIN_S = 1.1  # how long vLLM's processes poll after a request, and a little more
 FRESH_TOKENS = 4
 EXACT_CONVERSATIONS = 4
 EXACT_TOKENS = 16
-WARM_UP_TOKENS = 512
 MIB = 1 << 20
 
 
@@ -96,14 +94,15 @@ class Plan:
         tokens = workload.shape.prompt_tokens_max
         return _round_up(3 * self.kv.load_nbytes(tokens, dtype=self.dtype))
 
-
-@dataclass(frozen=True, slots=True)
-class Side:
-    """An engine that is asked in a phase."""
-
-    phase: str
-    engine: Engine
-    answer_tokens: int = REPLAY_TOKENS
+    def arenas(self, workload: Workload) -> Arenas:
+        """Return the arenas of the forms of a record."""
+        first_tokens = [len(questions[0]) for questions in workload.questions]
+        first_nbytes = sum(self.kv.load_nbytes(each, dtype=self.dtype) for each in first_tokens)
+        return Arenas(
+            all_nbytes=self.dram_nbytes(workload),
+            restart_nbytes=self.restart_dram_nbytes(workload),
+            small_nbytes=int(DRAM_SHARE * first_nbytes) // PAGE_NBYTES * PAGE_NBYTES,
+        )
 
 
 class Course:
@@ -116,9 +115,8 @@ class Course:
         self.progress = progress
         self.book = Book()
         self.pairs: list[tuple[float, float]] = []
+        self.asker = Asker(workload, progress, self.book, spins=not plan.machine.gpu)
         self._resumed = workload.turns(RESUMED, workload.shape.turns)
-        self._asked: Engine | None = None
-        self._answered_s = 0.0
 
     def run(self) -> None:
         """Run the planned phases."""
@@ -131,7 +129,7 @@ class Course:
         if "replica" in self.plan.phases:  # now: side by side, they start in less time
             specs.append(replace(cached_spec, name="replica"))
         plain, cached, roomy, *replicas = self.stage.engines(specs)
-        self._warm_up(plain, cached, roomy, *replicas)
+        self.asker.warm_up(plain, cached, roomy, *replicas)
         self._cold(plain, cached, roomy, daemon)
         plain.child.stop()
         if "device" in self.plan.phases:
@@ -150,12 +148,14 @@ class Course:
             for engine in (cached, roomy, *replicas):
                 engine.child.stop()
             self._exact(daemon)
+        if "forms" in self.plan.phases:
+            self._forms()
 
     def _cold(self, plain: Engine, cached: Engine, roomy: Engine, daemon: Daemon) -> None:
         """Let the conversations grow, from an empty store."""
         book, answer = self.book, self.workload.shape.answer_tokens
         with book.counting("cold", cached, daemon), book.counting("none", plain):
-            self._ask(
+            self.asker.ask(
                 "first turns, nothing stored",
                 self.workload.turns(1, 1),
                 Side("first", roomy),
@@ -164,7 +164,7 @@ class Course:
                 round_turns=1,
             )
             self._fresh_pairs(cached, roomy)
-            self._ask(
+            self.asker.ask(
                 "resumed turns",
                 self._resumed,
                 Side("none", plain, answer),
@@ -179,7 +179,9 @@ class Course:
     def _fresh_pairs(self, cached: Engine, roomy: Engine) -> None:
         for number, prompt in enumerate(self.progress.track("fresh prompts", self.workload.fresh)):
             engines = [cached, roomy] if number % 2 else [roomy, cached]
-            ttft_s = {e.spec.name: self._alone(e, prompt, FRESH_TOKENS).ttft_s for e in engines}
+            ttft_s = {
+                e.spec.name: self.asker.alone(e, prompt, FRESH_TOKENS).ttft_s for e in engines
+            }
             self.pairs.append((ttft_s["cached"], ttft_s["roomy"]))
 
     def _again(self, phase: str, engine: Engine, roomy: Engine, daemon: Daemon) -> None:
@@ -191,13 +193,13 @@ class Course:
             self.book.counting(phase, engine, daemon),
             self.book.counting(f"device_{phase}", roomy),
         ):
-            self._repeat(f"resumed turns, {phase}", *sides)
+            self.asker.repeat(f"resumed turns, {phase}", self._resumed, *sides)
 
     def _fill(self, roomy: Engine) -> None:
         """Make the roomy engine compute every last turn, which holds the turns before it."""
         last = self.workload.turns(self.workload.shape.turns, self.workload.shape.turns)
         for turn in self.progress.track("filling the engine with room", last):
-            self._alone(roomy, self.workload.prompt(turn, self.book.answers), 1)
+            self.asker.alone(roomy, self.workload.prompt(turn, self.book.answers), 1)
 
     def _kill_and_restart(
         self, daemon: Daemon, engines: Sequence[Engine], spec: EngineSpec
@@ -210,8 +212,15 @@ class Course:
         settings = {"dram.eviction_policy": "lru"}  # another might keep some of them
         daemon = self.stage.daemon(dram_nbytes=dram_nbytes, settings=settings)
         (engine,) = self.stage.engines([replace(spec, name="restarted")])
-        self._warm_up(engine)
+        self.asker.warm_up(engine)
         return daemon, engine
+
+    def _forms(self) -> None:
+        """Compare raw, L3 and EP records."""
+        self.stage.end()
+        small = self.plan.spec("small", self.workload, small=True)
+        forms = FormsCourse(small, self.workload, self.stage, self.progress, self.book)
+        forms.run(self.plan.arenas(self.workload))
 
     def _exact(self, daemon: Daemon) -> None:
         """Compare answers in float32: computed, computed while saving, and loaded."""
@@ -225,7 +234,7 @@ class Course:
             for turn in self.workload.turns(1, RESUMED)
             if turn.conversation < EXACT_CONVERSATIONS
         ]
-        self._ask(
+        self.asker.ask(
             "float32: computed and saved",
             turns,
             Side("none32", plain, EXACT_TOKENS),
@@ -233,56 +242,7 @@ class Course:
         )
         cached.forget_prefixes()
         with self.book.counting("dram32", cached, daemon):
-            self._ask("float32: loaded", turns, Side("dram32", cached, EXACT_TOKENS))
-
-    def _repeat(self, title: str, *sides: Side) -> None:
-        """Ask every side the resumed turns, in several passes; answers matter in the first."""
-        for number in range(PASSES):
-            asked = [replace(side, answer_tokens=1) for side in sides] if number else sides
-            order = asked[::-1] if number % 2 else asked
-            self._ask(f"{title}, {number + 1} of {PASSES}", self._resumed, *order)
-
-    def _ask(
-        self,
-        title: str,
-        turns: Sequence[Turn],
-        *sides: Side,
-        record: str | None = None,
-        round_turns: int | None = None,
-    ) -> None:
-        """Ask every side each turn; keep the answers of phase `record`.
-
-        The sides take turns after `round_turns` of them (all conversations, by default), and who
-        begins changes from round to round.
-        """
-        step = round_turns or self.workload.shape.conversations
-        rounds = [turns[start : start + step] for start in range(0, len(turns), step)]
-        todo = [
-            (turn, side)
-            for number, each in enumerate(rounds)
-            for side in (sides[::-1] if number % 2 else sides)
-            for turn in each
-        ]
-        for turn, side in self.progress.track(title, todo):
-            prompt = self.workload.prompt(turn, self.book.answers)
-            reply = self._alone(side.engine, prompt, side.answer_tokens)
-            self.book.add(side.phase, turn, reply)
-            if side.phase == record:
-                self.book.answers[turn] = reply.tokens
-
-    def _alone(self, engine: Engine, prompt: Sequence[int], answer_tokens: int) -> Reply:
-        """Ask when no other engine spins any more."""
-        if self._asked is not engine and not self.plan.machine.gpu:
-            time.sleep(max(0.0, self._answered_s + SPIN_S - time.monotonic()))
-        reply = engine.ask(prompt, answer_tokens)
-        self._asked, self._answered_s = engine, time.monotonic()
-        return reply
-
-    def _warm_up(self, *engines: Engine) -> None:
-        """Let each engine make its buffers, on a prompt that is a prefix of no other."""
-        prompt = self.workload.fresh[-1][-WARM_UP_TOKENS:][::-1]
-        for engine in engines:
-            self._alone(engine, prompt, 2)
+            self.asker.ask("float32: loaded", turns, Side("dram32", cached, EXACT_TOKENS))
 
 
 def _round_up(nbytes: int) -> int:

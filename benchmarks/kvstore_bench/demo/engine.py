@@ -179,13 +179,15 @@ def start_engine(spec: EngineSpec, *, scratch: Path, log: Path) -> Engine:
     return Engine(spec, child, port)
 
 
-def with_kvstore(spec: EngineSpec, name: str, target: str) -> EngineSpec:
-    """Return the same engine with our connector, a client of the daemon at `target`."""
+def with_kvstore(spec: EngineSpec, name: str, target: str, **options: str) -> EngineSpec:
+    """Return the same engine with our connector, a client of the daemon at `target`.
+
+    options: further ones of the connector."""
     connector = {
         "kv_connector": "KVStoreConnector",
         "kv_role": "kv_both",
         "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": {"target": target},
+        "kv_connector_extra_config": {"target": target, **options},
     }
     return replace(spec, name=name, connector=connector)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from kvstore_bench.demo.asker import Side
 from kvstore_bench.demo.book import Book, share
-from kvstore_bench.demo.course import Course, Side
+from kvstore_bench.demo.course import Course
 from kvstore_bench.demo.engine import EngineSpec, with_kvstore
 from kvstore_bench.demo.ratios import ratio_of_medians
 from kvstore_bench.demo.verdict import Check, Verdict
@@ -31,17 +32,17 @@ class NativeCourse(Course):
                 with_kvstore(plain_spec, "cached", daemon.target),
             ]
         )
-        self._warm_up(plain, native, cached)
+        self.asker.warm_up(plain, native, cached)
         answer = self.workload.shape.answer_tokens
         with self.book.counting("none", plain):
-            self._ask(
+            self.asker.ask(
                 "first turns, nothing stored",
                 self.workload.turns(1, 1),
                 Side("native_cold", native, answer),
                 Side("cold", cached, answer),
                 record="cold",
             )
-            self._ask(
+            self.asker.ask(
                 "resumed turns",
                 self._resumed,
                 Side("native_cold", native, answer),
@@ -51,7 +52,9 @@ class NativeCourse(Course):
             )
         plain.child.stop()
         with self.book.counting("native", native), self.book.counting("dram", cached, daemon):
-            self._repeat("resumed turns, again", Side("native", native), Side("dram", cached))
+            self.asker.repeat(
+                "resumed turns, again", self._resumed, Side("native", native), Side("dram", cached)
+            )
 
 
 def with_native_offloading(spec: EngineSpec, nbytes: int) -> EngineSpec:

@@ -10,6 +10,7 @@ from kvstore_bench.demo.book import Book
 COLOURS = {"none": "#D55E00", "device": "#999999"}
 OURS = "#0072B2"
 OTHER = "#009E73"
+FORM_NAMES = {"raw": "raw records", "l3": "L3 records", "ep": "EP records"}
 
 
 def rows_of(book: Book) -> list[tuple[str, str, list[float]]]:
@@ -27,6 +28,10 @@ def rows_of(book: Book) -> list[tuple[str, str, list[float]]]:
         ("all killed, restarted:\nwarm from disk", OURS, list(book.ttfts("restart").values())),
         ("vLLM's own offloading", OTHER, list(book.ttfts("native").values())),
         ("engine's own device hit", COLOURS["device"], device),
+        *(
+            (f"DRAM too small, {name}", OURS, list(book.ttfts(f"capacity_{form}").values()))
+            for form, name in FORM_NAMES.items()
+        ),
     ]
     return [row for row in rows if row[2]]
 

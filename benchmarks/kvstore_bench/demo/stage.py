@@ -54,8 +54,7 @@ class Stage:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        for child in reversed(self._children):
-            child.stop()
+        self.end()
         if not self._keep:
             shutil.rmtree(self.store, ignore_errors=True)
         shutil.rmtree(self.scratch, ignore_errors=True)
@@ -65,6 +64,11 @@ class Stage:
     def adopt(self, child: Child) -> None:
         """Own a child: it ends with the stage."""
         self._children.append(child)
+
+    def end(self) -> None:
+        """Stop everything that runs."""
+        for child in reversed(self._children):
+            child.stop()
 
     def daemon(self, *, dram_nbytes: int, **options: Any) -> Daemon:
         """Start a daemon and wait for it. options: those of `start_daemon`."""

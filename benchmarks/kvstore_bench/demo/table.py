@@ -18,6 +18,15 @@ TITLES = {
     "restart": "kvstore, all killed, from disk",
     "native": "vLLM's own offloading, warm from DRAM",
     "device_dram": "engine's own device hit",
+    "raw_dram": "raw records, from DRAM",
+    "l3_dram": "L3 records, from DRAM",
+    "ep_dram": "EP records, from DRAM",
+    "raw_restart": "raw records, from disk",
+    "l3_restart": "L3 records, from disk",
+    "ep_restart": "EP records, from disk",
+    "capacity_raw": "raw records, DRAM too small",
+    "capacity_l3": "L3 records, DRAM too small",
+    "capacity_ep": "EP records, DRAM too small",
 }
 
 

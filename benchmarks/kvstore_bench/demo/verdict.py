@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from kvstore_bench.demo import forms_verdict
 from kvstore_bench.demo.book import RESUMED, Book, share
 from kvstore_bench.demo.course import Course
 from kvstore_bench.demo.ratios import (
@@ -74,7 +75,8 @@ def judge(course: Course, leaks: Sequence[str]) -> Verdict:
     """Judge a finished run."""
     wrong = wrong_outputs(course.book, exact=course.plan.dtype == "float32")
     numbers = headline(course.book, course.pairs, len(wrong), len(leaks))
-    return Verdict(numbers, checks(numbers), wrong)
+    numbers |= forms_verdict.numbers(course.book)
+    return Verdict(numbers, checks(numbers, dtype=course.plan.dtype), wrong)
 
 
 def headline(
@@ -106,10 +108,14 @@ def headline(
     return numbers
 
 
-def checks(numbers: dict[str, float | None]) -> list[Check]:
-    """Compare what was measured with what must come out; what did not run is left out."""
-    bounds = [(field, limit, False) for field, limit in LIMITS.items()]
-    bounds += [(field, limit, True) for field, limit in FLOORS.items()]
+def checks(numbers: dict[str, float | None], *, dtype: str = "bfloat16") -> list[Check]:
+    """Compare what was measured with what must come out; what did not run is left out.
+
+    dtype: of the KV cache."""
+    limits = {**LIMITS, **forms_verdict.LIMITS}
+    floors = {**FLOORS, **forms_verdict.floors(dtype)}
+    bounds = [(field, limit, False) for field, limit in limits.items()]
+    bounds += [(field, limit, True) for field, limit in floors.items()]
     found = [(field, numbers.get(field), limit, at_least) for field, limit, at_least in bounds]
     return [
         Check(field, value, limit, up) for field, value, limit, up in found if value is not None

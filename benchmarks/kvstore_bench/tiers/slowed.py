@@ -28,7 +28,8 @@ from kvstore.testing.seaweed import Seaweed
 from kvstore_bench.chat.metrics import server_counts
 from kvstore_bench.console.exits import EXIT_FAILED_REQUESTS, explained
 from kvstore_bench.demo import workload
-from kvstore_bench.demo.course import SPIN_S, Plan
+from kvstore_bench.demo.asker import SPIN_S
+from kvstore_bench.demo.course import Plan
 from kvstore_bench.demo.daemon import Daemon
 from kvstore_bench.demo.engine import Engine, with_kvstore
 from kvstore_bench.demo.machine import describe

@@ -1,0 +1,90 @@
+"""Requests that run alone, and sides that take turns."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from kvstore_bench.demo.book import Book
+from kvstore_bench.demo.engine import Engine, Reply
+from kvstore_bench.demo.progress import Progress
+from kvstore_bench.demo.workload import Turn, Workload
+
+REPLAY_TOKENS = 4  # answers that are only compared, not recorded
+PASSES = 3  # over prompts that are warm; each costs seconds, and one alone says little
+SPIN_S = 1.1  # how long vLLM's processes poll after a request, and a little more
+WARM_UP_TOKENS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """An engine that is asked in a phase."""
+
+    phase: str
+    engine: Engine
+    answer_tokens: int = REPLAY_TOKENS
+
+
+class Asker:
+    """Asks one engine at a time; what is answered goes to `book`."""
+
+    def __init__(
+        self, workload: Workload, progress: Progress, book: Book, *, spins: bool = True
+    ) -> None:
+        """spins: engines keep a core busy for a while after a request, as they do on a CPU."""
+        self._workload = workload
+        self._progress = progress
+        self._book = book
+        self._spins = spins
+        self._asked: Engine | None = None
+        self._answered_s = 0.0
+
+    def repeat(self, title: str, turns: Sequence[Turn], *sides: Side) -> None:
+        """Ask every side the turns, in several passes; answers matter in the first."""
+        for number in range(PASSES):
+            asked = [replace(side, answer_tokens=1) for side in sides] if number else sides
+            order = asked[::-1] if number % 2 else asked
+            self.ask(f"{title}, {number + 1} of {PASSES}", turns, *order)
+
+    def ask(
+        self,
+        title: str,
+        turns: Sequence[Turn],
+        *sides: Side,
+        record: str | None = None,
+        round_turns: int | None = None,
+    ) -> None:
+        """Ask every side each turn; keep the answers of phase `record`.
+
+        The sides take turns after `round_turns` of them (all conversations, by default), and who
+        begins changes from round to round.
+        """
+        step = round_turns or self._workload.shape.conversations
+        rounds = [turns[start : start + step] for start in range(0, len(turns), step)]
+        todo = [
+            (turn, side)
+            for number, each in enumerate(rounds)
+            for side in (sides[::-1] if number % 2 else sides)
+            for turn in each
+        ]
+        for turn, side in self._progress.track(title, todo):
+            prompt = self._workload.prompt(turn, self._book.answers)
+            reply = self.alone(side.engine, prompt, side.answer_tokens)
+            self._book.add(side.phase, turn, reply)
+            if side.phase == record:
+                self._book.answers[turn] = reply.tokens
+
+    def alone(self, engine: Engine, prompt: Sequence[int], answer_tokens: int) -> Reply:
+        """Ask when no other engine spins any more."""
+        if self._asked is not engine and self._spins:
+            time.sleep(max(0.0, self._answered_s + SPIN_S - time.monotonic()))
+        reply = engine.ask(prompt, answer_tokens)
+        self._asked, self._answered_s = engine, time.monotonic()
+        return reply
+
+    def warm_up(self, *engines: Engine) -> None:
+        """Let each engine make its buffers, on a prompt that is a prefix of no other."""
+        prompt = self._workload.fresh[-1][-WARM_UP_TOKENS:][::-1]
+        for engine in engines:
+            self.alone(engine, prompt, 2)
