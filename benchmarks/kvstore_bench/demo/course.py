@@ -31,6 +31,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kvstore.model.block import PAGE_NBYTES
+from kvstore_bench.demo import forms
 from kvstore_bench.demo.asker import Asker, Side
 from kvstore_bench.demo.book import RESUMED, Book
 from kvstore_bench.demo.daemon import Daemon
@@ -41,7 +42,6 @@ from kvstore_bench.demo.engine import (
     EngineSpec,
     with_kvstore,
 )
-from kvstore_bench.demo.forms import DRAM_SHARE, Arenas, FormsCourse
 from kvstore_bench.demo.machine import Machine
 from kvstore_bench.demo.model import KVShape
 from kvstore_bench.demo.progress import Progress
@@ -67,11 +67,13 @@ class Plan:
     threads: int
     phases: frozenset[str]
 
-    def spec(self, name: str, workload: Workload, *, small: bool) -> EngineSpec:
+    def spec(
+        self, name: str, workload: Workload, *, small: bool, block_tokens: int = BLOCK_TOKENS
+    ) -> EngineSpec:
         """Return an engine without connector."""
         tokens_max = workload.shape.prompt_tokens_max
         blocks = self.kv.blocks_for(
-            tokens_max, block_tokens=BLOCK_TOKENS, chunk_tokens=CHUNK_TOKENS
+            tokens_max, block_tokens=block_tokens, chunk_tokens=CHUNK_TOKENS
         )
         return EngineSpec(
             name=name,
@@ -81,6 +83,7 @@ class Plan:
             threads=self.threads,
             tokens_max=tokens_max,
             blocks=blocks if small else None,
+            block_tokens=block_tokens,
         )
 
     def dram_nbytes(self, workload: Workload) -> int:
@@ -94,14 +97,14 @@ class Plan:
         tokens = workload.shape.prompt_tokens_max
         return _round_up(3 * self.kv.load_nbytes(tokens, dtype=self.dtype))
 
-    def arenas(self, workload: Workload) -> Arenas:
+    def arenas(self, workload: Workload) -> forms.Arenas:
         """Return the arenas of the forms of a record."""
         first_tokens = [len(questions[0]) for questions in workload.questions]
         first_nbytes = sum(self.kv.load_nbytes(each, dtype=self.dtype) for each in first_tokens)
-        return Arenas(
+        return forms.Arenas(
             all_nbytes=self.dram_nbytes(workload),
             restart_nbytes=self.restart_dram_nbytes(workload),
-            small_nbytes=int(DRAM_SHARE * first_nbytes) // PAGE_NBYTES * PAGE_NBYTES,
+            small_nbytes=int(forms.DRAM_SHARE * first_nbytes) // PAGE_NBYTES * PAGE_NBYTES,
         )
 
 
@@ -218,9 +221,9 @@ class Course:
     def _forms(self) -> None:
         """Compare raw, L3 and EP records."""
         self.stage.end()
-        small = self.plan.spec("small", self.workload, small=True)
-        forms = FormsCourse(small, self.workload, self.stage, self.progress, self.book)
-        forms.run(self.plan.arenas(self.workload))
+        small = self.plan.spec("small", self.workload, small=True, block_tokens=forms.BLOCK_TOKENS)
+        course = forms.FormsCourse(small, self.workload, self.stage, self.progress, self.book)
+        course.run(self.plan.arenas(self.workload))
 
     def _exact(self, daemon: Daemon) -> None:
         """Compare answers in float32: computed, computed while saving, and loaded."""

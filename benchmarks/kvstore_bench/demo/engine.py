@@ -41,7 +41,8 @@ CORE_PROCESS = "VLLM::EngineCor"  # as far as Linux keeps the name
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
-    """What tells engines apart. blocks: size of its own KV space, None is all there is."""
+    """What tells engines apart. blocks: size of its own KV space, None is all there is, in blocks
+    of block_tokens."""
 
     name: str
     model: Path
@@ -50,6 +51,7 @@ class EngineSpec:
     threads: int
     tokens_max: int
     blocks: int | None = None
+    block_tokens: int = BLOCK_TOKENS
     connector: Mapping[str, Any] | None = None
 
     def arguments(self, port: int) -> list[str]:
@@ -58,7 +60,7 @@ class EngineSpec:
             *(str(Path(sys.executable).with_name("vllm")), "serve", str(self.model)),
             *("--host", "127.0.0.1", "--port", str(port), "--served-model-name", SERVED_NAME),
             *("--dtype", self.dtype, "--max-model-len", str(self.tokens_max)),
-            *("--block-size", str(BLOCK_TOKENS), "--max-num-seqs", "4"),
+            *("--block-size", str(self.block_tokens), "--max-num-seqs", "4"),
             *("--max-num-batched-tokens", str(CHUNK_TOKENS), "--enforce-eager"),
             # Prompts and answers are token ids; making its pools of tokenizers takes vLLM 20 s.
             "--skip-tokenizer-init",

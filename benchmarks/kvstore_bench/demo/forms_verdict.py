@@ -52,9 +52,9 @@ def numbers(book: Book) -> dict[str, float | None]:
         found[f"capacity_ttft_{form}_vs_{before}"] = (
             one["ttft_s"] / other["ttft_s"] if one and other and ran else None
         )
-        raw = capacity["raw"]
+        raw = capacity["raw"]  # blocks of windows have more records than others: bytes are compared
         found[f"capacity_blocks_{form}_vs_raw"] = (
-            one["blocks"] / max(1, raw["blocks"]) if one and raw else None
+            one["raw_bytes"] / max(1, raw["raw_bytes"]) if one and raw else None
         )
     return found
 

@@ -29,7 +29,7 @@ def compared() -> Book:
                 "external_kv_transfer": 1000 * hit,
                 "local_compute": 1000 * (1 - hit),
             },
-            "stored": {"blocks": blocks, "stored_bytes": 1, "raw_bytes": 2},
+            "stored": {"blocks": blocks, "stored_bytes": 1, "raw_bytes": blocks * 1000},
         }
     return book
 
@@ -64,7 +64,7 @@ def test_answers_over_l3_have_to_be_those_over_raw_records() -> None:
 
 def test_float32_saves_less() -> None:
     book = compared()
-    book.counts["capacity_l3"]["stored"]["blocks"] = 115
+    book.counts["capacity_l3"]["stored"]["raw_bytes"] = 115_000
     assert "capacity_blocks_l3_vs_raw" in failed(book)
     assert "capacity_blocks_l3_vs_raw" not in failed(book, "float32")
     assert floors("float32")["capacity_blocks_ep_vs_raw"] == 2.4
