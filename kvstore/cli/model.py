@@ -13,15 +13,22 @@ from kvstore.plan import KV_DTYPES
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def ratio_option(command: F) -> F:
-    """Add --ratio."""
-    return click.option(
+def ratio_options(command: F) -> F:
+    """Add --ratio and --file-ratio."""
+    ratio = click.option(
         "--ratio",
         type=click.FloatRange(1.0, 100.0),
         default=1.0,
         show_default=True,
         help="How many times smaller stored blocks are: 1.38 coded by L3 in 16 bits, exactly.",
-    )(command)
+    )
+    file_ratio = click.option(
+        "--file-ratio",
+        type=click.FloatRange(1.0, 100.0),
+        help="The same of the file tier; default: --ratio. Lossy blocks have 1.8 with fine parts,"
+        " as dram keeps them, and 3.0 without, as files do.",
+    )
+    return ratio(file_ratio(command))
 
 
 def model_options(command: F) -> F:

@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from kvstore.cli.demand import demand_of, demand_options
-from kvstore.cli.model import model_options, ratio_option
+from kvstore.cli.model import model_options, ratio_options
 from kvstore.cli.words import rounded, size
 from kvstore.decide.policy import policy_by_name
 from kvstore.model.block import RECORD_NBYTES_MAX
@@ -42,7 +42,7 @@ MODEL_FLOPS_SHARE = 0.4  # of a GPU's peak that prefill reaches
 
 @click.command()
 @model_options
-@ratio_option
+@ratio_options
 @click.option("--tp", type=click.IntRange(1, 1024), default=1, help="Tensor-parallel ranks.")
 @click.option(
     "--trace",
@@ -128,21 +128,17 @@ def plan(*, as_json: bool, **options: Any) -> None:
     workload = _traffic(asked, demand)
     prompts = [request.tokens for request in workload.counted]
     per_token = kv.mean_bytes_per_token(prompts) / asked.ratio
+    in_files = per_token * asked.ratio / (asked.file_ratio or asked.ratio)
+    target = _target(asked, workload.block_tokens, per_token, in_files)
     pace = asked.prefill or _pace(kv, asked.tflops, sum(prompts) / len(prompts))
-    nbytes = round(per_token * workload.block_tokens)
-    if not 1 <= nbytes <= RECORD_NBYTES_MAX:
-        raise ConfigError(f"a block would have {nbytes:,} bytes")
     needs_for = partial(
         needs_of,
         drive=bought,
-        bytes_per_token=per_token,
+        bytes_per_token=in_files,
         prefill_tokens_per_s=pace,
         scale=scale,
         prices=paid,
         gpus=kv.tp,
-    )
-    target = Target(
-        hits=asked.hits, dram_hits=asked.dram_hits, policy=asked.policy, record_nbytes=nbytes
     )
     with _replaying() as progress:
         how: dict[str, Any] = {"prefill_flops": kv.prefill_flops, "progress": progress}
@@ -167,6 +163,7 @@ class _Asked:
     model: Path | None
     kv_dtype: str
     ratio: float
+    file_ratio: float | None
     tp: int
     trace: Path | None
     requests: int
@@ -196,6 +193,20 @@ def _drive(asked: _Asked) -> Drive:
     if min(drive.nbytes, drive.dwpd, drive.read, drive.write) <= 0:
         raise ConfigError("--drive, --dwpd, --drive-read and --drive-write must be above 0")
     return drive
+
+
+def _target(asked: _Asked, block_tokens: int, per_token: float, in_files: float) -> Target:
+    """per_token, in_files: bytes of a token in dram and in the file tier. Raises ConfigError."""
+    nbytes = round(per_token * block_tokens)
+    if not 1 <= nbytes <= RECORD_NBYTES_MAX:
+        raise ConfigError(f"a block would have {nbytes:,} bytes")
+    return Target(
+        hits=asked.hits,
+        dram_hits=asked.dram_hits,
+        policy=asked.policy,
+        record_nbytes=nbytes,
+        file_record_nbytes=max(1, round(in_files * block_tokens)),
+    )
 
 
 def _traffic(asked: _Asked, demand: dict[str, Any]) -> Workload:

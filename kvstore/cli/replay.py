@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from kvstore.cli import replay_table
-from kvstore.cli.model import model_options, ratio_option
+from kvstore.cli.model import model_options, ratio_options
 from kvstore.cli.outputs import check_outputs, check_plot
 from kvstore.cli.replay_plot import check_matplotlib, plot_results
 from kvstore.decide.policy import policy_by_name
@@ -100,7 +100,7 @@ DAY_S = 86400.0
     f" {KV_BYTES_PER_TOKEN} (Llama-3.1-8B in 16 bits).",
 )
 @model_options
-@ratio_option
+@ratio_options
 @click.option(
     "--restart-at",
     type=click.FloatRange(0, 1),
@@ -138,6 +138,7 @@ def replay_command(
       kvstore replay trace.jsonl.gz --policy hz --hints end:0.5 --json
       kvstore replay trace.jsonl.gz --model /models/llama --file 1TiB --write-budget 500GiB
       kvstore replay trace.jsonl.gz --dram 64GiB --ratio 1.38
+      kvstore replay trace.jsonl.gz --dram 64GiB --file 1TiB --ratio 1.8 --file-ratio 3.0
       kvstore replay trace.jsonl --lenient --max-requests 10000 --csv hits.csv
     """
     check_outputs(csv_path)
@@ -206,6 +207,7 @@ class _Asked:
     model: Path | None
     kv_dtype: str
     ratio: float
+    file_ratio: float | None
     restart_at: float | None
     max_requests: int | None
     window_hours: float | None
@@ -234,16 +236,18 @@ def _setups(
     nbytes: of a block as the engine has it. A share of all blocks is a share of these bytes.
     """
     stored = max(1, round(nbytes / asked.ratio))
+    in_files = max(1, round(nbytes / (asked.file_ratio or asked.ratio)))
     return [
         Setup(
             dram_blocks=int(_nbytes("--dram", dram_size, workload, nbytes)) // stored,
-            file_blocks=int(_nbytes("--file", file_size, workload, nbytes)) // stored,
+            file_blocks=int(_nbytes("--file", file_size, workload, nbytes)) // in_files,
             dram_policy=of_dram,
             file_policy=of_file,
             admission=asked.admission,
             write_bytes_per_day=_per_day(asked.write_budget, workload, nbytes),
             reclaim=asked.reclaim,
             record_nbytes=stored,
+            file_record_nbytes=in_files,
         )
         for dram_size, file_size in product(asked.dram.split(","), asked.file_.split(","))
         for of_dram, of_file in pairs

@@ -82,7 +82,8 @@ def _spread(rooms: Sequence[int]) -> Iterable[int]:
 
 
 def _room(result: Result) -> int:
-    return (result.setup.dram_blocks + result.setup.file_blocks) * result.setup.record_nbytes
+    setup = result.setup
+    return setup.dram_blocks * setup.record_nbytes + setup.file_blocks * setup.file_record_nbytes
 
 
 def _share(result: Result) -> float:

@@ -46,7 +46,7 @@ def lines(result: Result, *, with_head: bool) -> Iterator[str]:
     reached = result.token_hit_ratio / result.optimum if result.optimum else 1.0
     cells = (
         size(setup.dram_blocks * setup.record_nbytes),
-        size(setup.file_blocks * setup.record_nbytes) if setup.file_blocks else "-",
+        size(setup.file_blocks * setup.file_record_nbytes) if setup.file_blocks else "-",
         "/".join(policies),
         f"{100 * result.token_hit_ratio:.2f}",
         f"{100 * result.dram_hit_ratio:.2f}",
@@ -54,8 +54,8 @@ def lines(result: Result, *, with_head: bool) -> Iterator[str]:
         f"{100 * result.optimum:.2f}",
         f"{100 * reached:.1f} %",
         f"{result.writes_per_unique:.3f}" if setup.file_blocks else "-",
-        size(traffic.file_reads * setup.record_nbytes) if setup.file_blocks else "-",
-        size(result.written_blocks * setup.record_nbytes) if setup.file_blocks else "-",
+        size(traffic.file_reads * setup.file_record_nbytes) if setup.file_blocks else "-",
+        size(result.written_blocks * setup.file_record_nbytes) if setup.file_blocks else "-",
         f"{traffic.promotions_used:,}" if setup.file_blocks else "-",
         f"{traffic.promotions_wasted:,}" if setup.file_blocks else "-",
         f"{result.saved_flops / 1e15:,.1f}" if result.saved_flops is not None else "-",

@@ -64,10 +64,12 @@ def needs_of(
     drives_min: int = 1,
 ) -> Needs:
     """Return what a workload needs; scale: so many times as much of it at once. gpus: so many
-    reach `prefill_tokens_per_s` together. drives_min: so many are paid for in any case."""
+    reach `prefill_tokens_per_s` together. bytes_per_token: as files have them. drives_min: so many
+    are paid for in any case."""
     result, setup = sizing.result, sizing.result.setup
-    block = setup.record_nbytes * scale
-    dram, file = (round(blocks * block) for blocks in (setup.dram_blocks, setup.file_blocks))
+    block = setup.file_record_nbytes * scale
+    dram = round(setup.dram_blocks * setup.record_nbytes * scale)
+    file = round(setup.file_blocks * block)
     writes_per_day = sizing.written_per_day * scale
     peak_read = sizing.peak_reads * block / sizing.peak_s
     peak_write = sizing.peak_writes * block / sizing.peak_s

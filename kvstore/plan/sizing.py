@@ -21,12 +21,14 @@ SECONDS_MIN = 1e-3  # of a trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """hits: of those an infinite cache has. dram_hits: of these, what comes from dram."""
+    """hits: of those an infinite cache has. dram_hits: of these, what comes from dram.
+    record_nbytes, file_record_nbytes: as of a Setup."""
 
     hits: float
     dram_hits: float
     policy: str
     record_nbytes: int
+    file_record_nbytes: int = 0
 
     def __post_init__(self) -> None:
         if not 0 < self.hits <= 1 or not 0 <= self.dram_hits <= 1:
@@ -46,7 +48,7 @@ class Sizing:
     @property
     def written_per_day(self) -> float:
         """Bytes written to the file tier."""
-        written = self.result.written_blocks * self.result.setup.record_nbytes
+        written = self.result.written_blocks * self.result.setup.file_record_nbytes
         return written / self.seconds * DAY_S
 
     @property
@@ -74,6 +76,7 @@ def size_tiers(
         dram_policy=target.policy,
         file_policy=target.policy,
         record_nbytes=target.record_nbytes,
+        file_record_nbytes=target.file_record_nbytes,
     )
 
     def enough_in_all(blocks: int) -> bool:

@@ -34,7 +34,9 @@ class Setup:
     """What a node has. dram_blocks, file_blocks: room of each tier, in blocks; 0: no file tier.
 
     admission, write_bytes_per_day: as of the daemon's file tier. reclaim: how that wins space back,
-    of RECLAIMS; what ships punches holes.
+    of RECLAIMS; what ships punches holes. record_nbytes, file_record_nbytes: of a block in dram and
+    in the file tier; 0: as in dram. All blocks have one size, so room and traffic are counted in
+    blocks, and bytes are only what these are worth.
     """
 
     dram_blocks: int
@@ -45,6 +47,11 @@ class Setup:
     write_bytes_per_day: int = 0
     reclaim: str = "punch"
     record_nbytes: int = 1 << 20
+    file_record_nbytes: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.file_record_nbytes:
+            object.__setattr__(self, "file_record_nbytes", self.record_nbytes)
 
 
 @dataclass(slots=True)
@@ -94,7 +101,9 @@ class Node:
 
     def _begin(self) -> Planner:
         """Return the planner of a life: its arena is empty."""
-        setup, budget = self._setup, self._setup.write_bytes_per_day
+        setup = self._setup
+        # The planner takes a block in files to be as large as in dram.
+        budget = -(-setup.write_bytes_per_day * setup.record_nbytes // setup.file_record_nbytes)
         planner = Planner(
             Room(setup.dram_blocks * self._record_nbytes),
             self._file,

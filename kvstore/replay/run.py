@@ -63,7 +63,7 @@ class Result:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything, flat, ratios first."""
-        record = self.setup.record_nbytes
+        record, in_files = self.setup.record_nbytes, self.setup.file_record_nbytes
         traffic = self.traffic
         return {
             "token_hit_ratio": self.token_hit_ratio,
@@ -81,8 +81,8 @@ class Result:
             "hinted_sessions": self.hinted_sessions,
             "dram_read_bytes": (traffic.dram_hits + traffic.file_hits) * record,
             "dram_written_bytes": (traffic.dram_writes + traffic.file_reads) * record,
-            "file_read_bytes": traffic.file_reads * record,
-            "file_written_bytes": self.written_blocks * record,
+            "file_read_bytes": traffic.file_reads * in_files,
+            "file_written_bytes": self.written_blocks * in_files,
             "saved_flops": self.saved_flops,
             **asdict(self.setup),
             **asdict(traffic),

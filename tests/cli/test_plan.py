@@ -85,6 +85,18 @@ def test_coded_blocks_need_less_of_everything(model: str, tmp_path: Path) -> Non
     assert coded["needs"]["break_even"] == pytest.approx(raw["needs"]["break_even"] / 2)
 
 
+def test_files_that_keep_base_parts_alone_need_less(model: str, tmp_path: Path) -> None:
+    trace = write(tmp_path / "t.jsonl.gz", chat(30, 4))
+    arguments = ("--trace", str(trace), "--prefill", "9000", "--ratio", "2", "--json")
+    both, own = (
+        json.loads(kvstore("plan", "--model", model, *arguments, *more).stdout)["needs"]
+        for more in ((), ("--file-ratio", "4"))
+    )
+    assert own["dram_bytes"] == both["dram_bytes"]
+    for name in ("file_bytes", "writes_per_day", "break_even"):
+        assert own[name] == pytest.approx(both[name] / 2, rel=0.01)
+
+
 def test_windows_and_states_are_told(tmp_path: Path) -> None:
     for config, text in (
         (configs.GPT_OSS_20B, "layers with a window of 128 tokens keep no more of a prompt"),

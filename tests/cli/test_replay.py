@@ -57,6 +57,25 @@ def test_blocks_that_are_stored_smaller_are_more(trace: Path) -> None:
     assert "--ratio" in run(trace, "--dram", "1%", "--ratio", "0.5").output
 
 
+def test_each_tier_may_have_a_ratio_of_its_own(trace: Path) -> None:
+    found = []
+    for options in (
+        ("--dram", "1%", "--file", "5%", "--ratio", "2"),
+        ("--dram", "1%", "--file", "5%", "--ratio", "2", "--file-ratio", "4"),
+        ("--dram", "2%", "--file", "20%"),
+    ):
+        done = run(trace, *options, "--policy", "lru", "--json")
+        assert done.exit_code == 0, done.output
+        found.append(json.loads(done.stdout))
+    both, own, large = found
+    assert both["file_hit_ratio"] < own["file_hit_ratio"] == large["file_hit_ratio"]
+    assert own["dram_hit_ratio"] == large["dram_hit_ratio"]
+    assert own["file_written_bytes"] == large["file_written_bytes"] / 4
+    assert own["dram_written_bytes"] == large["dram_written_bytes"] / 2
+    assert own["file_record_nbytes"] == own["record_nbytes"] / 2
+    assert "--file-ratio" in run(trace, "--dram", "1%", "--file-ratio", "0.5").output
+
+
 def test_it_writes_a_table_and_a_picture(trace: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     table, picture = tmp_path / "hits.csv", tmp_path / "hits.png"

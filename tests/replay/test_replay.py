@@ -205,6 +205,21 @@ def test_a_write_budget_keeps_what_comes_back_rather_than_what_comes_first(tmp_p
     assert budget.traffic.file_hits > 0.7 * everything.traffic.file_hits
 
 
+def test_a_write_budget_is_worth_more_blocks_where_files_have_them_smaller(tmp_path: Path) -> None:
+    workload = load(tmp_path, chat(150, 4, gap_s=200))
+    room = {"dram_blocks": 60, "file_blocks": 200}
+    budget = 24 * (240 << 20)
+    plain = run(workload, **room, write_bytes_per_day=budget)
+    smaller = run(
+        workload, **room, write_bytes_per_day=budget // 4, file_record_nbytes=(1 << 20) // 4
+    )
+    assert plain.traffic.unwritten > 0
+    assert smaller.traffic == plain.traffic
+    large, small = plain.to_dict(), smaller.to_dict()
+    assert small["file_written_bytes"] == large["file_written_bytes"] / 4
+    assert small["dram_written_bytes"] == large["dram_written_bytes"]
+
+
 def test_winning_segments_back_writes_what_lives_in_them_again(tmp_path: Path) -> None:
     workload = load(tmp_path, chat(300, 4, gap_s=300))
     holes, segments = (
