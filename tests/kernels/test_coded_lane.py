@@ -107,12 +107,16 @@ def test_records_travel_out_and_back(
     exact = [lossy and block == 0 for block in blocks] if lossy else []
     host = CodedCopies(page.coder(), checksum, Scratch(), lossy=lossy)
     right = [(bytes(e.base), bytes(e.fine or b"")) for e in host.encode(blocks, exact)]
+    out = EncodingLane(device, slots.registration)
+    out.encode(0, coder, blocks, device.mark(), exact)
+    lane = DecodingLane(
+        device, coder.room_nbytes(), slots.registration, pieces=pieces, piece_nbytes=piece_nbytes
+    )
     # The engine computes the blocks late, too: encoding has to come after.
     values = [layer.copy() for layer in page.memory]
     for layer in page.memory:
         layer[:] = 0
     device.engine.run(lambda: [np.copyto(a, b) for a, b in zip(page.memory, values, strict=True)])
-    out = EncodingLane(device, slots.registration)
     made = out.encode(0, coder, blocks, device.mark(), exact)
     for layer in page.memory:
         layer[:BLOCKS] = 0x77  # the engine has the blocks back
@@ -124,10 +128,10 @@ def test_records_travel_out_and_back(
         assert each.base.checksum == checksum(base)
         assert each.fine is None or each.fine.checksum == checksum(fine)
 
-    lane = DecodingLane(
-        device, coder.room_nbytes(), slots.registration, pieces=pieces, piece_nbytes=piece_nbytes
-    )
     targets = [block + BLOCKS for block in blocks]
+    device.engine.run(
+        lambda: [layer[BLOCKS:].fill(0x55) for layer in page.memory]
+    )  # nor is it done
     found = lane.decode(coder, loads_of(made, views, targets), device.mark())
     assert found == [Decoded(each.base.checksum, True if each.fine else None) for each in made]
     assert device.idle
