@@ -72,6 +72,7 @@ gpu-site: setup ## install what `make gpu` needs beside torch, cupy, transformer
 
 gpu: ## tests and benchmark of the GPU of this machine, without a network; writes build/gpu.json
 	$(GPU_PYTHON) -c "import cupy, sys, torch, transformers; sys.exit(not torch.cuda.is_available() and 'no CUDA device')"
+	$(GPU_PYTHON) -m kvstore_kernels.native.build || echo "gpu: no C++ compiler, so records are not compared with the host's"
 	$(GPU_PYTHON) -m pytest -m gpu -W default -p no:cacheprovider $(GPU_TESTS) $(ARGS)
 	mkdir -p build
 	$(GPU_PYTHON) -m kvstore.cli bench gpu --path build --json > build/gpu.json

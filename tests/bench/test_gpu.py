@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,12 @@ from click.testing import CliRunner
 torch = pytest.importorskip("torch")
 
 from kvstore_bench.cli import bench  # noqa: E402
+from kvstore_bench.gpu.coding import FIELDS as CODING  # noqa: E402
+from kvstore_bench.gpu.coding import measure_coding  # noqa: E402
 from kvstore_bench.gpu.gpu import (  # noqa: E402
     LAYOUTS,
     GpuPlan,
+    _layers,
     cuda_device,
     measure_copies,
     measure_files,
@@ -21,9 +25,15 @@ from kvstore_bench.gpu.gpu import (  # noqa: E402
     run,
     small,
 )
+from kvstore_kernels.codec.device_coder import DeviceCoder  # noqa: E402
+from tests.kernels.codec.device import compile_codec, open_on_host  # noqa: E402
 
 FIELDS = {
     "gather_vs_copy",
+    "l3_encode_tb_s",
+    "l3_decode_tb_s",
+    "ep_encode_tb_s",
+    "ep_decode_tb_s",
     "d2h_vs_pinned",
     "h2d_bounced_vs_pinned",
     "save_gb_s",
@@ -59,9 +69,30 @@ def test_copies_and_a_whole_prefix_are_measured_and_verified(tmp_path: Path) -> 
     }
     assert result["registration_failure"] == ""
     assert result["file_to_hbm_how"] == "host"
-    for field in FIELDS - {"gather_vs_copy", "ttft_32k_dram_vs_cold", "ttft_32k_hbm_vs_cold"}:
+    for field in (
+        FIELDS - set(CODING) - {"gather_vs_copy", "ttft_32k_dram_vs_cold", "ttft_32k_hbm_vs_cold"}
+    ):
         assert result[field] > 0
     assert not list(tmp_path.iterdir())
+
+
+def test_coding_is_measured_and_verified(tmp_path: Path) -> None:
+    """By the kernels, compiled for the processor."""
+    opened = partial(DeviceCoder, open_launcher=open_on_host(compile_codec(tmp_path)))
+    plan = small(GpuPlan())
+    result = measure_coding(plan, _layers(plan, "LBHNC", torch.device("cpu")), opened)
+    assert result["coding"] is True
+    assert result["ep_ratio"] == pytest.approx(1.6, abs=0.2)
+    assert 1.2 < result["l3_ratio"] < 1.5
+    for field in CODING:
+        assert result[field] > 0
+
+
+def test_coding_that_cannot_be_had_is_not_measured() -> None:
+    plan = small(GpuPlan())
+    result = measure_coding(plan, _layers(plan, "LBHNC", torch.device("cpu")))
+    assert result["coding"] is False
+    assert [result[field] for field in CODING] == [None] * 4
 
 
 @pytest.mark.gpu

@@ -15,6 +15,7 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 from kvstore.model.checksum import checksum  # noqa: E402
+from kvstore_kernels import native  # noqa: E402
 from kvstore_kernels.codec.coder import Memory  # noqa: E402
 from kvstore_kernels.codec.copies import CodedCopies, Decoded, Fine, Scratch  # noqa: E402
 from kvstore_kernels.codec.device_passes import OnDevice  # noqa: E402
@@ -214,6 +215,8 @@ def test_blocks_that_there_are_not_are_refused_before_anything_is_done(library) 
 def test_on_a_gpu_coded_records_travel_out_and_back() -> None:
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
+    if native.library() is None:
+        pytest.skip(native.reason())
     pytest.importorskip("cupy")
     page, device = filled(), open_device(torch.device("cuda"))
     layers = [torch.from_numpy(each).cuda() for each in page.memory]

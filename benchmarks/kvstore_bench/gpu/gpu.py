@@ -2,6 +2,7 @@
 
 Kernels: gather and scatter of an 8B-shaped KV cache, beside a device copy of the same bytes. While
 they run they hold the SMs, so their time per GB is what saving and loading takes from the model.
+Coding: records encoded and decoded on the device, exact (L3) and lossy (EP).
 Copies: records between pages and the daemon's arena, registered with the GPU, and through a pinned
 buffer, beside one plain pinned copy of as many bytes.
 Prefix: 32k tokens of it saved to the daemon and restored, calls and checksums included.
@@ -14,10 +15,9 @@ Both sides of a ratio alternate in one run; medians.
 from __future__ import annotations
 
 import os
-import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -28,6 +28,8 @@ import torch
 
 from kvstore import Client, CorruptBlock, Grant, Group, Namespace, Part, Span, Unavailable
 from kvstore.testing.daemon import Daemon
+from kvstore_bench.gpu.clock import alternated, device_seconds, host_seconds
+from kvstore_bench.gpu.coding import measure_coding
 from kvstore_bench.store.store import await_arena, chain
 from kvstore_bench.transformers.resumed import ResumePlan
 from kvstore_bench.transformers.resumed import run as run_resumed
@@ -41,7 +43,6 @@ Say = Callable[[str], None]
 
 LAYOUTS = ("LBNHC", "LBHNC", "BLNHC")
 REGISTER_WAIT_S = 60.0
-HEAD_START_CYCLES = 20_000_000  # about 10 ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,8 @@ def run(plan: GpuPlan, directory: Path, device: torch.device, say: Say) -> dict[
     """Measure on `device`; a daemon's files go to a scratch folder of `directory`."""
     say("kernels")
     kernels = measure_kernels(plan, device)
+    say("coding")
+    coding = measure_coding(plan, _layers(plan, "LBHNC", device))
     say("copies")
     copies = measure_copies(plan, device)
     say("a prefix of 32k tokens")
@@ -95,6 +98,7 @@ def run(plan: GpuPlan, directory: Path, device: torch.device, say: Say) -> dict[
     resumed = run_resumed(_llama_8b(device), plan.resume, directory, say)
     return {
         **kernels,
+        **coding,
         **copies,
         **prefix,
         **files,
@@ -121,8 +125,8 @@ def measure_kernels(plan: GpuPlan, device: torch.device) -> dict[str, Any]:
             "gather": partial(paged.gather, batch, target),
             "scatter": partial(paged.scatter, target, batch),
         }
-        clock = _host_seconds if device.type == "cpu" else _device_seconds
-        seconds[layout] = _alternated(sides, plan.rounds, clock)
+        clock = host_seconds if device.type == "cpu" else device_seconds
+        seconds[layout] = alternated(sides, plan.rounds, clock)
     worst = {
         side: max(times[side] / times["copy"] for times in seconds.values())
         for side in ("gather", "scatter")
@@ -162,7 +166,7 @@ def measure_copies(plan: GpuPlan, device: torch.device) -> dict[str, Any]:
             "in": lambda: list(direct[1].write(transfers, mark)),
             "bounced_in": lambda: list(bounced[1].write(transfers, mark)),
         }
-        seconds = _alternated(sides, plan.rounds, _host_seconds)
+        seconds = alternated(sides, plan.rounds, host_seconds)
         failure = registration.failure
     return {
         "d2h_vs_pinned": seconds["pinned_out"] / seconds["out"],
@@ -228,7 +232,7 @@ def measure_files(plan: GpuPlan, device: torch.device, directory: Path) -> dict[
         for name, reader in readers.items():
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             into = target if name == "device" else target.cpu()
-            seconds[name] = _host_seconds(partial(reader.read, Path(file.name), 0, into))
+            seconds[name] = host_seconds(partial(reader.read, Path(file.name), 0, into))
     return {
         "file_to_hbm_how": readers["device"].how,
         "file_to_hbm_gb_s": plan.file_nbytes / 1e9 / seconds["device"],
@@ -301,42 +305,6 @@ def _layers(plan: GpuPlan, layout: str, device: torch.device) -> list[torch.Tens
     }
     physical = torch.zeros([sizes[axis] for axis in layout], dtype=torch.bfloat16, device=device)
     return list(physical.permute([layout.index(axis) for axis in "LBHNC"]).unbind(0))
-
-
-def _alternated(
-    sides: Mapping[str, Callable[[], Any]], rounds: int, seconds_of: Callable[[Any], float]
-) -> dict[str, float]:
-    """Return the median seconds of each side, the sides taking turns, after one warm-up."""
-    seconds: dict[str, list[float]] = {name: [] for name in sides}
-    for number in range(rounds + 1):
-        for name, work in sides.items():
-            took = seconds_of(work)
-            if number:
-                seconds[name].append(took)
-    return {name: statistics.median(values) for name, values in seconds.items()}
-
-
-def _host_seconds(work: Callable[[], Any]) -> float:
-    """Return how long `work` takes, until the device, if there is one, has done it."""
-    started = time.perf_counter()
-    work()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter() - started
-
-
-def _device_seconds(work: Callable[[], Any]) -> float:
-    """Return how long the device takes for what `work` puts on the current stream.
-
-    The stream is kept busy meanwhile: else it would wait for the host, which is not measured.
-    """
-    began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda._sleep(HEAD_START_CYCLES)
-    began.record()
-    work()
-    ended.record()
-    torch.cuda.synchronize()
-    return float(began.elapsed_time(ended)) / 1e3
 
 
 def _llama_8b(device: torch.device) -> Any:

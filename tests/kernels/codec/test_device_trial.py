@@ -8,6 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from kvstore_kernels import native  # noqa: E402
 from kvstore_kernels.codec.coder import Memory  # noqa: E402
 from kvstore_kernels.codec.device_passes import Arrived  # noqa: E402
 from kvstore_kernels.codec.device_tables import WIDTHS  # noqa: E402
@@ -80,6 +81,8 @@ def test_on_a_gpu_records_are_the_hosts() -> None:
     """A batch of blocks of several layers, coded there and here; each decodes the other's."""
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
+    if native.library() is None:
+        pytest.skip(native.reason())
     pytest.importorskip("cupy")
     page = pages([[place("K", 8, 16, 128), place("V", 8, 16, 128, first=16384)]] * 9, DType.BF16,
                  blocks=32)  # fmt: skip
