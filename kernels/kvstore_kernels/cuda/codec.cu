@@ -208,7 +208,7 @@ INLINE void cta_ep_decode(const Call& call, u32 x, u32 y) {
     }
 #endif
 #define L3_KERNELS(ITEM)                                                                        \
-    KERNEL(l3_encode_##ITEM, 3, cta_l3_encode<ITEM>)                                            \
+    KERNEL(l3_encode_##ITEM, ITEM == 4 ? 2 : 3, cta_l3_encode<ITEM>)                            \
     KERNEL(l3_decode_##ITEM, 3, cta_l3_decode<ITEM>)
 #define EP_KERNELS(ITEM, PAIRS)                                                                 \
     KERNEL(ep_encode_##ITEM##_##PAIRS, PAIRS > 4 ? 1 : 2, cta_ep_encode<ITEM, PAIRS>)           \

@@ -168,7 +168,7 @@ __device__ void run_leaf(const Layer* layers, const Record* records, u64* checks
 }
 
 #define KERNEL(NAME, WORD, GATHER)                                                              \
-    extern "C" __global__ void __launch_bounds__(THREADS)                                       \
+    extern "C" __global__ void __launch_bounds__(THREADS, 4)                                    \
     NAME##_##WORD(const Layer* layers, const Record* records, u64* checksums) {                 \
         run_leaf<WORD, GATHER>(layers, records, checksums);                                     \
     }
