@@ -1,15 +1,15 @@
 // Coded records on a device: the bytes that codec/reference.py and native/ write and read.
 //
-// A launch works on records of one shape: grid (what a CTA takes of a record, records), 256 threads.
+// A launch works on records of one shape: grid (CTAs of a record, records), 256 threads each.
 // A warp takes 64 channels of a tile, or 8 tokens of EP's values; lanes are pairs of channels, so a
 // row of a page is read in whole lines, and values stay in registers.
 //
 //     encoding: l3_encode, l3_tail or ep_encode; then sums, seal, fine_sums, fine_seal
 //     decoding: record_sums, inspect, l3_decode, ep_decode
 //
-// Bytes of records are trusted nowhere: `inspect` compares headers with the plan's, counts of escapes
-// are checked where they are used, and what is written is the tiles of the record's block, whatever
-// it says. Stored sizes are those `Coder` would store.
+// Bytes of records are trusted nowhere: `inspect` compares headers with the plan's, counts of
+// escapes are checked where they are used, and what is written is the tiles of the record's block,
+// whatever it says. Stored sizes are those `Coder` would store.
 //
 // The same source compiles as plain C++ (tests/kernels/codec_on_host.cpp).
 
@@ -36,7 +36,8 @@ INLINE Part encoded_part(const Call& call, u32 y, bool fine) {
     const Record& record = call.records[y];
     const Result& result = call.results[y];
     if (!fine) return {record.base, result.wrong ? 0 : result.stored, record.first_leaf};
-    return {record.fine, record.fine && !result.wrong ? call.plan->fine_nbytes : 0, record.fine_leaf};
+    const bool made = record.fine && !result.wrong;
+    return {record.fine, made ? call.plan->fine_nbytes : 0, record.fine_leaf};
 }
 
 INLINE Part stored_part(const Call& call, u32 y, bool fine) {

@@ -271,7 +271,8 @@ INLINE void butterflies(Each<Floats<PAIRS>>& x, u32 block) {
             Each<float> own;
             FOR_LANES(lane) own[lane] = x[lane].of[k];
             const Each<float> other = across(own, bits);
-            FOR_LANES(lane) x[lane].of[k] = lane & bits ? other[lane] - own[lane] : own[lane] + other[lane];
+            FOR_LANES(lane)
+                x[lane].of[k] = lane & bits ? other[lane] - own[lane] : own[lane] + other[lane];
         }
     }
     FOR_LANES(lane) {

@@ -77,7 +77,8 @@ INLINE void l3_encode(const Plan& plan, const Record& record, u32 index) {
 
     Each<u32> below;
     FOR_LANES(lane) {
-        u32 a = lesser(top - highest[lane].a, BELOW_MAX), b = lesser(top - highest[lane].b, BELOW_MAX);
+        u32 a = lesser(top - highest[lane].a, BELOW_MAX);
+        u32 b = lesser(top - highest[lane].b, BELOW_MAX);
         below[lane] = a | b << 8;
         highest[lane] = {top - a, top - b};
     }
@@ -162,7 +163,8 @@ INLINE void find_starts(const Plan& plan, u64 record, u32 first, Starts& shared)
         for (u32 i = thread; i < first; i += THREADS) sum += table[i] & 0xffff;
         shared.sums[thread] = sum;
         if (thread < GROUPS_A_CTA)
-            shared.counts[thread] = first + thread < plan.group_count ? table[first + thread] & 0xffff : 0;
+            shared.counts[thread] =
+                first + thread < plan.group_count ? table[first + thread] & 0xffff : 0;
     }
     barrier();
     FOR_THREADS(thread) if (thread < GROUPS_A_CTA) {
@@ -183,7 +185,9 @@ INLINE void find_starts(const Plan& plan, u64 record, u32 first, Starts& shared)
 
 // The tail of a record, and what goes around it: the header, and zeros behind both. Done when
 // every group was encoded.
-INLINE void l3_tail(const Plan& plan, const Record& record, Result& result, u32 chunk, Starts& shared) {
+INLINE void l3_tail(
+    const Plan& plan, const Record& record, Result& result, u32 chunk, Starts& shared
+) {
     const u32 first = chunk * GROUPS_A_CTA;
     const u64 most = plan.raw_nbytes - 1;
     find_starts(plan, record.base, first, shared);
@@ -193,7 +197,8 @@ INLINE void l3_tail(const Plan& plan, const Record& record, Result& result, u32 
             const u8* from = (const u8*)record.scratch + plan.groups[first + i].more;
             const u64 at = plan.tail_at + shared.starts[i];
             if (at + shared.counts[i] > most) break;
-            for (u32 k = lane; k < shared.counts[i]; k += WARP) ((u8*)record.base)[at + k] = from[k];
+            u8* to = (u8*)record.base + at;
+            for (u32 k = lane; k < shared.counts[i]; k += WARP) to[k] = from[k];
         }
     }
     if (first + GROUPS_A_CTA < plan.group_count) return;
@@ -285,7 +290,9 @@ INLINE u32 l3_decode_group(
 
 // The groups [first, first + GROUPS_A_CTA) of a record, which is known to reach to its tail.
 template <u32 ITEM>
-INLINE void l3_decode(const Plan& plan, const Record& record, Result& result, u32 chunk, Starts& shared) {
+INLINE void l3_decode(
+    const Plan& plan, const Record& record, Result& result, u32 chunk, Starts& shared
+) {
     const u32 first = chunk * GROUPS_A_CTA;
     const u64 room = result.nbytes - plan.tail_at;
     const u8* tail = (const u8*)record.base + plan.tail_at;
@@ -302,7 +309,8 @@ INLINE void l3_decode(const Plan& plan, const Record& record, Result& result, u3
             const u8* escapes = tail + shared.starts[i];
             wrong |= l3_decode_group<ITEM>(plan, record, first + i, top, escapes, count) != count;
         }
-        if (first + GROUPS_A_CTA >= plan.group_count && shared.starts[GROUPS_A_CTA] != room) wrong = 1;
+        const bool last = first + GROUPS_A_CTA >= plan.group_count;
+        if (last && shared.starts[GROUPS_A_CTA] != room) wrong = 1;
         if (wrong) result.wrong = 1;  // whoever writes it, writes this
     }
 }

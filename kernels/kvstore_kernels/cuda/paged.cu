@@ -1,7 +1,7 @@
 // Pages of many layers <-> contiguous records, with the records' checksums, in one pass.
 //
-// One CTA of 256 threads moves one leaf: 64 KiB of one record, in the order in which `leaves.h` sums
-// it up.
+// One CTA of 256 threads moves one leaf: 64 KiB of one record, in the order in which `leaves.h`
+// sums it up.
 //
 // The checksum of a leaf is XXH3-64 (seed 0, default secret) of its bytes as they are in the
 // record; the record's is that of its leaves', which the host computes: 8 bytes for each 64 KiB.
