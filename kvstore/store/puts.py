@@ -9,7 +9,16 @@ from typing import Any, TypeVar
 
 from kvstore.decide.index import HeldSlot, StoredPart
 from kvstore.decide.planner import Reservation, SessionId, Steps
-from kvstore.model.block import BlockKey, Committed, Grant, NamespaceId, Span, check_keys, padded
+from kvstore.model.block import (
+    BlockKey,
+    Committed,
+    Grant,
+    Namespace,
+    NamespaceId,
+    Span,
+    check_keys,
+    padded,
+)
 from kvstore.model.errors import InvalidRequest
 from kvstore.store.acquire import span_nbytes
 from kvstore.store.hints import Hints
@@ -129,7 +138,10 @@ class Puts:
         held, refused = placement.held, placement.refused
         if behind:
             self._node.free(held)
-            refused += sum(slot is not None for slot in held)
+            is_base = _is_base(self._planner.namespace(namespace_id), spans)
+            refused += sum(
+                slot is not None and base for slot, base in zip(held, is_base, strict=True)
+            )
             held = tuple(None for _ in held)
         if any(held):
             self.refuses_since = None
@@ -176,7 +188,7 @@ class Puts:
             self._leases.release(session, lease_id)
         self._metrics.bytes.labels("dram", "write").inc(lease.nbytes)
         fine = self._planner.namespace(write.namespace_id).fine
-        is_base = [s.part.group not in fine for s in write.spans for _ in range(s.begin, s.end)]
+        is_base = _is_base(self._planner.namespace(write.namespace_id), write.spans)
         unwritten = (
             sum(slot is None and base for slot, base in zip(lease.held, is_base, strict=True))
             - write.refused
@@ -220,6 +232,11 @@ class Puts:
             self.waiting_for_room -= 1
         for wait in pending:
             wait.cancel()
+
+
+def _is_base(namespace: Namespace, spans: Sequence[Span]) -> list[bool]:
+    """Say of each slot over the spans whether it is of a base part."""
+    return [s.part.group not in namespace.fine for s in spans for _ in range(s.begin, s.end)]
 
 
 def _check_index(first_block: int, blocks: int) -> None:

@@ -75,6 +75,7 @@ class Report:
         index = self._planner.index
         found = index if namespace_id is None else index.blocks_in(namespace_id)
         blocks = (block for block in found if after is None or block.key > after)
+        blocks = (block for block in blocks if not all(r.fine for r in block.records))
         return [
             ScanItem(
                 key=block.key,

@@ -55,18 +55,16 @@ class Eviction:
         for key, record in self.fine_parts.to_leave():
             if self.fine_parts.nbytes < self.fine_parts.nbytes_min:
                 break
-            block = self._index.by_key(key)
-            assert block is not None
-            if self._drop_fine(block, record):
+            if self._drop_fine(self._index.by_key(key), record):
                 slot: Slot | None = self._dram.allocate(nbytes)
                 if slot is not None:
                     return slot
         return None
 
-    def _drop_fine(self, block: StoredBlock, record: StoredPart) -> bool:
+    def _drop_fine(self, block: StoredBlock | None, record: StoredPart) -> bool:
         """Drop the arena's copy of a fine part, unless somebody needs it."""
         held = record.resident
-        if held is None or held.pins or record.dirty:
+        if block is None or held is None or held.pins or record.dirty:
             return False
         demotion, dirty = self._ledger.demotion, self._ledger.dirty
         unwritten = record.frame is None and dirty.takes(record)
@@ -136,9 +134,10 @@ class Eviction:
     def shed(self, nbytes: int) -> int:
         """Evict what is to leave the arena first, about `nbytes` of it; returns the bytes freed.
 
-        What somebody holds, or has to be written first, is passed over.
+        Fine parts leave first, as for `find_slot`. What somebody holds, or has to be written first,
+        is passed over.
         """
-        freed = 0
+        freed = self._shed_fine_parts(nbytes)
         pinned: list[StoredBlock] = []
         for key in islice(self._ledger.policies.dram.victims(), VICTIMS_MAX):
             if freed >= nbytes:
@@ -157,6 +156,15 @@ class Eviction:
             if self._evict_dram(above):
                 freed += resident_nbytes
         return freed
+
+    def _shed_fine_parts(self, nbytes: int) -> int:
+        before = self.fine_parts.nbytes
+        least = max(self.fine_parts.nbytes_min, before - nbytes)
+        for key, record in self.fine_parts.to_leave():
+            if self.fine_parts.nbytes <= least:
+                break
+            self._drop_fine(self._index.by_key(key), record)
+        return before - self.fine_parts.nbytes
 
     @property
     def _evicted_ahead(self) -> int:
@@ -212,6 +220,8 @@ class Eviction:
                 self._ledger.counts.never_durable += self._ledger.dirty.give_up(
                     block.key, record.part
                 )
+        for record in records:
+            lost -= self._ledger.restore(block, record)
         if lost:
             self._ledger.departures.note(block.key, Reason.LOST)
         self._ledger.counts.lost += lost
@@ -232,6 +242,12 @@ class Eviction:
         the end of a prefix is worth nothing without its start, on whichever disk. Returns the bytes
         that will come back, which may be fewer.
         """
+        freed = self._evict_frames(nbytes, helps)
+        if freed < nbytes and self._ledger.replaced.release_all():
+            freed += self._evict_frames(nbytes - freed, helps)
+        return freed
+
+    def _evict_frames(self, nbytes: int, helps: Callable[[Extent], bool]) -> int:
         freed = 0
         passed: dict[StoredFrame, None] = {}
         for key in islice(self._ledger.policies.file.victims(), FILE_VICTIMS_MAX):

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import accumulate, islice
 
 from kvstore.decide.index import StoredBlock, StoredPart
 from kvstore.decide.planner.places import is_readable, reachable_groups
-from kvstore.model.block import BlockKey, Grant, Namespace, Part, padded
+from kvstore.model.block import BlockKey, Grant, Namespace, Part, Span, padded
 
 FINE_SHARE = 0.25
 LOOKED_AT_MAX = 64  # for one slot: some are leased, and not every gap is wide enough
@@ -85,6 +85,28 @@ def base_blocks(namespace: Namespace, grant: Grant) -> int:
         and block not in there.get(Part(index, shard), {})
     }
     return len(coarse)
+
+
+def fine_slots(namespace: Namespace, spans: Sequence[Span]) -> Iterator[tuple[int, int, Part]]:
+    """Yield, of each fine part whose base is in `spans` too: its place, that of its base, and what
+    part it is."""
+    starts = dict(zip(spans, starts_of(spans)[:-1], strict=True))
+    for span, start in starts.items():
+        if span.part.group not in namespace.fine:
+            continue
+        wanted = base_of(namespace, span.part)
+        base: dict[int, int] = {}
+        for other, at in starts.items():
+            if other.part == wanted:
+                base |= {i: at + i - other.begin for i in range(other.begin, other.end)}
+        for i in range(span.begin, span.end):
+            if i in base:
+                yield start + i - span.begin, base[i], span.part
+
+
+def starts_of(spans: Sequence[Span]) -> list[int]:
+    """Return where the slots of each span start in a grant, and at last how many there are."""
+    return [0, *accumulate(end - begin for _, begin, end in spans)]
 
 
 class FineParts:

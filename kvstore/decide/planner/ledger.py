@@ -17,7 +17,8 @@ from kvstore.decide.planner.dirty import DirtyRecords
 from kvstore.decide.planner.fine_parts import FINE_SHARE, FineParts, base_of
 from kvstore.decide.planner.moves import Space
 from kvstore.decide.planner.policies import Policies
-from kvstore.model.block import padded
+from kvstore.decide.planner.replaced import Replaced
+from kvstore.model.block import Part, padded
 from kvstore.model.outcome import Reason
 
 
@@ -56,6 +57,7 @@ class Ledger:
         self.index = Index()
         self.dirty = DirtyRecords(now, takes_fine=write_fine_parts)
         self.fine_parts = FineParts(fine_share)
+        self.replaced = Replaced(self.unpin_frame)
         self.counts = Counts()
         self.departures = Departures(departed_keys_max, now)
         self.resident_blocks = 0
@@ -109,6 +111,7 @@ class Ledger:
             if record.resident is None:
                 block.remove(record)
                 self.departures.note(block.key, reason)
+                self._drop_baseless(block)
             if not block.framed_parts:
                 self.counts.evicted_file += reason is Reason.EVICTED
                 self.counts.left["file", reason] += 1
@@ -130,7 +133,10 @@ class Ledger:
         self.departures.note(block.key, reason)
         self.counts.left["dram", reason] += record.resident is not None
         self.counts.left["file", reason] += record.frame is not None
+        kept = self.replaced.take(record)
         self.drop(block, record)
+        self.replaced.by(record, kept)
+        self.restore(block, record)
         self.settle(block)
 
     def drop_resident(self, block: StoredBlock, record: StoredPart, reason: Reason) -> None:
@@ -142,24 +148,54 @@ class Ledger:
     def drop(self, block: StoredBlock, record: StoredPart) -> None:
         """Drop a record that another version takes the place of, or that is forgotten."""
         self.dirty.drop(block.key, record.part, record)
+        self.replaced.release(record)
         self.make_absent(block, record)
         self.detach(block, record)
         block.remove(record)
 
+    def restore(self, block: StoredBlock, gone: StoredPart) -> bool:
+        """Let the durable copy count again whose place a record had taken that is gone now."""
+        kept = self.replaced.take(gone)
+        if kept is None:
+            return False
+        if not kept.frame.is_out:
+            self.drop_fine_of(block, gone.part)
+            record = StoredPart(gone.part, kept.nbytes, kept.checksum)
+            block.add(record)
+            self.attach(kept.frame, kept.position, block, record)
+        self.unpin_frame(kept.frame)
+        return not kept.frame.is_out
+
     def settle(self, block: StoredBlock) -> None:
         """Finish a change of a block. A fine part whose base is gone goes as well."""
-        for record in block.records:
-            if record.fine:
-                self._drop_without_base(block, record)
+        self._drop_baseless(block)
         if block.records:
             self.index.refresh(block)
         else:
             self.index.remove(block)
 
-    def _drop_without_base(self, block: StoredBlock, record: StoredPart) -> None:
+    def drop_fine_of(self, block: StoredBlock, base: Part) -> None:
+        """Drop what the arena has of the fine part of a base that is another writer's from now on.
+
+        One that only a file has is looked at when it is read.
+        """
+        for record in self._fine_records(block):
+            if record.resident is not None and self._base_part(block, record) == base:
+                self.drop(block, record)
+
+    def _drop_baseless(self, block: StoredBlock) -> None:
+        for record in self._fine_records(block):
+            base = self._base_part(block, record)
+            if base is not None and block.record(base) is None:
+                self.drop(block, record)
+
+    def _fine_records(self, block: StoredBlock) -> list[StoredPart]:
+        return [record for record in block.records if record.fine]
+
+    def _base_part(self, block: StoredBlock, fine: StoredPart) -> Part | None:
+        """Return what a fine part refines; None: nobody has said what its namespace is."""
         namespace = self.index.namespaces.spec(block.namespace_id)
-        if namespace is not None and block.record(base_of(namespace, record.part)) is None:
-            self.drop(block, record)
+        return base_of(namespace, fine.part) if namespace is not None else None
 
     # ---- the four steps ----------------------------------------------------------------------
 
@@ -201,6 +237,7 @@ class Ledger:
         found: bool = False,
     ) -> None:
         """found: the frame is of an earlier life."""
+        self.replaced.release(record)
         record.frame, record.position = frame, position
         frame.blocks[position] = block
         self.frames.setdefault(frame)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 from kvstore.decide.index import HeldSlot, StoredBlock, StoredPart
 from kvstore.decide.planner.admission import Admission
 from kvstore.decide.planner.eviction import Eviction
-from kvstore.decide.planner.fine_parts import base_of, lacks_fine
+from kvstore.decide.planner.fine_parts import base_of, fine_slots, lacks_fine, starts_of
 from kvstore.decide.planner.leases import Reservation
 from kvstore.decide.planner.ledger import Ledger
 from kvstore.decide.planner.steps import STEP_BLOCKS, Steps
@@ -53,7 +52,7 @@ class Puts:
         base that lacks its fine part is not stored.
         """
         namespace = self._index.namespaces.use(namespace_id)
-        starts = _starts(spans)
+        starts = starts_of(spans)
         held: list[HeldSlot | None] = [None] * starts.pop()
         refused = 0
         base = [(s, at) for s, at in zip(spans, starts, strict=True) if not _is_fine(namespace, s)]
@@ -95,7 +94,7 @@ class Puts:
     ) -> Steps[None]:
         """Find slots for the fine parts of the bases that have one in `held`."""
         looked_at = 0
-        for at, base_at, part in _fine_slots(namespace, spans):
+        for at, base_at, part in fine_slots(namespace, spans):
             looked_at += 1
             if looked_at % STEP_BLOCKS == 0:
                 yield
@@ -140,7 +139,7 @@ class Puts:
         """
         new = existing = 0
         spans, index = reservation.spans, self._index
-        starts = _starts(spans)
+        starts = starts_of(spans)
         namespace = index.namespaces.use(reservation.namespace_id)
         order = sorted(range(len(spans)), key=lambda each: _is_fine(namespace, spans[each]))
         for i in range(len(reservation.keys)):
@@ -158,14 +157,18 @@ class Puts:
                 if fine and base_of(namespace, part) not in came:
                     continue  # another writer's base is there, or ours was taken away
                 block = self._block_of(reservation, i)
-                if block is None or not self._make_way(reservation, namespace, block, part):
+                before = block.record(part) if block is not None else None
+                if block is None or not (
+                    before is None or fine or self._gives_way(reservation, namespace, block, part)
+                ):
                     existing += 1
                     continue
                 came.add(part)
                 record = StoredPart(index.own_part(part), slot.nbytes, checksums[at], fine=fine)
+                replaced = before is not None and self._replace(block, before, record)
                 block.add(record)
                 self._ledger.make_resident(block, record, slot)
-                if self._is_queued(block, record, durable=durable):
+                if self._is_queued(block, record, durable=durable or replaced):
                     self._ledger.dirty.add(block, part, record)
                 touched = block
                 new += 1
@@ -173,18 +176,22 @@ class Puts:
                 index.refresh(touched)
         return new, existing
 
-    def _make_way(
+    def _gives_way(
         self, reservation: Reservation, namespace: Namespace, block: StoredBlock, part: Part
     ) -> bool:
-        """Say whether a record may be published: none is there, or only a base that a refined put
-        replaces, which is dropped."""
-        record = block.record(part)
-        if record is None:
-            return True
-        if self._stays(namespace, block, part, refined=reservation.refined):
-            return False
-        self._ledger.drop(block, record)
-        return True
+        """Say whether a refined put replaces the base that is there."""
+        refined = reservation.refined
+        return refined and not self._stays(namespace, block, part, refined=refined)
+
+    def _replace(self, block: StoredBlock, before: StoredPart, record: StoredPart) -> bool:
+        """Drop a base without its fine part, or a fine part that a file has of an older base.
+
+        Returns whether the durable copy of a base stays on its disk until `record` is durable.
+        """
+        kept = None if record.fine else self._ledger.replaced.keep(before)
+        self._ledger.drop(block, before)
+        self._ledger.replaced.by(record, kept)
+        return kept is not None
 
     def _is_queued(self, block: StoredBlock, record: StoredPart, *, durable: bool) -> bool:
         """Say whether a record that was just put is written to the file tier now."""
@@ -212,25 +219,3 @@ def _refines(namespace: Namespace, group: int) -> int:
 
 def _is_fine(namespace: Namespace, span: Span) -> bool:
     return span.part.group in namespace.fine
-
-
-def _fine_slots(namespace: Namespace, spans: Sequence[Span]) -> Iterator[tuple[int, int, Part]]:
-    """Yield, of each fine part whose base is in `spans` too: its place, that of its base, and what
-    part it is."""
-    starts = dict(zip(spans, _starts(spans)[:-1], strict=True))
-    for span, start in starts.items():
-        if not _is_fine(namespace, span):
-            continue
-        wanted = base_of(namespace, span.part)
-        base: dict[int, int] = {}
-        for other, at in starts.items():
-            if other.part == wanted:
-                base |= {i: at + i - other.begin for i in range(other.begin, other.end)}
-        for i in range(span.begin, span.end):
-            if i in base:
-                yield start + i - span.begin, base[i], span.part
-
-
-def _starts(spans: Sequence[Span]) -> list[int]:
-    """Return where the slots of each span start in a grant, and at last how many there are."""
-    return [0, *accumulate(end - begin for _, begin, end in spans)]

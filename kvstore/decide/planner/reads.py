@@ -9,6 +9,7 @@ from operator import itemgetter
 
 from kvstore.decide.index import HeldSlot, StoredBlock, StoredFrame, StoredPart
 from kvstore.decide.planner.eviction import Eviction
+from kvstore.decide.planner.fine_parts import base_of
 from kvstore.decide.planner.ledger import Ledger
 from kvstore.decide.planner.moves import Read
 from kvstore.decide.planner.places import is_readable
@@ -89,6 +90,8 @@ class Reads:
         record = block.record(part)
         if record is None or record.frame is None or record.resident or record.loading:
             return True
+        if record.fine and self._base_checksum(block, record) is None:
+            return True  # its base may be on a disk that is missing
         slot = self._eviction.find_slot(record.nbytes, fine=record.fine)
         if slot is None:
             return False
@@ -104,6 +107,23 @@ class Reads:
             piece = pieces[part] = _Piece(record.frame)
         piece.items.append((record.position, block, record, slot))
         return True
+
+    def unpaired(self, read: Read, named: Sequence[int | None]) -> list[int]:
+        """Return the positions of fine parts that belong to another base than the one that is here.
+
+        named: the checksum of the base that each record says it was made with; None: it says none.
+        """
+        items = zip(read.positions, read.blocks, read.stored, named, strict=True)
+        return [
+            position
+            for position, block, record, value in items
+            if record.fine and value is not None and value != self._base_checksum(block, record)
+        ]
+
+    def _base_checksum(self, block: StoredBlock, fine: StoredPart) -> int | None:
+        namespace = self._index.namespaces.spec(block.namespace_id)
+        base = block.record(base_of(namespace, fine.part)) if namespace is not None else None
+        return base.checksum if base is not None else None
 
     def done(self, read: Read, bad: Sequence[int], *, corrupt: bool) -> None:
         """Note which blocks came up; positions in `bad` did not, and are forgotten if `corrupt`."""

@@ -55,6 +55,7 @@ class Recovery:
                     self._ledger.dirty.drop(key, part, record)
                     self._ledger.detach(block, record)
                 else:
+                    self._ledger.drop_fine_of(block, part)
                     self._ledger.drop(block, record)
                     record = None
             if record is None:
