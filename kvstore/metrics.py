@@ -282,7 +282,8 @@ class Metrics:
             "corrupt_blocks",
             "Blocks dropped because bytes did not match a checksum, by where it was found: put, "
             "write_behind, promote, reader, scrub (rewritten where the arena has a copy), arena "
-            "(holes that a client punched into it), object (whole objects)",
+            "(holes that a client punched into it), object (whole objects), pair (fine parts found "
+            "beside another base than their own)",
             "where",
         )
         self.punched_bytes = self._counter(

@@ -20,6 +20,7 @@ from kvstore.metrics import Metrics
 from kvstore.model.block import PAGE_NBYTES, padded
 from kvstore.model.checksum import checksum, checksum_of, leaves_of
 from kvstore.model.errors import CorruptBlock, KVStoreError
+from kvstore.model.pair import belongs, named_base
 from kvstore.system.threads import ended
 from kvstore.tier.dram import Arena
 from kvstore.tier.file import Devices, DiskHung, aligned_buffer
@@ -87,11 +88,13 @@ class Reads:
 
     async def _read(self, read: Read) -> None:
         bad: Sequence[int] = read.positions
+        unpaired: Sequence[int] = ()
         corrupt = False
         began = self._now()
         try:
             async with read.extent.mount.reading:
                 bad, corrupt = await self._fetch(read), True
+            unpaired = self._unpaired(read)
         except CorruptBlock:
             corrupt = True  # the file is gone or too short
         except KVStoreError as error:
@@ -102,12 +105,22 @@ class Reads:
         finally:
             for record in read.stored:
                 del self._reads[record]
-            self._planner.reads.done(read, bad, corrupt=corrupt)
+            self._planner.reads.done(read, [*bad, *unpaired], corrupt=corrupt)
             self._metrics.promote_seconds.observe(self._now() - began)
-        self._metrics.promotions.inc(len(read.blocks) - len(bad))
+        self._metrics.promotions.inc(len(read.blocks) - len({*bad, *unpaired}))
+        if unpaired:
+            self._metrics.corrupt_blocks.labels("pair").inc(len(unpaired))
         if bad and corrupt:
             self._metrics.corrupt_blocks.labels("promote").inc(len(bad))
             logger.warning("blocks=corrupt count=%d key=%s", len(bad), read.blocks[0].key[:4].hex())
+
+    def _unpaired(self, read: Read) -> list[int]:
+        """Return the positions of fine parts that belong to another base than the one here."""
+        named = [
+            named_base(self._arena.view(held.slot)) if record.fine else None
+            for record, held in zip(read.stored, read.held, strict=True)
+        ]
+        return self._planner.reads.unpaired(read, named)
 
     async def _fetch(self, read: Read) -> list[int]:
         """Bring the bytes up. Returns the positions that do not match their checksums."""
@@ -162,7 +175,8 @@ class Reads:
         return RawFile(str(path), tuple(accumulate(sizes, initial=begin)))
 
     async def check(self, check: Check) -> list[int]:
-        """Read a frame into memory of its own; return the positions that are not what was put.
+        """Read a frame into memory of its own; return the positions that are not what was put, or
+        belong to another base.
 
         Raises DiskFailed: then nothing is known of it.
         """
@@ -171,7 +185,8 @@ class Reads:
         frame, bad = check.frame, []
         sizes = [padded(nbytes) for nbytes in frame.stored_nbytes]
         buffer = aligned_buffer(max(sizes))
-        for position, record in zip(check.positions, check.stored, strict=True):
+        bases = self._planner.checks.bases(check)
+        for position, record, base in zip(check.positions, check.stored, bases, strict=True):
             begin = PAGE_NBYTES + sum(sizes[:position])
             try:
                 await self._file.frames.read(frame.extent, begin, [buffer[: sizes[position]]])
@@ -180,10 +195,16 @@ class Reads:
                 continue
             self._metrics.bytes.labels("file", "scrub").inc(sizes[position])
             stored = buffer[: frame.stored_nbytes[position]]
-            job = loop.run_in_executor(self._workers, _is_good, frame.codec_id, stored, record)
+            job = loop.run_in_executor(
+                self._workers, _is_good, frame.codec_id, stored, record, base
+            )
             if not await job:
                 bad.append(position)
         return bad
+
+    def view(self, held: HeldSlot) -> memoryview:
+        """Return the bytes of a slot that somebody holds."""
+        return self._arena.view(held.slot)
 
     async def matches(self, held: HeldSlot, expected: int) -> bool:
         """Say whether the bytes in a slot, which the caller has pinned, have a checksum."""
@@ -218,8 +239,13 @@ def keep_pinned(planner: Planner, held: Sequence[HeldSlot], error: BaseException
         error.call.add_done_callback(lambda _: pins.close())
 
 
-def _is_good(codec_id: int, stored: memoryview, record: StoredPart) -> bool:
-    """Return whether stored bytes are what was put, without keeping what they decode to."""
+def _is_good(codec_id: int, stored: memoryview, record: StoredPart, base: int | None) -> bool:
+    """Return whether stored bytes are what was put, without keeping what they decode to.
+
+    base: of a fine part, the checksum of its base: one of another base is not good either.
+    """
     if codec_id == 0:
-        return checksum(stored) == record.checksum
-    return decodes_to(codec_id, stored, memoryview(bytearray(record.nbytes)), record.checksum)
+        return checksum(stored) == record.checksum and belongs(stored, base)
+    decoded = memoryview(bytearray(record.nbytes))
+    good = decodes_to(codec_id, stored, decoded, record.checksum)
+    return good and belongs(decoded, base)

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from kvstore.decide.ask import Ask
 from kvstore.decide.planner import (
     DAEMON_SESSION,
     Planner,
+    fine_slots,
     longest_hit,
     needed_spans,
 )
@@ -27,6 +30,7 @@ from kvstore.model.block import (
 )
 from kvstore.model.checksum import checksum
 from kvstore.model.errors import KVStoreError
+from kvstore.model.pair import belongs
 from kvstore.move.load_race import Ended, LoadRaces
 from kvstore.move.object_deletions import Deletions, Watch
 from kvstore.move.object_load import (
@@ -34,7 +38,9 @@ from kvstore.move.object_load import (
     Load,
     Place,
     Places,
+    Record,
     Window,
+    base_spans,
     block_nbytes,
     fine_spans,
     window_blocks,
@@ -46,6 +52,9 @@ from kvstore.tier.object import ObjectRead, ObjectTier, Outcome, run_blocks
 logger = logging.getLogger(__name__)
 
 WINDOWS_MAX = 8  # on their way at once; beyond that they queue in prefix order
+UNPAIRED_MAX = (
+    1 << 12
+)  # fine parts of another base that are remembered, so as not to read them again
 LEASE_MARGIN = 0.8  # of a lease's time, to read into its slots
 
 
@@ -77,6 +86,7 @@ class ObjectFetch:
         self._loads = LoadRaces(metrics, now)
         self._room = asyncio.Semaphore(WINDOWS_MAX)
         self._under_way: dict[Window, asyncio.Task[bool]] = {}
+        self._unpaired: OrderedDict[Record, None] = OrderedDict()
 
     async def promote(self, ask: Ask, match: Match, deadline: float) -> Ended:
         """Make the hit of a prefix longer than `match`, as far as the bucket has more of it.
@@ -84,7 +94,8 @@ class ObjectFetch:
         Its start is fetched while its end is still looked for.
         """
         namespace = self._planner.namespace(ask.namespace_id)
-        load = Load(ask, match.hit_blocks, self.nbytes_max // block_nbytes(namespace))
+        most = self.nbytes_max // block_nbytes(namespace)
+        load = Load(ask, namespace, match.hit_blocks, most, self._unpaired)
         aligned = run_blocks(namespace)
         start = match.hit_blocks // aligned * aligned
         with self._deletions.watch(ask.namespace_id, ask.keys) as watch:
@@ -93,6 +104,7 @@ class ObjectFetch:
                 ask.keys[start:],
                 run_blocks=aligned,
                 deadline=min(deadline, ask.look_until),
+                copies=bool(namespace.fine),
             )
             async for found in looking:
                 await load.note(found, start)
@@ -236,6 +248,26 @@ class ObjectFetch:
 
     async def _bring(self, window: Window, places: Places, watch: Watch) -> bool:
         """Write a window of records into the store. False: some could not be had."""
+        unpaired: list[Place] = []
+        if await self._bring_all(window, places, watch, unpaired):
+            return True
+        if not unpaired:
+            return False
+        for place in unpaired:
+            self._unpaired[place.record] = None
+        while len(self._unpaired) > UNPAIRED_MAX:
+            self._unpaired.popitem(last=False)
+        self._metrics.corrupt_blocks.labels("pair").inc(len(unpaired))
+        logger.warning("fetch=unpaired key=%s", unpaired[0].block.key[:4].hex())
+        spans = base_spans(self._planner.namespace(window.namespace_id), window.spans)
+        bases = replace(window, spans=spans, refined=False)
+        return await self._bring_all(bases, places, watch, []) and not window.refined
+
+    async def _bring_all(
+        self, window: Window, places: Places, watch: Watch, unpaired: list[Place]
+    ) -> bool:
+        """Write a window of records into the store. False: some could not be had, or belong to
+        another base: these are put into `unpaired`."""
         found = [
             places.get(part, {}).get(key)
             for part, begin, end in window.spans
@@ -269,6 +301,12 @@ class ObjectFetch:
                 return False
             left = iter(sums)
             checksums = [next(left) if slot is not None else 0 for slot in grant.slots]
+            for at, base_at, _ in fine_slots(namespace, window.spans):
+                slot, place = grant.slots[at], found[at]
+                if slot and place and not belongs(self.store.view(slot), checksums[base_at]):
+                    unpaired.append(place)
+            if unpaired:
+                return False
             await self.store.puts.commit(DAEMON_SESSION, grant.lease_id, checksums)
             if watch.dead:  # between two steps of the commit
                 await self.store.deletes.delete(window.namespace_id, list(watch.dead))

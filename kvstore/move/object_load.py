@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kvstore.decide.ask import Ask
 from kvstore.decide.index import StoredBlock
-from kvstore.decide.planner import refined_groups
+from kvstore.decide.planner import base_of, refined_groups
 from kvstore.format.frame import RUN_BLOCKS_MAX, RunBlock
 from kvstore.model.block import PAGE_NBYTES, BlockKey, Namespace, NamespaceId, Part, Span, padded
 from kvstore.tier.object import Found, FoundFrame
@@ -31,11 +31,16 @@ class Place(NamedTuple):
         return self.frame.header.blocks[self.position]
 
     @property
+    def record(self) -> Record:
+        return self.frame.location.name, self.frame.header.part, self.block.key
+
+    @property
     def begin(self) -> int:
         before = self.frame.header.blocks[: self.position]
         return PAGE_NBYTES + sum(padded(block.stored_nbytes) for block in before)
 
 
+Record = tuple[str, Part, BlockKey]  # of an object
 Places = Mapping[Part, Mapping[BlockKey, Place]]
 
 
@@ -58,8 +63,10 @@ class Load:
     its blocks have been looked for; begun: before it, nothing is left to begin."""
 
     ask: Ask
+    namespace: Namespace
     hit: int
     blocks_max: int  # to be fetched
+    unpaired: Container[Record] = ()  # fine parts of another base than their object has
     places: defaultdict[Part, dict[BlockKey, Place]] = field(
         default_factory=lambda: defaultdict(dict)
     )
@@ -69,22 +76,65 @@ class Load:
     began: float = 0.0
     parts: list[asyncio.Task[bool]] = field(default_factory=list)
     _frames: int = 0
+    _bases: dict[Record, Place] = field(default_factory=dict)
 
     @property
     def goal_max(self) -> int:
         return self.hit + self.blocks_max
 
     async def note(self, found: Found, start: int) -> None:
-        """Take note of what was found from block `start` on."""
-        for number, frame in enumerate(found.frames[self._frames :]):
+        """Take note of what was found from block `start` on.
+
+        Of a lossy namespace, each object that has a record: a fine part comes from the object from
+        which its base comes, and is worth that its base comes from another one than the first.
+        """
+        fine = self.namespace.fine
+        frames = sorted(found.frames[self._frames :], key=lambda f: f.header.part.group in fine)
+        for number, frame in enumerate(frames):
             if number % (STEP_BLOCKS // RUN_BLOCKS_MAX) == 0:
                 await asyncio.sleep(0)
-            blocks = frame.header.blocks
-            self.places[frame.header.part] |= {
-                blocks[at].key: Place(frame, at) for at in frame.live
-            }
+            if frame.header.part.group not in fine:
+                self._note_bases(frame)
+            else:
+                self._note_fine(frame)
         self._frames = len(found.frames)
         self.found = start + found.blocks
+
+    def _note_bases(self, frame: FoundFrame) -> None:
+        """Take note of bases: of several, an exact one is worth more than one that has to do
+        without its fine part."""
+        part, places = frame.header.part, self.places[frame.header.part]
+        fine = self._fine_part(part)
+        for at in frame.live:
+            place = Place(frame, at)
+            key = place.block.key
+            if fine is None:
+                places[key] = place
+                continue
+            self._bases[place.record] = place
+            coarse = key in places and key not in self.places[fine]
+            if key not in places or (coarse and self._is_exact(place, fine)):
+                places[key] = place
+
+    def _fine_part(self, base: Part) -> Part | None:
+        groups = self.namespace.groups
+        found = (i for i in self.namespace.fine if groups[i].refines == base.group)
+        return next((Part(i, base.shard) for i in found), None)
+
+    def _is_exact(self, place: Place, fine: Part) -> bool:
+        return place.block.raw_nbytes != self.namespace.groups[fine.group].base_nbytes
+
+    def _note_fine(self, frame: FoundFrame) -> None:
+        """Take note of fine parts, after the bases of their object."""
+        part = frame.header.part
+        base = base_of(self.namespace, part)
+        for at in frame.live:
+            place = Place(frame, at)
+            key = place.block.key
+            mine = self._bases.get((frame.location.name, base, key))
+            known = key in self.places[part] or place.record in self.unpaired
+            if mine is not None and not known:
+                self.places[part][key], self.places[base][key] = place, mine
 
 
 def with_fine(
@@ -110,20 +160,29 @@ def with_fine(
 def fine_spans(
     namespace: Namespace, places: Places, keys: Sequence[BlockKey], spans: Sequence[Span]
 ) -> tuple[Span, ...]:
-    """Return, of the fine parts of `spans`, the first consecutive ones that the bucket has."""
+    """Return, of the fine parts of `spans`, the first consecutive ones that the bucket has. A block
+    without a base in the bucket, or with an exact one, is not in their way: it gets no slot."""
     found = []
     for index in namespace.fine:
         for base, begin, end in spans:
             if base.group != namespace.groups[index].refines:
                 continue
-            part = Part(index, base.shard)
+            part, nbytes = Part(index, base.shard), namespace.groups[index].base_nbytes
             there = [key in places.get(part, {}) for key in keys[begin:end]]
-            if any(there):
-                first = there.index(True)
-                length = next((n for n, one in enumerate(there[first:]) if not one), None)
-                last = end if length is None else begin + first + length
-                found.append(Span(part, begin + first, last))
+            if not any(there):
+                continue
+            bases = [places.get(base, {}).get(key) for key in keys[begin:end]]
+            first = there.index(True)
+            needs = [each is not None and each.block.raw_nbytes == nbytes for each in bases]
+            coarse = (n for n in range(first, end - begin) if needs[n] and not there[n])
+            last = next(coarse, end - begin)
+            found.append(Span(part, begin + first, begin + last))
     return tuple(found)
+
+
+def base_spans(namespace: Namespace, spans: Sequence[Span]) -> tuple[Span, ...]:
+    """Return the spans without those of fine parts."""
+    return tuple(span for span in spans if span.part.group not in namespace.fine)
 
 
 def window_blocks(namespace: Namespace) -> int:

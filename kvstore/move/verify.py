@@ -10,10 +10,11 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from kvstore.decide.index import HeldSlot, StoredBlock
+from kvstore.decide.index import HeldSlot, StoredBlock, StoredPart
 from kvstore.decide.planner import Planner
 from kvstore.metrics import Metrics
 from kvstore.model.errors import KVStoreError, Unavailable
+from kvstore.model.pair import belongs
 from kvstore.move.write_behind import WriteBehind
 
 logger = logging.getLogger(__name__)
@@ -93,6 +94,9 @@ class Verifier:
             if held is not None and not await self._is_good(record.checksum, held):
                 self._planner.checks.resident_is_wrong(block, record, held)
                 wrong = True
+            elif held is not None and self._is_unpaired(block, record, held):
+                self._planner.checks.is_unpaired(block, record)
+                wrong = True
             check = self._planner.checks.of(block, record)
             if check is None:
                 continue
@@ -109,6 +113,13 @@ class Verifier:
                 self._write_behind.wake()  # what the arena has of it is written anew
                 wrong = True
         return wrong
+
+    def _is_unpaired(self, block: StoredBlock, record: StoredPart, held: HeldSlot) -> bool:
+        """Say whether a fine part was made with another base than the one beside it."""
+        if not record.fine or record.resident is not held:
+            return False
+        base = self._planner.checks.base_of(block, record)
+        return not belongs(self._write_behind.reads.view(held), base)
 
     async def _is_good(self, checksum: int, held: HeldSlot) -> bool:
         with self._planner.pinned([held]):

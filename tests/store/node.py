@@ -48,8 +48,8 @@ def record_bytes(key: BlockKey, part: Part) -> bytes:
 class Node:
     """`with Node(path) as node:`; leave the block to close it, or call `crash`.
 
-    loop: runs it in virtual time. bucket: the folder of an object tier, whose requests `gate` holds
-    back if told to.
+    fine: files and bucket keep fine parts. loop: runs it in virtual time. bucket: the folder of an
+    object tier, whose requests `gate` holds back if told to.
     """
 
     def __init__(
@@ -70,6 +70,7 @@ class Node:
         write_on_second_use: bool = False,
         write_bytes_per_day: int = 0,
         policy: str = "lru",
+        fine: bool = False,
         **limits: Any,
     ) -> None:
         threads = loop.threads if loop else None
@@ -104,6 +105,7 @@ class Node:
             file_policy=policy_by_name(policy),
             write_on_demotion=write_on_demotion,
             write_on_second_use=write_on_second_use,
+            write_fine_parts=fine,
             write_budget=WriteBudget(write_bytes_per_day, lambda: self.time)
             if write_bytes_per_day
             else None,
@@ -126,10 +128,10 @@ class Node:
             limits=settings,
             metrics=self.metrics,
             now=now,
-            objects=self._objects(codec) if bucket else None,
+            objects=self._objects(codec, fine=fine) if bucket else None,
         )
 
-    def _objects(self, codec: str) -> Callable[[Promotion], Objects]:
+    def _objects(self, codec: str, *, fine: bool) -> Callable[[Promotion], Objects]:
         return lambda promotion: Objects(
             self.objects,
             self.planner,
@@ -138,6 +140,7 @@ class Node:
             codec=codec_by_name(codec),
             metrics=self.metrics,
             fetch_nbytes_max=self.arena.capacity_bytes // 2,
+            fine=fine,
             now=time.monotonic,
         )
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from kvstore.decide.index import HeldSlot, StoredBlock, StoredPart
+from kvstore.decide.planner.fine_parts import base_of
 from kvstore.decide.planner.ledger import Ledger
 from kvstore.decide.planner.moves import Check
 from kvstore.model.outcome import Reason
@@ -44,6 +45,27 @@ class Checks:
             return None
         frame.pins += 1
         return Check(frame, (record.position,), (block,), (record,))
+
+    def bases(self, check: Check) -> list[int | None]:
+        """Return the checksum of each fine part's base; None: the record is no fine part, or its
+        base is not here."""
+        return [
+            self.base_of(block, record)
+            for block, record in zip(check.blocks, check.stored, strict=True)
+        ]
+
+    def base_of(self, block: StoredBlock, record: StoredPart) -> int | None:
+        """Return the checksum of a fine part's base, as `bases` does."""
+        namespace = self._ledger.index.namespaces.spec(block.namespace_id)
+        if namespace is None or not record.fine:
+            return None
+        base = block.record(base_of(namespace, record.part))
+        return base.checksum if base is not None else None
+
+    def is_unpaired(self, block: StoredBlock, record: StoredPart) -> None:
+        """Note that a fine part belongs to another base: it is forgotten in every tier."""
+        if block.record(record.part) is record:
+            self._ledger.forget_part(block, record, Reason.CORRUPT)
 
     def resident_is_wrong(self, block: StoredBlock, record: StoredPart, held: HeldSlot) -> None:
         """Note that the arena's bytes of a record are not what was put. What a frame has of it

@@ -72,14 +72,16 @@ class Lookups:
         *,
         run_blocks: int,
         deadline: float,
+        copies: bool = False,
     ) -> AsyncIterator[Found]:
         """Yield the part of a prefix that was found so far, while the rest is requested. The last
         result has everything found by the deadline.
 
         keys[0]: the first block of the prefix, or one at a multiple of `run_blocks`. Never raises
-        if the store fails: then less is found, and the result is marked as not complete.
+        if the store fails: then less is found, and the result is marked as not complete. copies:
+        as for `Walk`.
         """
-        walk = Walk(namespace_id, keys, run_blocks, self._catalog, self._tombstones)
+        walk = Walk(namespace_id, keys, run_blocks, self._catalog, self._tombstones, copies=copies)
         if not self._informed.is_set():
             yield walk.found(complete=False)
             return

@@ -61,7 +61,11 @@ class Walk:
         run_blocks: int,
         catalog: Catalog,
         tombstones: Tombstones,
+        *,
+        copies: bool = False,
     ) -> None:
+        """copies: take a record from every object that has it, not from the first alone."""
+        self._copies = copies
         self._namespace_id = namespace_id
         self._keys = keys
         self._at = {key: index for index, key in enumerate(keys)}
@@ -155,7 +159,7 @@ class Walk:
                 dead = may_be_dead and self._tombstones.kills(
                     self._namespace_id, block.key, modified
                 )
-                if not dead and record not in self._seen:
+                if not dead and (self._copies or record not in self._seen):
                     self._seen.add(record)
                     live.append(position)
             if live:

@@ -1,0 +1,33 @@
+"""Lossy records for tests: headers as coded records have them, and bytes that say whose they are.
+
+Two writers of a block store different bytes under the same key, as engines do whose last bits
+differ. A fine part names its base by its checksum.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+
+from kvstore.model.block import Part
+from kvstore.model.checksum import checksum
+
+_HEADER = struct.Struct("<4sBB2B2BHIQQII24x")
+L3, EP_BASE, EP_FINE = 2, 3, 4
+BF16 = 1
+
+
+def base_record(writer: str, name: str, part: Part, nbytes: int, *, exact: bool) -> bytes:
+    """Return what a writer stores as the base part of a block."""
+    return _record(L3 if exact else EP_BASE, f"{writer} {name} {part}", nbytes, 0)
+
+
+def fine_record(writer: str, name: str, part: Part, nbytes: int, base: bytes) -> bytes:
+    """Return the fine part that goes with `base`. part: the fine one."""
+    return _record(EP_FINE, f"{writer} {name} {part}", nbytes, checksum(base))
+
+
+def _record(form: int, seed: str, nbytes: int, pair: int) -> bytes:
+    header = _HEADER.pack(b"KVR1", form, BF16, 5, 4, 0, 0, 16, 1, 0, pair, 0, nbytes)
+    unit = random.Random(seed).randbytes(100)
+    return (header + unit * (nbytes // len(unit) + 1))[:nbytes]
