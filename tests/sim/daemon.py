@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from kvstore.decide.index import StoredPart
 from kvstore.decide.planner import DAEMON_SESSION, Planner, SessionId, Write
+from kvstore.decide.planner.eviction import Eviction
 from kvstore.decide.planner.writes import Writes
 from kvstore.format.codec import codec_by_name
 from kvstore.format.frame import FOOTER_RECORD_NBYTES_MAX
@@ -28,7 +29,7 @@ from kvstore.tier.dram import Arena
 from kvstore.tier.file import Devices, FileExtent, Mount
 from tests.sim.disk import Platter, SimDisk
 from tests.sim.loop import SimLoop
-from tests.sim.model import KEYS, PARTS, SPEC, Item, Model, Version, Violation
+from tests.sim.model import Item, Model, Version, Violation
 
 ARENA_BYTES = 1 << 20
 LEASE_S = 0.6
@@ -42,7 +43,7 @@ class Settings:
     """What one seed is about. failing: the chance that the disk refuses a write or a sync.
     rots: a bit flips now and then while the power is off. devices: directories of the file tier;
     of several, one may be missing or fail to read for a while. arena_bytes: much of what is asked
-    for has left a small one."""
+    for has left a small one. fine: the file tier keeps fine parts, if there are some."""
 
     devices: int
     file_bytes: int
@@ -50,6 +51,7 @@ class Settings:
     failing: float
     rots: bool
     arena_bytes: int = ARENA_BYTES
+    fine: bool = False
 
     @classmethod
     def drawn(cls, draw: Random) -> Settings:
@@ -60,6 +62,7 @@ class Settings:
             failing=draw.choice([0.0, 0.0, 0.0, 0.02]),
             rots=draw.random() < 0.2,
             arena_bytes=draw.choice([ARENA_BYTES, ARENA_BYTES // 4]),
+            fine=draw.random() < 0.7,
         )
 
 
@@ -96,7 +99,10 @@ class Daemon:
         self._unread_segments: set[tuple[int, int]] = set()  # of devices when they were out
         self.lost_on_return = 0
         self.taken_out = 0
+        self.evicted = 0  # how often frames made room; blocks may have kept other parts
+        self.fine_served = 0
         self.model = model
+        self.space = model.space
         self.arena = Arena(settings.arena_bytes, settings.arena_bytes // 2)
         self.metrics = Metrics()
         limits = LimitSettings(lease_s=LEASE_S, group_commit_bytes=1 << 17)
@@ -115,6 +121,7 @@ class Daemon:
             file.frames,
             now=loop.time,
             run_nbytes_max=file.space.frame_nbytes_max - PAGE_NBYTES,
+            write_fine_parts=settings.fine,
         )
         write_behind = _WriteBehind(
             self.planner,
@@ -126,6 +133,7 @@ class Daemon:
             executor=loop.threads,
             now=loop.time,
         )
+        _tell_evictions(self.planner.eviction, self._evicts)
         _tell(self.planner.writes, "done", self._written)
         _tell(self.planner.writes, "failed", self._failed)
         write_behind.on_withdrawn = self._withdrawn
@@ -162,9 +170,9 @@ class Daemon:
         for number in numbers:
             self._unread_segments |= self._segments(number)
         self._expected = dict(expected)
-        self.store.namespaces.register(SPEC)
+        self.store.namespaces.register(self.space.spec)
         for key in asked:
-            self.store.gets.match(SPEC.id, [key])
+            self.store.gets.match(self.space.spec.id, [key])
         await self.store.report.recalled(RECALL_S)
 
     def pull_the_plug(self) -> None:
@@ -188,6 +196,9 @@ class Daemon:
     def _failed(self, write: Write) -> None:
         items = (Item(block.key, write.part) for block in write.blocks)
         self.given_up.update(item for item in items if item in self.out)
+
+    def _evicts(self) -> None:
+        self.evicted += 1
 
     def _withdrawn(self, mount: Mount) -> None:
         self.taken_out += 1
@@ -218,14 +229,14 @@ class Daemon:
                 continue
             del self.out[item]
             gone = item not in framed and not self.model.may_be_gone(item, before.checksum)
-            if gone and not self.planner.counts.evicted_file and not self.corrupt:
+            if gone and not self.evicted and not self.corrupt:
                 self.lost_on_return += 1
 
     def durable(self) -> dict[Item, Framed]:
         """Return what has to survive: what is in frames, and what devices hold that are out of use
         or not indexed yet."""
         self._look_at_returned()
-        evicted = self.planner.counts.evicted_file > 0
+        evicted = self.evicted > 0
         out = {
             item: framed
             for item, framed in self.out.items()
@@ -251,17 +262,26 @@ class Daemon:
         return self.store.sessions.join(SessionId(session), token)
 
     async def reserve(
-        self, session: int, keys: Sequence[BlockKey], begin: int, parent: BlockKey | None
+        self,
+        session: int,
+        keys: Sequence[BlockKey],
+        begin: int,
+        parent: BlockKey | None,
+        *,
+        spans: tuple[Span, ...],
+        sizes: Sequence[int],
+        refined: bool,
     ) -> Grant:
-        spans = tuple(Span(part, 0, len(keys)) for part in PARTS)
         return await self.store.puts.reserve(
             SessionId(session),
-            SPEC.id,
+            self.space.spec.id,
             keys,
             first_block=begin,
             parent=parent,
             spans=spans,
             wait_s=0.2,
+            sizes=sizes,
+            refined=refined,
         )
 
     async def commit(
@@ -276,7 +296,7 @@ class Daemon:
             self.model.retract(published)
             raise
         if done.durable:
-            self._owe(v.item for v in published)
+            self._owe(v.item for v in published if v.item.part in self.space.bases)
         return done
 
     async def acquire(
@@ -285,18 +305,21 @@ class Daemon:
         keys: Sequence[BlockKey],
         spans: tuple[Span, ...] | None,
         readers: int,
+        *,
         in_files: bool = False,
+        refined: bool = False,
     ) -> Grant:
         grant = await self.store.gets.acquire(
             SessionId(session),
-            SPEC.id,
+            self.space.spec.id,
             keys,
             readers=readers,
             wait_s=0.5,
             spans=spans,
             in_files=in_files,
+            refined=refined,
         )
-        self.check_grant(keys, grant)
+        self.check_grant(keys, grant, refined=refined and spans is None)
         lent = self.store.report.stats()["file"]
         if lent["leased_bytes"] > lent["leased_bytes_max"]:
             raise Violation("leaked", f"{lent['leased_bytes']} bytes of files are leased")
@@ -306,7 +329,9 @@ class Daemon:
         return grant
 
     async def hint(self, kind: HintKind, keys: Sequence[BlockKey], seconds: float) -> None:
-        hint = Hint(kind=kind, namespace_id=SPEC.id, keys=keys, seconds=seconds, wait_s=0.2)
+        hint = Hint(
+            kind=kind, namespace_id=self.space.spec.id, keys=keys, seconds=seconds, wait_s=0.2
+        )
         await self.store.hints.carry_out(hint)
         pinned = self.store.report.stats()["dram"]
         if pinned["pinned_bytes"] > pinned["pinned_bytes_max"]:
@@ -317,20 +342,24 @@ class Daemon:
 
     async def delete(self, keys: Sequence[BlockKey]) -> None:
         event = self.model.forget(keys)
-        await self.store.deletes.delete(SPEC.id, keys)
+        await self.store.deletes.delete(self.space.spec.id, keys)
         self.model.bury(keys, event)
 
     async def clear(self) -> None:
-        event = self.model.forget(KEYS)
-        await self.store.deletes.clear(SPEC.id)
-        self.model.bury(KEYS, event)
+        event = self.model.forget(self.space.keys)
+        await self.store.deletes.clear(self.space.spec.id)
+        self.model.bury(self.space.keys, event)
 
     async def flush(self) -> bool:
         before = dict(self.records())
         durable = await self.store.puts.flush(3.0)
         if durable:
             now = dict(self.records())
-            self._owe(item for item, record in before.items() if now.get(item) is record)
+            self._owe(
+                item
+                for item, record in before.items()
+                if now.get(item) is record and item.part in self.space.bases
+            )
         return durable
 
     # ---- what is checked ---------------------------------------------------------------------
@@ -342,18 +371,27 @@ class Daemon:
                 yield Item(block.key, record.part), record
 
     def framed(self) -> dict[Item, Framed]:
-        """Return what the store says is durable, and where."""
+        """Return which bases the store says are durable, and where; of one that a refined put has
+        replaced, that is the old one at first."""
         numbers = {device: number for number, device in enumerate(self.file.devices)}
-        return {
-            item: Framed(record.checksum, place.extent, numbers[place.mount.device])
-            for item, record in self.records()
-            if record.frame is not None and (place := record.frame.extent)
-        }
+        replaced = self.planner._ledger.replaced
+        found = {}
+        for item, record in self.records():
+            kept = replaced.of(record)
+            frame, value = (kept.frame, kept.checksum) if kept else (record.frame, record.checksum)
+            if item.part in self.space.bases and frame is not None:
+                place = frame.extent
+                found[item] = Framed(value, place.extent, numbers[place.mount.device])
+        return found
 
     def check(self) -> None:
         """Compare the index with the model. Raises Violation."""
-        for item, record in self.records():
-            self.model.check(item, record.checksum)
+        records = dict(self.records())
+        for item, record in records.items():
+            version = self.model.check(item, record.checksum)
+            base = records.get(item._replace(part=self.space.base_of(item.part)))
+            if version.pair and record.resident and (not base or base.checksum != version.pair):
+                raise Violation("wrong", "a fine part beside a base of another writer")
         self._look_at_returned()
         framed = self.framed()
         if self.lost_on_return:
@@ -365,7 +403,7 @@ class Daemon:
         lost = [
             i for i in missing if not (several and self.model.may_be_gone(i, self.model.owed[i]))
         ]
-        if lost and not self.planner.counts.evicted_file and not self.corrupt:
+        if lost and not self.evicted and not self.corrupt:
             raise Violation("lost", f"{len(lost)} durable records, and nothing was evicted")
         for item in missing:
             del self.model.owed[item]
@@ -385,15 +423,31 @@ class Daemon:
         places = ("promote", "scrub", "write_behind")
         return int(sum(self.metrics.corrupt_blocks.labels(p)._value.get() for p in places))
 
-    def check_grant(self, keys: Sequence[BlockKey], grant: Grant) -> None:
+    def check_grant(self, keys: Sequence[BlockKey], grant: Grant, *, refined: bool = False) -> None:
+        """refined: bases without their fine parts may not be there. What lies in files its reader
+        has to look at: whose it is, nobody has seen yet."""
+        sums: dict[Item, int] = {}
         places = grant.places or (None,) * len(grant.slots)
         for slot, place, value, item in zip(
             grant.slots, places, grant.checksums, items(keys, grant), strict=True
         ):
             if slot is not None or place is not None:
-                self.model.check(item, value)
+                version = self.model.check(item, value)
+                sums[item] = value
+                base = sums.get(item._replace(part=self.space.base_of(item.part)))
+                if version.pair and slot is not None and base not in (None, version.pair):
+                    raise Violation("wrong", "a fine part is served with another base")
             if slot is not None and place is not None:
                 raise Violation("bug", "a record has a slot and a place")
+        self.fine_served += sum(item.part in self.space.fine for item in sums)
+        for item, value in sums.items():
+            if not self.space.needs_fine(item.part, len(self.model.data(value))):
+                continue
+            if item.key in (chain[0] for chain in self.space.chains):
+                raise Violation("wrong", "the first block is not exact")
+            fine = self.space.fine[self.space.bases.index(item.part)]
+            if refined and item._replace(part=fine) not in sums:
+                raise Violation("wrong", "who insists on fine parts got a block without")
 
     def read_file(self, path: str, offset: int, nbytes: int) -> bytes | None:
         """Read a file as another process does; None: its disk does not answer."""
@@ -409,11 +463,11 @@ class Daemon:
         Of several devices, one that comes back may hold a newer version than was served meanwhile.
         """
         found: dict[Item, int] = {}
-        for start in range(0, len(KEYS), CHECK_KEYS):
-            keys = KEYS[start : start + CHECK_KEYS]
-            spans = tuple(Span(part, 0, len(keys)) for part in PARTS)
+        for start in range(0, len(self.space.keys), CHECK_KEYS):
+            keys = self.space.keys[start : start + CHECK_KEYS]
+            spans = tuple(Span(part, 0, len(keys)) for part in self.space.parts)
             grant = await self.store.gets.acquire(
-                DAEMON_SESSION, SPEC.id, keys, spans=spans, wait_s=30.0
+                DAEMON_SESSION, self.space.spec.id, keys, spans=spans, wait_s=30.0
             )
             self.check_grant(keys, grant)
             for slot, value, item in zip(
@@ -424,7 +478,8 @@ class Daemon:
                     if self.read(slot) != self.model.check(item, value).data:
                         raise Violation("wrong", "a record does not have the bytes that were put")
             self.store.release(DAEMON_SESSION, [grant.lease_id])
-        several = len(self.disks) > 1
+        # What a refined put took the place of may be what is found, or what took it.
+        several = len(self.disks) > 1 or bool(self.space.fine)
         lost = [
             item
             for item, framed in expected.items()
@@ -432,7 +487,7 @@ class Daemon:
             and found.get(item) != framed.checksum
             and not (several and (item in found or self.model.may_be_gone(item, framed.checksum)))
         ]
-        if lost and not self.planner.counts.evicted_file:
+        if lost and not self.evicted:
             raise Violation("lost", f"{len(lost)} durable records after a restart")
 
     def read(self, slot: Slot) -> bytes:
@@ -444,7 +499,7 @@ class Daemon:
         for item in items:
             if item in framed:
                 self.model.owed[item] = framed[item].checksum
-            elif not (self.planner.counts.evicted_file or item in self.out or item in self.unread):
+            elif not (self.evicted or item in self.out or item in self.unread):
                 raise Violation("lost", "answered as durable, and in no frame")
 
 
@@ -467,6 +522,19 @@ def _tell(writes: Writes, method: str, told: Callable[[Write], None]) -> None:
         real(write, *args)
 
     setattr(writes, method, first_told)
+
+
+def _tell_evictions(eviction: Eviction, told: Callable[[], None]) -> None:
+    """Call `told` after frames have made room."""
+    real = eviction.evict_file
+
+    def then_tell(*args: Any) -> int:
+        freed = real(*args)
+        if freed:
+            told()
+        return freed
+
+    eviction.evict_file = then_tell  # type: ignore[method-assign]
 
 
 def items(keys: Sequence[BlockKey], grant: Grant) -> list[Item]:

@@ -15,8 +15,8 @@ from kvstore.model.block import BlockKey, Grant, Span
 from kvstore.model.errors import InvalidRequest, KVStoreError, SessionEnded, Unavailable
 from kvstore.model.hint import HintKind
 from kvstore.store.sessions import Member
-from tests.sim.daemon import LEASE_S, Daemon, items
-from tests.sim.model import CHAIN_BLOCKS, CHAINS, PARTS, SPEC, Version, Violation
+from tests.sim.daemon import LEASE_S, Daemon
+from tests.sim.model import CHAIN_BLOCKS, Item, Space, Version, Violation
 
 T = TypeVar("T")
 Call = Callable[[Daemon], Awaitable[Any]]
@@ -132,10 +132,11 @@ class Engine:
     """Opens sessions one after the other, and saves and loads in each until it ends."""
 
     def __init__(
-        self, name: str, wire: Wire, draw: Random, note: Callable[[Exception], None]
+        self, name: str, wire: Wire, draw: Random, note: Callable[[Exception], None], space: Space
     ) -> None:
         self.loads = 0
         self.files_read = 0  # of the loads
+        self._space = space
         self._name = name
         self._wire = wire
         self._draw = draw
@@ -212,17 +213,23 @@ class Engine:
 
     async def _save(self, daemon: Daemon) -> None:
         process = self._draw.choice(self._processes)
-        chain = self._draw.choice(CHAINS)
+        chain = self._draw.choice(self._space.chains)
         begin = self._draw.randrange(CHAIN_BLOCKS)
         keys = chain[begin : begin + self._draw.randint(1, 8)]
         parent = chain[begin - 1] if begin else None
         session = self._session
-        grant = await self._wire.call(lambda d: d.reserve(session, keys, begin, parent))
+        spans, made = self._records(daemon, keys, begin)
+        sizes = [len(version.data) for version in made] if self._space.spec.varies else []
+        refined = self._draw.random() < 0.3
+        grant = await self._wire.call(
+            lambda d: d.reserve(
+                session, keys, begin, parent, spans=spans, sizes=sizes, refined=refined
+            )
+        )
         versions: list[Version | None] = []
-        for slot, item in zip(grant.slots, items(keys, grant), strict=True):
-            version = daemon.model.write(item) if slot else None
-            versions.append(version)
-            if slot is None or version is None:
+        for slot, version in zip(grant.slots, made, strict=True):
+            versions.append(version if slot else None)
+            if slot is None:
                 continue
             half = slot.nbytes // 2
             process.check()
@@ -237,20 +244,39 @@ class Engine:
             lambda d: d.commit(session, grant.lease_id, versions, durable=durable)
         )
 
+    def _records(
+        self, daemon: Daemon, keys: list[BlockKey], begin: int
+    ) -> tuple[tuple[Span, ...], list[Version]]:
+        """Make records of blocks; now and then without their fine parts."""
+        space = self._space
+        parts = space.parts if self._draw.random() < 0.7 else space.bases
+        versions: dict[Item, Version] = {}
+        for part in parts:
+            for at, key in enumerate(keys):
+                nbytes = space.nbytes(part, begin + at, self._draw)
+                base = versions.get(Item(key, space.base_of(part))) if part in space.fine else None
+                versions[Item(key, part)] = daemon.model.write(Item(key, part), nbytes, base)
+        return tuple(Span(part, 0, len(keys)) for part in parts), list(versions.values())
+
     async def _load(self, daemon: Daemon) -> None:
-        chain = self._draw.choice(CHAINS)
+        chain = self._draw.choice(self._space.chains)
         await self._read(daemon, chain[: self._draw.randint(1, CHAIN_BLOCKS)], None)
 
     async def _load_parts(self, daemon: Daemon) -> None:
-        keys = self._draw.choice(CHAINS)[:6]
-        await self._read(daemon, keys, tuple(Span(part, 0, len(keys)) for part in PARTS))
+        keys = self._draw.choice(self._space.chains)[:6]
+        await self._read(
+            daemon, keys, tuple(Span(part, 0, len(keys)) for part in self._space.parts)
+        )
 
     async def _read(
         self, daemon: Daemon, keys: list[BlockKey], spans: tuple[Span, ...] | None
     ) -> None:
         session, readers = self._session, len(self._processes)
         in_files = self._draw.random() < 0.6
-        grant = await self._wire.call(lambda d: d.acquire(session, keys, spans, readers, in_files))
+        refined = bool(self._space.fine) and self._draw.random() < 0.4
+        grant = await self._wire.call(
+            lambda d: d.acquire(session, keys, spans, readers, in_files=in_files, refined=refined)
+        )
         if grant.leased and (any(grant.slots) or any(grant.places)):
             reads = (self._read_in(p, daemon, session, keys, grant) for p in self._processes)
             outcomes = await asyncio.gather(*reads, return_exceptions=True)
@@ -263,10 +289,10 @@ class Engine:
     ) -> None:
         """Read as one worker; what it read counts if the release answers that it was held."""
         wrong = 0
-        for slot, value, item in zip(grant.slots, grant.checksums, items(keys, grant), strict=True):
+        for slot, value in zip(grant.slots, grant.checksums, strict=True):
             if slot is None:
                 continue
-            half = SPEC.record_nbytes(item.part) // 2
+            half = slot.nbytes // 2
             data = bytes(daemon.arena.view(slot)[:half])
             await process.step()
             data += bytes(daemon.arena.view(slot)[half:])
@@ -287,7 +313,7 @@ class Engine:
         the middle of it; return how many records are not what was put."""
         wrong = 0
         if any(grant.places) and self._draw.random() < 0.3:
-            chain = next(chain for chain in CHAINS if keys[0] in chain)
+            chain = next(chain for chain in self._space.chains if keys[0] in chain)
             await self._wire.call(lambda d: d.delete(chain))
             await process.step()
         for place, value in zip(grant.places, grant.checksums, strict=False):
@@ -302,7 +328,7 @@ class Engine:
         return wrong
 
     async def _delete(self, daemon: Daemon) -> None:
-        chain = self._draw.choice(CHAINS)
+        chain = self._draw.choice(self._space.chains)
         keys = self._draw.sample(chain, self._draw.randint(1, CHAIN_BLOCKS))
         await self._wire.call(lambda d: d.delete(keys))
 
@@ -312,7 +338,7 @@ class Engine:
 
     async def _hint(self, daemon: Daemon) -> None:
         """Say something of the future that need not be true."""
-        keys = self._draw.choice(CHAINS)[: self._draw.randint(1, CHAIN_BLOCKS)]
+        keys = self._draw.choice(self._space.chains)[: self._draw.randint(1, CHAIN_BLOCKS)]
         kind, seconds = self._draw.choice(list(HintKind)), self._draw.expovariate(1.0)
         await self._wire.call(lambda d: d.hint(kind, keys, seconds))
 

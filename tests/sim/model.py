@@ -15,12 +15,68 @@ from typing import NamedTuple
 from kvstore.model.block import BlockKey, Group, Namespace, Part
 from kvstore.model.checksum import checksum
 from kvstore.model.keys import KeyChain, root_key
+from tests.lossy import base_record, fine_record
 
-SPEC = Namespace(2, (Group("full", 9000), Group("window", 4096, window_tokens=5)), ())
-PARTS = (Part(0, 0), Part(1, 0))
 CHAIN_BLOCKS = 14
-CHAINS = [KeyChain(root_key(SPEC.id), 2).update([name] * 2 * CHAIN_BLOCKS) for name in range(1, 6)]
-KEYS = [key for chain in CHAINS for key in chain]
+BASE_NBYTES, FINE_NBYTES = 3500, 3000
+EXACT_SHARE = 0.1  # of the blocks of a lossy namespace, beside each first one
+
+
+class Space:
+    """A namespace that a seed is about, and what engines ask of it.
+
+    bases: the parts that have to survive; fine: those that refine others, in the same order.
+    """
+
+    def __init__(self, kind: str, spec: Namespace) -> None:
+        self.kind = kind
+        self.spec = spec
+        base = [i for i in range(len(spec.groups)) if i not in spec.fine]
+        self.bases = tuple(Part(group, 0) for group in base)
+        self.fine = tuple(Part(group, 0) for group in spec.fine)
+        self.parts = self.bases + self.fine
+        self.chains = [
+            KeyChain(root_key(spec.id), 2).update([name] * 2 * CHAIN_BLOCKS) for name in range(1, 6)
+        ]
+        self.keys = [key for chain in self.chains for key in chain]
+
+    def base_of(self, part: Part) -> Part:
+        """Return the part that a fine one refines; of another, itself."""
+        return self.bases[self.fine.index(part)] if part in self.fine else part
+
+    def needs_fine(self, part: Part, nbytes: int) -> bool:
+        """Say whether a base of so many bytes has a fine part; exact ones have none."""
+        return bool(self.fine) and part in self.bases and nbytes == BASE_NBYTES
+
+    def nbytes(self, part: Part, block: int, draw: random.Random) -> int:
+        """Return the size of a record that an engine makes of a block."""
+        most = self.spec.record_nbytes(part)
+        if not self.spec.groups[part.group].varies:
+            return most
+        if not self.fine:
+            return most - 64 * draw.randrange(most // 256)
+        exact = block == 0 or draw.random() < EXACT_SHARE
+        return most - 64 * draw.randrange(9) if exact else BASE_NBYTES
+
+
+def _lossy() -> Namespace:
+    windows = (0, 5)
+    bases = [Group(f"{w}", 8000, window_tokens=w, varies=True) for w in windows]
+    fine = [
+        Group(f"{w}.fine", FINE_NBYTES, window_tokens=w, refines=at, base_nbytes=BASE_NBYTES)
+        for at, w in enumerate(windows)
+    ]
+    return Namespace(2, (*bases, *fine), (), fidelity="ep")
+
+
+SPACES = (
+    Space("fixed", Namespace(2, (Group("full", 9000), Group("window", 4096, 5)), ())),
+    Space(
+        "varies",
+        Namespace(2, (Group("full", 9000, varies=True), Group("w", 4096, 5, varies=True)), ()),
+    ),
+    Space("lossy", _lossy()),
+)
 
 
 class Item(NamedTuple):
@@ -31,11 +87,12 @@ class Item(NamedTuple):
 
 
 class Version(NamedTuple):
-    """One writer's bytes for an item."""
+    """One writer's bytes for an item. pair: of a fine part, the checksum of its base."""
 
     item: Item
     data: bytes
     checksum: int
+    pair: int = 0
 
 
 class Violation(Exception):
@@ -49,7 +106,8 @@ class Violation(Exception):
 class Model:
     """See the module."""
 
-    def __init__(self) -> None:
+    def __init__(self, space: Space = SPACES[0]) -> None:
+        self.space = space
         self.owed: dict[Item, int] = {}  # answered as durable -> checksum
         self._written = 0
         self._event = 0
@@ -59,14 +117,17 @@ class Model:
         self._buried: dict[BlockKey, int] = {}  # key -> event of a delete answered
         self._asked: dict[BlockKey, int] = {}  # key -> event of a delete, in any life
 
-    def write(self, item: Item) -> Version:
-        """Return new bytes for an item, unlike any before."""
+    def write(self, item: Item, nbytes: int, base: Version | None = None) -> Version:
+        """Return new bytes for an item, unlike any before. base: the one of a fine part."""
         self._written += 1
-        unit = random.Random(self._written).randbytes(48)
-        head = item.key + bytes(item.part) + self._written.to_bytes(8, "little")
-        nbytes = SPEC.record_nbytes(item.part)
-        data = (head + unit * (nbytes // len(unit) + 1))[:nbytes]
-        version = Version(item, data, checksum(data))
+        writer, name = str(self._written), item.key.hex()
+        if base is not None:
+            data = fine_record(writer, name, item.part, nbytes, base.data)
+        else:
+            exact = not self.space.needs_fine(item.part, nbytes)
+            data = base_record(writer, name, item.part, nbytes, exact=exact)
+        pair = base.checksum if base is not None else 0
+        version = Version(item, data, checksum(data), pair)
         self._versions[version.checksum] = version
         return version
 
@@ -90,7 +151,7 @@ class Model:
         self._event += 1
         for key in keys:
             self._forgotten[key] = self._asked[key] = self._event
-            for part in PARTS:
+            for part in self.space.parts:
                 self.owed.pop(Item(key, part), None)
         return self._event
 
@@ -115,12 +176,13 @@ class Model:
         """Return the version a checksum stands for. Raises Violation if it may not be served."""
         version = self._versions.get(value)
         if version is None or version.item != item or value not in self._published:
-            raise Violation("wrong", f"{_name(item)} has a checksum nobody committed for it")
+            raise Violation("wrong", f"{self._name(item)} has a checksum nobody committed for it")
         if self._published[value] <= self._forgotten.get(item.key, 0):
-            raise Violation("resurrected", f"{_name(item)} was deleted")
+            raise Violation("resurrected", f"{self._name(item)} was deleted")
         return version
 
-
-def _name(item: Item) -> str:
-    chain = next(i for i, chain in enumerate(CHAINS) if item.key in chain)
-    return f"chain {chain} block {CHAINS[chain].index(item.key)} group {item.part.group}"
+    def _name(self, item: Item) -> str:
+        chains = self.space.chains
+        chain = next(i for i, chain in enumerate(chains) if item.key in chain)
+        at = chains[chain].index(item.key)
+        return f"chain {chain} block {at} group {item.part.group}"

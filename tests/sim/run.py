@@ -6,6 +6,10 @@
 `lost` counts broken promises about what was answered as durable, `wrong` bytes that nobody put,
 `resurrected` what came back after a delete was answered, `leaked` leases, slots or bytes over a cap
 that stayed behind, `bug` everything else that must not happen. All have to be 0.
+
+`seeds_of` says how many seeds had records of one size, of sizes that vary, and lossy ones with fine
+parts. Of these, planes of two writers together, or a block without its fine part for who insists on
+it, are `wrong`, too.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import multiprocessing
 import os
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +41,8 @@ COUNTS = (
     "evicted",
     "away",
     "taken_out",
+    "fine_served",
+    "thinned",
 )
 
 
@@ -63,6 +70,8 @@ def summary(outcomes: list[Outcome]) -> dict[str, Any]:
     result: dict[str, Any] = {"seeds": len(outcomes)}
     result |= {kind: sum(outcome.count(kind) for outcome in outcomes) for kind in KINDS}
     result |= {name: sum(getattr(outcome, name) for outcome in outcomes) for name in COUNTS}
+    kinds = Counter(outcome.kind for outcome in outcomes)
+    result |= {"seeds_of": dict(sorted(kinds.items()))}
     failed = [outcome for outcome in outcomes if outcome.violations]
     return result | {"failed": [outcome.as_dict() for outcome in failed]}
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 
 from kvstore.decide.index import StoredFrame
 from kvstore.decide.planner import Leases, Planner
+from kvstore.decide.planner.reads import Reads
+from kvstore.decide.planner.replaced import Replaced
 from kvstore.tier.file import FileExtent
 from kvstore.tier.file.durability import Durability
 from kvstore.tier.file.frames import Frames
@@ -68,3 +70,17 @@ def test_slots_reused_under_a_lease_are_found(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(Planner, "unpin", too_early)
     assert _found(range(10)) & {"wrong", "leaked", "bug"}
+
+
+def _lossy_violations(seeds: int) -> Iterator[str]:
+    return (text for seed in range(2, seeds, 3) for text in run_seed(seed).violations)
+
+
+def test_fine_parts_of_another_writer_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Reads, "unpaired", lambda self, read, named: [])
+    assert any("with another base" in text for text in _lossy_violations(150))
+
+
+def test_a_durable_base_that_a_refined_put_frees_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Replaced, "keep", lambda self, old: None)
+    assert any(text.startswith("lost") for text in _lossy_violations(150))

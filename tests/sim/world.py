@@ -12,7 +12,7 @@ from tests.sim.daemon import Daemon, Framed, Settings
 from tests.sim.disk import Platter
 from tests.sim.engine import Engine, Wire
 from tests.sim.loop import SimLoop, Stuck
-from tests.sim.model import Item, Model, Violation
+from tests.sim.model import SPACES, Item, Model, Violation
 
 ENGINES = 3
 LIVES = (2, 4)
@@ -24,9 +24,10 @@ CHECK_EVERY_S = 0.25
 
 @dataclass(slots=True)
 class Outcome:
-    """What one seed found. Counts are there to see that it did something."""
+    """What one seed found. Counts are there to see that it did something. kind: of the records."""
 
     seed: int
+    kind: str = ""
     violations: list[str] = field(default_factory=list)
     calls: int = 0
     loads: int = 0
@@ -38,6 +39,8 @@ class Outcome:
     evicted: int = 0
     away: int = 0
     taken_out: int = 0
+    fine_served: int = 0
+    thinned: int = 0
 
     def count(self, kind: str) -> int:
         return sum(text.startswith(f"{kind}:") for text in self.violations)
@@ -70,7 +73,8 @@ class World:
         self._draw = draw
         self._settings = Settings.drawn(draw)
         self._platters = [Platter() for _ in range(self._settings.devices)]
-        self._model = Model()
+        self._model = Model(SPACES[seed % len(SPACES)])
+        self.outcome.kind = self._model.space.kind
         self._wire = Wire(draw, self._note)
         self._rewritten: set[Item] = set()  # to another device, while its own was out
         self._doubtful: set[Item] = set()  # of these, what may have been freed there
@@ -115,7 +119,13 @@ class World:
 
     async def _live(self, daemon: Daemon, ends: Any) -> dict[Item, Framed]:
         engines = [
-            Engine(f"engine {i} of life {self.outcome.lives}", self._wire, self._draw, self._note)
+            Engine(
+                f"engine {i} of life {self.outcome.lives}",
+                self._wire,
+                self._draw,
+                self._note,
+                self._model.space,
+            )
             for i in range(ENGINES)
         ]
         tasks = [asyncio.create_task(engine.run()) for engine in engines]
@@ -130,7 +140,9 @@ class World:
         self.outcome.durable += len(expected)
         self.outcome.faults += sum(disk.faults for disk in daemon.disks)
         self.outcome.taken_out += daemon.taken_out
-        self.outcome.evicted += daemon.planner.counts.evicted_file
+        self.outcome.evicted += daemon.evicted
+        self.outcome.fine_served += daemon.fine_served
+        self.outcome.thinned += daemon.planner.counts.thinned
         return expected
 
     async def _die(self, daemon: Daemon, _: list[asyncio.Task[None]]) -> dict[Item, Framed]:
@@ -206,7 +218,7 @@ class World:
         another one had it and was out: after a power cut, what is left of the freed frame may be
         taken for the newer one."""
         self._doubtful |= daemon.given_up
-        if daemon.planner.counts.evicted_file:
+        if daemon.evicted:
             self._doubtful |= self._rewritten
         durable = {item: framed for item, framed in durable.items() if item not in self._doubtful}
         self._copies.update(durable.items(), daemon.out.items())

@@ -243,7 +243,8 @@ class Eviction:
         that will come back, which may be fewer.
         """
         freed = self._evict_frames(nbytes, helps)
-        if freed < nbytes and self._ledger.replaced.release_all():
+        if freed < nbytes and len(self._ledger.replaced):
+            freed += self._ledger.replaced.release_all()
             freed += self._evict_frames(nbytes - freed, helps)
         return freed
 

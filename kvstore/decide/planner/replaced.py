@@ -31,8 +31,9 @@ class Replaced:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def __contains__(self, record: StoredPart) -> bool:
-        return record in self._kept
+    def of(self, record: StoredPart) -> Kept | None:
+        """Return what a record took the place of, to look at."""
+        return self._kept.get(record)
 
     def keep(self, old: StoredPart) -> Kept | None:
         """Keep the durable copy of a record that is about to be dropped, or the one that it has
@@ -58,9 +59,11 @@ class Replaced:
         if kept is not None:
             self._unpin_frame(kept.frame)
 
-    def release_all(self) -> bool:
-        """Give up everything, because files need room. False: there was nothing."""
-        kept = list(self._kept)
-        for record in kept:
+    def release_all(self) -> int:
+        """Give up everything, because files need room; returns the bytes that come back at once."""
+        nbytes = 0
+        for record, (frame, *_) in list(self._kept.items()):
+            if not frame.blocks and frame.pins == 1:
+                nbytes += frame.extent.nbytes
             self.release(record)
-        return bool(kept)
+        return nbytes

@@ -97,5 +97,5 @@ def durable_bases(planner: Planner) -> set[Item]:
     return {
         Item(block.key, record.part)
         for block, record in records(planner)
-        if record.part in BASES and (record.frame is not None or record in kept)
+        if record.part in BASES and (record.frame or kept.of(record))
     }
