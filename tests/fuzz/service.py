@@ -24,7 +24,7 @@ from kvstore.server.service import Service
 from kvstore.settings import Settings as DaemonSettings
 from kvstore.store.live_settings import LiveSettings
 from kvstore.transport.messages import Epoch
-from tests.fuzz.targets import KEYS, NAMESPACE, RECORD_NBYTES, Target
+from tests.fuzz.targets import KEYS, LOSSY, NAMESPACE, RECORD_NBYTES, Target
 from tests.sim.daemon import Daemon, Settings
 from tests.sim.disk import Platter
 from tests.sim.loop import SimLoop
@@ -99,6 +99,7 @@ class Host:
         )
         self.run(self._daemon.start({}, []))
         store.namespaces.register(NAMESPACE)
+        store.namespaces.register(LOSSY)
         session = store.sessions.open(TOKEN, "fuzz")
         self.session = session
         self._member = store.sessions.join(session, TOKEN)
@@ -185,6 +186,34 @@ def seeds(session: int) -> list[tuple[str, Any]]:
         ("Hint", pb.HintRequest(namespace_id=space, keys=keys, pin=pb.Pin(ttl_s=9))),
         ("Hint", pb.HintRequest(session_id="s", demote=pb.Demote(), wait_s=0.1)),
         ("Hint", pb.HintRequest(session_id="s", expect=pb.Expect(in_s=3))),
+        *_lossy_seeds(session),
+    ]
+
+
+def _lossy_seeds(session: int) -> list[tuple[str, Any]]:
+    """Return good calls in a namespace with fine parts, whose records have sizes of their own."""
+    space, keys = LOSSY.id, b"".join(KEYS[2:5])
+    spans = [pb.Span(group=group, begin=0, end=3) for group in (0, 1)]
+    sizes = [RECORD_NBYTES, 2000, 2000, 1000, 1000, 1000]
+    sums = [checksum(bytes(nbytes)) for nbytes in sizes]  # nobody writes into the slots
+    reserve = pb.ReserveRequest(
+        session=session,
+        namespace_id=space,
+        keys=keys,
+        spans=spans,
+        nbytes=sizes,
+        refined=True,
+    )
+    read = pb.AcquireRequest(session=session, namespace_id=space, keys=keys, refined=True)
+    return [
+        ("RegisterNamespace", pb.RegisterNamespaceRequest(spec_json=LOSSY.to_json())),
+        ("Reserve", reserve),
+        ("Commit", pb.CommitRequest(session=session, lease=1008, checksums=sums)),
+        ("Match", pb.MatchRequest(namespace_id=space, keys=keys, refined=True)),
+        ("Acquire", read),
+        ("Release", pb.ReleaseRequest(session=session, leases=[1008, 1009])),
+        ("Delete", pb.DeleteRequest(namespace_id=space, keys=keys, corrupt=True)),
+        ("Explain", pb.ExplainRequest(namespace_id=space, keys=keys)),
     ]
 
 

@@ -58,6 +58,15 @@ RECORD_NBYTES = 5000
 NAMESPACE = Namespace(
     2, (Group("full", RECORD_NBYTES), Group("window", 4096, window_tokens=5)), (("model", "fuzz"),)
 )
+LOSSY = Namespace(
+    2,
+    (
+        Group("full", RECORD_NBYTES, varies=True),
+        Group("full.fine", 1000, refines=0, base_nbytes=2000),
+    ),
+    (("model", "fuzz"),),
+    fidelity="ep",
+)
 KEYS = [BlockKey(bytes([i]) * 32) for i in range(1, 9)]
 
 
@@ -271,6 +280,19 @@ def _seed_grant() -> bytes:
     return reply.SerializeToString()
 
 
+_BAD_FINE = [
+    LOSSY.to_json().replace(old, new).encode()
+    for old, new in (
+        ('"refines":0', '"refines":1'),
+        ('"refines":0', '"refines":-2'),
+        ('"refines":0', '"refines":1e400'),
+        ('"refines":0', '"refines":true'),
+        ('"base_nbytes":2000', '"base_nbytes":0'),
+        ('"base_nbytes":2000', '"base_nbytes":9007199254740993'),
+        ('"varies":true', '"varies":[]'),
+        ('"fidelity":"ep"', '"fidelity":"exact"'),
+    )
+]
 OBJECT = lay_out([_frame(1, 0, KEYS)[0]])
 
 TARGETS: dict[str, Target] = {
@@ -283,7 +305,9 @@ TARGETS: dict[str, Target] = {
         [encode_tombstone(TombstoneName(NAMESPACE.id, 5), keys) for keys in (KEYS, None)],
     ),
     "recovery": Target(_recovery, [_segment(sealed=False), _segment(sealed=True)]),
-    "namespace": Target(_namespace, [NAMESPACE.to_json().encode()]),
+    "namespace": Target(
+        _namespace, [NAMESPACE.to_json().encode(), LOSSY.to_json().encode(), *_BAD_FINE]
+    ),
     "config": Target(
         _config, [b'[dram]\ncapacity = "2GiB"\n[file]\npath = ""\n[limits]\nlease_s = 1.5\n']
     ),
