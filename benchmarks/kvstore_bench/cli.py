@@ -238,22 +238,33 @@ def recovery(*, path: Path, blocks: int, rounds: int, as_json: bool) -> None:
 def index(*, blocks: int, policies: str, daemons: bool, as_json: bool) -> None:
     """Measure the daemon's memory per resident block, and the time of each policy.
 
-    It runs the planner of this release over an arena that counts bytes but stores none. With
-    --daemons, it runs match and put on real daemons with blocks of 4 KiB, over gRPC.
+    It runs the planner of this release over an arena that counts bytes but stores none: for raw
+    records, then for coded ones, exact (l3) and in two parts (ep), with the share of the arena that
+    is slots while blocks come and leave. With --daemons, it runs match and put on real daemons with
+    blocks of 4 KiB, over gRPC.
 
     \b
     Examples:
       kvstore bench index
-      kvstore bench index --blocks 200000 --json | jq .bytes_per_block.hz
+      kvstore bench index --blocks 200000 --json | jq .ep.arena_fill.hz
       kvstore bench index --daemons --json | jq .put_p50_us
     """
+
+    def say(text: str) -> None:
+        click.echo(text, err=True)
+
     with measuring(as_json):
         from kvstore_bench.store import index as planners
         from kvstore_bench.store import index_daemon
 
         plan = planners.IndexPlan(blocks, tuple(policies.split(",")))
         run = index_daemon.run if daemons else planners.run
-        result = run(plan, lambda text: click.echo(text, err=True))
+        result = run(plan, say)
+        if not daemons:
+            from kvstore_bench.store import index_coded
+
+            coded = index_coded.CodedIndexPlan(max(1000, blocks // 4))
+            result |= index_coded.run(coded, plan.policies, say)
         show(result, as_json, ratio_tables.print_index)
 
 

@@ -15,6 +15,8 @@ from kvstore.model.block import BlockKey, Namespace, NamespaceId, Part, Slot
 Extent = Any  # a place of the file tier; opaque here
 _OFFSET_BITS = 48
 _OFFSET_MASK = (1 << _OFFSET_BITS) - 1
+SIZES_MAX = 1 << 12  # of records, that are known to be the same number
+LISTED_MAX = 4  # records of a block that are kept in a tuple
 _UNJUDGED = -1  # in the place of group masks: what the namespace is was not known
 
 
@@ -108,7 +110,7 @@ class StoredBlock:
     somewhere; of `resident_groups`, that every shard is in the arena. Of a group that refines
     another, both bits are the other's: nobody waits for fine parts.
 
-    Most blocks have one record: a dictionary is made for the second one only, because it takes as
+    Most blocks have one record or two: a dictionary is made beyond a few only, because it takes as
     much memory as all else that is known of a block.
     """
 
@@ -131,7 +133,7 @@ class StoredBlock:
         self.namespace_id = namespace_id
         self.block_index = block_index
         self.parent = parent
-        self._stored: StoredPart | dict[Part, StoredPart] | None = None
+        self._stored: StoredPart | tuple[StoredPart, ...] | dict[Part, StoredPart] | None = None
         self.resident_parts = 0
         self.framed_parts = 0
         self.complete = 0
@@ -143,6 +145,8 @@ class StoredBlock:
         stored = self._stored
         if stored is None:
             return ()
+        if isinstance(stored, tuple):
+            return stored
         return tuple(stored.values()) if isinstance(stored, dict) else (stored,)
 
     def record(self, part: Part) -> StoredPart | None:
@@ -150,25 +154,33 @@ class StoredBlock:
         stored = self._stored
         if isinstance(stored, dict):
             return stored.get(part)
+        if isinstance(stored, tuple):
+            return next((record for record in stored if record.part == part), None)
         return stored if stored is not None and stored.part == part else None
 
     def add(self, record: StoredPart) -> None:
         """Add a record of a part that is not there."""
         stored = self._stored
-        if stored is None:
-            self._stored = record
-        elif isinstance(stored, dict):
+        if isinstance(stored, dict):
             stored[record.part] = record
         else:
-            self._stored = {stored.part: stored, record.part: record}
+            self._keep((*self.records, record))
 
     def remove(self, record: StoredPart) -> None:
         """Remove a record that is there."""
         stored = self._stored
-        if isinstance(stored, dict) and len(stored) > 1:
+        if isinstance(stored, dict) and len(stored) > LISTED_MAX + 1:
             del stored[record.part]
         else:
-            self._stored = None
+            self._keep(tuple(each for each in self.records if each.part != record.part))
+
+    def _keep(self, records: tuple[StoredPart, ...]) -> None:
+        if len(records) > LISTED_MAX:
+            self._stored = {record.part: record for record in records}
+        elif len(records) == 1:
+            (self._stored,) = records
+        else:
+            self._stored = records or None
 
     @property
     def nbytes(self) -> int:
@@ -211,6 +223,7 @@ class Index:
     def __init__(self) -> None:
         self._blocks: dict[BlockKey, StoredBlock] = {}
         self._parts: dict[Part, Part] = {}  # one object per part: see `own_part`
+        self._sizes: dict[int, int] = {}  # and for each of some sizes: see `own_size`
         self.namespaces = Namespaces()
 
     def __len__(self) -> int:
@@ -245,6 +258,12 @@ class Index:
     def own_part(self, part: Part) -> Part:
         """Return an equal part that other records have, too: it costs them no memory."""
         return self._parts.setdefault(part, part)
+
+    def own_size(self, nbytes: int) -> int:
+        """Return an equal number that other records have, too. Coded records have few sizes."""
+        if len(self._sizes) >= SIZES_MAX:
+            return self._sizes.get(nbytes, nbytes)
+        return self._sizes.setdefault(nbytes, nbytes)
 
     def by_key(self, key: BlockKey) -> StoredBlock | None:
         return self._blocks.get(key)

@@ -1,7 +1,23 @@
 """What a block costs in memory is measured, and stays under its bound."""
 
+from typing import Any
+
+import pytest
+
+from kvstore.model.block import Part
 from kvstore_bench.store import index_daemon
 from kvstore_bench.store.index import IndexPlan, run
+from kvstore_bench.store.index_coded import (
+    BETWEEN,
+    CodedIndexPlan,
+    Extents,
+    Node,
+    Sizes,
+    arena_fill,
+    ep_kind,
+    l3_kind,
+)
+from kvstore_bench.store.index_coded import run as run_coded
 
 BYTES_PER_BLOCK_MAX = 700
 
@@ -11,6 +27,38 @@ def test_a_block_costs_less_than_its_bound_with_either_policy() -> None:
     assert set(result["bytes_per_block"]) == {"lru", "hz"}
     assert max(result["bytes_per_block"].values()) < BYTES_PER_BLOCK_MAX
     assert min(*result["match_p50_us"].values(), *result["put_p50_us"].values()) > 0
+
+
+@pytest.mark.parametrize("kind", [l3_kind, ep_kind])
+def test_coded_records_fill_an_arena_that_blocks_come_to_and_leave(kind: Any) -> None:
+    name = kind.__name__.removesuffix("_kind")
+    for policy in ("lru", "hz"):
+        assert 0.96 < arena_fill(name, policy, CodedIndexPlan(arena_nbytes=512 << 20)) <= 1
+
+
+def test_two_sizes_of_records_leave_gaps_that_are_measured() -> None:
+    plan = CodedIndexPlan(arena_nbytes=256 << 20)
+    assert arena_fill("l3", "lru", plan, BETWEEN) < arena_fill("l3", "lru", plan)
+
+
+def test_fine_parts_keep_their_share_and_newer_ones_take_the_place_of_older() -> None:
+    kind, space = ep_kind(Sizes(1)), Extents(256 << 20)
+    node = Node(space, "lru", 1)
+    node.resize(space.capacity)
+    for _ in range(60):
+        keys = node.put(kind, 64)
+    fine_parts = node.planner.eviction.fine_parts
+    assert 0.25 <= fine_parts.nbytes / space.capacity < 0.27
+    last = [node.planner.index.by_key(key) for key in keys]
+    assert all(block and block.record(Part(1, 0)) for block in last[1:])  # the first one is exact
+
+
+def test_a_coded_block_costs_less_than_its_bound() -> None:
+    plan = CodedIndexPlan(blocks=40_000, arena_nbytes=128 << 20, matches=20)
+    result = run_coded(plan, ("lru", "hz"), lambda text: None)
+    assert max(result["l3"]["bytes_per_block"].values()) < BYTES_PER_BLOCK_MAX
+    assert max(result["ep"]["bytes_per_block"].values()) < 1150
+    assert result["match_fine_vs_plain"] > 0
 
 
 def test_daemons_are_filled_and_asked_with_either_policy() -> None:

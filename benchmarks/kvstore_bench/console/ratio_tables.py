@@ -110,6 +110,19 @@ def print_index(result: Mapping[str, Any]) -> None:
     for policy in result["plan"]["policies"]:
         table.add_row(policy, *(f"{result[field][policy]:,.0f}" for field in columns))
     _print(table)
+    if "l3" in result:
+        _print(_coded_index(result))
+
+
+def _coded_index(result: Mapping[str, Any]) -> Table:
+    ratio = result["match_fine_vs_plain"]
+    title = f"Coded records; a match with fine parts takes {ratio:.2f} of one without"
+    table = _table(title, ("policy, record", "bytes a block", "arena filled"))
+    for policy in result["plan"]["policies"]:
+        for form in ("l3", "ep"):
+            nbytes, fill = (result[form][f][policy] for f in ("bytes_per_block", "arena_fill"))
+            table.add_row(f"{policy}, {form}", f"{nbytes:,.0f}", f"{100 * fill:.1f} %")
+    return table
 
 
 def print_codec(result: Mapping[str, Any]) -> None:

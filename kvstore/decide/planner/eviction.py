@@ -36,32 +36,38 @@ class Eviction:
         """The fine parts that the arena has."""
         return self._ledger.fine_parts
 
-    def find_slot(self, nbytes: int, *, fine: bool = False) -> HeldSlot | None:
+    def find_slot(
+        self, nbytes: int, *, fine: bool = False, placed_nbytes: int = 0
+    ) -> HeldSlot | None:
         """Return an unpinned slot, evicting for it, or None.
 
         Fine parts leave first, as far as they have more than their share. fine: the slot is for
-        one of them: no block leaves for it while they have their share.
+        one of them: no block leaves for it while they have their share. placed_nbytes: of slots
+        that fine parts were given, but that are not published yet: they count as well.
         """
         slot = self._dram.allocate(nbytes)
-        has_share = self.fine_parts.nbytes >= self.fine_parts.nbytes_min
+        has_share = self.fine_parts.nbytes + placed_nbytes >= self.fine_parts.nbytes_min
         if slot is None and has_share:
-            slot = self._slot_of_fine_parts(nbytes)
+            comes = placed_nbytes + padded(nbytes) if fine else placed_nbytes
+            slot = self._slot_of_fine_parts(nbytes, comes)
         if slot is None and not (fine and has_share):
             slot = self._slot_of_victims(nbytes)
         return HeldSlot(slot) if slot is not None else None
 
-    def _slot_of_fine_parts(self, nbytes: int) -> Slot | None:
-        """Drop fine parts until a slot is free."""
+    def _slot_of_fine_parts(self, nbytes: int, comes: int) -> Slot | None:
+        """Drop fine parts until a slot is free, as long as they keep their share. comes: bytes of
+        those that are about to be published."""
         for key, record in self.fine_parts.to_leave():
-            if self.fine_parts.nbytes < self.fine_parts.nbytes_min:
+            left = self.fine_parts.nbytes - padded(record.nbytes)
+            if left + comes < self.fine_parts.nbytes_min:
                 break
-            if self._drop_fine(self._index.by_key(key), record):
+            if self.drop_fine(self._index.by_key(key), record):
                 slot: Slot | None = self._dram.allocate(nbytes)
                 if slot is not None:
                     return slot
         return None
 
-    def _drop_fine(self, block: StoredBlock | None, record: StoredPart) -> bool:
+    def drop_fine(self, block: StoredBlock | None, record: StoredPart) -> bool:
         """Drop the arena's copy of a fine part, unless somebody needs it."""
         held = record.resident
         if block is None or held is None or held.pins or record.dirty:
@@ -163,7 +169,7 @@ class Eviction:
         for key, record in self.fine_parts.to_leave():
             if self.fine_parts.nbytes <= least:
                 break
-            self._drop_fine(self._index.by_key(key), record)
+            self.drop_fine(self._index.by_key(key), record)
         return before - self.fine_parts.nbytes
 
     @property

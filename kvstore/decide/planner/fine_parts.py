@@ -119,7 +119,7 @@ class FineParts:
         self.nbytes = 0
         self.share = share
         self.nbytes_min = 0
-        self._parts: OrderedDict[tuple[BlockKey, Part], StoredPart] = OrderedDict()
+        self._parts: OrderedDict[StoredPart, BlockKey] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._parts)
@@ -129,21 +129,21 @@ class FineParts:
         self.nbytes_min = int(self.share * arena_nbytes)
 
     def came(self, key: BlockKey, record: StoredPart) -> None:
-        self._parts[key, record.part] = record
+        self._parts[record] = key
         self.nbytes += padded(record.nbytes)
 
-    def went(self, key: BlockKey, record: StoredPart) -> None:
-        if self._parts.pop((key, record.part), None) is not None:
+    def went(self, record: StoredPart) -> None:
+        if self._parts.pop(record, None) is not None:
             self.nbytes -= padded(record.nbytes)
 
     def touch(self, blocks: Sequence[StoredBlock]) -> None:
         """Note that a prefix was used: its parts leave last, the end of it before its start."""
         for block in reversed(blocks):
             for record in block.records:
-                if record.fine and (block.key, record.part) in self._parts:
-                    self._parts.move_to_end((block.key, record.part))
+                if record.fine and record in self._parts:
+                    self._parts.move_to_end(record)
 
     def to_leave(self) -> Iterator[tuple[BlockKey, StoredPart]]:
         """Yield some parts in the order in which they leave; they may leave meanwhile."""
-        for (key, _), record in list(islice(self._parts.items(), LOOKED_AT_MAX)):
+        for record, key in list(islice(self._parts.items(), LOOKED_AT_MAX)):
             yield key, record

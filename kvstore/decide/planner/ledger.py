@@ -217,7 +217,7 @@ class Ledger:
         held.indexed = False
         self.index.namespaces.in_dram(block.namespace_id, -padded(held.nbytes), record.part.group)
         if record.fine:
-            self.fine_parts.went(block.key, record)
+            self.fine_parts.went(record)
         self.orphans += held.pins > 0
         self.unpin(held)
         block.resident_parts -= 1

@@ -12,7 +12,7 @@ from kvstore.decide.planner.fine_parts import base_of, fine_slots, lacks_fine, s
 from kvstore.decide.planner.leases import Reservation
 from kvstore.decide.planner.ledger import Ledger
 from kvstore.decide.planner.steps import STEP_BLOCKS, Steps
-from kvstore.model.block import BlockKey, Namespace, NamespaceId, Part, Span
+from kvstore.model.block import BlockKey, Namespace, NamespaceId, Part, Span, padded
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Puts:
                     if block and self._stays(namespace, block, span.part, refined=refined):
                         continue
                     at = start + i - span.begin
-                    nbytes = sizes[at] if sizes else namespace.record_nbytes(span.part)
+                    nbytes = self._nbytes(namespace, span.part, sizes, at)
                     slot = None if refused else self._eviction.find_slot(nbytes)
                     held[at] = slot
                     refused += slot is None
@@ -93,7 +93,7 @@ class Puts:
         held: list[HeldSlot | None],
     ) -> Steps[None]:
         """Find slots for the fine parts of the bases that have one in `held`."""
-        looked_at = 0
+        looked_at = placed_nbytes = 0
         for at, base_at, part in fine_slots(namespace, spans):
             looked_at += 1
             if looked_at % STEP_BLOCKS == 0:
@@ -101,8 +101,14 @@ class Puts:
             base = held[base_at]
             if base is None or base.nbytes != namespace.groups[part.group].base_nbytes:
                 continue
-            nbytes = sizes[at] if sizes else namespace.record_nbytes(part)
-            held[at] = self._eviction.find_slot(nbytes, fine=True)
+            nbytes = self._nbytes(namespace, part, sizes, at)
+            slot = self._eviction.find_slot(nbytes, fine=True, placed_nbytes=placed_nbytes)
+            placed_nbytes += padded(nbytes) if slot is not None else 0
+            held[at] = slot
+
+    def _nbytes(self, namespace: Namespace, part: Part, sizes: Sequence[int], at: int) -> int:
+        nbytes = sizes[at] if sizes else namespace.record_nbytes(part)
+        return self._index.own_size(nbytes)
 
     def _stays(
         self, namespace: Namespace, block: StoredBlock, part: Part, *, refined: bool

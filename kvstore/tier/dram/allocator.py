@@ -4,6 +4,10 @@ Several record sizes live side by side, and namespaces are added and deleted. Fi
 would strand memory in the class of yesterday's model. Free runs of pages are merged with their
 neighbours on every free and found by size. A KV cache has few distinct sizes, so best fit leaves
 few gaps.
+
+Coded records have a few sizes a page or two apart. A run that is a little larger than a slot is
+kept for the next slot of its own size, as long as few are: else what is left of it serves nobody,
+and the larger slot has to be made of two that come free side by side.
 """
 
 from __future__ import annotations
@@ -12,6 +16,9 @@ from bisect import bisect_left, insort
 
 from kvstore.model.block import PAGE_NBYTES, padded
 from kvstore.model.errors import InvalidRequest
+
+LITTLE = 8  # less than so much of a slot is little: nothing fits what is left
+KEPT_SHARE = 128  # of an extent: what is kept free at most
 
 
 class ExtentAllocator:
@@ -32,12 +39,13 @@ class ExtentAllocator:
         self._add(0, capacity)
 
     def allocate(self, nbytes: int) -> int | None:
-        """Return the offset of a free run of `nbytes`, or None."""
+        """Return the offset of a free run of `nbytes`, or None. Then some of the extent, a
+        KEPT_SHARE of it at most, may be runs that would do: they are kept for larger slots."""
         size = padded(nbytes)
-        at = bisect_left(self._sizes, size)
-        if at == len(self._sizes):
+        found = self._best_run(size)
+        if found is None:
             return None
-        start = next(iter(self._runs[self._sizes[at]]))
+        start = next(iter(self._runs[found]))
         end = self._end_of[start]
         self._remove(start, end)
         if start + size < end:
@@ -45,6 +53,18 @@ class ExtentAllocator:
         self.used += size
         self._live[start] = size
         return start
+
+    def _best_run(self, size: int) -> int | None:
+        """Return the size of the runs to take `size` bytes from."""
+        kept = 0
+        for at in range(bisect_left(self._sizes, size), len(self._sizes)):
+            found = self._sizes[at]
+            if found == size or found - size >= size // LITTLE:
+                return found
+            kept += found * len(self._runs[found])
+            if kept > self.capacity // KEPT_SHARE:
+                return found
+        return None
 
     def free(self, offset: int, nbytes: int) -> None:
         """Give back what `allocate(nbytes)` returned. Raises InvalidRequest for anything else."""

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from kvstore.model.block import padded
-from kvstore.tier.dram.allocator import ExtentAllocator
+from kvstore.tier.dram.allocator import KEPT_SHARE, ExtentAllocator
 
 CAPACITY = 64 * 4096
 
@@ -64,3 +64,34 @@ def test_neighbours_merge_so_that_a_large_record_fits_again() -> None:
         assert offset is not None
         allocator.free(offset, 4096)
     assert allocator.allocate(CAPACITY) == 0
+
+
+def extent_with_gaps(pages: int, gaps: list[int]) -> ExtentAllocator:
+    """Return an extent without room, but for gaps of so many pages, apart from each other."""
+    allocator = ExtentAllocator(pages * 4096)
+    for size in gaps:
+        allocator.allocate(size * 4096)
+        allocator.allocate(4096)
+    while allocator.allocate(4096) is not None:
+        pass
+    at = 0
+    for size in gaps:
+        allocator.free(at * 4096, size * 4096)
+        at += size + 1
+    return allocator
+
+
+def test_a_gap_a_little_too_large_is_kept_for_its_own_size() -> None:
+    allocator = extent_with_gaps(64 * KEPT_SHARE, [53])
+    assert allocator.allocate(52 * 4096) is None
+    assert allocator.allocate(53 * 4096) == 0
+
+
+def test_not_much_is_kept() -> None:
+    allocator = extent_with_gaps(64 * KEPT_SHARE, [53, 53, 53])
+    assert allocator.allocate(52 * 4096) is not None
+
+
+def test_a_gap_of_which_something_useful_is_left_is_taken() -> None:
+    allocator = extent_with_gaps(64 * KEPT_SHARE, [53, 60])
+    assert allocator.allocate(52 * 4096) == 54 * 4096
