@@ -82,5 +82,5 @@ def test_fine_parts_of_another_writer_are_found(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_durable_base_that_a_refined_put_frees_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Replaced, "keep", lambda self, old: None)
+    monkeypatch.setattr(Replaced, "keep", lambda self, block, old: None)
     assert any(text.startswith("lost") for text in _lossy_violations(150))

@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterable, Sequence
 
 from kvstore import Client
 from kvstore.model.block import BlockKey, NamespaceId, Part
-from tests.torture.journal import Item, Journal
-from tests.torture.traffic import NAMESPACES, PARTS, name_of
+from tests.torture import parts
+from tests.torture.journal import Journal
+from tests.torture.spaces import NAMESPACES, PARTS, SPACES, Item
+from tests.torture.traffic import name_of
 
 BATCH_KEYS = 64
 WAIT_S = 10.0
@@ -42,8 +44,7 @@ def check(client: Client, journal: Journal, hear: Callable[[], None]) -> list[st
 
 
 def _block_may_exist(journal: Journal, item: Item) -> bool:
-    parts = PARTS[item.namespace_id]
-    return any(journal.may_exist(item._replace(part=part)) for part in parts)
+    return any(journal.may_exist(item._replace(part=part)) for part in PARTS[item.namespace_id])
 
 
 def _ask(client: Client, journal: Journal, items: Iterable[Item], broken: list[str]) -> list[Item]:
@@ -52,13 +53,9 @@ def _ask(client: Client, journal: Journal, items: Iterable[Item], broken: list[s
     for batch in _batches(items):
         asked_at = time.monotonic()
         first = batch[0]
-        records = client.get(
-            first.namespace_id,
-            [item.key for item in batch],
-            group=first.part.group,
-            shard=first.part.shard,
-            wait_s=WAIT_S,
-        )
+        keys = [item.key for item in batch]
+        namespace = SPACES[first.namespace_id]
+        records = parts.get(client, namespace, keys, first.part, WAIT_S)
         for item, record in zip(batch, records, strict=True):
             if record is None:
                 missing.append(item)

@@ -15,25 +15,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import NamedTuple
 
-import numpy as np
-
-from kvstore.model.block import BlockKey, Committed, NamespaceId, Part
-
-HEAD_NBYTES = 8
-
-
-class Item(NamedTuple):
-    """One record's name."""
-
-    namespace_id: NamespaceId
-    key: BlockKey
-    part: Part
+from kvstore.model.block import BlockKey, Committed, NamespaceId
+from tests.torture.spaces import SPACES, Item, is_fine, number_of, record_bytes
 
 
 @dataclass(slots=True, eq=False)
@@ -56,19 +44,12 @@ class History:
     damaged: bool = False
 
 
-def record_bytes(item: Item, number: int, nbytes: int) -> bytes:
-    """Return what put `number` writes: its number, then noise that repeats once."""
-    seed = [int.from_bytes(item.key[:8], "little"), number, *item.part]
-    half = np.random.default_rng(seed).bytes((nbytes - HEAD_NBYTES + 1) // 2)
-    return number.to_bytes(HEAD_NBYTES, "little") + (2 * half)[: nbytes - HEAD_NBYTES]
-
-
 class Journal:
     """See the module. Writers of different keys may use it at once."""
 
     def __init__(self) -> None:
         self.accepted_nbytes = 0
-        self.durable = 0  # records answered as durable
+        self.durable: Counter[str] = Counter()  # records answered as durable, by model
         self.away: set[Item] = set()  # on a disk that is not there now
         self._lock = threading.Lock()
         self._number = 0
@@ -88,7 +69,7 @@ class Journal:
             return call
 
     def put_done(self, call: Call, items: Sequence[Item], nbytes: int, done: Committed) -> None:
-        """Note the answer to a put of records of `nbytes` each."""
+        """Note the answer to a put of records of about `nbytes` each."""
         with self._lock:
             in_time = self._ended(call)
             self.accepted_nbytes += done.committed * nbytes
@@ -155,7 +136,7 @@ class Journal:
 
     def is_owed(self, item: Item) -> bool:
         history = self._histories.get(item, History())
-        if item in self.away or history.durable_from <= history.evicted_at:
+        if is_fine(item) or item in self.away or history.durable_from <= history.evicted_at:
             return False
         deletes = self._deletes_of(item)
         return history.durable_from > max((call.end for call in deletes), default=-inf)
@@ -167,7 +148,7 @@ class Journal:
 
     def judge(self, item: Item, data: bytes, asked_at: float) -> str:
         """Return "" if `data` may be served to who asked then, else "wrong" or "resurrected"."""
-        number = int.from_bytes(data[:HEAD_NBYTES], "little")
+        number = number_of(item, data)
         call = self._histories[item].puts.get(number) if item in self._histories else None
         if call is None or data != record_bytes(item, number, len(data)):
             return "wrong"
@@ -200,8 +181,8 @@ class Journal:
         return True
 
     def _promised(self, call: Call, items: Sequence[Item]) -> None:
-        self.durable += len(items)
         for item in items:
+            self.durable[SPACES[item.namespace_id].title] += not is_fine(item)
             history = self._histories[item]
             if not history.damaged:
                 history.durable_from = max(history.durable_from, call.begin)

@@ -18,6 +18,7 @@ from typing import Any
 from kvstore.cli import main
 from kvstore.decide.planner.eviction import Eviction
 from kvstore.decide.planner.ledger import Ledger
+from kvstore.decide.planner.replaced import Replaced
 from kvstore.move import object_side
 from kvstore.move.object_upload import ObjectUpload
 from kvstore.tier.file import tier
@@ -29,6 +30,7 @@ from tests.torture.disk import SteeredDisk
 def note_losses(steered: Steered) -> None:
     """Write down each record that leaves the file tier for room, or because it cannot be read."""
     evict_file, detach, withdraw = Eviction.evict_file, Ledger.detach, Ledger.withdraw
+    release_all = Replaced.release_all
     evicting = False
 
     def note(what: str, block: Any, part: Any) -> None:
@@ -47,6 +49,11 @@ def note_losses(steered: Steered) -> None:
             note("evicted", block, record.frame.part)
         detach(self, block, record)
 
+    def watched_release_all(self: Replaced) -> int:
+        for kept in self.kept:
+            note("evicted", kept.block, kept.frame.part)
+        return release_all(self)
+
     def watched_withdraw(self: Ledger, frame: Any) -> None:
         mount, extent = frame.extent
         if extent[:2] in {(tag.number, offset) for tag, offset in mount.tier.health.suspects}:
@@ -54,6 +61,7 @@ def note_losses(steered: Steered) -> None:
                 note("unread", block, frame.part)
         withdraw(self, frame)
 
+    Replaced.release_all = watched_release_all  # type: ignore[method-assign]
     Eviction.evict_file = watched_evict  # type: ignore[method-assign]
     Ledger.detach = watched_detach  # type: ignore[method-assign]
     Ledger.withdraw = watched_withdraw  # type: ignore[method-assign]

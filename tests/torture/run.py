@@ -8,7 +8,9 @@ punching a hole, recovering, scrubbing, `kvstore gc`). Its disk fills up, fails,
 are torn, bits flip. After each death everything is asked for: `durable_lost` counts records that
 were answered as durable and are gone although neither evicted nor damaged, `resurrected` what came
 back after a delete was answered, `wrong` bytes nobody put, `hung` calls past their deadlines.
-All have to be 0, and `cap_overshoot_bytes`, the worst moment, at most one segment.
+Records have one size, sizes that vary, or are lossy with fine parts, of which nothing is owed; a fine
+part beside the base of another put, or a block without its fine part for who insists on it, is
+`wrong`. All have to be 0, and `cap_overshoot_bytes`, the worst moment, at most one segment.
 `bucket` is the same with an S3 server behind it, which fails, answers wrongly and is killed;
 `directories` the same on three of them, of which some are missing, fail, hang or fill up.
 """
@@ -121,7 +123,8 @@ def torture(lives: list[Life], world: World, *, progress: bool = False) -> dict[
 
         world.run(lives, told)
         return summary(world.findings) | {
-            "durable_records": world.journal.durable,
+            "durable_records": world.journal.durable.total(),
+            "durable_records_of": dict(sorted(world.journal.durable.items())),
             "calls": dict(world.traffic.calls),
         }
 

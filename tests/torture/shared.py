@@ -15,8 +15,8 @@ from random import Random
 from kvstore import Client
 from tests.torture.bucket import FAULTS, Bucket
 from tests.torture.plan import Life
+from tests.torture.spaces import NAMESPACES
 from tests.torture.traffic import (
-    NAMESPACES,
     Chain,
     PrefixReader,
     Worker,
@@ -30,7 +30,12 @@ TROUBLES = (SERVER, *FAULTS)
 DEATHS = ("timer", "drain", "write", "tombstone", "fdatasync")
 SETTINGS = (
     *("object.grace_s=12", "object.believed_s=1", "object.collect_every_s=3"),
-    *("object.timeout_s=1", "object.capacity=32MiB", "object.requests_max=8"),
+    *(
+        "object.timeout_s=1",
+        "object.capacity=32MiB",
+        "object.requests_max=8",
+        "object.fidelity=fine",
+    ),
     "server.drain_s=4",
 )
 TROUBLE_S = (1.0, 4.0)

@@ -14,13 +14,13 @@ from kvstore.testing.samples import sample_keys
 from tests.torture import several
 from tests.torture.check import check
 from tests.torture.control import CALLS
-from tests.torture.journal import Item, Journal, record_bytes
+from tests.torture.journal import Journal
 from tests.torture.plan import DEATHS, plan
 from tests.torture.run import good, torture, torture_several, torture_shared
-from tests.torture.traffic import NAMESPACES
+from tests.torture.spaces import FIXED, Item, record_bytes
 from tests.torture.world import SteeredDaemon, World
 
-NAMESPACE = NAMESPACES[0]
+NAMESPACE = FIXED
 NBYTES = NAMESPACE.groups[0].record_nbytes
 KEYS = sample_keys("torture", 4)
 ITEMS = [Item(NAMESPACE.id, key, Part(0, 0)) for key in KEYS]

@@ -10,26 +10,15 @@ from random import Random
 from typing import NamedTuple, TypeVar
 
 from kvstore import Client, KVStoreError
-from kvstore.model.block import BlockKey, Group, Namespace, Part
+from kvstore.model.block import BlockKey, Namespace, Part
 from kvstore.testing.samples import sample_keys
-from tests.torture.journal import Item, Journal, record_bytes
+from tests.torture import parts
+from tests.torture.journal import Call, Journal
+from tests.torture.parts import coarse_and_mixed
+from tests.torture.spaces import LOSSY, PARTS, Item, record_bytes
 
 T = TypeVar("T")
 
-NAMESPACES = (
-    Namespace(
-        16, (Group("full", 20_000), Group("window", 9_000, window_tokens=64)), (("model", "two"),)
-    ),
-    Namespace(16, (Group("full", 12_288, shards=2),), (("model", "sharded"),)),
-)
-PARTS = {
-    namespace.id: [
-        Part(group, shard)
-        for group, each in enumerate(namespace.groups)
-        for shard in range(each.shards)
-    ]
-    for namespace in NAMESPACES
-}
 CHAIN_BLOCKS = 24
 PUT_BLOCKS_MAX = 8
 KEPT_NBYTES_MAX = 48 << 20  # a writer clears its namespace beyond this: restarts stay short
@@ -100,10 +89,9 @@ class Worker(threading.Thread):
 
     def _get(self, namespace: Namespace, keys: Sequence[BlockKey], part: Part) -> None:
         asked_at = time.monotonic()
-        records = self._timed(
-            "get",
-            lambda: self._client.get(namespace.id, keys, group=part.group, shard=part.shard),
-        )
+        if namespace.varies and not self._client.local:
+            return  # records of their own sizes are read where they are
+        records = self._timed("get", lambda: parts.get(self._client, namespace, keys, part))
         for key, record in zip(keys, records, strict=True):
             if record is not None:
                 item = Item(namespace.id, key, part)
@@ -142,6 +130,9 @@ class Writer(Worker):
             self._flush()
 
     def _put(self, chain: list[BlockKey], first: int) -> None:
+        if self.namespace.varies:
+            self._put_sized(chain, first)
+            return
         keys = chain[first : first + self._draw.randint(1, PUT_BLOCKS_MAX)]
         durable = self._draw.random() < 0.5
         for part in PARTS[self.namespace.id]:
@@ -164,6 +155,43 @@ class Writer(Worker):
                 DURABLE_CALL_S_MAX if durable else CALL_S_MAX,
             )
             self._journal.put_done(call, items, nbytes, done)
+            self._put_nbytes += done.committed * nbytes
+
+    def _put_sized(self, chain: list[BlockKey], first: int) -> None:
+        """Put all parts of some blocks at once: or twice, by two puts that race, with other bytes,
+        of which that commits last that has reserved first."""
+        blocks = range(first, min(len(chain), first + self._draw.randint(1, PUT_BLOCKS_MAX)))
+        durable, refined = self._draw.random() < 0.5, self._draw.random() < 0.4
+        begun: list[tuple[Call, parts.Put]] = []
+        for _ in range(2 if self._draw.random() < 0.3 else 1):
+            fine = self._draw.random() < 0.7
+            items = [
+                Item(self.namespace.id, key, part)
+                for key in chain[blocks.start : blocks.stop]
+                for part in PARTS[self.namespace.id]
+            ]
+            call = self._journal.put(items)
+            put = self._timed(
+                "reserve",
+                lambda call=call, fine=fine: parts.reserve(  # type: ignore[misc]
+                    self._client,
+                    self.namespace,
+                    chain,
+                    blocks,
+                    call.number,
+                    fine=fine,
+                    refined=refined,
+                ),
+            )
+            begun.append((call, put))
+        for call, put in reversed(begun):
+            done = self._timed(
+                "commit durable" if durable else "commit",
+                lambda put=put: parts.commit(self._client, put, durable=durable),  # type: ignore[misc]
+                DURABLE_CALL_S_MAX if durable else CALL_S_MAX,
+            )
+            nbytes = sum(slot.nbytes for slot in put.grant.slots if slot) // len(put.items)
+            self._journal.put_done(call, put.items, nbytes, done)
             self._put_nbytes += done.committed * nbytes
 
     def _delete_keys(self) -> None:
@@ -201,8 +229,17 @@ class Reader(Worker):
         if not writer.chains:
             self._traffic.over.wait(PAUSE_S)
             return
-        part = self._draw.choice(PARTS[writer.namespace.id])
-        self._get(writer.namespace, self._draw.choice(writer.chains), part)
+        keys = self._draw.choice(writer.chains)
+        if writer.namespace is LOSSY and self._client.local:
+            refined = self._draw.random() < 0.5
+            self._traffic.violations += self._timed(
+                "acquire refined" if refined else "acquire",
+                lambda: read_prefix(
+                    self._client, self._journal, Chain(LOSSY, keys), refined=refined
+                ),
+            )
+            return
+        self._get(writer.namespace, keys, self._draw.choice(PARTS[writer.namespace.id]))
 
 
 class PrefixReader(Worker):
@@ -229,24 +266,30 @@ class PrefixReader(Worker):
         )
 
 
-def read_prefix(client: Client, journal: Journal, chain: Chain) -> list[str]:
+def read_prefix(
+    client: Client, journal: Journal, chain: Chain, *, refined: bool = False
+) -> list[str]:
     """Lease what is stored of a prefix, copy it, release it; return what was wrong with it."""
     asked_at = time.monotonic()
-    grant = client.acquire(chain.namespace.id, chain.keys, wait_s=ACQUIRE_S)
+    grant = client.acquire(chain.namespace.id, chain.keys, wait_s=ACQUIRE_S, refined=refined)
     if not grant.leased:
         return []
-    items = [
-        Item(chain.namespace.id, key, part)
+    places = [
+        (Item(chain.namespace.id, chain.keys[block], part), block)
         for part, begin, end in grant.spans
-        for key in chain.keys[begin:end]
+        for block in range(begin, end)
     ]
-    copies = [bytes(client.view(slot)) if slot is not None else None for slot in grant.slots]
+    copies = [
+        (item, block, bytes(client.view(slot)))
+        for (item, block), slot in zip(places, grant.slots, strict=True)
+        if slot is not None
+    ]
     if client.release(grant.lease_id) != [True]:
         return []
-    return [
+    return coarse_and_mixed(copies, refined=refined) + [
         f"{found}: prefix with {name_of(item)}"
-        for item, copy in zip(items, copies, strict=True)
-        if copy is not None and (found := journal.judge(item, copy, asked_at))
+        for item, _, copy in copies
+        if (found := journal.judge(item, copy, asked_at))
     ]
 
 

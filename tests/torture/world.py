@@ -21,9 +21,10 @@ from kvstore.testing.wait import until
 from tests.torture.cap import CapWatch, physical_nbytes
 from tests.torture.check import check
 from tests.torture.control import Control
-from tests.torture.journal import Item, Journal
+from tests.torture.journal import Journal
 from tests.torture.plan import TROUBLES, Life
-from tests.torture.traffic import NAMESPACES, Reader, Traffic, Worker, Writer
+from tests.torture.spaces import NAMESPACES, Item
+from tests.torture.traffic import Reader, Traffic, Worker, Writer
 from tests.torture.volume import Volume
 from tests.torture.wounds import Wounds
 
@@ -36,6 +37,7 @@ SETTINGS = (
     *("limits.group_commit=1MiB", "file.scrub=64MiB"),
 )
 KINDS = ("lost", "wrong", "resurrected", "hung", "bug")
+BASE_LIFE = 4  # in one life of so many, the file tier keeps no fine parts
 WRITERS = 3
 READERS = 2
 WARM_STEPS = 20
@@ -163,6 +165,7 @@ class World:
             f"file.path={json.dumps(list(map(str, self._directories)))}",
             f"file.capacity={capacity_bytes}",
             f"file.codec={life.codec}",
+            f"file.fidelity={'base' if life.number % BASE_LIFE == BASE_LIFE - 1 else 'fine'}",
             f"file.scrub_every_s={SCRUB_S if life.death == 'scrub' else 60.0}",
         )
         self.findings.start_s_max = max(self.findings.start_s_max, time.monotonic() - began)
@@ -223,7 +226,7 @@ class World:
                 self.traffic,
                 client(),
                 seeds.pop(),
-                NAMESPACES[number % len(NAMESPACES)],
+                NAMESPACES[(life.number + number) % len(NAMESPACES)],
                 f"life {life.number} {life.seed} writer {number}",
             )
             for number in range(WRITERS)

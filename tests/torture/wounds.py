@@ -17,7 +17,7 @@ from kvstore.format.frame.header import MAGIC
 from kvstore.model.block import PAGE_NBYTES, padded
 from kvstore.tier.file import Audit
 from tests.tier.file.frames import flip
-from tests.torture.journal import Item
+from tests.torture.spaces import Item
 
 FLIPS_MAX = 3
 

@@ -194,7 +194,7 @@ class Puts:
 
         Returns whether the durable copy of a base stays on its disk until `record` is durable.
         """
-        kept = None if record.fine else self._ledger.replaced.keep(before)
+        kept = None if record.fine else self._ledger.replaced.keep(block, before)
         self._ledger.drop(block, before)
         self._ledger.replaced.by(record, kept)
         return kept is not None

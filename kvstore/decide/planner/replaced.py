@@ -6,15 +6,16 @@ counts again if the new record leaves the arena unwritten.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
-from kvstore.decide.index import StoredFrame, StoredPart
+from kvstore.decide.index import StoredBlock, StoredFrame, StoredPart
 
 
 class Kept(NamedTuple):
     """Where the durable copy is, and what was known of it. Its frame is pinned."""
 
+    block: StoredBlock
     frame: StoredFrame
     position: int
     nbytes: int
@@ -31,18 +32,23 @@ class Replaced:
     def __len__(self) -> int:
         return len(self._kept)
 
+    @property
+    def kept(self) -> Collection[Kept]:
+        """All of them, to look at."""
+        return self._kept.values()
+
     def of(self, record: StoredPart) -> Kept | None:
         """Return what a record took the place of, to look at."""
         return self._kept.get(record)
 
-    def keep(self, old: StoredPart) -> Kept | None:
+    def keep(self, block: StoredBlock, old: StoredPart) -> Kept | None:
         """Keep the durable copy of a record that is about to be dropped, or the one that it has
         itself taken the place of."""
         kept = self.take(old)
         if kept is not None or old.frame is None:
             return kept
         old.frame.pins += 1
-        return Kept(old.frame, old.position, old.nbytes, old.checksum)
+        return Kept(block, old.frame, old.position, old.nbytes, old.checksum)
 
     def by(self, new: StoredPart, kept: Kept | None) -> None:
         """Note which record took its place."""
@@ -62,7 +68,7 @@ class Replaced:
     def release_all(self) -> int:
         """Give up everything, because files need room; returns the bytes that come back at once."""
         nbytes = 0
-        for record, (frame, *_) in list(self._kept.items()):
+        for record, (_, frame, *_) in list(self._kept.items()):
             if not frame.blocks and frame.pins == 1:
                 nbytes += frame.extent.nbytes
             self.release(record)
