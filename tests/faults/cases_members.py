@@ -94,7 +94,7 @@ def member_killed_while_another_is_stopped(scene: Scene) -> None:
 
 def leases_under_half_the_arena(scene: Scene) -> None:
     """With 500 requests queueing for leases, those granted never cover more than half of it."""
-    saver = scene.engine(record_nbytes=BIG_NBYTES)
+    saver = scene.engine(record_nbytes=BIG_NBYTES, kind="fixed")
     count = 60 if scene.quick else QUEUE
     for number in range(30):
         saver.ask("save", prefix=f"queue {number}", blocks=4, durable=True)

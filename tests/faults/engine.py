@@ -1,6 +1,6 @@
 """A process that uses the cache as an engine does, and does what its parent tells it.
 
-    python -m tests.faults.engine unix:/path/k.sock TOKEN
+    python -m tests.faults.engine unix:/path/k.sock TOKEN RECORD_NBYTES KIND
 
 One JSON object a line on standard input, one answer a line on standard output. Whatever the daemon
 does, the engine goes on: a call that fails is counted and its blocks are computed instead. Only a
@@ -16,9 +16,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from kvstore import BlockKey, Client, Grant, KVStoreError, Span, checksum
-from kvstore.model.block import Part
-from kvstore.testing.samples import sample_keys, sample_namespace, sample_record
+from kvstore import BlockKey, Client, Grant, KVStoreError, checksum
+from kvstore.testing.samples import sample_keys
+from tests.faults.records import Records
 
 PREFIXES = 12
 PREFIX_BLOCKS = 16
@@ -27,9 +27,9 @@ PREFIX_BLOCKS = 16
 class Engine:
     """One process. Methods are the commands; they return what is answered."""
 
-    def __init__(self, target: str, token: str, record_nbytes: int) -> None:
-        self._record_nbytes = record_nbytes
-        self._namespace = sample_namespace("faults", record_nbytes)
+    def __init__(self, target: str, token: str, record_nbytes: int, kind: str) -> None:
+        self._records = Records(kind, record_nbytes, token)
+        self._namespace = self._records.namespace
         self._client = Client(target, token=token, name="engine", timeout_s=1.0)
         self._grants: dict[int, tuple[list[BlockKey], Grant]] = {}
         self._registered = False
@@ -42,8 +42,13 @@ class Engine:
         """Put a prefix."""
         self._register()
         keys = sample_keys(prefix, blocks)
-        records = [sample_record(key, self._record_nbytes) for key in keys]
-        done = self._client.put(self._namespace.id, keys, records, durable=durable)
+        if self._records.sized:
+            grant = self._reserved(keys)
+            self._write(keys, grant)
+            done = self._client.commit(grant.lease_id, self._sums(keys, grant), durable=durable)
+        else:
+            records = self._records.make(keys, self._records.spans(blocks))
+            done = self._client.put(self._namespace.id, keys, records, durable=durable)
         return {"committed": done.committed, "refused": done.refused, "durable": done.durable}
 
     def load(self, prefix: str, blocks: int) -> dict[str, Any]:
@@ -63,36 +68,42 @@ class Engine:
     def reserve(self, prefix: str, blocks: int) -> dict[str, Any]:
         self._register()
         keys = sample_keys(prefix, blocks)
-        grant = self._client.reserve(
-            self._namespace.id,
-            keys,
-            first_block=0,
-            parent=None,
-            spans=[Span(Part(0, 0), 0, blocks)],
-        )
+        grant = self._reserved(keys)
         self._grants[grant.lease_id] = keys, grant
         return {"lease": grant.lease_id, "slots": sum(slot is not None for slot in grant.slots)}
 
     def read(self, lease: int) -> dict[str, Any]:
         """Copy what a lease covers; wrong: records that are not what was put."""
         keys, grant = self._grants[lease]
-        copies = [bytes(self._client.view(slot)) for slot in grant.slots if slot]
-        records = [sample_record(key, self._record_nbytes) for key in keys]
-        wrong = sum(copy != record for copy, record in zip(copies, records, strict=False))
-        return {"read": len(copies), "wrong": wrong}
+        copies = [bytes(self._client.view(slot)) if slot else None for slot in grant.slots]
+        wrong = self._records.wrong(keys, grant, copies)
+        return {"read": len(copies) - copies.count(None), "wrong": wrong}
 
     def write(self, lease: int, begin: int = 0) -> dict[str, Any]:
         """Write the records from `begin` on into the slots of a reservation."""
-        keys, grant = self._grants[lease]
-        for key, slot in list(zip(keys, grant.slots, strict=True))[begin:]:
-            if slot:
-                self._client.view(slot)[:] = sample_record(key, self._record_nbytes)
+        self._write(*self._grants[lease], begin)
         return {}
 
     def commit(self, lease: int) -> dict[str, Any]:
-        keys, _ = self._grants.pop(lease)
-        sums = [checksum(sample_record(key, self._record_nbytes)) for key in keys]
-        return {"committed": self._client.commit(lease, sums).committed}
+        keys, grant = self._grants.pop(lease)
+        return {"committed": self._client.commit(lease, self._sums(keys, grant)).committed}
+
+    def _reserved(self, keys: list[BlockKey]) -> Grant:
+        spans = self._records.spans(len(keys))
+        sized = self._records.sized
+        sizes = [len(record) for record in self._records.make(keys, spans)] if sized else []
+        return self._client.reserve(
+            self._namespace.id, keys, first_block=0, parent=None, spans=spans, sizes=sizes
+        )
+
+    def _write(self, keys: list[BlockKey], grant: Grant, begin: int = 0) -> None:
+        records = self._records.make(keys, grant.spans)
+        for record, slot in list(zip(records, grant.slots, strict=True))[begin:]:
+            if slot:
+                self._client.view(slot)[:] = record
+
+    def _sums(self, keys: list[BlockKey], grant: Grant) -> list[int]:
+        return [checksum(record) for record in self._records.make(keys, grant.spans)]
 
     def release(self, lease: int) -> dict[str, Any]:
         self._grants.pop(lease, None)
@@ -146,8 +157,8 @@ class Engine:
 
 
 def main() -> None:
-    target, token, record_nbytes = sys.argv[1], sys.argv[2], int(sys.argv[3])
-    engine = Engine(target, token, record_nbytes)
+    target, token, record_nbytes, kind = sys.argv[1:]
+    engine = Engine(target, token, int(record_nbytes), kind)
     for line in sys.stdin:
         command: dict[str, Any] = json.loads(line)
         do: Callable[..., dict[str, Any]] = getattr(engine, command.pop("do"))

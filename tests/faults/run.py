@@ -7,6 +7,7 @@
 `wrong`: bytes or answers that break a promise; `hung`: processes that did not answer in time;
 `engine_dead`: engines that ended although nobody killed them; `leaked`: leases, reservations or
 limbo that nobody holds any more and that were not freed within five seconds. All have to be 0.
+Cases take turns with records of one size, of sizes that vary, and lossy ones with fine parts.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import click
 from tests.faults import cases_daemon as of_daemon
 from tests.faults import cases_members as of_members
 from tests.faults.clocks import wall_clock_reads
+from tests.faults.records import KINDS
 from tests.faults.scene import ROOT, Dead, Hung, Scene
 
 COUNTS = ("wrong", "hung", "engine_dead", "leaked")
@@ -59,11 +61,16 @@ CASES: dict[str, Case] = {
 }
 
 
-def run_case(name: str, *, quick: bool) -> dict[str, Any]:
-    """Run one case and return its counts and details."""
+def kind_of(name: str) -> str:
+    """Return what kind of records the engines of a case have: cases take turns."""
+    return KINDS[list(CASES).index(name) % len(KINDS)]
+
+
+def run_case(name: str, *, quick: bool, kind: str = "") -> dict[str, Any]:
+    """Run one case and return its counts and details. kind: of its records, "": its own."""
     case, overrides = CASES[name]
     began = time.monotonic()
-    scene = Scene(*overrides, quick=quick)
+    scene = Scene(*overrides, quick=quick, kind=kind or kind_of(name))
     try:
         with scene:
             case(scene)
@@ -79,7 +86,7 @@ def run_case(name: str, *, quick: bool) -> dict[str, Any]:
     counts = {count: getattr(scene, count) for count in COUNTS}
     seconds = round(time.monotonic() - began, 2)
     return (
-        {"name": name, "ok": not any(counts.values()), "seconds": seconds}
+        {"name": name, "kind": scene.kind, "ok": not any(counts.values()), "seconds": seconds}
         | counts
         | {"details": scene.details}
     )
@@ -87,20 +94,21 @@ def run_case(name: str, *, quick: bool) -> dict[str, Any]:
 
 @click.command(help=(__doc__ or "").splitlines()[0])
 @click.option("--case", "names", multiple=True, type=click.Choice(list(CASES)), help="Only this.")
+@click.option("--kind", type=click.Choice(KINDS), default="", help="Of records, in every case.")
 @click.option("--quick", is_flag=True, help="Fewer rounds, as the tests run them.")
 @click.option("--list", "listing", is_flag=True, help="List the cases and end.")
 @click.option("--json", "file", type=click.Path(path_type=Path), help="Write the result here too.")
-def main(names: tuple[str, ...], quick: bool, listing: bool, file: Path | None) -> None:
+def main(names: tuple[str, ...], kind: str, quick: bool, listing: bool, file: Path | None) -> None:
     if listing:
         for name, (case, _) in CASES.items():
             click.echo(f"{name}: {(case.__doc__ or '').splitlines()[0]}")
         return
     results = []
     for name in names or CASES:
-        results.append(run_case(name, quick=quick))
+        results.append(run_case(name, quick=quick, kind=kind))
         last = results[-1]
         state = "ok" if last["ok"] else "FAILED"
-        click.echo(f"{state:6} {last['seconds']:7.1f} s  {name}", err=True)
+        click.echo(f"{state:6} {last['seconds']:7.1f} s  {name} ({last['kind']})", err=True)
     result: dict[str, Any] = {count: sum(each[count] for each in results) for count in COUNTS}
     text = json.dumps(result | {"cases": results}, indent=2)
     click.echo(text)

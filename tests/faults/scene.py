@@ -37,11 +37,13 @@ class Dead(Exception):
 class EngineProcess:
     """A process of `engine.py`. `tell` and `answer`, or both at once by `ask`."""
 
-    def __init__(self, target: str, token: str, record_nbytes: int = RECORD_NBYTES) -> None:
+    def __init__(
+        self, target: str, token: str, record_nbytes: int = RECORD_NBYTES, kind: str = "fixed"
+    ) -> None:
         self.token = token
         self.killed = False
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.faults.engine", target, token, str(record_nbytes)],
+            [sys.executable, "-m", "tests.faults.engine", target, token, str(record_nbytes), kind],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=ROOT,
@@ -107,10 +109,14 @@ class EngineProcess:
 
 
 class Scene:
-    """One case's world. `wrong`, `hung`, `engine_dead` and `leaked` have to stay 0."""
+    """One case's world. `wrong`, `hung`, `engine_dead` and `leaked` have to stay 0.
 
-    def __init__(self, *overrides: str, quick: bool = False) -> None:
+    kind: of the records of its engines, see `records.py`.
+    """
+
+    def __init__(self, *overrides: str, quick: bool = False, kind: str = "fixed") -> None:
         self.quick = quick
+        self.kind = kind
         self.wrong = self.hung = self.engine_dead = self.leaked = 0
         self.details: dict[str, Any] = {}
         self.daemon = Daemon(*overrides)
@@ -132,6 +138,7 @@ class Scene:
         self, token: str | None = None, *, join: bool = True, **options: Any
     ) -> EngineProcess:
         """Start a process of an engine; the same token, the same engine."""
+        options.setdefault("kind", self.kind)
         engine = EngineProcess(self.daemon.target, token or secrets.token_hex(16), **options)
         self._engines.append(engine)
         if join:

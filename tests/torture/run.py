@@ -8,9 +8,12 @@ punching a hole, recovering, scrubbing, `kvstore gc`). Its disk fills up, fails,
 are torn, bits flip. After each death everything is asked for: `durable_lost` counts records that
 were answered as durable and are gone although neither evicted nor damaged, `resurrected` what came
 back after a delete was answered, `wrong` bytes nobody put, `hung` calls past their deadlines.
-Records have one size, sizes that vary, or are lossy with fine parts, of which nothing is owed; a fine
-part beside the base of another put, or a block without its fine part for who insists on it, is
-`wrong`. All have to be 0, and `cap_overshoot_bytes`, the worst moment, at most one segment.
+All have to be 0, and `cap_overshoot_bytes`, the worst moment, at most one segment.
+
+Records have one size, sizes that vary, or are lossy with fine parts, of which nothing is owed. A
+fine part beside the base of another put, or a block without its fine part for who insists on it, is
+`wrong`.
+
 `bucket` is the same with an S3 server behind it, which fails, answers wrongly and is killed;
 `directories` the same on three of them, of which some are missing, fail, hang or fill up.
 """
