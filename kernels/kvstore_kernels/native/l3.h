@@ -9,12 +9,14 @@ INLINE size_t part_of(int width, int strip) {
 }
 
 // One group of a tile. WHOLE: it has 64 channels; else `width`, and rows are padded by their first
-// channel, whose distance is known. Returns the end of the escapes.
-template <bool WHOLE>
-static uint8_t* encode_group(const uint16_t* x, ptrdiff_t stride, int T, int D, int width, uint8_t* rest,
+// channel, whose distance is known. TOKENS: T where it is the usual one, so that the group stays in
+// registers; else 0. Returns the end of the escapes.
+template <bool WHOLE, int TOKENS>
+static uint8_t* encode_group(const uint16_t* x, ptrdiff_t stride, int tokens, int D, int width, uint8_t* rest,
                              uint8_t* below, uint8_t* planes, uint8_t* escapes, uint8_t* top) {
+    const int T = TOKENS ? TOKENS : tokens;
     const Shuffles by = shuffles();
-    Bytes exponents[TOKENS_MAX][STRIPS], base[STRIPS] = {};
+    Bytes exponents[TOKENS ? TOKENS : TOKENS_MAX][STRIPS], base[STRIPS] = {};
     for (int t = 0; t < T; t++) {
         uint16_t padded[GROUP];
         const uint16_t* row = x + t * stride;
@@ -74,9 +76,10 @@ INLINE void unpack_nibbles(const uint8_t* from, Bytes to[STRIPS]) {
     }
 }
 
-template <bool WHOLE>
-static const uint8_t* decode_group(uint16_t* x, ptrdiff_t stride, int T, int D, int width, const uint8_t* rest,
+template <bool WHOLE, int TOKENS>
+static const uint8_t* decode_group(uint16_t* x, ptrdiff_t stride, int tokens, int D, int width, const uint8_t* rest,
                                    const uint8_t* below, const uint8_t* planes, const uint8_t* escapes, uint8_t top) {
+    const int T = TOKENS ? TOKENS : tokens;
     const Shuffles by = shuffles();
     Bytes base[STRIPS];
     if (WHOLE) {
@@ -124,8 +127,8 @@ static uint8_t* encode_group_within(const uint16_t* x, ptrdiff_t stride, int T, 
     uint8_t own[TOKENS_MAX * GROUP + 64];
     bool far = room >= size_t(T) * GROUP + 64;  // vectors are written whole
     uint8_t* to = far ? escapes : own;
-    const uint8_t* end = width == GROUP ? encode_group<true>(x, stride, T, D, width, rest, below, planes, to, top)
-                                  : encode_group<false>(x, stride, T, D, width, rest, below, planes, to, top);
+    auto encode = width != GROUP ? encode_group<false, 0> : T == 16 ? encode_group<true, 16> : encode_group<true, 0>;
+    const uint8_t* end = encode(x, stride, T, D, width, rest, below, planes, to, top);
     size_t count = size_t(end - to);
     if (count > room) return nullptr;
     if (!far) memcpy(escapes, own, count);
@@ -200,9 +203,9 @@ static int l3_decode(const Plan* plan, int64_t block, const uint8_t* record, siz
                 memset(own + count, 0, size_t(T) * GROUP + 64 - count);
                 in = own;
             }
-            const uint8_t* past =
-                width == GROUP ? decode_group<true>(rows.first + c, rows.stride, T, D, width, from + c, below + c / 2, planes + c, in, uint8_t(entry >> 16))
-                               : decode_group<false>(rows.first + c, rows.stride, T, D, width, from + c, below + c / 2, planes + c, in, uint8_t(entry >> 16));
+            auto decode = width != GROUP ? decode_group<false, 0> : T == 16 ? decode_group<true, 16> : decode_group<true, 0>;
+            const uint8_t* past = decode(rows.first + c, rows.stride, T, D, width, from + c, below + c / 2, planes + c, in,
+                                         uint8_t(entry >> 16));
             if (size_t(past - in) != count) return 1;
             escapes += count;
         }
