@@ -27,6 +27,7 @@ from kvstore_kernels.codec.record import (
     same_but_for_sizes,
 )
 from kvstore_kernels.codec.reference import splitmix64
+from kvstore_kernels.native.sums import sums_of
 
 BASE_PLANES = (5, 4)
 """Of keys and values in EP's base part, as the connectors store it."""
@@ -198,9 +199,11 @@ class Coder:
                 refused.ctypes.data,
             )
         encoded: dict[int, Encoded] = {}
-        for index, no in zip(lossy, refused, strict=True):
-            if not no:
-                encoded[index] = self._finish_pair(bases[index], fines[index])
+        taken = [index for index, no in zip(lossy, refused, strict=True) if not no]
+        firsts = [self._finish(Form.EP_BASE, self._base_nbytes, bases[index]) for index in taken]
+        for index, first, pair in zip(taken, firsts, sums_of(firsts), strict=True):
+            fine = self._finish(Form.EP_FINE, self.fine_nbytes, fines[index], pair=pair)
+            encoded[index] = Encoded(first, fine)
         rest = [index for index in range(len(blocks)) if index not in encoded]
         for index in rest:
             (encoded[index],) = self.encode_exact([blocks[index]], bases[index])
@@ -225,11 +228,6 @@ class Coder:
         if stored > nbytes:
             space[nbytes:stored] = 0
         return view[:stored]
-
-    def _finish_pair(self, base: npt.NDArray[np.uint8], fine: npt.NDArray[np.uint8]) -> Encoded:
-        first = self._finish(Form.EP_BASE, self._base_nbytes, base)
-        pair = self._checksum(first)
-        return Encoded(first, self._finish(Form.EP_FINE, self.fine_nbytes, fine, pair=pair))
 
     def _keep(self, block: int, space: npt.NDArray[np.uint8]) -> memoryview:
         """Store a block raw."""

@@ -336,6 +336,7 @@ static int encode_parts(const Plan* plan, int64_t block, uint8_t* base, uint8_t*
         const Tile& tile = plan->tiles[n];
         const int T = tile.tokens, D = tile.channels, kind = tile.kind;
         Rows<Value> rows = rows_of(tile, page_of(*plan, tile, block), true, (Value*)nullptr);
+        ask_for_group<false>(*plan, n + 1, block, 0, D);
         if (!Item::fit(rows.first, rows.stride, T, D)) return 1;
         size_t stripes = stripes_of(tile), size = ep_nbytes(tile, planes[kind], true);
         uint8_t *codes = scratch().codes, *steps = base + 2 * stripes, *to = steps + stripes;
@@ -370,6 +371,7 @@ static void decode_parts(const Plan* plan, int64_t block, const uint8_t* base, c
         const int more = all ? fine_planes[kind] : 0, known = planes[kind] + more;
         const float half = float((1 << (8 - known)) - 1) * 0.5f;
         uint8_t* codes = scratch().codes;
+        ask_for_group<true>(*plan, n + 1, block, 0, D);
         read_codes(codes, T, D, planes[kind], from, more, fine);
         if (kind == KEYS) decode_keys<Item>(rows.first, rows.stride, T, D, base, steps, codes, half);
         else decode_values<Item>(rows.first, rows.stride, T, D, plan->signs, base, steps, codes, half);

@@ -164,6 +164,8 @@ static size_t l3_encode(const Plan* plan, int64_t block, uint8_t* record, size_t
         for (int c = 0; c < D; c += GROUP) {
             int width = D - c < GROUP ? D - c : GROUP;
             uint8_t top;
+            ask_for_group<false>(*plan, n + 1, block, c, GROUP);
+            ask_for<true>(to + size + size * c / D, 0, 1, int(size * GROUP / D));
             uint8_t* past = encode_group_within(rows.first + c, rows.stride, T, D, width, to + c, below + c / 2, planes + c,
                                                 escapes, size_t(end - escapes), &top);
             if (!past) return 0;
@@ -187,13 +189,15 @@ static int l3_decode(const Plan* plan, int64_t block, const uint8_t* record, siz
         const int T = tile.tokens, D = tile.channels;
         uint8_t* page = page_of(*plan, tile, block);
         const bool wide = plan->item == FP32;
-        size_t values = size_t(T) * D;
+        const size_t values = size_t(T) * D, size = l3_nbytes(tile, int(plan->item));
         const uint8_t *below = from + values, *planes = below + D / 2, *lows = planes + values / 8 * 3;
         Rows<uint16_t> rows = wide ? Rows<uint16_t>{scratch().halves, D} : rows16(tile, page, false);
         for (int c = 0; c < D; c += GROUP, table += 4) {
             int width = D - c < GROUP ? D - c : GROUP;
             uint32_t entry;
             memcpy(&entry, table, 4);
+            ask_for_group<true>(*plan, n + 1, block, c, GROUP);
+            ask_for<false>(from + size + size * c / D, 0, 1, int(size * GROUP / D));
             size_t count = entry & 0xffff, left = size_t(end - escapes);
             if (count > left || count > size_t(T) * width) return 1;
             uint8_t own[TOKENS_MAX * GROUP + 64];
@@ -221,7 +225,7 @@ static int l3_decode(const Plan* plan, int64_t block, const uint8_t* record, siz
         } else {
             write_back(tile, page, rows);
         }
-        from += l3_nbytes(tile, int(plan->item));
+        from += size;
     }
     return escapes == end ? 0 : 1;
 }

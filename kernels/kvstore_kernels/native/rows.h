@@ -113,3 +113,20 @@ INLINE void write_back(const Tile& tile, uint8_t* page, const Rows<uint16_t>& ro
 INLINE void write_back(const Tile& tile, uint8_t* page, const Rows<uint32_t>& rows) {
     if (!in_rows(tile, 4)) copy_tile<uint32_t, Eight32, false>(tile, page, rows.first);
 }
+
+// Asks for lines of memory ahead of their use: a group of channels reads a little of many rows, which
+// the processor does not foresee. FOR_WRITING: they will be written to.
+template <bool FOR_WRITING>
+INLINE void ask_for(const uint8_t* first, ptrdiff_t stride, int rows, int nbytes) {
+    for (int row = 0; row < rows; row++)
+        for (int at = 0; at < nbytes; at += 64) __builtin_prefetch(first + row * stride + at, FOR_WRITING, 2);
+}
+// The same of `width` channels of a tile from `c` on, if it is used in place.
+template <bool FOR_WRITING>
+INLINE void ask_for_group(const Plan& plan, uint32_t n, int64_t block, int c, int width) {
+    if (n >= plan.tiles_count) return;
+    const Tile& tile = plan.tiles[n];
+    const int item = plan.item == FP32 ? 4 : 2;
+    if (!in_rows(tile, item) || c >= tile.channels) return;
+    ask_for<FOR_WRITING>(page_of(plan, tile, block) + c * item, tile.token, tile.tokens, width * item);
+}
