@@ -15,9 +15,10 @@ from tests.torture import several
 from tests.torture.check import check
 from tests.torture.control import CALLS
 from tests.torture.journal import Journal
+from tests.torture.parts import coarse_and_mixed
 from tests.torture.plan import DEATHS, plan
 from tests.torture.run import good, torture, torture_several, torture_shared
-from tests.torture.spaces import FIXED, Item, record_bytes
+from tests.torture.spaces import FIXED, LOSSY, Item, record_bytes, size_of
 from tests.torture.world import SteeredDaemon, World
 
 NAMESPACE = FIXED
@@ -137,6 +138,24 @@ def test_the_journal_knows_what_may_be_served() -> None:
     assert journal.judge(item, old, deleted.begin) == ""  # asked before it was answered
     assert journal.judge(item, old, deleted.end + 1) == "resurrected"
     assert not journal.may_exist(item)
+
+
+def test_parts_of_two_puts_and_coarse_blocks_are_found() -> None:
+    def copy(part: Part, number: int, block: int) -> tuple[Item, int, bytes]:
+        item = Item(LOSSY.id, KEYS[block], part)
+        return item, block, record_bytes(item, number, size_of(item, block, number))
+
+    base, fine = Part(0, 0), Part(2, 0)
+    whole = [copy(base, 1, 0), copy(base, 1, 1), copy(fine, 1, 1)]
+    assert coarse_and_mixed(whole, refined=True) == []
+    assert coarse_and_mixed(whole[:2], refined=False) == []
+    (coarse,) = coarse_and_mixed(whole[:2], refined=True)
+    assert coarse.startswith("wrong: a block without its fine part")
+    (mixed,) = coarse_and_mixed([*whole[:2], copy(fine, 2, 1)], refined=False)
+    assert mixed.startswith("wrong: a fine part beside the base of another put")
+    lossy_first = [(copy(base, 1, 1)[0], 0, copy(base, 1, 1)[2])]
+    (first,) = coarse_and_mixed(lossy_first, refined=False)
+    assert first.startswith("wrong: the first block is not exact")
 
 
 def test_an_answer_that_is_read_after_the_daemon_died_counts_for_what_it_said() -> None:

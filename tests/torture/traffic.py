@@ -261,8 +261,10 @@ class PrefixReader(Worker):
             self._traffic.over.wait(PAUSE_S)
             return
         chain = self._draw.choice(chains)
+        refined = chain.namespace is LOSSY and self._draw.random() < 0.5
         self._traffic.violations += self._timed(
-            "acquire", lambda: read_prefix(self._client, self._journal, chain)
+            "acquire refined" if refined else "acquire",
+            lambda: read_prefix(self._client, self._journal, chain, refined=refined),
         )
 
 
