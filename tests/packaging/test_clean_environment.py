@@ -41,7 +41,7 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
     "explain": ("--target", "{target}", "--last", "1"),
     "namespaces": ("--target", "{target}"),
     "scan": ("--target", "{target}"),
-    "get": ("--target", "{target}", "--namespace", KEY, KEY),
+    "get": ("--target", "{target}", "--tokens", "1,2,3"),
     "hint end": ("--target", "{target}", "chat-17"),
     "hint expect": ("--target", "{target}", "chat-17", "--in", "30"),
     "hint demote": ("--target", "{target}", "chat-17"),
