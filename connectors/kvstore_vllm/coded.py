@@ -5,20 +5,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal, cast
 
 import torch
 
-from kvstore.model.checksum import checksum
+from kvstore.model.checksum import checksum, copies_in
 from kvstore.model.errors import ConfigError
 from kvstore_kernels import native
-from kvstore_kernels.codec.coder import BASE_PLANES, FINE_PLANES, Coder, Encoded, Memory
+from kvstore_kernels.codec.coder import BASE_PLANES, FINE_PLANES, Coder, Memory
 from kvstore_kernels.codec.copies import CodedCopies, Decoded, Fine, Scratch
-from kvstore_kernels.codec.places import Unplaced
+from kvstore_kernels.codec.places import Shape, Unplaced
 from kvstore_kernels.codec.record import DType
 from kvstore_kernels.host import HostPages
 from kvstore_vllm.metadata import LossySizes
-from kvstore_vllm.pages import HostMemory
+from kvstore_vllm.pages import Encoded, HostMemory, Sized
 from kvstore_vllm.places import shape_of
 
 logger = logging.getLogger(__name__)
@@ -30,6 +30,7 @@ LOSSY_FORM = "ep/1 K{}V{}+K{}V{}".format(*BASE_PLANES, *FINE_PLANES)
 """With the planes of keys and values in a base part, and in a fine part."""
 
 
+RAW_WANTED = '"record" is "raw"'
 DO_WITHOUT = 'use "fidelity": "exact", which is the default'
 
 
@@ -54,11 +55,10 @@ class CodedHostMemory(HostMemory):
         """
         super().__init__(groups)
         self.shapes = [shape_of(layers, each) for layers, each in zip(groups, isas, strict=True)]
-        if not lossy and any(shape.dtype is DType.FP16 for shape in self.shapes):
-            raise Unplaced("float16 has too few bits of exponent to gain by")
+        check_gain(self.shapes, lossy=lossy)
         self._copies = [
             CodedCopies(
-                Coder(shape, _memory(layers), HostPages(layers), checksum),
+                Coder(shape, memory_of(layers), HostPages(layers), checksum),
                 checksum,
                 Scratch(),
                 lossy=lossy,
@@ -67,24 +67,21 @@ class CodedHostMemory(HostMemory):
         ]
         self.record_nbytes = [copies.record_nbytes for copies in self._copies]
         if lossy:
-            self.lossy = [
-                LossySizes(
-                    base_nbytes=shape.ep_nbytes(BASE_PLANES, base=True),
-                    fine_nbytes=shape.ep_nbytes(FINE_PLANES, base=False),
-                )
-                for shape in self.shapes
-            ]
+            self.lossy = lossy_sizes(self.shapes)
 
     @property
     def form(self) -> str:
-        shapes = [f"{shape.digest:016x}" for shape in self.shapes]
-        return " ".join([LOSSY_FORM if self.lossy else FORM, *shapes])
+        return form_of(self.shapes, lossy=bool(self.lossy))
 
     def encode(
-        self, group: int, blocks: Sequence[int], exact: Sequence[bool] = ()
+        self, group: int, blocks: Sequence[int], after: None, exact: Sequence[bool] = ()
     ) -> list[Encoded]:
         """Encode device blocks; the records are valid until the group's next call."""
-        return self._copies[group].encode(blocks, exact)
+        return [Encoded(*each) for each in self._copies[group].encode(blocks, exact)]
+
+    def store(self, group: int, parts: Sequence[tuple[Sized, memoryview]]) -> Sequence[int]:
+        records = [cast(memoryview, record) for record, _ in parts]
+        return copies_in(records, [view for _, view in parts])
 
     def write(
         self, group: int, blocks: Sequence[int], records: Sequence[memoryview], after: None
@@ -97,8 +94,32 @@ class CodedHostMemory(HostMemory):
         blocks: Sequence[int],
         records: Sequence[memoryview],
         fines: Sequence[Fine | None],
+        after: Any,
     ) -> list[Decoded]:
         return self._copies[group].refine(blocks, records, fines)
+
+
+def check_gain(shapes: Sequence[Shape], *, lossy: bool) -> None:
+    """Raise Unplaced for shapes whose exact records would be no smaller than blocks are."""
+    if not lossy and any(shape.dtype is DType.FP16 for shape in shapes):
+        raise Unplaced("float16 has too few bits of exponent to gain by")
+
+
+def lossy_sizes(shapes: Sequence[Shape]) -> list[LossySizes]:
+    """Return the sizes of lossy records, by group."""
+    return [
+        LossySizes(
+            base_nbytes=shape.ep_nbytes(BASE_PLANES, base=True),
+            fine_nbytes=shape.ep_nbytes(FINE_PLANES, base=False),
+        )
+        for shape in shapes
+    ]
+
+
+def form_of(shapes: Sequence[Shape], *, lossy: bool) -> str:
+    """Return what engines have to agree on: the form of records, and the shape of each group's."""
+    digests = [f"{shape.digest:016x}" for shape in shapes]
+    return " ".join([LOSSY_FORM if lossy else FORM, *digests])
 
 
 def open_host_memory(
@@ -114,7 +135,7 @@ def open_host_memory(
     lossy = fidelity == "ep"
     if record == "raw" and not lossy:
         return HostMemory(groups)
-    why = '"record" is "raw"' if record == "raw" else native.reason()
+    why = RAW_WANTED if record == "raw" else native.reason()
     if not why:
         try:
             return CodedHostMemory(groups, isas, lossy=lossy)
@@ -122,13 +143,22 @@ def open_host_memory(
             why = str(error)
         except Exception as error:  # the engine's own function, called in a way it may not know
             why = f"where values lie in a block cannot be found out: {error!r}"
-    if lossy:
+    settle_for_raw(why, record, fidelity)
+    return HostMemory(groups)
+
+
+def settle_for_raw(why: str, record: Record, fidelity: Fidelity) -> None:
+    """Say in the log why records are not coded. Raises ConfigError if that was asked for by name.
+
+    why: the reason.
+    """
+    if fidelity == "ep":
         raise ConfigError(f'"fidelity": "ep" is not possible here: {why}; {DO_WITHOUT}')
     if record == "l3":
         raise ConfigError(f'"record": "l3" is not possible here: {why}; use "auto" or "raw"')
     logger.warning("record=raw reason=%r", why)
-    return HostMemory(groups)
 
 
-def _memory(layers: Sequence[torch.Tensor]) -> list[Memory]:
+def memory_of(layers: Sequence[torch.Tensor]) -> list[Memory]:
+    """Return where the blocks of each layer (B, ...) are."""
     return [Memory(layer.data_ptr(), layer.stride(0) * layer.element_size()) for layer in layers]

@@ -261,7 +261,7 @@ class Loader:
     def _write(self, copy: _Copy, after: Any) -> Sequence[Decoded]:
         group, blocks, records = copy.group, copy.device_blocks, copy.records
         if self._pages.lossy:
-            return self._pages.refine(group, blocks, records, copy.fines)
+            return self._pages.refine(group, blocks, records, copy.fines, after)
         return [Decoded(sum_) for sum_ in self._pages.write(group, blocks, records, after)]
 
     def _drop(self, namespace_id: NamespaceId, keys: list[BlockKey]) -> None:

@@ -5,9 +5,9 @@ step passes a *fence* with the blocks it may overwrite: copies that read one of 
 finish, and are given up otherwise. A save given up is never committed; what was copied is garbage
 that nobody sees. Nothing else here can delay the engine.
 
-Coded records are made in memory of this process, before there are slots: only then their sizes are
-known. The device blocks are free as soon as that is done. Lossy ones are made of two parts; the
-first block of a sequence is exact, because all others attend to it.
+Coded records are made in private memory, of this process or on the device, before there are slots:
+only then their sizes are known. The device blocks are free as soon as that is done. Lossy ones are
+made of two parts; the first block of a sequence is exact, because all others attend to it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import chain
+from itertools import chain, cycle
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvstore import AsyncClient, Client
 from kvstore.model.block import Grant, Namespace, Part, Slot, Span
-from kvstore.model.checksum import copies_in
 from kvstore.model.errors import InvalidRequest, KVStoreError
 from kvstore_vllm.counters import Counters
 from kvstore_vllm.lookup import registered
@@ -31,13 +30,10 @@ from kvstore_vllm.metadata import SaveOrder, SaveSpan, pieces
 from kvstore_vllm.settings import Settings
 
 if TYPE_CHECKING:
-    from kvstore_vllm.pages import Pages
+    from kvstore_vllm.pages import Pages, Sized
 
 logger = logging.getLogger(__name__)
 
-
-ENCODED_NBYTES_MAX = 64 << 20
-"""How much of a job is encoded at once, in bytes as the engine has them."""
 
 _STALL_S = 1.0
 """How long fences stop waiting at all after one waited in vain: a hung daemon costs little."""
@@ -59,11 +55,13 @@ class _Job:
 class _Coded(NamedTuple):
     """Records of an order: base parts, then the fine parts of lossy ones, None where there is none.
 
-    raw_nbytes: of each block as the engine holds it. sizes: of the slots that are asked for.
+    groups: of each block. raw_nbytes: of each block as the engine holds it. sizes: of the slots
+    that are asked for.
     """
 
-    bases: list[memoryview]
-    fines: list[memoryview | None]
+    groups: list[int]
+    bases: list[Sized]
+    fines: list[Sized | None]
     raw_nbytes: list[int]
     sizes: list[int]
 
@@ -184,7 +182,7 @@ class Saver:
         if not self._pages.coded:
             self._store(job, job.order, lambda grant: self._fill(job, grant))
             return
-        *parts, last = pieces(job.order, self._pages.record_nbytes, ENCODED_NBYTES_MAX)
+        *parts, last = pieces(job.order, self._pages.record_nbytes, self._pages.encoded_nbytes_max)
         for part in (*parts, last):
             coded = self._encode(job, part, is_last=part is last)
             if coded is None:
@@ -221,14 +219,16 @@ class Saver:
     def _encode(self, job: _Job, order: SaveOrder, *, is_last: bool) -> _Coded | None:
         """Return the records of an order; None if the fence gave the job up meanwhile."""
         started = time.perf_counter()
-        bases: list[memoryview] = []
-        fines: list[memoryview | None] = []
+        groups: list[int] = []
+        bases: list[Sized] = []
+        fines: list[Sized | None] = []
         sizes: list[int] = []
         raws: list[int] = []
         for span in order.spans:
             first, count = order.first_block + span.begin, len(span.device_blocks)
             exact = [first + at == 0 for at in range(count)] if self._pages.lossy else ()
-            encoded = self._pages.encode(span.group, span.device_blocks, exact)
+            encoded = self._pages.encode(span.group, span.device_blocks, job.after, exact)
+            groups += [span.group] * count
             bases += [each.base for each in encoded]
             raws += [self._pages.raw_nbytes[span.group]] * count
             if self._pages.lossy:
@@ -241,7 +241,7 @@ class Saver:
             if is_last:
                 self._reading.remove(job)
                 self._changed.notify_all()
-        return _Coded(bases, fines, raws, [*map(len, bases), *sizes])
+        return _Coded(groups, bases, fines, raws, [*(each.nbytes for each in bases), *sizes])
 
     def _fill_coded(self, coded: _Coded, grant: Grant) -> None:
         """Copy records to their slots, and commit them."""
@@ -252,9 +252,16 @@ class Saver:
             (record, self._client.view(slot)) if slot and record is not None else None
             for record, slot in zip(records, grant.slots, strict=True)
         ]
-        taken = [pair for pair in pairs if pair]
-        found = iter(copies_in([record for record, _ in taken], [view for _, view in taken]))
-        sums = [next(found) if pair else 0 for pair in pairs]
+        sums = [0] * len(pairs)
+        for group in dict.fromkeys(coded.groups):
+            taken = {
+                index: pair
+                for index, (pair, of) in enumerate(zip(pairs, cycle(coded.groups), strict=False))
+                if pair and of == group
+            }
+            found = self._pages.store(group, list(taken.values()))
+            for index, sum_ in zip(taken, found, strict=True):
+                sums[index] = sum_
         seconds = time.perf_counter() - started
         committed = self._client.commit(grant.lease_id, sums)
         count = len(coded.bases)

@@ -32,7 +32,7 @@ def test_blocks_come_back_bit_for_bit_in_fewer_bytes(dtype, tokens, head) -> Non
     pages = open_pages([layers], BLOCKS, record="l3", isas=[isas])
     assert isinstance(pages, CodedHostMemory)
     blocks = [4, 0, 3]
-    records = [memoryview(bytes(each.base)) for each in pages.encode(0, blocks)]
+    records = [memoryview(bytes(each.base)) for each in pages.encode(0, blocks, None)]
     assert {Header.parse(record).form for record in records} == {Form.L3}
     raw = open_pages([layers], BLOCKS).record_nbytes[0]
     share = sum(map(len, records)) / len(records) / raw
@@ -49,7 +49,7 @@ def test_blocks_come_back_bit_for_bit_in_fewer_bytes(dtype, tokens, head) -> Non
 def test_what_is_no_record_has_no_checksum() -> None:
     layers, isas = engine_layers(torch.bfloat16, 16, 64)
     pages = open_pages([layers], BLOCKS, record="l3", isas=[isas])
-    (record,) = pages.encode(0, [1])
+    (record,) = pages.encode(0, [1], None)
     good, wrong = bytes(record.base), bytearray(record.base)
     wrong[4] = 9
     for bad in (bytes(wrong), good[:100], b"", good + bytes(1 << 20)):
@@ -91,7 +91,7 @@ def test_lossy_blocks_come_back_nearly_and_the_first_one_exactly(dtype) -> None:
     blocks, (sizes,) = [4, 0, 3], pages.lossy
     encoded = [
         (bytes(each.base), each.fine and bytes(each.fine))
-        for each in pages.encode(0, blocks, [True, False, False])
+        for each in pages.encode(0, blocks, None, [True, False, False])
     ]
     assert encoded[0][1] is None
     assert len(encoded[0][0]) != sizes.base_nbytes
@@ -105,7 +105,7 @@ def test_lossy_blocks_come_back_nearly_and_the_first_one_exactly(dtype) -> None:
             Fine(memoryview(fine), checksum(fine)) if with_fine and fine else None
             for _, fine in encoded
         ]
-        found = pages.refine(0, blocks, [memoryview(base) for base, _ in encoded], fines)
+        found = pages.refine(0, blocks, [memoryview(base) for base, _ in encoded], fines, None)
         assert [each.base for each in found] == [checksum(base) for base, _ in encoded]
         assert [each.refined for each in found] == [None, *[with_fine or None] * 2]
         differences = [(now.float() - was.float()) for now, was in zip(layers, before, strict=True)]

@@ -52,7 +52,7 @@ def test_blocks_come_back_through_a_daemon_into_other_blocks(layout, device):
         make = DeviceMemory if device == "ring" else partial(open_pages, num_blocks=BLOCKS)
         pages = make(groups, extents=client.extents)
         if device != "cpu":
-            registration = pages._lanes.registration
+            registration = pages.registration
             until(lambda: registration.registered_nbytes or registration.failure, 20)
         namespace = Namespace(
             block_tokens=16,

@@ -79,10 +79,10 @@ class LossyPages(FakePages):
     coded = True
     lossy = (LossySizes(RECORD, RECORD), LossySizes(RECORD, RECORD))
 
-    def refine(self, group, blocks, records, fines):
+    def refine(self, group, blocks, records, fines, after):
         return [
             Decoded(sum_, None if fine is None else checksum(fine.record) == fine.checksum)
-            for sum_, fine in zip(self.write(group, blocks, records, None), fines, strict=True)
+            for sum_, fine in zip(self.write(group, blocks, records, after), fines, strict=True)
         ]
 
 
