@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from collections.abc import Callable
 from functools import reduce
 from typing import Any
 
@@ -116,7 +117,8 @@ class KVStoreConnector(SchedulerHooks, WorkerHooks, KVConnectorBase_V1, compat.H
             self._client.extents,
             record=self._settings.record,
             fidelity=self._settings.fidelity,
-            isas=_isas(self._vllm_config, config),
+            isas=_of_layers(self._vllm_config, config, lambda layer: getattr(layer, "isa", "")),
+            backends=_of_layers(self._vllm_config, config, _backend),
         )
         unnamed = build_namespace(
             self._vllm_config,
@@ -289,15 +291,17 @@ def _client(settings: Settings, vllm_config: Any, role: KVConnectorRole) -> Clie
     return client
 
 
-def _isas(vllm_config: Any, config: Any) -> list[list[str]]:
-    """Return the CPU instruction set that each layer of each group is packed for, "" unknown."""
+def _of_layers(vllm_config: Any, config: Any, tell: Callable[[Any], str]) -> list[list[str]]:
+    """Return what `tell` says of each layer of each group; nothing where blocks lie otherwise."""
     if not compat.STANDARD_LAYOUTS:
         return []
     layers = vllm_config.compilation_config.static_forward_context
-    return [
-        [getattr(layers.get(name), "isa", "") for name in group.layer_names]
-        for group in config.kv_cache_groups
-    ]
+    return [[tell(layers.get(name)) for name in g.layer_names] for g in config.kv_cache_groups]
+
+
+def _backend(layer: Any) -> str:
+    """Return the name of a layer's attention back end."""
+    return layer.get_attn_backend().get_name() if layer is not None else "unknown"
 
 
 def _backends(vllm_config: Any, layer_names: list[str]) -> list[str]:
@@ -306,6 +310,5 @@ def _backends(vllm_config: Any, layer_names: list[str]) -> list[str]:
     found = set()
     for name in layer_names:
         layer = layers.get(name)
-        backend = layer.get_attn_backend().get_name() if layer is not None else "unknown"
-        found.add(f"{backend}/{getattr(layer, 'isa', '')}")
+        found.add(f"{_backend(layer)}/{getattr(layer, 'isa', '')}")
     return sorted(found)

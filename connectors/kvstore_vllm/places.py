@@ -31,9 +31,7 @@ def shape_of(layers: Sequence[torch.Tensor], isas: Sequence[str]) -> Shape:
 
     isas: how the back end packs each layer. Raises Unplaced, saying why, where it is not known.
     """
-    dtypes = {layer.dtype for layer in layers}
-    if len(dtypes) != 1 or (dtype := DTYPES.get(dtypes.pop())) is None:
-        raise Unplaced("the KV cache is not bfloat16, float16 or float32")
+    dtype = dtype_of(layers)
     known: dict[tuple[Any, ...], list[Place]] = {}
     places = []
     for layer, isa in zip(layers, isas, strict=True):
@@ -42,6 +40,14 @@ def shape_of(layers: Sequence[torch.Tensor], isas: Sequence[str]) -> Shape:
             known[kind] = _places(layer, isa)
         places.append(known[kind])
     return Shape(places, dtype)
+
+
+def dtype_of(layers: Sequence[torch.Tensor]) -> DType:
+    """Return what all layers hold. Raises Unplaced for what is not coded."""
+    dtypes = {layer.dtype for layer in layers}
+    if len(dtypes) != 1 or (dtype := DTYPES.get(dtypes.pop())) is None:
+        raise Unplaced("the KV cache is not bfloat16, float16 or float32")
+    return dtype
 
 
 def _places(layer: torch.Tensor, isa: str) -> list[Place]:

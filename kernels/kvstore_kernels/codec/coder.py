@@ -34,7 +34,7 @@ BASE_PLANES = (5, 4)
 FINE_PLANES = (3, 4)
 """And in its fine part: together all 8 of both."""
 _PLANES = 8
-_OF_SHAPE = ["layer", "tokens", "channels", "kind"]
+OF_SHAPE = ["layer", "tokens", "channels", "kind"]
 _LAYER = np.dtype([("address", "<u8"), ("stride", "<i8")])
 
 
@@ -118,7 +118,7 @@ class Coder:
         self._headers = {form: header_of(form, shape, base_planes, fine_planes) for form in Form}
         self._layers = np.array(layers, _LAYER)
         self._tiles = tiles_of(places, shape.dtype) if places else shape.tiles
-        if not np.array_equal(self._tiles[_OF_SHAPE], shape.tiles[_OF_SHAPE]):
+        if not np.array_equal(self._tiles[OF_SHAPE], shape.tiles[OF_SHAPE]):
             raise ValueError("these places have other heads, tokens or channels than the shape")
         signs = 1 - 2 * (splitmix64(CHANNELS_MAX) & np.uint64(1)).astype(np.int64)
         self._signs = signs.astype(np.float32)

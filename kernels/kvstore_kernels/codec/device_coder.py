@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from kvstore_kernels.codec.coder import BASE_PLANES, Memory
+from kvstore_kernels.codec.coder import BASE_PLANES, OF_SHAPE, Memory
 from kvstore_kernels.codec.device_passes import Arrived, Batch, Decoding, Encoding, padded
 from kvstore_kernels.codec.device_tables import ITEMS, RESULT, Table, Tables
 from kvstore_kernels.codec.places import Place, Shape, tiles_of
@@ -80,6 +80,8 @@ class DeviceCoder:
                 f"a block has {paged.record_nbytes[group]:,} bytes, its places {shape.raw_nbytes:,}"
             )
         tiles = tiles_of(places, shape.dtype) if places else shape.tiles
+        if not np.array_equal(tiles[OF_SHAPE], shape.tiles[OF_SHAPE]):
+            raise ValueError("these places have other heads, tokens or channels than the shape")
         tables = Tables(shape, tiles, layers, base_planes, lossy=lossy)
         self.shape = shape
         self.lossy = lossy

@@ -1,0 +1,176 @@
+"""Pages in device memory whose records are coded there, by the kernels of `cuda/codec.cu`.
+
+    save: pages --encode--> staging memory, a part for each group; then --DMA--> slots
+    load: slots --DMA--> a ring --decode--> pages
+
+Only coded bytes cross the link, and they are the bytes that engines on a processor write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+
+from kvstore_kernels.codec.copies import Decoded, Fine
+from kvstore_kernels.codec.device_coder import DeviceCoder
+from kvstore_kernels.codec.device_passes import Staged
+from kvstore_kernels.codec.device_trial import open_coder
+from kvstore_kernels.codec.places import Unplaced
+from kvstore_kernels.coded_lane import DecodingLane, EncodingLane, Load
+from kvstore_kernels.device import Device, open_device
+from kvstore_kernels.packing import open_paged
+from kvstore_kernels.registration import Extents, Registration
+from kvstore_vllm.coded import (
+    RAW_WANTED,
+    Fidelity,
+    Record,
+    check_gain,
+    form_of,
+    lossy_sizes,
+    memory_of,
+    settle_for_raw,
+)
+from kvstore_vllm.metadata import LossySizes
+from kvstore_vllm.pages import CLOSE_WAIT_S, DeviceMemory, DevicePages, Encoded, Sized
+from kvstore_vllm.side_by_side import places_side_by_side, shape_side_by_side
+
+ENCODED_NBYTES_MAX = 32 << 20
+"""How much is encoded at once: staging memory has as much for each group. It is the device's, so
+half of what is encoded on a processor; 16 blocks of 2 MiB are still one reservation."""
+PIECE_NBYTES = 16 << 20
+"""Of the ring that loads go through, which has three."""
+
+OpenCoder = Callable[..., DeviceCoder | None]
+"""As `open_coder`."""
+
+
+class CodedDeviceMemory(DevicePages):
+    """The KV cache of one worker in device memory, as coded records.
+
+    It takes device memory for `encoded_nbytes_max` (1.5 times as much if records are lossy, at
+    least a block) for each group that has saved, and for three pieces of a ring.
+    """
+
+    coded = True
+    encoded_nbytes_max = ENCODED_NBYTES_MAX
+
+    def __init__(
+        self,
+        coders: Sequence[DeviceCoder],
+        device: Device,
+        extents: Extents,
+        *,
+        piece_nbytes: int = PIECE_NBYTES,
+    ) -> None:
+        """coders: of each group, all lossy or none. extents: as `Registration` takes them."""
+        super().__init__(device)
+        self._coders = coders
+        self._shapes = [coder.shape for coder in coders]
+        self.record_nbytes = [coder.record_nbytes for coder in coders]
+        self.raw_nbytes = [shape.raw_nbytes for shape in self._shapes]
+        lossy = coders[0].lossy
+        self.lossy: Sequence[LossySizes] = lossy_sizes(self._shapes) if lossy else ()
+        self.registration = Registration(device, extents, self._pin_thread)
+        self._out = EncodingLane(device, self.registration)
+        room_nbytes = max(coder.room_nbytes() for coder in coders)
+        self._back = DecodingLane(device, room_nbytes, self.registration, piece_nbytes=piece_nbytes)
+        self.registration.start()
+
+    @property
+    def form(self) -> str:
+        return form_of(self._shapes, lossy=bool(self.lossy))
+
+    @property
+    def bounced_nbytes(self) -> int:
+        return self._out.bounced_nbytes + self._back.bounced_nbytes
+
+    def read(
+        self, group: int, blocks: Sequence[int], records: Sequence[memoryview], after: Any
+    ) -> Sequence[int]:
+        raise NotImplementedError("the sizes of coded records are not known before `encode`")
+
+    def encode(
+        self, group: int, blocks: Sequence[int], after: Any, exact: Sequence[bool] = ()
+    ) -> list[Encoded]:
+        made = self._out.encode(group, self._coders[group], blocks, after, exact)
+        return [Encoded(*each) for each in made]
+
+    def store(self, group: int, parts: Sequence[tuple[Sized, memoryview]]) -> list[int]:
+        staged = [(cast(Staged, record), view) for record, view in parts]
+        self._out.copy_out(group, staged)
+        return [record.checksum for record, _ in staged]
+
+    def write(
+        self, group: int, blocks: Sequence[int], records: Sequence[memoryview], after: Any
+    ) -> list[int | None]:
+        found = self.refine(group, blocks, records, [None] * len(records), after)
+        return [each.base for each in found]
+
+    def refine(
+        self,
+        group: int,
+        blocks: Sequence[int],
+        records: Sequence[memoryview],
+        fines: Sequence[Fine | None],
+        after: Any,
+    ) -> list[Decoded]:
+        loads = [Load(*each) for each in zip(blocks, records, fines, strict=True)]
+        return self._back.decode(self._coders[group], loads, after)
+
+    def close(self) -> None:
+        """Let go of the arena, when copies under way have ended."""
+        self.registration.close(CLOSE_WAIT_S)
+
+
+def open_device_memory(
+    groups: Sequence[Sequence[torch.Tensor]],
+    backends: Sequence[Sequence[str]],
+    extents: Extents,
+    record: Record,
+    fidelity: Fidelity = "exact",
+    *,
+    opened: OpenCoder = open_coder,
+    device: Device | None = None,
+) -> DeviceMemory | CodedDeviceMemory:
+    """Return pages in device memory: coded if that is wanted and possible.
+
+    backends: what each layer's attention is computed by. opened, device: what codes and copies, if
+    not the device of `groups`. Raises ConfigError if coding was asked for by name and is not
+    possible.
+    """
+    lossy = fidelity == "ep"
+    if record == "raw" and not lossy:
+        return DeviceMemory(groups, extents)
+    why = RAW_WANTED if record == "raw" else ""
+    if not why:
+        try:
+            coders = open_coders(groups, backends, opened, lossy=lossy)
+            return CodedDeviceMemory(coders, device or open_device(groups[0][0].device), extents)
+        except Unplaced as error:
+            why = str(error)
+        except Exception as error:  # kernels are compiled and launched here
+            why = f"the codec's kernels cannot be used: {error!r}"
+    settle_for_raw(why, record, fidelity)
+    return DeviceMemory(groups, extents)
+
+
+def open_coders(
+    groups: Sequence[Sequence[torch.Tensor]],
+    backends: Sequence[Sequence[str]],
+    opened: OpenCoder,
+    *,
+    lossy: bool,
+) -> list[DeviceCoder]:
+    """Return the coder of each group. Raises Unplaced, saying why, if one cannot be had."""
+    shapes = [shape_side_by_side(*each) for each in zip(groups, backends, strict=True)]
+    check_gain(shapes, lossy=lossy)
+    paged, coders = open_paged(groups), []
+    for index, (shape, layers) in enumerate(zip(shapes, groups, strict=True)):
+        places = places_side_by_side(layers)
+        coder = opened(shape, memory_of(layers), (paged, index), places, lossy=lossy)
+        if coder is None:
+            raise Unplaced("the codec's kernels do not work on this device: see codec=off above")
+        coders.append(coder)
+    return coders
