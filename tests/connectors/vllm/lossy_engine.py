@@ -5,13 +5,16 @@ A hybrid model of two groups: one of full attention, and one with a window.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 
 from kvstore import BlockKey, Client, Group, KeyChain, Namespace, Part, root_key
 from kvstore.testing.wait import until
 from kvstore_vllm.metadata import StepMetadata
+from kvstore_vllm.pages import Pages
 from kvstore_vllm.scheduler import SchedulerSide
 from kvstore_vllm.settings import Settings
 from kvstore_vllm.worker import WorkerSide
@@ -28,19 +31,34 @@ _COMPUTED, _LOADED = 1, 101  # where the prompt is computed, and where it is loa
 _WINDOW_AT = 50  # the same of the group with a window, behind these
 
 
+OpenPages = Callable[[Any, Any, Client, str], Pages]
+
+
+def _in_host_memory(layers: Any, isas: Any, client: Client, fidelity: str) -> Pages:
+    from kvstore_vllm.opening import open_pages
+
+    return open_pages(layers, _DEVICE_BLOCKS, record="l3", fidelity=fidelity, isas=isas)
+
+
 class LossyEngine:
     """One engine that computes, saves and loads one prompt."""
 
-    def __init__(self, target: str, fidelity: str = "ep", dtype: torch.dtype = torch.bfloat16):
+    def __init__(
+        self,
+        target: str,
+        fidelity: str = "ep",
+        dtype: torch.dtype = torch.bfloat16,
+        opened: OpenPages = _in_host_memory,
+    ) -> None:
+        """opened: what opens the pages of groups of layers, each packed for an instruction set."""
         from kvstore_vllm.namespace import fine_groups
-        from kvstore_vllm.opening import open_pages
 
         self.client = Client(target)
         made = [
             engine_layers(dtype, TOKENS, HEAD, count=2, blocks=_DEVICE_BLOCKS) for _ in range(2)
         ]
         self.layers, isas = [list(each) for each in zip(*made, strict=True)]
-        pages = open_pages(self.layers, _DEVICE_BLOCKS, record="l3", fidelity=fidelity, isas=isas)
+        pages = opened(self.layers, isas, self.client, fidelity)
         groups = tuple(
             Group(f"{index}", nbytes, window_tokens=WINDOW * index, varies=True)
             for index, nbytes in enumerate(pages.record_nbytes)

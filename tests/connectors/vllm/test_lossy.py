@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 from kvstore.testing.daemon import Daemon  # noqa: E402
 from kvstore_kernels import native  # noqa: E402
 from tests.connectors.vllm.cpu_layers import import_vllm  # noqa: E402
+from tests.connectors.vllm.device_layers import SharedLateDevice, late_pages  # noqa: E402
 from tests.connectors.vllm.lossy_engine import BLOCKS, WINDOW_BLOCKS, LossyEngine  # noqa: E402
 
 pytestmark = pytest.mark.skipif(bool(native.reason()), reason=native.reason())
@@ -25,9 +26,15 @@ def vllm():
     import_vllm()
 
 
-@pytest.fixture
-def engine():
-    with Daemon() as daemon, LossyEngine(daemon.start().target) as engine:
+@pytest.fixture(params=["processor", "device"])
+def engine(request, codec_library):
+    """An engine on a processor; and one on a device that is late, which has the same values."""
+
+    def on_a_device(layers, isas, client, fidelity):
+        return late_pages(layers, codec_library, SharedLateDevice(1), client.extents, fidelity)
+
+    how = {"opened": on_a_device} if request.param == "device" else {}
+    with Daemon() as daemon, LossyEngine(daemon.start().target, **how) as engine:
         yield engine
 
 
