@@ -49,7 +49,7 @@ OpenCoder = Callable[..., DeviceCoder | None]
 class CodedDeviceMemory(DevicePages):
     """The KV cache of one worker in device memory, as coded records.
 
-    It takes device memory for `encoded_nbytes_max` (1.5 times as much if records are lossy, at
+    It takes device memory for `encoded_nbytes_max` (1.25 times as much if records are lossy, at
     least a block) for each group that has saved, and for three pieces of a ring.
     """
 

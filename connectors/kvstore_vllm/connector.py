@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable
 from functools import reduce
 from typing import Any
 
@@ -40,6 +39,7 @@ from kvstore_vllm.opening import open_pages
 from kvstore_vllm.scheduler import SchedulerSide
 from kvstore_vllm.scheduler_hooks import SchedulerHooks
 from kvstore_vllm.settings import Settings, parse_settings
+from kvstore_vllm.side_by_side import backend_of, backends_of
 from kvstore_vllm.stats import KVStorePromMetrics, KVStoreStats
 from kvstore_vllm.worker import WorkerSide
 from kvstore_vllm.worker_hooks import WorkerHooks
@@ -117,8 +117,7 @@ class KVStoreConnector(SchedulerHooks, WorkerHooks, KVConnectorBase_V1, compat.H
             self._client.extents,
             record=self._settings.record,
             fidelity=self._settings.fidelity,
-            isas=_of_layers(self._vllm_config, config, lambda layer: getattr(layer, "isa", "")),
-            backends=_of_layers(self._vllm_config, config, _backend),
+            **_packing(self._vllm_config, config),
         )
         unnamed = build_namespace(
             self._vllm_config,
@@ -291,17 +290,19 @@ def _client(settings: Settings, vllm_config: Any, role: KVConnectorRole) -> Clie
     return client
 
 
-def _of_layers(vllm_config: Any, config: Any, tell: Callable[[Any], str]) -> list[list[str]]:
-    """Return what `tell` says of each layer of each group; nothing where blocks lie otherwise."""
+def _packing(vllm_config: Any, config: Any) -> dict[str, list[list[str]]]:
+    """Return what `open_pages` has to know of how each layer is packed; nothing if it is unknown.
+
+    isas: the CPU instruction set that it is packed for. backends: its attention back end.
+    """
     if not compat.STANDARD_LAYOUTS:
-        return []
-    layers = vllm_config.compilation_config.static_forward_context
-    return [[tell(layers.get(name)) for name in g.layer_names] for g in config.kv_cache_groups]
-
-
-def _backend(layer: Any) -> str:
-    """Return the name of a layer's attention back end."""
-    return layer.get_attn_backend().get_name() if layer is not None else "unknown"
+        return {}
+    modules = vllm_config.compilation_config.static_forward_context
+    isas = [
+        [getattr(modules.get(name), "isa", "") for name in group.layer_names]
+        for group in config.kv_cache_groups
+    ]
+    return {"isas": isas, "backends": backends_of(modules, config)}
 
 
 def _backends(vllm_config: Any, layer_names: list[str]) -> list[str]:
@@ -310,5 +311,5 @@ def _backends(vllm_config: Any, layer_names: list[str]) -> list[str]:
     found = set()
     for name in layer_names:
         layer = layers.get(name)
-        found.add(f"{_backend(layer)}/{getattr(layer, 'isa', '')}")
+        found.add(f"{backend_of(layer)}/{getattr(layer, 'isa', '')}")
     return sorted(found)

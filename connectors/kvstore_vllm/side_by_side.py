@@ -7,7 +7,8 @@ in memory: their shape is that of a block as it reads, and the places are where 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -17,6 +18,37 @@ from kvstore_vllm.places import dtype_of
 BACKENDS = {"FLASH_ATTN", "FLASHINFER", "FLEX_ATTENTION", "TRITON_ATTN"}
 """All that were read. Others pack keys and values in ways of their own (MLA), or in more bytes
 than those of the values (scales)."""
+
+
+def backend_of(module: Any) -> str:
+    """Return the name of a layer's attention back end; "unknown" where there is no module."""
+    return module.get_attn_backend().get_name() if module is not None else "unknown"
+
+
+def backends_of(modules: Mapping[str, Any], config: Any) -> list[list[str]]:
+    """Return the back end of each layer of each group of vLLM's KV cache configuration.
+
+    modules: the attention modules, by layer. "" for a layer that has anything else than as many
+    keys as values in its blocks, whatever its back end.
+    """
+    return [
+        [
+            backend_of(modules.get(name)) if _is_plain(_spec_of(group, name)) else ""
+            for name in group.layer_names
+        ]
+        for group in config.kv_cache_groups
+    ]
+
+
+def _spec_of(group: Any, name: str) -> Any:
+    by_layer = getattr(group.kv_cache_spec, "kv_cache_specs", None)
+    return group.kv_cache_spec if by_layer is None else by_layer[name]
+
+
+def _is_plain(spec: Any) -> bool:
+    """Say whether a block has keys and values and nothing else: no scales, no latent."""
+    packed = getattr(spec, "state_content_bytes", None)
+    return packed is None and getattr(spec, "head_size_v", -1) == spec.head_size
 
 
 def shape_side_by_side(layers: Sequence[torch.Tensor], backends: Sequence[str]) -> Shape:

@@ -84,11 +84,13 @@ def judge_native(missing: str) -> Finding:
     if missing:
         return note(
             "coded records",
-            f"no native library, so engines here store KV raw: {missing}",
+            f"no native library, so engines on CPUs store KV raw: {missing}",
             "python -m kvstore_kernels.native.build   (or install a wheel of this platform)",
         )
     isa = native.use_isa().name
-    return ok("coded records", f"native library for {isa}: engines store KV exactly, in less")
+    return ok(
+        "coded records", f"native library for {isa}: engines on CPUs store KV exactly, in less"
+    )
 
 
 def _shm(path: Path) -> Finding:
