@@ -50,6 +50,13 @@ def on_a_processor(pages: CodedDeviceMemory, layers, blocks, exact) -> list[tupl
     return [(bytes(each.base), bytes(each.fine or b"")) for each in copies.encode(blocks, exact)]
 
 
+def late(device: LateDevice, work) -> None:
+    """Have the engine do some work, but much before it."""
+    for _ in range(20):
+        device.engine.run(lambda: None)
+    device.engine.run(work)
+
+
 @needs_library
 @pytest.mark.parametrize("fidelity", ["exact", "ep"])
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -65,7 +72,8 @@ def test_records_are_those_of_a_processor_and_come_back(layout, fidelity, codec_
     right = on_a_processor(pages, before, blocks, exact)
 
     # The engine computes the blocks late, and has them back when they are encoded.
-    device.engine.run(lambda: [a.copy_(b) for a, b in zip(layers, before, strict=True)])
+    pages.encode(0, blocks, pages.mark())  # what is made once waits for the engine, too
+    late(device, lambda: [a.copy_(b) for a, b in zip(layers, before, strict=True)])
     made = pages.encode(0, blocks, pages.mark(), exact)
     for layer in layers:
         layer[blocks] = 7
@@ -77,7 +85,7 @@ def test_records_are_those_of_a_processor_and_come_back(layout, fidelity, codec_
     assert sums == [checksum(view) for view in (*stored[0], *filter(None, stored[1]))]
 
     at = torch.tensor(targets)
-    device.engine.run(lambda: [layer.index_fill_(0, at, 9) for layer in layers])
+    late(device, lambda: [layer.index_fill_(0, at, 9) for layer in layers])
     fines = [Fine(view, checksum(view)) if view else None for view in stored[1]]
     if pages.lossy:
         found = pages.refine(0, targets, stored[0], fines, pages.mark())
@@ -139,6 +147,15 @@ def opened(request):
     return request.param, open_
 
 
+def compute(pages: CodedDeviceMemory, work) -> None:
+    """Have the engine do some work: late, or in its stream."""
+    device = pages._device
+    if isinstance(device, LateDevice):
+        late(device, work)
+    else:
+        work()
+
+
 @pytest.mark.parametrize("layout", ["LBHNC", "BLNHC", LAYOUTS[-1]])
 def test_blocks_come_back_through_a_daemon_into_other_blocks(layout, opened) -> None:
     kind, open_ = opened
@@ -161,11 +178,21 @@ def test_blocks_come_back_through_a_daemon_into_other_blocks(layout, opened) -> 
         settings = Settings(daemon.target)
         side = WorkerSide(settings, client, pages, namespace, shard=0, writes=True)
         spans = tuple(SaveSpan(group, 0, SAVED) for group in range(len(groups)))
+        layers = [layer for group in groups for layer in blocks_of(group)]
+        values = [layer.clone() for layer in layers]
+        for layer in layers:
+            layer.zero_()
+        for group in range(len(groups)):
+            pages.encode(group, SAVED, pages.mark())  # what is made once waits for the engine, too
+        compute(pages, lambda: [a.copy_(b) for a, b in zip(layers, values, strict=True)])
         side.begin_step(StepMetadata(saves=[SaveOrder(keys, 0, None, spans)]))
         assert side.saver.drain(20)
+        at = torch.tensor(TARGETS, device=layers[0].device)
+        compute(pages, lambda: [layer.index_fill_(0, at, 9) for layer in layers])
         side.begin_step(StepMetadata(handed_out=list(TARGETS)))
         side.start_loads(StepMetadata(loads=[order_for(client, namespace, keys)]))
         until(lambda: side.results(computed=False)[0] == {"request"}, 20)
+        side.results(computed=False)  # counts what was copied since the last look
         side.close()
     counts = side.counters.totals
     assert counts["saved_blocks"] == counts["loaded_blocks"] == len(SAVED) * len(groups)
