@@ -16,10 +16,13 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 from kvstore.model.checksum import checksum  # noqa: E402
+from kvstore_kernels.codec.coder import Memory  # noqa: E402
 from kvstore_kernels.codec.copies import Decoded  # noqa: E402
+from kvstore_kernels.codec.device_coder import DeviceCoder  # noqa: E402
 from kvstore_kernels.codec.device_passes import Arrived, OnDevice, Staged  # noqa: E402
 from kvstore_kernels.codec.record import HEADER_NBYTES, DType, Form, Header  # noqa: E402
-from tests.kernels.codec.device import device_coder, room  # noqa: E402
+from kvstore_kernels.packing import PagedKV  # noqa: E402
+from tests.kernels.codec.device import device_coder, open_on_host, room  # noqa: E402
 from tests.kernels.codec.memory import Pages, made_up, pages, place  # noqa: E402
 from tests.kernels.codec.test_forms import SPECIAL  # noqa: E402
 
@@ -254,6 +257,16 @@ def test_what_does_not_fit_is_refused(blocks, nbytes, text, codec_library) -> No
     staged = room(coder, nbytes)
     with pytest.raises(ValueError, match=text):
         coder.encode(blocks, staged)
+
+
+def test_places_of_another_shape_are_refused(codec_library) -> None:
+    page = pages([[place("K", 1, 16, 64)]], DType.BF16)
+    paged = PagedKV([[torch.from_numpy(page.memory[0])]])
+    layers = [Memory(page.memory[0].ctypes.data, page.memory[0].strides[0])]
+    opened = open_on_host(codec_library)
+    for other in (place("V", 1, 16, 64), place("K", 2, 8, 64)):
+        with pytest.raises(ValueError, match="other heads, tokens or channels"):
+            DeviceCoder(page.shape, layers, (paged, 0), opened, [[other]])
 
 
 def test_places_of_arrived_records_are_checked(codec_library) -> None:
