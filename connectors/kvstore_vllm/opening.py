@@ -11,6 +11,10 @@ from kvstore_vllm.coded import Fidelity, Record, open_host_memory
 from kvstore_vllm.coded_device import open_device_memory
 from kvstore_vllm.pages import Pages, by_block
 
+AUTO_ON_A_GPU: Record = "raw"
+"""The codec's kernels have never run on a GPU, and one that fails there ends its engine: for now
+they are used by those who ask for them by name."""
+
 
 def open_pages(
     groups: Sequence[Sequence[torch.Tensor]],
@@ -32,4 +36,6 @@ def open_pages(
     unknown = [[""] * len(group) for group in groups]
     if layers[0][0].device.type == "cpu":
         return open_host_memory(layers, isas or unknown, record, fidelity)
+    if record == "auto" and fidelity == "exact":
+        record = AUTO_ON_A_GPU
     return open_device_memory(layers, backends or unknown, extents, record, fidelity)

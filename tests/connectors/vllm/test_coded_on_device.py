@@ -269,3 +269,17 @@ def test_raw_is_raw(codec_library, caplog) -> None:
     pages.close()
     with pytest.raises(ConfigError, match='"record" is "raw"'):
         open_device_memory([layers], [["FLASH_ATTN"]], dict, "raw", "ep")
+
+
+@pytest.mark.parametrize(
+    ("record", "fidelity", "opened_as"),
+    [("auto", "exact", "raw"), ("l3", "exact", "l3"), ("auto", "ep", "auto")],
+)
+def test_on_a_gpu_blocks_are_coded_for_who_asks(record, fidelity, opened_as, monkeypatch) -> None:
+    asked = []
+    monkeypatch.setattr(
+        "kvstore_vllm.opening.open_device_memory", lambda *given: asked.append(given[3:])
+    )
+    layer = torch.empty((BLOCKS, 2, 16, 2 * CHANNELS), device="meta")
+    open_pages([[layer]], BLOCKS, record=record, fidelity=fidelity)
+    assert asked == [(opened_as, fidelity)]
