@@ -242,5 +242,12 @@ class Node:
         """Wait until everything found on disk is indexed."""
         self.run(self.store.report.recalled(10))
 
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Let the node work until `condition` holds."""
+        deadline = time.monotonic() + 20
+        while not condition():
+            assert time.monotonic() < deadline
+            self.run(asyncio.sleep(0.001))
+
     def flush(self) -> bool:
         return self.run(self.store.puts.flush(10))
