@@ -33,6 +33,8 @@ BASE_PLANES = (5, 4)
 """Of keys and values in EP's base part, as the connectors store it."""
 FINE_PLANES = (3, 4)
 """And in its fine part: together all 8 of both."""
+PAGE_NBYTES = 4096
+"""Of the arena."""
 _PLANES = 8
 OF_SHAPE = ["layer", "tokens", "channels", "kind"]
 _LAYER = np.dtype([("address", "<u8"), ("stride", "<i8")])
@@ -365,14 +367,17 @@ def header_of(form: Form, shape: Shape, base: tuple[int, int], fine: tuple[int, 
 
 
 def stored_nbytes(nbytes: int, shape: Shape) -> int:
-    """Round a record's size up to 1/64 of the raw size, so that an arena's slots have few sizes."""
+    """Round a record's size up to about 1/64 of the raw size: an arena's slots have few sizes."""
     step = step_nbytes(shape)
     return min(-(-nbytes // step) * step, shape.record_nbytes)
 
 
 def step_nbytes(shape: Shape) -> int:
-    """Return what sizes of records are rounded up to: 1/64 of the raw size, in whole 16 bytes."""
-    return -(-shape.raw_nbytes // 64 // 16) * 16
+    """Return what sizes of records are rounded up to: 1/64 of the raw size, in whole pages.
+
+    Slots are whole pages. Where that is less than a page, pages do it alone: both would waste 2 %.
+    """
+    return shape.raw_nbytes // 64 // PAGE_NBYTES * PAGE_NBYTES or 16
 
 
 def _addresses(arrays: Sequence[npt.NDArray[np.uint8] | None]) -> npt.NDArray[np.uint64]:
