@@ -33,24 +33,15 @@ from kvstore_kernels.codec.device_passes import (
     padded,
 )
 from kvstore_kernels.device import Device, Event, Stream
-from kvstore_kernels.lane import PIECE_NBYTES, PIECES
+from kvstore_kernels.lane import PIECE_NBYTES, PIECES, Staging
 from kvstore_kernels.registration import Place, Registration
 
 
-class _Memory:
-    """Device memory, and the pinned buffer beside it, made when it is needed."""
-
-    def __init__(self, device: Device, nbytes: int) -> None:
-        self.staged = torch.empty(nbytes, dtype=torch.uint8, device=device.torch_device)
-        self._device = device
-        self._pinned: Tensor | None = None
-        device.mark().synchronize()  # what had this memory before may still have been in use
-
-    @property
-    def pinned(self) -> Tensor:
-        if self._pinned is None:
-            self._pinned = self._device.pinned(len(self.staged))
-        return self._pinned
+def _staging(device: Device, nbytes: int) -> Staging:
+    """Return device memory that nothing uses any more."""
+    made = Staging(device, nbytes)
+    device.mark().synchronize()  # what had this memory before may still have been in use
+    return made
 
 
 class _Copy(NamedTuple):
@@ -60,7 +51,7 @@ class _Copy(NamedTuple):
     begin: int
     reached: Place | None
 
-    def ends(self, memory: _Memory) -> tuple[Tensor, Tensor]:
+    def ends(self, memory: Staging) -> tuple[Tensor, Tensor]:
         """Return staging memory, and the host memory that a DMA copies to or from."""
         end = self.begin + len(self.host)
         if self.reached is None:
@@ -93,7 +84,7 @@ class EncodingLane:
         self.bounced_nbytes = 0
         self._device = device
         self._registration = registration
-        self._memory: dict[int, _Memory] = {}
+        self._memory: dict[int, Staging] = {}
         self._pack = device.stream()
         self._copy = device.stream()
 
@@ -153,11 +144,11 @@ class EncodingLane:
                     each.host.copy_(each.ends(memory)[1])
                     self.bounced_nbytes += len(each.host)
 
-    def _room(self, group: int, nbytes: int) -> _Memory:
+    def _room(self, group: int, nbytes: int) -> Staging:
         memory = self._memory.get(group)
         if memory is None or len(memory.staged) < nbytes:
             self._memory.pop(group, None)
-            memory = self._memory[group] = _Memory(self._device, nbytes)
+            memory = self._memory[group] = _staging(self._device, nbytes)
         return memory
 
 
@@ -173,7 +164,7 @@ class Load(NamedTuple):
 class _Round:
     """What one piece of the ring carries."""
 
-    memory: _Memory
+    memory: Staging
     loads: list[Load] = field(default_factory=list)
     arrived: list[Arrived] = field(default_factory=list)
     end: int = 0
@@ -220,7 +211,7 @@ class DecodingLane:
         self.bounced_nbytes = 0
         self._registration = registration
         self._piece_nbytes = max(piece_nbytes, room_nbytes_max)
-        self._pieces = [_Memory(device, self._piece_nbytes) for _ in range(pieces)]
+        self._pieces = [_staging(device, self._piece_nbytes) for _ in range(pieces)]
         self._pack: Stream = device.stream()
         self._copy: Stream = device.stream()
 

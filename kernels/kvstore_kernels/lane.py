@@ -39,8 +39,8 @@ class Transfer(NamedTuple):
     records: Sequence[memoryview]
 
 
-class _Piece:
-    """Device memory of one round, and the pinned buffer beside it, made when it is needed."""
+class Staging:
+    """Device memory, and the pinned buffer beside it, made when it is needed."""
 
     def __init__(self, device: Device, nbytes: int) -> None:
         self.staged = torch.empty(nbytes, dtype=torch.uint8, device=device.torch_device)
@@ -80,7 +80,7 @@ class _Round:
     offsets: list[int]
     views: list[memoryview]
     ends_transfer: bool
-    piece: _Piece
+    piece: Staging
     records: list[Tensor] = field(default_factory=list)
     reached: list[Place | None] = field(default_factory=list)
     holds: ExitStack = field(default_factory=ExitStack)
@@ -149,7 +149,7 @@ class Lane:
         self.bounced_nbytes = 0
         self._registration = registration
         self._piece_nbytes = max(piece_nbytes, _padded(record_nbytes_max))
-        self._pieces = [_Piece(device, self._piece_nbytes) for _ in range(pieces)]
+        self._pieces = [Staging(device, self._piece_nbytes) for _ in range(pieces)]
         device.mark().synchronize()  # what had this memory before may still have been in use
         self._pack = device.stream()
         self._copy = device.stream()

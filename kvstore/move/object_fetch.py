@@ -52,9 +52,7 @@ from kvstore.tier.object import ObjectRead, ObjectTier, Outcome, run_blocks
 logger = logging.getLogger(__name__)
 
 WINDOWS_MAX = 8  # on their way at once; beyond that they queue in prefix order
-UNPAIRED_MAX = (
-    1 << 12
-)  # fine parts of another base that are remembered, so as not to read them again
+UNPAIRED_MAX = 4096  # fine parts of another base that are remembered, and not read again
 LEASE_MARGIN = 0.8  # of a lease's time, to read into its slots
 
 
