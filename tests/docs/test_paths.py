@@ -50,3 +50,16 @@ def test_the_policy_of_the_first_afternoon_runs_by_its_entry_point(tmp_path: Pat
     )
     assert done.returncode == 0, done.stderr
     assert re.search(r"^ .*\bfifo\b", done.stdout, re.MULTILINE)
+
+
+def test_brackets_are_no_references() -> None:
+    """`[T][D]` outside of code is a link to "D", which a strict build of the site refuses."""
+    found = [
+        f"{path.name}: {match}"
+        for path in sorted((ROOT / "docs").rglob("*.md"))
+        for match in re.findall(
+            r"\[[^][]*\]\[[^][]*\]",
+            re.sub(r"```.*?```|`[^`]*`", "", path.read_text(), flags=re.DOTALL),
+        )
+    ]
+    assert found == []
