@@ -94,18 +94,20 @@ def run_case(name: str, *, quick: bool, kind: str = "") -> dict[str, Any]:
 
 @click.command(help=(__doc__ or "").splitlines()[0])
 @click.option("--case", "names", multiple=True, type=click.Choice(list(CASES)), help="Only this.")
-@click.option("--kind", type=click.Choice(KINDS), default="", help="Of records, in every case.")
+@click.option("--kind", type=click.Choice(KINDS), help="Of records, in every case.")
 @click.option("--quick", is_flag=True, help="Fewer rounds, as the tests run them.")
 @click.option("--list", "listing", is_flag=True, help="List the cases and end.")
 @click.option("--json", "file", type=click.Path(path_type=Path), help="Write the result here too.")
-def main(names: tuple[str, ...], kind: str, quick: bool, listing: bool, file: Path | None) -> None:
+def main(
+    names: tuple[str, ...], kind: str | None, quick: bool, listing: bool, file: Path | None
+) -> None:
     if listing:
         for name, (case, _) in CASES.items():
             click.echo(f"{name}: {(case.__doc__ or '').splitlines()[0]}")
         return
     results = []
     for name in names or CASES:
-        results.append(run_case(name, quick=quick, kind=kind))
+        results.append(run_case(name, quick=quick, kind=kind or ""))
         last = results[-1]
         state = "ok" if last["ok"] else "FAILED"
         click.echo(f"{state:6} {last['seconds']:7.1f} s  {name} ({last['kind']})", err=True)

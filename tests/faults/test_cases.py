@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 
 import pytest
+from click.testing import CliRunner
 
 from tests.faults.clocks import _reads
-from tests.faults.run import CASES, run_case
+from tests.faults.run import CASES, main, run_case
 
 
 @pytest.mark.fault
@@ -22,3 +23,9 @@ def test_a_use_of_the_wall_clock_is_found() -> None:
         assert _reads(ast.parse(text)) == [2]
     assert _reads(ast.parse("from time import time")) == [1]
     assert _reads(ast.parse("import time\ntime.monotonic()")) == []
+
+
+def test_the_command_needs_no_options() -> None:
+    listed = CliRunner().invoke(main, ["--list"])
+    assert listed.exit_code == 0, listed.output
+    assert [line.partition(":")[0] for line in listed.output.splitlines()] == list(CASES)
