@@ -1,0 +1,215 @@
+"""What serves one address: a unix socket with the arena and call sockets beside it, or TCP.
+
+Each listener has a gRPC server of its own, because gRPC does not tell by which address a call came:
+what holds for the calls of one address is in its `Boundary`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import grpc.aio
+from grpc_health.v1 import health, health_pb2_grpc
+
+from kvstore.metrics import Metrics
+from kvstore.model.errors import ConfigError
+from kvstore.rpc.v1 import kvstore_pb2_grpc as rpc
+from kvstore.server.boundary import Boundary
+from kvstore.server.calls import CallServer, Handler, own_session_only
+from kvstore.server.service import Service
+from kvstore.server.sockets import guard_of, listen_unix, owned_socket_path, private_umask
+from kvstore.settings import parse_listen
+from kvstore.store.store import Store
+from kvstore.transport.arena_host import ArenaHost
+from kvstore.transport.call_wire import METHODS, Method
+from kvstore.transport.messages import MESSAGE_NBYTES_MAX, Epoch
+from kvstore.transport.unix_sockets import arena_socket_path, call_socket_path
+
+RPCS_MAX = 1024
+# The largest are keys with checksums: 3 MiB for the largest batch there is.
+RECEIVED_NBYTES_MAX = 4 << 20
+STOP_GRACE_S = 0.5
+_OPTIONS: Final = (
+    # Without it two daemons would share a port, and the kernel would deal out the clients.
+    ("grpc.so_reuseport", 0),
+    # It bounds what a message inflates to as well, if it is compressed.
+    ("grpc.max_receive_message_length", RECEIVED_NBYTES_MAX),
+    # Who connects and says nothing takes a descriptor for no longer than this.
+    ("grpc.server_handshake_timeout_ms", 5000),
+    ("grpc.max_send_message_length", MESSAGE_NBYTES_MAX),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """One store with the service over it: what listeners serve. epoch: of this start."""
+
+    store: Store
+    service: Service
+    epoch: Epoch
+    metrics: Metrics
+
+
+class UnixListener:
+    """One unix socket, <path>.arena and <path>.calls, over one store.
+
+    `owned` takes the path; `start`, then `close`.
+    """
+
+    def __init__(
+        self, path: Path, served: Served, boundary: Boundary, grpc_health: health.aio.HealthServicer
+    ) -> None:
+        self.path = path
+        self.boundary = boundary
+        self._served = served
+        self._grpc_health = grpc_health
+        self._running = contextlib.AsyncExitStack()
+
+    @contextlib.contextmanager
+    def owned(self) -> Iterator[None]:
+        """Own the socket's path for the time of the context. Raises ConfigError."""
+        with owned_socket_path(self.path):
+            yield
+
+    async def start(self) -> None:
+        """Bind and serve all three sockets, or none. Raises ConfigError."""
+        async with contextlib.AsyncExitStack() as stack:
+            server = _grpc_server(self._served.service, self.boundary, self._grpc_health)
+            with private_umask():
+                bind_port(server, f"unix:{self.path}", f"server.socket={self.path}")
+            await self._start_arena(stack)
+            await self._start_calls(stack)
+            await server.start()
+            stack.push_async_callback(server.stop, STOP_GRACE_S)
+            self._running = stack.pop_all()
+
+    async def close(self) -> None:
+        """Stop serving; the sessions of this listener end."""
+        await self._running.aclose()
+
+    def guard(self) -> dict[str, Any]:
+        """Return the socket's path, and what decides who may use it."""
+        return guard_of(self.path)
+
+    async def _start_arena(self, stack: contextlib.AsyncExitStack) -> None:
+        store, metrics = self._served.store, self._served.metrics
+        arena = ArenaHost(
+            listen_unix(arena_socket_path(self.path), socket.SOCK_SEQPACKET),
+            store.sessions,
+            store.arena.extents,
+            self._served.epoch,
+            self.boundary.refused,
+            task_failed=metrics.task_failed,
+        )
+        arena.start()
+        stack.push_async_callback(arena.close)
+
+    async def _start_calls(self, stack: contextlib.AsyncExitStack) -> None:
+        calls = CallServer(
+            listen_unix(call_socket_path(self.path), socket.SOCK_STREAM),
+            [self._hot(method) for method in METHODS],
+            self._served.store.sessions.processes,
+            self.boundary.refused,
+        )
+        await calls.start()
+        stack.push_async_callback(calls.close)
+
+    def _hot(self, method: Method) -> Handler:
+        """Return what answers a method on the call socket."""
+        answer = getattr(self._served.service, method.name)
+        if method.names_session:
+            answer = own_session_only(answer)
+        return self.boundary.unary(method.name, answer, method.request.FromString)
+
+
+class TcpListener:
+    """One TCP address over one service. `check_free`, `start`, then `close`. port: what it has."""
+
+    def __init__(
+        self,
+        listen: str,
+        service: rpc.KVStoreServicer,
+        boundary: Boundary,
+        grpc_health: health.aio.HealthServicer,
+    ) -> None:
+        """listen: as server.listen has it."""
+        self.boundary = boundary
+        self.port = 0
+        self._listen = listen
+        self._service = service
+        self._grpc_health = grpc_health
+        self._server: grpc.aio.Server | None = None
+
+    def check_free(self) -> None:
+        """Raise ConfigError for a port that cannot be had. gRPC would say so only after the
+        recovery, which may take a while, and print a line of its own."""
+        check_free("server.listen", self._listen)
+
+    async def start(self) -> None:
+        """Bind and serve. Raises ConfigError."""
+        address = parse_listen("server.listen", self._listen)
+        if address is None:
+            return
+        host, port = address
+        host = f"[{host}]" if ":" in host else host
+        server = _grpc_server(self._service, self.boundary, self._grpc_health)
+        self.port = bind_port(server, f"{host}:{port}", f"server.listen={self._listen}")
+        await server.start()
+        self._server = server
+
+    async def close(self) -> None:
+        if self._server is not None:
+            await self._server.stop(STOP_GRACE_S)
+
+    def address(self) -> str:
+        """Return where it listens, "" if it does not."""
+        host, _, _ = self._listen.rpartition(":")
+        return f"{host}:{self.port}" if self.port else ""
+
+
+def check_free(key: str, listen: str) -> None:
+    """Raise ConfigError for a port that cannot be had now."""
+    address = parse_listen(key, listen)
+    if address is None:
+        return
+    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+    try:
+        socket.create_server(address, family=family).close()
+    except OSError as error:
+        why = os.strerror(error.errno or 0)  # its own text names the address once more
+        raise ConfigError(
+            f'{key}={listen} cannot be had ({why}): choose another port, or "" for none'
+        ) from error
+
+
+def bind_port(server: grpc.aio.Server, address: str, name: str) -> int:
+    """Bind without TLS. Raises ConfigError with the setting's `name`."""
+    try:
+        return server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"{name} cannot be had: another process uses it, or it does not exist here"
+        ) from error
+
+
+async def drain_all(boundaries: list[Boundary], timeout_s: float) -> bool:
+    """Refuse new calls and wait for those that run. Returns whether all ended in time."""
+    return all(await asyncio.gather(*(each.drain(timeout_s) for each in boundaries)))
+
+
+def _grpc_server(
+    service: rpc.KVStoreServicer, boundary: Boundary, grpc_health: health.aio.HealthServicer
+) -> grpc.aio.Server:
+    server = grpc.aio.server(
+        interceptors=[boundary], options=_OPTIONS, maximum_concurrent_rpcs=RPCS_MAX
+    )
+    rpc.add_KVStoreServicer_to_server(service, server)
+    health_pb2_grpc.add_HealthServicer_to_server(grpc_health, server)
+    return server
