@@ -1,9 +1,10 @@
 """A disk in memory that keeps only what was synced: the adversary of everything durable.
 
 A `Platter` is the medium, a `SimDisk` one process's view of it. When the power goes, every page
-written or punched since the last fdatasync of its file ends up new, old or torn between sectors,
-each by its own toss of a coin; a file's length stops anywhere between the two; names created or
-removed since the last sync of the directory are there or not.
+written since the last fdatasync of its file ends up new, old or torn between sectors, and every
+page punched out is a hole or as it was, each by its own toss of a coin; a file's length stops
+anywhere between the two; names created or removed since the last sync of the directory are there
+or not.
 """
 
 from __future__ import annotations
@@ -56,7 +57,10 @@ class File:
     def lose_power(self, draw: random.Random) -> None:
         for page, before in self.before.items():
             after = None if page in self.doomed and draw.random() < 0.8 else self.pages.get(page)
-            content = draw.choice([before, after, _torn(before, after, draw)])
+            punched = after is None and page not in self.doomed  # no sector of it was written
+            content = draw.choice(
+                [before, after] if punched else [before, after, _torn(before, after, draw)]
+            )
             if content is None:
                 self.pages.pop(page, None)
             else:

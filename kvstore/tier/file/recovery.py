@@ -24,7 +24,6 @@ from kvstore.format.frame import (
     parse_trailer,
 )
 from kvstore.format.frame.header import MAGIC as FRAME_MAGIC
-from kvstore.format.frame.packed import Ints
 from kvstore.model.block import PAGE_NBYTES, padded
 from kvstore.model.checksum import checksum
 from kvstore.model.errors import ConfigError, Incompatible
@@ -174,26 +173,34 @@ def _load_footer(reader: _Reader, tag: SegmentTag, sizes: Sizes) -> LoadedSegmen
     return LoadedSegment(
         tag,
         sizes,
-        # The header page of a frame freed since the footer was written is a hole.
-        listed.where(_is_data(reader, listed.offsets, size)),
+        listed.where(_still_there(reader, listed, size)),
         sealed=True,
         run_sequence_min=trailer.run_sequence_min,
         sequence_max=int(listed.sequences.max(initial=0)),
     )
 
 
-def _is_data(reader: _Reader, offsets: Ints, end: int) -> npt.NDArray[np.bool_]:
-    """Say of each offset whether the file has data there, not a hole."""
+def _still_there(reader: _Reader, listed: PackedFrames, end: int) -> npt.NDArray[np.bool_]:
+    """Say of each frame of a footer whether it is in the file: (frames,).
+
+    The header page of a frame freed since the footer was written is a hole. A power cut may leave
+    that page and take others. So a frame with a hole inside is verified: it must not hide an older
+    copy of its blocks. (File systems that store no zeros have holes in whole frames, too.)
+    """
     starts, ends, at = [], [], 0
     while at < end and (data := reader.disk.next_data(reader.fd, at)) is not None:
         at = reader.disk.next_hole(reader.fd, data)
         starts.append(data)
         ends.append(at)
     if not starts:
-        return np.zeros(len(offsets), np.bool_)
-    before = np.searchsorted(starts, offsets, side="right") - 1
-    inside: npt.NDArray[np.bool_] = (before >= 0) & (offsets < np.array(ends)[before])
-    return inside
+        return np.zeros(len(listed), np.bool_)
+    before = np.searchsorted(starts, listed.offsets, side="right") - 1
+    data_end = np.where(before >= 0, np.array(ends)[before], 0)
+    there: npt.NDArray[np.bool_] = listed.offsets < data_end
+    for index in np.flatnonzero(there & (listed.offsets + listed.nbytes > data_end)).tolist():
+        header, offset = listed.header(index), int(listed.offsets[index])
+        there[index] = header is not None and _payload_is_good(reader, header, offset)
+    return there
 
 
 def _scan(reader: _Reader, tag: SegmentTag, sizes: Sizes) -> LoadedSegment:

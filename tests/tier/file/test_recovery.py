@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import os
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,11 @@ import pytest
 from kvstore.format.frame import encode_segment_header
 from kvstore.format.frame.page import guard
 from kvstore.model.block import PAGE_NBYTES
+from kvstore.model.checksum import checksum
 from kvstore.model.errors import ConfigError, CorruptBlock, Incompatible
+from kvstore.testing.tier import pages
 from kvstore.tier.file import FileTier
+from kvstore.tier.file.disk import RealDisk
 from kvstore.tier.file.segment_file import parse_segment_name
 from tests.tier.file.frames import (
     OTHER,
@@ -21,6 +25,7 @@ from tests.tier.file.frames import (
     live,
     opened,
     put,
+    run,
     segments,
     tombstone,
     verify,
@@ -178,6 +183,45 @@ def test_freed_frames_stay_away(tmp_path: Path, ending: object) -> None:
                 tier.frames.free(record.location)
         names = sorted(left)[1::2]
         assert await recovered_names(tmp_path) == expected({n: n for n in names})
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("page", [1, 2, 3])
+def test_a_frame_freed_in_part_does_not_hide_an_older_copy(tmp_path: Path, page: int) -> None:
+    """A power cut may keep the header page of a frame that was being punched out."""
+
+    async def main() -> None:
+        async with opened(tmp_path) as (tier, _):
+            await put(tier, 1, "ab")
+            freed = await put(tier, 2, "a")
+        file = segments(tmp_path)[freed.segment - 1]
+        disk = RealDisk()
+        fd = disk.open(file, write=True)
+        disk.punch(fd, freed.offset + page * PAGE_NBYTES, PAGE_NBYTES)
+        disk.close(fd)
+        assert await recovered_names(tmp_path) == expected({"a": 1, "b": 1})
+
+    asyncio.run(main())
+
+
+def test_zeros_that_a_file_system_does_not_store_are_still_there(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with opened(tmp_path) as (tier, _):
+            header, _ = run(1, "a", nbytes=3 * PAGE_NBYTES)
+            zeros = pages(3 * PAGE_NBYTES)
+            zeros[:] = bytes(len(zeros))
+            value = checksum(zeros)
+            block = header.blocks[0]._replace(raw_checksum=value, stored_checksum=value)
+            header = replace(header, blocks=(block,))
+            extent = tier.frames.allocate(header.nbytes)
+            assert extent is not None
+            await tier.frames.write(extent, [tier.frames.encode(extent, header), zeros])
+        disk = RealDisk()
+        fd = disk.open(segments(tmp_path)[0], write=True)
+        disk.punch(fd, extent.offset + PAGE_NBYTES, 3 * PAGE_NBYTES)
+        disk.close(fd)
+        assert await recovered_names(tmp_path) == expected({"a": 1})
 
     asyncio.run(main())
 
