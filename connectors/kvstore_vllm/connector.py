@@ -126,6 +126,7 @@ class KVStoreConnector(SchedulerHooks, WorkerHooks, KVConnectorBase_V1, compat.H
             backends=_backends(self._vllm_config, list(kv_caches)),
             coded=pages.form,
             lossy=pages.lossy,
+            salted=self._settings.require_salt,
         )
         from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 

@@ -48,6 +48,8 @@ COUNTERS = {
     "video are cached, because tokens do not identify the rest.",
     "bypassed_inputs": "Requests computed without the cache, because they have prompt embeddings, "
     "belong to a streaming session, or hold token ids that no vocabulary has.",
+    "bypassed_unsalted": "Requests computed without the cache, because they have no cache_salt, "
+    "and the connector's require_salt is set.",
     "hints": "Hints sent to the daemon for finished requests.",
     "hints_failed": "Hints that did not reach the daemon, or that it refused.",
     "hints_ignored": "Requests whose hints could not be read.",

@@ -18,20 +18,18 @@ whose body is no JSON object, or is too long.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import msgspec
 
+from kvstore_vllm.bodies import App, Body, Header, Message, Receive, Send, object_of
 from kvstore_vllm.hints import FIELD
+from kvstore_vllm.salt import TenantSalt
 
-Message: TypeAlias = MutableMapping[str, Any]
-Receive: TypeAlias = Callable[[], Awaitable[Message]]
-Send: TypeAlias = Callable[[Message], Awaitable[None]]
-App: TypeAlias = Callable[[Message, Receive, Send], Awaitable[None]]
+__all__ = ["HintHeaders", "TenantSalt"]
 
 PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
-BODY_NBYTES_MAX = 64 << 20
 
 
 def _yes(text: str) -> bool:
@@ -67,40 +65,15 @@ class HintHeaders:
         if not hints:
             await self._app(scope, receive, send)
             return
-        received = [message async for message in _body_of(receive)]
-        body = b"".join(message.get("body", b"") for message in received)
-        changed = _with_hints(body, hints) if _is_whole(received) else None
+        body = Body(scope, receive)
+        await body.read()
+        changed = _with_hints(body.data, hints) if body.whole else None
         if changed is not None:
-            headers = [item for item in scope["headers"] if item[0].lower() != b"content-length"]
-            headers.append((b"content-length", str(len(changed)).encode()))
-            scope = {**scope, "headers": headers}
-            received = [{"type": "http.request", "body": changed, "more_body": False}]
-        waiting = iter(received)
-
-        async def again() -> Message:
-            message = next(waiting, None)
-            return message if message is not None else await receive()
-
-        await self._app(scope, again, send)
+            body.replace(changed)
+        await body.pass_on(self._app, send)
 
 
-async def _body_of(receive: Receive) -> Any:
-    """Yield the messages of a body, up to its end, or until it is too long."""
-    nbytes = 0
-    while nbytes <= BODY_NBYTES_MAX:
-        message = await receive()
-        yield message
-        nbytes += len(message.get("body", b""))
-        if message["type"] != "http.request" or not message.get("more_body"):
-            return
-
-
-def _is_whole(received: list[Message]) -> bool:
-    last = received[-1]
-    return last["type"] == "http.request" and not last.get("more_body")
-
-
-def _hints(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, Any]:
+def _hints(headers: Iterable[Header]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in headers:
         known = _FIELDS.get(name.lower())
@@ -112,11 +85,8 @@ def _hints(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, Any]:
 
 def _with_hints(body: bytes, hints: dict[str, Any]) -> bytes | None:
     """Return the body with hints, None if it cannot carry them."""
-    try:
-        request = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-    if not isinstance(request, dict):
+    request = object_of(body)
+    if request is None:
         return None
     params = request.get("kv_transfer_params") or {}
     own = params.get(FIELD, {}) if isinstance(params, dict) else None

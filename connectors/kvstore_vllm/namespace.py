@@ -23,7 +23,7 @@ from vllm.v1.kv_cache_interface import (
     UniformTypeKVCacheSpecs,
 )
 
-from kvstore.model.block import Group, Namespace, model_name
+from kvstore.model.block import SALTED, Group, Namespace, model_name
 from kvstore.model.errors import Incompatible
 from kvstore_vllm import compat
 from kvstore_vllm.fingerprint import Fingerprints, Source, weights_files
@@ -76,6 +76,7 @@ def build_namespace(
     backends: list[str],
     coded: str = "",
     lossy: Sequence[LossySizes] = (),
+    salted: bool = False,
 ) -> Namespace:
     """Describe the KV of one engine, but for its weights.
 
@@ -83,7 +84,8 @@ def build_namespace(
     most of a record. coded: the form of records and their shapes; "": they are stored as they are.
     backends: names of the attention back ends (and CPU instruction sets), which decide how keys and
     values are packed inside a page. lossy: sizes of each group's base and fine parts, in bytes, if
-    records are lossy: the fine parts are groups of their own, behind all others.
+    records are lossy: the fine parts are groups of their own, behind all others. salted: requests
+    without a cache salt bypass the cache.
     """
     tensor_parallel = vllm_config.parallel_config.tensor_parallel_size
     shards = tensor_parallel // compat.kv_tp_replicas(kv_cache_config)
@@ -111,6 +113,8 @@ def build_namespace(
     }
     if coded:
         identity["record"] = coded
+    if salted:
+        identity.update([SALTED])
     extra = vllm_config.load_config.model_loader_extra_config
     if extra:
         identity["load"] = _digest([str(extra)])

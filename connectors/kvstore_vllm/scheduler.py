@@ -130,11 +130,12 @@ class SchedulerSide:
         return b"" if adapter is None else self._adapters.identity(adapter)
 
     def _bypasses(self, request: Any) -> bool:
-        """Whether the tokens do not tell what the KV of `request` is."""
+        """Whether the tokens do not tell what the KV of `request` is, or a salt is missing."""
         # A streaming session rewrites its own past.
         bypasses = request.prompt_embeds is not None or bool(request.resumable)
-        self.counters.add(bypassed_inputs=int(bypasses))
-        return bypasses
+        unsalted = self._settings.require_salt and not request.cache_salt
+        self.counters.add(bypassed_inputs=int(bypasses), bypassed_unsalted=int(unsalted))
+        return bypasses or unsalted
 
     def _may_load(self, tracked: Tracked) -> bool:
         return (

@@ -29,6 +29,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         block of a sequence stays exact. Engines of different fidelity share nothing.
     weights_id: names the weights instead of their fingerprint; for weights that are not read from
         local files. Two engines with the same id must have identical weights.
+    require_salt: requests without a `cache_salt` bypass the cache. Engines with and without it
+        share nothing.
     daemon_uid: the user that runs the daemon, if it is neither the engine's nor root.
     """
 
@@ -40,6 +42,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     record: Literal["auto", "l3", "raw"] = "auto"
     fidelity: Literal["exact", "ep"] = "exact"
     weights_id: str = ""
+    require_salt: bool = False
     daemon_uid: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
 

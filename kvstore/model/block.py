@@ -73,6 +73,10 @@ class Group:
         return range(max(0, first_token // block_tokens), hit_blocks)
 
 
+# The field of an identity that says: every block in it was asked for with a cache salt.
+SALTED = ("salt", "required")
+
+
 @dataclass(frozen=True, slots=True)
 class Namespace:
     """What the bytes of a block depend on beside its tokens. Two namespaces never share a block.
@@ -205,6 +209,11 @@ class Namespace:
     def id(self) -> NamespaceId:
         """The 32-byte fingerprint of the canonical text."""
         return NamespaceId(hashlib.sha256(self.to_json().encode("ascii")).digest())
+
+    @property
+    def salted(self) -> bool:
+        """Whether its engines store nothing of requests without a cache salt."""
+        return SALTED in self.identity
 
     @property
     def title(self) -> str:

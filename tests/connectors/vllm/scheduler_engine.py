@@ -185,9 +185,12 @@ def make_request(tokens: int, name: str = "r", **fields) -> SimpleNamespace:
 class Engine:
     """Calls the hooks in the scheduler's order for one request at a time."""
 
-    def __init__(self, namespace: Namespace = NAMESPACE, **options) -> None:
+    def __init__(
+        self, namespace: Namespace = NAMESPACE, *, require_salt: bool = False, **options
+    ) -> None:
         self.client = FakeClient(namespace)
-        self.side = SchedulerSide(Settings("unix:/k"), self.client, readers=1, **options)
+        settings = Settings("unix:/k", require_salt=require_salt)
+        self.side = SchedulerSide(settings, self.client, readers=1, **options)
         self.side.use_namespace(namespace)
         self.manager = SimpleNamespace(tables={}, get_computed_blocks=lambda request: (None, 0, 0))
         self.manager.get_block_ids = self.manager.tables.get

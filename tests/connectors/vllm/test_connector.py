@@ -295,7 +295,14 @@ def test_unsupported_attention_is_refused_by_name(vllm):
 
 
 def build(
-    vllm, config=None, *specs, backends=("CPU_ATTN/vec",), coded="", lossy=(), **changes
+    vllm,
+    config=None,
+    *specs,
+    backends=("CPU_ATTN/vec",),
+    coded="",
+    lossy=(),
+    salted=False,
+    **changes,
 ) -> Namespace:
     specs = specs or (full(vllm), window(vllm, 512, extra_retained_tokens=2))
     config = config or engine_config(vllm)
@@ -306,6 +313,7 @@ def build(
         backends=list(backends),
         coded=coded,
         lossy=lossy,
+        salted=salted,
     )
     named = vllm.namespace.PendingNamespace(unnamed, vllm.namespace.weights_sources(config)).poll()
     assert named is not None, "a model of dummy weights is known at once"
@@ -320,6 +328,11 @@ def test_the_namespace_has_a_group_for_each_kind_of_attention(vllm):
     )
     if "kv_tp_replicas" in vllm.kv.KVCacheConfig.__dataclass_fields__:
         assert {group.shards for group in build(vllm, config, kv_tp_replicas=4).groups} == {1}
+
+
+def test_engines_that_require_a_salt_share_nothing_with_others(vllm):
+    assert build(vllm, salted=True).salted
+    assert build(vllm, salted=True).id != build(vllm).id
 
 
 def test_a_lossy_namespace_has_fine_parts_behind_all_groups(vllm):
