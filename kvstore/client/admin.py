@@ -11,6 +11,7 @@ from kvstore.client.recording import record
 from kvstore.decide.namespaces import NamespaceUse
 from kvstore.model.block import BlockKey, Namespace, NamespaceId
 from kvstore.model.outcome import Explanation, Outcome
+from kvstore.model.tenant import Principal, role_of
 from kvstore.rpc import RPC_VERSION
 from kvstore.rpc.v1 import kvstore_pb2 as pb
 from kvstore.settings import Entry
@@ -30,6 +31,12 @@ class Admin:
         request = pb.OpenSessionRequest(rpc_version=RPC_VERSION)
         reply = await self._caller.call(lambda stub, _, t: stub.OpenSession(request, timeout=t))
         return reply.server_version
+
+    async def whoami(self) -> Principal:
+        """Return who this client is to the daemon: its tenant, name and role."""
+        request = pb.WhoAmIRequest()
+        reply = await self._caller.call(lambda stub, _, t: stub.WhoAmI(request, timeout=t))
+        return Principal(reply.tenant, reply.name, role_of(reply.role))
 
     async def delete(
         self, namespace_id: NamespaceId, keys: Sequence[BlockKey], *, corrupt: bool = False
@@ -71,7 +78,7 @@ class Admin:
         return stats
 
     async def settings(self) -> list[Entry]:
-        """Return the daemon's settings. Answered over its unix socket only."""
+        """Return the daemon's settings. Answered over its unix socket, and to an admin."""
         reply = await self._caller.call(
             lambda stub, _, t: stub.GetConfig(pb.GetConfigRequest(), timeout=t)
         )
@@ -84,7 +91,7 @@ class Admin:
 
         Waits up to `wait_s` until the daemon is within lowered caps. Returns (key, before, after)
         of each change, and what a lowered cap still waits for. Raises ConfigError. Answered over
-        the daemon's unix socket only.
+        the daemon's unix socket, and to an admin.
         """
         request = pb.SetConfigRequest(assignments=assignments, wait_s=wait_s)
         reply = await self._caller.call(
@@ -94,7 +101,7 @@ class Admin:
 
     async def log_lines(self, limit: int = 0) -> list[str]:
         """Return the daemon's last log lines, oldest first; 0: all it keeps. Answered over its
-        unix socket only."""
+        unix socket, and to an admin."""
         request = pb.LogLinesRequest(limit=limit)
         reply = await self._caller.call(lambda stub, _, t: stub.LogLines(request, timeout=t))
         return list(reply.lines)

@@ -11,6 +11,7 @@ from kvstore.decide.namespaces import NamespaceUse
 from kvstore.model.block import BlockKey, NamespaceId
 from kvstore.model.hint import HintReport, Prefix
 from kvstore.model.outcome import Explanation, Outcome
+from kvstore.model.tenant import Principal
 from kvstore.rpc.v1 import kvstore_pb2 as pb
 from kvstore.settings import Entry
 
@@ -53,6 +54,9 @@ class BlockingAdmin:
 
     def ping(self) -> str:
         return self._thread.wait(lambda client: client.admin.ping())
+
+    def whoami(self) -> Principal:
+        return self._thread.wait(lambda client: client.admin.whoami())
 
     def delete(
         self, namespace_id: NamespaceId, keys: Sequence[BlockKey], *, corrupt: bool = False

@@ -41,7 +41,14 @@ class Incompatible(KVStoreError):
 
 
 class Unauthorized(KVStoreError):
-    """The caller may not do this."""
+    """The caller may not do this.
+
+    reason: one word for the metrics of the side that refuses, "" where the class is enough.
+    """
+
+    def __init__(self, message: str, *, reason: str = "") -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class ConfigError(KVStoreError):

@@ -14,8 +14,9 @@ from kvstore.model.errors import InvalidRequest
 from kvstore.rpc.v1 import kvstore_pb2 as pb
 from kvstore.rpc.v1 import kvstore_pb2_grpc as rpc
 from kvstore.server.boundary import Context
+from kvstore.server.identity import CALLER
 from kvstore.server.recorder import Lookup, Recorder
-from kvstore.server.requests import Requests, check_local, namespace_id_of, seconds_of
+from kvstore.server.requests import Requests, namespace_id_of, seconds_of
 from kvstore.store.live_settings import LiveSettings
 from kvstore.store.store import Store
 from kvstore.system.logs import LAST_LINES, LINES_MAX
@@ -106,14 +107,12 @@ class AdminCalls(rpc.KVStoreServicer):
         return explanation_to_message(explanation)
 
     async def GetConfig(self, request: pb.GetConfigRequest, context: Context) -> pb.GetConfigReply:
-        check_local(context)
         return pb.GetConfigReply(
             settings=[pb.Setting(**entry._asdict()) for entry in self._config.entries()],
             path=str(self._config.path or ""),
         )
 
     async def SetConfig(self, request: pb.SetConfigRequest, context: Context) -> pb.SetConfigReply:
-        check_local(context)
         if len(request.assignments) > ASSIGNMENTS_MAX:
             raise InvalidRequest(f"{len(request.assignments)} settings in one call")
         wait_s = seconds_of("wait_s", request.wait_s)
@@ -124,8 +123,13 @@ class AdminCalls(rpc.KVStoreServicer):
         )
 
     async def LogLines(self, request: pb.LogLinesRequest, context: Context) -> pb.LogLinesReply:
-        check_local(context)
         return pb.LogLinesReply(lines=LAST_LINES.lines(request.limit or LINES_MAX))
+
+    async def WhoAmI(self, request: pb.WhoAmIRequest, context: Context) -> pb.WhoAmIReply:
+        principal = CALLER.get()
+        return pb.WhoAmIReply(
+            tenant=principal.tenant, name=principal.name, role=principal.role.word
+        )
 
     async def Record(
         self, request: pb.RecordRequest, context: Context

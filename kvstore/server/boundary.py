@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any, NamedTuple, TypeAlias
 
 import grpc
@@ -13,15 +14,19 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from kvstore.metrics import Metrics
-from kvstore.model.errors import InvalidRequest, KVStoreError, Unavailable
+from kvstore.model.errors import InvalidRequest, KVStoreError, Unauthorized, Unavailable
+from kvstore.model.tenant import Principal
 from kvstore.rpc.status import status_of
+from kvstore.server import rights
+from kvstore.server.identity import CALLER, Admitted, Identity
+from kvstore.server.revocation import Revocation
 from kvstore.server.tracing import Tracing, fail
 
 logger = logging.getLogger(__name__)
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+_Answer: TypeAlias = Callable[[bytes, Any], Awaitable[Any]]
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
-_UNREADABLE = object()
 
 
 class _Call(NamedTuple):
@@ -32,13 +37,12 @@ class _Call(NamedTuple):
     span: Any
 
 
-class Boundary(grpc.aio.ServerInterceptor):
-    """Wraps every kvstore method; health checks pass through."""
+class _Calls:
+    """Counts, times and traces calls, tells their errors as statuses, and waits for their end."""
 
-    def __init__(self, metrics: Metrics, tracing: Tracing | None = None) -> None:
+    def __init__(self, metrics: Metrics, tracing: Tracing | None) -> None:
         self._metrics = metrics
         self._tracing = tracing
-        self._wrapped: dict[str, Handler] = {}
         self._running = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -54,52 +58,14 @@ class Boundary(grpc.aio.ServerInterceptor):
             return False
         return True
 
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Handler | None:
-        name = handler_call_details.method
-        if not name.startswith("/kvstore."):
-            return await continuation(handler_call_details)
-        if name not in self._wrapped:
-            handler = await continuation(handler_call_details)
-            if handler is None:  # gRPC answers UNIMPLEMENTED
-                return handler
-            self._wrapped[name] = self._wrap(name.rpartition("/")[2], handler)
-        return self._wrapped[name]
+    def answering(self, method: str, work: Callable[[Any, Any], Awaitable[Any]]) -> _Answer:
+        """Return `work` as one call: counted, timed, its errors told as statuses."""
 
-    def unary(
-        self, method: str, behaviour: Any, deserialize: Callable[[bytes], Any]
-    ) -> Callable[[bytes, Any], Awaitable[Any]]:
-        """Return the same for a call that comes another way: from its bytes to its reply.
-
-        Refusals go to `abort` of the context, which has to raise.
-        """
-        answer, read = self._single(method, behaviour), _reader(deserialize)
-        return lambda data, context: answer(read(data), context)
-
-    def _wrap(self, method: str, handler: Handler) -> Handler:
-        assert handler.request_deserializer is not None  # protobuf's, always
-        codecs = (_reader(handler.request_deserializer), handler.response_serializer)
-        if handler.response_streaming:
-            return grpc.unary_stream_rpc_method_handler(
-                self._streamed(method, handler.unary_stream), *codecs
-            )
-        if handler.request_streaming:
-            return grpc.stream_unary_rpc_method_handler(
-                self._single(method, _each_readable(handler.stream_unary)), *codecs
-            )
-        return grpc.unary_unary_rpc_method_handler(
-            self._single(method, handler.unary_unary), *codecs
-        )
-
-    def _single(self, method: str, behaviour: Any) -> Any:
-        async def answer(request: Any, context: Context) -> Any:
+        async def answer(data: Any, context: Context) -> Any:
             call = self._begin(method, context)
             try:
                 self._admit()
-                return await behaviour(_readable(request), context)
+                return await work(data, context)
             except Exception as error:
                 failure = self._translate(call, error)
             finally:
@@ -108,13 +74,16 @@ class Boundary(grpc.aio.ServerInterceptor):
 
         return answer
 
-    def _streamed(self, method: str, behaviour: Any) -> Any:
-        async def answer(request: Any, context: Context) -> AsyncIterator[Any]:
+    def streaming(self, method: str, work: Callable[[Any, Any], AsyncGenerator[Any, None]]) -> Any:
+        """Return the same for a call with several replies."""
+
+        async def answer(data: Any, context: Context) -> AsyncIterator[Any]:
             call = self._begin(method, context)
             try:
                 self._admit()
-                async for reply in behaviour(_readable(request), context):
-                    yield reply
+                async with contextlib.aclosing(work(data, context)) as replies:
+                    async for reply in replies:
+                        yield reply
                 return
             except Exception as error:
                 failure = self._translate(call, error)
@@ -149,7 +118,7 @@ class Boundary(grpc.aio.ServerInterceptor):
 
     def refused(self, method: str, error: Exception) -> None:
         """Count a call that is not answered."""
-        reason = error.reason if isinstance(error, Unavailable) else ""
+        reason = error.reason if isinstance(error, Unavailable | Unauthorized) else ""
         self._metrics.rpc_errors.labels(method, type(error).__name__, reason).inc()
 
     def _translate(self, call: _Call, error: Exception) -> KVStoreError:
@@ -163,30 +132,140 @@ class Boundary(grpc.aio.ServerInterceptor):
         return Unavailable(f"the daemon failed: {type(error).__name__}; its log says more")
 
 
-def _reader(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    """Return a deserializer that does not raise: gRPC would log it and answer UNKNOWN."""
+class Boundary(_Calls, grpc.aio.ServerInterceptor):
+    """Around every kvstore method of one listener: lets its calls in, or not, and hands them to
+    their tenant's service. Health checks pass by it.
 
-    def read(data: bytes) -> Any:
+    A message is read only when its caller was let in.
+    """
+
+    def __init__(
+        self,
+        metrics: Metrics,
+        tracing: Tracing | None = None,
+        *,
+        identity: Identity,
+        service_of: Callable[[str], Any] | None = None,
+    ) -> None:
+        """identity: who calls. service_of: tenant -> the service that answers it; raises
+        Unauthorized for one that is not here. None: the service that the gRPC server has."""
+        super().__init__(metrics, tracing)
+        self.revocation = Revocation()
+        self._identity = identity
+        self._service_of = service_of
+        self._wrapped: dict[str, Handler] = {}
+
+    def unary(self, method: str, behaviour: Any, deserialize: Callable[[bytes], Any]) -> _Answer:
+        """Return what answers a call that comes another way: from its bytes to its reply.
+
+        Only for a listener that is one principal's own: its right is looked up once, here. Refusals
+        go to `abort` of the context, which has to raise.
+        """
+        read = _reader(deserialize)
+        try:
+            rights.check(method, self._identity.admit(None).principal)
+        except Unauthorized as refused:
+            return self.answering(method, _refusing(refused))
+        return self.answering(method, lambda data, context: behaviour(read(data), context))
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler | None:
+        name = handler_call_details.method
+        if not name.startswith("/kvstore."):
+            return await continuation(handler_call_details)
+        if name not in self._wrapped:
+            handler = await continuation(handler_call_details)
+            if handler is None:  # gRPC answers UNIMPLEMENTED
+                return handler
+            self._wrapped[name] = self._wrap(name.rpartition("/")[2], handler)
+        return self._wrapped[name]
+
+    def _wrap(self, method: str, handler: Handler) -> Handler:
+        assert handler.request_deserializer is not None  # protobuf's, always
+        read, write = _reader(handler.request_deserializer), handler.response_serializer
+        if handler.response_streaming:
+            work = self._streamed(method, handler.unary_stream, read)
+            return grpc.unary_stream_rpc_method_handler(self.streaming(method, work), None, write)
+        if handler.request_streaming:
+            work = self._single(method, handler.stream_unary, _each_reader(read))
+            return grpc.stream_unary_rpc_method_handler(self.answering(method, work), None, write)
+        work = self._single(method, handler.unary_unary, read)
+        return grpc.unary_unary_rpc_method_handler(self.answering(method, work), None, write)
+
+    def _single(self, method: str, behaviour: Any, read: Callable[[Any], Any]) -> Any:
+        async def work(data: Any, context: Context) -> Any:
+            (principal, still_valid), request = self._let_in(method, data, context, read)
+            answer = self._behaviour(method, behaviour, principal)
+            if still_valid is None:
+                return await answer(request, context)
+            with self.revocation.watched(still_valid):
+                return await answer(request, context)
+
+        return work
+
+    def _streamed(self, method: str, behaviour: Any, read: Callable[[Any], Any]) -> Any:
+        async def work(data: Any, context: Context) -> AsyncGenerator[Any, None]:
+            (principal, still_valid), request = self._let_in(method, data, context, read)
+            answer = self._behaviour(method, behaviour, principal)
+            async with contextlib.aclosing(answer(request, context)) as replies:
+                if still_valid is None:
+                    async for reply in replies:
+                        yield reply
+                    return
+                with self.revocation.watched(still_valid) as running:
+                    async for reply in replies:
+                        running.sending = True
+                        yield reply
+                        running.sending = False
+                        running.check()
+
+        return work
+
+    def _let_in(
+        self, method: str, data: Any, context: Context, read: Callable[[Any], Any]
+    ) -> tuple[Admitted, Any]:
+        """Return who calls, and the request. Raises Unauthorized and InvalidRequest."""
+        admitted = self._identity.admit(context)
+        rights.check(method, admitted.principal)
+        request = read(data)
+        rights.check_request(method, admitted.principal, request)
+        CALLER.set(admitted.principal)
+        return admitted, request
+
+    def _behaviour(self, method: str, usual: Any, principal: Principal) -> Any:
+        if self._service_of is None:
+            return usual
+        return getattr(self._service_of(principal.tenant), method)
+
+
+def _reader(deserialize: Callable[[bytes], Any]) -> Callable[[Any], Any]:
+    """Return a deserializer whose errors are ours: gRPC would log them and answer UNKNOWN."""
+
+    def read(data: Any) -> Any:
         try:
             return deserialize(data)
-        except DecodeError:
-            return _UNREADABLE
+        except DecodeError as error:
+            raise InvalidRequest("these bytes are no message of this method") from error
 
     return read
 
 
-def _readable(request: Any) -> Any:
-    if request is _UNREADABLE:
-        raise InvalidRequest("these bytes are no message of this method")
-    return request
+def _each_reader(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    async def messages(several: AsyncIterator[bytes]) -> AsyncIterator[Any]:
+        async for data in several:
+            yield read(data)
+
+    return messages
 
 
-def _each_readable(behaviour: Any) -> Any:
-    async def readable(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
-        async for request in requests:
-            yield _readable(request)
+def _refusing(error: Unauthorized) -> Callable[[Any, Any], Awaitable[Any]]:
+    async def refuse(data: Any, context: Any) -> Any:
+        raise error
 
-    return lambda requests, context: behaviour(readable(requests), context)
+    return refuse
 
 
 async def _abort(context: Context, error: KVStoreError) -> None:

@@ -6,9 +6,8 @@ import math
 from collections.abc import Sequence
 
 from kvstore.model.block import KEY_NBYTES, BlockKey, NamespaceId, split_keys
-from kvstore.model.errors import InvalidRequest, Unauthorized
+from kvstore.model.errors import InvalidRequest
 from kvstore.model.hint import SESSION_ID_CHARS_MAX
-from kvstore.server.boundary import Context
 from kvstore.store.store import Store
 
 
@@ -30,12 +29,6 @@ class Requests:
         if not (math.isfinite(wait_s) and wait_s >= 0):
             raise InvalidRequest(f"wait_s={wait_s} is not a time to wait")
         return min(wait_s, self._store.limits.wait_max_s)
-
-
-def check_local(context: Context) -> None:
-    """Raise Unauthorized unless the call came over the unix socket, which has one user."""
-    if not context.peer().startswith("unix:"):
-        raise Unauthorized("this is answered over the daemon's unix socket only")
 
 
 def pace_of(seconds: float) -> float:

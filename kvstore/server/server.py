@@ -14,6 +14,7 @@ from kvstore.metrics import Metrics
 from kvstore.model.errors import ConfigError
 from kvstore.server.boundary import Boundary
 from kvstore.server.health import Health
+from kvstore.server.identity import OPEN_LOOPBACK, UNIX_SOCKET, Fixed, Identity
 from kvstore.server.listeners import Served, TcpListener, UnixListener, drain_all
 from kvstore.server.metrics_port import MetricsPort
 from kvstore.server.recorder import Recorder
@@ -53,10 +54,16 @@ class Server:
         self._health = Health(self._trouble, self._report)
         served = self._served(store, config, version)
         self._unix = UnixListener(
-            self._settings.socket_path, served, self._boundary(), self._grpc_health
+            self._settings.socket_path,
+            served,
+            self._boundary(Fixed(UNIX_SOCKET)),
+            self._grpc_health,
         )
         self._tcp = TcpListener(
-            self._settings.listen, served.service, self._boundary(), self._grpc_health
+            self._settings.listen,
+            served.service,
+            self._boundary(Fixed(OPEN_LOOPBACK)),
+            self._grpc_health,
         )
         self._open = contextlib.AsyncExitStack()
         self.metrics_port = 0
@@ -119,9 +126,9 @@ class Server:
         )
         return Served(store, service, epoch, self._metrics)
 
-    def _boundary(self) -> Boundary:
+    def _boundary(self, identity: Identity) -> Boundary:
         """Return the boundary of one more listener."""
-        return Boundary(self._metrics, self._tracing)
+        return Boundary(self._metrics, self._tracing, identity=identity)
 
     def _addresses(self) -> dict[str, Any]:
         """Return where this daemon is reached, and what decides by whom."""

@@ -144,6 +144,11 @@ class KVStoreStub:
                 request_serializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.HintRequest.SerializeToString,
                 response_deserializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.HintReply.FromString,
                 _registered_method=True)
+        self.WhoAmI = channel.unary_unary(
+                '/kvstore.rpc.v1.KVStore/WhoAmI',
+                request_serializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.WhoAmIRequest.SerializeToString,
+                response_deserializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.WhoAmIReply.FromString,
+                _registered_method=True)
 
 
 class KVStoreServicer:
@@ -273,14 +278,15 @@ class KVStoreServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetConfig(self, request, context):
-        """The settings in use; the daemon's last log lines. Over its unix socket only.
+        """The settings in use; the daemon's last log lines. Over its unix socket, and to an
+        admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SetConfig(self, request, context):
-        """Changes settings that are live: all of them, or none. Over the unix socket only.
+        """Changes settings that are live: all of them, or none. Over the unix socket, and to an admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -294,6 +300,13 @@ class KVStoreServicer:
 
     def Hint(self, request, context):
         """What a client knows of the future. A wrong hint costs hits, nothing else.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WhoAmI(self, request, context):
+        """Who the caller is to this daemon.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -411,6 +424,11 @@ def add_KVStoreServicer_to_server(servicer, server):
                     servicer.Hint,
                     request_deserializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.HintRequest.FromString,
                     response_serializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.HintReply.SerializeToString,
+            ),
+            'WhoAmI': grpc.unary_unary_rpc_method_handler(
+                    servicer.WhoAmI,
+                    request_deserializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.WhoAmIRequest.FromString,
+                    response_serializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.WhoAmIReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1007,6 +1025,33 @@ class KVStore:
             '/kvstore.rpc.v1.KVStore/Hint',
             kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.HintRequest.SerializeToString,
             kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.HintReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WhoAmI(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.rpc.v1.KVStore/WhoAmI',
+            kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.WhoAmIRequest.SerializeToString,
+            kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.WhoAmIReply.FromString,
             options,
             channel_credentials,
             insecure,

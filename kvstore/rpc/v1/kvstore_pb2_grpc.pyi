@@ -73,12 +73,16 @@ class KVStoreStub:
     Record: _grpc.UnaryStreamMultiCallable[_kvstore_pb2.RecordRequest, _kvstore_pb2.RecordReply]
     """What is asked from now on, until the caller ends it. A caller that does not keep up misses some."""
     GetConfig: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.GetConfigRequest, _kvstore_pb2.GetConfigReply]
-    """The settings in use; the daemon's last log lines. Over its unix socket only."""
+    """The settings in use; the daemon's last log lines. Over its unix socket, and to an
+    admin.
+    """
     SetConfig: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.SetConfigRequest, _kvstore_pb2.SetConfigReply]
-    """Changes settings that are live: all of them, or none. Over the unix socket only."""
+    """Changes settings that are live: all of them, or none. Over the unix socket, and to an admin."""
     LogLines: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.LogLinesRequest, _kvstore_pb2.LogLinesReply]
     Hint: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.HintRequest, _kvstore_pb2.HintReply]
     """What a client knows of the future. A wrong hint costs hits, nothing else."""
+    WhoAmI: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.WhoAmIRequest, _kvstore_pb2.WhoAmIReply]
+    """Who the caller is to this daemon."""
 
 @_typing.type_check_only
 class KVStoreAsyncStub(KVStoreStub):
@@ -119,12 +123,16 @@ class KVStoreAsyncStub(KVStoreStub):
     Record: _aio.UnaryStreamMultiCallable[_kvstore_pb2.RecordRequest, _kvstore_pb2.RecordReply]  # type: ignore[assignment]
     """What is asked from now on, until the caller ends it. A caller that does not keep up misses some."""
     GetConfig: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.GetConfigRequest, _kvstore_pb2.GetConfigReply]  # type: ignore[assignment]
-    """The settings in use; the daemon's last log lines. Over its unix socket only."""
+    """The settings in use; the daemon's last log lines. Over its unix socket, and to an
+    admin.
+    """
     SetConfig: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.SetConfigRequest, _kvstore_pb2.SetConfigReply]  # type: ignore[assignment]
-    """Changes settings that are live: all of them, or none. Over the unix socket only."""
+    """Changes settings that are live: all of them, or none. Over the unix socket, and to an admin."""
     LogLines: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.LogLinesRequest, _kvstore_pb2.LogLinesReply]  # type: ignore[assignment]
     Hint: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.HintRequest, _kvstore_pb2.HintReply]  # type: ignore[assignment]
     """What a client knows of the future. A wrong hint costs hits, nothing else."""
+    WhoAmI: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.WhoAmIRequest, _kvstore_pb2.WhoAmIReply]  # type: ignore[assignment]
+    """Who the caller is to this daemon."""
 
 class KVStoreServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -276,7 +284,9 @@ class KVStoreServicer(metaclass=_abc_1.ABCMeta):
         request: _kvstore_pb2.GetConfigRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_kvstore_pb2.GetConfigReply, _abc.Awaitable[_kvstore_pb2.GetConfigReply]]:
-        """The settings in use; the daemon's last log lines. Over its unix socket only."""
+        """The settings in use; the daemon's last log lines. Over its unix socket, and to an
+        admin.
+        """
 
     @_abc_1.abstractmethod
     def SetConfig(
@@ -284,7 +294,7 @@ class KVStoreServicer(metaclass=_abc_1.ABCMeta):
         request: _kvstore_pb2.SetConfigRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_kvstore_pb2.SetConfigReply, _abc.Awaitable[_kvstore_pb2.SetConfigReply]]:
-        """Changes settings that are live: all of them, or none. Over the unix socket only."""
+        """Changes settings that are live: all of them, or none. Over the unix socket, and to an admin."""
 
     @_abc_1.abstractmethod
     def LogLines(
@@ -300,5 +310,13 @@ class KVStoreServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_kvstore_pb2.HintReply, _abc.Awaitable[_kvstore_pb2.HintReply]]:
         """What a client knows of the future. A wrong hint costs hits, nothing else."""
+
+    @_abc_1.abstractmethod
+    def WhoAmI(
+        self,
+        request: _kvstore_pb2.WhoAmIRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_kvstore_pb2.WhoAmIReply, _abc.Awaitable[_kvstore_pb2.WhoAmIReply]]:
+        """Who the caller is to this daemon."""
 
 def add_KVStoreServicer_to_server(servicer: KVStoreServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
