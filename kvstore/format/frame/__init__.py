@@ -79,6 +79,66 @@ is parsed and checked like the page itself. The body is filled up with zeros to 
 | 72 | 4016 | zero |
 | 4088 | 8 | XXH3-64 of bytes 0..4087, seeded with the nonce |
 
+## Format 2: encrypted
+
+Written where a key is configured; format 1 stays as it is, byte by byte. What is *sealed* is
+AES-256-GCM under the segment's own random key, with a random nonce of 12 bytes for each piece. The
+associated data binds a piece to what it is, so that one which was moved or exchanged does not open.
+Format numbers, places and sizes of files stay readable; keys, namespaces and what is stored do not.
+
+**Segment header page**: as in format 1, with version 2, and
+
+| offset | bytes | field |
+| -----: | ----: | ----- |
+| 32 | 16 | tenant |
+| 48 | 4 | epoch of the tenant's key |
+| 52 | 4 | zero |
+| 56 | 40 | the segment's key, wrapped by the tenant's (AES key wrap, RFC 3394) |
+
+The trailer has the key once more, so a damaged first page costs nothing once a segment is closed.
+
+**Frame header page**: bytes 0..135 have the fields of format 1, with version 2 and flags 1.
+
+| offset | bytes | field |
+| -----: | ----: | ----- |
+| 0 | 40 | in clear: magic, version, kind, codec, flags, sequence, offset, segment number |
+| 40 | 4028 | sealed, bound to bytes 0..39 and the tenant: |
+| 136 | 84 x count | - run: the 56 bytes of format 1, then nonce 12 and tag 16 of the block |
+| 136 | 32 x count | - tombstone of keys: key 32 |
+| 4060 | 8 | - XXH3-64 of bytes 0..4059, seeded with the segment's nonce |
+| 4068 | 12 | nonce |
+| 4080 | 16 | tag |
+
+**Payload**: each block's stored bytes, sealed, from a page boundary on, filled up with zeros. Bound
+to `KVSBLOCK`, tenant 16, namespace 32, group 4, shard 4, block index 8, key 32, raw_nbytes 4, codec
+1. Both checksums are of what was sealed: they find what memory breaks, the tag what people change.
+
+**Footer**: the records of format 1, each with the checksum at 4060, sealed as one piece. Bound to
+`KVSFOOTR`, segment number 8, segment nonce 8, tenant 16.
+
+**Trailer page**
+
+| offset | bytes | field |
+| -----: | ----: | ----- |
+| 0 | 8 | magic `KVSTRAIL` |
+| 8 | 2 | format version |
+| 10 | 2 | zero |
+| 12 | 4 | epoch of the tenant's key |
+| 16 | 8 | segment number |
+| 24 | 8 | segment nonce |
+| 32 | 16 | tenant |
+| 48 | 40 | the segment's wrapped key |
+| 88 | 8 | offset of the footer in the file, a multiple of 4096 |
+| 96 | 8 | bytes of the footer, without the filling |
+| 104 | 3964 | sealed, bound to bytes 0..103 and the tenant: |
+| 104 | 8 | - number of records |
+| 112 | 8 | - checksum of the footer, before it was sealed |
+| 120 | 8 | - lowest sequence of any run ever placed in the segment (all ones: none) |
+| 128 | 28 | - nonce and tag of the footer |
+| 4060 | 8 | - XXH3-64 of bytes 0..4059, seeded with the segment's nonce |
+| 4068 | 12 | nonce |
+| 4080 | 16 | tag |
+
 Whatever does not parse is `None`; no input makes a parser raise anything else than what it names.
 """
 
@@ -93,34 +153,54 @@ from kvstore.format.frame.header import (
     encode_header,
     pack_header,
     parse_header,
+    sealed_place,
 )
 from kvstore.format.frame.packed import PackedFrames
 from kvstore.format.frame.page import SegmentTag
+from kvstore.format.frame.seal import (
+    NONCE_NBYTES,
+    SEAL_NBYTES,
+    TAG_NBYTES,
+    SegmentKey,
+    WrappedKey,
+    block_aad,
+)
 from kvstore.format.frame.segment import (
     FOOTER_RECORD_NBYTES_MAX,
     NO_SEQUENCE,
+    ClearTrailer,
     Trailer,
+    clear_trailer,
     encode_footer,
     encode_segment_header,
     packed_footer,
     parse_footer,
     parse_segment_header,
     parse_trailer,
+    segment_key,
 )
 
 __all__ = [
     "FOOTER_RECORD_NBYTES_MAX",
     "KILLED_MAX",
+    "NONCE_NBYTES",
     "NO_KEY",
     "NO_SEQUENCE",
     "NO_TENANT",
     "RUN_BLOCKS_MAX",
+    "SEAL_NBYTES",
+    "TAG_NBYTES",
+    "ClearTrailer",
     "FrameHeader",
     "FrameKind",
     "PackedFrames",
     "RunBlock",
+    "SegmentKey",
     "SegmentTag",
     "Trailer",
+    "WrappedKey",
+    "block_aad",
+    "clear_trailer",
     "encode_footer",
     "encode_header",
     "encode_segment_header",
@@ -130,4 +210,6 @@ __all__ = [
     "parse_header",
     "parse_segment_header",
     "parse_trailer",
+    "sealed_place",
+    "segment_key",
 ]

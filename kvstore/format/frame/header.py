@@ -8,7 +8,22 @@ from enum import IntEnum
 from itertools import accumulate
 from typing import NamedTuple
 
-from kvstore.format.frame.page import BODY_NBYTES, U64_MAX, SegmentTag, guard, is_guarded
+from kvstore.format.frame.page import (
+    BODY_NBYTES,
+    SEALED_VERSION,
+    U64_MAX,
+    SegmentTag,
+    guard,
+    is_guarded,
+)
+from kvstore.format.frame.seal import (
+    PLAIN_BODY_NBYTES,
+    PLAIN_NBYTES,
+    SEAL_NBYTES,
+    SegmentKey,
+    open_page,
+    seal_page,
+)
 from kvstore.model.block import (
     FORMAT_VERSION,
     GROUPS_MAX,
@@ -33,9 +48,24 @@ KILLED_MAX = 64
 # A codec may expand a block that it shares a run with; no codec here doubles one.
 STORED_NBYTES_MAX = 2 * RECORD_NBYTES_MAX
 
+CLEAR_NBYTES = 40  # of a sealed frame: what finds it, and orders it
+
 _FIXED = struct.Struct("<8sHBBIQQQ16s32s32sIIII")
-_RUN_BLOCK = struct.Struct("<32sIIQQ")
+_CLEAR = struct.Struct("<8sHBBIQQQ")
 _KEY = struct.Struct("<32s")
+
+
+class Layout(NamedTuple):
+    """What differs between the format versions. body_nbytes: of a page, before its checksum."""
+
+    version: int
+    flags: int
+    entry: struct.Struct
+    body_nbytes: int
+
+
+PLAIN = Layout(FORMAT_VERSION, 0, struct.Struct("<32sIIQQ"), BODY_NBYTES)
+SEALED = Layout(SEALED_VERSION, 1, struct.Struct(f"<32sIIQQ{SEAL_NBYTES}s"), PLAIN_BODY_NBYTES)
 
 
 class FrameKind(IntEnum):
@@ -46,14 +76,21 @@ class FrameKind(IntEnum):
     TOMBSTONE_NAMESPACE = 3
 
 
+_KINDS = frozenset(FrameKind)
+
+
 class RunBlock(NamedTuple):
-    """One block of a run: sizes without padding; raw is the record, stored what is in the file."""
+    """One block of a run: sizes without padding; raw is the record, stored what is in the file.
+
+    seal: nonce and tag of the stored bytes, where they are encrypted; else empty.
+    """
 
     key: BlockKey
     raw_nbytes: int
     stored_nbytes: int
     raw_checksum: int
     stored_checksum: int
+    seal: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +135,28 @@ class FrameHeader:
         return self.kind is not FrameKind.RUN
 
 
-def encode_header(header: FrameHeader, tag: SegmentTag, offset: int) -> bytes:
-    """Return the 4 KiB page of a frame that stands at `offset` of the segment `tag`."""
+def encode_header(
+    header: FrameHeader, tag: SegmentTag, offset: int, key: SegmentKey | None = None
+) -> bytes:
+    """Return the 4 KiB page of a frame that stands at `offset` of the segment `tag`.
+
+    key: seals it. Raises InvalidRequest if then a block has no seal, or the tenant is another.
+    """
+    if key is None:
+        return plain_page(header, tag, offset, PLAIN)
+    if header.tenant != key.tenant:
+        raise InvalidRequest("a frame of another tenant than its segment's")
+    return seal_page(plain_page(header, tag, offset, SEALED), CLEAR_NBYTES, key)
+
+
+def plain_page(header: FrameHeader, tag: SegmentTag, offset: int, layout: Layout) -> bytes:
+    """Return the page before it is sealed, shorter by its seal; of PLAIN, the page itself."""
     fixed = _FIXED.pack(
         MAGIC,
-        FORMAT_VERSION,
+        layout.version,
         header.kind,
         header.codec_id,
-        0,
+        layout.flags,
         header.sequence,
         offset,
         tag.number,
@@ -117,13 +168,29 @@ def encode_header(header: FrameHeader, tag: SegmentTag, offset: int) -> bytes:
         header.first_block,
         len(header.blocks) or len(header.killed),
     )
-    entries = b"".join(_RUN_BLOCK.pack(*block) for block in header.blocks)
-    return guard(fixed + entries + b"".join(header.killed), tag.nonce)
+    entries = b"".join(_entry(block, layout) for block in header.blocks)
+    return guard(fixed + entries + b"".join(header.killed), tag.nonce, layout.body_nbytes)
 
 
-def parse_header(page: bytes | memoryview, tag: SegmentTag, offset: int) -> FrameHeader | None:
-    """Return the header that `page`, read at `offset` of the segment `tag`, holds; else None."""
-    if not is_guarded(page, tag.nonce):
+def parse_header(
+    page: bytes | memoryview, tag: SegmentTag, offset: int, key: SegmentKey | None = None
+) -> FrameHeader | None:
+    """Return the header that `page`, read at `offset` of the segment `tag`, holds; else None.
+
+    key: of a sealed segment, in which nothing else counts as a header.
+    """
+    if key is None:
+        return parse_plain(page, tag, offset, PLAIN)
+    plain = open_page(page, CLEAR_NBYTES, key)
+    header = parse_plain(plain, tag, offset, SEALED) if plain is not None else None
+    return header if header is not None and header.tenant == key.tenant else None
+
+
+def parse_plain(
+    page: bytes | memoryview, tag: SegmentTag, offset: int, layout: Layout
+) -> FrameHeader | None:
+    """Parse what `plain_page` made; None for anything else."""
+    if not is_guarded(page, tag.nonce, layout.body_nbytes):
         return None
     (
         magic,
@@ -142,13 +209,13 @@ def parse_header(page: bytes | memoryview, tag: SegmentTag, offset: int) -> Fram
         first_block,
         count,
     ) = _FIXED.unpack_from(page)
-    if (magic, version, flags) != (MAGIC, FORMAT_VERSION, 0):
+    if (magic, version, flags) != (MAGIC, layout.version, layout.flags):
         return None
     if (number, own_offset) != (tag.number, offset) or count > KILLED_MAX:
         return None
     try:
         frame_kind = FrameKind(kind)
-        blocks, killed = _entries(page, frame_kind, count)
+        blocks, killed = _entries(page, frame_kind, count, layout)
         return FrameHeader(
             kind=frame_kind,
             sequence=sequence,
@@ -166,32 +233,55 @@ def parse_header(page: bytes | memoryview, tag: SegmentTag, offset: int) -> Fram
 
 
 def pack_header(page: bytes | memoryview) -> bytes:
-    """Return an encoded header page without its zeros, as a footer holds it."""
+    """Return what `plain_page` made without its zeros, as a footer holds it."""
+    layout = SEALED if len(page) == PLAIN_NBYTES else PLAIN
     kind, count = page[10], _FIXED.unpack_from(page)[-1]
-    return bytes(page[: _used_nbytes(kind, count)]) + bytes(page[BODY_NBYTES:])
+    return bytes(page[: _used_nbytes(kind, count, layout)]) + bytes(page[layout.body_nbytes :])
 
 
-def unpack_header(packed: bytes | memoryview, tag: SegmentTag) -> tuple[int, FrameHeader] | None:
+def unpack_header(
+    packed: bytes | memoryview, tag: SegmentTag, layout: Layout = PLAIN
+) -> tuple[int, FrameHeader] | None:
     """Return offset and header of what `pack_header` wrote; None for anything else."""
-    if not _FIXED.size + 8 <= len(packed) <= PAGE_NBYTES:
+    if not _FIXED.size + 8 <= len(packed) <= layout.body_nbytes + 8:
         return None
-    page = bytes(packed[:-8]).ljust(BODY_NBYTES, b"\0") + bytes(packed[-8:])
+    page = bytes(packed[:-8]).ljust(layout.body_nbytes, b"\0") + bytes(packed[-8:])
     offset: int = _FIXED.unpack_from(page)[6]
-    header = parse_header(page, tag, offset)
+    header = parse_plain(page, tag, offset, layout)
     return (offset, header) if header is not None else None
 
 
+def sealed_place(page: bytes | memoryview) -> tuple[int, int] | None:
+    """Return the segment number and the offset that a sealed frame's page says in clear.
+
+    Nothing vouches for them without the key.
+    """
+    if len(page) < CLEAR_NBYTES:
+        return None
+    magic, version, kind, _, flags, _, offset, number = _CLEAR.unpack_from(page)
+    known = (magic, version, flags) == (MAGIC, SEALED.version, SEALED.flags) and kind in _KINDS
+    return (number, offset) if known else None
+
+
+def _entry(block: RunBlock, layout: Layout) -> bytes:
+    if layout is PLAIN:
+        return layout.entry.pack(*block[:5])
+    if len(block.seal) != SEAL_NBYTES:
+        raise InvalidRequest("a block without its seal in a sealed frame")
+    return layout.entry.pack(*block)
+
+
 def _entries(
-    page: bytes | memoryview, kind: FrameKind, count: int
+    page: bytes | memoryview, kind: FrameKind, count: int, layout: Layout
 ) -> tuple[tuple[RunBlock, ...], tuple[BlockKey, ...]]:
-    used = page[_FIXED.size : _used_nbytes(kind, count)]
+    used = page[_FIXED.size : _used_nbytes(kind, count, layout)]
     if kind is FrameKind.RUN:
-        return tuple(RunBlock(*entry) for entry in _RUN_BLOCK.iter_unpack(used)), ()
+        return tuple(RunBlock(*entry) for entry in layout.entry.iter_unpack(used)), ()
     return (), tuple(BlockKey(key) for (key,) in _KEY.iter_unpack(used))
 
 
-def _used_nbytes(kind: int, count: int) -> int:
-    entry = _RUN_BLOCK if kind == FrameKind.RUN else _KEY
+def _used_nbytes(kind: int, count: int, layout: Layout) -> int:
+    entry = layout.entry if kind == FrameKind.RUN else _KEY
     return _FIXED.size + count * entry.size
 
 
@@ -232,7 +322,7 @@ def _run_problem(header: FrameHeader) -> str:
 
 
 def _block_problem(block: RunBlock, codec_id: int) -> str:
-    key, raw_nbytes, stored_nbytes, raw_checksum, stored_checksum = block
+    key, raw_nbytes, stored_nbytes, raw_checksum, stored_checksum, seal = block
     if not 1 <= raw_nbytes <= RECORD_NBYTES_MAX or len(key) != KEY_NBYTES:
         return f"a block of {raw_nbytes} bytes or with a key of a wrong size"
     if not 1 <= stored_nbytes <= STORED_NBYTES_MAX:
@@ -241,4 +331,6 @@ def _block_problem(block: RunBlock, codec_id: int) -> str:
         return "a raw block stored in another size"
     if not (0 <= raw_checksum <= U64_MAX and 0 <= stored_checksum <= U64_MAX):
         return "a checksum beyond 64 bits"
+    if len(seal) not in (0, SEAL_NBYTES):
+        return f"a seal of {len(seal)} bytes"
     return ""

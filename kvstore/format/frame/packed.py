@@ -16,7 +16,9 @@ import numpy.typing as npt
 
 from kvstore.format.frame.header import (
     KILLED_MAX,
+    PLAIN,
     RUN_BLOCKS_MAX,
+    SEALED,
     STORED_NBYTES_MAX,
     FrameHeader,
     FrameKind,
@@ -32,7 +34,7 @@ Bytes: TypeAlias = npt.NDArray[np.uint8]
 _NBYTES = struct.Struct("<H")
 # Where things are in a packed header: see `kvstore.format.frame`.
 _KIND, _SEQUENCE, _OFFSET, _NAMESPACE, _COUNT, _ENTRIES = 10, 16, 24, 56, 132, 136
-_BLOCK_NBYTES, _STORED = 56, 36
+_STORED = 36
 _GUARD_NBYTES = 8
 PACKED_NBYTES_MAX = _NBYTES.size + _ENTRIES + KILLED_MAX * KEY_NBYTES + _GUARD_NBYTES
 
@@ -45,9 +47,12 @@ class PackedFrames:
     frame after frame.
     """
 
-    def __init__(self, body: bytes, tag: SegmentTag) -> None:
-        """Take a footer's body. Raises ValueError where it is not one."""
+    def __init__(self, body: bytes, tag: SegmentTag, *, sealed: bool = False) -> None:
+        """Take a footer's body; sealed: of a sealed segment, opened. Raises ValueError where it is
+        not one."""
         self.tag = tag
+        self.sealed = sealed
+        self._layout = SEALED if sealed else PLAIN
         self._body = body
         self._starts, self._sizes = _records(body)
         data = np.frombuffer(body, np.uint8)
@@ -56,7 +61,7 @@ class PackedFrames:
         kinds = _numbers(data, self._starts + _KIND, 1)
         counts = _numbers(data, self._starts + _COUNT, 4)
         runs = kinds == FrameKind.RUN
-        entry_nbytes = np.where(runs, _BLOCK_NBYTES, KEY_NBYTES)
+        entry_nbytes = np.where(runs, self._layout.entry.size, KEY_NBYTES)
         most = np.where(runs, RUN_BLOCKS_MAX, KILLED_MAX)
         fits = self._sizes == _ENTRIES + counts * entry_nbytes + _GUARD_NBYTES
         if not np.all(fits & (counts <= most) & (counts >= runs)):
@@ -74,16 +79,16 @@ class PackedFrames:
             raise ValueError("a frame at an impossible offset")
 
     @classmethod
-    def of(cls, packed: Iterable[bytes], tag: SegmentTag) -> PackedFrames:
+    def of(cls, packed: Iterable[bytes], tag: SegmentTag, *, sealed: bool = False) -> PackedFrames:
         """Return the frames of packed headers."""
-        return cls(join_packed(packed), tag)
+        return cls(join_packed(packed), tag, sealed=sealed)
 
     def __len__(self) -> int:
         return len(self.offsets)
 
     def header(self, index: int) -> FrameHeader | None:
         """Parse a header; None if it is damaged."""
-        found = unpack_header(self.packed(index), self.tag)
+        found = unpack_header(self.packed(index), self.tag, self._layout)
         return found[1] if found is not None else None
 
     def headers(self) -> list[tuple[int, FrameHeader]]:
@@ -106,13 +111,14 @@ class PackedFrames:
         """Return some of the frames. wanted: (frames,)."""
         if wanted.all():
             return self
-        return PackedFrames.of(map(self.packed, np.flatnonzero(wanted).tolist()), self.tag)
+        chosen = map(self.packed, np.flatnonzero(wanted).tolist())
+        return PackedFrames.of(chosen, self.tag, sealed=self.sealed)
 
     def _entries(self) -> Ints:
         """Return where every block's entry starts in the body."""
         first = np.cumsum(self.blocks) - self.blocks
         at = np.arange(int(self.blocks.sum())) - np.repeat(first, self.blocks)
-        return np.repeat(self._starts + _ENTRIES, self.blocks) + at * _BLOCK_NBYTES
+        return np.repeat(self._starts + _ENTRIES, self.blocks) + at * self._layout.entry.size
 
     def _sums(self, values: Ints) -> Ints:
         """Add up a value per block to one per frame."""

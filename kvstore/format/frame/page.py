@@ -10,6 +10,7 @@ import xxhash
 from kvstore.model.block import PAGE_NBYTES
 
 BODY_NBYTES = PAGE_NBYTES - 8
+SEALED_VERSION = 2  # of segments, frames and trailers that are encrypted
 U64_MAX = (1 << 64) - 1
 _CHECKSUM = struct.Struct("<Q")
 
@@ -21,15 +22,15 @@ class SegmentTag(NamedTuple):
     nonce: int
 
 
-def guard(body: bytes, seed: int) -> bytes:
-    """Return the 4 KiB page of `body`: filled up with zeros, then its checksum."""
-    filled = body.ljust(BODY_NBYTES, b"\0")
+def guard(body: bytes, seed: int, body_nbytes: int = BODY_NBYTES) -> bytes:
+    """Return the page of `body`: filled up with zeros, then its checksum."""
+    filled = body.ljust(body_nbytes, b"\0")
     return filled + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(filled, seed))
 
 
-def is_guarded(page: bytes | memoryview, seed: int) -> bool:
+def is_guarded(page: bytes | memoryview, seed: int, body_nbytes: int = BODY_NBYTES) -> bool:
     """Say whether `page` is a whole page with the checksum it should have."""
-    if len(page) != PAGE_NBYTES:
+    if len(page) != body_nbytes + _CHECKSUM.size:
         return False
-    (found,) = _CHECKSUM.unpack_from(page, BODY_NBYTES)
-    return bool(found == xxhash.xxh3_64_intdigest(page[:BODY_NBYTES], seed))
+    (found,) = _CHECKSUM.unpack_from(page, body_nbytes)
+    return bool(found == xxhash.xxh3_64_intdigest(page[:body_nbytes], seed))

@@ -103,8 +103,8 @@ def test_an_arbitrary_trailer_with_a_right_checksum_never_raises(body: bytes) ->
 
 def test_another_format_version_is_said_not_guessed() -> None:
     body = bytearray(encode_segment_header(TAG)[:4088])
-    struct.pack_into("<H", body, 8, 2)
-    with pytest.raises(Incompatible, match="segment format 2"):
+    struct.pack_into("<H", body, 8, 3)
+    with pytest.raises(Incompatible, match="segment format 3"):
         parse_segment_header(guard(bytes(body), 0))
 
 

@@ -156,7 +156,7 @@ def test_what_is_no_tier_is_refused(tmp_path: Path) -> None:
     tag = parse_segment_name(file.name)
     assert tag is not None
     body = bytearray(encode_segment_header(tag)[:4088])
-    struct.pack_into("<H", body, 8, 2)
+    struct.pack_into("<H", body, 8, 3)
     with file.open("r+b") as target:
         target.write(guard(bytes(body), 0))
     with pytest.raises(Incompatible):

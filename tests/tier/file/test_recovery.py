@@ -310,11 +310,11 @@ def test_another_format_version_is_refused_and_left_alone(tmp_path: Path) -> Non
         tag = parse_segment_name(path.name)
         assert tag is not None
         body = bytearray(encode_segment_header(tag)[:4088])
-        struct.pack_into("<H", body, 8, 2)
+        struct.pack_into("<H", body, 8, 3)
         with path.open("r+b") as file:
             file.write(guard(bytes(body), 0))
         before = path.read_bytes()
-        with pytest.raises(Incompatible, match="segment format 2"):
+        with pytest.raises(Incompatible, match="segment format 3"):
             await recovered_names(tmp_path)
         assert path.read_bytes() == before
 
