@@ -1,0 +1,108 @@
+"""AES-256-GCM, AES key wrap and key derivation, all of `cryptography`.
+
+GCM lets go of the interpreter lock while it works.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+from typing import Protocol
+
+from kvstore.format.frame import NONCE_NBYTES, TAG_NBYTES, WrappedKey
+from kvstore.model.block import Buffer
+from kvstore.model.errors import ConfigError
+from kvstore.sealing.secret import KEY_NBYTES, Secret
+
+
+class Aead(Protocol):
+    """What is used of `AESGCM`."""
+
+    def encrypt_into(self, nonce: bytes, data: Buffer, aad: bytes, buf: memoryview) -> int: ...
+
+    def decrypt_into(self, nonce: bytes, data: Buffer, aad: bytes, buf: memoryview) -> int: ...
+
+
+class AeadKey:
+    """The key of one segment or object. Implements `kvstore.format.frame.SegmentKey`."""
+
+    __slots__ = ("_aead", "_wrong", "wrapped")
+
+    def __init__(self, key: bytes, wrapped: WrappedKey) -> None:
+        self.wrapped = wrapped
+        self._aead, self._wrong = new_aead(key)
+
+    @property
+    def tenant(self) -> bytes:
+        return self.wrapped.tenant
+
+    def seal(self, data: Buffer, aad: bytes, target: memoryview) -> bytes:
+        """See `SegmentKey`. A key seals at most a few million pieces, each with 96 random bits."""
+        nonce = os.urandom(NONCE_NBYTES)
+        self._aead.encrypt_into(nonce, data, aad, target)
+        return nonce + bytes(target[-TAG_NBYTES:])
+
+    def open(self, sealed: Buffer, nonce: bytes, aad: bytes, target: memoryview) -> bool:
+        try:
+            self._aead.decrypt_into(nonce, sealed, aad, target)
+        except self._wrong:
+            # What was decrypted before the tag was compared is whatever an attacker made of it.
+            target[:] = bytes(len(target))
+            return False
+        return True
+
+    def __repr__(self) -> str:
+        return f"AeadKey(epoch={self.wrapped.epoch})"
+
+
+def new_aead(key: bytes) -> tuple[Aead, type[Exception]]:
+    """Return the cipher of a key, and what it raises for a wrong tag."""
+    try:
+        from cryptography.exceptions import InvalidTag
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+    except ImportError as error:
+        raise _missing() from error
+    return AESGCM(key), InvalidTag
+
+
+def wrap(wrapping: bytes, key: bytes) -> bytes:
+    """Return `key` wrapped (RFC 3394), 8 bytes longer."""
+    try:
+        from cryptography.hazmat.primitives.keywrap import aes_key_wrap
+    except ImportError as error:
+        raise _missing() from error
+    return aes_key_wrap(wrapping, key)
+
+
+def unwrap(wrapping: bytes, wrapped: bytes) -> bytes | None:
+    """Return what `wrap` was given; None for anything else, or with another wrapping key."""
+    try:
+        from cryptography.hazmat.primitives.keywrap import InvalidUnwrap, aes_key_unwrap
+    except ImportError as error:
+        raise _missing() from error
+    try:
+        return aes_key_unwrap(wrapping, wrapped)
+    except (InvalidUnwrap, ValueError):
+        return None
+
+
+def derive(secret: Secret, purpose: bytes) -> bytes:
+    """Return a key for one purpose (HKDF-SHA256)."""
+    try:
+        from cryptography.hazmat.primitives.hashes import SHA256
+        from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+    except ImportError as error:
+        raise _missing() from error
+    return HKDF(SHA256(), KEY_NBYTES, None, purpose).derive(secret.reveal())
+
+
+def prf(key: bytes, data: bytes) -> bytes:
+    """Return 32 bytes that say nothing about `data` without the key (HMAC-SHA256)."""
+    return hmac.digest(key, data, "sha256")
+
+
+def _missing() -> ConfigError:
+    return ConfigError(
+        "encryption is configured, and cryptography is not installed: "
+        "pip install 'kvstore-tiers[security]'"
+    )
