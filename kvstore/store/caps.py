@@ -16,7 +16,6 @@ from kvstore.system.memory import check_capacity, read_memory
 
 SHRINK_AGAIN_S = 0.1
 SHED_STEP_NBYTES = 64 << 20  # a few milliseconds of the event loop
-GIVING_MAX = 4  # threads that give memory back
 
 
 class Caps:
@@ -91,24 +90,17 @@ class Caps:
     async def keep(self) -> None:
         """Give memory back under a lowered cap: what is free, then what is evicted for it.
 
-        The kernel takes a third of a second for a gigabyte, so threads give memory back while more
-        is evicted.
+        Everything that may leave is evicted first, because that takes far less time than threads
+        take to give it back.
         """
-        giving: set[asyncio.Task[None]] = set()
         while True:
+            self._resized.clear()
             while self._node.arena.holes.excess_nbytes:
-                if len(giving) >= GIVING_MAX:
-                    _, giving = await asyncio.wait(giving, return_when=asyncio.FIRST_COMPLETED)
-                elif (task := self._node.arena.holes.give_back()) is not None:
-                    giving.add(task)
-                elif not self._shed():
+                if not self._node.arena.holes.give_back() and not self._shed():
                     break
                 await asyncio.sleep(0)  # others' turn
-            if giving:
-                _, giving = await asyncio.wait(giving)
             over = self._node.arena.reserved_nbytes > self._node.arena.capacity_bytes
             waits = SHRINK_AGAIN_S if over else None
-            self._resized.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(waits):
                     await self._resized.wait()

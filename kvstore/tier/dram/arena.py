@@ -78,6 +78,7 @@ class Arena:
     async def close(self) -> None:
         """Unmap. Views handed out must be gone, or their extent stays mapped until they are."""
         await self.growth.stop()
+        self.holes.close()
         self.extents.close()
 
     def allocate(self, nbytes: int) -> Slot | None:

@@ -99,19 +99,16 @@ def refill(fd: int, runs: Sequence[tuple[int, int]], lock: threading.Lock) -> No
 
 
 def punch(fd: int, runs: Sequence[tuple[int, int]], lock: threading.Lock) -> None:
-    """Give some runs back to the system, and close `fd`. Raises OSError. lock: as for `refill`."""
-    try:
-        with lock:  # another thread would forbid holes meanwhile
-            _allow_holes(fd)
-            try:
-                for begin, end in runs:
-                    if _libc.fallocate(fd, _FALLOC_PUNCH_HOLE, begin, end - begin):
-                        number = ctypes.get_errno()
-                        raise OSError(number, os.strerror(number))
-            finally:
-                _forbid_holes(fd)
-    finally:
-        os.close(fd)
+    """Give some runs of an extent back to the system. Raises OSError. lock: as for `refill`."""
+    with lock:  # another thread would forbid holes meanwhile
+        _allow_holes(fd)
+        try:
+            for begin, end in runs:
+                if _libc.fallocate(fd, _FALLOC_PUNCH_HOLE, begin, end - begin):
+                    number = ctypes.get_errno()
+                    raise OSError(number, os.strerror(number))
+        finally:
+            _forbid_holes(fd)
 
 
 @contextlib.contextmanager

@@ -34,8 +34,9 @@ class ExtentHandle:
 class Extent:
     """One memfd and the slots in it.
 
-    withdrawn: runs, as (begin, end), given back to the system. lock: held by the thread that
-    changes which pages there are. punches: how many threads do, or wait for that.
+    withdrawn: runs, as (begin, end), taken out of use for good. leaving: those of them that no
+    thread gives back to the system yet. lock: held by the thread that changes which pages there
+    are.
     """
 
     handle: ExtentHandle
@@ -43,8 +44,8 @@ class Extent:
     view: memoryview
     space: ExtentAllocator
     withdrawn: list[Run] = field(default_factory=list)
+    leaving: list[Run] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
-    punches: int = 0
 
     @property
     def nbytes(self) -> int:

@@ -6,14 +6,16 @@ import asyncio
 import logging
 import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
+from kvstore.system.threads import ended
 from kvstore.tier.dram.extent_memory import present_nbytes, punch, refill
 from kvstore.tier.dram.extents import Extent, Extents, Run
 from kvstore.tier.dram.growth import Growth
 
 logger = logging.getLogger(__name__)
 
-GIVE_BACK_STEP_NBYTES = 256 << 20
+THREADS = 8  # that punch holes; an extent has one at a time
 RENEWED_SHARE = 16  # a renewal frees at least this share of the arena at once
 
 
@@ -24,46 +26,76 @@ class ArenaHoles:
         self.starved = False
         self._extents = extents
         self._growth = growth
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="kvstore-holes")
+        self._giving: dict[int, asyncio.Task[None]] = {}  # by extent
+
+    def close(self) -> None:
+        """Punch no more holes. Threads that do have descriptors of their own."""
+        for task in self._giving.values():
+            task.cancel()
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     @property
     def excess_nbytes(self) -> int:
         """Bytes by which a lowered cap is exceeded: see `give_back`."""
         return max(0, self._extents.nbytes - self._growth.capacity_bytes)
 
-    def give_back(self) -> asyncio.Task[None] | None:
-        """Take some of the free memory beyond the cap out of use; None: nothing is free.
+    def give_back(self) -> int:
+        """Take the free memory beyond the cap out of use, and return how many bytes that is.
 
-        Returns the task that gives it back to the system. Several may run: the kernel works on one
-        extent for one thread at a time, so extents that nobody works on come first. Of these the
-        newest come first, so that whole extents become empty.
+        `Extents.leaving_nbytes` says how much of it the system does not have yet. The newest
+        extents come first, so that whole extents become empty.
         """
-        extents = sorted(self._extents, key=lambda each: (each.punches, -each.handle.id))
-        taken = self._withdraw(extents, min(self.excess_nbytes, GIVE_BACK_STEP_NBYTES))
-        return asyncio.create_task(self._release(taken)) if taken else None
+        excess = self.excess_nbytes
+        newest = sorted(self._extents, key=lambda each: -each.handle.id)
+        self._release(self._withdraw(newest, excess))
+        return excess - self.excess_nbytes
 
-    def _withdraw(self, extents: Sequence[Extent], left: int) -> list[tuple[Extent, list[Run]]]:
-        """Take free runs of so many bytes out of use. `_release` them."""
-        taken: list[tuple[Extent, list[Run]]] = []
+    async def given_back(self, timeout_s: float | None = None) -> None:
+        """Wait until the system has all that was taken out of use, or the time is over."""
+        await ended(list(self._giving.values()), timeout_s)
+
+    def _withdraw(self, extents: Sequence[Extent], left: int) -> list[Extent]:
+        """Take free runs of so many bytes out of use. `_release` the extents that had them."""
+        taken: list[Extent] = []
         for extent in extents:
             if left <= 0:
                 break
             runs = extent.space.withdraw(left)
             if runs:
                 extent.withdrawn += runs
-                taken.append((extent, runs))
+                extent.leaving += runs
+                taken.append(extent)
                 left -= _nbytes(runs)
-        self._extents.leaving_nbytes += sum(_nbytes(runs) for _, runs in taken)
+                self._extents.leaving_nbytes += _nbytes(runs)
         return taken
 
-    async def _release(self, taken: Sequence[tuple[Extent, list[Run]]]) -> None:
-        """Give runs that were taken out of use back to the system."""
+    def _release(self, extents: Sequence[Extent]) -> list[asyncio.Task[None]]:
+        """Let threads give what leaves these extents back to the system; returns tasks that wait.
+
+        The kernel takes a quarter of a second of a processor for a gigabyte, for one thread at a
+        time in an extent. So every extent has a thread of its own, which next takes all that has
+        left its extent meanwhile. More threads get a larger part of processors that are busy.
+        """
+        for extent in extents:
+            number = extent.handle.id
+            if number not in self._giving:
+                self._giving[number] = asyncio.create_task(self._empty(extent))
+        return [self._giving[extent.handle.id] for extent in extents]
+
+    async def _empty(self, extent: Extent) -> None:
+        """Give back what leaves an extent, until nothing does."""
         try:
-            await asyncio.gather(*(self._punch(extent, runs) for extent, runs in taken))
+            while extent.leaving:
+                runs, extent.leaving = extent.leaving, []
+                try:
+                    await self._punch(extent, runs)
+                finally:
+                    self._extents.leaving_nbytes -= _nbytes(runs)
         finally:
-            self._extents.leaving_nbytes -= sum(_nbytes(runs) for _, runs in taken)
-        for extent, _ in taken:
-            if not extent.nbytes and not extent.punches:
-                self._extents.retire(extent)
+            del self._giving[extent.handle.id]
+        if not extent.nbytes:
+            self._extents.retire(extent)
 
     async def renew(self) -> None:
         """Look after extents with holes, now and then.
@@ -74,12 +106,14 @@ class ArenaHoles:
         """
         holey = [extent for extent in self._extents if extent.withdrawn]
         for extent in holey:
-            if not extent.handle.closed and present_nbytes(extent.handle.fd) > extent.nbytes:
+            if extent.handle.closed or extent.handle.id in self._giving:
+                continue
+            if present_nbytes(extent.handle.fd) > extent.nbytes:
                 await self._punch(extent, extent.withdrawn)
         free = sum(extent.nbytes - extent.space.used for extent in holey)
         enough = min(self._growth.extent_bytes, self._growth.capacity_bytes // RENEWED_SHARE)
         if self.starved and free >= enough:
-            await self._release(self._withdraw(holey, free))
+            await ended(self._release(self._withdraw(holey, free)))
             self._growth.set_capacity(self._growth.capacity_bytes)
         self.starved = False
 
@@ -88,11 +122,9 @@ class ArenaHoles:
             return
         try:  # no descriptor may be left
             fd = os.dup(extent.handle.fd)  # the thread may outlive this arena
-            extent.punches += 1
-            try:
-                await asyncio.to_thread(punch, fd, tuple(runs), extent.lock)
-            finally:
-                extent.punches -= 1
+            job = self._threads.submit(punch, fd, tuple(runs), extent.lock)
+            job.add_done_callback(lambda _: os.close(fd))
+            await asyncio.wrap_future(job)
         except OSError as error:
             logger.warning("arena=not_given_back extent=%d reason=%r", extent.handle.id, str(error))
 

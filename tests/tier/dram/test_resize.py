@@ -6,14 +6,17 @@ import asyncio
 import errno
 import os
 import random
-from collections.abc import Awaitable, Callable
-from contextlib import nullcontext
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import nullcontext, suppress
+from pathlib import Path
 
 import pytest
 
 from kvstore.model.block import Slot
 from kvstore.testing.holes import allow_holes, punch
-from kvstore.tier.dram import Arena
+from kvstore.testing.wait import until
+from kvstore.tier.dram import Arena, holes
 from kvstore.tier.dram.extent_memory import _forbid_holes, make_extent
 
 MIB = 1 << 20
@@ -31,8 +34,8 @@ async def grown(arena: Arena) -> None:
 
 
 async def shrunk(arena: Arena) -> None:
-    while (giving := arena.holes.give_back()) is not None:
-        await giving
+    arena.holes.give_back()
+    await arena.holes.given_back()
 
 
 def with_arena(work: Callable[[Arena], Awaitable[None]]) -> None:
@@ -75,7 +78,7 @@ def test_what_is_held_stays_as_it_is_until_it_is_free() -> None:
         assert len(slots) == 16
         arena.growth.set_capacity(2 * MIB)
         assert arena.allocate(PAGE) is None
-        assert arena.holes.give_back() is None
+        assert arena.holes.give_back() == 0
         random.Random(5).shuffle(slots)
         kept, freed = slots[:4], slots[4:]
         contents = [bytes(arena.view(slot)) for slot in kept]
@@ -88,6 +91,71 @@ def test_what_is_held_stays_as_it_is_until_it_is_free() -> None:
         assert not arena.holes.punched()  # its own holes are not a client's
 
     with_arena(work)
+
+
+def test_all_extents_give_back_at_once_each_by_one_thread_that_takes_all_that_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    together = threading.Barrier(4, timeout=60)
+    go_on = threading.Event()
+    calls: list[int] = []  # how many runs each call gave back
+
+    def held_up(fd: int, runs: Sequence[tuple[int, int]], lock: threading.Lock) -> None:
+        calls.append(len(runs))
+        if len(calls) <= 4:
+            together.wait()  # breaks unless every extent has a thread of its own
+            assert go_on.wait(60)
+        real(fd, runs, lock)
+
+    async def work(arena: Arena) -> None:
+        slots = fill(arena)
+        arena.growth.set_capacity(0)
+        for first in (0, 2, 1):  # slots of every extent; then those beside them
+            for slot in slots[first::4]:
+                arena.free(slot)
+            arena.holes.give_back()
+            await asyncio.sleep(0.05)
+        assert arena.extents.leaving_nbytes == 6 * MIB
+        assert arena.reserved_nbytes == 8 * MIB  # the system has none of it yet
+        go_on.set()
+        await arena.holes.given_back()
+        assert calls == [1] * 4 + [2] * 4
+        assert arena.reserved_nbytes == present(arena) == 2 * MIB
+
+    real = holes.punch
+    monkeypatch.setattr(holes, "punch", held_up)
+    with_arena(work)
+
+
+def test_an_arena_that_is_closed_while_it_gives_memory_back_keeps_no_descriptor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    go_on = threading.Event()
+
+    def held_up(*_: object) -> None:
+        assert go_on.wait(60)
+
+    async def work(arena: Arena) -> None:
+        arena.growth.set_capacity(0)
+        arena.holes.give_back()
+        await asyncio.sleep(0.01)
+
+    monkeypatch.setattr(holes, "punch", held_up)
+    monkeypatch.setattr(holes, "THREADS", 2)  # of four extents, two wait for a thread
+    before = arena_descriptors()
+    with_arena(work)
+    assert arena_descriptors() <= before + 2
+    go_on.set()
+    until(lambda: arena_descriptors() == before)
+
+
+def arena_descriptors() -> int:
+    """Return how many descriptors of extents this process has."""
+    found = 0
+    for link in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):
+            found += "kvstore-arena" in os.readlink(link)
+    return found
 
 
 def test_a_raised_cap_takes_new_extents_and_no_hole() -> None:

@@ -1,0 +1,51 @@
+"""A lowered cap: all that may leave is evicted at once, and goes back to the system as threads
+manage."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from kvstore.decide.planner import DAEMON_SESSION
+from kvstore.store import caps
+from kvstore.tier.dram import holes
+from tests.store.node import Node, chain
+
+KIB = 1 << 10
+
+
+def test_eviction_does_not_wait_for_the_kernel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = threading.Event()
+    real = holes.punch
+
+    def held_up(*args: object) -> None:
+        assert go_on.wait(60)
+        real(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(holes, "punch", held_up)
+    monkeypatch.setattr(caps, "SHED_STEP_NBYTES", 64 * KIB)
+    with Node(tmp_path / "kv", arena_bytes=2048 * KIB) as node:
+        leased = chain(100, 4)
+        node.put(leased, 0, 4, durable=True)
+        for name in range(4):
+            node.put(chain(name), 0, 24, durable=True)
+        lease = node.acquire(leased)
+        before = node.planner.resident_blocks
+
+        node.arena.growth.set_capacity(512 * KIB)
+        node.store.caps._resized.set()
+        node.until(lambda: not node.arena.holes.excess_nbytes)
+        assert 4 <= node.planner.resident_blocks < before // 2
+        assert node.arena.reserved_nbytes == 2048 * KIB  # nothing is given back yet
+        assert node.arena.allocate(512 * KIB) is None  # and nothing of it is handed out
+        go_on.set()
+
+        node.until(lambda: node.arena.reserved_nbytes <= 512 * KIB)
+        assert node.store.release(DAEMON_SESSION, [lease.lease_id]) == [True]
+        assert node.get(leased) == 4
+        for name in range(4):
+            assert node.get(chain(name)) == 24
