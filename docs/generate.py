@@ -16,7 +16,7 @@ import logging
 import posixpath
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, is_dataclass
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,21 +48,19 @@ logger = logging.getLogger("mkdocs.plugins.kvstore")
 
 def settings() -> str:
     """Return every setting: its key, default and description, by section."""
-    from kvstore.settings import Settings, entries
+    from kvstore.settings import Settings, TenantSettings
+    from kvstore.settings.values import declared, toml_key, toml_value
 
-    told = {each.key: each for each in entries(Settings())}
+    named = Settings().sections()
+    tenant = TenantSettings(name="NAME")
     lines: list[str] = []
-    for section in fields(Settings):
-        declared = section.default_factory
-        assert declared is not MISSING
-        lines += [f"## {section.name}", "", _text(inspect.getdoc(declared) or ""), ""]
-        for item in fields(declared):  # type: ignore[arg-type]
-            key = f"{section.name}.{item.name.replace('_bytes', '')}"
-            found = (
-                f"`{told[key].value}`" if item.default_factory is MISSING else "depends on the user"
-            )
+    for name, section in [*named, (f"tenants.{tenant.name}", tenant)]:
+        lines += [f"## {name}", "", _text(inspect.getdoc(type(section)) or ""), ""]
+        for item in declared(section):
+            value = toml_value(item, getattr(section, item.name))
+            found = f"`{value}`" if item.default_factory is MISSING else "depends on the user"
             live = f" {LIVE}" if item.metadata["live"] else ""
-            lines += [f"### `{key}`", "", f"Default: {found}.{live}", ""]
+            lines += [f"### `{name}.{toml_key(item)}`", "", f"Default: {found}.{live}", ""]
             lines += [_text(item.metadata["doc"]), ""]
     return "\n".join(lines)
 

@@ -27,6 +27,7 @@ from kvstore.server import Server
 from kvstore.settings import FileSettings, Settings
 from kvstore.store.live_settings import LiveSettings
 from kvstore.store.store import Store
+from kvstore.store.tenants import Tenants, check_left_over
 from kvstore.system.memory import Fit, check_capacity, prefer_killing_this, read_memory
 from kvstore.system.scheduling import run_promptly
 from kvstore.system.service_manager import notify
@@ -48,9 +49,10 @@ class Node:
         """path, overrides: where the settings came from, to be read again."""
         self.settings = settings
         self.metrics = Metrics(version=kvstore.__version__)
-        self.store = wire_store(settings, self.metrics)
-        self.config = LiveSettings(settings, self.store, path=path, overrides=overrides)
-        self.server = Server(self.store, self.config, self.metrics, kvstore.__version__)
+        check_left_over(settings)
+        self.tenants = Tenants(settings, wire_store, self.metrics)
+        self.config = LiveSettings(settings, self.tenants, path=path, overrides=overrides)
+        self.server = Server(self.tenants, self.config, self.metrics, kvstore.__version__)
 
     async def start(self) -> None:
         """Recover what is stored, then serve. Raises ConfigError; nothing stays behind then."""
@@ -59,16 +61,16 @@ class Node:
         try:
             await self.server.open()
             await check_memory(self.settings.dram.capacity_bytes)
-            await self.store.start()
+            await self.tenants.start()
             await self.server.start()
         except BaseException:
             await self.server.close()
-            await self.store.close(0.0)
+            await self.tenants.close(0.0)
             raise
         settings = self.settings
         logger.info(
             "node=serving version=%s pid=%d socket=%s port=%d metrics_port=%d dram_bytes=%d "
-            "file_bytes=%d directories=%r object=%r blocks=%d start_s=%.3f",
+            "file_bytes=%d directories=%r object=%r tenants=%d blocks=%d start_s=%.3f",
             kvstore.__version__,
             os.getpid(),
             settings.server.socket_path,
@@ -78,7 +80,8 @@ class Node:
             settings.file.capacity_bytes if settings.file.paths else 0,
             ",".join(settings.file.paths),
             settings.object.url,
-            self.store.report.stats()["blocks"],
+            len(settings.tenants),
+            sum(each.store.report.stats()["blocks"] for each in self.tenants),
             time.perf_counter() - began,
         )
 
@@ -89,7 +92,7 @@ class Node:
         if not await self.server.drain(drain_s):
             logger.warning("node=draining calls=cut_off")
         await self.server.close()
-        await self.store.close(drain_s)
+        await self.tenants.close(drain_s)
         logger.info("node=stopped")
 
 

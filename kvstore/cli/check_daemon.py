@@ -60,9 +60,9 @@ def _settings_of(client: Client) -> Settings | None:
 
 def _differences(given: Settings, own: Settings) -> Iterator[Finding]:
     """Yield the settings that were named here and are others in the daemon."""
-    usual, theirs = entries(Settings()), {each.key: each.value for each in entries(own)}
-    for each, default in zip(entries(given), usual, strict=True):
-        if each.value not in (default.value, theirs[each.key]):
+    usual, theirs = ({each.key: each.value for each in entries(of)} for of in (Settings(), own))
+    for each in entries(given):
+        if each.key in theirs and each.value not in (usual.get(each.key), theirs[each.key]):
             yield note(
                 "settings",
                 f"{each.key} is {theirs[each.key]} in the daemon, not {each.value}",

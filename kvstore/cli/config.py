@@ -103,6 +103,9 @@ def _as_toml(values: dict[str, str]) -> list[str]:
     section = ""
     for key, value in values.items():
         name, _, item = key.partition(".")
+        if name == "tenants":
+            tenant, _, item = item.partition(".")
+            name = f"{name}.{tenant}"
         if name != section:
             lines.append(f"[{name}]")
             section = name

@@ -10,16 +10,15 @@ from typing import Any
 
 from kvstore.decide.namespaces import NamespaceUse
 from kvstore.metrics import Metrics
-from kvstore.model.errors import InvalidRequest
+from kvstore.model.tenant import Role
 from kvstore.rpc.v1 import kvstore_pb2 as pb
-from kvstore.rpc.v1 import kvstore_pb2_grpc as rpc
 from kvstore.server.boundary import Context
+from kvstore.server.config_calls import ConfigCalls
 from kvstore.server.identity import CALLER
 from kvstore.server.recorder import Lookup, Recorder
-from kvstore.server.requests import Requests, namespace_id_of, seconds_of
+from kvstore.server.requests import Requests, namespace_id_of
 from kvstore.store.live_settings import LiveSettings
 from kvstore.store.store import Store
-from kvstore.system.logs import LAST_LINES, LINES_MAX
 from kvstore.transport.explain_messages import explanation_to_message, outcome_to_message
 from kvstore.transport.messages import (
     parent_of,
@@ -29,10 +28,9 @@ SCAN_ITEMS_MAX = 10_000
 SCAN_WAIT_S = 2.0  # for what a restart found to be indexed
 OUTCOMES_MAX = 1000
 NAMESPACES_NBYTES_MAX = 1 << 20  # in one answer, or one more
-ASSIGNMENTS_MAX = 256
 
 
-class AdminCalls(rpc.KVStoreServicer):
+class AdminCalls(ConfigCalls):
     """The part of the service that engines do not need. addresses: where the daemon is reached,
     and by whom, for `Stats`."""
 
@@ -46,20 +44,24 @@ class AdminCalls(rpc.KVStoreServicer):
         recorder: Recorder,
         config: LiveSettings,
         addresses: Callable[[], dict[str, Any]],
+        tenants: Callable[[], dict[str, Any]] = dict,
     ) -> None:
+        """tenants: what an admin is told of all tenants."""
+        super().__init__(config)
         self._store = store
         self._requests = Requests(store)
         self._metrics = metrics
         self._version = version
         self._instance = instance
         self._recorder = recorder
-        self._config = config
         self._addresses = addresses
+        self._tenants = tenants
 
     async def Stats(self, request: pb.StatsRequest, context: Context) -> pb.StatsReply:
         about = {"version": self._version, "instance": self._instance, "pid": os.getpid()}
         more = {"totals": self._metrics.totals(), "addresses": self._addresses()}
-        return pb.StatsReply(json=json.dumps(about | self._store.report.stats() | more))
+        others = self._tenants() if CALLER.get().role is Role.ADMIN else {}
+        return pb.StatsReply(json=json.dumps(about | self._store.report.stats() | more | others))
 
     async def Scan(self, request: pb.ScanRequest, context: Context) -> pb.ScanReply:
         limit = min(request.limit or SCAN_ITEMS_MAX, SCAN_ITEMS_MAX)
@@ -105,31 +107,6 @@ class AdminCalls(rpc.KVStoreServicer):
             self._requests.known(request.namespace_id), self._requests.keys(request.keys)
         )
         return explanation_to_message(explanation)
-
-    async def GetConfig(self, request: pb.GetConfigRequest, context: Context) -> pb.GetConfigReply:
-        return pb.GetConfigReply(
-            settings=[pb.Setting(**entry._asdict()) for entry in self._config.entries()],
-            path=str(self._config.path or ""),
-        )
-
-    async def SetConfig(self, request: pb.SetConfigRequest, context: Context) -> pb.SetConfigReply:
-        if len(request.assignments) > ASSIGNMENTS_MAX:
-            raise InvalidRequest(f"{len(request.assignments)} settings in one call")
-        wait_s = seconds_of("wait_s", request.wait_s)
-        done = await self._config.change(list(request.assignments), wait_s)
-        return pb.SetConfigReply(
-            changed=[pb.ChangedSetting(**each._asdict()) for each in done.changed],
-            pending=done.pending,
-        )
-
-    async def LogLines(self, request: pb.LogLinesRequest, context: Context) -> pb.LogLinesReply:
-        return pb.LogLinesReply(lines=LAST_LINES.lines(request.limit or LINES_MAX))
-
-    async def WhoAmI(self, request: pb.WhoAmIRequest, context: Context) -> pb.WhoAmIReply:
-        principal = CALLER.get()
-        return pb.WhoAmIReply(
-            tenant=principal.tenant, name=principal.name, role=principal.role.word
-        )
 
     async def Record(
         self, request: pb.RecordRequest, context: Context

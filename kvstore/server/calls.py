@@ -18,7 +18,7 @@ import grpc
 from kvstore.model.errors import Incompatible, KVStoreError, Unauthorized, Unavailable
 from kvstore.rpc.status import status_of
 from kvstore.system.descriptors import links_max
-from kvstore.transport.arena_host import check_peer
+from kvstore.transport.arena_host import CheckPeer, check_own_user
 from kvstore.transport.call_wire import (
     METHODS,
     Frame,
@@ -103,7 +103,10 @@ class CallServer:
         handlers: Sequence[Handler],
         processes: Callable[[Any], Collection[int]],
         refused: Callable[[str, KVStoreError], None],
+        check_peer: CheckPeer | None = None,
     ) -> None:
+        """check_peer: who is let in, if not this user alone."""
+        self.check_peer = check_peer or check_own_user
         self._listener = listener
         self.handlers = handlers
         self.processes = processes
@@ -150,7 +153,7 @@ class _Link(FrameLink):
         super().connection_made(transport)
         self._server.links.add(self)
         try:
-            self._pid = check_peer(transport.get_extra_info("socket"))
+            self._pid = self._server.check_peer(transport.get_extra_info("socket"))
             if len(self._server.links) > links_max(LINKS_MAX):
                 raise Unavailable("too many links", reason="links")
         except KVStoreError as error:

@@ -23,8 +23,8 @@ from kvstore.model.errors import ConfigError
 from kvstore.rpc.v1 import kvstore_pb2_grpc as rpc
 from kvstore.server.boundary import Boundary
 from kvstore.server.calls import CallServer, Handler, own_session_only
-from kvstore.server.service import Service
 from kvstore.server.sockets import guard_of, listen_unix, owned_socket_path, private_umask
+from kvstore.server.tenant_sockets import Access
 from kvstore.settings import parse_listen
 from kvstore.store.store import Store
 from kvstore.transport.arena_host import ArenaHost
@@ -49,10 +49,11 @@ _OPTIONS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """One store with the service over it: what listeners serve. epoch: of this start."""
+    """One service: what listeners serve. store: None for one without blocks, which then has no
+    arena and no call socket. epoch: of this start."""
 
-    store: Store
-    service: Service
+    store: Store | None
+    service: rpc.KVStoreServicer
     epoch: Epoch
     metrics: Metrics
 
@@ -64,10 +65,18 @@ class UnixListener:
     """
 
     def __init__(
-        self, path: Path, served: Served, boundary: Boundary, grpc_health: health.aio.HealthServicer
+        self,
+        path: Path,
+        served: Served,
+        boundary: Boundary,
+        grpc_health: health.aio.HealthServicer,
+        access: Access | None = None,
     ) -> None:
+        """access: who may use it, if not the daemon's user alone."""
         self.path = path
         self.boundary = boundary
+        self._access = access
+        self._key = f"tenants.{access.tenant}: socket" if access else "server.socket"
         self._served = served
         self._grpc_health = grpc_health
         self._running = contextlib.AsyncExitStack()
@@ -75,7 +84,9 @@ class UnixListener:
     @contextlib.contextmanager
     def owned(self) -> Iterator[None]:
         """Own the socket's path for the time of the context. Raises ConfigError."""
-        with owned_socket_path(self.path):
+        if self._access is not None:
+            self._access.make_directory(self.path.parent)
+        with owned_socket_path(self.path, self._key):
             yield
 
     async def start(self) -> None:
@@ -83,9 +94,11 @@ class UnixListener:
         async with contextlib.AsyncExitStack() as stack:
             server = _grpc_server(self._served.service, self.boundary, self._grpc_health)
             with private_umask():
-                bind_port(server, f"unix:{self.path}", f"server.socket={self.path}")
-            await self._start_arena(stack)
-            await self._start_calls(stack)
+                bind_port(server, f"unix:{self.path}", f"{self._key}={self.path}")
+            if (store := self._served.store) is not None:
+                self._start_arena(store, stack)
+                await self._start_calls(store, stack)
+            self._hand_over()
             await server.start()
             stack.push_async_callback(server.stop, STOP_GRACE_S)
             self._running = stack.pop_all()
@@ -98,28 +111,37 @@ class UnixListener:
         """Return the socket's path, and what decides who may use it."""
         return guard_of(self.path)
 
-    async def _start_arena(self, stack: contextlib.AsyncExitStack) -> None:
-        store, metrics = self._served.store, self._served.metrics
+    def _start_arena(self, store: Store, stack: contextlib.AsyncExitStack) -> None:
         arena = ArenaHost(
             listen_unix(arena_socket_path(self.path), socket.SOCK_SEQPACKET),
             store.sessions,
             store.arena.extents,
             self._served.epoch,
             self.boundary.refused,
-            task_failed=metrics.task_failed,
+            task_failed=self._served.metrics.task_failed,
+            check_peer=self._access.check_peer if self._access is not None else None,
         )
         arena.start()
         stack.push_async_callback(arena.close)
 
-    async def _start_calls(self, stack: contextlib.AsyncExitStack) -> None:
+    async def _start_calls(self, store: Store, stack: contextlib.AsyncExitStack) -> None:
         calls = CallServer(
             listen_unix(call_socket_path(self.path), socket.SOCK_STREAM),
             [self._hot(method) for method in METHODS],
-            self._served.store.sessions.processes,
+            store.sessions.processes,
             self.boundary.refused,
+            check_peer=self._access.check_peer if self._access is not None else None,
         )
         await calls.start()
         stack.push_async_callback(calls.close)
+
+    def _hand_over(self) -> None:
+        """Let the tenant's user reach the sockets."""
+        if self._access is None:
+            return
+        for path in (self.path, arena_socket_path(self.path), call_socket_path(self.path)):
+            if path.exists():
+                self._access.give(path)
 
     def _hot(self, method: Method) -> Handler:
         """Return what answers a method on the call socket."""

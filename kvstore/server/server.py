@@ -6,23 +6,31 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from grpc_health.v1 import health, health_pb2
+from prometheus_client import CollectorRegistry
 
 from kvstore.metrics import Metrics
 from kvstore.model.errors import ConfigError
+from kvstore.model.tenant import DEFAULT_TENANT, Principal, Role
 from kvstore.server.boundary import Boundary
 from kvstore.server.health import Health
 from kvstore.server.identity import OPEN_LOOPBACK, UNIX_SOCKET, Fixed, Identity
 from kvstore.server.listeners import Served, TcpListener, UnixListener, drain_all
 from kvstore.server.metrics_port import MetricsPort
+from kvstore.server.operator import OperatorService
 from kvstore.server.recorder import Recorder
 from kvstore.server.service import Service
+from kvstore.server.sockets import guard_of
+from kvstore.server.tenant_report import TenantCollector, TenantReport
+from kvstore.server.tenant_sockets import Access
 from kvstore.server.tracing import Tracing
 from kvstore.settings import parse_listen
 from kvstore.store.live_settings import LiveSettings
-from kvstore.store.store import Store
+from kvstore.store.tenants import Tenant, Tenants
 from kvstore.system.background import keep_running
 from kvstore.system.descriptors import raise_limit
 from kvstore.transport.messages import Epoch
@@ -34,35 +42,43 @@ SERVICE_NAME = "kvstore.rpc.v1.KVStore"
 
 
 class Server:
-    """Serves one store. `open`, then `start`; `drain`, then `close`.
+    """Serves all tenants of a daemon. `open`, then `start`; `drain`, then `close`.
 
-    `open` takes the socket's path and the metrics port, so that both are there, and probes are
-    answered, while the store recovers. Each of them binds everything or nothing.
+    `open` takes the sockets' paths and the metrics port, so that all are there, and probes are
+    answered, while the stores recover. Each of them binds everything or nothing.
     """
 
-    def __init__(self, store: Store, config: LiveSettings, metrics: Metrics, version: str) -> None:
-        settings = config.settings
-        self._settings = settings.server
+    def __init__(
+        self, tenants: Tenants, config: LiveSettings, metrics: Metrics, version: str
+    ) -> None:
+        self._settings = config.settings.server
+        self._config = config
+        self._version = version
         self._metrics = metrics
-        self._store = store
+        self._tenants = tenants
         endpoint = self._settings.traces_endpoint
         self._tracing = Tracing(endpoint, version) if endpoint else None
-        self._recorder = Recorder(metrics)
+        self._recorders: dict[str, Recorder] = {}
         self._grpc_health = health.aio.HealthServicer()
         self._opened = time.monotonic()
         self._serving = self._draining = self._unready = False
         self._health = Health(self._trouble, self._report)
-        served = self._served(store, config, version)
+        self._report_all = TenantReport(tenants)
+        self._listeners: dict[str, UnixListener] = {}
+        for tenant in tenants:
+            if tenant.settings is not None and tenant.name != DEFAULT_TENANT:
+                self._listeners[tenant.name] = self._listener_of(tenant)
+        served = self._served_by_default()
         self._unix = UnixListener(
             self._settings.socket_path,
             served,
-            self._boundary(Fixed(UNIX_SOCKET)),
+            self._boundary(served.metrics, Fixed(UNIX_SOCKET)),
             self._grpc_health,
         )
         self._tcp = TcpListener(
             self._settings.listen,
             served.service,
-            self._boundary(Fixed(OPEN_LOOPBACK)),
+            self._boundary(served.metrics, Fixed(OPEN_LOOPBACK)),
             self._grpc_health,
         )
         self._open = contextlib.AsyncExitStack()
@@ -79,7 +95,8 @@ class Server:
         self._opened = time.monotonic()
         async with contextlib.AsyncExitStack() as stack:
             raise_limit()
-            stack.enter_context(self._unix.owned())
+            for listener in (self._unix, *self._listeners.values()):
+                stack.enter_context(listener.owned())
             self._tcp.check_free()
             beating = asyncio.create_task(
                 keep_running("health", self._health.run, self._metrics.task_failed)
@@ -93,7 +110,7 @@ class Server:
         async with contextlib.AsyncExitStack() as stack:
             if self._tracing is not None:
                 stack.push_async_callback(asyncio.to_thread, self._tracing.close)
-            for listener in (self._unix, self._tcp):
+            for listener in self._all:
                 await listener.start()
                 stack.push_async_callback(listener.close)
             self._serving = True
@@ -104,31 +121,75 @@ class Server:
         """Say NOT_SERVING, refuse new calls, wait for running ones. False: some did not end."""
         self._draining = True
         await self._health.beat()
-        self._recorder.close()
-        return await drain_all([self._unix.boundary, self._tcp.boundary], timeout_s)
+        for recorder in self._recorders.values():
+            recorder.close()
+        return await drain_all([each.boundary for each in self._all], timeout_s)
 
     async def close(self) -> None:
         """Stop serving and remove the sockets."""
         await self._open.aclose()
 
-    def _served(self, store: Store, config: LiveSettings, version: str) -> Served:
-        socket, epoch = self._settings.socket_path, Epoch.new()
+    @property
+    def _all(self) -> list[UnixListener | TcpListener]:
+        return [self._unix, *self._listeners.values(), self._tcp]
+
+    def _served_by_default(self) -> Served:
+        """Return what is served on the daemon's own socket, and over TCP."""
+        default = self._tenants.find(DEFAULT_TENANT)
+        if default is not None:
+            return self._served(default, self._settings.socket_path, self._addresses)
+        epoch = Epoch.new()
+        service = OperatorService(
+            version=self._version,
+            instance=epoch.name,
+            config=self._config,
+            stats=lambda: {**self._report_all.stats(), "addresses": self._addresses()},
+        )
+        return Served(None, service, epoch, self._metrics)
+
+    def _listener_of(self, tenant: Tenant) -> UnixListener:
+        """Return the listener of a tenant's own sockets."""
+        assert tenant.settings is not None
+        path = self._settings.tenant_socket_path(tenant.name)
+        principal = Principal(tenant.name, "unix socket", Role.OPERATOR)
+        return UnixListener(
+            path,
+            self._served(
+                tenant, path, lambda: {"socket": guard_of(path), "tcp": "", "metrics": ""}
+            ),
+            self._boundary(tenant.metrics, Fixed(principal)),
+            self._grpc_health,
+            Access.of(tenant.settings),
+        )
+
+    def _served(
+        self, tenant: Tenant, socket: Path, addresses: Callable[[], dict[str, Any]]
+    ) -> Served:
+        epoch = Epoch.new()
+        recorder = self._recorders[tenant.name] = Recorder(tenant.metrics)
         service = Service(
-            store,
+            tenant.store,
             epoch,
-            self._metrics,
+            tenant.metrics,
             arena_socket=str(arena_socket_path(socket)),
             call_socket=str(call_socket_path(socket)),
-            version=version,
-            recorder=self._recorder,
-            config=config,
-            addresses=self._addresses,
+            version=self._version,
+            recorder=recorder,
+            config=self._config,
+            addresses=addresses,
+            tenants=self._all_tenants,
         )
-        return Served(store, service, epoch, self._metrics)
+        return Served(tenant.store, service, epoch, tenant.metrics)
 
-    def _boundary(self, identity: Identity) -> Boundary:
+    def _all_tenants(self) -> dict[str, Any]:
+        """Return what an admin is told of all tenants, if there are several."""
+        if not self._tenants.configured:
+            return {}
+        return {"tenants": self._report_all.stats()["tenants"]}
+
+    def _boundary(self, metrics: Metrics, identity: Identity) -> Boundary:
         """Return the boundary of one more listener."""
-        return Boundary(self._metrics, self._tracing, identity=identity)
+        return Boundary(metrics, self._tracing, identity=identity)
 
     def _addresses(self) -> dict[str, Any]:
         """Return where this daemon is reached, and what decides by whom."""
@@ -146,7 +207,7 @@ class Server:
         try:
             http = MetricsPort(
                 *address,
-                registry=self._metrics.registry,
+                registry=self._registry(),
                 not_alive=self._health.not_alive,
                 not_ready=self._health.not_ready,
             )
@@ -165,7 +226,17 @@ class Server:
             return "draining: the daemon is shutting down"
         if not self._serving:
             return f"starting for {time.monotonic() - self._opened:.0f} s: see the daemon's log"
-        return self._store.report.trouble()
+        troubles = [(each.name, each.store.report.trouble()) for each in self._tenants]
+        if not self._tenants.configured:
+            return troubles[0][1]
+        if not all(trouble for _, trouble in troubles):
+            return ""  # most of its clients are better served here than elsewhere
+        return "; ".join(f"tenant {name}: {trouble}" for name, trouble in troubles)
+
+    def _registry(self) -> CollectorRegistry:
+        if not self._tenants.configured:
+            return self._metrics.registry
+        return TenantCollector(self._metrics.registry, self._tenants).registry()
 
     async def _report(self, ready: bool) -> None:
         """Tell gRPC's health service, and the log, whether the daemon is ready."""

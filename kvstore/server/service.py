@@ -64,6 +64,7 @@ class Service(AdminCalls):
         recorder: Recorder,
         config: LiveSettings,
         addresses: Callable[[], dict[str, Any]],
+        tenants: Callable[[], dict[str, Any]] = dict,
     ) -> None:
         super().__init__(
             store,
@@ -73,6 +74,7 @@ class Service(AdminCalls):
             recorder=recorder,
             config=config,
             addresses=addresses,
+            tenants=tenants,
         )
         self._epoch = epoch
         self._arena_socket = arena_socket

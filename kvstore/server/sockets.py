@@ -18,25 +18,24 @@ PROBE_TIMEOUT_S = 1.0
 
 
 @contextlib.contextmanager
-def owned_socket_path(path: Path) -> Iterator[None]:
+def owned_socket_path(path: Path, key: str = "server.socket") -> Iterator[None]:
     """Own `path` for the time of the context: a lock beside it, no socket at it.
 
     The lock decides between two daemons that start at once; the probe finds servers that do not
-    know the lock. Raises ConfigError if somebody else is there, or the directory is not usable.
+    know the lock. Raises ConfigError, which names `key`, if somebody else is there, or the
+    directory is not usable.
     """
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _check_private(path.parent)
+        _check_private(path.parent, key)
         lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise ConfigError(
-            f"server.socket={path}: its directory is not usable: {error.strerror}"
-        ) from error
+        raise ConfigError(f"{key}={path}: its directory is not usable: {error.strerror}") from error
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise ConfigError(f"server.socket={path} is used by another kvstore daemon") from error
+            raise ConfigError(f"{key}={path} is used by another kvstore daemon") from error
         ours = (path, arena_socket_path(path), call_socket_path(path))
         for each in ours:
             _remove_dead(each)
@@ -87,7 +86,7 @@ def private_umask() -> Iterator[None]:
         os.umask(before)
 
 
-def _check_private(directory: Path) -> None:
+def _check_private(directory: Path, key: str) -> None:
     """Raise ConfigError for a directory in which others could put their own socket for ours.
 
     gRPC shows no peer credentials, so who may enter here is what guards its socket, beside the
@@ -97,11 +96,11 @@ def _check_private(directory: Path) -> None:
     open_to_others = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     if open_to_others and not status.st_mode & stat.S_ISVTX:
         raise ConfigError(
-            f"server.socket: others may write to {directory}: chmod 700 it, or name another one"
+            f"{key}: others may write to {directory}: chmod 700 it, or name another one"
         )
     if status.st_uid not in (os.getuid(), 0):
         raise ConfigError(
-            f"server.socket: {directory} belongs to user {status.st_uid}: name one of your own"
+            f"{key}: {directory} belongs to user {status.st_uid}: name one of your own"
         )
 
 

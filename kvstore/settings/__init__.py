@@ -20,6 +20,7 @@ from kvstore.settings.sections import (
     ServerSettings,
     Settings,
 )
+from kvstore.settings.tenants import TenantSettings
 from kvstore.settings.values import parse_listen, parse_size
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "ObjectSettings",
     "ServerSettings",
     "Settings",
+    "TenantSettings",
     "default_digest_memory",
     "default_directory",
     "default_socket",

@@ -7,6 +7,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from kvstore.model.errors import ConfigError
+from kvstore.settings.tenants import check_tenants
 from kvstore.settings.values import is_path, is_size, parse_listen, size_text, toml_key
 
 if TYPE_CHECKING:
@@ -125,6 +126,19 @@ def check(settings: Settings) -> None:
     for key, nbytes in (("capacity", dram.capacity_bytes), ("extent", dram.extent_bytes)):
         if nbytes % 4096:
             raise ConfigError(f"dram.{key}={nbytes} is not a multiple of 4096")
+    _check_sockets(settings)
+    check_tenants(settings)
+
+
+def _check_sockets(settings: Settings) -> None:
+    server = settings.server
+    for tenant in settings.tenants:
+        path = server.tenant_socket_path(tenant.name)
+        if not is_path(server.sockets) or len(os.fsencode(path)) > SOCKET_PATH_NBYTES_MAX:
+            raise ConfigError(
+                f"server.sockets={server.sockets!r}: unix sockets allow {SOCKET_PATH_NBYTES_MAX} "
+                f"bytes, and {path} has more: choose a shorter path"
+            )
 
 
 def _is_size_key(settings: Settings, key: str) -> bool:

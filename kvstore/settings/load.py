@@ -11,8 +11,10 @@ from typing import Any, NamedTuple, get_type_hints
 
 from kvstore.model.errors import ConfigError
 from kvstore.settings.sections import Settings
-from kvstore.settings.values import parse, toml_key, toml_value
+from kvstore.settings.tenants import TenantSettings
+from kvstore.settings.values import declared, parse, toml_key, toml_value
 
+TENANTS = "tenants"  # its sections are [tenants.NAME]
 LIKE = 0.6  # how much of a misspelt name is that of the nearest one
 
 
@@ -30,8 +32,7 @@ def load_settings(path: Path | None = None, overrides: Iterable[str] = ()) -> Se
         where = f"--set {override}"
         name, table = _split_override(override, where)
         _merge(sections, name, table, where=where)
-    types = get_type_hints(Settings)
-    return Settings(**{name: types[name](**values) for name, values in sections.items()})
+    return _built(sections)
 
 
 def overridden(settings: Settings, overrides: Iterable[str]) -> Settings:
@@ -43,18 +44,17 @@ def overridden(settings: Settings, overrides: Iterable[str]) -> Settings:
     for override in overrides:
         name, table = _split_override(override, override)
         _merge(sections, name, table, where=override)
-    changed = {name: replace(getattr(settings, name), **new) for name, new in sections.items()}
-    return replace(settings, **changed)
+    return _built(sections, settings)
 
 
 def live_part(wanted: Settings, running: Settings) -> Settings:
     """Return what a daemon that runs with `running` can take of `wanted`."""
-    taken = {}
-    for section in fields(wanted):
-        new, old = getattr(wanted, section.name), getattr(running, section.name)
-        live = [item.name for item in fields(new) if item.metadata["live"]]
-        taken[section.name] = replace(old, **{name: getattr(new, name) for name in live})
-    return Settings(**taken)
+    before, taken = dict(running.sections()), {}
+    for name, new in wanted.sections():
+        if name in before:  # a tenant comes and goes by commands of its own
+            live = [item.name for item in declared(new) if item.metadata["live"]]
+            taken[name] = {each: getattr(new, each) for each in live}
+    return _built(taken, running)
 
 
 class Entry(NamedTuple):
@@ -69,12 +69,12 @@ def entries(settings: Settings) -> list[Entry]:
     """Return every setting."""
     return [
         Entry(
-            f"{section.name}.{toml_key(item)}",
-            toml_value(item, getattr(getattr(settings, section.name), item.name)),
+            f"{name}.{toml_key(item)}",
+            toml_value(item, getattr(section, item.name)),
             item.metadata["live"],
         )
-        for section in fields(settings)
-        for item in fields(getattr(settings, section.name))
+        for name, section in settings.sections()
+        for item in declared(section)
     ]
 
 
@@ -88,8 +88,23 @@ def settings_of(told: Iterable[Entry]) -> Settings:
     sections: dict[str, dict[str, Any]] = {}
     for name, table in tables.items():
         _merge(sections, name, table, where="the daemon")
-    types = get_type_hints(Settings)
-    return Settings(**{name: types[name](**values) for name, values in sections.items()})
+    return _built(sections)
+
+
+def _built(sections: dict[str, dict[str, Any]], base: Settings | None = None) -> Settings:
+    """Return `base`, or the defaults, with some values of some sections."""
+    before = dict((base or Settings()).sections())
+    plain: dict[str, Any] = {}
+    tenants = {each.name: each for each in base.tenants} if base is not None else {}
+    for name, values in sections.items():
+        prefix, dot, tenant = name.partition(".")
+        if dot:
+            found = tenants.get(tenant) or TenantSettings(name=tenant)
+            tenants[tenant] = replace(found, **values)
+        else:
+            plain[prefix] = replace(before[prefix], **values)
+    plain["tenants"] = tuple(sorted(tenants.values(), key=lambda each: each.name))
+    return replace(base, **plain) if base is not None else Settings(**plain)
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
@@ -115,7 +130,40 @@ def _merge(sections: dict[str, dict[str, Any]], name: str, table: Any, *, where:
         raise ConfigError(f"{where}: unknown section [{name}]{_meant(name, table)}")
     if not isinstance(table, dict):
         raise ConfigError(f"{where}: {name} is a section: write [{name}]")
-    items = {toml_key(item): item for item in fields(types[name])}
+    if name != TENANTS:
+        _merge_one(sections, name, types[name], table, where=where)
+        return
+    for tenant, values in _by_tenant(table, where).items():
+        sections.setdefault(f"{TENANTS}.{tenant}", {})
+        _merge_one(sections, f"{TENANTS}.{tenant}", TenantSettings, values, where=where)
+
+
+def _by_tenant(table: dict[str, Any], where: str) -> dict[str, dict[str, Any]]:
+    """Return the values of each tenant, with keys such as "dram.max"."""
+    tenants: dict[str, dict[str, Any]] = {}
+    for dotted, value in table.items():
+        tenant, dot, key = dotted.partition(".")  # of an override
+        if not dot and not isinstance(value, dict):
+            raise ConfigError(f"{where}: write [tenants.{tenant}] and its settings below")
+        tenants.setdefault(tenant, {}).update(_flat({key: value} if dot else value))
+    return tenants
+
+
+def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def _merge_one(
+    sections: dict[str, dict[str, Any]], name: str, kind: Any, table: dict[str, Any], *, where: str
+) -> None:
+    items = {toml_key(item): item for item in declared(kind)}
+    types = get_type_hints(kind)
     for key, value in table.items():
         if key not in items:
             names = [f"{name}.{valid}" for valid in items]
@@ -123,7 +171,7 @@ def _merge(sections: dict[str, dict[str, Any]], name: str, table: Any, *, where:
                 f"{where}: unknown key {name}.{key}{_nearest(f'{name}.{key}', names)}"
             )
         try:
-            parsed = parse(items[key], get_type_hints(types[name])[items[key].name], value)
+            parsed = parse(items[key], types[items[key].name], value)
         except (ConfigError, ValueError) as error:
             raise ConfigError(f"{where}: {name}.{key}: {error}") from error
         sections.setdefault(name, {})[items[key].name] = parsed

@@ -7,7 +7,7 @@ import json
 import os
 import re
 import tomllib
-from dataclasses import Field
+from dataclasses import Field, fields
 from fractions import Fraction
 from typing import Any
 
@@ -106,8 +106,13 @@ def is_size(item: Field[Any]) -> bool:
     return "_bytes" in item.name
 
 
+def declared(section: Any) -> list[Field[Any]]:
+    """Return the settings of a section, or of its class."""
+    return [item for item in fields(section) if "doc" in item.metadata]
+
+
 def toml_key(item: Field[Any]) -> str:
-    return item.name.replace("_bytes", "")
+    return item.metadata.get("key") or item.name.replace("_bytes", "")
 
 
 def toml_value(item: Field[Any], value: Any) -> str:

@@ -11,11 +11,10 @@ import logging
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from kvstore.model.errors import ConfigError
 from kvstore.settings import Entry, Settings, entries, live_part, load_settings, overridden
-from kvstore.store.store import Store
 from kvstore.system import logs
 from kvstore.system.redaction import without_credentials
 
@@ -40,13 +39,26 @@ class Outcome(NamedTuple):
     pending: str = ""
 
 
+class Configurable(Protocol):
+    """What settings are for: the caps of one store, or of all tenants'."""
+
+    async def check(self, settings: Settings) -> None:
+        """Raise ConfigError on what `reconfigure` could not carry out."""
+
+    def reconfigure(self, settings: Settings) -> None:
+        """Take what of the settings can change while the node runs. `check` them first."""
+
+    def over_caps(self) -> str:
+        """Say what a lowered cap waits for, "" if every cap is kept."""
+
+
 class LiveSettings:
     """The settings of one node. path, overrides: where they came from, to be read again."""
 
     def __init__(
         self,
         settings: Settings,
-        store: Store,
+        caps: Configurable,
         *,
         path: Path | None = None,
         overrides: Sequence[str] = (),
@@ -54,7 +66,7 @@ class LiveSettings:
         self.settings = settings
         self.path = path
         self._overrides = tuple(overrides)
-        self._store = store
+        self._caps = caps
         self._changing = asyncio.Lock()
 
     def entries(self) -> Sequence[Entry]:
@@ -88,17 +100,17 @@ class LiveSettings:
             later = [each.key for each in _differences(self.settings, wanted)]
             if later:
                 logger.warning("config=at_restart keys=%s", ",".join(later))
-        return Outcome(changed, self._store.caps.over_caps())
+        return Outcome(changed, self._caps.over_caps())
 
     async def _take(self, settings: Settings) -> list[Changed]:
         before = self.settings
-        await self._store.caps.check(settings)
-        self._store.caps.reconfigure(settings)
+        await self._caps.check(settings)
+        self._caps.reconfigure(settings)
         logs.set_level(settings.server.log_level)
         self.settings = settings
         was = {each.key: _shown(each).value for each in entries(before)}
         changed = [
-            Changed(each.key, was[each.key], _shown(each).value)
+            Changed(each.key, was.get(each.key, ""), _shown(each).value)
             for each in _differences(before, settings)
         ]
         for each in changed:
@@ -108,15 +120,15 @@ class LiveSettings:
     async def _settled(self, wait_s: float) -> str:
         """Wait until what is over a cap is gone; return what is not."""
         deadline = time.monotonic() + min(wait_s, WAIT_S_MAX)
-        while (over := self._store.caps.over_caps()) and time.monotonic() < deadline:  # noqa: ASYNC110
+        while (over := self._caps.over_caps()) and time.monotonic() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(POLL_S)
         return over
 
 
 def _differences(before: Settings, after: Settings) -> list[Entry]:
     """Return the settings of `after` that `before` has otherwise."""
-    pairs = zip(entries(before), entries(after), strict=True)
-    return [new for old, new in pairs if old != new]
+    old = set(entries(before))
+    return [new for new in entries(after) if new not in old]
 
 
 def _shown(entry: Entry) -> Entry:

@@ -151,12 +151,19 @@ class Store:
     def limits(self) -> LimitSettings:
         return self._node.limits
 
-    async def start(self) -> None:
-        """Open the tiers and index what they hold."""
+    @property
+    def is_busy(self) -> bool:
+        """Whether somebody holds or owes something here."""
+        return bool(self._leases.count or self._node.planner.dirty.count)
+
+    async def start(self, *, house: bool = True) -> None:
+        """Open the tiers and index what they hold. house: False if somebody else calls
+        `keep_house`, about twice a second."""
         await self._node.arena.start()
         await self._node.write_behind.start()
         self._publish()
-        self._keep("house", self._keep_house)
+        if house:
+            self._keep("house", self._keep_house)
         self._keep("cap", self.caps.keep)
         self._keep("holes", self._holes.run)
         if self._objects is not None:
@@ -200,21 +207,21 @@ class Store:
     async def _keep_house(self) -> None:
         while True:
             await asyncio.sleep(HOUSEKEEPING_S)
-            expired = self._leases.expire()
-            if expired:
-                self._metrics.expired_leases.inc(expired)
-                logger.warning(
-                    "leases_expired=%d limbo_bytes=%d", expired, self._leases.limbo_bytes
-                )
-            self.hints.tick()
-            self._node.planner.eviction.write_ahead(
-                self._node.arena.capacity_bytes // DEMOTED_AHEAD
-            )
-            if self._node.planner.dirty.count:
-                self._node.write_behind.wake()
-            await self._node.arena.holes.renew()
-            self.caps.set_bounds()
-            self._publish()
+            await self.keep_house()
+
+    async def keep_house(self) -> None:
+        """End leases that are over, let hints go on, write ahead, set bounds and gauges."""
+        expired = self._leases.expire()
+        if expired:
+            self._metrics.expired_leases.inc(expired)
+            logger.warning("leases_expired=%d limbo_bytes=%d", expired, self._leases.limbo_bytes)
+        self.hints.tick()
+        self._node.planner.eviction.write_ahead(self._node.arena.capacity_bytes // DEMOTED_AHEAD)
+        if self._node.planner.dirty.count:
+            self._node.write_behind.wake()
+        await self._node.arena.holes.renew()
+        self.caps.set_bounds()
+        self._publish()
 
     def _publish(self) -> None:
         self._metrics.publish(self.report.stats(), self._node.planner.counts.left)

@@ -38,6 +38,10 @@ LINK = "ArenaLink"  # where refusals are counted
 ACCEPT_PAUSE_S = 0.1
 
 
+CheckPeer: TypeAlias = Callable[[socket.socket], int]
+"""Returns the process id of a link's peer. Raises Unauthorized."""
+
+
 class ArenaExtent(Protocol):
     """An extent as the arena describes it. The descriptor stays the arena's."""
 
@@ -93,8 +97,11 @@ class ArenaHost:
         refused: Callable[[str, KVStoreError], None],
         *,
         task_failed: Callable[[str], None],
+        check_peer: CheckPeer | None = None,
     ) -> None:
-        """refused: is told of each link that is not let in. task_failed: see `keep_running`."""
+        """refused: is told of each link that is not let in. task_failed: see `keep_running`.
+        check_peer: who is let in, if not this user alone."""
+        self._check_peer = check_peer or check_own_user
         self._task_failed = task_failed
         self._listener = listener
         self._members = members
@@ -140,7 +147,7 @@ class ArenaHost:
     async def _serve(self, connection: socket.socket) -> None:
         with connection:
             try:
-                pid = check_peer(connection)
+                pid = self._check_peer(connection)
                 async with asyncio.timeout(HELLO_TIMEOUT_S):
                     hello, fd = await receive(connection)
                 if fd is not None:
@@ -233,7 +240,7 @@ def check_version(rpc_version: int) -> None:
         )
 
 
-def check_peer(connection: socket.socket) -> int:
+def check_own_user(connection: socket.socket) -> int:
     """Return the peer's process id. Raises Unauthorized for another user's process."""
     peer = peer_of(connection)
     if peer.uid != os.getuid():

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 _CREDENTIALS = struct.Struct("iII")
+_SO_PEERGROUPS = 59  # Linux 4.13; not in the socket module
+_GROUPS_MAX = 1024
 
 
 class Peer(NamedTuple):
@@ -16,13 +18,23 @@ class Peer(NamedTuple):
 
     pid: int
     uid: int
+    gid: int
 
 
 def peer_of(connection: socket.socket) -> Peer:
     """Ask the kernel. Of a listening end it is who made it listen. Raises OSError."""
     found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid, uid, _ = _CREDENTIALS.unpack(found)
-    return Peer(pid, uid)
+    return Peer(*_CREDENTIALS.unpack(found))
+
+
+def groups_of(connection: socket.socket) -> tuple[int, ...]:
+    """Return the supplementary groups of the process at the other end; none where the kernel does
+    not tell them, or they are very many."""
+    try:
+        found = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, 4 * _GROUPS_MAX)
+    except OSError:
+        return ()
+    return struct.unpack(f"{len(found) // 4}I", found)
 
 
 def arena_socket_path(path: Path) -> Path:

@@ -19,6 +19,7 @@ from kvstore import checksum
 from kvstore.model.errors import KVStoreError
 from kvstore.rpc import RPC_VERSION
 from kvstore.rpc.v1 import kvstore_pb2 as pb
+from kvstore.server.identity import CALLER, UNIX_SOCKET
 from kvstore.server.recorder import Recorder
 from kvstore.server.service import Service
 from kvstore.settings import Settings as DaemonSettings
@@ -86,6 +87,7 @@ class Host:
             new_id=itertools.count(SESSION).__next__,
         )
         store = self._daemon.store
+        CALLER.set(UNIX_SOCKET)
         self._service = Service(
             store,
             EPOCH,
@@ -94,7 +96,7 @@ class Host:
             call_socket="/none",
             version="fuzz",
             recorder=Recorder(self._daemon.metrics),
-            config=LiveSettings(DaemonSettings(), store),
+            config=LiveSettings(DaemonSettings(), store.caps),
             addresses=dict,
         )
         self.run(self._daemon.start({}, []))

@@ -199,7 +199,7 @@ def test_probes_answer_while_the_daemon_starts_and_while_its_event_loop_hangs(
         assert (await probe("/healthz"))[0] == 200
         status, why = await probe("/readyz")
         assert (status, why.split(" ")[0]) == (503, "starting")
-        await node.store.start()
+        await node.tenants.start()
         await node.server.start()
         assert (await probe("/readyz"))[0] == 200
 

@@ -34,6 +34,7 @@ from kvstore.tier.file.failure import DiskFailed, DiskFull, DiskHung
 from kvstore.tier.file.found import FrameRecord
 from kvstore.tier.file.pages import aligned_buffer, aligned_copy
 from kvstore.tier.file.segment import FileExtent
+from kvstore.tier.file.segment_file import holds_blocks
 from kvstore.tier.file.tier import FileTier, Recovered
 
 __all__ = [
@@ -59,4 +60,5 @@ __all__ = [
     "Sizes",
     "aligned_buffer",
     "aligned_copy",
+    "holds_blocks",
 ]

@@ -75,7 +75,7 @@ class RealDisk:
     def make_directory(self, path: Path) -> None:
         missing = [p for p in (path, *path.parents) if not p.exists()]
         for directory in reversed(missing):
-            directory.mkdir(mode=0o700)
+            directory.mkdir(mode=0o700, exist_ok=True)  # another tenant may make it as well
             self.sync_directory(directory.parent)
 
     def lock(self, path: Path) -> int:

@@ -37,6 +37,14 @@ def parse_segment_name(name: str) -> SegmentTag | None:
     return SegmentTag(int(match[1], 16), int(match[2], 16)) if match else None
 
 
+def holds_blocks(path: Path) -> bool:
+    """Say whether a directory has segments."""
+    try:
+        return any(map(parse_segment_name, os.listdir(path)))
+    except OSError:
+        return False
+
+
 def transfer(
     call: Callable[[int, Sequence[memoryview], int], int],
     fd: int,

@@ -1,0 +1,47 @@
+"""Calls about the daemon itself: its settings, its log, who asks."""
+# ruff: noqa: N802  the methods carry the names the .proto gives them
+
+from __future__ import annotations
+
+from kvstore.model.errors import InvalidRequest
+from kvstore.rpc.v1 import kvstore_pb2 as pb
+from kvstore.rpc.v1 import kvstore_pb2_grpc as rpc
+from kvstore.server.boundary import Context
+from kvstore.server.identity import CALLER
+from kvstore.server.requests import seconds_of
+from kvstore.store.live_settings import LiveSettings
+from kvstore.system.logs import LAST_LINES, LINES_MAX
+
+ASSIGNMENTS_MAX = 256
+
+
+class ConfigCalls(rpc.KVStoreServicer):
+    """The part of the service that needs no store."""
+
+    def __init__(self, config: LiveSettings) -> None:
+        self._config = config
+
+    async def GetConfig(self, request: pb.GetConfigRequest, context: Context) -> pb.GetConfigReply:
+        return pb.GetConfigReply(
+            settings=[pb.Setting(**entry._asdict()) for entry in self._config.entries()],
+            path=str(self._config.path or ""),
+        )
+
+    async def SetConfig(self, request: pb.SetConfigRequest, context: Context) -> pb.SetConfigReply:
+        if len(request.assignments) > ASSIGNMENTS_MAX:
+            raise InvalidRequest(f"{len(request.assignments)} settings in one call")
+        wait_s = seconds_of("wait_s", request.wait_s)
+        done = await self._config.change(list(request.assignments), wait_s)
+        return pb.SetConfigReply(
+            changed=[pb.ChangedSetting(**each._asdict()) for each in done.changed],
+            pending=done.pending,
+        )
+
+    async def LogLines(self, request: pb.LogLinesRequest, context: Context) -> pb.LogLinesReply:
+        return pb.LogLinesReply(lines=LAST_LINES.lines(request.limit or LINES_MAX))
+
+    async def WhoAmI(self, request: pb.WhoAmIRequest, context: Context) -> pb.WhoAmIReply:
+        principal = CALLER.get()
+        return pb.WhoAmIReply(
+            tenant=principal.tenant, name=principal.name, role=principal.role.word
+        )

@@ -1,0 +1,83 @@
+"""What all tenants hold and owe, together and each: for the operator's stats and /metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from kvstore.store.tenants import Tenants
+
+LABEL = "tenant"
+_OF_THE_DAEMON: Final = ("process_", "kvstore_build", "kvstore_rpc", "kvstore_task")
+
+
+def summed(each: Sequence[Any]) -> Any:
+    """Return the sum of several stats: numbers added, lists joined, texts if all say the same."""
+    first = each[0]
+    if isinstance(first, dict):
+        keys = dict.fromkeys(key for one in each for key in one)
+        return {key: summed([one[key] for one in each if key in one]) for key in keys}
+    if isinstance(first, bool):
+        return any(each)
+    if isinstance(first, int | float):
+        return sum(each)
+    if isinstance(first, list):
+        return [item for one in each for item in one]
+    return first if all(one == first for one in each) else "mixed"
+
+
+class TenantReport:
+    """Looks at all tenants, and changes nothing."""
+
+    def __init__(self, tenants: Tenants) -> None:
+        self._tenants = tenants
+
+    def stats(self) -> dict[str, Any]:
+        """Return the stats of one store, summed over all; `tenants`: of each."""
+        own = {
+            each.name: {**each.store.report.stats(), "totals": each.metrics.totals()}
+            for each in self._tenants
+        }
+        if not own:
+            return {"tenants": {}}
+        told = {**summed(list(own.values())), "tenants": own}
+        told["uptime_s"] = max(each["uptime_s"] for each in own.values())
+        return told
+
+
+class TenantCollector(Collector):
+    """Every metric of every tenant, with the label `tenant`, and those of the daemon without."""
+
+    def __init__(self, daemon: CollectorRegistry, tenants: Tenants) -> None:
+        self._daemon = daemon
+        self._tenants = tenants
+
+    def registry(self) -> CollectorRegistry:
+        """Return a registry of this alone."""
+        registry = CollectorRegistry()
+        registry.register(self)
+        return registry
+
+    def describe(self) -> list[Metric]:
+        return []  # the names are found when they are asked for
+
+    def collect(self) -> Iterator[Metric]:
+        families: dict[str, Metric] = {}
+        for family in self._daemon.collect():
+            if family.name.startswith(_OF_THE_DAEMON):
+                families[family.name] = family
+        for tenant in self._tenants:
+            for family in tenant.metrics.registry.collect():
+                if family.name.startswith(("process_", "kvstore_build")):
+                    continue
+                known = families.setdefault(
+                    family.name, Metric(family.name, family.documentation, family.type)
+                )
+                for sample in family.samples:
+                    labels = {**sample.labels, LABEL: tenant.name}
+                    known.samples.append(sample._replace(labels=labels))
+        yield from families.values()

@@ -1,0 +1,223 @@
+"""The tenants of one daemon: a store each, and what they share of its settings.
+
+No index, planner, policy or lease table ever sees two tenants. What a tenant's store may hold of
+each tier is part of the daemon's: its settings are derived here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from kvstore.metrics import Metrics
+from kvstore.model.errors import ConfigError, InvalidRequest
+from kvstore.model.tenant import DEFAULT_TENANT, tenant_id
+from kvstore.settings import Settings, TenantSettings
+from kvstore.store.store import HOUSEKEEPING_S, Store
+from kvstore.system.background import keep_running
+from kvstore.tier.file import holds_blocks
+
+MIB = 1 << 20
+EXTENT_SHARE = 8  # of a tenant's guarantee, one part is an extent,
+EXTENT_NBYTES_MIN = 64 * MIB  # unless the guarantee is small
+STARTS_AT_ONCE = 4
+IDLE_TURNS = 8  # of the housekeeping, until a store that nobody uses has its turn
+TENANTS_DIRECTORY = "tenants"
+OBJECT_PREFIX = "t"
+
+
+@dataclass(slots=True)
+class Tenant:
+    """One tenant that is served. settings: None for the only user of a daemon without tenants."""
+
+    name: str
+    settings: TenantSettings | None
+    store: Store
+    metrics: Metrics
+
+
+class Tenants:
+    """All tenants of a daemon, by name. make: puts one store together of settings of its own."""
+
+    def __init__(
+        self, settings: Settings, make: Callable[[Settings, Metrics], Store], metrics: Metrics
+    ) -> None:
+        """metrics: the daemon's; those of its only tenant, where none is configured."""
+        self._make = make
+        self._metrics = metrics
+        self.configured = bool(settings.tenants)
+        self._by_name: dict[str, Tenant] = {}
+        self._house: asyncio.Task[None] | None = None
+        if not self.configured:
+            self._by_name[DEFAULT_TENANT] = Tenant(
+                DEFAULT_TENANT, None, make(settings, metrics), metrics
+            )
+        for each in settings.tenants:
+            self.add(settings, each)
+
+    def __iter__(self) -> Iterator[Tenant]:
+        return iter(list(self._by_name.values()))
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def get(self, name: str) -> Tenant:
+        """Return a tenant. Raises InvalidRequest if there is none of that name."""
+        found = self._by_name.get(name)
+        if found is None:
+            raise InvalidRequest(f"there is no tenant {name}: `kvstore tenant list` names them")
+        return found
+
+    def find(self, name: str) -> Tenant | None:
+        return self._by_name.get(name)
+
+    def add(self, settings: Settings, tenant: TenantSettings) -> Tenant:
+        """Make a tenant's store; the caller starts it."""
+        metrics = Metrics()
+        store = self._make(settings_of_tenant(settings, tenant), metrics)
+        self._by_name[tenant.name] = Tenant(tenant.name, tenant, store, metrics)
+        return self._by_name[tenant.name]
+
+    async def start(self) -> None:
+        """Open every store, several at once."""
+        if not self.configured:
+            await self.get(DEFAULT_TENANT).store.start()
+            return
+        places = asyncio.Semaphore(STARTS_AT_ONCE)
+
+        async def start(tenant: Tenant) -> None:
+            async with places:
+                await tenant.store.start(house=False)
+
+        await asyncio.gather(*map(start, self))
+        self._house = asyncio.create_task(
+            keep_running("tenants_house", self._keep_house, self._metrics.task_failed)
+        )
+
+    async def close(self, drain_s: float) -> None:
+        """Flush and close every store, each for at most `drain_s`, all at once."""
+        if self._house is not None:
+            self._house.cancel()
+            await asyncio.gather(self._house, return_exceptions=True)
+        await asyncio.gather(*(each.store.close(drain_s) for each in self))
+
+    async def _keep_house(self) -> None:
+        """Look after all stores in one task: the busy ones each time, the others in turns."""
+        turn = 0
+        while True:
+            await asyncio.sleep(HOUSEKEEPING_S)
+            turn += 1
+            for at, tenant in enumerate(self):
+                if tenant.store.is_busy or (at + turn) % IDLE_TURNS == 0:
+                    await tenant.store.keep_house()
+
+    # ---- settings: see `Configurable` ---------------------------------------------------------
+
+    async def check(self, settings: Settings) -> None:
+        """Raise ConfigError on what `reconfigure` could not carry out."""
+        for tenant, derived in self._derived(settings):
+            await tenant.store.caps.check(derived)
+
+    def reconfigure(self, settings: Settings) -> None:
+        """Take what of the settings can change while the daemon runs. `check` them first."""
+        for tenant, derived in self._derived(settings):
+            tenant.store.caps.reconfigure(derived)
+        for each in settings.tenants:
+            if (found := self._by_name.get(each.name)) is not None:
+                found.settings = each
+
+    def over_caps(self) -> str:
+        """Say what a lowered cap waits for, "" if every cap is kept."""
+        if not self.configured:
+            return self.get(DEFAULT_TENANT).store.caps.over_caps()
+        over = ((each.name, each.store.caps.over_caps()) for each in self)
+        return "; ".join(f"tenant {name}: {what}" for name, what in over if what)
+
+    def _derived(self, settings: Settings) -> Iterator[tuple[Tenant, Settings]]:
+        """Yield each tenant with the settings of its store."""
+        if not self.configured:
+            yield self.get(DEFAULT_TENANT), settings
+        for each in settings.tenants:
+            if (found := self._by_name.get(each.name)) is not None:
+                yield found, settings_of_tenant(settings, each)
+
+    def remove(self, name: str) -> Tenant:
+        """Forget a tenant; the caller closes its store."""
+        found = self.get(name)
+        del self._by_name[name]
+        return found
+
+
+def settings_of_tenant(settings: Settings, tenant: TenantSettings) -> Settings:
+    """Return the settings of one tenant's store: those of a daemon that has nothing else.
+
+    It begins with what it is guaranteed; more is lent to it later.
+    """
+    file, limits = settings.file, settings.limits
+    paths = directories_of(settings, tenant.name)
+    guaranteed = tenant.dram_guaranteed_bytes
+    if tenant.leased_fraction:
+        limits = replace(limits, leased_fraction=tenant.leased_fraction)
+    if paths:
+        file = replace(
+            file,
+            path=tuple(map(str, paths)),
+            capacity_bytes=_pages(tenant.file_guaranteed_bytes // len(paths)),
+            write_bytes_per_day=tenant.write_bytes_per_day or file.write_bytes_per_day,
+        )
+    return replace(
+        settings,
+        dram=replace(
+            settings.dram,
+            capacity_bytes=guaranteed,
+            extent_bytes=extent_bytes(guaranteed, settings.dram.extent_bytes),
+        ),
+        file=file,
+        object=replace(
+            settings.object,
+            url=_url_of(settings, tenant.name),
+            capacity_bytes=tenant.object_max_bytes or settings.object.capacity_bytes,
+        ),
+        limits=limits,
+        tenants=(),
+    )
+
+
+def extent_bytes(guaranteed_bytes: int, extent_bytes_max: int) -> int:
+    """Return how large the extents of a tenant's arena are."""
+    wanted = max(min(EXTENT_NBYTES_MIN, guaranteed_bytes), guaranteed_bytes // EXTENT_SHARE)
+    return max(MIB, min(extent_bytes_max, wanted // MIB * MIB))
+
+
+def directories_of(settings: Settings, name: str) -> list[Path]:
+    """Return a tenant's directories, one on each disk. `default` has those of file.path: what a
+    daemon without tenants has written there is its own."""
+    roots = [Path(path) for path in settings.file.paths]
+    if name == DEFAULT_TENANT:
+        return roots
+    return [root / TENANTS_DIRECTORY / tenant_id(name).hex() for root in roots]
+
+
+def check_left_over(settings: Settings) -> None:
+    """Raise ConfigError if blocks lie in file.path that no tenant would serve or count."""
+    if not settings.tenants or any(each.name == DEFAULT_TENANT for each in settings.tenants):
+        return
+    left = [path for path in settings.file.paths if holds_blocks(Path(path))]
+    if left:
+        raise ConfigError(
+            f"{left[0]} holds blocks of a daemon without tenants. Keep them as those of the "
+            'operator: [tenants.default] file.guaranteed="..."; or remove its *.segment files'
+        )
+
+
+def _url_of(settings: Settings, name: str) -> str:
+    url = settings.object.url
+    if not url or name == DEFAULT_TENANT:
+        return url
+    return f"{url.rstrip('/')}/{OBJECT_PREFIX}/{tenant_id(name).hex()}"
+
+
+def _pages(nbytes: int) -> int:
+    return nbytes // 4096 * 4096
