@@ -356,10 +356,18 @@ class Metrics:
         self.rpc_seconds = self._seconds(
             "rpc_seconds", "Time to answer a call, its requested wait included", "method"
         )
+        self.credential_reloads = self._counter(
+            "credential_reloads",
+            "Times that files of tokens, certificate were read again: ok, failed (the last good "
+            "ones stay in use)",
+            "what",
+            "result",
+        )
         self.rpc_errors = self._counter(
             "rpc_errors",
             "Calls refused, by class of error and reason: limbo, sessions, draining, late, "
-            "slow_stream, streams, busy, reports",
+            "slow_stream, streams, busy, reports; role, credential (none, or not valid), guesses "
+            "(too many wrong tokens), tenant, revoked",
             "method",
             "error",
             "reason",

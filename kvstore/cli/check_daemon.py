@@ -18,7 +18,7 @@ from kvstore.cli.target import connect
 from kvstore.client import Client
 from kvstore.client.trust import user_name
 from kvstore.model.errors import KVStoreError, Unauthorized, Unavailable
-from kvstore.settings import ServerSettings, Settings, entries, parse_listen, settings_of
+from kvstore.settings import Settings, entries, listen_address, metrics_address, settings_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ def check_daemon(target: str, given: Settings) -> Checked:
             own = _settings_of(client)
     except Unavailable:
         none = note("daemon", f"none at {target} yet", "kvstore serve")
-        return Checked([none, *check_addresses(given.server)], running=False)
+        return Checked([none, *check_addresses(given)], running=False)
     except Unauthorized as error:
         refused = wrong("daemon", str(error), "see --target and --daemon-uid")
         return Checked([refused], running=True)
@@ -82,16 +82,15 @@ def _version(target: str, version: str) -> Finding:
     return ok("daemon", f"release {version} answers at {target}")
 
 
-def check_addresses(settings: ServerSettings) -> Iterator[Finding]:
+def check_addresses(settings: Settings) -> Iterator[Finding]:
     """Yield what would keep a daemon from starting with these addresses."""
-    for key, text in (
-        ("server.listen", settings.listen),
-        ("server.metrics_listen", settings.metrics_listen),
+    for key, address in (
+        ("server.listen", listen_address(settings)),
+        ("server.metrics_listen", metrics_address(settings)),
     ):
-        address = parse_listen(key, text)
         if address is not None:
             yield _port(key, *address)
-    yield _socket(settings.socket_path)
+    yield _socket(settings.server.socket_path)
     yield from reach_of(settings)
 
 

@@ -14,7 +14,7 @@ from kvstore.cli.check_gpu import check_gpus
 from kvstore.cli.check_machine import check_machine
 from kvstore.cli.check_vllm import check_vllm, read_arguments, read_config
 from kvstore.cli.health import Finding, is_wrong
-from kvstore.cli.target import Target, daemon_uid_option, target_for
+from kvstore.cli.target import Target, shown_options, target_for
 from kvstore.settings import Settings, load_settings
 
 
@@ -32,7 +32,7 @@ from kvstore.settings import Settings, load_settings
     type=Target(),
     help="The daemon to ask; default: the settings' socket, or else as for every command.",
 )
-@daemon_uid_option
+@shown_options
 @click.option("--vllm-args", metavar="ARGS", help="Arguments of `vllm serve`, as one text.")
 @click.option(
     "--vllm-config",

@@ -33,6 +33,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "scan": ("kvstore.cli.inspect:scan", "List stored blocks."),
     },
     "Try": {
+        "whoami": ("kvstore.cli.whoami:whoami", "Show who you are to a daemon."),
         "ping": ("kvstore.cli.ping:ping", "Measure a daemon's round trip time."),
         "put": ("kvstore.cli.put:put", "Store the bytes of a file."),
         "get": ("kvstore.cli.get:get", "Read the bytes of one block."),
@@ -47,6 +48,9 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "flush": ("kvstore.cli.change:flush", "Wait until everything is durable."),
         "delete": ("kvstore.cli.change:delete", "Delete blocks by key."),
         "clear": ("kvstore.cli.change:clear", "Delete all blocks of one namespace, or of all."),
+    },
+    "Secure": {
+        "token": ("kvstore.cli.token:token", "Create, list and revoke tokens."),
     },
     "Directories": {
         "inspect": ("kvstore.cli.directory:inspect", "Show what a file tier directory contains."),

@@ -6,7 +6,13 @@ from typing import Any
 
 from kvstore.cli.health import Finding, note, ok, wrong
 from kvstore.client.trust import user_name
-from kvstore.settings import ServerSettings, parse_listen
+from kvstore.settings import (
+    Settings,
+    has_credentials,
+    is_loopback,
+    listen_address,
+    metrics_address,
+)
 
 ALL_OF_IT = "may read, record and wipe the cache"
 
@@ -16,16 +22,20 @@ def reach(stats: dict[str, Any]) -> list[Finding]:
     addresses = stats.get("addresses")
     if not addresses:
         return []
-    return [_socket(addresses["socket"]), _tcp(addresses["tcp"]), _metrics(addresses["metrics"])]
-
-
-def reach_of(settings: ServerSettings) -> list[Finding]:
-    """Say who could ask a daemon with these settings, other than by its unix socket."""
-    tcp = parse_listen("server.listen", settings.listen)
-    metrics = parse_listen("server.metrics_listen", settings.metrics_listen)
+    guard = addresses.get("tcp_guard", {})  # of a release that has no credentials: none
     return [
-        _tcp(settings.listen if tcp else ""),
-        _metrics(settings.metrics_listen if metrics else ""),
+        _socket(addresses["socket"]),
+        _tcp(addresses["tcp"], guard),
+        _metrics(addresses["metrics"]),
+    ]
+
+
+def reach_of(settings: Settings) -> list[Finding]:
+    """Say who could ask a daemon with these settings, other than by its unix socket."""
+    guard = {"tls": bool(settings.tls.cert), "credentials": has_credentials(settings)}
+    return [
+        _tcp(settings.server.listen if listen_address(settings) else "", guard),
+        _metrics(settings.server.metrics_listen if metrics_address(settings) else ""),
     ]
 
 
@@ -43,17 +53,23 @@ def _socket(guard: dict[str, Any]) -> Finding:
     return ok(about, f"{text}: only this user and root may use it")
 
 
-def _tcp(address: str) -> Finding:
+def _tcp(address: str, guard: dict[str, bool]) -> Finding:
     if not address:
         return ok("tcp", "off")
+    if guard.get("credentials"):
+        how = "over TLS" if guard.get("tls") else "in the clear, so only behind a proxy"
+        return ok("tcp", f"{address}, {how}: each call shows a certificate or a token")
     return note(
         "tcp",
         f"{address} is open: every user of this host {ALL_OF_IT}",
-        'set server.listen="" unless you want that; the unix socket authenticates its users',
+        'set server.listen="" unless you want that, or give it tls.cert and security.tokens; the '
+        "unix socket authenticates its users",
     )
 
 
 def _metrics(address: str) -> Finding:
     if not address:
         return ok("metrics", "off")
+    if not is_loopback(address.rpartition(":")[0].strip("[]")):
+        return ok("metrics", f"{address}, over TLS: /metrics takes the role operator")
     return ok("metrics", f"{address}: every user of this host may read counts, sizes and times")

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from kvstore.cli.target import connect, daemon_options, daemon_uid
+from kvstore.cli.target import connect, daemon_options, shown
 from kvstore.cli.words import duration, size
 from kvstore.client import Client
 from kvstore.model.block import BlockKey, Group, Namespace, NamespaceId
@@ -178,5 +178,5 @@ def _through_arena(target: str, blocks: _Blocks) -> str:
     """Get the blocks as engines of this host do, out of shared memory."""
     if not target.startswith("unix:"):
         raise _Skipped("shared memory is for clients of the unix socket")
-    with Client(target, name="selftest", daemon_uid=daemon_uid()) as client:
+    with Client(target, name="selftest", **shown()) as client:
         return blocks.get(client)

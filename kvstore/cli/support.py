@@ -20,7 +20,7 @@ import kvstore
 from kvstore.cli.doctor import check_all
 from kvstore.cli.namespaces import namespace_json
 from kvstore.cli.outputs import check_outputs
-from kvstore.cli.target import Target, connect, daemon_uid_option, target_for
+from kvstore.cli.target import Target, connect, shown_options, target_for
 from kvstore.client import Client
 from kvstore.model.errors import KVStoreError
 from kvstore.settings import Settings, load_settings
@@ -65,7 +65,7 @@ are in it: look through it before you attach it.
     type=Target(),
     help="The daemon to ask; default: the settings' socket, or else as for every command.",
 )
-@daemon_uid_option
+@shown_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def support(
     *,

@@ -17,7 +17,7 @@ from kvstore.settings import Settings, default_socket
 from kvstore.transport.unix_sockets import target_of
 
 F = TypeVar("F", bound=Callable[..., Any])
-_DAEMON_UID = "kvstore.daemon_uid"
+_SHOWN = "kvstore.shown"
 
 
 class Target(Kind[str]):
@@ -49,29 +49,70 @@ class Hash(Kind[bytes]):
         return found
 
 
-def _keep_daemon_uid(ctx: click.Context, _: click.Parameter, value: int | None) -> None:
-    ctx.meta[_DAEMON_UID] = value
+def _keep(ctx: click.Context, parameter: click.Parameter, value: Any) -> None:
+    ctx.meta.setdefault(_SHOWN, {})[parameter.name] = value
+
+
+def shown() -> dict[str, Any]:
+    """Return what the command that runs was told about its daemon, as arguments of `Client`."""
+    ctx = click.get_current_context(silent=True)
+    return dict(ctx.meta.get(_SHOWN, {})) if ctx is not None else {}
 
 
 def daemon_uid() -> int | None:
     """Return what --daemon-uid says in the command that runs."""
-    ctx = click.get_current_context(silent=True)
-    return ctx.meta.get(_DAEMON_UID) if ctx is not None else None
+    uid: int | None = shown().get("daemon_uid")
+    return uid
 
 
-daemon_uid_option = click.option(
-    "--daemon-uid",
-    type=click.IntRange(0),
-    is_eager=True,  # before the target, which it helps to find
-    expose_value=False,
-    callback=_keep_daemon_uid,
-    metavar="UID",
-    help="The user that runs the daemon, if it is neither you nor root.",
+def _file_option(name: str, words: str) -> Callable[[F], F]:
+    variable = f"KVSTORE_{name[2:].replace('-', '_').upper()}"
+    return click.option(
+        name,
+        type=click.Path(dir_okay=False),
+        envvar=variable,
+        expose_value=False,
+        callback=_keep,
+        help=f"{words} [env var: {variable}]",
+    )
+
+
+_SHOWN_OPTIONS: tuple[Callable[[Any], Any], ...] = (
+    click.option(
+        "--daemon-uid",
+        type=click.IntRange(0),
+        is_eager=True,  # before the target, which it helps to find
+        expose_value=False,
+        callback=_keep,
+        metavar="UID",
+        help="The user that runs the daemon, if it is neither you nor root.",
+    ),
+    _file_option("--token-file", "Over TLS: file with your token."),
+    _file_option("--tls-ca", "Over TLS: PEM file of the authorities of its certificate."),
+    _file_option("--tls-cert", "Over TLS: PEM file of your own certificate."),
+    _file_option("--tls-key", "Over TLS: PEM file of its key."),
+    click.option(
+        "--server-name",
+        envvar="KVSTORE_SERVER_NAME",
+        default="",
+        expose_value=False,
+        callback=_keep,
+        metavar="NAME",
+        help="Over TLS: the name in its certificate, if not the target's. "
+        "[env var: KVSTORE_SERVER_NAME]",
+    ),
 )
 
 
+def shown_options(command: F) -> F:
+    """Add what a client shows its daemon: --daemon-uid, --token-file, --tls-ca and so on."""
+    for option in reversed(_SHOWN_OPTIONS):
+        command = option(command)
+    return command
+
+
 def daemon_options(command: F) -> F:
-    """Add --target, --daemon-uid and --json."""
+    """Add --target, --json, and what is shown to the daemon."""
     target = click.option(
         "--target",
         type=Target(),
@@ -80,7 +121,7 @@ def daemon_options(command: F) -> F:
         help="unix:/path/kvstore.sock, a path, or host:port.",
     )
     as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-    return target(daemon_uid_option(as_json(command)))
+    return target(shown_options(as_json(command)))
 
 
 def target_for(settings: Settings) -> str:
@@ -93,7 +134,7 @@ def target_for(settings: Settings) -> str:
 def connect(target: str) -> Client:
     """Return a client that asks, but maps and leases nothing."""
     _hush()
-    return Client(target, arena=False, name="cli", daemon_uid=daemon_uid())
+    return Client(target, arena=False, name="cli", **shown())
 
 
 @cache

@@ -15,7 +15,7 @@ import click
 
 from kvstore.cli.demand import demand_of, demand_options
 from kvstore.cli.namespaces import Start, find_namespace_id, namespace_id_option
-from kvstore.cli.target import connect, daemon_options, daemon_uid
+from kvstore.cli.target import connect, daemon_options, shown
 from kvstore.cli.trace_file import TraceWriter, writing
 from kvstore.cli.words import duration, rounded, size
 from kvstore.client import AsyncClient
@@ -240,7 +240,7 @@ async def _record(
     limits: _Limits,
 ) -> None:
     """Record until a limit is reached, a signal comes or the daemon ends."""
-    client = AsyncClient(target, arena=False, name="trace record", daemon_uid=daemon_uid())
+    client = AsyncClient(target, arena=False, name="trace record", **shown())
     loop = asyncio.get_running_loop()
     told = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -16,10 +16,12 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from pathlib import Path
 
 from kvstore.client.admin import Admin
 from kvstore.client.bulk import Bulk
 from kvstore.client.caller import Caller
+from kvstore.client.credentials import client_credentials
 from kvstore.client.hints import Hints
 from kvstore.client.session import Session
 from kvstore.client.target import default_target
@@ -40,6 +42,10 @@ class AsyncClient(Session):
     arena: map the daemon's memory; default: whenever the target is a unix socket.
     daemon_uid: the user that runs the daemon. Without it, the client trusts only a daemon of its
     own user or of root, because the daemon's bytes go into the engine.
+    token_file, tls_ca, tls_cert, tls_key: for TCP: paths of a token, of the authorities of the
+    daemon's certificate, and of this client's own certificate and key; read again when they change.
+    server_name: the name in the daemon's certificate, if it is not the target's. A token is sent
+    over TLS only. A unix socket needs none of them, and ignores them.
     """
 
     def __init__(
@@ -52,6 +58,11 @@ class AsyncClient(Session):
         connect_timeout_s: float = 2.0,
         arena: bool | None = None,
         daemon_uid: int | None = None,
+        token_file: str | Path | None = None,
+        tls_ca: str | Path | None = None,
+        tls_cert: str | Path | None = None,
+        tls_key: str | Path | None = None,
+        server_name: str = "",
     ) -> None:
         target = default_target(daemon_uid) if target is None else target_of(target)
         wants_arena = target.startswith("unix:") if arena is None else arena
@@ -62,6 +73,14 @@ class AsyncClient(Session):
             timeout_s=timeout_s,
             connect_timeout_s=connect_timeout_s,
             daemon_uid=daemon_uid,
+            credentials=client_credentials(
+                target,
+                token_file=token_file,
+                tls_ca=tls_ca,
+                tls_cert=tls_cert,
+                tls_key=tls_key,
+                server_name=server_name,
+            ),
         )
         super().__init__(caller)
         self.hints = Hints(caller)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 from collections.abc import Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -41,6 +42,11 @@ class Client:
         connect_timeout_s: float = 2.0,
         arena: bool | None = None,
         daemon_uid: int | None = None,
+        token_file: str | Path | None = None,
+        tls_ca: str | Path | None = None,
+        tls_cert: str | Path | None = None,
+        tls_key: str | Path | None = None,
+        server_name: str = "",
     ) -> None:
         self._thread = LoopThread(
             lambda: AsyncClient(
@@ -51,6 +57,11 @@ class Client:
                 connect_timeout_s=connect_timeout_s,
                 arena=arena,
                 daemon_uid=daemon_uid,
+                token_file=token_file,
+                tls_ca=tls_ca,
+                tls_cert=tls_cert,
+                tls_key=tls_key,
+                server_name=server_name,
             )
         )
         self._client = self._thread.client

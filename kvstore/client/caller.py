@@ -17,6 +17,7 @@ import grpc.aio
 
 from kvstore.client.arena import ClientArena
 from kvstore.client.connection import Connection
+from kvstore.client.credentials import NO_CREDENTIALS, Certificates, ClientCredentials
 from kvstore.model.block import BlockKey, Namespace, NamespaceId, check_keys
 from kvstore.model.errors import (
     InvalidRequest,
@@ -63,6 +64,7 @@ class Caller:
         timeout_s: float,
         connect_timeout_s: float,
         daemon_uid: int | None,
+        credentials: ClientCredentials = NO_CREDENTIALS,
     ) -> None:
         self._namespaces: OrderedDict[NamespaceId, Namespace] = OrderedDict()  # used last: last
         self.target = target
@@ -71,6 +73,8 @@ class Caller:
         self._timeout_s = timeout_s
         self._connect_timeout_s = connect_timeout_s
         self._daemon_uid = daemon_uid
+        self._credentials = credentials
+        self._certificates = Certificates(credentials) if credentials.tls_files else None
         self._refused = ""  # why the daemon that is there is not asked
         self._breaker = Breaker(time.monotonic)
         self._connection: Connection | None = None
@@ -152,6 +156,8 @@ class Caller:
                 retry_after_s=self._breaker.retry_after_s,
             )
         if self._connection is not None:
+            if self._certificates is not None and self._certificates.changed():
+                self._start(self._replace(self._connection))
             return self._connection
         async with self._connecting:
             if self._connection is not None:
@@ -302,6 +308,18 @@ class Caller:
                 return
         self._retire(stale)
 
+    async def _replace(self, old: Connection) -> None:
+        """Connect with certificates that have changed. If that fails, the old ones stay in use."""
+        async with self._connecting:
+            if self._connection is not old or self._closed:
+                return
+            try:
+                await self._open()
+            except KVStoreError as error:
+                logger.warning("client=certificates_not_taken reason=%r", str(error))
+                return
+        self._retire(old)
+
     async def _open(self) -> Connection:
         """Connect, and tell a daemon that may be new what the old one knew."""
         try:
@@ -312,6 +330,7 @@ class Caller:
                 timeout_s=self._connect_timeout_s,
                 watcher=self,
                 daemon_uid=self._daemon_uid,
+                credentials=self._credentials,
             )
         except KVStoreError as error:
             refused = str(error) if isinstance(error, Unauthorized) else ""

@@ -5,13 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from typing import Final, Protocol, cast
+from typing import Any, Final, Protocol, cast
 
 import grpc
 import grpc.aio
 
 from kvstore.client.arena import ClientArena
 from kvstore.client.calls import CallStub
+from kvstore.client.credentials import (
+    NO_CREDENTIALS,
+    AuthorizedChannel,
+    ClientCredentials,
+    TokenReader,
+)
 from kvstore.client.trust import check_socket
 from kvstore.model.errors import SessionEnded, Unavailable
 from kvstore.rpc import RPC_VERSION
@@ -46,11 +52,15 @@ class Watcher(Protocol):
 class Connection:
     """What a client has while a daemon lives. `session` is 0 and `arena` None without a token."""
 
-    def __init__(self, target: str, daemon_uid: int | None) -> None:
+    def __init__(self, target: str, daemon_uid: int | None, credentials: ClientCredentials) -> None:
+        """Raises Unauthorized if a file of the credentials is no use."""
         self._socket = socket_path(target)
         self._daemon_uid = daemon_uid
-        self.channel = grpc.aio.insecure_channel(target, options=_OPTIONS)
-        self.stub: rpc.KVStoreAsyncStub = rpc.KVStoreStub(self.channel)
+        self.channel = _channel(target, credentials)
+        stubs: Any = self.channel
+        if credentials.token_file is not None:
+            stubs = AuthorizedChannel(self.channel, TokenReader(credentials.token_file))
+        self.stub: rpc.KVStoreAsyncStub = rpc.KVStoreStub(stubs)
         self.session = 0
         self.instance = ""
         self.batch_keys_max = 0
@@ -67,13 +77,14 @@ class Connection:
         timeout_s: float,
         watcher: Watcher,
         daemon_uid: int | None = None,
+        credentials: ClientCredentials = NO_CREDENTIALS,
     ) -> Connection:
         """Connect, open the session of `token` and map the arena; without one, only connect.
 
-        daemon_uid: the user of the daemon, if it is neither this one nor root. Raises Unavailable,
-        Unauthorized, Incompatible or InvalidRequest.
+        daemon_uid: the user of the daemon, if it is neither this one nor root. credentials: for
+        TCP. Raises Unavailable, Unauthorized, Incompatible or InvalidRequest.
         """
-        connection = cls(target, daemon_uid)
+        connection = cls(target, daemon_uid, credentials)
         try:
             async with asyncio.timeout(timeout_s):
                 await connection._open(token, name, timeout_s, watcher)
@@ -158,3 +169,13 @@ class Connection:
             self._calls.close()
         if self.arena is not None:
             await self.arena.close()
+
+
+def _channel(target: str, credentials: ClientCredentials) -> grpc.aio.Channel:
+    if not credentials.uses_tls:
+        return grpc.aio.insecure_channel(target, options=_OPTIONS)
+    name = credentials.server_name
+    named = (("grpc.ssl_target_name_override", name),) if name else ()
+    return grpc.aio.secure_channel(
+        target, credentials.channel_credentials(), options=(*_OPTIONS, *named)
+    )

@@ -10,11 +10,12 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import grpc
 import grpc.aio
 from grpc_health.v1 import health, health_pb2_grpc
 
@@ -25,7 +26,8 @@ from kvstore.server.boundary import Boundary
 from kvstore.server.calls import CallServer, Handler, own_session_only
 from kvstore.server.sockets import guard_of, listen_unix, owned_socket_path, private_umask
 from kvstore.server.tenant_sockets import Access
-from kvstore.settings import parse_listen
+from kvstore.server.tls import Certificates
+from kvstore.settings import Settings, listen_address
 from kvstore.store.store import Store
 from kvstore.transport.arena_host import ArenaHost
 from kvstore.transport.call_wire import METHODS, Method
@@ -45,6 +47,9 @@ _OPTIONS: Final = (
     ("grpc.server_handshake_timeout_ms", 5000),
     ("grpc.max_send_message_length", MESSAGE_NBYTES_MAX),
 )
+
+# A connection lives this long: then its client shows its certificate again.
+_TLS_OPTIONS: Final = (("grpc.max_connection_age_ms", 3_600_000),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,15 +161,18 @@ class TcpListener:
 
     def __init__(
         self,
-        listen: str,
+        settings: Settings,
         service: rpc.KVStoreServicer,
         boundary: Boundary,
         grpc_health: health.aio.HealthServicer,
+        certificates: Certificates | None = None,
     ) -> None:
-        """listen: as server.listen has it."""
+        """certificates: for TLS; None: plaintext."""
         self.boundary = boundary
         self.port = 0
-        self._listen = listen
+        self._listen = settings.server.listen
+        self._address = listen_address(settings)
+        self._certificates = certificates
         self._service = service
         self._grpc_health = grpc_health
         self._server: grpc.aio.Server | None = None
@@ -172,17 +180,19 @@ class TcpListener:
     def check_free(self) -> None:
         """Raise ConfigError for a port that cannot be had. gRPC would say so only after the
         recovery, which may take a while, and print a line of its own."""
-        check_free("server.listen", self._listen)
+        check_free("server.listen", self._listen, self._address)
 
     async def start(self) -> None:
         """Bind and serve. Raises ConfigError."""
-        address = parse_listen("server.listen", self._listen)
-        if address is None:
+        if self._address is None:
             return
-        host, port = address
+        host, port = self._address
         host = f"[{host}]" if ":" in host else host
-        server = _grpc_server(self._service, self.boundary, self._grpc_health)
-        self.port = bind_port(server, f"{host}:{port}", f"server.listen={self._listen}")
+        credentials = self._certificates.grpc_credentials() if self._certificates else None
+        options = _TLS_OPTIONS if credentials else ()
+        server = _grpc_server(self._service, self.boundary, self._grpc_health, options)
+        name = f"server.listen={self._listen}"
+        self.port = bind_port(server, f"{host}:{port}", name, credentials)
         await server.start()
         self._server = server
 
@@ -196,9 +206,8 @@ class TcpListener:
         return f"{host}:{self.port}" if self.port else ""
 
 
-def check_free(key: str, listen: str) -> None:
-    """Raise ConfigError for a port that cannot be had now."""
-    address = parse_listen(key, listen)
+def check_free(key: str, listen: str, address: tuple[str, int] | None) -> None:
+    """Raise ConfigError for a port that cannot be had now. listen: the address, for people."""
     if address is None:
         return
     family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
@@ -211,9 +220,16 @@ def check_free(key: str, listen: str) -> None:
         ) from error
 
 
-def bind_port(server: grpc.aio.Server, address: str, name: str) -> int:
-    """Bind without TLS. Raises ConfigError with the setting's `name`."""
+def bind_port(
+    server: grpc.aio.Server,
+    address: str,
+    name: str,
+    credentials: grpc.ServerCredentials | None = None,
+) -> int:
+    """Bind, with TLS if there are credentials. Raises ConfigError with the setting's `name`."""
     try:
+        if credentials is not None:
+            return server.add_secure_port(address, credentials)
         return server.add_insecure_port(address)
     except RuntimeError as error:
         raise ConfigError(
@@ -227,10 +243,15 @@ async def drain_all(boundaries: list[Boundary], timeout_s: float) -> bool:
 
 
 def _grpc_server(
-    service: rpc.KVStoreServicer, boundary: Boundary, grpc_health: health.aio.HealthServicer
+    service: rpc.KVStoreServicer,
+    boundary: Boundary,
+    grpc_health: health.aio.HealthServicer,
+    options: Sequence[tuple[str, Any]] = (),
 ) -> grpc.aio.Server:
     server = grpc.aio.server(
-        interceptors=[boundary], options=_OPTIONS, maximum_concurrent_rpcs=RPCS_MAX
+        interceptors=[boundary],
+        options=(*_OPTIONS, *options),
+        maximum_concurrent_rpcs=RPCS_MAX,
     )
     rpc.add_KVStoreServicer_to_server(service, server)
     health_pb2_grpc.add_HealthServicer_to_server(grpc_health, server)

@@ -9,28 +9,35 @@ import contextlib
 import logging
 import socket
 import socketserver
+import ssl
 import threading
 from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.parse import parse_qs, urlsplit
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
+
+from kvstore.model.errors import Unauthorized
 
 logger = logging.getLogger(__name__)
 
 CONNECTIONS_MAX = 32
 IDLE_S = 5.0  # for a client to go on with its request
 STOP_S = 0.5
+Check: TypeAlias = "Callable[[str, tuple[str, ...] | None, str], None]"
 _TEXT = "text/plain; charset=utf-8"
 
 
 class MetricsPort:
     """Serves from `start` to `close`.
 
-    not_alive, not_ready: why not, "" if it is. Any thread may call them.
+    not_alive, not_ready: why not, "" if it is. tls: what a connection speaks TLS by; None:
+    plaintext. check: raises Unauthorized for who may not read /metrics, by the header
+    Authorization, the names of the client's certificate (None without one) and its address; None:
+    everybody may. Any thread may call them.
     """
 
     def __init__(
@@ -41,15 +48,18 @@ class MetricsPort:
         registry: CollectorRegistry,
         not_alive: Callable[[], str],
         not_ready: Callable[[], str],
+        tls: Callable[[], ssl.SSLContext] | None = None,
+        check: Check | None = None,
     ) -> None:
         """Bind. Raises OSError."""
         pages = {
-            "/metrics": lambda handler: handler.metrics(registry),
+            "/metrics": lambda handler: handler.metrics(registry, check),
             "/healthz": lambda handler: handler.probe(not_alive()),
             "/readyz": lambda handler: handler.probe(not_ready()),
         }
         server = _Server6 if ":" in host else _Server
-        self._server = server((host, port), type("Handler", (_Handler,), {"pages": pages}))
+        handler = type("Handler", (_Handler,), {"pages": pages})
+        self._server = server((host, port), handler, tls)
         self._thread = threading.Thread(
             target=self._server.serve_forever, name="kvstore-http", daemon=True
         )
@@ -84,11 +94,29 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_POST = do_PUT = do_DELETE = do_PATCH = do_OPTIONS = refuse  # noqa: N815
 
-    def metrics(self, registry: CollectorRegistry) -> None:
+    def metrics(self, registry: CollectorRegistry, check: Check | None) -> None:
+        try:
+            if check is not None:
+                authorization = self.headers.get("Authorization", "")
+                check(authorization, self._certified_names(), self.client_address[0])
+        except Unauthorized as error:
+            headers = {"WWW-Authenticate": "Bearer"}
+            self.answer(HTTPStatus.UNAUTHORIZED, f"{error}\n", **headers)
+            return
         encode, kind = choose_encoder(self.headers.get("Accept", ""))
         names = parse_qs(urlsplit(self.path).query).get("name[]")
         shown: Any = registry.restricted_registry(names) if names else registry
         self.answer(HTTPStatus.OK, encode(shown), kind)
+
+    def _certified_names(self) -> tuple[str, ...] | None:
+        """Return the names of the client's certificate, None without one."""
+        found = (
+            self.connection.getpeercert() if isinstance(self.connection, ssl.SSLSocket) else None
+        )
+        if not found:
+            return None
+        names: Any = found.get("subjectAltName", ())
+        return tuple(str(name) for _, name in names)
 
     def probe(self, trouble: str) -> None:
         if trouble:
@@ -123,10 +151,13 @@ class _Server(ThreadingHTTPServer):
     block_on_close = False
     request_queue_size = 128
 
-    def __init__(self, *args: Any) -> None:
+    def __init__(
+        self, address: tuple[str, int], handler: Any, tls: Callable[[], ssl.SSLContext] | None
+    ) -> None:
+        self._tls = tls
         self._connections: dict[socket.socket, None] = {}
         self._lock = threading.Lock()
-        super().__init__(*args)
+        super().__init__(address, handler)
 
     def server_bind(self) -> None:
         socketserver.TCPServer.server_bind(self)  # not HTTPServer's, which asks for a name by DNS
@@ -142,6 +173,24 @@ class _Server(ThreadingHTTPServer):
             with contextlib.suppress(OSError):
                 oldest.shutdown(socket.SHUT_RDWR)  # its thread ends, and closes it
         super().process_request(request, client_address)
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        """Answer on a thread of its own, where a handshake keeps nobody else waiting."""
+        if self._tls is None:
+            super().finish_request(request, client_address)
+            return
+        request.settimeout(IDLE_S)
+        with self._tls().wrap_socket(
+            request, server_side=True, do_handshake_on_connect=False
+        ) as secure:
+            with self._lock:
+                self._connections[secure] = self._connections.pop(request, None)
+            try:
+                secure.do_handshake()
+                super().finish_request(secure, client_address)
+            finally:
+                with self._lock:
+                    self._connections.pop(secure, None)
 
     def shutdown_request(self, request: Any) -> None:
         with self._lock:

@@ -14,11 +14,13 @@ from grpc_health.v1 import health, health_pb2
 from prometheus_client import CollectorRegistry
 
 from kvstore.metrics import Metrics
-from kvstore.model.errors import ConfigError
+from kvstore.model.errors import ConfigError, Unauthorized
 from kvstore.model.tenant import DEFAULT_TENANT, Principal, Role
+from kvstore.rpc.v1.kvstore_pb2_grpc import KVStoreServicer
+from kvstore.server.access import WATCH_S, CertifiedNames, TcpAccess
 from kvstore.server.boundary import Boundary
 from kvstore.server.health import Health
-from kvstore.server.identity import OPEN_LOOPBACK, UNIX_SOCKET, Fixed, Identity
+from kvstore.server.identity import CALLER, UNIX_SOCKET, Fixed, Identity
 from kvstore.server.listeners import Served, TcpListener, UnixListener, drain_all
 from kvstore.server.metrics_port import MetricsPort
 from kvstore.server.operator import OperatorService
@@ -28,7 +30,7 @@ from kvstore.server.sockets import guard_of
 from kvstore.server.tenant_report import TenantCollector, TenantReport
 from kvstore.server.tenant_sockets import Access
 from kvstore.server.tracing import Tracing
-from kvstore.settings import parse_listen
+from kvstore.settings import is_loopback, metrics_address
 from kvstore.store.live_settings import LiveSettings
 from kvstore.store.tenants import Tenant, Tenants
 from kvstore.system.background import keep_running
@@ -59,6 +61,7 @@ class Server:
         endpoint = self._settings.traces_endpoint
         self._tracing = Tracing(endpoint, version) if endpoint else None
         self._recorders: dict[str, Recorder] = {}
+        self._services: dict[str, KVStoreServicer] = {}
         self._grpc_health = health.aio.HealthServicer()
         self._opened = time.monotonic()
         self._serving = self._draining = self._unready = False
@@ -75,11 +78,16 @@ class Server:
             self._boundary(served.metrics, Fixed(UNIX_SOCKET)),
             self._grpc_health,
         )
+        self._services.setdefault(DEFAULT_TENANT, served.service)
+        self._access = TcpAccess(
+            config.settings, self._reloaded, certified=CertifiedNames(lambda: config.settings)
+        )
         self._tcp = TcpListener(
-            self._settings.listen,
+            config.settings,
             served.service,
-            self._boundary(served.metrics, Fixed(OPEN_LOOPBACK)),
+            self._boundary(served.metrics, self._access.identity, self._service_of),
             self._grpc_health,
+            self._access.certificates,
         )
         self._open = contextlib.AsyncExitStack()
         self.metrics_port = 0
@@ -102,6 +110,11 @@ class Server:
                 keep_running("health", self._health.run, self._metrics.task_failed)
             )
             stack.push_async_callback(_cancelled, beating)
+            if self._access.changes:
+                watching = asyncio.create_task(
+                    keep_running("credentials", self._watch_credentials, self._metrics.task_failed)
+                )
+                stack.push_async_callback(_cancelled, watching)
             self._open_metrics(stack)
             self._open = stack.pop_all()
 
@@ -179,6 +192,7 @@ class Server:
             addresses=addresses,
             tenants=self._all_tenants,
         )
+        self._services[tenant.name] = service
         return Served(tenant.store, service, epoch, tenant.metrics)
 
     def _all_tenants(self) -> dict[str, Any]:
@@ -187,9 +201,34 @@ class Server:
             return {}
         return {"tenants": self._report_all.stats()["tenants"]}
 
-    def _boundary(self, metrics: Metrics, identity: Identity) -> Boundary:
+    def _boundary(
+        self,
+        metrics: Metrics,
+        identity: Identity,
+        service_of: Callable[[str], KVStoreServicer] | None = None,
+    ) -> Boundary:
         """Return the boundary of one more listener."""
-        return Boundary(metrics, self._tracing, identity=identity)
+        return Boundary(metrics, self._tracing, identity=identity, service_of=service_of)
+
+    def _service_of(self, tenant: str) -> KVStoreServicer:
+        """Return what answers a tenant's calls over TCP. Raises Unauthorized."""
+        service = self._services.get(tenant)
+        if service is None:
+            raise Unauthorized(f"there is no tenant {tenant} here", reason="tenant")
+        if isinstance(service, OperatorService) and CALLER.get().role < Role.ADMIN:
+            raise Unauthorized("what is of all tenants takes the role admin", reason="role")
+        return service
+
+    def _reloaded(self, what: str, result: str) -> None:
+        """Note that a file of credentials has changed. Any thread may call it."""
+        self._metrics.credential_reloads.labels(what, "ok" if result == "ok" else "failed").inc()
+
+    async def _watch_credentials(self) -> None:
+        """Take what changes in their files, and end the calls of those that are revoked."""
+        while True:
+            await asyncio.sleep(WATCH_S)
+            await self._access.look()
+            self._tcp.boundary.revocation.sweep()
 
     def _addresses(self) -> dict[str, Any]:
         """Return where this daemon is reached, and what decides by whom."""
@@ -197,19 +236,23 @@ class Server:
         return {
             "socket": self._unix.guard(),
             "tcp": self._tcp.address(),
+            "tcp_guard": self._access.guard(),
             "metrics": f"{metrics_host}:{self.metrics_port}" if self.metrics_port else "",
         }
 
     def _open_metrics(self, stack: contextlib.AsyncExitStack) -> None:
-        address = parse_listen("server.metrics_listen", self._settings.metrics_listen)
+        address = metrics_address(self._config.settings)
         if address is None:
             return
+        certificates = self._access.certificates
         try:
             http = MetricsPort(
                 *address,
                 registry=self._registry(),
                 not_alive=self._health.not_alive,
                 not_ready=self._health.not_ready,
+                tls=certificates.http_context if certificates else None,
+                check=None if is_loopback(address[0]) else self._access.check_metrics,
             )
         except OSError as error:
             raise ConfigError(

@@ -20,8 +20,15 @@ from kvstore.settings.sections import (
     ServerSettings,
     Settings,
 )
+from kvstore.settings.security import (
+    SecuritySettings,
+    TlsSettings,
+    has_credentials,
+    listen_address,
+    metrics_address,
+)
 from kvstore.settings.tenants import TenantSettings
-from kvstore.settings.values import parse_listen, parse_size
+from kvstore.settings.values import is_loopback, parse_listen, parse_size
 
 __all__ = [
     "ADMISSIONS",
@@ -32,17 +39,23 @@ __all__ = [
     "FileSettings",
     "LimitSettings",
     "ObjectSettings",
+    "SecuritySettings",
     "ServerSettings",
     "Settings",
     "TenantSettings",
+    "TlsSettings",
     "default_digest_memory",
     "default_directory",
     "default_socket",
     "default_sockets",
     "default_target_text",
     "entries",
+    "has_credentials",
+    "is_loopback",
+    "listen_address",
     "live_part",
     "load_settings",
+    "metrics_address",
     "overridden",
     "parse_listen",
     "parse_size",

@@ -7,11 +7,12 @@ from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from kvstore.model.errors import ConfigError
+from kvstore.settings.security import check_security
 from kvstore.settings.tenants import check_tenants
-from kvstore.settings.values import is_path, is_size, parse_listen, size_text, toml_key
+from kvstore.settings.values import is_path, is_size, size_text, toml_key
 
 if TYPE_CHECKING:
-    from kvstore.settings.sections import ObjectSettings, ServerSettings, Settings
+    from kvstore.settings.sections import ObjectSettings, Settings
 
 SOCKET_PATH_NBYTES_MAX = 107 - len(".arena")
 DIRECTORIES_MAX = 64
@@ -41,16 +42,6 @@ def _check_object(settings: ObjectSettings, *, has_file_tier: bool) -> None:
         raise ConfigError(
             "object.url needs a file tier, because what was written there is uploaded: set "
             'file.path, or object.url=""'
-        )
-
-
-def _check_listen(server: ServerSettings) -> None:
-    parse_listen("server.metrics_listen", server.metrics_listen)
-    if parse_listen("server.listen", server.listen) is not None and not server.listen_open:
-        raise ConfigError(
-            f"server.listen={server.listen!r} lets every user of this host read, record and wipe "
-            "the cache, because TCP does not authenticate. If you want that, add --set "
-            'server.listen_open=true; if not, set server.listen="" and use the unix socket'
         )
 
 
@@ -108,7 +99,7 @@ def check(settings: Settings) -> None:
             f"server.socket has {socket_nbytes} bytes; unix sockets allow {SOCKET_PATH_NBYTES_MAX} "
             "here: choose a shorter path"
         )
-    _check_listen(server)
+    check_security(settings)
     for key, value, low, high in _bounds(settings):
         if not low <= value <= high:
             sized = _is_size_key(settings, key)

@@ -15,6 +15,7 @@ from typing import Any
 from kvstore.settings.checks import check
 from kvstore.settings.declare import GIB, LIVE, MIB, setting
 from kvstore.settings.places import default_directory, default_socket
+from kvstore.settings.security import SecuritySettings, TlsSettings
 from kvstore.settings.tenants import SOCKET_NAME, TenantSettings
 from kvstore.settings.values import declared, toml_key, toml_value
 
@@ -38,21 +39,23 @@ class ServerSettings:
     )
     listen: str = setting(
         'TCP address for clients without shared memory; port 0 takes a free port, "" '
-        "switches TCP off. Loopback only, because there is no TLS. It needs "
-        "server.listen_open.",
+        "switches TCP off. It needs credentials: security.tokens or "
+        "tls.require_client_cert, or else server.listen_open. Beyond loopback it needs "
+        "tls.cert as well.",
         "",
     )
     listen_open: bool = setting(
-        "Allow server.listen. TCP does not authenticate: every user of this host may "
-        "then read, record and wipe the cache.",
+        "Allow server.listen without credentials: every user of this host may then read, "
+        "record and wipe the cache.",
         False,
     )
     metrics_listen: str = setting(
         "HTTP address of /metrics for Prometheus, /healthz (200 while the event loop "
         "answers) and /readyz (503 while clients should use another daemon). Port 0 "
-        'takes a free port, "" switches it off. Loopback only. Every user of this host '
-        "may read counts, sizes, times and directories there, but no keys and no "
-        "prompts.",
+        'takes a free port, "" switches it off. On loopback every user of this host may '
+        "read counts, sizes, times and directories there, but no keys and no prompts. "
+        "Beyond loopback it needs tls.cert and credentials, and /metrics a credential of "
+        "the role operator, or admin of several tenants. With tls.cert it is HTTPS.",
         "127.0.0.1:7701",
     )
     traces_endpoint: str = setting(
@@ -339,6 +342,8 @@ class Settings:
     file: FileSettings = field(default_factory=FileSettings)
     object: ObjectSettings = field(default_factory=ObjectSettings)
     limits: LimitSettings = field(default_factory=LimitSettings)
+    tls: TlsSettings = field(default_factory=TlsSettings)
+    security: SecuritySettings = field(default_factory=SecuritySettings)
     tenants: tuple[TenantSettings, ...] = ()  # by name
 
     def __post_init__(self) -> None:

@@ -26,10 +26,10 @@ def parse_size(text: str) -> int:
     return int(Fraction(found[1]) * SIZE_UNITS[found[2]])
 
 
-def parse_listen(key: str, text: str) -> tuple[str, int] | None:
+def parse_listen(key: str, text: str, *, loopback_only: bool = True) -> tuple[str, int] | None:
     """Return (host, port) of "127.0.0.1:7700" or "[::1]:7700"; None for "".
 
-    Raises ConfigError if malformed or not loopback.
+    Raises ConfigError if malformed, or if it is not loopback and has to be.
     """
     if not text:
         return None
@@ -37,11 +37,14 @@ def parse_listen(key: str, text: str) -> tuple[str, int] | None:
     host = host.removeprefix("[").removesuffix("]")
     if not host or not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > 65535:
         raise ConfigError(f"{key}={text!r} is not an address: write 127.0.0.1:7700")
-    if not _is_loopback(host):
+    if loopback_only and not is_loopback(host):
         raise ConfigError(
-            f"{key}={text!r} is not a loopback address, and there is no TLS: anyone on the network "
-            "could read every prompt's KV. Use 127.0.0.1, and an SSH tunnel between hosts"
+            f"{key}={text!r} is not a loopback address: anyone on the network could read every "
+            "prompt's KV. Set tls.cert and tls.key for TLS, and security.tokens or "
+            "tls.require_client_cert for credentials; or use 127.0.0.1"
         )
+    if not (is_loopback(host) or _is_ip(host)):
+        raise ConfigError(f"{key}={text!r} names no IP address: write 0.0.0.0:7700 or [::]:7700")
     return ("127.0.0.1" if host == "localhost" else host), int(port)
 
 
@@ -52,7 +55,16 @@ def is_path(text: str) -> bool:
         return False
 
 
-def _is_loopback(host: str) -> bool:
+def _is_ip(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether only this host can reach an address."""
     if host == "localhost":
         return True
     try:

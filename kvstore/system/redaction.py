@@ -23,6 +23,7 @@ _RULES = (
         rf"\1\2{REDACTED}\2",
     ),
     (re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{12,}\b"), REDACTED),
+    (re.compile(r"\bkvs1_[a-z0-9]*_[A-Za-z0-9_-]{8,}"), REDACTED),
     (re.compile(rf"\b([0-9a-f]{{{HASH_CHARS_SHOWN}}})[0-9a-f]{{24,}}\b"), r"\1..."),
 )
 
