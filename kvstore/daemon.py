@@ -227,14 +227,18 @@ def _freeze_survivors(phase: str, info: dict[str, int]) -> None:
 SWITCH_INTERVAL_S = 0.0005
 
 
-async def _reload(config: LiveSettings) -> None:
+async def _reload(node: Node) -> None:
     """Take what changed in the file. One that is wrong changes nothing, and stops nobody."""
     try:
-        done = await config.reload()
+        done = await node.config.reload()
     except KVStoreError as error:
         logger.error("config=not_reloaded reason=%r", str(error))
+        changed, outcome = [], "failed"
     else:
         logger.info("config=reloaded changed=%d pending=%r", len(done.changed), done.pending)
+        changed, outcome = [each.key for each in done.changed], "ok"
+    if node.server.audit is not None:
+        node.server.audit.event("reload", what="config", outcome=outcome, changed=changed)
 
 
 async def serve(
@@ -256,7 +260,7 @@ async def serve(
     reloading: set[asyncio.Task[None]] = set()
 
     def reload() -> None:
-        task = loop.create_task(_reload(node.config))
+        task = loop.create_task(_reload(node))
         reloading.add(task)
         task.add_done_callback(reloading.discard)
 

@@ -2,7 +2,7 @@
 
 One `Metrics` per node, on a registry of its own, so that several nodes fit into one process. Blocks
 are counted once per call, never one by one. Bandwidth is the rate of `tier_bytes`, a hit ratio the
-rate of `hit_blocks` over that of `lookup_blocks`.
+rate of `hit_blocks` over that of `lookup_blocks`. One idea: what is exported is declared here.
 """
 
 from __future__ import annotations
@@ -115,6 +115,10 @@ class Metrics:
     def task_failed(self, task: str) -> None:
         """Count a background task that ended with an unexpected error: see `keep_running`."""
         self.task_failures.labels(task).inc()
+
+    def audited(self, result: str, lines: int) -> None:
+        """Count lines of the audit log: written, dropped. Any thread may call it."""
+        self.audit_lines.labels(result).inc(lines)
 
     def totals(self) -> dict[str, Any]:
         """Return what was counted since the start: a number by name, or by label values too.
@@ -361,6 +365,11 @@ class Metrics:
             "Times that files of tokens, certificate were read again: ok, failed (the last good "
             "ones stay in use)",
             "what",
+            "result",
+        )
+        self.audit_lines = self._counter(
+            "audit_lines",
+            "Lines of the audit log: written, dropped (no room, or it fails)",
             "result",
         )
         self.rpc_errors = self._counter(

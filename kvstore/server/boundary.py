@@ -18,6 +18,8 @@ from kvstore.model.errors import InvalidRequest, KVStoreError, Unauthorized, Una
 from kvstore.model.tenant import Principal
 from kvstore.rpc.status import status_of
 from kvstore.server import rights
+from kvstore.server.audit import AuditLog
+from kvstore.server.audited import audited, peer_of_call
 from kvstore.server.identity import CALLER, Admitted, Identity
 from kvstore.server.revocation import Revocation
 from kvstore.server.tracing import Tracing, fail
@@ -35,12 +37,14 @@ class _Call(NamedTuple):
     method: str
     started: float
     span: Any
+    context: Any
 
 
 class _Calls:
     """Counts, times and traces calls, tells their errors as statuses, and waits for their end."""
 
-    def __init__(self, metrics: Metrics, tracing: Tracing | None) -> None:
+    def __init__(self, metrics: Metrics, tracing: Tracing | None, audit: AuditLog | None) -> None:
+        self._audit = audit
         self._metrics = metrics
         self._tracing = tracing
         self._running = 0
@@ -104,7 +108,7 @@ class _Calls:
         span = None
         if self._tracing is not None:
             span = self._tracing.start(method, context.invocation_metadata())
-        return _Call(method, time.perf_counter(), span)
+        return _Call(method, time.perf_counter(), span, context)
 
     def _end(self, call: _Call) -> None:
         seconds = time.perf_counter() - call.started
@@ -116,14 +120,17 @@ class _Calls:
         if not self._running:
             self._idle.set()
 
-    def refused(self, method: str, error: Exception) -> None:
-        """Count a call that is not answered."""
+    def refused(self, method: str, error: Exception, context: Any = None) -> None:
+        """Count a call that is not answered, and note it if it was not allowed."""
         reason = error.reason if isinstance(error, Unavailable | Unauthorized) else ""
         self._metrics.rpc_errors.labels(method, type(error).__name__, reason).inc()
+        if self._audit is not None and isinstance(error, Unauthorized):
+            principal = CALLER.get(None)
+            self._audit.refused(method, principal, peer_of_call(context), reason, str(error))
 
     def _translate(self, call: _Call, error: Exception) -> KVStoreError:
         """Return what the client is told. A bug here must not look like the client's mistake."""
-        self.refused(call.method, error)
+        self.refused(call.method, error, call.context)
         if call.span is not None:
             fail(call.span, error)
         if isinstance(error, KVStoreError):
@@ -146,10 +153,11 @@ class Boundary(_Calls, grpc.aio.ServerInterceptor):
         *,
         identity: Identity,
         service_of: Callable[[str], Any] | None = None,
+        audit: AuditLog | None = None,
     ) -> None:
         """identity: who calls. service_of: tenant -> the service that answers it; raises
         Unauthorized for one that is not here. None: the service that the gRPC server has."""
-        super().__init__(metrics, tracing)
+        super().__init__(metrics, tracing, audit)
         self.revocation = Revocation()
         self._identity = identity
         self._service_of = service_of
@@ -229,16 +237,16 @@ class Boundary(_Calls, grpc.aio.ServerInterceptor):
     ) -> tuple[Admitted, Any]:
         """Return who calls, and the request. Raises Unauthorized and InvalidRequest."""
         admitted = self._identity.admit(context)
+        CALLER.set(admitted.principal)
         rights.check(method, admitted.principal)
         request = read(data)
         rights.check_request(method, admitted.principal, request)
-        CALLER.set(admitted.principal)
         return admitted, request
 
     def _behaviour(self, method: str, usual: Any, principal: Principal) -> Any:
-        if self._service_of is None:
-            return usual
-        return getattr(self._service_of(principal.tenant), method)
+        if self._service_of is not None:
+            usual = getattr(self._service_of(principal.tenant), method)
+        return usual if self._audit is None else audited(method, usual, self._audit)
 
 
 def _reader(deserialize: Callable[[bytes], Any]) -> Callable[[Any], Any]:

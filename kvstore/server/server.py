@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ from kvstore.model.errors import ConfigError, Unauthorized
 from kvstore.model.tenant import DEFAULT_TENANT, Principal, Role
 from kvstore.rpc.v1.kvstore_pb2_grpc import KVStoreServicer
 from kvstore.server.access import WATCH_S, CertifiedNames, TcpAccess
+from kvstore.server.audit import open_audit
 from kvstore.server.boundary import Boundary
 from kvstore.server.health import Health
 from kvstore.server.identity import CALLER, UNIX_SOCKET, Fixed, Identity
@@ -62,6 +64,7 @@ class Server:
         self._tracing = Tracing(endpoint, version) if endpoint else None
         self._recorders: dict[str, Recorder] = {}
         self._services: dict[str, KVStoreServicer] = {}
+        self.audit = open_audit(config.settings.security, metrics.audited)
         self._grpc_health = health.aio.HealthServicer()
         self._opened = time.monotonic()
         self._serving = self._draining = self._unready = False
@@ -103,6 +106,9 @@ class Server:
         self._opened = time.monotonic()
         async with contextlib.AsyncExitStack() as stack:
             raise_limit()
+            if self.audit is not None:
+                self.audit.start(version=self._version, pid=os.getpid())
+                stack.push_async_callback(asyncio.to_thread, self.audit.close)
             for listener in (self._unix, *self._listeners.values()):
                 stack.enter_context(listener.owned())
             self._tcp.check_free()
@@ -208,7 +214,13 @@ class Server:
         service_of: Callable[[str], KVStoreServicer] | None = None,
     ) -> Boundary:
         """Return the boundary of one more listener."""
-        return Boundary(metrics, self._tracing, identity=identity, service_of=service_of)
+        return Boundary(
+            metrics,
+            self._tracing,
+            identity=identity,
+            service_of=service_of,
+            audit=self.audit,
+        )
 
     def _service_of(self, tenant: str) -> KVStoreServicer:
         """Return what answers a tenant's calls over TCP. Raises Unauthorized."""
@@ -222,6 +234,8 @@ class Server:
     def _reloaded(self, what: str, result: str) -> None:
         """Note that a file of credentials has changed. Any thread may call it."""
         self._metrics.credential_reloads.labels(what, "ok" if result == "ok" else "failed").inc()
+        if self.audit is not None:
+            self.audit.event("reload", what=what, outcome=result)
 
     async def _watch_credentials(self) -> None:
         """Take what changes in their files, and end the calls of those that are revoked."""

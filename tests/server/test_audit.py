@@ -1,0 +1,228 @@
+"""The audit log tells who was refused and who changed what, and holds nobody up."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from kvstore import Client
+from kvstore.model.tenant import Role
+from kvstore.server.audit import QUEUE_MAX, AuditLog, FileSink, JournalSink, open_audit
+from kvstore.settings import SecuritySettings
+from kvstore.system.audit_chain import Chain, audit_key, last_line, read_head, split_lines, verify
+from kvstore.testing.daemon import Daemon
+from kvstore.testing.samples import sample_keys, sample_namespace, sample_records
+from kvstore.testing.wait import until
+from tests.cli.run import kvstore
+from tests.server.every_method import OPTIONS, UNAUTHORIZED, ask, bearer
+from tests.server.test_credentials import Issuer
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def of_method(path: Path, method: str) -> list[dict[str, Any]]:
+    return [line for line in read(path) if line.get("method") == method]
+
+
+class Site:
+    def __init__(self, directory: Path) -> None:
+        self.log = directory / "audit.jsonl"
+        self.issuer = Issuer(directory)
+        self.token = self.issuer.issue(Role.WRITER)
+        self.daemon = Daemon(
+            "server.listen=127.0.0.1:0",
+            f"security.tokens={self.issuer.path}",
+            f"security.audit={self.log}",
+            file=False,
+        )
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    site = Site(tmp_path)
+    with site.daemon.start():
+        yield site
+
+
+def test_what_changes_or_reveals_is_told_with_who_and_what_came_of_it(site: Site) -> None:
+    space, keys = sample_namespace(), sample_keys("audit", 4)
+    with Client(site.daemon.target, name="engine") as client:
+        client.put(client.register(space), keys, sample_records(keys))
+        client.admin.delete(space.id, keys[:1])
+        list(client.submit(_scanned).result())
+        client.admin.configure(["server.log_level=debug"])
+        client.admin.clear()
+    until(lambda: of_method(site.log, "Clear"), 5)
+    (cleared,) = of_method(site.log, "Clear")
+    assert cleared["tenant"] == "default"
+    assert cleared["principal"] == "unix socket"
+    assert (cleared["outcome"], cleared["deleted"], cleared["namespace"]) == ("ok", 3, "all")
+    (deleted,) = of_method(site.log, "Delete")
+    assert (deleted["keys"], deleted["deleted"], deleted["corrupt"]) == (1, 1, False)
+    assert of_method(site.log, "Scan")[0]["items"] == 3
+    assert of_method(site.log, "SetConfig")[0]["changed"] == ["server.log_level"]
+    assert of_method(site.log, "OpenSession")[0]["client"] == "engine"
+    assert of_method(site.log, "RegisterNamespace")
+    text = site.log.read_text()
+    for key in keys:
+        assert key.hex()[:16] not in text
+    assert site.log.stat().st_mode & 0o777 == 0o600
+
+
+async def _scanned(remote: Any) -> list[Any]:
+    return [item async for item in remote.admin.scan()]
+
+
+def test_refusals_are_told_and_beyond_ten_a_second_summed(site: Site) -> None:
+    with grpc.insecure_channel(site.daemon.address, options=OPTIONS) as channel:
+        assert ask(channel, "Clear", bearer(site.token)) == UNAUTHORIZED
+        for _ in range(200):
+            ask(channel, "Match")
+    until(lambda: any(line.get("event") == "refusals" for line in read(site.log)), 5)
+    (role,) = of_method(site.log, "Clear")
+    assert (role["outcome"], role["reason"], role["peer"]) == ("refused", "role", "127.0.0.1")
+    assert role["principal"] == f"token {site.token.split('_')[1]}"
+    time.sleep(1.5)
+    single = of_method(site.log, "Match")
+    summed = sum(line["more"] for line in read(site.log) if line.get("event") == "refusals")
+    assert len(single) + summed == 200
+    assert len(single) <= 60
+    assert site.token not in site.log.read_text()
+
+
+def test_changes_of_credentials_are_told(site: Site) -> None:
+    site.issuer.issue(Role.READER)
+    until(lambda: any(line.get("what") == "tokens" for line in read(site.log)), 5)
+    site.issuer.path.write_text("nonsense")
+    until(lambda: any(line.get("outcome", "ok") != "ok" for line in read(site.log)), 5)
+
+
+def test_a_log_is_whole_over_restarts_and_rotation_and_a_cut_shows(site: Site) -> None:
+    words = ("audit", "verify", "--key", f"{site.log}.key")
+    with Client(site.daemon.target) as client:
+        client.admin.clear()
+    site.daemon.stop()
+    site.daemon.start()
+    old = site.log.with_suffix(".1")
+    os.rename(site.log, old)
+    with Client(site.daemon.target) as client:
+        client.admin.clear()
+        client.admin.clear()
+    until(lambda: site.log.exists() and len(of_method(site.log, "Clear")) == 2, 5)
+    head = Path(f"{site.log}.key.head")
+    until(lambda: read_head(head) == last_line(site.log), 5)
+    site.daemon.kill()
+    both = (str(old), str(site.log))
+    assert kvstore(*words, *both).exit_code == 0
+    assert json.loads(kvstore(*words, *both, "--json").output)["whole"]
+    assert kvstore(*words, str(site.log)).exit_code == 0
+    lines = site.log.read_bytes().splitlines(keepends=True)
+    for spoilt in (
+        lines[:-1],
+        [lines[0], *lines[2:]],
+        [lines[0].replace(b'"deleted":0', b'"deleted":1'), *lines[1:]],
+    ):
+        site.log.write_bytes(b"".join(spoilt))
+        found = kvstore(*words, *both)
+        assert found.exit_code == 1, found.output
+        assert "missing" in found.output or "changed" in found.output
+    site.log.write_bytes(b"".join(lines))
+    assert kvstore(*words, *both).exit_code == 0
+    assert kvstore("audit", "verify").exit_code == 2
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    place = tmp_path / "small"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=16k", "none", str(place)]
+    try:
+        subprocess.run(mount, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("needs the right to mount a small disk")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
+
+
+def test_a_full_disk_drops_lines_and_says_how_many(small_disk: Path, tmp_path: Path) -> None:
+    counts = {"written": 0, "dropped": 0}
+
+    def count(result: str, lines: int) -> None:
+        counts[result] += lines
+
+    path, ballast = small_disk / "audit.jsonl", small_disk / "ballast"
+    settings = SecuritySettings(audit=str(path), audit_key=str(tmp_path / "key"))
+    log = open_audit(settings, count)
+    assert log is not None
+    log.start(pid=1)
+    until(lambda: counts["written"] == 1)
+    ballast.write_bytes(bytes(3 * 4096 - 512))
+    began = time.monotonic()
+    for number in range(300):
+        log.event("noise", text="x" * 100, number=number)
+        if number % 30 == 0:
+            time.sleep(0.005)
+    assert time.monotonic() - began < 2.0, "nobody waits for the disk"
+    until(lambda: counts["written"] + counts["dropped"] == 301)
+    assert counts["dropped"] > 0
+    ballast.unlink()
+    log.event("after")
+    log.close()
+    lines = read(path)
+    assert sum(line.get("dropped", 0) for line in lines) == counts["dropped"]
+    found = verify(
+        split_lines([path.read_bytes()]), audit_key(tmp_path / "key"),
+        read_head(tmp_path / "key.head"),
+    )  # fmt: skip
+    assert found.faults == ()
+    assert found.lines == counts["written"]
+
+
+def test_a_queue_that_is_full_drops_and_counts(tmp_path: Path) -> None:
+    """Of a log whose thread does not run, as if its disk hung."""
+    counts = {"written": 0, "dropped": 0}
+
+    def count(result: str, lines: int) -> None:
+        counts[result] += lines
+
+    log = AuditLog(FileSink(tmp_path / "log"), Chain(b"k" * 32), tmp_path / "head", count)
+    for _ in range(QUEUE_MAX + 7):
+        log.event("noise")
+    assert counts["dropped"] == 7
+
+
+def test_the_journal_gets_the_same_lines(tmp_path: Path) -> None:
+    path = str(tmp_path / "journal")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as journal:
+        journal.bind(path)
+        journal.settimeout(5)
+        log = AuditLog(JournalSink(path), Chain(b"k" * 32), tmp_path / "head", lambda *_: None)
+        log.start(pid=1)
+        log.event("noise")
+        log.close()
+        got = [journal.recv(1 << 16) for _ in range(3)]
+    assert all(b"SYSLOG_IDENTIFIER=kvstore-audit\n" in each for each in got)
+    lines = [each.partition(b"MESSAGE=")[2] for each in got]
+    assert verify([line.rstrip(b"\n") for line in lines], b"k" * 32).faults == ()
+
+
+def test_a_journal_that_is_not_there_drops_and_counts(tmp_path: Path) -> None:
+    dropped = []
+    sink = JournalSink(str(tmp_path / "nobody"))
+    log = AuditLog(sink, Chain(b"k" * 32), tmp_path / "head", lambda *told: dropped.append(told))
+    log.start()
+    log.close()
+    assert sum(count for result, count in dropped if result == "dropped") == 2
