@@ -116,9 +116,9 @@ async def check_memory(capacity_bytes: int) -> None:
         logger.warning("memory=tight reason=%r do=%r", judged.text, judged.do)
 
 
-def wire_store(settings: Settings, metrics: Metrics) -> Store:
-    """Put the tiers, planner and moves of one node together."""
-    arena = Arena(settings.dram.capacity_bytes, settings.dram.extent_bytes)
+def wire_store(settings: Settings, metrics: Metrics, *, sealed: bool = False) -> Store:
+    """Put the tiers, planner and moves of one node together. sealed: its arena."""
+    arena = Arena(settings.dram.capacity_bytes, settings.dram.extent_bytes, sealed=sealed)
     file = _file_tier(settings.file) if settings.file.paths else None
     limits = settings.limits
     planner = Planner(

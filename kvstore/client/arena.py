@@ -36,6 +36,7 @@ logger = logging.getLogger(__name__)
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
+F_SEAL_FUTURE_WRITE = 0x10  # of extents that only the daemon may write to
 TOUCH_STEP_NBYTES = 8 << 20
 TOUCH_PAUSES = 9  # as long as a step, after it: whoever copies has better uses for the core
 
@@ -94,7 +95,8 @@ class ClientArena:
         return arena
 
     def view(self, slot: Slot) -> memoryview:
-        """Return the slot's bytes, writable. Raises Unavailable if its extent is not mapped."""
+        """Return the slot's bytes, writable unless the arena is sealed. Raises Unavailable if its
+        extent is not mapped."""
         extent = self._views.get(slot.extent)
         if extent is None:
             raise Unavailable(f"extent {slot.extent} is not mapped, or of a daemon that is gone")
@@ -106,6 +108,12 @@ class ClientArena:
     def extents(self) -> dict[int, memoryview]:
         """Return the extents mapped now, by id."""
         return dict(self._views)
+
+    @property
+    def staging_nbytes(self) -> int:
+        """Bytes that this session writes into, if the arena is sealed; else 0."""
+        sealed = any(view.readonly for view in self._views.values())
+        return sum(len(each) for each in self._views.values() if not each.readonly) if sealed else 0
 
     def viewed(self) -> bool:
         """Unmap what nobody has a view of; return whether anything is left. No views after it."""
@@ -187,10 +195,11 @@ def _mapped(fd: int, nbytes: int) -> mmap.mmap:
     Without the seal the daemon's side could shrink it, and the engine would die of SIGBUS.
     """
     try:
-        sealed = fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
-        if not sealed or not 0 < nbytes <= os.fstat(fd).st_size:
+        seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+        if not seals & fcntl.F_SEAL_SHRINK or not 0 < nbytes <= os.fstat(fd).st_size:
             raise Incompatible(f"not a sealed extent of {nbytes} bytes")
-        return mmap.mmap(fd, nbytes, flags=mmap.MAP_SHARED)
+        access = mmap.PROT_READ | (0 if seals & F_SEAL_FUTURE_WRITE else mmap.PROT_WRITE)
+        return mmap.mmap(fd, nbytes, flags=mmap.MAP_SHARED, prot=access)
     except (OSError, ValueError, OverflowError) as error:
         raise Incompatible(f"not an arena extent: {error}") from error
 

@@ -60,7 +60,7 @@ class Bulk:
         await self._session.connect()
         committed = existing = refused = 0
         safe = durable
-        for where, window in batch.windows(self._window_nbytes, FIRST_PUT_NBYTES):
+        for where, window in batch.windows(self._put_nbytes, FIRST_PUT_NBYTES):
             done = await self._put_window(window, views[where], durable, wait_s)
             committed += done.committed
             existing += done.existing
@@ -125,8 +125,14 @@ class Bulk:
         """How much to move at once: at most a quarter of a mapped arena, half of what it leases."""
         if not self._session.local:
             return STREAM_WINDOW_NBYTES
-        mapped = sum(map(len, self._session.extents().values()))
+        mapped = sum(map(len, self._session.extents().values())) - self._session.staging_nbytes
         return min(LEASED_WINDOW_NBYTES, mapped // 4) if mapped else STREAM_WINDOW_NBYTES
+
+    @property
+    def _put_nbytes(self) -> int:
+        """How much to put at once: beside a sealed arena, half of what may be written into."""
+        staging_nbytes = self._session.staging_nbytes
+        return min(self._window_nbytes, staging_nbytes // 2 or self._window_nbytes)
 
     def _batch(self, namespace_id: NamespaceId, keys: Sequence[BlockKey], part: Part) -> Batch:
         check_keys(keys)

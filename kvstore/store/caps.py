@@ -51,6 +51,11 @@ class Caps:
                 f"dram.capacity={capacity} is less than a record of {max(records)} bytes, which "
                 "engines use now"
             )
+        if self._node.arena.sealed and capacity < self._node.arena.capacity_bytes:
+            raise ConfigError(
+                "a sealed arena gives no memory back while it is used: lower what this tenant is "
+                "guaranteed at a restart"
+            )
         if capacity > self._node.arena.capacity_bytes:
             memory = await asyncio.to_thread(read_memory)
             check_capacity(capacity, memory, self._node.arena.reserved_nbytes)

@@ -14,6 +14,7 @@ from kvstore.model.block import BlockKey, NamespaceId, Span
 from kvstore.model.errors import InvalidRequest
 from kvstore.move.write_behind import WriteBehind
 from kvstore.settings import LimitSettings
+from kvstore.store.staging import Staging
 from kvstore.tier.dram import Arena
 
 if TYPE_CHECKING:  # a daemon without a bucket starts without what it takes to use one
@@ -25,7 +26,9 @@ RECORDS_MAX = 1 << 18  # in one call: the answer has a slot for each
 
 
 class Node:
-    """One node. room: set when there may be room for puts that wait. Times are seconds of `now`."""
+    """One node. staging: where clients write, if the arena is sealed. room: set when there may be
+    room for puts that wait. Times are seconds of `now`.
+    """
 
     def __init__(
         self,
@@ -38,6 +41,7 @@ class Node:
         limits: LimitSettings,
         metrics: Metrics,
         now: Callable[[], float],
+        staging: Staging | None = None,
     ) -> None:
         self.arena = arena
         self.write_behind = write_behind
@@ -47,6 +51,7 @@ class Node:
         self.limits = limits
         self.metrics = metrics
         self.now = now
+        self.staging = staging
         self.room = asyncio.Event()
 
     def in_use(self, namespace_id: NamespaceId) -> AbstractContextManager[None]:

@@ -9,12 +9,14 @@ from typing import Any, TypeVar
 
 from kvstore.decide.index import HeldSlot, StoredPart
 from kvstore.decide.planner import Reservation, SessionId, Steps
+from kvstore.decide.planner.leases import DAEMON_SESSION
 from kvstore.model.block import (
     BlockKey,
     Committed,
     Grant,
     Namespace,
     NamespaceId,
+    Slot,
     Span,
     check_keys,
     padded,
@@ -23,6 +25,7 @@ from kvstore.model.errors import InvalidRequest
 from kvstore.store.acquire import span_nbytes
 from kvstore.store.hints import Hints
 from kvstore.store.node import Node
+from kvstore.store.staging import Staging
 
 T = TypeVar("T")
 
@@ -86,6 +89,7 @@ class Puts:
                 sizes=sizes,
                 refined=refined,
             )
+            held, slots, refused = await self._staged(session, held, refused, deadline)
             write = Reservation(
                 namespace_id, tuple(keys), first_block, parent, spans, refused, session_id, refined
             )
@@ -95,12 +99,16 @@ class Puts:
                 self._hints.reserved(write)
             except BaseException:  # the session ended between two steps, or nobody waits any more
                 self._node.free(held)
+                if self._is_staged(session):
+                    self._staging.forget(session, slots)
                 raise
+        if self._is_staged(session):
+            self._staging.note(lease.id, session, slots)
         return Grant(
             lease_id=lease.id,
             deadline_s=self._node.limits.lease_s,
             spans=spans,
-            slots=tuple(slot.slot if slot else None for slot in held),
+            slots=tuple(slots),
             refused=refused,
             varies=namespace.varies,
         )
@@ -151,6 +159,43 @@ class Puts:
             self._metrics.refusals.labels("write_behind" if behind else "no_room").inc(refused)
         return held, refused
 
+    def _is_staged(self, session: SessionId) -> bool:
+        """Say whether a session writes beside the arena. The daemon itself never does."""
+        return self._node.staging is not None and session != DAEMON_SESSION
+
+    @property
+    def _staging(self) -> Staging:
+        assert self._node.staging is not None
+        return self._node.staging
+
+    async def _staged(
+        self,
+        session: SessionId,
+        held: Sequence[HeldSlot | None],
+        refused: int,
+        deadline: float,
+    ) -> tuple[Sequence[HeldSlot | None], list[Slot | None], int]:
+        """Return which slots of the arena are to be written, where the session writes what goes
+        there, and how many are refused when the time is over."""
+        if not self._is_staged(session):
+            return held, [each.slot if each is not None else None for each in held], refused
+        try:
+            while True:
+                slots = self._staging.place(session, held)
+                short = sum(map(bool, held)) - sum(map(bool, slots))
+                if not short or self._now() >= deadline:
+                    break
+                self._staging.forget(session, slots)
+                await self._wait_for_room(deadline)
+        except BaseException:
+            self._node.free(held)
+            raise
+        if short:
+            self._node.free([each for each, slot in zip(held, slots, strict=True) if not slot])
+            held = [each if slot else None for each, slot in zip(held, slots, strict=True)]
+            self._metrics.refusals.labels("staging").inc(short)
+        return held, slots, refused + short
+
     def _nbytes_of(self, namespace_id: NamespaceId, spans: Sequence[Span]) -> int:
         return span_nbytes(self._planner.namespace(namespace_id), spans)
 
@@ -178,6 +223,9 @@ class Puts:
                 self._node.in_use(write.namespace_id),
                 self._planner.pinned([slot for slot in lease.held if slot is not None]),
             ):
+                if self._is_staged(session):
+                    await self._staging.copy(lease_id, lease.held, checksums)
+                    self._node.room.set()
                 new, existing = await _in_steps(
                     self._planner.puts.commit(write, lease.held, checksums, durable=durable)
                 )

@@ -12,6 +12,7 @@ from kvstore.decide.planner import MemberId, SessionId
 from kvstore.model.block import Namespace, NamespaceId, padded
 from kvstore.model.errors import InvalidRequest, KVStoreError
 from kvstore.store.node import Node
+from kvstore.tier.dram import ExtentHandle
 
 logger = logging.getLogger(__name__)
 
@@ -94,6 +95,11 @@ class Sessions:
         """
         return Member(session, self._leases.join(session, token, process))
 
+    def memory(self, session: SessionId) -> list[ExtentHandle]:
+        """Return the memory that a session maps beside the arena's, to write into. Raises
+        Unavailable."""
+        return self._node.staging.handles(session) if self._node.staging is not None else []
+
     def processes(self, session: SessionId) -> Collection[int]:
         """Return the process ids of a session's members, none if there is no such session."""
         return self._leases.processes(session)
@@ -107,5 +113,7 @@ class Sessions:
         """Note that a process is gone: its session ends."""
         session = self._leases.find(member.session)
         self._leases.leave(member.session, member.id)
+        if self._node.staging is not None and not self._leases.processes(member.session):
+            self._node.staging.end(member.session)
         self._node.room.set()
         logger.info("session=%r state=ended", session.name if session is not None else "")

@@ -36,6 +36,7 @@ from kvstore.store.puts import Puts
 from kvstore.store.report import Report
 from kvstore.store.request_log import RequestLog
 from kvstore.store.sessions import Namespaces, Sessions
+from kvstore.store.staging import Staging
 from kvstore.system.background import keep_running
 from kvstore.tier.dram import Arena
 
@@ -93,7 +94,10 @@ class Store:
             limits=limits,
             metrics=metrics,
             now=now,
+            staging=Staging(arena) if arena.sealed else None,
         )
+        if node.staging is not None:
+            self._leases.on_over = node.staging.over
         self._wire(node, scrub)
         write_behind.namespace_notes.on_found = self.namespaces.learn
         self._tasks: list[asyncio.Task[None]] = []
@@ -185,6 +189,8 @@ class Store:
             await self._node.write_behind.flush(self._node.now() + drain_s)
             await self._objects.close(drain_s)
         self._leases.let_go_of_frames()
+        if self._node.staging is not None:
+            self._node.staging.close()
         await self._node.write_behind.close(drain_s)
         await self._node.arena.close()
 

@@ -41,9 +41,7 @@ class Tenant:
 class Tenants:
     """All tenants of a daemon, by name. make: puts one store together of settings of its own."""
 
-    def __init__(
-        self, settings: Settings, make: Callable[[Settings, Metrics], Store], metrics: Metrics
-    ) -> None:
+    def __init__(self, settings: Settings, make: Callable[..., Store], metrics: Metrics) -> None:
         """metrics: the daemon's; those of its only tenant, where none is configured."""
         self._make = make
         self._metrics = metrics
@@ -76,7 +74,8 @@ class Tenants:
     def add(self, settings: Settings, tenant: TenantSettings) -> Tenant:
         """Make a tenant's store; the caller starts it."""
         metrics = Metrics()
-        store = self._make(settings_of_tenant(settings, tenant), metrics)
+        sealed = tenant.arena == "sealed"
+        store = self._make(settings_of_tenant(settings, tenant), metrics, sealed=sealed)
         self._by_name[tenant.name] = Tenant(tenant.name, tenant, store, metrics)
         return self._by_name[tenant.name]
 

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeAlias
 
 from kvstore.model.errors import Incompatible, KVStoreError, Unauthorized, Unavailable
@@ -70,6 +70,9 @@ class Members(Protocol):
 
     def leave(self, member: Any) -> None:
         """Note that a process is gone."""
+
+    def memory(self, session: Any) -> Any:
+        """Return the extents that this session alone maps. Raises Unavailable."""
 
 
 class Extents(Protocol):
@@ -152,17 +155,18 @@ class ArenaHost:
                     hello, fd = await receive(connection)
                 if fd is not None:
                     os.close(fd)
-                with self._joined(hello, pid) as news:
+                with self._joined(hello, pid) as (news, own):
                     logger.info("arena_link=open pid=%d", pid)
-                    await self._hand_out(connection, pid, news)
+                    await self._hand_out(connection, pid, news, own)
             except KVStoreError as error:
                 await self._refuse(connection, error)
             except (OSError, TimeoutError) as error:
                 logger.info("arena_link=lost reason=%r", str(error))
 
     @contextlib.contextmanager
-    def _joined(self, hello: Any, pid: int) -> Iterator[News]:
-        """Be a member of the session for the time of the context; its end is news to the others."""
+    def _joined(self, hello: Any, pid: int) -> Iterator[tuple[News, Sequence[ArenaExtent]]]:
+        """Be a member of the session for the time of the context; its end is news to the others.
+        Yields news, and the extents that are the session's own."""
         if not isinstance(hello, Hello):
             raise Incompatible("the first arena packet has to be Hello")
         check_version(hello.rpc_version)
@@ -171,7 +175,7 @@ class ArenaHost:
         links = self._news.setdefault(hello.session, set())
         links.add(news)
         try:
-            yield news
+            yield news, self._members.memory(hello.session)
         finally:
             self._members.leave(member)
             links.discard(news)
@@ -179,9 +183,11 @@ class ArenaHost:
             for other in self._news.pop(hello.session, ()):
                 other.put_nowait(None)
 
-    async def _hand_out(self, connection: socket.socket, pid: int, news: News) -> None:
-        """Send the extents, and what is new, until the peer is gone."""
-        known = self._extents.handles()
+    async def _hand_out(
+        self, connection: socket.socket, pid: int, news: News, own: Sequence[ArenaExtent]
+    ) -> None:
+        """Send the extents, the session's own first, and what is new, until the peer is gone."""
+        known = [*own, *self._extents.handles()]
         for extent in known:
             news.put_nowait(extent)
         stop = self._extents.on_extent(news.put_nowait)

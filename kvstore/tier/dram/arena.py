@@ -34,7 +34,8 @@ from kvstore.tier.dram.holes import ArenaHoles
 
 
 class Arena:
-    """The dram tier. Slots are places. Every process that maps the arena may write all of it.
+    """The dram tier. Slots are places. Every process that maps the arena may write all of it;
+    sealed: only the daemon can.
 
     memory: returns what is available; called before each extent but the first.
     """
@@ -45,11 +46,16 @@ class Arena:
         extent_bytes: int,
         *,
         memory: Callable[[], Memory] = read_memory,
+        sealed: bool = False,
     ) -> None:
         self.extents = Extents()
-        self.growth = Growth(self.extents, capacity_bytes, extent_bytes, memory)
+        self.growth = Growth(self.extents, capacity_bytes, extent_bytes, memory, sealed=sealed)
         self.holes = ArenaHoles(self.extents, self.growth)
         self._used_nbytes = 0
+
+    @property
+    def sealed(self) -> bool:
+        return self.growth.sealed
 
     @property
     def capacity_bytes(self) -> int:

@@ -2,7 +2,8 @@
 
 Clients get the same open file. Seals keep them from shrinking it, but not from punching holes into
 it. The daemon would read zeros there, and the kernel could give the pages to any process. The only
-seal against holes (F_SEAL_FUTURE_WRITE) also forbids writable mappings, which clients need. An
+seal against holes (F_SEAL_FUTURE_WRITE) also forbids writable mappings. A sealed arena has it, and
+clients write elsewhere; its extents come back whole only. Other clients write into the arena. An
 immutable inode forbids only holes, but takes CAP_LINUX_IMMUTABLE. Without that capability, holes
 are detected: the extent has fewer pages than were reserved.
 """
@@ -27,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 TOUCH_STEP_NBYTES = 32 << 20
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+_F_SEAL_FUTURE_WRITE = 0x10  # Linux 5.1; not in the fcntl module
 _MFD_NOEXEC_SEAL = 8  # Linux 6.3; older kernels refuse it
 _FS_IOC_GETFLAGS = 0x80086601
 _FS_IOC_SETFLAGS = 0x40086602
@@ -39,16 +41,19 @@ _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c
 _FALLOC_PUNCH_HOLE = 3  # with FALLOC_FL_KEEP_SIZE, without which the kernel refuses it
 
 
-def make_extent(nbytes: int, cpus: Set[int]) -> tuple[int, mmap.mmap]:
-    """Make an extent with its pages near `cpus`: the kernel allocates on the node of the caller."""
+def make_extent(nbytes: int, cpus: Set[int], *, sealed: bool = False) -> tuple[int, mmap.mmap]:
+    """Make an extent with its pages near `cpus`: the kernel allocates on the node of the caller.
+
+    sealed: no mapping but the one that is returned can ever be written to, by anybody.
+    """
     fd = _memfd()
     try:
         os.fchmod(fd, 0o600)  # others could open it anew through /proc
         os.ftruncate(fd, nbytes)
         with on_cpus(cpus):
             os.posix_fallocate(fd, 0, nbytes)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
         mapped = mmap.mmap(fd, nbytes, flags=mmap.MAP_SHARED)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS | (_F_SEAL_FUTURE_WRITE if sealed else 0))
     except OSError as error:
         os.close(fd)
         raise ConfigError(
@@ -59,8 +64,10 @@ def make_extent(nbytes: int, cpus: Set[int]) -> tuple[int, mmap.mmap]:
     return fd, mapped
 
 
-def make_touched_extent(nbytes: int, cpus: Set[int]) -> tuple[int, mmap.mmap]:
-    fd, mapped = make_extent(nbytes, cpus)
+def make_touched_extent(
+    nbytes: int, cpus: Set[int], *, sealed: bool = False
+) -> tuple[int, mmap.mmap]:
+    fd, mapped = make_extent(nbytes, cpus, sealed=sealed)
     touch(mapped)
     return fd, mapped
 

@@ -87,10 +87,14 @@ class Extents:
         self._retired_callbacks.append(callback)
         return lambda: self._retired_callbacks.remove(callback)
 
+    def new_id(self) -> int:
+        """Return a number that no extent has had; other memory may have it as well."""
+        self._next_id += 1
+        return self._next_id - 1
+
     def add(self, fd: int, mapped: mmap.mmap) -> Extent:
         """Take over an extent that was made."""
-        handle = ExtentHandle(self._next_id, fd, len(mapped))
-        self._next_id += 1
+        handle = ExtentHandle(self.new_id(), fd, len(mapped))
         extent = Extent(handle, mapped, memoryview(mapped), ExtentAllocator(len(mapped)))
         self.by_id[handle.id] = extent
         for callback in list(self._callbacks):

@@ -8,6 +8,8 @@ import logging
 import mmap
 import os
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 from kvstore.model.block import padded
 from kvstore.model.errors import ConfigError
@@ -26,8 +28,9 @@ SMALL_SHARE = 16  # of the arena, one part at least is worth a small extent
 class Growth:
     """capacity_bytes: the cap. extent_bytes: of a full extent; none is larger.
 
-    coming_nbytes: of the extent that is being made. waits_for_memory: the next extent waits until
-    other processes free memory. pauses: how often growth has waited since the start.
+    sealed: nobody but the daemon can write to the extents. coming_nbytes: of the extent that is
+    being made. waits_for_memory: the next extent waits until other processes free memory. pauses:
+    how often growth has waited since the start.
     """
 
     def __init__(
@@ -36,6 +39,8 @@ class Growth:
         capacity_bytes: int,
         extent_bytes: int,
         memory: Callable[[], Memory],
+        *,
+        sealed: bool = False,
     ) -> None:
         self.capacity_bytes = capacity_bytes // mmap.PAGESIZE * mmap.PAGESIZE
         self.extent_bytes = padded(min(extent_bytes, self.capacity_bytes))
@@ -43,6 +48,7 @@ class Growth:
         self.waits_for_memory = False
         self.pauses = 0
         self._extents = extents
+        self.sealed = sealed
         self._extent_bytes_wanted = extent_bytes
         self._memory = memory
         self._cpus: frozenset[int] = frozenset()
@@ -52,9 +58,12 @@ class Growth:
         """Make the first extent, and the others in the background."""
         nbytes = min(self.extent_bytes, self.capacity_bytes)
         self._cpus = await asyncio.to_thread(cpus_for_arena)
-        first = self._extents.add(*await asyncio.to_thread(make_extent, nbytes, self._cpus))
+        first = self._extents.add(*await asyncio.to_thread(self._make(make_extent), nbytes))
         self._touching = asyncio.create_task(asyncio.to_thread(touch, first.mapped))
         self._task = asyncio.create_task(self._grow())
+
+    def _make(self, make: Callable[..., tuple[int, mmap.mmap]]) -> Callable[..., Any]:
+        return partial(make, cpus=self._cpus, sealed=self.sealed)
 
     async def stop(self) -> None:
         """Make no more extents."""
@@ -83,7 +92,7 @@ class Growth:
                 continue
             self.coming_nbytes = nbytes
             try:
-                fd, mapped = await asyncio.to_thread(make_touched_extent, nbytes, self._cpus)
+                fd, mapped = await asyncio.to_thread(self._make(make_touched_extent), nbytes)
             except ConfigError as error:
                 # Less cache is better than no daemon: keep the extents that could be reserved.
                 self.capacity_bytes = self._extents.nbytes

@@ -1,0 +1,154 @@
+"""A sealed arena: clients read it in place, and nobody but the daemon can write to it."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from kvstore import Client
+from kvstore.model.block import Part, Span
+from kvstore.model.checksum import checksum
+from kvstore.model.errors import CorruptBlock
+from kvstore.testing.daemon import Daemon
+from kvstore.testing.samples import sample_keys, sample_namespace, sample_records
+from kvstore.tier.dram.extent_memory import make_extent
+
+NAMESPACE = sample_namespace()
+KEYS = sample_keys("sealed", 40)
+RECORDS = sample_records(KEYS)
+SPANS = (Span(Part(0, 0), 0, len(KEYS)),)
+
+
+@pytest.fixture
+def daemon() -> Iterator[Daemon]:
+    sealed = ("dram.guaranteed=32MiB", "file.guaranteed=64MiB", "arena=sealed")
+    with Daemon(*(f"tenants.acme.{each}" for each in sealed)) as daemon:
+        yield daemon.start()
+        daemon.stop()
+
+
+@pytest.fixture
+def client(daemon: Daemon) -> Iterator[Client]:
+    with Client(f"unix:{daemon.socket.parent / 'acme/kvstore.sock'}") as client:
+        client.register(NAMESPACE)
+        yield client
+
+
+def reserve_and_fill(client: Client, records: list[bytes]) -> int:
+    """Reserve slots for all keys, and write these records there; return the lease."""
+    grant = client.reserve(NAMESPACE.id, KEYS, first_block=0, parent=None, spans=SPANS)
+    for slot, record in zip(grant.slots, records, strict=True):
+        assert slot is not None
+        client.view(slot)[:] = record
+    return grant.lease_id
+
+
+def test_what_is_put_is_read_in_place(client: Client) -> None:
+    done = client.put(NAMESPACE.id, KEYS, RECORDS, durable=True)
+    assert (done.committed, done.durable) == (len(KEYS), True)
+    assert client.get(NAMESPACE.id, KEYS) == RECORDS
+    lease = client.acquire(NAMESPACE.id, KEYS)
+    assert lease.slots[0] is not None
+    view = client.view(lease.slots[0])
+    assert view.readonly
+    assert bytes(view) == RECORDS[0]
+
+
+def test_a_descriptor_of_an_extent_makes_no_mapping_that_can_be_written_to() -> None:
+    fd, mapped = make_extent(1 << 20, set(), sealed=True)
+    mapped[:5] = b"right"  # the daemon can
+    assert attempts_to_write(fd) == [True] * 4
+    assert mapped[:5] == b"right"
+    fd, mapped = make_extent(1 << 20, set())
+    assert attempts_to_write(fd)[:3] == [False] * 3, "this test would not see a writable one"
+
+
+def attempts_to_write(fd: int) -> list[bool]:
+    """Try each way to write to an extent; return whether it was refused."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    nbytes = os.fstat(fd).st_size
+
+    def refused(attempt: object) -> bool:
+        try:
+            return bool(attempt())  # type: ignore[operator]
+        except OSError:
+            return True
+
+    def protect() -> bool:
+        mapped = mmap.mmap(fd, nbytes, prot=mmap.PROT_READ)
+        address = np.frombuffer(mapped, np.uint8).ctypes.data
+        return libc.mprotect(ctypes.c_void_p(address), 4096, 3) != 0
+
+    results = [
+        refused(lambda: not mmap.mmap(fd, nbytes)),
+        refused(protect),
+        refused(lambda: not os.pwrite(fd, b"x", 0)),
+        libc.fallocate(fd, 3, ctypes.c_int64(0), ctypes.c_int64(4096)) != 0,
+    ]
+    os.close(fd)
+    return results
+
+
+def test_a_record_that_is_not_what_its_checksum_says_is_never_published(client: Client) -> None:
+    lease = reserve_and_fill(client, RECORDS)
+    sums = [checksum(record) for record in RECORDS]
+    sums[7] ^= 1
+    with pytest.raises(CorruptBlock, match="record 7"):
+        client.commit(lease, sums)
+    assert client.match(NAMESPACE.id, KEYS).hit_blocks == 0
+    assert client.put(NAMESPACE.id, KEYS, RECORDS).committed == len(KEYS)
+
+
+def test_what_is_written_after_the_commit_reaches_nobody(client: Client) -> None:
+    grant = client.reserve(NAMESPACE.id, KEYS, first_block=0, parent=None, spans=SPANS)
+    for slot, record in zip(grant.slots, RECORDS, strict=True):
+        assert slot is not None
+        client.view(slot)[:] = record
+    assert client.commit(grant.lease_id, [checksum(each) for each in RECORDS]).committed
+    for slot in grant.slots:
+        assert slot is not None
+        client.view(slot)[:] = bytes(slot.nbytes)
+    assert client.get(NAMESPACE.id, KEYS) == RECORDS
+
+
+def test_staging_memory_comes_back_from_every_end_of_a_reservation(client: Client) -> None:
+    keys = sample_keys("many", 800)  # 19 MiB of the 64 that there are
+    spans = (Span(Part(0, 0), 0, 800),)
+    for _ in range(6):
+        grant = client.reserve(
+            NAMESPACE.id, keys, first_block=0, parent=None, spans=spans, wait_s=5
+        )
+        assert grant.refused == 0
+        client.release(grant.lease_id)
+
+
+def test_more_than_the_staging_memory_is_put_in_pieces(daemon: Daemon) -> None:
+    namespace = sample_namespace("large", 4 << 20)
+    keys = sample_keys("large", 6)
+    records = [bytes([each]) * (4 << 20) for each in range(6)]
+    with Client(f"unix:{daemon.socket.parent / 'acme/kvstore.sock'}") as client:
+        client.register(namespace)
+        assert client.put(namespace.id, keys, records, wait_s=10).committed == 6
+        assert client.get(namespace.id, keys, wait_s=5) == records
+
+
+def test_two_clients_have_memory_of_their_own(daemon: Daemon, client: Client) -> None:
+    with Client(f"unix:{daemon.socket.parent / 'acme/kvstore.sock'}") as other:
+        other.register(NAMESPACE)
+        other.connect()
+        ours = {id for id, view in client.extents().items() if not view.readonly}
+        theirs = {id for id, view in other.extents().items() if not view.readonly}
+        assert len(ours) == len(theirs) == 1
+        assert ours.isdisjoint(theirs)
+
+
+def test_streams_over_grpc_write_to_a_sealed_arena_too(daemon: Daemon, client: Client) -> None:
+    with Client(f"unix:{daemon.socket.parent / 'acme/kvstore.sock'}", arena=False) as remote:
+        remote.register(NAMESPACE)
+        assert remote.put(NAMESPACE.id, KEYS, RECORDS).committed == len(KEYS)
+    assert client.get(NAMESPACE.id, KEYS) == RECORDS
