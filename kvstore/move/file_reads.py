@@ -22,8 +22,9 @@ from kvstore.model.checksum import checksum, checksum_of, leaves_of
 from kvstore.model.errors import CorruptBlock, KVStoreError
 from kvstore.model.pair import belongs, named_base
 from kvstore.system.threads import ended
+from kvstore.tier.base import Then
 from kvstore.tier.dram import Arena
-from kvstore.tier.file import Devices, DiskHung, aligned_buffer
+from kvstore.tier.file import Devices, DiskHung, WrongTag, aligned_buffer
 
 logger = logging.getLogger(__name__)
 
@@ -140,14 +141,29 @@ class Reads:
             if len(self._reads) == 1:  # this record, and nothing else
                 return await self._fetch_parts(read, begin, targets[0])
             bad: list[int] = []
-            await self._file.frames.read(
-                read.extent, begin, targets, lambda _: bad.extend(self._verify(read))
-            )
-            return bad
+            wrong = await self._fill(read, begin, targets, lambda _: bad.extend(self._verify(read)))
+            return sorted({*bad, *wrong})
         buffer = aligned_buffer(sum(sizes[first : last + 1]))
-        await self._file.frames.read(read.extent, begin, [buffer])
+        wrong = await self._fill(read, begin, [buffer])
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._workers, self._decode, read, buffer, sizes)
+        bad = await loop.run_in_executor(self._workers, self._decode, read, buffer, sizes)
+        return sorted({*bad, *wrong})
+
+    async def _fill(
+        self,
+        read: Read,
+        begin: int,
+        targets: Sequence[memoryview],
+        then: Then | None = None,
+        parts: int = 1,
+    ) -> list[int]:
+        """Read from the file. Returns which of the positions have a wrong tag."""
+        assert self._file is not None
+        try:
+            await self._file.frames.read(read.extent, begin, targets, then, parts)
+        except WrongTag as error:
+            return [position for position in read.positions if position in error.positions]
+        return []
 
     async def _fetch_parts(self, read: Read, begin: int, target: memoryview) -> list[int]:
         """Bring one record up by several threads: alone, one would leave the disk half idle."""
@@ -159,13 +175,14 @@ class Reads:
         def sum_up(part: slice) -> None:
             leaves[part.start] = leaves_of(view[part])
 
-        await self._file.frames.read(read.extent, begin, [target], sum_up, PARTS)
+        wrong = await self._fill(read, begin, [target], sum_up, PARTS)
         found = checksum_of([leaf for at in sorted(leaves) for leaf in leaves[at]])
-        return [] if found == record.checksum else [position]
+        return wrong if wrong or found == record.checksum else [position]
 
     def raw_file(self, frame: StoredFrame) -> RawFile | None:
         """Return where the bytes of a frame that stores them as they were put lie in a file; None
-        if its device is out of use. That is good for as long as the frame is pinned."""
+        if its device is out of use, or the frame is encrypted. That is good for as long as the
+        frame is pinned."""
         assert self._file is not None
         path = self._file.frames.path_of(frame.extent)
         if path is None:

@@ -18,6 +18,7 @@ from kvstore.tier.file import Devices, DiskFailed, DiskFull, Mount
 from kvstore.tier.file.spec_files import (
     FILE_NBYTES_MAX,
     file_nbytes,
+    named,
     read_spec_files,
     remove_spec_files,
     spec_files_in,
@@ -60,14 +61,14 @@ class NamespaceNotes:
     async def _load(self, mount: Mount) -> None:
         noted = self._noted[mount] = {}
         try:
-            there = await mount.on_disk(spec_files_in)
-            found = mount.tier.recall.found_namespaces
-            wanted = [each for each in there if each in found][:NAMESPACES_MAX]
-            read = await mount.on_disk(lambda disk, path: read_spec_files(disk, path, wanted))
+            there = set(await mount.on_disk(spec_files_in))
+            found, keys = mount.tier.recall.found_namespaces, mount.tier.keys
+            wanted = [each for each in found if named(each, keys) in there][:NAMESPACES_MAX]
+            read = await mount.on_disk(lambda disk, path: read_spec_files(disk, path, wanted, keys))
             for namespace in read:
                 noted[namespace.id] = file_nbytes(namespace)
                 self.on_found(namespace)
-            await self._remove(mount, set(there) - noted.keys())
+            await self._remove_named(mount, there - {named(each, keys) for each in noted})
         except (DiskFull, DiskFailed) as error:
             logger.warning("namespaces=not_read path=%s reason=%r", mount.device.path, str(error))
 
@@ -96,7 +97,8 @@ class NamespaceNotes:
             del noted[oldest]
         try:
             await self._remove(mount, excess)
-            await mount.on_disk(lambda disk, path: write_spec_file(disk, path, namespace))
+            keys = mount.tier.keys
+            await mount.on_disk(lambda disk, path: write_spec_file(disk, path, namespace, keys))
         except (DiskFull, DiskFailed) as error:
             logger.info("namespace=not_noted path=%s reason=%r", mount.device.path, str(error))
 
@@ -127,6 +129,9 @@ class NamespaceNotes:
             await asyncio.wait(self._writing, timeout=CLOSE_S)
 
     async def _remove(self, mount: Mount, ids: Collection[NamespaceId]) -> None:
+        await self._remove_named(mount, {named(each, mount.tier.keys) for each in ids})
+
+    async def _remove_named(self, mount: Mount, ids: Collection[NamespaceId]) -> None:
         if ids:
             await mount.on_disk(lambda disk, path: remove_spec_files(disk, path, ids))
 

@@ -139,6 +139,9 @@ to `KVSBLOCK`, tenant 16, namespace 32, group 4, shard 4, block index 8, key 32,
 | 4068 | 12 | nonce |
 | 4080 | 16 | tag |
 
+**Notes** beside the segments: magic `KVSSEAL2`, tenant 16, epoch 4, a key of its own, wrapped, 40,
+nonce 12, tag 16; then the note, sealed, bound to what it is and the tenant.
+
 Whatever does not parse is `None`; no input makes a parser raise anything else than what it names.
 """
 
@@ -163,7 +166,10 @@ from kvstore.format.frame.seal import (
     TAG_NBYTES,
     SegmentKey,
     WrappedKey,
+    blob_key,
     block_aad,
+    open_blob,
+    seal_blob,
 )
 from kvstore.format.frame.segment import (
     FOOTER_RECORD_NBYTES_MAX,
@@ -199,17 +205,20 @@ __all__ = [
     "SegmentTag",
     "Trailer",
     "WrappedKey",
+    "blob_key",
     "block_aad",
     "clear_trailer",
     "encode_footer",
     "encode_header",
     "encode_segment_header",
+    "open_blob",
     "pack_header",
     "packed_footer",
     "parse_footer",
     "parse_header",
     "parse_segment_header",
     "parse_trailer",
+    "seal_blob",
     "sealed_place",
     "segment_key",
 ]

@@ -24,6 +24,8 @@ PLAIN_BODY_NBYTES = PLAIN_NBYTES - 8  # of that, before its checksum
 
 _BLOCK = struct.Struct("<8s16s32sIIQ32sIB")
 _FOOTER = struct.Struct("<8sQQ16s")
+_BLOB = struct.Struct(f"<8s16sI{KEY_WRAPPED_NBYTES}s{SEAL_NBYTES}s")
+_BLOB_MAGIC = b"KVSSEAL2"
 
 
 class WrappedKey(NamedTuple):
@@ -113,3 +115,29 @@ def open_footer(body: Buffer, seal: bytes, tag: SegmentTag, key: SegmentKey) -> 
 
 def _footer_aad(tag: SegmentTag, key: SegmentKey) -> bytes:
     return _FOOTER.pack(b"KVSFOOTR", tag.number, tag.nonce, key.tenant)
+
+
+def seal_blob(data: bytes, label: bytes, key: SegmentKey) -> bytes:
+    """Return a note, sealed, with its own key. label: what it is; it opens as nothing else."""
+    target = memoryview(bytearray(len(data) + TAG_NBYTES))
+    seal = key.seal(data, label + key.tenant, target)
+    tenant, epoch, wrapped = key.wrapped
+    return _BLOB.pack(_BLOB_MAGIC, tenant, epoch, wrapped, seal) + bytes(target[: len(data)])
+
+
+def blob_key(blob: Buffer) -> WrappedKey | None:
+    """Return the key that a sealed note names; None for what is none."""
+    if len(blob) < _BLOB.size:
+        return None
+    magic, tenant, epoch, wrapped, _ = _BLOB.unpack_from(blob)
+    return WrappedKey(tenant, epoch, wrapped) if magic == _BLOB_MAGIC else None
+
+
+def open_blob(blob: Buffer, label: bytes, key: SegmentKey) -> bytes | None:
+    """Return what `seal_blob` was given; None for anything else."""
+    *_, seal = _BLOB.unpack_from(blob)
+    sealed = bytes(blob)[_BLOB.size :]
+    plain = memoryview(bytearray(len(sealed)))
+    nonce, own_tag = seal[:NONCE_NBYTES], seal[NONCE_NBYTES:]
+    good = key.open(sealed + own_tag, nonce, label + key.tenant, plain)
+    return bytes(plain) if good else None

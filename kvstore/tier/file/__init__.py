@@ -22,6 +22,10 @@ tombstones are known and every run can be found by its keys. The headers of runs
 key is asked for, or one after another in the background: see `found.py`. A key in several frames is
 live in the one of the highest sequence, unless a later tombstone killed it.
 
+With `Sealing` (keys.py) new segments are encrypted, each under a key of its own (format 2). A read
+decrypts into its targets, and tells which blocks have a wrong tag. Segments of format 1 are refused
+unless they are accepted explicitly: whoever can write to the disk can forge one.
+
 A directory written by another format version is refused (Incompatible), not skipped: a skipped
 segment may hold the tombstone of a block that this release would then serve again.
 """
@@ -32,7 +36,9 @@ from kvstore.tier.file.devices.devices import Devices
 from kvstore.tier.file.disk import Disk, RealDisk, Sizes
 from kvstore.tier.file.failure import DiskFailed, DiskFull, DiskHung
 from kvstore.tier.file.found import FrameRecord
+from kvstore.tier.file.keys import DirectoryKeys, Sealing, destroy_keys
 from kvstore.tier.file.pages import aligned_buffer, aligned_copy
+from kvstore.tier.file.sealed_io import WrongTag
 from kvstore.tier.file.segment import FileExtent
 from kvstore.tier.file.segment_file import holds_blocks
 from kvstore.tier.file.tier import FileTier, Recovered
@@ -43,6 +49,7 @@ __all__ = [
     "Device",
     "DeviceState",
     "Devices",
+    "DirectoryKeys",
     "Disk",
     "DiskFailed",
     "DiskFull",
@@ -56,9 +63,12 @@ __all__ = [
     "Problem",
     "RealDisk",
     "Recovered",
+    "Sealing",
     "SegmentReport",
     "Sizes",
+    "WrongTag",
     "aligned_buffer",
     "aligned_copy",
+    "destroy_keys",
     "holds_blocks",
 ]

@@ -13,15 +13,17 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from kvstore.format.frame import FrameHeader, SegmentTag, parse_header
+from kvstore.format.frame import TAG_NBYTES, FrameHeader, SegmentTag, parse_header
 from kvstore.model.block import PAGE_NBYTES, BlockKey, NamespaceId, padded
 from kvstore.model.checksum import checksum
 from kvstore.model.errors import ConfigError, CorruptBlock
 from kvstore.tier.file.disk import Disk, RealDisk
 from kvstore.tier.file.failure import DiskFailed
+from kvstore.tier.file.keys import DirectoryKeys
 from kvstore.tier.file.live import live_positions
 from kvstore.tier.file.pages import aligned_buffer
 from kvstore.tier.file.recovery import LoadedSegment, look_at_segment
+from kvstore.tier.file.sealed_io import open_block
 from kvstore.tier.file.segment_file import SegmentFiles, parse_segment_name, segment_name
 from kvstore.tier.file.spec_files import read_spec_files
 
@@ -57,7 +59,10 @@ class SegmentReport:
     """What one segment file holds.
 
     Records are counted, one per block and part. dead_nbytes: of frames with nothing live, which the
-    daemon frees at its next start. dropped: torn or rotten frames, never served.
+    daemon frees at its next start. dropped: torn or rotten frames, never served. epoch: of the
+    tenant's key that an encrypted segment needs; None: it is not encrypted, or locked. locked: its
+    key is not known. unread: frames of a locked one that are where they say; nothing vouches for
+    them.
     """
 
     name: str
@@ -70,6 +75,9 @@ class SegmentReport:
     live_records: int
     dead_nbytes: int
     dropped: int
+    epoch: int | None = None
+    locked: bool = False
+    unread: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +100,13 @@ class Audit:
     """The frames of one directory, as found when it was made. Blocking.
 
     Raises ConfigError if `path` is no directory or holds renamed segments, Incompatible for another
-    format version, DiskFailed.
+    format version, DiskFailed. keys: of the directory; without them, encrypted segments are locked.
     """
 
-    def __init__(self, path: Path, disk: Disk | None = None) -> None:
+    def __init__(
+        self, path: Path, disk: Disk | None = None, *, keys: DirectoryKeys | None = None
+    ) -> None:
+        self._keys = keys
         self._disk = disk or RealDisk()
         self._path = path
         self._buffer = aligned_buffer(PAGE_NBYTES)
@@ -103,7 +114,7 @@ class Audit:
             names = self._disk.names(path)
         except OSError as error:
             raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
-        self._files = SegmentFiles(self._disk, path, direct=True)
+        self._files = SegmentFiles(self._disk, path, direct=True, keys=keys)
         tags = sorted(tag for tag in map(parse_segment_name, names) if tag is not None)
         self._files.direct = all(map(self._can_direct, tags[:1]))
         looked = [loaded for tag in tags if (loaded := self._look(tag)) is not None]
@@ -146,7 +157,7 @@ class Audit:
         for segment in self._segments:
             for offset, header in segment.frames:
                 tag = segment.loaded.tag
-                damages = list(self._verify_frame(tag, offset, header))
+                damages = list(self._verify_frame(segment.loaded, offset, header))
                 if damages and self._is_there(tag, offset):
                     yield from damages
                 progress(header.nbytes)
@@ -180,7 +191,8 @@ class Audit:
             keys.setdefault(header.namespace_id, set()).update(block.key for block in blocks)
             count[header.namespace_id] += len(blocks)
             nbytes[header.namespace_id] += sum(block.stored_nbytes for block in blocks)
-        named = {each.id: each.title for each in read_spec_files(self._disk, self._path, keys)}
+        specs = read_spec_files(self._disk, self._path, keys, self._keys)
+        named = {each.id: each.title for each in specs}
         self._namespaces = {
             each: NamespaceReport(len(keys[each]), count[each], nbytes[each], named.get(each, ""))
             for each in keys
@@ -205,34 +217,55 @@ class Audit:
                 for header, positions in zip(headers, live, strict=True)
                 if not positions and not header.is_tombstone
             ),
-            dropped=loaded.dropped,
+            dropped=0 if loaded.locked else loaded.dropped,
+            epoch=loaded.key.wrapped.epoch if loaded.key is not None else None,
+            locked=loaded.locked,
+            unread=loaded.dropped if loaded.locked else 0,
         )
 
-    def _verify_frame(self, tag: SegmentTag, offset: int, header: FrameHeader) -> Iterator[Damage]:
+    def _verify_frame(
+        self, loaded: LoadedSegment, offset: int, header: FrameHeader
+    ) -> Iterator[Damage]:
+        tag = loaded.tag
         live = self._live.get((tag.number, offset), ())
         name = segment_name(tag)
         page = self._read(tag, offset, PAGE_NBYTES)
-        if page is None or parse_header(page, tag, offset) != header:
+        if page is None or parse_header(page, tag, offset, loaded.key) != header:
             problem = Problem.UNREADABLE if page is None else Problem.HEADER
             used = bool(live) or header.is_tombstone
             yield Damage(name, offset, problem, None, header.namespace_id, used)
         for position, (start, block) in enumerate(zip(header.offsets, header.blocks, strict=True)):
-            stored = self._read(tag, offset + start, block.stored_nbytes)
-            if stored is not None and checksum(stored) == block.stored_checksum:
+            stored = self._read(tag, offset + start, block.stored_nbytes, TAG_NBYTES)
+            if stored is not None and self._is_good(loaded, header, position, stored):
                 continue
             problem = Problem.UNREADABLE if stored is None else Problem.PAYLOAD
             found = position in live
             yield Damage(name, offset, problem, block.key, header.namespace_id, found)
 
-    def _read(self, tag: SegmentTag, offset: int, nbytes: int) -> memoryview | None:
-        """Return bytes that stay valid until the next call; None if they cannot be read."""
-        if len(self._buffer) < nbytes:
-            self._buffer = aligned_buffer(nbytes)
+    def _is_good(
+        self, loaded: LoadedSegment, header: FrameHeader, position: int, stored: memoryview
+    ) -> bool:
+        """Say whether a block is what was stored: by its tag, if it has one, and its checksum."""
+        block = header.blocks[position]
+        plain = stored[: block.stored_nbytes]
+        if loaded.key is not None:
+            plain = memoryview(bytearray(block.stored_nbytes))
+            if not open_block(header, position, loaded.key, stored, plain):
+                return False
+        return checksum(plain) == block.stored_checksum
+
+    def _read(
+        self, tag: SegmentTag, offset: int, nbytes: int, spare_nbytes: int = 0
+    ) -> memoryview | None:
+        """Return bytes that stay valid until the next call, and some to write to behind them; None
+        if they cannot be read."""
+        if len(self._buffer) < padded(nbytes) + PAGE_NBYTES:
+            self._buffer = aligned_buffer(padded(nbytes) + PAGE_NBYTES)
         try:
             self._files.read(tag, [self._buffer[: padded(nbytes)]], offset)
         except (CorruptBlock, DiskFailed):
             return None
-        return self._buffer[:nbytes]
+        return self._buffer[: nbytes + spare_nbytes]
 
     def _is_there(self, tag: SegmentTag, offset: int) -> bool:
         """Return whether the frame at `offset` has not been punched out or unlinked meanwhile."""

@@ -33,7 +33,9 @@ class Durability:
         """Return a descriptor to write to `segment`; its file is created for the first frame."""
         async with segment.busy:
             if segment.fd is None:
-                segment.fd = await self._run(partial(self._files.create, segment.tag))
+                create = partial(self._files.create, segment.tag)
+                fd, segment.key = await self._run(create)
+                segment.fd = fd
                 self._created += 1
             return segment.fd
 

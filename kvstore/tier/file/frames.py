@@ -16,7 +16,8 @@ from kvstore.tier.base import PART_NBYTES, Then
 from kvstore.tier.file.calls import Calls
 from kvstore.tier.file.durability import Durability
 from kvstore.tier.file.pages import PagePool
-from kvstore.tier.file.segment import FileExtent, PlacedFrame, State
+from kvstore.tier.file.sealed_io import Bounces, SealedRead, Target, write_sealed
+from kvstore.tier.file.segment import FileExtent, Measured, PlacedFrame, Segment, State
 from kvstore.tier.file.segment_file import SegmentFiles
 from kvstore.tier.file.space import Space
 from kvstore.tier.file.threads import Jobs, SmallJobs, run_blocking
@@ -51,6 +52,7 @@ class Frames:
         self._executor = executor
         self._small_reads = SmallJobs(executor, SMALL_READS_NBYTES)
         self._pages = PagePool()
+        self._bounces = Bounces()
 
     @property
     def capacity_bytes(self) -> int:
@@ -95,11 +97,12 @@ class Frames:
             frame.state = State.WRITING
             try:
                 fd = await self._durability.opened(segment)
-                write = partial(self._files.write, segment.tag, fd, buffers, extent.offset)
-                measured = await run_blocking(self._executor, write)
+                write = partial(self._write, segment, frame, fd, buffers, extent.offset)
+                measured, packed = await run_blocking(self._executor, write)
             except BaseException:
                 frame.state = State.FAILED
                 raise
+            frame.header, frame.packed = None, packed
             self._return_page(frame)
             self._space.written(extent, measured)
             self._upkeep.start()
@@ -132,6 +135,9 @@ class Frames:
         """Fill `targets` (whole pages) from `offset` of the frame. Bytes are not verified, unless
         by `then`. Small reads, and those of several targets, stay in one part.
 
+        Of a sealed frame, blocks are read as a whole, and decrypted; `then` is called once.
+        WrongTag names those that are not what was written: their targets then hold zeros.
+
         The threads begin before this returns. The caller must await the result in any case. It
         raises DiskFailed, or CorruptBlock if the file is gone or too short.
         """
@@ -145,6 +151,12 @@ class Frames:
         begin = extent.offset + offset
         with ExitStack() as call:
             call.enter_context(self._calls.one())
+            if segment.key is not None:
+                place = (segment.tag, extent, segment.key)
+                sealed = SealedRead(self._files, place, offset, targets, self._bounces)
+                sealed.then = then
+                reading = self._read_sealed(sealed, call, parts)
+                return _within(call.pop_all(), reading)
             if nbytes <= SMALL_READ_NBYTES:
                 read = partial(self._read, segment.tag, targets, begin, slice(0, nbytes), then)
                 return _within(call.pop_all(), self._small_reads.run(nbytes, read))
@@ -157,10 +169,11 @@ class Frames:
             jobs = Jobs(self._executor, reads)
             return _within(call.pop_all(), jobs.ended())
 
-    def path_of(self, extent: FileExtent) -> Path:
-        """Return the file that a written frame lies in, at `extent.offset`, until it is freed."""
+    def path_of(self, extent: FileExtent) -> Path | None:
+        """Return the file that a written frame lies in, at `extent.offset`, until it is freed; None
+        for a sealed one: nobody else can read it."""
         segment, _ = self._space.find(extent)
-        return self._files.path(segment.tag)
+        return self._files.path(segment.tag) if segment.key is None else None
 
     def free(self, extent: FileExtent) -> None:
         """Free a frame. Its bytes become available in the background (`Space.freeing_nbytes`)."""
@@ -176,14 +189,43 @@ class Frames:
         if frame.state not in (State.SET_ASIDE, State.FAILED):
             raise InvalidRequest(f"{extent} is already written")
         page = frame.page if frame.page is not None else self._pages.take()
-        page[:] = encode_header(header, segment.tag, extent.offset)
-        self._space.encoded(extent, header, page)
+        sealed = self._files.keys is not None
+        if not sealed:
+            page[:] = encode_header(header, segment.tag, extent.offset)
+        self._space.encoded(extent, header, page, sealed=sealed)
         return page
 
     def _return_page(self, frame: PlacedFrame) -> None:
         if frame.page is not None:
             self._pages.give(frame.page)
             frame.page = None
+
+    def _write(
+        self,
+        segment: Segment,
+        frame: PlacedFrame,
+        fd: int,
+        buffers: Sequence[memoryview],
+        offset: int,
+    ) -> tuple[Measured, bytes]:
+        """Write a frame, in a thread; return what the file then takes, and the packed header."""
+        if segment.key is None:
+            return self._files.write(segment.tag, fd, buffers, offset), frame.packed
+        assert frame.header is not None
+        target = Target(segment.tag, fd, segment.key, offset)
+        return write_sealed(self._files, target, frame.header, buffers, self._bounces)
+
+    def _read_sealed(
+        self, sealed: SealedRead, call: ExitStack, parts: int
+    ) -> Coroutine[Any, Any, object]:
+        """Begin to read. call: holds what the read needs until it has ended."""
+        if sealed.nbytes <= SMALL_READ_NBYTES:
+            return self._small_reads.run(sealed.nbytes, sealed.run)
+        step = _step(sealed.nbytes, parts)
+        if step >= sealed.nbytes or not sealed.may_be_split:
+            return Jobs(self._executor, [sealed.run]).ended()
+        bounce = call.enter_context(self._bounces.taken(PAGE_NBYTES + sealed.nbytes))
+        return Jobs(self._executor, list(sealed.parts(step, bounce))).ended()
 
     def _read(
         self,

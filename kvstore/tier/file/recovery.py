@@ -6,32 +6,41 @@ Headers stay packed: a start gets what it needs of all of them without parsing.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from kvstore.format.frame import (
     NO_SEQUENCE,
+    TAG_NBYTES,
+    ClearTrailer,
     FrameHeader,
     PackedFrames,
+    SegmentKey,
     SegmentTag,
-    encode_header,
+    clear_trailer,
     pack_header,
     packed_footer,
     parse_header,
     parse_segment_header,
     parse_trailer,
+    sealed_place,
+    segment_key,
 )
 from kvstore.format.frame.header import MAGIC as FRAME_MAGIC
+from kvstore.format.frame.header import PLAIN, SEALED, plain_page
 from kvstore.model.block import PAGE_NBYTES, padded
 from kvstore.model.checksum import checksum
 from kvstore.model.errors import ConfigError, Incompatible
 from kvstore.tier.file.disk import Disk, Sizes
 from kvstore.tier.file.failure import disk_errors
 from kvstore.tier.file.pages import aligned_buffer
+from kvstore.tier.file.sealed_io import open_block
 from kvstore.tier.file.segment import Hole, Phase, PlacedFrame, Segment, State
-from kvstore.tier.file.segment_file import SegmentFiles, transfer
+from kvstore.tier.file.segment_file import SegmentFiles, segment_name, transfer
 
 _log = logging.getLogger(__name__)
 
@@ -40,7 +49,9 @@ _log = logging.getLogger(__name__)
 class LoadedSegment:
     """A segment as found. sealed: its footer is good; else gaps: the ranges without a frame.
 
-    refused: reads that failed with an I/O error; those frames count as torn.
+    refused: reads that failed with an I/O error; those frames count as torn. encrypted: it is
+    sealed with a key. key: that, if it is known; without it no frame is, and those that are where
+    they say count as dropped.
     """
 
     tag: SegmentTag
@@ -52,6 +63,13 @@ class LoadedSegment:
     run_sequence_min: int = NO_SEQUENCE
     sequence_max: int = 0
     gaps: list[Hole] = field(default_factory=list)
+    encrypted: bool = False
+    key: SegmentKey | None = None
+
+    @property
+    def locked(self) -> bool:
+        """Whether its key is not known."""
+        return self.encrypted and self.key is None
 
     @property
     def tombstones(self) -> list[FrameHeader]:
@@ -89,16 +107,29 @@ def _load(files: SegmentFiles, tag: SegmentTag, *, write: bool) -> LoadedSegment
         try:
             reader = _Reader(disk, fd)
             sizes = disk.sizes(fd)
-            _check_identity(reader, tag, files)
-            loaded = _load_footer(reader, tag, sizes)
-            if loaded is None:
-                loaded = _scan(reader, tag, sizes)
-                if write:
-                    disk.fdatasync(fd)
+            page = _check_identity(reader, tag, files)
+            form = _form(reader, tag, files, sizes, page, write=write)
+            loaded = _load_frames(reader, tag, sizes, form)
+            if not loaded.sealed and write:
+                disk.fdatasync(fd)
             loaded.refused = reader.refused
             return loaded
         finally:
             disk.close(fd)
+
+
+def holds_sealed(files: SegmentFiles, tags: Sequence[SegmentTag]) -> bool:
+    """Say whether any of some segments is encrypted, as its first page says. Raises DiskFailed."""
+    for tag in tags:
+        with disk_errors(f"look at {files.path(tag).name}"):
+            fd = files.disk.open(files.path(tag))
+            try:
+                page = _Reader(files.disk, fd).read(0, PAGE_NBYTES)
+            finally:
+                files.disk.close(fd)
+        if page is not None and segment_key(page) is not None:
+            return True
+    return False
 
 
 def adopted(loaded: LoadedSegment) -> Segment:
@@ -112,6 +143,7 @@ def adopted(loaded: LoadedSegment) -> Segment:
         runs=int(np.count_nonzero(frames.blocks)),
         run_sequence_min=loaded.run_sequence_min,
         tombstone_sequence_max=max((h.sequence for h in loaded.tombstones), default=0),
+        key=loaded.key,
     )
     columns = (frames.offsets.tolist(), frames.nbytes.tolist(), frames.blocks.tolist())
     for index, (offset, nbytes, blocks) in enumerate(zip(*columns, strict=True)):
@@ -130,10 +162,10 @@ class _Reader:
         self.refused = 0
         self._buffer = aligned_buffer(PAGE_NBYTES)
 
-    def read(self, offset: int, nbytes: int) -> memoryview | None:
-        """Return bytes that stay valid until the next call."""
-        if len(self._buffer) < nbytes:
-            self._buffer = aligned_buffer(nbytes)
+    def read(self, offset: int, nbytes: int, spare_nbytes: int = 0) -> memoryview | None:
+        """Return bytes that stay valid until the next call, and some to write to behind them."""
+        if len(self._buffer) < nbytes + spare_nbytes:
+            self._buffer = aligned_buffer(nbytes + spare_nbytes)
         target = self._buffer[:nbytes]
         try:
             moved = transfer(self.disk.preadv, self.fd, [target], offset)
@@ -141,14 +173,107 @@ class _Reader:
             self.refused += 1
             _log.warning("unreadable offset=%d nbytes=%d error=%s", offset, nbytes, error)
             return None
-        return target if moved == nbytes else None
+        return self._buffer[: nbytes + spare_nbytes] if moved == nbytes else None
 
 
-def _check_identity(reader: _Reader, tag: SegmentTag, files: SegmentFiles) -> None:
-    page = reader.read(0, PAGE_NBYTES)
+class _Form(NamedTuple):
+    """How a segment's frames are stored. lost: no key is known that opens them."""
+
+    encrypted: bool
+    key: SegmentKey | None = None
+
+    @property
+    def lost(self) -> bool:
+        return self.encrypted and self.key is None
+
+
+def _form(
+    reader: _Reader,
+    tag: SegmentTag,
+    files: SegmentFiles,
+    sizes: Sizes,
+    page: bytes,
+    *,
+    write: bool,
+) -> _Form:
+    """Find a segment's key: in its first page, else in its last. Raises ConfigError if a daemon
+    could only throw it away."""
+    keys, wrapped = files.keys, segment_key(page)
+    is_plain = wrapped is None and parse_segment_header(page) is not None
+    clear = _clear_trailer(reader, tag, sizes) if wrapped is None and not is_plain else None
+    if wrapped is None and clear is None:
+        return _plain_form(files, tag, is_whole=is_plain, write=write)
+    if keys is None:
+        if write:
+            raise ConfigError(
+                f"{files.path(tag)} is encrypted: set security.root_key_file or "
+                "security.root_command to the root that it was written with"
+            )
+        return _Form(encrypted=True)
+    key = keys.open(wrapped) if wrapped is not None else None
+    clear = clear or (_clear_trailer(reader, tag, sizes) if key is None else None)
+    if key is None and clear is not None:
+        key = keys.open(clear.key)
+    if key is None:
+        _log.warning("segment=locked name=%s: none of the keys here opens it", segment_name(tag))
+    return _Form(encrypted=True, key=key)
+
+
+def _plain_form(files: SegmentFiles, tag: SegmentTag, *, is_whole: bool, write: bool) -> _Form:
+    """Say whether a segment that names no key is taken as one of format 1."""
+    keys = files.keys
+    if keys is None or keys.sealing.accept_plain:
+        return _Form(encrypted=False)
+    if is_whole and write:
+        raise ConfigError(
+            f"{files.path(tag)} is not encrypted, and whoever can write to the disk can forge it. "
+            f"Encrypt it: kvstore gc --seal {files.directory}. Or serve it as it is: "
+            "security.accept_plain=true"
+        )
+    # A damaged first page of a segment without a footer: its key is gone.
+    return _Form(encrypted=not is_whole)
+
+
+def _clear_trailer(reader: _Reader, tag: SegmentTag, sizes: Sizes) -> ClearTrailer | None:
+    size = sizes.nbytes
+    if size % PAGE_NBYTES or size < 2 * PAGE_NBYTES:
+        return None
+    page = reader.read(size - PAGE_NBYTES, PAGE_NBYTES)
+    return clear_trailer(page, tag) if page is not None else None
+
+
+def _load_frames(reader: _Reader, tag: SegmentTag, sizes: Sizes, form: _Form) -> LoadedSegment:
+    if form.lost:
+        return _count_locked(reader, tag, sizes)
+    loaded = _load_footer(reader, tag, sizes, form.key) or _scan(reader, tag, sizes, form.key)
+    loaded.encrypted, loaded.key = form.encrypted, form.key
+    return loaded
+
+
+def _count_locked(reader: _Reader, tag: SegmentTag, sizes: Sizes) -> LoadedSegment:
+    """Return a segment without a key: how many frames are where they say, and no more."""
+    clear = _clear_trailer(reader, tag, sizes)
+    loaded = LoadedSegment(tag, sizes, PackedFrames(b"", tag), encrypted=True)
+    loaded.sealed = clear is not None and clear.file_nbytes == sizes.nbytes
+    position, end = PAGE_NBYTES, padded(sizes.nbytes)
+    loaded.gaps.append(Hole(PAGE_NBYTES, max(0, end - PAGE_NBYTES)))
+    while position < end:
+        data = reader.disk.next_data(reader.fd, position)
+        if data is None:
+            break
+        position = max(position, data // PAGE_NBYTES * PAGE_NBYTES)
+        page = reader.read(position, PAGE_NBYTES)
+        loaded.dropped += page is not None and sealed_place(page) == (tag.number, position)
+        position += PAGE_NBYTES
+    return loaded
+
+
+def _check_identity(reader: _Reader, tag: SegmentTag, files: SegmentFiles) -> bytes:
+    """Return page 0, nothing if it cannot be read. Raises Incompatible, ConfigError."""
+    page = bytes(reader.read(0, PAGE_NBYTES) or b"")
     path = files.path(tag)
     try:
-        found = parse_segment_header(page) if page is not None else None
+        found = parse_segment_header(page)
     except Incompatible as error:
         raise Incompatible(
             f"{path}: {error}. Run the release that wrote it, or remove the directory's segments "
@@ -156,31 +281,36 @@ def _check_identity(reader: _Reader, tag: SegmentTag, files: SegmentFiles) -> No
         ) from error
     if found is not None and found != tag:
         raise ConfigError(f"{path} was renamed or copied from another place: move it away")
+    return page
 
 
-def _load_footer(reader: _Reader, tag: SegmentTag, sizes: Sizes) -> LoadedSegment | None:
+def _load_footer(
+    reader: _Reader, tag: SegmentTag, sizes: Sizes, key: SegmentKey | None
+) -> LoadedSegment | None:
     size = sizes.nbytes
     if size % PAGE_NBYTES or size < 2 * PAGE_NBYTES:
         return None
     page = reader.read(size - PAGE_NBYTES, PAGE_NBYTES)
-    trailer = parse_trailer(page, tag) if page is not None else None
+    trailer = parse_trailer(page, tag, key) if page is not None else None
     if trailer is None or trailer.file_nbytes != size:
         return None
     body = reader.read(trailer.footer_offset, trailer.footer_nbytes)
-    listed = packed_footer(body, trailer, tag) if body is not None else None
+    listed = packed_footer(body, trailer, tag, key) if body is not None else None
     if listed is None:
         return None
     return LoadedSegment(
         tag,
         sizes,
-        listed.where(_still_there(reader, listed, size)),
+        listed.where(_still_there(reader, listed, size, key)),
         sealed=True,
         run_sequence_min=trailer.run_sequence_min,
         sequence_max=int(listed.sequences.max(initial=0)),
     )
 
 
-def _still_there(reader: _Reader, listed: PackedFrames, end: int) -> npt.NDArray[np.bool_]:
+def _still_there(
+    reader: _Reader, listed: PackedFrames, end: int, key: SegmentKey | None
+) -> npt.NDArray[np.bool_]:
     """Say of each frame of a footer whether it is in the file: (frames,).
 
     The header page of a frame freed since the footer was written is a hole. A power cut may leave
@@ -199,11 +329,11 @@ def _still_there(reader: _Reader, listed: PackedFrames, end: int) -> npt.NDArray
     there: npt.NDArray[np.bool_] = listed.offsets < data_end
     for index in np.flatnonzero(there & (listed.offsets + listed.nbytes > data_end)).tolist():
         header, offset = listed.header(index), int(listed.offsets[index])
-        there[index] = header is not None and _payload_is_good(reader, header, offset)
+        there[index] = header is not None and _payload_is_good(reader, header, offset, key)
     return there
 
 
-def _scan(reader: _Reader, tag: SegmentTag, sizes: Sizes) -> LoadedSegment:
+def _scan(reader: _Reader, tag: SegmentTag, sizes: Sizes, key: SegmentKey | None) -> LoadedSegment:
     """Find frames page by page. After a bad one, go on at the next page that is a header."""
     loaded = LoadedSegment(tag, sizes, PackedFrames(b"", tag))
     found: list[bytes] = []
@@ -214,38 +344,50 @@ def _scan(reader: _Reader, tag: SegmentTag, sizes: Sizes) -> LoadedSegment:
         if data is None:
             break
         position = max(position, data // PAGE_NBYTES * PAGE_NBYTES)
-        header = _scan_frame(reader, loaded, position)
+        header = _scan_frame(reader, loaded, position, key)
         if header is None:
             position += PAGE_NBYTES
             continue
-        found.append(pack_header(encode_header(header, tag, position)))
+        layout = PLAIN if key is None else SEALED
+        found.append(pack_header(plain_page(header, tag, position, layout)))
         if free < position:
             loaded.gaps.append(Hole(free, position - free))
         position = free = position + header.nbytes
     if free < end:
         loaded.gaps.append(Hole(free, end - free))
-    loaded.frames = PackedFrames.of(found, tag)
+    loaded.frames = PackedFrames.of(found, tag, sealed=key is not None)
     return loaded
 
 
-def _scan_frame(reader: _Reader, loaded: LoadedSegment, offset: int) -> FrameHeader | None:
+def _scan_frame(
+    reader: _Reader, loaded: LoadedSegment, offset: int, key: SegmentKey | None
+) -> FrameHeader | None:
     page = reader.read(offset, PAGE_NBYTES)
     if page is None:
         return None
-    header = parse_header(page, loaded.tag, offset)
+    header = parse_header(page, loaded.tag, offset, key)
     if header is None:
         loaded.dropped += page[: len(FRAME_MAGIC)] == FRAME_MAGIC
         return None
     loaded.saw(header)
-    if _payload_is_good(reader, header, offset):
+    if _payload_is_good(reader, header, offset, key):
         return header
     loaded.dropped += 1
     return None
 
 
-def _payload_is_good(reader: _Reader, header: FrameHeader, offset: int) -> bool:
-    for start, block in zip(header.offsets, header.blocks, strict=True):
-        stored = reader.read(offset + start, block.stored_nbytes)
-        if stored is None or checksum(stored) != block.stored_checksum:
+def _payload_is_good(
+    reader: _Reader, header: FrameHeader, offset: int, key: SegmentKey | None
+) -> bool:
+    for position, (start, block) in enumerate(zip(header.offsets, header.blocks, strict=True)):
+        stored = reader.read(offset + start, block.stored_nbytes, TAG_NBYTES)
+        if stored is None:
+            return False
+        plain = stored[: block.stored_nbytes]
+        if key is not None:
+            plain = memoryview(bytearray(block.stored_nbytes))
+            if not open_block(header, position, key, stored, plain):
+                return False
+        if checksum(plain) != block.stored_checksum:
             return False
     return True

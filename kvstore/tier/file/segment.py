@@ -7,7 +7,13 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import NamedTuple
 
-from kvstore.format.frame import FOOTER_RECORD_NBYTES_MAX, NO_SEQUENCE, SegmentTag
+from kvstore.format.frame import (
+    FOOTER_RECORD_NBYTES_MAX,
+    NO_SEQUENCE,
+    FrameHeader,
+    SegmentKey,
+    SegmentTag,
+)
 from kvstore.model.block import PAGE_NBYTES
 
 # What a segment costs beside its frames: header page, rounding of the footer, trailer page.
@@ -76,6 +82,7 @@ class PlacedFrame:
     frame_nbytes: int = 0
     packed: bytes = b""
     page: memoryview | None = None
+    header: FrameHeader | None = None  # of a frame to be sealed, until it is written
     write: int = 0
 
 
@@ -102,6 +109,7 @@ class Segment:
     writes_durable: int = 0
     sync_failures: int = 0  # what was written before one may be gone: such a file gets no footer
     given_up: set[int] = field(default_factory=set)  # offsets of frames freed before durable
+    key: SegmentKey | None = None  # seals its frames; set when the file is created or found
     busy: asyncio.Lock = field(default_factory=asyncio.Lock)  # create, sync, seal, one at a time
 
     @property

@@ -15,10 +15,11 @@ from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 
-from kvstore.format.frame import SegmentTag, encode_footer, encode_segment_header
+from kvstore.format.frame import SegmentKey, SegmentTag, encode_footer, encode_segment_header
 from kvstore.model.errors import CorruptBlock, InvalidRequest
 from kvstore.tier.file.disk import Disk
 from kvstore.tier.file.failure import DiskFailed, disk_errors
+from kvstore.tier.file.keys import DirectoryKeys
 from kvstore.tier.file.pages import aligned_copy
 from kvstore.tier.file.segment import Hole, Measured
 
@@ -69,22 +70,30 @@ def transfer(
 
 
 class SegmentFiles:
-    """The segments of one directory. Raises DiskFull and DiskFailed."""
+    """The segments of one directory. Raises DiskFull and DiskFailed.
 
-    def __init__(self, disk: Disk, directory: Path, *, direct: bool) -> None:
+    keys: seal new segments, and open those that are sealed.
+    """
+
+    def __init__(
+        self, disk: Disk, directory: Path, *, direct: bool, keys: DirectoryKeys | None = None
+    ) -> None:
         self.disk = disk
         self.directory = directory
         self.direct = direct
+        self.keys = keys
         self._measurements = count()  # `next` is atomic
         self._half_made: set[SegmentTag] = set()
 
     def path(self, tag: SegmentTag) -> Path:
         return self.directory / segment_name(tag)
 
-    def create(self, tag: SegmentTag) -> int:
-        """Make the file with its header page; return a descriptor for writing. All or nothing: if
-        the disk refuses to remove a half-made file, the next attempt removes it."""
+    def create(self, tag: SegmentTag) -> tuple[int, SegmentKey | None]:
+        """Make the file with its header page; return a descriptor for writing, and the key that
+        seals its frames. All or nothing: if the disk refuses to remove a half-made file, the next
+        attempt removes it."""
         path = self.path(tag)
+        key = self.keys.new_key() if self.keys is not None else None
         with disk_errors(f"create {path.name}"):
             if tag in self._half_made:
                 with suppress(FileNotFoundError):
@@ -92,13 +101,13 @@ class SegmentFiles:
             self._half_made.add(tag)
             fd = self.disk.open(path, write=True, create=True, direct=self.direct)
             try:
-                self._write_all(fd, [aligned_copy(encode_segment_header(tag))], 0)
+                self._write_all(fd, [aligned_copy(encode_segment_header(tag, key))], 0)
             except BaseException:
                 self.disk.close(fd)
                 self.disk.unlink(path)
                 raise
             self._half_made.discard(tag)
-        return fd
+        return fd, key
 
     def write(
         self, tag: SegmentTag, fd: int, buffers: Sequence[memoryview], offset: int
@@ -131,10 +140,15 @@ class SegmentFiles:
             self.disk.fdatasync(fd)
 
     def seal(
-        self, tag: SegmentTag, end: int, packed_headers: Sequence[bytes], run_sequence_min: int
+        self,
+        tag: SegmentTag,
+        end: int,
+        packed_headers: Sequence[bytes],
+        run_sequence_min: int,
+        key: SegmentKey | None = None,
     ) -> None:
         """Append the footer, durably. The frames must be durable: a footer vouches for them."""
-        footer = aligned_copy(encode_footer(tag, end, packed_headers, run_sequence_min))
+        footer = aligned_copy(encode_footer(tag, end, packed_headers, run_sequence_min, key=key))
         with (
             disk_errors(f"seal {segment_name(tag)}"),
             self._opened(tag, write=True, direct=self.direct) as fd,

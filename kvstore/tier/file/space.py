@@ -102,10 +102,17 @@ class Space:
             raise InvalidRequest(f"{extent} is not allocated")
         return found
 
-    def encoded(self, extent: FileExtent, header: FrameHeader, page: memoryview) -> None:
-        """Note what will be written at `extent`, and its header page."""
+    def encoded(
+        self, extent: FileExtent, header: FrameHeader, page: memoryview, *, sealed: bool
+    ) -> None:
+        """Note what will be written at `extent`, and its header page; sealed: which the writing
+        thread fills."""
         segment, frame = self.find(extent)
-        frame.packed, frame.page, frame.frame_nbytes = pack_header(page), page, header.nbytes
+        frame.page, frame.frame_nbytes = page, header.nbytes
+        if sealed:
+            frame.header = header
+        else:
+            frame.packed = pack_header(page)
         if frame.is_tombstone:
             segment.tombstone_sequence_max = max(segment.tombstone_sequence_max, header.sequence)
         else:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -33,10 +33,11 @@ from kvstore.tier.file.failure import DiskUnreadable
 from kvstore.tier.file.found import Found
 from kvstore.tier.file.frames import Frames
 from kvstore.tier.file.health import Health
+from kvstore.tier.file.keys import DirectoryKeys, Sealing
 from kvstore.tier.file.recall import Recall
-from kvstore.tier.file.recovery import LoadedSegment, adopted, load_segment
+from kvstore.tier.file.recovery import LoadedSegment, adopted, holds_sealed, load_segment
 from kvstore.tier.file.segment import FramePlace
-from kvstore.tier.file.segment_file import SegmentFiles, parse_segment_name
+from kvstore.tier.file.segment_file import SegmentFiles, parse_segment_name, segment_name
 from kvstore.tier.file.space import Space
 from kvstore.tier.file.threads import Run, all_or_raise, run_blocking
 from kvstore.tier.file.upkeep import Upkeep
@@ -65,7 +66,8 @@ class FileTier:
     capacity_bytes: cap of the segments' physical bytes. segment_nbytes: a segment is sealed when
     its next frame would end beyond this. direct: use O_DIRECT where the file system has it; buffers
     are then page-aligned. threads: I/O in flight at most; executor: runs it instead of own threads.
-    free_bytes_min: of the file system, left to others as `Health.measure_free` finds it.
+    free_bytes_min: of the file system, left to others as `Health.measure_free` finds it. sealing:
+    encrypts what is written, and opens what was; keys: then those of the directory.
 
     run: runs blocking work in the tier's threads. No call has a deadline of its own: a disk may
     hang for as long as it likes.
@@ -82,6 +84,7 @@ class FileTier:
         free_bytes_min: int = 0,
         disk: Disk | None = None,
         executor: Executor | None = None,
+        sealing: Sealing | None = None,
     ) -> None:
         self.threads = threads
         self._path = path
@@ -90,7 +93,8 @@ class FileTier:
         self.run: Run = partial(run_blocking, self._executor)
         self._directory: Directory | None = None
         calls = self._calls = Calls()
-        files = self._files = SegmentFiles(self._disk, path, direct=direct)
+        self.keys = DirectoryKeys(self._disk, path, sealing) if sealing is not None else None
+        files = self._files = SegmentFiles(self._disk, path, direct=direct, keys=self.keys)
         space = self.space = Space(capacity_bytes, segment_nbytes)
         upkeep = self.upkeep = Upkeep(space, files, self.run)
         self.durability = Durability(space, files, upkeep, calls, self.run)
@@ -140,10 +144,15 @@ class FileTier:
                 await self.health.try_out(0)
             if fresh:
                 await self.run(partial(self._files.unlink, await self._tags()))
+            if self.keys is not None:
+                await self.run(partial(self._load_keys, await self._tags()))
             segments = await self._load()
             if whole and (refused := sum(loaded.refused for loaded in segments)):
                 raise DiskUnreadable(f"{refused} reads of its segments failed")
             self.health.suspects |= suspects
+            if self.keys is not None and not any(loaded.refused for loaded in segments):
+                used = {s.key.wrapped.epoch for s in segments if s.key is not None}
+                await self.run(partial(self.keys.retire, used))
             recovered = await self._recover(segments, started)
         except BaseException:
             self._calls.is_open = False
@@ -151,6 +160,10 @@ class FileTier:
             raise
         self.upkeep.start()
         return recovered
+
+    def _load_keys(self, tags: Sequence[SegmentTag]) -> None:
+        assert self.keys is not None
+        self.keys.load(find_sealed=partial(holds_sealed, self._files, tags))
 
     async def _tags(self) -> list[SegmentTag]:
         names = await self.run(partial(self._disk.names, self._path))
@@ -161,7 +174,7 @@ class FileTier:
         segments = all_or_raise(await asyncio.gather(*loads, return_exceptions=True))
         # A process that was killed may have left files that its directory does not durably name.
         await self.run(self._files.sync_directory)
-        return segments
+        return list(_one_each(segments))
 
     async def _recover(self, segments: Sequence[LoadedSegment], started: float) -> Recovered:
         for loaded in segments:
@@ -240,6 +253,18 @@ class FileTier:
         if self._directory is not None:
             await self.run(partial(self._disk.close, self._directory.lock_fd))
         self._executor.shutdown(wait=False)
+
+
+def _one_each(segments: Sequence[LoadedSegment]) -> Iterator[LoadedSegment]:
+    """Yield one segment of each number. Another one was put there from elsewhere: it is left alone,
+    and least of all believed if no key opens it."""
+    seen: set[int] = set()
+    for loaded in sorted(segments, key=lambda each: (each.tag.number, each.locked)):
+        if loaded.tag.number in seen:
+            _log.warning("segment=ignored name=%s: its number is taken", segment_name(loaded.tag))
+            continue
+        seen.add(loaded.tag.number)
+        yield loaded
 
 
 def _close_all(disk: Disk, fds: Sequence[int]) -> None:

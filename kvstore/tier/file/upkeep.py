@@ -145,7 +145,7 @@ class Upkeep:
             return
         headers = segment.packed_headers
         seal = partial(self._files.seal, segment.tag, segment.end, headers)
-        await self._run(partial(seal, segment.run_sequence_min))
+        await self._run(partial(seal, segment.run_sequence_min, segment.key))
 
     async def _measure(self, segment: Segment) -> None:
         try:

@@ -15,10 +15,21 @@ from kvstore.format.frame import FrameHeader, FrameKind, RunBlock
 from kvstore.model.block import BlockKey, NamespaceId, Part
 from kvstore.model.checksum import checksum
 from kvstore.model.errors import CorruptBlock
+from kvstore.sealing import FileRoot
 from kvstore.testing.disks import FaultyDisk
 from kvstore.testing.tier import pages
-from kvstore.tier.file import Devices, FileExtent, FileTier, FrameRecord, Mount, Placed
+from kvstore.tier.file import (
+    Devices,
+    FileExtent,
+    FileTier,
+    FrameRecord,
+    Mount,
+    Placed,
+    Sealing,
+)
 
+ROOT = FileRoot(bytes(range(32)))
+SEALING = Sealing(ROOT)
 NAMESPACE = NamespaceId(b"n" * 32)
 OTHER = NamespaceId(b"o" * 32)
 MIB = 1 << 20

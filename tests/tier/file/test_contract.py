@@ -8,15 +8,16 @@ from kvstore.format.frame import FrameHeader, FrameKind, RunBlock
 from kvstore.model.block import PAGE_NBYTES
 from kvstore.testing.tier import TierContract
 from kvstore.tier import Tier
-from kvstore.tier.file import Devices, FileExtent, FileTier, Placed
+from kvstore.tier.file import Devices, FileExtent, FileTier, Placed, Sealing
 from kvstore.tier.file.devices.frames import DeviceFrames
 from kvstore.tier.file.frames import Frames
-from tests.tier.file.frames import NAMESPACE, FrameIndex, key
+from tests.tier.file.frames import NAMESPACE, SEALING, FrameIndex, key
 
 
 class TestFileTier(TierContract[FileExtent]):
     direct = True
     segment_nbytes = 4 << 20
+    sealing: Sealing | None = None
     payload_offset = PAGE_NBYTES
 
     @asynccontextmanager
@@ -26,6 +27,7 @@ class TestFileTier(TierContract[FileExtent]):
             capacity_bytes=capacity_bytes,
             segment_nbytes=self.segment_nbytes,
             direct=self.direct,
+            sealing=self.sealing,
         )
         await tier.open()
         self.settled = tier.upkeep.settle
@@ -46,6 +48,10 @@ class TestFileTier(TierContract[FileExtent]):
 
 class TestFileTierBuffered(TestFileTier):
     direct = False
+
+
+class TestFileTierSealed(TestFileTier):
+    sealing = SEALING
 
 
 class TestDevices(TierContract[Placed]):

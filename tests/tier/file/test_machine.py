@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from kvstore.testing.disks import FaultyDisk
-from kvstore.tier.file import FileExtent, FileTier
+from kvstore.tier.file import FileExtent, FileTier, Sealing
 from tests.tier.file.frames import (
+    SEALING,
     Opened,
     key,
     live,
@@ -34,6 +35,8 @@ NAMES = st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=4, unique=Tru
 
 class FileTierMachine(RuleBasedStateMachine):
     """Model: the frames that exist and which of their names no tombstone has killed."""
+
+    sealing: Sealing | None = None
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +57,11 @@ class FileTierMachine(RuleBasedStateMachine):
     def open(self) -> Opened:
         self.disk = FaultyDisk(syncs=False, before=self.disk)
         self.tier = FileTier(
-            self.path, capacity_bytes=CAPACITY_BYTES, segment_nbytes=1 << 16, disk=self.disk
+            self.path,
+            capacity_bytes=CAPACITY_BYTES,
+            segment_nbytes=1 << 16,
+            disk=self.disk,
+            sealing=self.sealing,
         )
         recovered = self.await_(recover(self.tier))
         found = [record.header.sequence for record in recovered.frames]
@@ -158,6 +165,15 @@ class FileTierMachine(RuleBasedStateMachine):
         self.runner.close()
         shutil.rmtree(self.path)
 
+
+class SealedMachine(FileTierMachine):
+    """The same, encrypted."""
+
+    sealing = SEALING
+
+
+SealedMachine.TestCase.settings = settings(max_examples=10, stateful_step_count=40, deadline=None)
+TestSealedMachine = SealedMachine.TestCase
 
 FileTierMachine.TestCase.settings = settings(max_examples=20, stateful_step_count=40, deadline=None)
 TestFileTierMachine = FileTierMachine.TestCase

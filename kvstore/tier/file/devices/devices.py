@@ -33,6 +33,7 @@ from kvstore.tier.file.devices.space import DeviceSpace
 from kvstore.tier.file.devices.tombstones import Tombstones
 from kvstore.tier.file.disk import Disk, RealDisk
 from kvstore.tier.file.failure import DiskFailed
+from kvstore.tier.file.keys import Sealing
 from kvstore.tier.file.tier import CLOSE_TIMEOUT_S, SEGMENT_NBYTES, FileTier
 
 HANG_S = 10.0
@@ -42,7 +43,7 @@ class Devices:
     """The file tier of a node.
 
     capacity_bytes, free_bytes_min, segment_nbytes, threads: of each directory. hang_s: a call that
-    takes longer takes its device out of use. disks: one for each path.
+    takes longer takes its device out of use. disks: one for each path. sealing: encrypts them.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Devices:
         hang_s: float = HANG_S,
         disks: Sequence[Disk] = (),
         executor: Executor | None = None,
+        sealing: Sealing | None = None,
     ) -> None:
         def make_tier(path: Path, disk: Disk) -> FileTier:
             capacity_bytes, free_bytes_min = self.space.caps
@@ -69,6 +71,7 @@ class Devices:
                 threads=threads,
                 disk=disk,
                 executor=executor,
+                sealing=sealing,
             )
 
         _check(paths)

@@ -88,12 +88,14 @@ class DeviceFrames:
             raise
 
     def path_of(self, place: Placed) -> Path | None:
-        """Return the file that a written frame lies in; None if its device is out of use.
+        """Return the file that a written frame lies in; None if its device is out of use, or the
+        frame is sealed.
 
         The frame's bytes are there, from `place.extent.offset` on, until the frame is freed or the
         device is taken out. Nothing else is ever written to that range."""
         mount = place.mount
-        return mount.tier.frames.path_of(place.extent).absolute() if mount.is_current else None
+        path = mount.tier.frames.path_of(place.extent) if mount.is_current else None
+        return path.absolute() if path is not None else None
 
     async def sync(self, places: Sequence[Placed]) -> dict[Placed, KVStoreError]:
         """Make written frames durable, all devices at once; return those that are not, and why."""

@@ -6,16 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.tier.file.devices.note import Note, read_note, write_note
+from kvstore.tier.file.devices.note import read_note, write_note
 from kvstore.tier.file.disk import RealDisk
+from kvstore.tier.file.twin_files import Value
 
 
 def test_the_newest_note_is_read(tmp_path: Path) -> None:
     disk = RealDisk()
-    assert read_note(disk, tmp_path) == Note(0, b"")
+    assert read_note(disk, tmp_path) == Value(0, b"")
     for number in range(1, 6):
         write_note(disk, tmp_path, bytes([number]) * number)
-        assert read_note(disk, tmp_path) == Note(number, bytes([number]) * number)
+        assert read_note(disk, tmp_path) == Value(number, bytes([number]) * number)
     assert len(list(tmp_path.iterdir())) == 2
 
 

@@ -1,0 +1,120 @@
+"""The tenant's keys in one directory: `KEYS.a` and `KEYS.b`, one of them the newer.
+
+They are durable before the first segment that needs them. A key that is not the newest leaves with
+the last segment whose key it wraps.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Set
+from pathlib import Path
+from typing import NamedTuple
+
+from kvstore.format.frame import WrappedKey, blob_key, open_blob, seal_blob
+from kvstore.model.block import Buffer
+from kvstore.model.errors import ConfigError, KVStoreError
+from kvstore.model.tenant import NO_TENANT_ID, TenantId
+from kvstore.sealing import AeadKey, Erasure, Keyring, Root
+from kvstore.sealing.keyring import stored_root
+from kvstore.tier.file.disk import Disk
+from kvstore.tier.file.twin_files import Twins, destroy_twins, read_twins, write_twins
+
+KEYS = Twins("keys", "KEYS", b"kvkeys\0\1", 1 << 20)  # the last byte is the version
+_log = logging.getLogger(__name__)
+
+
+class Sealing(NamedTuple):
+    """How a tier is encrypted: whose it is, and what wraps the tenant's keys.
+
+    accept_plain: serve what was stored before, in clear. Whoever can write to the disk can then
+    forge it.
+    """
+
+    root: Root
+    tenant: TenantId = NO_TENANT_ID
+    accept_plain: bool = False
+
+
+class DirectoryKeys:
+    """Blocking: called in the tier's threads. Raises ConfigError, DiskFull, DiskFailed."""
+
+    def __init__(self, disk: Disk, path: Path, sealing: Sealing) -> None:
+        self.sealing = sealing
+        self._disk = disk
+        self._path = path
+        self._number = 0
+        self._ring: Keyring | None = None
+
+    @property
+    def ring(self) -> Keyring:
+        """The keys as they were read last; `load` has to be called before."""
+        assert self._ring is not None
+        return self._ring
+
+    def load(self, *, create: bool = True, find_sealed: Callable[[], bool] = lambda: False) -> None:
+        """Read the keys; create: make them where there are none.
+
+        find_sealed: says whether the directory has segments that other keys would never open. Then,
+        and if there are none and are not to be made, raises ConfigError.
+        """
+        found = read_twins(self._disk, self._path, KEYS)
+        root, tenant = self.sealing.root, self.sealing.tenant
+        if found.number:
+            self._ring = Keyring.load(root, tenant, found.data, str(self._path / KEYS.name))
+            self._number = found.number
+        elif not create or find_sealed():
+            raise ConfigError(
+                f"{self._path} has lost its keys: put {' and '.join(KEYS.names)} back from a "
+                "backup, or remove its *.segment files to start with an empty tier"
+            )
+        else:
+            self.save(Keyring.create(root, tenant))
+
+    def save(self, ring: Keyring) -> None:
+        """Replace the keys, durably."""
+        write_twins(self._disk, self._path, KEYS, ring.encode())
+        self._number = read_twins(self._disk, self._path, KEYS).number
+        self._ring = ring
+
+    def new_key(self) -> AeadKey:
+        """Return the key of a new segment, of the newest epoch in the directory: `kvstore key
+        rotate` may have begun one since."""
+        try:
+            if read_twins(self._disk, self._path, KEYS).number != self._number:
+                self.load(create=False)
+        except KVStoreError as error:  # say, of another root: what is in memory is still good
+            _log.warning("keys=not_read path=%s reason=%r", self._path, str(error))
+        return self.ring.new_key()
+
+    def open(self, wrapped: WrappedKey) -> AeadKey | None:
+        """Return the key of a segment; None if no key of this directory opens it."""
+        return self.ring.open(wrapped)
+
+    def retire(self, used: Set[int]) -> None:
+        """Drop the epochs that no segment uses any more."""
+        old = set(self.ring.epochs) - used - {self.ring.current}
+        if old:
+            self.save(self.ring.without(old))
+            _log.info("keys=retired path=%s epochs=%r", self._path, sorted(old))
+
+    def seal_note(self, data: bytes, label: bytes) -> bytes:
+        """Return what to store of a note. label: what it is."""
+        return seal_blob(data, label, self.ring.new_key())
+
+    def open_note(self, blob: Buffer, label: bytes) -> bytes | None:
+        """Return what `seal_note` was given; None for anything else."""
+        wrapped = blob_key(blob)
+        key = self.open(wrapped) if wrapped is not None else None
+        return open_blob(blob, label, key) if key is not None else None
+
+
+def destroy_keys(disk: Disk, path: Path, root: Root, tenant: TenantId) -> Erasure:
+    """Destroy the keys of a directory, durably: nothing that they opened can be read again.
+
+    Returns how far that holds. The daemon must not be using the directory. Raises DiskFailed.
+    """
+    found = read_twins(disk, path, KEYS)
+    destroy_twins(disk, path, KEYS)
+    stored = stored_root(found.data) if found.number else None
+    return root.forget(tenant, stored) if stored is not None else Erasure.NONE
