@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,19 +21,22 @@ from kvstore.format.codec import codec_by_name
 from kvstore.metrics import Metrics
 from kvstore.model.block import PAGE_NBYTES
 from kvstore.model.errors import KVStoreError
+from kvstore.model.tenant import NO_TENANT_ID, TenantId
 from kvstore.move.promote import Promotion
 from kvstore.move.scrub import Scrub
 from kvstore.move.write_behind import WriteBehind
+from kvstore.sealing import Root, open_root
 from kvstore.server import Server
 from kvstore.settings import FileSettings, Settings
 from kvstore.store.live_settings import LiveSettings
 from kvstore.store.store import Store
 from kvstore.store.tenants import Tenants, check_left_over
+from kvstore.system.dumps import forbid_dumps, hide
 from kvstore.system.memory import Fit, check_capacity, prefer_killing_this, read_memory
 from kvstore.system.scheduling import run_promptly
 from kvstore.system.service_manager import notify
 from kvstore.tier.dram import Arena
-from kvstore.tier.file import Devices
+from kvstore.tier.file import Devices, Sealing
 
 if TYPE_CHECKING:
     from kvstore.move.object_side import Objects
@@ -50,7 +54,8 @@ class Node:
         self.settings = settings
         self.metrics = Metrics(version=kvstore.__version__)
         check_left_over(settings)
-        self.tenants = Tenants(settings, wire_store, self.metrics)
+        make = partial(wire_store, root=open_root(settings))
+        self.tenants = Tenants(settings, make, self.metrics)
         self.config = LiveSettings(settings, self.tenants, path=path, overrides=overrides)
         self.server = Server(self.tenants, self.config, self.metrics, kvstore.__version__)
 
@@ -116,10 +121,24 @@ async def check_memory(capacity_bytes: int) -> None:
         logger.warning("memory=tight reason=%r do=%r", judged.text, judged.do)
 
 
-def wire_store(settings: Settings, metrics: Metrics, *, sealed: bool = False) -> Store:
-    """Put the tiers, planner and moves of one node together. sealed: its arena."""
+def wire_store(
+    settings: Settings,
+    metrics: Metrics,
+    *,
+    sealed: bool = False,
+    root: Root | None = None,
+    tenant: TenantId = NO_TENANT_ID,
+) -> Store:
+    """Put the tiers, planner and moves of one tenant together.
+
+    sealed: its arena. root: what is stored of it is encrypted with that.
+    """
     arena = Arena(settings.dram.capacity_bytes, settings.dram.extent_bytes, sealed=sealed)
-    file = _file_tier(settings.file) if settings.file.paths else None
+    sealing = None
+    if root is not None:
+        sealing = Sealing(root, tenant, accept_plain=settings.security.accept_plain)
+        arena.extents.on_extent(lambda handle: hide(arena.extents.by_id[handle.id].mapped))
+    file = _file_tier(settings.file, sealing) if settings.file.paths else None
     limits = settings.limits
     planner = Planner(
         arena,
@@ -191,7 +210,7 @@ def _write_budget(settings: FileSettings) -> WriteBudget | None:
     return WriteBudget(nbytes, time.monotonic) if nbytes else None
 
 
-def _file_tier(settings: FileSettings) -> Devices:
+def _file_tier(settings: FileSettings, sealing: Sealing | None) -> Devices:
     return Devices(
         [Path(path) for path in settings.paths],
         capacity_bytes=settings.capacity_bytes,
@@ -200,6 +219,7 @@ def _file_tier(settings: FileSettings) -> Devices:
         segment_nbytes=settings.segment_bytes,
         direct=settings.direct,
         threads=settings.threads,
+        sealing=sealing,
     )
 
 
@@ -252,6 +272,8 @@ async def serve(
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     run_promptly()
     prefer_killing_this()
+    if settings.security.encrypts:
+        forbid_dumps()
     loop = asyncio.get_running_loop()
     told = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

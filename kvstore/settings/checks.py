@@ -7,6 +7,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from kvstore.model.errors import ConfigError
+from kvstore.settings.root_key import check_root_key
 from kvstore.settings.security import check_security
 from kvstore.settings.tenants import check_tenants
 from kvstore.settings.values import is_path, is_size, size_text, toml_key
@@ -100,6 +101,7 @@ def check(settings: Settings) -> None:
             "here: choose a shorter path"
         )
     check_security(settings)
+    check_root_key(settings.security)
     for key, value, low, high in _bounds(settings):
         if not low <= value <= high:
             sized = _is_size_key(settings, key)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from kvstore.model.errors import ConfigError, InvalidRequest
 from kvstore.model.tenant import Role, role_of
 from kvstore.settings.declare import setting
+from kvstore.settings.root_key import RootKeySettings
 from kvstore.settings.values import is_path, parse_listen
 
 if TYPE_CHECKING:
@@ -41,8 +42,8 @@ class TlsSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SecuritySettings:
-    """Credentials, and the record of what they were used for."""
+class SecuritySettings(RootKeySettings):
+    """Credentials, the record of what they were used for, and encryption of what is stored."""
 
     tokens: str = setting(
         "File of the tokens that are let in over TCP, made by `kvstore token create`; mode "

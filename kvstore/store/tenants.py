@@ -75,7 +75,8 @@ class Tenants:
         """Make a tenant's store; the caller starts it."""
         metrics = Metrics()
         sealed = tenant.arena == "sealed"
-        store = self._make(settings_of_tenant(settings, tenant), metrics, sealed=sealed)
+        own, number = settings_of_tenant(settings, tenant), tenant_id(tenant.name)
+        store = self._make(own, metrics, sealed=sealed, tenant=number)
         self._by_name[tenant.name] = Tenant(tenant.name, tenant, store, metrics)
         return self._by_name[tenant.name]
 
