@@ -17,7 +17,10 @@ _OFFSET_BITS = 48
 _OFFSET_MASK = (1 << _OFFSET_BITS) - 1
 SIZES_MAX = 1 << 12  # of records, that are known to be the same number
 LISTED_MAX = 4  # records of a block that are kept in a tuple
+MASKS_MAX = 1 << 12  # pairs of group masks that are known to be the same
 _UNJUDGED = -1  # in the place of group masks: what the namespace is was not known
+ABSENT = (0, 0)  # `StoredBlock.refined` of a block that is not there
+_masks: dict[tuple[int, int], tuple[int, int]] = {}  # one object per pair: see `_own_masks`
 
 
 class HeldSlot:
@@ -108,7 +111,9 @@ class StoredPart:
 class StoredBlock:
     """A block and its records. Bit g of `complete` says that every shard of group g is stored
     somewhere; of `resident_groups`, that every shard is in the arena. Of a group that refines
-    another, both bits are the other's: nobody waits for fine parts.
+    another, both bits are the other's: nobody waits for fine parts. refined: both masks for those
+    who do, where the bit of a group that refines another says as well that each base record that
+    should have one has its fine part.
 
     Most blocks have one record or two: a dictionary is made beyond a few only, because it takes as
     much memory as all else that is known of a block.
@@ -122,6 +127,7 @@ class StoredBlock:
         "key",
         "namespace_id",
         "parent",
+        "refined",
         "resident_groups",
         "resident_parts",
     )
@@ -138,6 +144,7 @@ class StoredBlock:
         self.framed_parts = 0
         self.complete = 0
         self.resident_groups = 0
+        self.refined = ABSENT
 
     @property
     def records(self) -> Sequence[StoredPart]:
@@ -215,6 +222,24 @@ class StoredBlock:
             complete |= (complete >> base & 1) << index
             resident_groups |= (resident_groups >> base & 1) << index
         self.complete, self.resident_groups = complete, resident_groups
+        if namespace.fine:
+            self.refined = self._refined(namespace)
+
+    def _refined(self, namespace: Namespace) -> tuple[int, int]:
+        """Return both masks without the groups of which a fine part is missing."""
+        complete, resident_groups = self.complete, self.resident_groups
+        for index in namespace.fine:
+            group = namespace.groups[index]
+            for shard in range(group.shards):
+                base = self.record(Part(group.refines, shard))
+                if base is None or base.nbytes != group.base_nbytes:
+                    continue  # it has none, or it is exact and needs none
+                fine = self.record(Part(index, shard))
+                if fine is None:
+                    complete &= ~(1 << index)
+                if fine is None or fine.resident is None:
+                    resident_groups &= ~(1 << index)
+        return _own_masks((complete, resident_groups))
 
 
 class Index:
@@ -299,6 +324,13 @@ class Index:
 
     def refresh(self, block: StoredBlock) -> None:
         block.refresh(self.namespaces.spec(block.namespace_id))
+
+
+def _own_masks(masks: tuple[int, int]) -> tuple[int, int]:
+    """Return an equal pair that other blocks have, too: it costs them no memory."""
+    if len(_masks) >= MASKS_MAX:
+        return _masks.get(masks, masks)
+    return _masks.setdefault(masks, masks)
 
 
 def _judge(blocks: Iterable[StoredBlock | None], namespace: StoredNamespace) -> None:

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kvstore.decide.ask import Ask
-from kvstore.decide.index import StoredBlock
-from kvstore.decide.planner import base_of, refined_groups
+from kvstore.decide.index import ABSENT, StoredBlock
+from kvstore.decide.planner import base_of
 from kvstore.format.frame import RUN_BLOCKS_MAX, RunBlock
 from kvstore.model.block import PAGE_NBYTES, BlockKey, Namespace, NamespaceId, Part, Span, padded
 from kvstore.tier.object import Found, FoundFrame
@@ -142,7 +142,7 @@ def with_fine(
 ) -> int:
     """Return a block's mask with the bits of the groups that refine others: those of their bases,
     or, for who insists on fine parts, whether these are here or in the bucket as well."""
-    here = refined_groups(block, namespace, resident=False) if block is not None else 0
+    here, _ = ABSENT if block is None else block.refined
     for index in namespace.fine:
         spec, bit = namespace.groups[index], 1 << index
         mask &= ~bit

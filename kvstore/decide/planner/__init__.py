@@ -7,7 +7,7 @@
 from kvstore.decide.planner.conversations import Conversations
 from kvstore.decide.planner.departures import Departures
 from kvstore.decide.planner.explain import Explainer
-from kvstore.decide.planner.fine_parts import base_blocks, base_of, fine_slots, refined_groups
+from kvstore.decide.planner.fine_parts import base_blocks, base_of, fine_slots
 from kvstore.decide.planner.leases import DAEMON_SESSION, Leases, MemberId, Reservation, SessionId
 from kvstore.decide.planner.match import longest_hit, needed_spans
 from kvstore.decide.planner.moves import Check, Read, Space, Write
@@ -41,5 +41,4 @@ __all__ = [
     "is_readable",
     "longest_hit",
     "needed_spans",
-    "refined_groups",
 ]

@@ -36,28 +36,20 @@ def lacks_fine(namespace: Namespace, block: StoredBlock, part: Part) -> bool:
     return needs_fine(namespace, part.group, base) and block.record(part) is None
 
 
-def refined_groups(
-    block: StoredBlock, namespace: Namespace, *, resident: bool, in_files: bool = False
-) -> int:
-    """Return, as `StoredBlock.complete` or `resident_groups` does, which groups are there in full
-    fidelity: a base counts when its fine part is there, or when it needs none.
-
-    in_files: what can be read in files counts as resident.
-    """
-    if not resident:
-        mask = block.complete
-    else:
-        mask = reachable_groups(block, namespace) if in_files else block.resident_groups
+def refined_groups(block: StoredBlock, namespace: Namespace) -> int:
+    """Return, as `reachable_groups` does, which groups are there in full fidelity: a base counts
+    when its fine part is there, or when it needs none."""
+    stored, resident = block.refined
+    if resident == stored:
+        return resident
+    mask = reachable_groups(block, namespace)
     for index in namespace.fine:
         for shard in range(namespace.groups[index].shards):
             part = Part(index, shard)
             if not needs_fine(namespace, index, block.record(base_of(namespace, part))):
                 continue
             record = block.record(part)
-            here = record is not None and (
-                not resident or record.resident is not None or (in_files and is_readable(record))
-            )
-            if not here:
+            if record is None or (record.resident is None and not is_readable(record)):
                 mask &= ~(1 << index)
                 break
     return mask

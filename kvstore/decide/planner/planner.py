@@ -25,7 +25,14 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from kvstore.decide.index import HeldSlot, Index, StoredBlock, StoredFrame, StoredPart
+from kvstore.decide.index import (
+    ABSENT,
+    HeldSlot,
+    Index,
+    StoredBlock,
+    StoredFrame,
+    StoredPart,
+)
 from kvstore.decide.planner.admission import Admission
 from kvstore.decide.planner.checks import Checks
 from kvstore.decide.planner.departures import Departures
@@ -284,11 +291,13 @@ def _match_refined(
     in_files: bool,
 ) -> Match:
     """Return how long a prefix would hit with all its fine parts."""
-    stored = [refined_groups(block, namespace, resident=False) if block else 0 for block in blocks]
-    here = [
-        refined_groups(block, namespace, resident=True, in_files=in_files) if block else 0
-        for block in blocks
-    ]
-    return Match(
-        longest_hit(namespace, stored, skip_blocks), longest_hit(namespace, here, skip_blocks)
-    )
+    if not blocks:
+        return Match(0, 0)
+    masks = [ABSENT if block is None else block.refined for block in blocks]
+    stored, here = [mask for mask, _ in masks], [mask for _, mask in masks]
+    if in_files and here != stored:
+        here = [refined_groups(block, namespace) if block else 0 for block in blocks]
+    hit = longest_hit(namespace, stored, skip_blocks)
+    if here == stored:
+        return Match(hit, hit)
+    return Match(hit, longest_hit(namespace, here, skip_blocks))

@@ -412,6 +412,20 @@ class FineMachine(RuleBasedStateMachine):
             assert base.nbytes == SPEC.groups[record.part.group].base_nbytes
 
     @invariant()
+    def refined_masks_say_what_records_there_are(self) -> None:
+        for block in self.planner.index:
+            stored, resident = block.complete, block.resident_groups
+            for base, fine in zip(BASES, FINES, strict=True):
+                record, finer = block.record(base), block.record(fine)
+                if record is None or record.nbytes != BASE:
+                    continue
+                if finer is None:
+                    stored &= ~(1 << fine.group)
+                if finer is None or finer.resident is None:
+                    resident &= ~(1 << fine.group)
+            assert block.refined == (stored, resident)
+
+    @invariant()
     def every_place_belongs_to_somebody(self) -> None:
         resident = {r.resident.slot for _, r in records(self.planner) if r.resident}
         slots = resident | {held.slot for held in self.leased}
