@@ -1,7 +1,7 @@
 # Every command a developer or CI runs. `make` alone lists them.
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-demo demo demo-native slowed test test-fast test-vllm-matrix soak
-.PHONY: gpu gpu-site faults torture sim fuzz check fmt proto dashboard man docs clean
+.PHONY: gpu gpu-site faults hostile torture sim fuzz check fmt proto dashboard man docs clean
 .SILENT:
 
 BIN := .venv/bin
@@ -80,6 +80,9 @@ gpu: ## tests and benchmark of the GPU of this machine, without a network; write
 
 faults: setup ## tests that kill, stop and starve real processes; writes build/faults.json
 	$(BIN)/python -m tests.faults.run --json build/faults.json $(ARGS)
+
+hostile: setup ## attack real daemons as other users, tenants and thieves (root); writes build/hostile.json
+	$(BIN)/python -m tests.hostile.run --json build/hostile.json $(ARGS)
 
 torture: setup ## kill a daemon KILLS times, on a disk that fills up, fails, hangs and rots; writes build/torture.json
 	$(BIN)/python -m tests.torture.run --kills $(KILLS) --seed $(SEED) --json build/torture.json $(ARGS)

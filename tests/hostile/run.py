@@ -1,0 +1,105 @@
+"""Attack real daemons in every way that is known, and count what must not happen.
+
+    python -m tests.hostile.run --json hostile.json
+    python -m tests.hostile.run --case probing_for_prefixes
+    python -m tests.hostile.run --list
+
+`read_other`: answers to callers about what is not theirs; `wrote_other`: what they changed of it;
+`wrong_served`: bytes that nobody honest put; `hung`: calls that did not end in time; `daemon_died`.
+All have to be 0. Each case has a positive control: the same attack where it has to succeed.
+It takes root, to be several users, and a network namespace.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tests.hostile import cases_neighbours as neighbours
+from tests.hostile.scene import COUNTS, Scene
+
+CASES: dict[str, Callable[[Scene], None]] = {
+    case.__name__: case
+    for case in (
+        neighbours.other_users_at_the_sockets,
+        neighbours.ids_of_another_tenant,
+        neighbours.probing_for_prefixes,
+        neighbours.floods_of_another_tenant,
+    )
+}
+
+
+def run_case(name: str, *, quick: bool) -> dict[str, Any]:
+    """Run one case; return its counts, controls and details."""
+    scene = Scene(quick=quick)
+    began = time.monotonic()
+    failed = ""
+    try:
+        CASES[name](scene)
+    except Exception:
+        failed = traceback.format_exc(limit=6)
+    return {
+        "name": name,
+        "ok": scene.ok and not failed,
+        "seconds": round(time.monotonic() - began, 2),
+        "counts": scene.counts,
+        "controls": scene.controls,
+        "details": scene.details | ({"error": failed} if failed else {}),
+    }
+
+
+@click.command(help=(__doc__ or "").splitlines()[0])
+@click.option("--case", "names", multiple=True, type=click.Choice(list(CASES)), help="Only this.")
+@click.option("--quick", is_flag=True, help="Fewer rounds, as the tests run them.")
+@click.option("--list", "listing", is_flag=True, help="List the cases and end.")
+@click.option("--json", "file", type=click.Path(path_type=Path), help="Write the result here too.")
+def main(names: tuple[str, ...], quick: bool, listing: bool, file: Path | None) -> None:
+    if listing:
+        for name, case in CASES.items():
+            click.echo(f"{name}: {(case.__doc__ or '').splitlines()[0]}")
+        return
+    if os.getuid():
+        raise click.ClickException("only root can be several users: run it as root")
+    results = []
+    for name in names or CASES:
+        results.append(run_case(name, quick=quick))
+        last = results[-1]
+        state = "ok" if last["ok"] else "FAILED"
+        click.echo(f"{state:6} {last['seconds']:7.1f} s  {name}", err=True)
+    totals = {
+        count: sum(each["counts"].get(count, 0) for each in results)
+        for count in dict.fromkeys([*COUNTS, *(c for each in results for c in each["counts"])])
+    }
+    measured = {key: value for each in results for key, value in each["details"].items()}
+    text = json.dumps(totals | _shown(measured) | {"cases": results}, indent=2)
+    click.echo(text)
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text + "\n")
+    sys.exit(0 if all(each["ok"] for each in results) else 1)
+
+
+def _shown(measured: dict[str, Any]) -> dict[str, Any]:
+    """Return what is shown at the top of the result, of all that was measured."""
+    shown = (
+        "probe_auc",
+        "calls_allowed",
+        "methods_without_right",
+        "forged_served",
+        "canaries_found",
+        "revoked_s",
+        "rotation_failed_calls",
+    )
+    return {key: measured[key] for key in shown if key in measured}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""What an attack acts on: a daemon with tenants, and the counts of what must not happen."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from kvstore import BlockKey, Client
+from kvstore.testing.daemon import Daemon
+from kvstore.testing.samples import sample_keys, sample_namespace
+
+SPACE = sample_namespace()
+UIDS = {"acme": 4711, "beta": 4712}
+COUNTS = ("read_other", "wrote_other", "wrong_served", "hung", "daemon_died")
+
+
+def tenant_settings() -> list[str]:
+    """Return the settings of two tenants, each of a Unix user where this process may make some."""
+    sizes = [f"tenants.{name}.dram.guaranteed=24MiB" for name in UIDS]
+    if os.getuid():
+        return sizes
+    return sizes + [f"tenants.{name}.unix.uid={uid}" for name, uid in UIDS.items()]
+
+
+def record_of(key: BlockKey) -> bytes:
+    """Return the bytes that an honest writer puts under a key: 4 KiB and more, unlike any other."""
+    nbytes = SPACE.groups[0].record_nbytes
+    return hashlib.shake_128(b"honest" + key).digest(nbytes)
+
+
+class Scene:
+    """One case's world. quick: fewer rounds, as the tests run them.
+
+    counts: of what must not happen. details: what was measured. controls: whether an attack that
+    has to succeed did; one that did not says that the case would not see a breach.
+    """
+
+    def __init__(self, *, quick: bool) -> None:
+        self.quick = quick
+        self.counts = dict.fromkeys(COUNTS, 0)
+        self.details: dict[str, Any] = {}
+        self.controls: dict[str, bool] = {}
+
+    @contextlib.contextmanager
+    def daemon(self, *overrides: str) -> Iterator[Daemon]:
+        """Run a daemon with the tenants acme and beta. It has to live to the end."""
+        with Daemon("dram.capacity=96MiB", *tenant_settings(), *overrides) as daemon:
+            daemon.directory.chmod(0o711)
+            daemon.socket.parent.mkdir()
+            daemon.socket.parent.chmod(0o711)
+            yield daemon.start()
+            if not daemon.alive or daemon.stop():
+                self.counts["daemon_died"] += 1
+
+    def count(self, name: str, times: int = 1) -> None:
+        """Note something that must not happen."""
+        self.counts[name] = self.counts.get(name, 0) + times
+
+    @property
+    def ok(self) -> bool:
+        return not any(self.counts.values()) and all(self.controls.values())
+
+
+def target_of(daemon: Daemon, tenant: str) -> str:
+    """Return the address of a tenant's own socket."""
+    return f"unix:{daemon.socket.parent / tenant / 'kvstore.sock'}"
+
+
+def client_of(daemon: Daemon, tenant: str, *, token: str | None = None) -> Client:
+    """Return a client of a tenant. Its sockets belong to the tenant's user."""
+    return Client(target_of(daemon, tenant), token=token, daemon_uid=UIDS[tenant])
+
+
+def put(client: Client, name: str, blocks: int, *, durable: bool = False) -> list[BlockKey]:
+    """Store what an honest writer puts under the keys of a prompt; return them."""
+    keys = sample_keys(name, blocks)
+    client.register(SPACE)
+    done = client.put(SPACE.id, keys, [record_of(key) for key in keys], durable=durable)
+    assert (done.committed, done.refused) == (blocks, 0)
+    return keys
+
+
+def wrong_among(keys: Sequence[BlockKey], found: Sequence[bytes | None]) -> int:
+    """Return how many answers are neither what was put nor a miss."""
+    pairs = zip(keys, found, strict=True)
+    return sum(data is not None and data != record_of(key) for key, data in pairs)
