@@ -131,7 +131,7 @@ def test_a_log_is_whole_over_restarts_and_rotation_and_a_cut_shows(site: Site) -
     for spoilt in (
         lines[:-1],
         [lines[0], *lines[2:]],
-        [lines[0].replace(b'"deleted":0', b'"deleted":1'), *lines[1:]],
+        [line.replace(b'"deleted":0', b'"deleted":1') for line in lines],
     ):
         site.log.write_bytes(b"".join(spoilt))
         found = kvstore(*words, *both)

@@ -346,3 +346,70 @@ def test_a_daemon_does_not_start_with_a_pair_that_is_none(tmp_path: Path, spoilt
         assert site.daemon.wait() == 2
         assert str(site.server.key) in site.daemon.output()
         assert "Traceback" not in site.daemon.output()
+
+
+@pytest.fixture(scope="module")
+def several(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """A daemon of two tenants, told apart by certificates and by tokens."""
+    directory = tmp_path_factory.mktemp("several")
+    issuer = Issuer(directory)
+    issuer.issue(Role.WRITER, tenant="acme")
+    overrides = (
+        'tenants.acme.certificates=["engine.acme.example"]',
+        "tenants.globex.certificates=engine.globex.example",
+        f"security.tokens={issuer.path}",
+        "dram.capacity=256MiB",
+    )
+    site = Site(directory, *overrides, mutual=True)
+    with site.daemon.start():
+        yield site
+
+
+def test_a_call_goes_to_the_tenant_of_its_certificate(several: Site) -> None:
+    space, keys = sample_namespace(), sample_keys("tenants", 2)
+    acme = several.authority.issue("acme", "engine.acme.example")
+    globex = several.authority.issue("globex", "engine.globex.example")
+    with several.client(**pair(acme)) as client, several.client(**pair(globex)) as other:
+        assert client.admin.whoami().tenant == "acme"
+        assert other.admin.whoami().tenant == "globex"
+        for each in (client, other):
+            each.register(space)
+        client.put(space.id, keys, sample_records(keys))
+        assert client.match(space.id, keys).hit_blocks == 2
+        assert other.match(space.id, keys).hit_blocks == 0
+        assert other.get(space.id, keys) == [None, None]
+
+
+def test_certificate_and_token_have_to_be_of_one_tenant(several: Site, tmp_path: Path) -> None:
+    acme = several.authority.issue("acme", "engine.acme.example")
+    nobody = several.authority.issue("nobody", "elsewhere.example")
+    tokens = {}
+    for tenant in ("acme", "globex", "initech", "default"):
+        tokens[tenant] = tmp_path / tenant
+        tokens[tenant].write_text(several.issuer.issue(Role.OPERATOR, tenant=tenant))
+    with several.client(**pair(acme), token_file=tokens["acme"]) as client:
+        until(lambda: _is_let_in(client), 5)
+        assert client.admin.whoami().role is Role.OPERATOR
+    with several.client(**pair(nobody), token_file=tokens["globex"]) as client:
+        assert client.admin.whoami().tenant == "globex"
+    for files, token, words in (
+        (acme, "globex", "different tenants"),
+        (nobody, "initech", "no tenant initech"),
+        (nobody, "default", "takes the role admin"),
+        (nobody, None, "no valid credential"),
+    ):
+        shown = pair(files) | ({"token_file": tokens[token]} if token else {})
+        with several.client(**shown) as client, pytest.raises(Unauthorized, match=words):
+            client.admin.whoami()
+
+
+def test_no_method_is_answered_by_another_tenants_credential(several: Site, tmp_path: Path) -> None:
+    acme = several.authority.issue("acme", "engine.acme.example")
+    credentials = grpc.ssl_channel_credentials(
+        several.authority.ca.read_bytes(), acme.key.read_bytes(), acme.cert.read_bytes()
+    )
+    foreign = several.issuer.issue(Role.ADMIN, tenant="globex")
+    with grpc.secure_channel(several.daemon.address, credentials, options=OPTIONS) as channel:
+        until(lambda: ask(channel, "WhoAmI") == ANSWERED, 5)
+        found = {name: ask(channel, name, bearer(foreign)) for name in METHODS}
+    assert found == dict.fromkeys(METHODS, UNAUTHORIZED)
