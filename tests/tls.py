@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 from pathlib import Path
 from typing import NamedTuple
@@ -28,9 +29,13 @@ class Authority:
         self.ca = directory / "ca.pem"
         self._ca.cert_pem.write_to_path(self.ca)
 
-    def issue(self, name: str, *names: str) -> Files:
+    def issue(self, name: str, *names: str, not_after: datetime.datetime | None = None) -> Files:
         """Write a pair with these names, or 127.0.0.1; files that are there are replaced."""
-        pair = self._ca.issue_cert(*(names or ("127.0.0.1", "localhost")))
+        pair = self._ca.issue_cert(
+            *(names or ("127.0.0.1", "localhost")),
+            not_before=datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC) if not_after else None,
+            not_after=not_after,
+        )
         files = Files(self._directory / f"{name}.pem", self._directory / f"{name}.key")
         chain = b"".join(each.bytes() for each in pair.cert_chain_pems)
         for path, data in ((files.key, pair.private_key_pem.bytes()), (files.cert, chain)):

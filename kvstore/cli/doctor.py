@@ -12,6 +12,7 @@ from kvstore.cli.check_daemon import check_daemon
 from kvstore.cli.check_disk import check_disk
 from kvstore.cli.check_gpu import check_gpus
 from kvstore.cli.check_machine import check_machine
+from kvstore.cli.check_security import check_security
 from kvstore.cli.check_vllm import check_vllm, read_arguments, read_config
 from kvstore.cli.health import Finding, is_wrong
 from kvstore.cli.target import Target, shown_options, target_for
@@ -51,7 +52,7 @@ def doctor(
     vllm_config: Path | None,
     as_json: bool,
 ) -> None:
-    """Check limits, memory, disk, bucket, addresses, the daemon, and vLLM's settings.
+    """Check limits, memory, disk, bucket, addresses, keys, the daemon, and vLLM's settings.
 
     Prints each problem with a command that solves it; exit code 1 if there is a problem. A running
     daemon is checked by its own settings. --config and --set describe a daemon to be started. The
@@ -93,6 +94,7 @@ def check_all(settings: Settings, target: str) -> list[Finding]:
         *check_machine(judged, running=daemon.running),
         *check_gpus(target),
         *check_disk(judged.file),
+        *check_security(judged),
         # A running daemon has other credentials than this command, and says itself how it goes.
         *([] if daemon.running else check_bucket(judged.object)),
         *daemon.findings,
