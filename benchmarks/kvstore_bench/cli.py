@@ -74,6 +74,7 @@ def make_conversations(output: Path, **shape: Any) -> None:
     show_default=True,
     help="KV that is coded and moved, more than caches hold. 0: none.",
 )
+@click.option("--tls", is_flag=True, help="Measure TCP instead: TLS with a token beside plaintext.")
 @MODEL
 @JSON
 def store(
@@ -83,6 +84,7 @@ def store(
     rounds: int,
     resident_blocks: int,
     coded_mib: int,
+    tls: bool,
     model: Path | None,
     as_json: bool,
 ) -> None:
@@ -100,15 +102,22 @@ def store(
       kvstore bench store
       kvstore bench store --json | jq .get_vs_raw
       kvstore bench store --resident-blocks 1000000 --json
+      kvstore bench store --tls --json
     """
 
     def say(text: str) -> None:
         click.echo(text, err=True)
 
-    with measuring(as_json, *(("torch", "transformers") if model else ())):
+    needed = ("torch", "transformers") if model else ()
+    with measuring(as_json, *needed, *(("cryptography",) if tls else ())):
         from kvstore_bench.store.store import StorePlan, run
 
         plan = StorePlan(records, record_mib << 20, rounds, resident_blocks=resident_blocks)
+        if tls:
+            from kvstore_bench.store.tls import run_tls
+
+            show(run_tls(plan, say), as_json, ratio_tables.print_tls)
+            return
         result = run(plan, say)
         if coded_mib:
             result |= _coded(coded_mib << 20, rounds, model, say)

@@ -28,6 +28,20 @@ def test_the_json_has_every_ratio_and_what_it_was_made_of() -> None:
     assert "match_1000_p99_ms" not in result
 
 
+def test_tls_is_measured_beside_plaintext() -> None:
+    arguments = ["store", "--tls", "--records", "2", "--record-mib", "1", "--rounds", "5", "--json"]
+    done = CliRunner().invoke(bench, arguments)
+    assert done.exit_code == 0, done.output
+    result = json.loads(done.stdout)
+    seconds = result["seconds"]
+    assert result["tls"]["unary_p50_vs_plain"] == pytest.approx(
+        seconds["unary_tls"]["p50"] / seconds["unary_plain"]["p50"]
+    )
+    assert result["tls"]["stream_vs_plain"] == pytest.approx(
+        seconds["stream_plain"]["p50"] / seconds["stream_tls"]["p50"]
+    )
+
+
 @pytest.mark.skipif(bool(native.reason()), reason=native.reason())
 def test_coded_records_are_compared_with_raw_ones() -> None:
     pytest.importorskip("torch")

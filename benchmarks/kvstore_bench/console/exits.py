@@ -16,6 +16,7 @@ EXIT_FAILED_REQUESTS = 1
 EXIT_IMPOSSIBLE = 2
 EXIT_INTERRUPTED = 130
 EXTRA_OF = {
+    "cryptography": "security",
     "cupy": "cuda",
     "matplotlib": "bench",
     "obstore": "object",

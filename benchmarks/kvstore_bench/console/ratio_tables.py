@@ -24,6 +24,13 @@ MEANINGS = {
 }
 
 
+TLS_MEANINGS = {
+    "unary_p50_vs_plain": "a call, median / the same over plaintext",
+    "stream_vs_plain": "get, streamed and verified, at this share of plaintext's speed",
+    "unary_p50_ms": "a call over TLS, median, ms",
+    "stream_gb_per_s": "get over TLS, GB/s",
+}
+
 TIER_MEANINGS = {
     "read_vs_fio": "cold reads into the arena, verified, at this share of fio's speed",
     "write_vs_fio": "durable writes, at this share of fio's speed",
@@ -83,6 +90,11 @@ def print_store(result: Mapping[str, Any]) -> None:
         for name, share in shares.items():
             table.add_row(name, f"{result['coded']['gb_s'][name]:.1f}", f"{100 * share:.0f} %")
         _print(table)
+
+
+def print_tls(result: Mapping[str, Any]) -> None:
+    """Print the ratios."""
+    _print(_ratios("TLS with a token, beside plaintext TCP", TLS_MEANINGS, result["tls"]))
 
 
 def print_tier(result: Mapping[str, Any]) -> None:
