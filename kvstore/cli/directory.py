@@ -15,14 +15,23 @@ from typing import Any
 
 import click
 
+from kvstore.cli.root_key import keys_of, needed_root, root_of, root_options, tenant_of
 from kvstore.cli.words import SHORT_CHARS, size
 from kvstore.model.block import NamespaceId
 from kvstore.model.errors import ConfigError
-from kvstore.tier.file import Audit, Damage, FileTier, RealDisk, SegmentReport
+from kvstore.tier.file import (
+    Audit,
+    Damage,
+    FileTier,
+    RealDisk,
+    Sealing,
+    SegmentReport,
+)
 from kvstore.tier.file.devices.roster import OWN_NAME
 from kvstore.tier.file.directory import LOCK_NAME
+from kvstore.tier.file.reseal import Resealed, reseal, reseal_notes
 from kvstore.tier.file.segment_file import parse_segment_name
-from kvstore.tier.file.spec_files import remove_spec_files, spec_files_in
+from kvstore.tier.file.spec_files import named, remove_spec_files, spec_files_in
 
 GC_CAPACITY_BYTES = 1 << 60  # no cap: nothing is evicted
 MODELS_SHOWN = 10
@@ -71,21 +80,27 @@ as_json_option = click.option(
 
 @click.command()
 @directories
+@root_options
 @as_json_option
-def inspect(paths: tuple[Path, ...], as_json: bool) -> None:
+def inspect(
+    paths: tuple[Path, ...], root_key_file: Path | None, config: Path | None, as_json: bool
+) -> None:
     """Show what file tier directories contain: segments, frames, namespaces.
 
     It reads headers only and changes nothing; a daemon may be using DIR. A record is one part of
     one block. Dead bytes belong to frames without a live record; `kvstore gc` frees them. Each
-    directory is examined alone: a newer copy in another directory of the tier does not count.
+    directory is examined alone: a newer copy in another directory of the tier does not count. Of
+    encrypted segments, only files are counted unless the root key is named.
 
     \b
     Examples:
       kvstore inspect /var/lib/kvstore
+      kvstore inspect /var/lib/kvstore --root-key-file /mnt/keys/kvstore.key
       kvstore inspect /var/lib/kvstore --json | jq .totals.physical_nbytes
     """
+    root = root_of(root_key_file, config)
     for path in paths:
-        audit = Audit(path)
+        audit = Audit(path, keys=keys_of(path, root))
         found = _inventory(path, audit)
         if as_json:
             click.echo(json.dumps(found))
@@ -109,24 +124,34 @@ def inspect(paths: tuple[Path, ...], as_json: bool) -> None:
 
 @click.command()
 @directories
+@root_options
 @as_json_option
 @click.pass_context
-def verify(ctx: click.Context, paths: tuple[Path, ...], as_json: bool) -> None:
+def verify(
+    ctx: click.Context,
+    paths: tuple[Path, ...],
+    root_key_file: Path | None,
+    config: Path | None,
+    as_json: bool,
+) -> None:
     """Read and check every frame of file tier directories; exit code 1 if one is damaged.
 
     Exit code 2 if DIR is not a file tier directory, or is not mounted. It changes nothing; a daemon
     may be using DIR. Every read verifies the checksum, so a damaged record is a miss, never served.
-    Damage is a sign that the disk is failing.
+    Damage is a sign that the disk is failing. Encrypted segments are verified with the root key;
+    without it, only whether their frames and footers are where they say.
 
     \b
     Examples:
       kvstore verify /var/lib/kvstore
+      kvstore verify /var/lib/kvstore --root-key-file /mnt/keys/kvstore.key
       kvstore verify /mnt/nvme0/kv /mnt/nvme1/kv --json | jq -c .damaged[]
     """
     damaged = False
+    root = root_of(root_key_file, config)
     for path in paths:
         started = time.perf_counter()
-        audit = Audit(path)
+        audit = Audit(path, keys=keys_of(path, root))
         with click.progressbar(
             length=audit.nbytes, label=f"verify {path}", file=sys.stderr, hidden=as_json
         ) as bar:
@@ -144,55 +169,85 @@ def verify(ctx: click.Context, paths: tuple[Path, ...], as_json: bool) -> None:
             f"{path}: {'DAMAGED' if damages else 'good'}. {size(audit.nbytes)} read at {speed}, "
             f"{len(damages)} damaged places" + (f", {torn} torn frames, never served" * bool(torn))
         )
+        _tell_locked(audit)
         _tell_models(audit)
     ctx.exit(1 if damaged else 0)
 
 
 @click.command()
 @directories
+@root_options
 @as_json_option
 @click.option("--dry-run", is_flag=True, help="Only print how much would be freed.")
-def gc(paths: tuple[Path, ...], as_json: bool, dry_run: bool) -> None:
+@click.option("--seal", is_flag=True, help="Encrypt what is stored in clear.")
+def gc(
+    *,
+    paths: tuple[Path, ...],
+    root_key_file: Path | None,
+    config: Path | None,
+    as_json: bool,
+    dry_run: bool,
+    seal: bool,
+) -> None:
     """Free the space of dead frames: superseded, deleted, torn. No daemon may be using DIR.
 
     A daemon does the same at its start and while it runs; this command is for a directory without a
-    daemon. Live records are not touched. With --dry-run a daemon may be using DIR.
+    daemon. Live records are not touched. With --dry-run a daemon may be using DIR. With --seal,
+    every segment in clear is rewritten encrypted, one by one; that takes room for one more segment.
+    What was in clear stays in the disk's free blocks until these are written again.
 
     \b
     Examples:
       kvstore gc --dry-run /var/lib/kvstore
       kvstore gc /var/lib/kvstore --json
+      kvstore gc --seal /var/lib/kvstore --root-key-file /mnt/keys/kvstore.key
     """
+    root = needed_root(root_key_file, config) if seal else root_of(root_key_file, config)
     for path in paths:
-        audit = Audit(path)
+        keys = keys_of(path, root)
+        audit = Audit(path, keys=keys)
         before = _inventory(path, audit)["totals"]
-        won = before["dead_nbytes"]
+        won, sealed = before["dead_nbytes"], Resealed(0, 0)
         if not dry_run:
-            asyncio.run(_collect(path, audit.namespaces))
-            audit = Audit(path)
+            sealing = None
+            if root is not None and (seal or keys is not None):
+                sealing = Sealing(root, tenant_of(path), accept_plain=True)
+            sealed = asyncio.run(_collect(path, audit.namespaces, sealing, seal=seal))
+            audit = Audit(path, keys=keys_of(path, root))
             after = _inventory(path, audit)["totals"]
             won = before["physical_nbytes"] - after["physical_nbytes"]
         if as_json:
             values = {"path": str(path), "dry_run": dry_run, "bytes": won, "models": audit.models}
+            values |= {"sealed_frames": sealed.frames, "damaged_frames": sealed.damaged}
             click.echo(json.dumps({**values, "physical_nbytes_before": before["physical_nbytes"]}))
         else:
             what = "would be won back" if dry_run else "won back"
             click.echo(f"{path}: {size(won)} of {size(before['physical_nbytes'])} {what}")
+            if seal and not dry_run:
+                click.echo(f"  {sealed.frames} frames encrypted, {sealed.damaged} damaged, dropped")
+            _tell_locked(audit)
             _tell_models(audit)
 
 
-async def _collect(path: Path, live: Collection[NamespaceId]) -> None:
+async def _collect(
+    path: Path, live: Collection[NamespaceId], sealing: Sealing | None, *, seal: bool
+) -> Resealed:
     """Open the directory as a daemon does, free what is dead, and close it again. live: the
-    namespaces that have something that is not."""
-    tier = FileTier(path, capacity_bytes=GC_CAPACITY_BYTES)
+    namespaces that have something that is not. seal: encrypt what is in clear."""
+    tier, sealed = FileTier(path, capacity_bytes=GC_CAPACITY_BYTES, sealing=sealing), Resealed(0, 0)
     await tier.open()
     try:
-        tier.recall.take_all()
+        records = tier.recall.take_all()
         await tier.upkeep.settle()
         disk = RealDisk()
-        remove_spec_files(disk, path, set(spec_files_in(disk, path)) - set(live))
+        if seal and tier.keys is not None:
+            sealed = await reseal(tier, records)
+            reseal_notes(disk, path, tier.keys, list(live))
+        kept = {named(each, tier.keys) for each in live}
+        remove_spec_files(disk, path, set(spec_files_in(disk, path)) - kept)
     finally:
         await tier.close()
+    return sealed
 
 
 def _inventory(path: Path, audit: Audit) -> dict[str, Any]:
@@ -257,6 +312,16 @@ def _segment_line(segment: SegmentReport) -> str:
         f"{segment.name.partition('.')[0]} {'sealed' if segment.sealed else 'open':<6} "
         f"{size(segment.nbytes):>9} {size(segment.physical_nbytes):>9} {segment.runs:>6} {live:>14}"
     )
+
+
+def _tell_locked(audit: Audit) -> None:
+    locked = [segment for segment in audit.segments if segment.locked]
+    if locked:
+        unread = sum(segment.unread for segment in locked)
+        click.echo(
+            f"  {len(locked)} encrypted segments with {unread} frames were not read: name their "
+            "root key with --root-key-file"
+        )
 
 
 def _tell_models(audit: Audit) -> None:

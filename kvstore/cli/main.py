@@ -57,6 +57,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "inspect": ("kvstore.cli.directory:inspect", "Show what a file tier directory contains."),
         "verify": ("kvstore.cli.directory:verify", "Check every byte of a file tier directory."),
         "gc": ("kvstore.cli.directory:gc", "Free dead space in a file tier directory."),
+        "key": ("kvstore.cli.key:key", "Make, show and rotate keys of encrypted data."),
     },
     "Plan": {
         "trace": ("kvstore.cli.trace:trace", "Record a daemon's traffic, or synthesize it."),

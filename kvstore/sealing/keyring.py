@@ -156,6 +156,22 @@ def stored_tenant(data: bytes) -> bytes | None:
     return stored.tenant if stored is not None else None
 
 
+class StoredKeys(NamedTuple):
+    """What may be told of stored keys without their root: when each epoch began, in Unix time."""
+
+    tenant: bytes
+    epochs: dict[int, int]
+
+
+def stored_keys(data: bytes) -> StoredKeys | None:
+    """Return what is stored, None if these are no keys."""
+    stored = _decode(data)
+    if stored is None:
+        return None
+    epochs = {each.epoch: each.created_s for each in stored.keys if each.epoch != NAMES}
+    return StoredKeys(stored.tenant, epochs)
+
+
 def stored_root(data: bytes) -> bytes | None:
     """Return what the root has stored beside the keys; None if they are none."""
     stored = _decode(data)

@@ -59,10 +59,9 @@ class SegmentReport:
     """What one segment file holds.
 
     Records are counted, one per block and part. dead_nbytes: of frames with nothing live, which the
-    daemon frees at its next start. dropped: torn or rotten frames, never served. epoch: of the
-    tenant's key that an encrypted segment needs; None: it is not encrypted, or locked. locked: its
-    key is not known. unread: frames of a locked one that are where they say; nothing vouches for
-    them.
+    daemon frees at its next start. dropped: torn or rotten frames, never served. needs_epoch: of
+    the tenant's key, of an encrypted segment. locked: its key is not known. unread: frames of a
+    locked one that are where they say; nothing vouches for them.
     """
 
     name: str
@@ -75,7 +74,7 @@ class SegmentReport:
     live_records: int
     dead_nbytes: int
     dropped: int
-    epoch: int | None = None
+    needs_epoch: int | None = None
     locked: bool = False
     unread: int = 0
 
@@ -218,7 +217,7 @@ class Audit:
                 if not positions and not header.is_tombstone
             ),
             dropped=0 if loaded.locked else loaded.dropped,
-            epoch=loaded.key.wrapped.epoch if loaded.key is not None else None,
+            needs_epoch=loaded.needs_epoch,
             locked=loaded.locked,
             unread=loaded.dropped if loaded.locked else 0,
         )

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,12 +15,10 @@ import numpy.typing as npt
 from kvstore.format.frame import (
     NO_SEQUENCE,
     TAG_NBYTES,
-    ClearTrailer,
     FrameHeader,
     PackedFrames,
     SegmentKey,
     SegmentTag,
-    clear_trailer,
     pack_header,
     packed_footer,
     parse_header,
@@ -35,12 +32,12 @@ from kvstore.format.frame.header import PLAIN, SEALED, plain_page
 from kvstore.model.block import PAGE_NBYTES, padded
 from kvstore.model.checksum import checksum
 from kvstore.model.errors import ConfigError, Incompatible
-from kvstore.tier.file.disk import Disk, Sizes
+from kvstore.tier.file.disk import Sizes
 from kvstore.tier.file.failure import disk_errors
-from kvstore.tier.file.pages import aligned_buffer
 from kvstore.tier.file.sealed_io import open_block
 from kvstore.tier.file.segment import Hole, Phase, PlacedFrame, Segment, State
-from kvstore.tier.file.segment_file import SegmentFiles, segment_name, transfer
+from kvstore.tier.file.segment_file import SegmentFiles
+from kvstore.tier.file.segment_form import Form, Reader, clear_trailer_of, find_form
 
 _log = logging.getLogger(__name__)
 
@@ -51,7 +48,7 @@ class LoadedSegment:
 
     refused: reads that failed with an I/O error; those frames count as torn. encrypted: it is
     sealed with a key. key: that, if it is known; without it no frame is, and those that are where
-    they say count as dropped.
+    they say count as dropped. needs_epoch: of the tenant's key, as its file says.
     """
 
     tag: SegmentTag
@@ -65,6 +62,7 @@ class LoadedSegment:
     gaps: list[Hole] = field(default_factory=list)
     encrypted: bool = False
     key: SegmentKey | None = None
+    needs_epoch: int | None = None
 
     @property
     def locked(self) -> bool:
@@ -105,10 +103,10 @@ def _load(files: SegmentFiles, tag: SegmentTag, *, write: bool) -> LoadedSegment
     with disk_errors(f"recover {files.path(tag).name}"):
         fd = disk.open(files.path(tag), write=write)
         try:
-            reader = _Reader(disk, fd)
+            reader = Reader(disk, fd)
             sizes = disk.sizes(fd)
             page = _check_identity(reader, tag, files)
-            form = _form(reader, tag, files, sizes, page, write=write)
+            form = find_form(reader, tag, files, sizes, page, write=write)
             loaded = _load_frames(reader, tag, sizes, form)
             if not loaded.sealed and write:
                 disk.fdatasync(fd)
@@ -124,7 +122,7 @@ def holds_sealed(files: SegmentFiles, tags: Sequence[SegmentTag]) -> bool:
         with disk_errors(f"look at {files.path(tag).name}"):
             fd = files.disk.open(files.path(tag))
             try:
-                page = _Reader(files.disk, fd).read(0, PAGE_NBYTES)
+                page = Reader(files.disk, fd).read(0, PAGE_NBYTES)
             finally:
                 files.disk.close(fd)
         if page is not None and segment_key(page) is not None:
@@ -153,106 +151,19 @@ def adopted(loaded: LoadedSegment) -> Segment:
     return segment
 
 
-class _Reader:
-    """Reads that return None on an I/O error and beyond the end of the file."""
-
-    def __init__(self, disk: Disk, fd: int) -> None:
-        self.disk = disk
-        self.fd = fd
-        self.refused = 0
-        self._buffer = aligned_buffer(PAGE_NBYTES)
-
-    def read(self, offset: int, nbytes: int, spare_nbytes: int = 0) -> memoryview | None:
-        """Return bytes that stay valid until the next call, and some to write to behind them."""
-        if len(self._buffer) < nbytes + spare_nbytes:
-            self._buffer = aligned_buffer(nbytes + spare_nbytes)
-        target = self._buffer[:nbytes]
-        try:
-            moved = transfer(self.disk.preadv, self.fd, [target], offset)
-        except OSError as error:
-            self.refused += 1
-            _log.warning("unreadable offset=%d nbytes=%d error=%s", offset, nbytes, error)
-            return None
-        return self._buffer[: nbytes + spare_nbytes] if moved == nbytes else None
-
-
-class _Form(NamedTuple):
-    """How a segment's frames are stored. lost: no key is known that opens them."""
-
-    encrypted: bool
-    key: SegmentKey | None = None
-
-    @property
-    def lost(self) -> bool:
-        return self.encrypted and self.key is None
-
-
-def _form(
-    reader: _Reader,
-    tag: SegmentTag,
-    files: SegmentFiles,
-    sizes: Sizes,
-    page: bytes,
-    *,
-    write: bool,
-) -> _Form:
-    """Find a segment's key: in its first page, else in its last. Raises ConfigError if a daemon
-    could only throw it away."""
-    keys, wrapped = files.keys, segment_key(page)
-    is_plain = wrapped is None and parse_segment_header(page) is not None
-    clear = _clear_trailer(reader, tag, sizes) if wrapped is None and not is_plain else None
-    if wrapped is None and clear is None:
-        return _plain_form(files, tag, is_whole=is_plain, write=write)
-    if keys is None:
-        if write:
-            raise ConfigError(
-                f"{files.path(tag)} is encrypted: set security.root_key_file or "
-                "security.root_command to the root that it was written with"
-            )
-        return _Form(encrypted=True)
-    key = keys.open(wrapped) if wrapped is not None else None
-    clear = clear or (_clear_trailer(reader, tag, sizes) if key is None else None)
-    if key is None and clear is not None:
-        key = keys.open(clear.key)
-    if key is None:
-        _log.warning("segment=locked name=%s: none of the keys here opens it", segment_name(tag))
-    return _Form(encrypted=True, key=key)
-
-
-def _plain_form(files: SegmentFiles, tag: SegmentTag, *, is_whole: bool, write: bool) -> _Form:
-    """Say whether a segment that names no key is taken as one of format 1."""
-    keys = files.keys
-    if keys is None or keys.sealing.accept_plain:
-        return _Form(encrypted=False)
-    if is_whole and write:
-        raise ConfigError(
-            f"{files.path(tag)} is not encrypted, and whoever can write to the disk can forge it. "
-            f"Encrypt it: kvstore gc --seal {files.directory}. Or serve it as it is: "
-            "security.accept_plain=true"
-        )
-    # A damaged first page of a segment without a footer: its key is gone.
-    return _Form(encrypted=not is_whole)
-
-
-def _clear_trailer(reader: _Reader, tag: SegmentTag, sizes: Sizes) -> ClearTrailer | None:
-    size = sizes.nbytes
-    if size % PAGE_NBYTES or size < 2 * PAGE_NBYTES:
-        return None
-    page = reader.read(size - PAGE_NBYTES, PAGE_NBYTES)
-    return clear_trailer(page, tag) if page is not None else None
-
-
-def _load_frames(reader: _Reader, tag: SegmentTag, sizes: Sizes, form: _Form) -> LoadedSegment:
+def _load_frames(reader: Reader, tag: SegmentTag, sizes: Sizes, form: Form) -> LoadedSegment:
     if form.lost:
-        return _count_locked(reader, tag, sizes)
+        loaded = _count_locked(reader, tag, sizes)
+        loaded.needs_epoch = form.epoch
+        return loaded
     loaded = _load_footer(reader, tag, sizes, form.key) or _scan(reader, tag, sizes, form.key)
-    loaded.encrypted, loaded.key = form.encrypted, form.key
+    loaded.encrypted, loaded.key, loaded.needs_epoch = form
     return loaded
 
 
-def _count_locked(reader: _Reader, tag: SegmentTag, sizes: Sizes) -> LoadedSegment:
+def _count_locked(reader: Reader, tag: SegmentTag, sizes: Sizes) -> LoadedSegment:
     """Return a segment without a key: how many frames are where they say, and no more."""
-    clear = _clear_trailer(reader, tag, sizes)
+    clear = clear_trailer_of(reader, tag, sizes)
     loaded = LoadedSegment(tag, sizes, PackedFrames(b"", tag), encrypted=True)
     loaded.sealed = clear is not None and clear.file_nbytes == sizes.nbytes
     position, end = PAGE_NBYTES, padded(sizes.nbytes)
@@ -268,7 +179,7 @@ def _count_locked(reader: _Reader, tag: SegmentTag, sizes: Sizes) -> LoadedSegme
     return loaded
 
 
-def _check_identity(reader: _Reader, tag: SegmentTag, files: SegmentFiles) -> bytes:
+def _check_identity(reader: Reader, tag: SegmentTag, files: SegmentFiles) -> bytes:
     """Return page 0, nothing if it cannot be read. Raises Incompatible, ConfigError."""
     page = bytes(reader.read(0, PAGE_NBYTES) or b"")
     path = files.path(tag)
@@ -285,7 +196,7 @@ def _check_identity(reader: _Reader, tag: SegmentTag, files: SegmentFiles) -> by
 
 
 def _load_footer(
-    reader: _Reader, tag: SegmentTag, sizes: Sizes, key: SegmentKey | None
+    reader: Reader, tag: SegmentTag, sizes: Sizes, key: SegmentKey | None
 ) -> LoadedSegment | None:
     size = sizes.nbytes
     if size % PAGE_NBYTES or size < 2 * PAGE_NBYTES:
@@ -309,7 +220,7 @@ def _load_footer(
 
 
 def _still_there(
-    reader: _Reader, listed: PackedFrames, end: int, key: SegmentKey | None
+    reader: Reader, listed: PackedFrames, end: int, key: SegmentKey | None
 ) -> npt.NDArray[np.bool_]:
     """Say of each frame of a footer whether it is in the file: (frames,).
 
@@ -333,7 +244,7 @@ def _still_there(
     return there
 
 
-def _scan(reader: _Reader, tag: SegmentTag, sizes: Sizes, key: SegmentKey | None) -> LoadedSegment:
+def _scan(reader: Reader, tag: SegmentTag, sizes: Sizes, key: SegmentKey | None) -> LoadedSegment:
     """Find frames page by page. After a bad one, go on at the next page that is a header."""
     loaded = LoadedSegment(tag, sizes, PackedFrames(b"", tag))
     found: list[bytes] = []
@@ -360,7 +271,7 @@ def _scan(reader: _Reader, tag: SegmentTag, sizes: Sizes, key: SegmentKey | None
 
 
 def _scan_frame(
-    reader: _Reader, loaded: LoadedSegment, offset: int, key: SegmentKey | None
+    reader: Reader, loaded: LoadedSegment, offset: int, key: SegmentKey | None
 ) -> FrameHeader | None:
     page = reader.read(offset, PAGE_NBYTES)
     if page is None:
@@ -377,7 +288,7 @@ def _scan_frame(
 
 
 def _payload_is_good(
-    reader: _Reader, header: FrameHeader, offset: int, key: SegmentKey | None
+    reader: Reader, header: FrameHeader, offset: int, key: SegmentKey | None
 ) -> bool:
     for position, (start, block) in enumerate(zip(header.offsets, header.blocks, strict=True)):
         stored = reader.read(offset + start, block.stored_nbytes, TAG_NBYTES)

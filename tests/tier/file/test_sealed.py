@@ -318,7 +318,9 @@ def test_a_new_epoch_is_used_without_a_restart_and_the_old_one_leaves(tmp_path: 
     found = DirectoryKeys(RealDisk(), tmp_path, SEALING)
     found.load(create=False)
     used = {
-        report.epoch for report in Audit(tmp_path, keys=found).segments if report.epoch is not None
+        report.needs_epoch
+        for report in Audit(tmp_path, keys=found).segments
+        if report.needs_epoch is not None
     }
     assert set(found.ring.epochs) == used | {2}
 
@@ -395,7 +397,7 @@ def test_an_audit_verifies_with_the_keys_and_counts_without(tmp_path: Path) -> N
     keys.load(create=False)
     audit = Audit(tmp_path, keys=keys)
     assert list(audit.verify()) == []
-    assert [(s.live_records, s.records, s.epoch, s.locked) for s in audit.segments] == [
+    assert [(s.live_records, s.records, s.needs_epoch, s.locked) for s in audit.segments] == [
         (3, 4, 1, False)
     ]
     blind = Audit(tmp_path)

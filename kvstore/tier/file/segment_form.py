@@ -1,0 +1,113 @@
+"""How the frames of a segment are stored: in clear, or sealed with which key."""
+
+from __future__ import annotations
+
+import logging
+from typing import NamedTuple
+
+from kvstore.format.frame import (
+    ClearTrailer,
+    SegmentKey,
+    SegmentTag,
+    clear_trailer,
+    parse_segment_header,
+    segment_key,
+)
+from kvstore.model.block import PAGE_NBYTES
+from kvstore.model.errors import ConfigError
+from kvstore.tier.file.disk import Disk, Sizes
+from kvstore.tier.file.pages import aligned_buffer
+from kvstore.tier.file.segment_file import SegmentFiles, segment_name, transfer
+
+_log = logging.getLogger(__name__)
+
+
+class Reader:
+    """Reads that return None on an I/O error and beyond the end of the file."""
+
+    def __init__(self, disk: Disk, fd: int) -> None:
+        self.disk = disk
+        self.fd = fd
+        self.refused = 0
+        self._buffer = aligned_buffer(PAGE_NBYTES)
+
+    def read(self, offset: int, nbytes: int, spare_nbytes: int = 0) -> memoryview | None:
+        """Return bytes that stay valid until the next call, and some to write to behind them."""
+        if len(self._buffer) < nbytes + spare_nbytes:
+            self._buffer = aligned_buffer(nbytes + spare_nbytes)
+        target = self._buffer[:nbytes]
+        try:
+            moved = transfer(self.disk.preadv, self.fd, [target], offset)
+        except OSError as error:
+            self.refused += 1
+            _log.warning("unreadable offset=%d nbytes=%d error=%s", offset, nbytes, error)
+            return None
+        return self._buffer[: nbytes + spare_nbytes] if moved == nbytes else None
+
+
+class Form(NamedTuple):
+    """How a segment's frames are stored. lost: no key is known that opens them."""
+
+    encrypted: bool
+    key: SegmentKey | None = None
+    epoch: int | None = None
+
+    @property
+    def lost(self) -> bool:
+        return self.encrypted and self.key is None
+
+
+def find_form(
+    reader: Reader,
+    tag: SegmentTag,
+    files: SegmentFiles,
+    sizes: Sizes,
+    page: bytes,
+    *,
+    write: bool,
+) -> Form:
+    """Find a segment's key: in its first page, else in its last. Raises ConfigError if a daemon
+    could only throw it away."""
+    keys, wrapped = files.keys, segment_key(page)
+    is_plain = wrapped is None and parse_segment_header(page) is not None
+    clear = clear_trailer_of(reader, tag, sizes) if wrapped is None and not is_plain else None
+    if wrapped is None and clear is None:
+        return _plain_form(files, tag, is_whole=is_plain, write=write)
+    if keys is None:
+        if write:
+            raise ConfigError(
+                f"{files.path(tag)} is encrypted: set security.root_key_file or "
+                "security.root_command to the root that it was written with"
+            )
+        named = wrapped or (clear.key if clear is not None else None)
+        return Form(encrypted=True, epoch=named.epoch if named is not None else None)
+    key = keys.open(wrapped) if wrapped is not None else None
+    clear = clear or (clear_trailer_of(reader, tag, sizes) if key is None else None)
+    if key is None and clear is not None:
+        key = keys.open(clear.key)
+    if key is None:
+        _log.warning("segment=locked name=%s: none of the keys here opens it", segment_name(tag))
+    return Form(encrypted=True, key=key, epoch=key.wrapped.epoch if key is not None else None)
+
+
+def _plain_form(files: SegmentFiles, tag: SegmentTag, *, is_whole: bool, write: bool) -> Form:
+    """Say whether a segment that names no key is taken as one of format 1."""
+    keys = files.keys
+    if keys is None or keys.sealing.accept_plain:
+        return Form(encrypted=False)
+    if is_whole and write:
+        raise ConfigError(
+            f"{files.path(tag)} is not encrypted, and whoever can write to the disk can forge it. "
+            f"Encrypt it: kvstore gc --seal {files.directory}. Or serve it as it is: "
+            "security.accept_plain=true"
+        )
+    # A damaged first page of a segment without a footer: its key is gone.
+    return Form(encrypted=not is_whole)
+
+
+def clear_trailer_of(reader: Reader, tag: SegmentTag, sizes: Sizes) -> ClearTrailer | None:
+    size = sizes.nbytes
+    if size % PAGE_NBYTES or size < 2 * PAGE_NBYTES:
+        return None
+    page = reader.read(size - PAGE_NBYTES, PAGE_NBYTES)
+    return clear_trailer(page, tag) if page is not None else None
