@@ -15,10 +15,14 @@ from kvstore.model.block import Match, Namespace, Span, padded
 from kvstore.model.outcome import Reason
 from kvstore.move.file_reads import Reads
 from kvstore.move.load_race import Ended
-from kvstore.move.promote import PROMOTE_ROUNDS_MAX, Promotion
+from kvstore.move.promote import Promotion
 
 if TYPE_CHECKING:  # a daemon without a bucket starts without what it takes to use one
     from kvstore.move.object_side import Objects
+
+
+ROUNDS_MAX = 6  # each but the first for what is left, or for a prefix that may find room
+SHORTENED_SHARE = 4  # one block in so many is given up where all came but the windows
 
 
 class Acquired(NamedTuple):
@@ -112,10 +116,13 @@ class Acquisition:
             )
             resident = there.resident_blocks
             await asyncio.sleep(0)  # every record was looked at several times: let others run
-        for attempt in range(PROMOTE_ROUNDS_MAX):
+        longest = len(ask.keys)  # that there may be room for
+        for attempt in range(ROUNDS_MAX):
             if attempt:  # a block that was lost meanwhile makes the prefix shorter
                 match = self._match(ask)
-            wanted = self._affordable(namespace, ask, match.hit_blocks)
+            cut = match.hit_blocks > longest
+            stored = self._match(ask, longest).hit_blocks if cut else match.hit_blocks
+            wanted = self._affordable(namespace, ask, stored)
             if wanted is None:
                 return Acquired(match.hit_blocks, Reason.LEASED_BYTES, resident, affordable=False)
             spans = needed_spans(namespace, wanted, ask.skip_blocks, fine=ask.refined)
@@ -127,14 +134,32 @@ class Acquisition:
                 await asyncio.sleep(0)
             hit = self._match(ask, wanted).resident_blocks
             if hit == wanted:
-                why = Reason.LEASED_BYTES if wanted < match.hit_blocks else None
-                return Acquired(hit, why, resident)
+                short = Reason.NO_ROOM if cut else Reason.LEASED_BYTES
+                return Acquired(hit, short if wanted < match.hit_blocks else None, resident)
             if brought.slower:
                 return Acquired(hit, Reason.SLOWER, resident)
             if self._now() >= deadline:
                 return Acquired(hit, Reason.DEADLINE, resident)
+            if self._reads.failed == failed_reads:
+                longest = self._shorter(ask, wanted)
         failed = self._reads.failed > failed_reads
         return Acquired(hit, Reason.READ_FAILED if failed else Reason.NO_ROOM, resident)
+
+    def _shorter(self, ask: Ask, wanted: int) -> int:
+        """Return how long a prefix to try where there was no room for one of `wanted` blocks.
+
+        Blocks come in prefix order, so what has come of it is a shorter one, but for its windows.
+        These may take the place of blocks behind it, which nobody holds for it any more.
+        """
+        came = self._planner.reach(
+            ask.namespace_id,
+            ask.keys[:wanted],
+            ask.skip_blocks,
+            in_files=ask.in_files,
+            refined=ask.refined,
+        )
+        shorter = wanted - max(1, (wanted - ask.skip_blocks) // SHORTENED_SHARE)
+        return max(ask.skip_blocks, min(came, shorter))
 
     def slots_nbytes(self, ask: Ask, spans: Sequence[Span]) -> int:
         """Return what `spans` take of the arena: all, but for what the asker reads in files."""
@@ -164,7 +189,7 @@ class Acquisition:
         skip = ask.skip_blocks
         bound = self.leasable_bytes
         needed = self.slots_nbytes(ask, needed_spans(namespace, hit, skip, fine=ask.refined))
-        if needed > bound:
+        while needed > bound and hit > skip:  # windows do not shrink with the prefix
             hit = self._match(ask, skip + int((hit - skip) * bound / needed)).hit_blocks
             needed = self.slots_nbytes(ask, needed_spans(namespace, hit, skip, fine=ask.refined))
         return hit if needed <= self.room_bytes or hit == skip else None

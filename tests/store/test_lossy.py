@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
 from kvstore.decide.index import StoredFrame
-from tests.store.lossy_node import BASE, BASES, FINE, FINES, SPEC, LossyNode, chain
+from tests.store.lossy_node import BASE, BASES, BLOCKS, FINE, FINES, SPEC, LossyNode, chain
 
 
 def test_a_fine_part_without_its_base_is_no_block() -> None:
@@ -17,3 +21,26 @@ def test_a_fine_part_without_its_base_is_no_block() -> None:
             )
             assert [item.key for item in node.store.report.scan(None, None, 10)] == listed
             assert [item.key for item in node.store.report.scan(SPEC.id, None, 10)] == listed
+
+
+@pytest.mark.parametrize("share", [0.25, 0.05])
+@pytest.mark.parametrize("arena_kib", [100, 160, 200, 256])
+def test_a_reader_that_insists_on_fine_parts_gets_the_prefix_that_there_is_room_for(
+    arena_kib: int, share: float, tmp_path: Path
+) -> None:
+    """Base and fine parts of a prefix take 284 KiB, its fine parts alone 120 KiB."""
+    names = range(4)
+    with LossyNode(tmp_path, arena_bytes=8 << 20, fine=True) as node:
+        for name in names:
+            node.store_blocks(chain(name), durable=True)
+        assert node.flush()
+    with LossyNode(tmp_path, arena_bytes=arena_kib << 10, fine=True, leased_fraction=0.9) as node:
+        node.recall()
+        node.planner.eviction.fine_parts.share = share
+        node.store.caps.set_bounds()
+        for name in names:
+            hit, _ = node.read(chain(name))
+            assert hit > 0
+            hit, fine = node.read(chain(name), refined=True)
+            assert 1 < hit < BLOCKS
+            assert fine >= hit - 2  # blocks that are exact have none

@@ -16,20 +16,22 @@ def longest_hit(namespace: Namespace, masks: Sequence[int], skip_blocks: int = 0
     """
     if masks.count((1 << len(namespace.groups)) - 1) == len(masks):
         return len(masks)  # everything is there, found out at the speed of C
-    prefix_bits = window_bits = 0
-    for group, spec in enumerate(namespace.groups):
-        if spec.window_tokens:
-            window_bits |= 1 << group
-        else:
-            prefix_bits |= 1 << group
-    limit = skip_blocks
-    for mask in islice(masks, skip_blocks, None):
-        if mask & prefix_bits != prefix_bits:
-            break
-        limit += 1
-    if not window_bits or limit <= skip_blocks:
+    limit = reach(namespace, masks, skip_blocks)
+    if limit <= skip_blocks or not any(spec.window_tokens for spec in namespace.groups):
         return limit
     return _longest_window_hit(namespace, masks, skip_blocks, limit)
+
+
+def reach(namespace: Namespace, masks: Sequence[int], skip_blocks: int = 0) -> int:
+    """Return how many blocks from the first on have all groups that a resume needs of each block:
+    no hit is longer, and those of windows decide which shorter ones there are."""
+    bits = sum(1 << i for i, group in enumerate(namespace.groups) if not group.window_tokens)
+    limit = skip_blocks
+    for mask in islice(masks, skip_blocks, None):
+        if mask & bits != bits:
+            break
+        limit += 1
+    return limit
 
 
 def _longest_window_hit(

@@ -40,7 +40,7 @@ from kvstore.decide.planner.dirty import DirtyRecords
 from kvstore.decide.planner.eviction import Eviction
 from kvstore.decide.planner.fine_parts import FINE_SHARE, refined_groups
 from kvstore.decide.planner.ledger import Counts, Ledger
-from kvstore.decide.planner.match import longest_hit
+from kvstore.decide.planner.match import longest_hit, reach
 from kvstore.decide.planner.moves import Space
 from kvstore.decide.planner.pins import Pins
 from kvstore.decide.planner.places import reachable_groups
@@ -166,16 +166,26 @@ class Planner:
         """
         namespace = self.namespace(namespace_id)
         blocks = self.index.find(namespace_id, keys)
-        if refined and namespace.fine:
-            return _match_refined(namespace, blocks, skip_blocks, in_files=in_files)
-        complete = [0 if block is None else block.complete for block in blocks]
-        resident = [0 if block is None else block.resident_groups for block in blocks]
-        if in_files and resident != complete:
-            resident = [reachable_groups(block, namespace) if block else 0 for block in blocks]
-        hit = longest_hit(namespace, complete, skip_blocks)
-        if resident == complete:
+        stored, here = _masks(namespace, blocks, in_files=in_files, refined=refined)
+        hit = longest_hit(namespace, stored, skip_blocks)
+        if here == stored:
             return Match(hit, hit)
-        return Match(hit, longest_hit(namespace, resident, skip_blocks))
+        return Match(hit, longest_hit(namespace, here, skip_blocks))
+
+    def reach(
+        self,
+        namespace_id: NamespaceId,
+        keys: Sequence[BlockKey],
+        skip_blocks: int = 0,
+        *,
+        in_files: bool = False,
+        refined: bool = False,
+    ) -> int:
+        """Return how far a prefix is resident, but for what it lacks of windows. As for `match`."""
+        namespace = self.namespace(namespace_id)
+        blocks = self.index.find(namespace_id, keys)
+        _, here = _masks(namespace, blocks, in_files=in_files, refined=refined)
+        return reach(namespace, here, skip_blocks)
 
     def find(
         self, namespace_id: NamespaceId, keys: Sequence[BlockKey], spans: Sequence[Span]
@@ -283,21 +293,18 @@ class Planner:
         self._policies.load(self.admission.load(saved))
 
 
-def _match_refined(
-    namespace: Namespace,
-    blocks: Sequence[StoredBlock | None],
-    skip_blocks: int,
-    *,
-    in_files: bool,
-) -> Match:
-    """Return how long a prefix would hit with all its fine parts."""
-    if not blocks:
-        return Match(0, 0)
-    masks = [ABSENT if block is None else block.refined for block in blocks]
-    stored, here = [mask for mask, _ in masks], [mask for _, mask in masks]
+def _masks(
+    namespace: Namespace, blocks: Sequence[StoredBlock | None], *, in_files: bool, refined: bool
+) -> tuple[list[int], list[int]]:
+    """Return which groups of each block are stored, and which are resident: see `match`."""
+    if refined and namespace.fine:
+        masks = [ABSENT if block is None else block.refined for block in blocks]
+        stored, here = [mask for mask, _ in masks], [mask for _, mask in masks]
+        if in_files and here != stored:
+            here = [refined_groups(block, namespace) if block else 0 for block in blocks]
+        return stored, here
+    stored = [0 if block is None else block.complete for block in blocks]
+    here = [0 if block is None else block.resident_groups for block in blocks]
     if in_files and here != stored:
-        here = [refined_groups(block, namespace) if block else 0 for block in blocks]
-    hit = longest_hit(namespace, stored, skip_blocks)
-    if here == stored:
-        return Match(hit, hit)
-    return Match(hit, longest_hit(namespace, here, skip_blocks))
+        here = [reachable_groups(block, namespace) if block else 0 for block in blocks]
+    return stored, here
