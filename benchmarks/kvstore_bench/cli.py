@@ -75,6 +75,13 @@ def make_conversations(output: Path, **shape: Any) -> None:
     help="KV that is coded and moved, more than caches hold. 0: none.",
 )
 @click.option("--tls", is_flag=True, help="Measure TCP instead: TLS with a token beside plaintext.")
+@click.option(
+    "--arena",
+    type=click.Choice(["direct", "sealed"]),
+    default="direct",
+    show_default=True,
+    help="sealed: time put and get of a sealed arena beside a direct one, and nothing else.",
+)
 @MODEL
 @JSON
 def store(
@@ -85,6 +92,7 @@ def store(
     resident_blocks: int,
     coded_mib: int,
     tls: bool,
+    arena: str,
     model: Path | None,
     as_json: bool,
 ) -> None:
@@ -117,6 +125,11 @@ def store(
             from kvstore_bench.store.tls import run_tls
 
             show(run_tls(plan, say), as_json, ratio_tables.print_tls)
+            return
+        if arena == "sealed":
+            from kvstore_bench.store.sealed import run_sealed
+
+            show(run_sealed(plan, say), as_json, ratio_tables.print_sealed)
             return
         result = run(plan, say)
         if coded_mib:

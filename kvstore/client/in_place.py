@@ -24,6 +24,7 @@ PIECE_NBYTES = 16 << 20  # of records that are promoted first
 FILE_PIECE_NBYTES = (
     64 << 20
 )  # of records that may be read in files: fewer calls, and all threads busy
+STAGED_PIECE_NBYTES = 8 << 20
 PIECES_IN_FLIGHT = 4
 
 
@@ -41,6 +42,45 @@ class InPlace:
     async def put(
         self, batch: Batch, records: Sequence[memoryview], durable: bool, wait_s: float
     ) -> Committed:
+        if self._session.staging_nbytes and not durable:
+            return await self._put_staged(batch, records, wait_s)
+        lease, checksums = await self._written(batch, records, wait_s)
+        return await self._session.commit(lease, checksums, durable=durable)
+
+    async def _put_staged(
+        self, batch: Batch, records: Sequence[memoryview], wait_s: float
+    ) -> Committed:
+        """Put beside a sealed arena, piece by piece: the daemon copies one piece, which is still in
+        the processor's cache, while the next one is written."""
+        done: list[Committed] = []
+        committing: asyncio.Task[Committed] | None = None
+        try:
+            for where, piece in batch.windows(STAGED_PIECE_NBYTES):
+                lease, checksums = await self._written(piece, records[where], wait_s)
+                if committing is not None:
+                    try:
+                        done.append(await committing)
+                    except BaseException:
+                        await self._session.release(lease)
+                        raise
+                committing = asyncio.create_task(self._session.commit(lease, checksums))
+            if committing is not None:
+                done.append(await committing)
+        finally:
+            if committing is not None and not committing.done():
+                committing.cancel()
+                await asyncio.gather(committing, return_exceptions=True)
+        return Committed(
+            sum(each.committed for each in done),
+            sum(each.existing for each in done),
+            sum(each.refused for each in done),
+            durable=False,
+        )
+
+    async def _written(
+        self, batch: Batch, records: Sequence[memoryview], wait_s: float
+    ) -> tuple[int, list[int]]:
+        """Reserve slots and copy records there; return the lease and the checksums."""
         grant = await self._session.reserve(
             batch.namespace_id,
             batch.keys,
@@ -55,7 +95,7 @@ class InPlace:
         except BaseException:
             await self._session.release(grant.lease_id)
             raise
-        return await self._session.commit(grant.lease_id, checksums, durable=durable)
+        return grant.lease_id, checksums
 
     async def take(
         self, batch: Batch, window_nbytes: int, wait_s: float, wanted: Wanted

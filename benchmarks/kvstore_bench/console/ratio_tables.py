@@ -77,6 +77,11 @@ GPU_MEANINGS = {
     "ttft_32k_nvme_vs_cold": "the same from files, after SIGKILL of the daemon",
 }
 
+SEALED_MEANINGS = {
+    "sealed_get_vs_direct": "get, speed beside a direct arena",
+    "sealed_put_vs_direct": "put, the same",
+}
+
 
 def print_store(result: Mapping[str, Any]) -> None:
     """Print the ratios, then what they were made of."""
@@ -95,6 +100,15 @@ def print_store(result: Mapping[str, Any]) -> None:
 def print_tls(result: Mapping[str, Any]) -> None:
     """Print the ratios."""
     _print(_ratios("TLS with a token, beside plaintext TCP", TLS_MEANINGS, result["tls"]))
+
+
+def print_sealed(result: Mapping[str, Any]) -> None:
+    """Print what a sealed arena costs, then the times it was made of."""
+    times = _table("Milliseconds", ("", "p25", "p50", "p75", "p99", "rounds"))
+    for name, timing in result["seconds"].items():
+        values = [f"{1e3 * timing[each]:.2f}" for each in ("p25", "p50", "p75", "p99")]
+        times.add_row(name, *values, str(timing["rounds"]))
+    _print(_ratios("Sealed arena", SEALED_MEANINGS, result), times)
 
 
 def print_tier(result: Mapping[str, Any]) -> None:

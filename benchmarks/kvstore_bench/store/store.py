@@ -122,12 +122,12 @@ def measure(target: str, plan: StorePlan, say: Say) -> dict[str, Any]:
 
 def _copies(client: Client, plan: StorePlan) -> dict[str, Timing]:
     """Time put and get of the same bytes, beside a plain copy of them."""
-    namespace_id = client.register(_namespace("copies", plan.record_nbytes))
+    namespace_id = client.register(bench_namespace("copies", plan.record_nbytes))
     draw = np.random.default_rng(0)
     shape = (plan.records, plan.record_nbytes)
     source = draw.integers(0, 256, shape, np.uint8)
     target = np.ones_like(source)
-    records, targets = [_views(array) for array in (source, target)]
+    records, targets = [views_of(array) for array in (source, target)]
     keys = chain(namespace_id, plan.records)
     client.put(namespace_id, keys, records)
 
@@ -144,12 +144,10 @@ def _copies(client: Client, plan: StorePlan) -> dict[str, Timing]:
             raise Unavailable(f"the daemon took {done.committed} of {plan.records} records")
 
     sides = {"memcpy": memcpy, "get": get, "get_unverified": lambda: get(verify=False)}
-    timings = _alternate(sides, plan.rounds)
+    timings = alternate(sides, plan.rounds)
     if not np.array_equal(source, target):
         raise Unavailable("the records came back wrong")
-    timings |= _alternate(
-        {"put": put}, plan.rounds, lambda: client.admin.delete(namespace_id, keys)
-    )
+    timings |= alternate({"put": put}, plan.rounds, lambda: client.admin.delete(namespace_id, keys))
     return timings
 
 
@@ -158,7 +156,7 @@ def _matches(client: Client, target: str, plan: StorePlan) -> dict[str, Timing]:
 
     Both from asyncio; the match goes as every local client's does, the empty call is gRPC's own.
     """
-    namespace_id = client.register(_namespace("match", SMALL_RECORD_NBYTES))
+    namespace_id = client.register(bench_namespace("match", SMALL_RECORD_NBYTES))
     keys = chain(namespace_id, MATCH_KEYS)
     client.put(namespace_id, keys, [bytes(SMALL_RECORD_NBYTES)] * MATCH_KEYS)
     nbytes = pb.MatchRequest(namespace_id=namespace_id, keys=b"".join(keys)).ByteSize()
@@ -181,7 +179,7 @@ def _matches(client: Client, target: str, plan: StorePlan) -> dict[str, Timing]:
 def _loaded_matches(target: str, plan: StorePlan) -> Timing:
     """Time matches while `resident_blocks` are stored and another process writes all it can."""
     with Client(target) as client:
-        namespace_id = client.register(_namespace("resident", SMALL_RECORD_NBYTES))
+        namespace_id = client.register(bench_namespace("resident", SMALL_RECORD_NBYTES))
         _fill(client, namespace_id, plan.resident_blocks)
         keys = chain(namespace_id, MATCH_KEYS)
         seconds: list[float] = []
@@ -228,7 +226,7 @@ def _writer(target: str) -> Iterator[None]:
 
 def _write_on(target: str, started: Event, stop: Event) -> None:
     with Client(target, name="kvstore bench store writer") as client:
-        namespace_id = client.register(_namespace("written", SMALL_RECORD_NBYTES))
+        namespace_id = client.register(bench_namespace("written", SMALL_RECORD_NBYTES))
         number = 0
         while not stop.is_set():  # the arena is full soon, then every block evicts another one
             keys = chain(namespace_id, FILL_KEYS, salt=number.to_bytes(8))
@@ -254,7 +252,7 @@ def _fill(client: Client, namespace_id: NamespaceId, count: int) -> None:
             raise Unavailable(f"no room for block {start + done.committed:,}")
 
 
-def _alternate(
+def alternate(
     sides: dict[str, Callable[[], Any]], rounds: int, between: Callable[[], Any] | None = None
 ) -> dict[str, Timing]:
     """Time the sides in turns, after one untimed round."""
@@ -290,7 +288,7 @@ def await_arena(client: Client, nbytes: int) -> None:
         view[::PAGE_NBYTES].tobytes()  # now our own page tables are full, too
 
 
-def _namespace(name: str, record_nbytes: int) -> Namespace:
+def bench_namespace(name: str, record_nbytes: int) -> Namespace:
     group = Group("all", record_nbytes)
     return Namespace(block_tokens=16, groups=(group,), identity=(("bench", name),))
 
@@ -305,5 +303,5 @@ def chain(namespace_id: NamespaceId, count: int, salt: bytes = b"") -> list[Bloc
     return keys
 
 
-def _views(array: np.ndarray[Any, np.dtype[np.uint8]]) -> list[memoryview]:
+def views_of(array: np.ndarray[Any, np.dtype[np.uint8]]) -> list[memoryview]:
     return [memoryview(row) for row in array]
