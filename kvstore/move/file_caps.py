@@ -36,6 +36,17 @@ class FileCaps:
             self._file.space.set_caps(capacity_bytes, free_bytes_min)
             self._wake()
 
+    @property
+    def used_bytes(self) -> int:
+        """Physical bytes, over all directories."""
+        return self._file.frames.physical_nbytes if self._file is not None else 0
+
+    def set_all(self, capacity_bytes: int) -> None:
+        """Change the cap over all directories: as much in each."""
+        if self._file is not None:
+            _, free_bytes_min = self._file.space.caps
+            self.set(capacity_bytes // len(self._file.devices), free_bytes_min)
+
     def over(self) -> str:
         """Say by how much the file tier is over its cap, "" if it is not."""
         excess = 0

@@ -80,6 +80,27 @@ class Caps:
             )
         self._node.room.set()
 
+    def set_dram(self, nbytes: int) -> None:
+        """Change the cap of the arena alone; what is over it is evicted now, as far as it can."""
+        self._node.arena.growth.set_capacity(nbytes)
+        self._resized.set()
+        self.set_bounds()
+        self._node.room.set()
+
+    @property
+    def file_used(self) -> int:
+        """Physical bytes of the file tier, over all directories."""
+        return self._write_behind.caps.used_bytes
+
+    @property
+    def file_cap(self) -> int:
+        return self._write_behind.caps.capacity_bytes
+
+    def set_file(self, nbytes: int) -> None:
+        """Change the cap of the file tier, over all directories."""
+        self._write_behind.caps.set_all(nbytes)
+        self.set_bounds()
+
     def over_caps(self) -> str:
         """Say what a lowered cap waits for, "" if every cap is kept."""
         excess = max(0, self._node.arena.reserved_nbytes - self._node.arena.capacity_bytes)
@@ -122,6 +143,7 @@ class Caps:
         limits, arena_bytes = self._node.limits, self._node.arena.capacity_bytes
         if self._node.arena.growth.waits_for_memory:
             arena_bytes = min(arena_bytes, self._node.arena.reserved_nbytes)
+        arena_bytes = max(arena_bytes, self._node.arena.growth.promised_bytes)
         self._planner.eviction.fine_parts.resize(arena_bytes)
         self._leases.lease_s = limits.lease_s
         self._leases.sessions_max = limits.sessions_max

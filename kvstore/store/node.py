@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
@@ -53,6 +53,7 @@ class Node:
         self.now = now
         self.staging = staging
         self.room = asyncio.Event()
+        self.ask_room: Callable[[int], Awaitable[None]] | None = None  # of what others have lent
 
     def in_use(self, namespace_id: NamespaceId) -> AbstractContextManager[None]:
         """Let a namespace not be forgotten during a call in it. Raises UnknownNamespace."""

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from kvstore.decide.index import HeldSlot, StoredPart
 from kvstore.decide.planner import Reservation, SessionId, Steps
-from kvstore.decide.planner.leases import DAEMON_SESSION
+from kvstore.decide.planner.leases import DAEMON_SESSION, Lease
 from kvstore.model.block import (
     BlockKey,
     Committed,
@@ -93,17 +93,7 @@ class Puts:
             write = Reservation(
                 namespace_id, tuple(keys), first_block, parent, spans, refused, session_id, refined
             )
-            try:
-                await asyncio.sleep(0)
-                lease = self._leases.grant(session, held, write=write)
-                self._hints.reserved(write)
-            except BaseException:  # the session ended between two steps, or nobody waits any more
-                self._node.free(held)
-                if self._is_staged(session):
-                    self._staging.forget(session, slots)
-                raise
-        if self._is_staged(session):
-            self._staging.note(lease.id, session, slots)
+            lease = await self._granted(session, held, slots, write)
         return Grant(
             lease_id=lease.id,
             deadline_s=self._node.limits.lease_s,
@@ -127,6 +117,8 @@ class Puts:
     ) -> tuple[Sequence[HeldSlot | None], int]:
         """Return slots, and how many records are refused when the time is over."""
         wanted = sum(map(padded, sizes)) or self._nbytes_of(namespace_id, spans)
+        if self._node.ask_room is not None:
+            await self._node.ask_room(wanted)
         while True:
             behind = self._planner.dirty.nbytes > self._node.limits.write_behind_bytes_max
             self._planner.eviction.write_ahead(wanted)
@@ -158,6 +150,27 @@ class Puts:
         if refused:
             self._metrics.refusals.labels("write_behind" if behind else "no_room").inc(refused)
         return held, refused
+
+    async def _granted(
+        self,
+        session: SessionId,
+        held: Sequence[HeldSlot | None],
+        slots: list[Slot | None],
+        write: Reservation,
+    ) -> Lease:
+        """Lease slots that were found for a reservation; they are free again if that fails."""
+        try:
+            await asyncio.sleep(0)
+            lease = self._leases.grant(session, held, write=write)
+            self._hints.reserved(write)
+        except BaseException:  # the session ended between two steps, or nobody waits any more
+            self._node.free(held)
+            if self._is_staged(session):
+                self._staging.forget(session, slots)
+            raise
+        if self._is_staged(session):
+            self._staging.note(lease.id, session, slots)
+        return lease
 
     def _is_staged(self, session: SessionId) -> bool:
         """Say whether a session writes beside the arena. The daemon itself never does."""

@@ -55,6 +55,13 @@ class Namespaces:
             known.make_room(namespace, lambda each: any(self._leases.reservations(each)))
         return self._planner.index.register(namespace)
 
+    @property
+    def record_nbytes_max(self) -> int:
+        """The largest record of all namespaces, in whole pages; 0: there are none."""
+        specs = [each.spec for each in self._planner.index.namespaces if each.spec is not None]
+        sizes = [group.record_nbytes for spec in specs for group in spec.groups]
+        return padded(max(sizes, default=0))
+
     def learn(self, namespace: Namespace) -> None:
         """Take what an earlier life knew; one that does not fit any more is nobody's."""
         with contextlib.suppress(KVStoreError):

@@ -206,6 +206,10 @@ class Store:
         self._node.room.set()
         return held
 
+    def ask_room(self, ask: Callable[[int], Awaitable[None]]) -> None:
+        """Ask for room before a put evicts anything: what others have borrowed comes back first."""
+        self._node.ask_room = ask
+
     def view(self, slot: Slot) -> memoryview:
         """Return a slot's bytes, for whoever holds a lease on it."""
         return self._node.arena.view(slot)

@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from kvstore.metrics import Metrics
 from kvstore.model.errors import ConfigError, InvalidRequest
 from kvstore.model.tenant import DEFAULT_TENANT, tenant_id
 from kvstore.settings import Settings, TenantSettings
+from kvstore.store.lending import DramPart, FilePart, Lending
 from kvstore.store.store import HOUSEKEEPING_S, Store
 from kvstore.system.background import keep_running
 from kvstore.tier.file import holds_blocks
@@ -47,7 +49,9 @@ class Tenants:
         self._metrics = metrics
         self.configured = bool(settings.tenants)
         self._by_name: dict[str, Tenant] = {}
-        self._house: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self.dram = Lending(settings.dram.capacity_bytes)
+        self.file = Lending(settings.file.capacity_bytes * len(settings.file.paths))
         if not self.configured:
             self._by_name[DEFAULT_TENANT] = Tenant(
                 DEFAULT_TENANT, None, make(settings, metrics), metrics
@@ -78,7 +82,21 @@ class Tenants:
         own, number = settings_of_tenant(settings, tenant), tenant_id(tenant.name)
         store = self._make(own, metrics, sealed=sealed, tenant=number)
         self._by_name[tenant.name] = Tenant(tenant.name, tenant, store, metrics)
+        self._lend(settings, tenant, store)
         return self._by_name[tenant.name]
+
+    def _lend(self, settings: Settings, tenant: TenantSettings, store: Store) -> None:
+        """Let a tenant's room be lent, and let it borrow."""
+        dram = tenant.dram_guaranteed_bytes
+        if store.arena.sealed:  # it gives memory back in whole extents only, so its part is fixed
+            self.dram.add(tenant.name, DramPart(store, dram, dram, tenant.weight, fixed=True))
+        else:
+            most = tenant.dram_max(settings)
+            self.dram.add(tenant.name, DramPart(store, dram, most, tenant.weight))
+            store.ask_room(partial(self.dram.room, tenant.name))
+        if settings.file.paths:
+            file, most = tenant.file_guaranteed_bytes, tenant.file_max(settings)
+            self.file.add(tenant.name, FilePart(store, file, most, tenant.weight))
 
     async def start(self) -> None:
         """Open every store, several at once."""
@@ -92,15 +110,19 @@ class Tenants:
                 await tenant.store.start(house=False)
 
         await asyncio.gather(*map(start, self))
-        self._house = asyncio.create_task(
-            keep_running("tenants_house", self._keep_house, self._metrics.task_failed)
-        )
+        for name, work in (
+            ("tenants_house", self._keep_house),
+            ("lend_dram", self.dram.run),
+            ("lend_file", self.file.run),
+        ):
+            task = keep_running(name, work, self._metrics.task_failed)
+            self._tasks.append(asyncio.create_task(task))
 
     async def close(self, drain_s: float) -> None:
         """Flush and close every store, each for at most `drain_s`, all at once."""
-        if self._house is not None:
-            self._house.cancel()
-            await asyncio.gather(self._house, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.gather(*(each.store.close(drain_s) for each in self))
 
     async def _keep_house(self) -> None:
@@ -123,10 +145,26 @@ class Tenants:
     def reconfigure(self, settings: Settings) -> None:
         """Take what of the settings can change while the daemon runs. `check` them first."""
         for tenant, derived in self._derived(settings):
-            tenant.store.caps.reconfigure(derived)
+            tenant.store.caps.reconfigure(self._as_lent(tenant, derived))
+        self.dram.capacity_bytes = settings.dram.capacity_bytes
+        self.file.capacity_bytes = settings.file.capacity_bytes * len(settings.file.paths)
         for each in settings.tenants:
             if (found := self._by_name.get(each.name)) is not None:
                 found.settings = each
+                self._lend(settings, each, found.store)
+
+    def _as_lent(self, tenant: Tenant, derived: Settings) -> Settings:
+        """Return a store's settings with the caps that it has now: `Lending` moves those."""
+        if not self.configured:
+            return derived
+        directories = max(1, len(derived.file.paths))
+        file = tenant.store.caps.file_cap // directories
+        dram = tenant.store.arena.capacity_bytes
+        return replace(
+            derived,
+            dram=replace(derived.dram, capacity_bytes=dram),
+            file=replace(derived.file, capacity_bytes=file or derived.file.capacity_bytes),
+        )
 
     def over_caps(self) -> str:
         """Say what a lowered cap waits for, "" if every cap is kept."""
@@ -147,6 +185,8 @@ class Tenants:
         """Forget a tenant; the caller closes its store."""
         found = self.get(name)
         del self._by_name[name]
+        self.dram.remove(name)
+        self.file.remove(name)
         return found
 
 

@@ -75,7 +75,8 @@ class Arena:
     @property
     def record_nbytes_max(self) -> int:
         """The largest record that fits at all."""
-        return min(self.growth.extent_bytes, self.growth.capacity_bytes)
+        growth = self.growth
+        return min(growth.extent_bytes, max(growth.capacity_bytes, growth.promised_bytes))
 
     async def start(self) -> None:
         """Make the first extent, and the others in the background."""

@@ -44,6 +44,7 @@ class Growth:
     ) -> None:
         self.capacity_bytes = capacity_bytes // mmap.PAGESIZE * mmap.PAGESIZE
         self.extent_bytes = padded(min(extent_bytes, self.capacity_bytes))
+        self.promised_bytes = 0  # what it may be raised to at any time
         self.coming_nbytes = 0
         self.waits_for_memory = False
         self.pauses = 0

@@ -1,0 +1,201 @@
+"""Room of a tier that moves between tenants: lent where it is free, given back where it is owed.
+
+The caps of all tenants together never exceed the tier's. So caps are lowered first, the stores
+evict by their own policies, and others are raised only by what has really been given back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from kvstore.decide.shares import Claim, caps_for, raised
+from kvstore.store.store import Store
+
+MIB = 1 << 20
+LOOK_S = 0.05
+HEADROOM_SHARE = 8  # of a guarantee, one part is kept free ahead of a tenant that fills up
+HEADROOM_NBYTES_MAX = 256 * MIB
+GROWTH_LOOKS = 4  # so many looks ahead, at the pace of the last one
+ROOM_WAIT_S = 2.0
+ROOM_POLL_S = 0.002
+STEP_NBYTES = MIB
+
+
+class Part(Protocol):
+    """What one tenant has of one tier, in bytes."""
+
+    guaranteed: int
+    most: int
+    weight: float
+
+    @property
+    def used(self) -> int:
+        """What its blocks take."""
+
+    @property
+    def held(self) -> int:
+        """What it takes from the system: not less than `used` for long."""
+
+    @property
+    def cap(self) -> int: ...
+
+    @property
+    def least(self) -> int:
+        """What it needs to take a record at all."""
+
+    def set_cap(self, nbytes: int) -> None:
+        """Let it hold this much; what is over it is evicted at once, as far as nobody holds it."""
+
+
+class DramPart:
+    """A part of DRAM: the arena of one store. Its memory is the system's until it is reserved."""
+
+    def __init__(
+        self, store: Store, guaranteed: int, most: int, weight: float, *, fixed: bool = False
+    ) -> None:
+        """fixed: it has what is guaranteed, always."""
+        self.guaranteed, self.most, self.weight = guaranteed, most, weight
+        self._store = store
+        self._fixed = fixed
+        store.arena.growth.promised_bytes = guaranteed
+
+    @property
+    def used(self) -> int:
+        return self._store.arena.physical_nbytes
+
+    @property
+    def held(self) -> int:
+        return self._store.arena.reserved_nbytes
+
+    @property
+    def cap(self) -> int:
+        return self._store.arena.capacity_bytes
+
+    @property
+    def least(self) -> int:
+        return self.guaranteed if self._fixed else self._store.namespaces.record_nbytes_max
+
+    @property
+    def free(self) -> int:
+        """What the next records find without evicting any."""
+        arena = self._store.arena
+        return min(arena.capacity_bytes, arena.extents.nbytes) - arena.physical_nbytes
+
+    def set_cap(self, nbytes: int) -> None:
+        self._store.caps.set_dram(nbytes)
+
+
+class FilePart:
+    """A part of the file tier: as much in each of the tenant's directories."""
+
+    def __init__(self, store: Store, guaranteed: int, most: int, weight: float) -> None:
+        self.guaranteed, self.most, self.weight = guaranteed, most, weight
+        self._store = store
+
+    @property
+    def used(self) -> int:
+        return self._store.caps.file_used
+
+    held = used
+
+    @property
+    def cap(self) -> int:
+        return self._store.caps.file_cap
+
+    @property
+    def least(self) -> int:
+        return min(self.guaranteed, HEADROOM_NBYTES_MAX)
+
+    def set_cap(self, nbytes: int) -> None:
+        self._store.caps.set_file(nbytes)
+
+
+class Lending:
+    """The room of one tier. capacity_bytes: of all tenants together."""
+
+    def __init__(self, capacity_bytes: int) -> None:
+        self.capacity_bytes = capacity_bytes
+        self.overshoot_nbytes = 0  # at the worst moment that was looked at
+        self._parts: dict[str, Part] = {}
+        self._used: dict[str, int] = {}
+        self._asked: dict[str, int] = {}
+
+    def add(self, name: str, part: Part) -> None:
+        self._parts[name] = part
+
+    def remove(self, name: str) -> None:
+        for each in (self._parts, self._used, self._asked):
+            each.pop(name, None)
+
+    def part(self, name: str) -> Part | None:
+        return self._parts.get(name)
+
+    async def run(self) -> None:
+        """Look again and again until cancelled."""
+        while True:
+            self.look()
+            await asyncio.sleep(LOOK_S)
+
+    def look(self) -> None:
+        """Move caps towards what is needed, as far as that goes now."""
+        parts = list(self._parts.values())
+        self.overshoot_nbytes = max(
+            self.overshoot_nbytes, sum(each.held for each in parts) - self.capacity_bytes
+        )
+        claims = [self._claim(name, part) for name, part in self._parts.items()]
+        before = [claim.cap for claim in claims]
+        targets = [_step(each) for each in caps_for(self.capacity_bytes, claims)]
+        lowered = [min(cap, target) for cap, target in zip(before, targets, strict=True)]
+        _set(parts, before, lowered)
+        held = [part.held for part in parts]
+        higher = raised(self.capacity_bytes, held, lowered, targets)
+        _set(parts, lowered, [_step(each) for each in higher])
+
+    def _claim(self, name: str, part: Part) -> Claim:
+        used = part.used
+        grown = max(0, used - self._used.get(name, used))
+        self._used[name] = used
+        usual = min(HEADROOM_NBYTES_MAX, part.guaranteed // HEADROOM_SHARE)
+        ahead = max(GROWTH_LOOKS * grown, self._asked.get(name, 0))
+        headroom = max(part.least, STEP_NBYTES, usual if ahead else 0, ahead)
+        # Under its cap's last part it evicts, so it does not grow: but it could use more.
+        if used and part.cap - used < headroom:
+            headroom = max(headroom, usual)
+        return Claim(part.guaranteed, part.most, part.weight, used, headroom, part.cap)
+
+    async def room(
+        self, name: str, nbytes: int, wait_s: float = ROOM_WAIT_S,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        """Wait until a tenant within its guarantee has so much free, at most `wait_s`.
+
+        Who is over its guarantee waits for nothing: its own policy makes room.
+        """
+        part = self._parts.get(name)
+        if not isinstance(part, DramPart) or part.free >= nbytes:
+            return
+        if part.used + nbytes > part.guaranteed and part.cap >= part.guaranteed:
+            return
+        wanted = min(nbytes, max(0, part.guaranteed - part.used))
+        self._asked[name] = max(self._asked.get(name, 0), wanted)
+        deadline = now() + wait_s
+        try:
+            while part.free < wanted and now() < deadline:
+                self.look()
+                await asyncio.sleep(ROOM_POLL_S)
+        finally:
+            self._asked.pop(name, None)
+
+
+def _step(nbytes: int) -> int:
+    """Return whole steps: caps that moved by a page would make extents of a page."""
+    return nbytes // STEP_NBYTES * STEP_NBYTES
+
+
+def _set(parts: Sequence[Part], before: Sequence[int], after: Sequence[int]) -> None:
+    for part, old, new in zip(parts, before, after, strict=True):
+        if new != old:
+            part.set_cap(new)
