@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -128,17 +129,19 @@ def wire_store(
     sealed: bool = False,
     root: Root | None = None,
     tenant: TenantId = NO_TENANT_ID,
+    turns: Sequence[Executor] = (),
 ) -> Store:
     """Put the tiers, planner and moves of one tenant together.
 
-    sealed: its arena. root: what is stored of it is encrypted with that.
+    sealed: its arena. root: what is stored of it is encrypted with that. turns: for each directory,
+    what runs its I/O beside others'.
     """
     arena = Arena(settings.dram.capacity_bytes, settings.dram.extent_bytes, sealed=sealed)
     sealing = None
     if root is not None:
         sealing = Sealing(root, tenant, accept_plain=settings.security.accept_plain)
         arena.extents.on_extent(lambda handle: hide(arena.extents.by_id[handle.id].mapped))
-    file = _file_tier(settings.file, sealing) if settings.file.paths else None
+    file = _file_tier(settings.file, sealing, turns) if settings.file.paths else None
     limits = settings.limits
     planner = Planner(
         arena,
@@ -210,7 +213,9 @@ def _write_budget(settings: FileSettings) -> WriteBudget | None:
     return WriteBudget(nbytes, time.monotonic) if nbytes else None
 
 
-def _file_tier(settings: FileSettings, sealing: Sealing | None) -> Devices:
+def _file_tier(
+    settings: FileSettings, sealing: Sealing | None, turns: Sequence[Executor]
+) -> Devices:
     return Devices(
         [Path(path) for path in settings.paths],
         capacity_bytes=settings.capacity_bytes,
@@ -220,6 +225,7 @@ def _file_tier(settings: FileSettings, sealing: Sealing | None) -> Devices:
         direct=settings.direct,
         threads=settings.threads,
         sealing=sealing,
+        turns=turns,
     )
 
 

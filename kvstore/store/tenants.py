@@ -7,7 +7,7 @@ each tier is part of the daemon's: its settings are derived here.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from kvstore.settings import Settings, TenantSettings
 from kvstore.store.lending import DramPart, FilePart, Lending
 from kvstore.store.store import HOUSEKEEPING_S, Store
 from kvstore.system.background import keep_running
+from kvstore.system.turns import TurnPool, TurnUser
 from kvstore.tier.file import holds_blocks
 
 MIB = 1 << 20
@@ -38,6 +39,7 @@ class Tenant:
     settings: TenantSettings | None
     store: Store
     metrics: Metrics
+    turns: Sequence[TurnUser] = ()
 
 
 class Tenants:
@@ -50,6 +52,11 @@ class Tenants:
         self.configured = bool(settings.tenants)
         self._by_name: dict[str, Tenant] = {}
         self._tasks: list[asyncio.Task[None]] = []
+        self._turns: list[TurnPool] = []
+        if self.configured:
+            self._turns = [
+                TurnPool(settings.file.threads, "kvstore-file") for _ in settings.file.paths
+            ]
         self.dram = Lending(settings.dram.capacity_bytes)
         self.file = Lending(settings.file.capacity_bytes * len(settings.file.paths))
         if not self.configured:
@@ -80,8 +87,9 @@ class Tenants:
         metrics = Metrics()
         sealed = tenant.arena == "sealed"
         own, number = settings_of_tenant(settings, tenant), tenant_id(tenant.name)
-        store = self._make(own, metrics, sealed=sealed, tenant=number)
-        self._by_name[tenant.name] = Tenant(tenant.name, tenant, store, metrics)
+        turns = [pool.user(tenant.weight) for pool in self._turns]
+        store = self._make(own, metrics, sealed=sealed, tenant=number, turns=turns)
+        self._by_name[tenant.name] = Tenant(tenant.name, tenant, store, metrics, turns)
         self._lend(settings, tenant, store)
         return self._by_name[tenant.name]
 
@@ -124,6 +132,8 @@ class Tenants:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.gather(*(each.store.close(drain_s) for each in self))
+        for pool in self._turns:
+            pool.close()
 
     async def _keep_house(self) -> None:
         """Look after all stores in one task: the busy ones each time, the others in turns."""
@@ -151,6 +161,8 @@ class Tenants:
         for each in settings.tenants:
             if (found := self._by_name.get(each.name)) is not None:
                 found.settings = each
+                for turn in found.turns:
+                    turn.weight = each.weight
                 self._lend(settings, each, found.store)
 
     def _as_lent(self, tenant: Tenant, derived: Settings) -> Settings:

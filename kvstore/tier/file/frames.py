@@ -12,6 +12,7 @@ from typing import Any
 from kvstore.format.frame import FrameHeader, SegmentTag, encode_header
 from kvstore.model.block import PAGE_NBYTES
 from kvstore.model.errors import InvalidRequest
+from kvstore.system.turns import Sized
 from kvstore.tier.base import PART_NBYTES, Then
 from kvstore.tier.file.calls import Calls
 from kvstore.tier.file.durability import Durability
@@ -98,7 +99,8 @@ class Frames:
             try:
                 fd = await self._durability.opened(segment)
                 write = partial(self._write, segment, frame, fd, buffers, extent.offset)
-                measured, packed = await run_blocking(self._executor, write)
+                work = Sized(write, frame.nbytes)
+                measured, packed = await run_blocking(self._executor, work)
             except BaseException:
                 frame.state = State.FAILED
                 raise
@@ -165,7 +167,8 @@ class Frames:
             for at in range(0, nbytes, step):
                 part = slice(at, min(at + step, nbytes))
                 some = targets if step == nbytes else [targets[0][part]]
-                reads.append(partial(self._read, segment.tag, some, begin + at, part, then))
+                read = partial(self._read, segment.tag, some, begin + at, part, then)
+                reads.append(Sized(read, part.stop - at))
             jobs = Jobs(self._executor, reads)
             return _within(call.pop_all(), jobs.ended())
 

@@ -11,6 +11,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from kvstore.model.errors import Unavailable
 from kvstore.system.threads import outlive
+from kvstore.system.turns import Sized
 
 T = TypeVar("T")
 
@@ -102,7 +103,7 @@ class SmallJobs:
     async def run(self, nbytes: int, work: Callable[[], T]) -> T:
         """Do as `run_blocking` does."""
         loop = asyncio.get_running_loop()
-        job = _Job(work, loop.create_future())
+        job = _Job(work, loop.create_future(), nbytes)
         if not self._waiting:
             loop.call_soon(self._hand_out)
         self._waiting.append((nbytes, job))
@@ -127,7 +128,8 @@ class SmallJobs:
                 job.tell(cancelled=done.cancelled())
 
         try:
-            running = _submit(self._executor, partial(_carry_out, batch))
+            work = Sized(partial(_carry_out, batch), sum(job.nbytes for job in batch))
+            running = _submit(self._executor, work)
         except Unavailable as error:
             for job in batch:
                 job.error = error
@@ -142,6 +144,7 @@ class _Job:
 
     work: Callable[[], Any]
     future: asyncio.Future[Any]
+    nbytes: int = 0
     wanted: bool = True
     result: Any = None
     error: BaseException | None = None

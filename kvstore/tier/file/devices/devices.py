@@ -44,6 +44,7 @@ class Devices:
 
     capacity_bytes, free_bytes_min, segment_nbytes, threads: of each directory. hang_s: a call that
     takes longer takes its device out of use. disks: one for each path. sealing: encrypts them.
+    turns: what runs the I/O of each path, if not threads of its own: several tenants share a disk.
     """
 
     def __init__(
@@ -58,8 +59,11 @@ class Devices:
         hang_s: float = HANG_S,
         disks: Sequence[Disk] = (),
         executor: Executor | None = None,
+        turns: Sequence[Executor] = (),
         sealing: Sealing | None = None,
     ) -> None:
+        shared = dict(zip(paths, turns, strict=False))
+
         def make_tier(path: Path, disk: Disk) -> FileTier:
             capacity_bytes, free_bytes_min = self.space.caps
             return FileTier(
@@ -70,7 +74,7 @@ class Devices:
                 direct=direct,
                 threads=threads,
                 disk=disk,
-                executor=executor,
+                executor=shared.get(path, executor),
                 sealing=sealing,
             )
 

@@ -1,0 +1,133 @@
+"""Turns at a disk: several users of one pool of threads, each by its weight (deficit round robin).
+
+A user with a million queued jobs delays another user by the jobs that threads are at already, and
+by one quantum of each other user, not by its queue.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeVar
+
+T = TypeVar("T")
+
+QUANTUM_NBYTES = 2 << 20
+JOB_NBYTES_MIN = 64 << 10  # what a job costs that says nothing, or little: a call to the disk
+
+
+@dataclass(frozen=True, slots=True)
+class Sized:
+    """Work that says how many bytes it moves."""
+
+    work: Callable[[], Any]
+    nbytes: int
+
+    def __call__(self) -> Any:
+        return self.work()
+
+
+class _Job(NamedTuple):
+    cost: int
+    future: Future[Any]
+    work: Callable[[], Any]
+
+
+@dataclass(slots=True, eq=False)
+class _Queue:
+    """The jobs of one user. deficit: bytes that it may still move in this round."""
+
+    weight: float
+    jobs: deque[_Job] = field(default_factory=deque)
+    deficit: float = 0.0
+
+
+class TurnPool:
+    """Threads that several users share. Any thread may use it."""
+
+    def __init__(self, threads: int, name: str) -> None:
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix=name)
+        self._free = threads
+        self._lock = threading.Lock()
+        self._round: deque[_Queue] = deque()  # of the users that have jobs
+
+    def user(self, weight: float) -> TurnUser:
+        """Return an executor for one user."""
+        return TurnUser(self, _Queue(weight))
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False)
+
+    def add(self, queue: _Queue, job: _Job) -> None:
+        with self._lock:
+            if not queue.jobs:
+                queue.deficit = 0.0
+                self._round.append(queue)
+            queue.jobs.append(job)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        while True:
+            with self._lock:
+                job = self._next() if self._free else None
+                if job is None:
+                    return
+                self._free -= 1
+            self._threads.submit(self._carry_out, job)
+
+    def _next(self) -> _Job | None:
+        """Take the job whose turn it is. The lock is held."""
+        while self._round:
+            queue = self._round[0]
+            if queue.jobs[0].cost <= queue.deficit:
+                job = queue.jobs.popleft()
+                queue.deficit -= job.cost
+                if not queue.jobs:
+                    self._round.popleft()
+                return job
+            queue.deficit += QUANTUM_NBYTES * queue.weight
+            self._round.rotate(-1)
+        return None
+
+    def _carry_out(self, job: _Job) -> None:
+        try:
+            if job.future.set_running_or_notify_cancel():
+                try:
+                    result = job.work()
+                except BaseException as error:  # it is raised to whoever waits for the job
+                    job.future.set_exception(error)
+                else:
+                    job.future.set_result(result)
+        finally:
+            with self._lock:
+                self._free += 1
+            self._go_on()
+
+
+class TurnUser(Executor):
+    """One user of a `TurnPool`. weight: its part of the turns while others want them, too."""
+
+    def __init__(self, pool: TurnPool, queue: _Queue) -> None:
+        self._pool = pool
+        self._queue = queue
+
+    @property
+    def weight(self) -> float:
+        return self._queue.weight
+
+    @weight.setter
+    def weight(self, weight: float) -> None:
+        self._queue.weight = weight
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        future: Future[T] = Future()
+        cost = max(JOB_NBYTES_MIN, getattr(fn, "nbytes", 0))
+        work = (lambda: fn(*args, **kwargs)) if args or kwargs else fn
+        self._pool.add(self._queue, _Job(cost, future, work))
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Do nothing: the threads are others' as well."""
