@@ -165,24 +165,27 @@ def wire_store(
         metrics=metrics,
         group_commit_bytes=limits.group_commit_bytes,
     )
-    scrub = None
-    if file is not None:
-        scrub = Scrub(
-            planner,
-            write_behind,
-            nbytes_per_s=settings.file.scrub_bytes,
-            every_s=settings.file.scrub_every_s,
-            metrics=metrics,
-            now=time.monotonic,
-        )
     return Store(
         arena=arena,
         write_behind=write_behind,
         planner=planner,
         limits=limits,
         metrics=metrics,
-        scrub=scrub,
+        scrub=_scrub(settings.file, planner, write_behind, metrics) if file else None,
         objects=_objects(settings, planner, arena, metrics) if settings.object.url else None,
+    )
+
+
+def _scrub(
+    settings: FileSettings, planner: Planner, write_behind: WriteBehind, metrics: Metrics
+) -> Scrub:
+    return Scrub(
+        planner,
+        write_behind,
+        nbytes_per_s=settings.scrub_bytes,
+        every_s=settings.scrub_every_s,
+        metrics=metrics,
+        now=time.monotonic,
     )
 
 

@@ -31,7 +31,7 @@ def snapshot(
         "leases": leases.count,
         "clients": _clients(leases),
         "dram": {
-            "blocks": planner.resident_blocks,
+            "blocks": planner.stored.resident,
             "capacity_bytes": arena.capacity_bytes,
             "used_bytes": arena.physical_nbytes,
             "reserved_bytes": arena.reserved_nbytes,
@@ -49,7 +49,7 @@ def snapshot(
             "thinned_records": planner.counts.thinned,
         },
         "file": {
-            "blocks": planner.framed_blocks,
+            "blocks": planner.stored.framed,
             "evicted_blocks": planner.counts.evicted_file,
             "unwritten_records": planner.counts.unwritten,
             "leased_bytes": leases.framed_bytes,

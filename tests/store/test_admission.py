@@ -18,10 +18,10 @@ def test_what_is_written_on_demotion_alone_is_written_when_it_must_leave(tmp_pat
     with Node(tmp_path / "kv", arena_bytes=256 << 10, write_on_demotion=True) as node:
         node.put(A, 0, 16, parts=(FULL,))
         node.run(asyncio.sleep(0.05))
-        assert not node.planner.framed_blocks
+        assert not node.planner.stored.framed
         assert node.put(B, 0, 16, parts=(FULL,), wait_s=5.0).refused == 0
         lost = node.store.report.stats()["dram"]["lost_records"]
-        assert (lost, node.planner.framed_blocks > 0) == (0, True)
+        assert (lost, node.planner.stored.framed > 0) == (0, True)
         assert sum(item.key in A for item in node.store.report.scan(None, None, 100)) == 16
 
 
@@ -31,17 +31,17 @@ def test_what_is_written_on_second_use_alone_is_written_when_it_is_used_or_put_a
     with Node(tmp_path / "kv", arena_bytes=256 << 10, write_on_second_use=True) as node:
         node.put(A, 0, 16, parts=(FULL,))
         node.run(asyncio.sleep(0.05))
-        assert not node.planner.framed_blocks
+        assert not node.planner.stored.framed
         node.planner.touch(A[:4])
         node.write_behind.wake()
         node.run(asyncio.sleep(0.05))
-        assert node.planner.framed_blocks == 4
+        assert node.planner.stored.framed == 4
         node.put(B, 0, 16, parts=(FULL,))  # A[5:] leaves the arena, and for good
-        assert node.planner.framed_blocks == 4
+        assert node.planner.stored.framed == 4
         node.planner.touch(A[:8])
         node.put(A, 5, 8, parts=(FULL,))
         node.run(asyncio.sleep(0.05))
-        assert node.planner.framed_blocks == 8
+        assert node.planner.stored.framed == 8
 
 
 def test_a_write_budget_keeps_starts_of_prefixes_and_a_restart_is_no_new_one(
@@ -51,17 +51,17 @@ def test_a_write_budget_keeps_starts_of_prefixes_and_a_restart_is_no_new_one(
     with Node(tmp_path / "kv", write_bytes_per_day=per_day) as node:
         node.put(A, 0, 16, parts=(FULL,))
         assert not node.flush(), "not all of it is durable"
-        assert node.planner.framed_blocks == 8
+        assert node.planner.stored.framed == 8
     with Node(tmp_path / "kv", write_bytes_per_day=per_day) as node:
         node.get(A[:8], spans=(Span(FULL, 0, 8),))
-        assert node.planner.framed_blocks == 8
+        assert node.planner.stored.framed == 8
         node.put(B, 0, 4, parts=(FULL,))
         assert not node.flush()
-        assert node.planner.framed_blocks == 8
+        assert node.planner.stored.framed == 8
         node.time += 3600
         node.planner.touch(B[:4])
         assert node.flush()
-        assert node.planner.framed_blocks == 12
+        assert node.planner.stored.framed == 12
 
 
 @pytest.mark.parametrize("admission", ["write_on_demotion", "write_on_second_use"])

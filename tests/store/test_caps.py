@@ -34,12 +34,12 @@ def test_eviction_does_not_wait_for_the_kernel(
         for name in range(4):
             node.put(chain(name), 0, 24, durable=True)
         lease = node.acquire(leased)
-        before = node.planner.resident_blocks
+        before = node.planner.stored.resident
 
         node.arena.growth.set_capacity(512 * KIB)
         node.store.caps._resized.set()
         node.until(lambda: not node.arena.holes.excess_nbytes)
-        assert 4 <= node.planner.resident_blocks < before // 2
+        assert 4 <= node.planner.stored.resident < before // 2
         assert node.arena.reserved_nbytes == 2048 * KIB  # nothing is given back yet
         assert node.arena.allocate(512 * KIB) is None  # and nothing of it is handed out
         go_on.set()

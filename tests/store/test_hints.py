@@ -131,7 +131,7 @@ def test_a_demoted_session_leaves_the_arena_and_comes_back_from_disk(tmp_path: P
         node.put(A, 0, 6)
         report = node.hint(HintKind.DEMOTE, A[:6])
         assert (report.done_blocks, report.short) == (6, "")
-        assert node.planner.resident_blocks == 0
+        assert node.planner.stored.resident == 0
         assert node.get(A) == 6
 
 

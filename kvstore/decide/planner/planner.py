@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from kvstore.decide.index import (
     ABSENT,
@@ -63,6 +64,13 @@ class Deletion:
 
     deleted: int = 0
     namespaces: set[NamespaceId] = field(default_factory=set)
+
+
+class StoredBlocks(NamedTuple):
+    """Blocks with a record in the arena, and blocks with one in a frame; some have both."""
+
+    resident: int
+    framed: int
 
 
 class Planner:
@@ -137,12 +145,9 @@ class Planner:
         return self._ledger.departures
 
     @property
-    def resident_blocks(self) -> int:
-        return self._ledger.resident_blocks
-
-    @property
-    def framed_blocks(self) -> int:
-        return self._ledger.framed_blocks
+    def stored(self) -> StoredBlocks:
+        """How many blocks are stored where."""
+        return StoredBlocks(self._ledger.resident_blocks, self._ledger.framed_blocks)
 
     # ---- match -------------------------------------------------------------------------------
 

@@ -77,8 +77,8 @@ def test_a_lossy_block_that_leaves_the_files_is_counted_though_its_fine_part_had
     planner = planner_with_a_prefix()
     write_all(planner)
     planner.eviction.shed(1 << 30)
-    assert planner.resident_blocks == 0
+    assert planner.stored.resident == 0
     planner.eviction.evict_file(1 << 30)
-    assert planner.framed_blocks == 0
+    assert planner.stored.framed == 0
     assert planner.counts.evicted_file == BLOCKS
     assert planner.counts.left["file", Reason.EVICTED] == BLOCKS

@@ -229,8 +229,8 @@ class PlannerMachine(RuleBasedStateMachine):
             assert all(r.resident or r.frame for r in block.records)
         dirty = [r for b in blocks for r in b.records if r.dirty]
         assert self.planner.dirty.nbytes == RECORD * len(dirty)
-        assert self.planner.resident_blocks == sum(b.resident_parts > 0 for b in blocks)
-        assert self.planner.framed_blocks == sum(b.framed_parts > 0 for b in blocks)
+        assert self.planner.stored.resident == sum(b.resident_parts > 0 for b in blocks)
+        assert self.planner.stored.framed == sum(b.framed_parts > 0 for b in blocks)
         newest = max((r.dirty for r in dirty), default=0)
         assert self.planner.dirty.settled(self.planner.dirty.last) == (newest == 0)
         frames = [(r.frame, r.position) for b in blocks for r in b.records if r.frame]
