@@ -1,10 +1,12 @@
-"""`kvstore audit verify`: is the audit log whole, as the daemon wrote it?"""
+"""`kvstore audit`: read the audit log, and find out whether it is whole."""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections import deque
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO
 
@@ -12,6 +14,7 @@ import click
 
 from kvstore.model.errors import ConfigError
 from kvstore.settings import SecuritySettings, load_settings
+from kvstore.settings.security import JOURNAL
 from kvstore.system.audit_chain import Verdict, audit_key, read_head, split_lines, verify
 
 CHUNK_NBYTES = 1 << 20
@@ -20,12 +23,48 @@ FAULTS_SHOWN = 20
 
 @click.group()
 def audit() -> None:
-    """Check the audit log of a daemon.
+    """Read and check the audit log of a daemon.
+
+    \b
+    Examples:
+      kvstore audit verify --config /etc/kvstore.toml
+      kvstore audit show --config /etc/kvstore.toml -n 20
+    """
+
+
+@audit.command("show", short_help="Print the last lines for people.")
+@click.option(
+    "--config",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="The daemon's TOML file, which names the log.",
+)
+@click.option(
+    "-n", "count", type=click.IntRange(1, 100_000), default=20, show_default=True, metavar="N"
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, as the daemon wrote it.")
+@click.argument("file", required=False, type=click.Path(path_type=Path))
+def show(config: Path | None, count: int, as_json: bool, file: Path | None) -> None:
+    """Print the last N lines of the audit log; they are not checked.
 
     \b
     Example:
-      kvstore audit verify --config /etc/kvstore.toml
+      kvstore audit show /var/log/kvstore/audit.jsonl -n 50
     """
+    (path,) = _files((file,) if file is not None else (), _security(config))
+    for line in deque(split_lines(_chunks((path,))), count):
+        told = line.decode("utf-8", "replace")
+        click.echo(told if as_json else _for_people(told))
+
+
+def _for_people(line: str) -> str:
+    try:
+        fields = json.loads(line)
+        when = datetime.fromtimestamp(fields.pop("time")).isoformat(sep=" ", timespec="seconds")
+    except (ValueError, TypeError, AttributeError, KeyError, OverflowError):
+        return f"not a line of the log: {line[:80]!r}"
+    left_out = ("seq", "mac", "prev")
+    told = (f"{name}={value}" for name, value in fields.items() if name not in left_out)
+    return " ".join([when, *told])
 
 
 @audit.command("verify", short_help="Check that no line was changed or cut out.")
@@ -60,16 +99,26 @@ def verify_(
       kvstore audit verify --config /etc/kvstore.toml
       kvstore audit verify /var/log/kvstore/audit.jsonl.1 /var/log/kvstore/audit.jsonl
     """
-    security = load_settings(config).security if config is not None else SecuritySettings()
-    if not files and security.audit:
-        files = (Path(security.audit),)
-    if not files:
-        raise ConfigError("say which file: kvstore audit verify FILE, or --config")
+    security = _security(config)
+    files = _files(files, security)
     at = key or Path(security.audit_key or f"{files[-1]}.key")
     head = read_head(at.with_name(f"{at.name}.head"))
     found = verify(split_lines(_chunks(files)), audit_key(at), head)
     _say(found, as_json=as_json)
     ctx.exit(1 if found.faults else 0)
+
+
+def _security(config: Path | None) -> SecuritySettings:
+    return load_settings(config).security if config is not None else SecuritySettings()
+
+
+def _files(given: tuple[Path, ...], security: SecuritySettings) -> tuple[Path, ...]:
+    """Return the files that are meant. Raises ConfigError."""
+    if given:
+        return given
+    if security.audit in ("", JOURNAL):
+        raise ConfigError("say which file: name it, or --config with security.audit in it")
+    return (Path(security.audit),)
 
 
 def _chunks(files: tuple[Path, ...]) -> Iterator[bytes]:

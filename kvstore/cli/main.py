@@ -51,7 +51,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "Secure": {
         "token": ("kvstore.cli.token:token", "Create, list and revoke tokens."),
-        "audit": ("kvstore.cli.audit:audit", "Check that an audit log is whole."),
+        "audit": ("kvstore.cli.audit:audit", "Read an audit log; check that it is whole."),
     },
     "Directories": {
         "inspect": ("kvstore.cli.directory:inspect", "Show what a file tier directory contains."),

@@ -133,7 +133,7 @@ def create(
     \b
     Examples:
       kvstore token create --file /etc/kvstore/tokens --role writer --expires 90d
-      kvstore token create --config /etc/kvstore.toml --role reader --out engine.token
+      kvstore token create --config /etc/kvstore.toml --role reader --out new.token
     """
     not_after = time.time() + lifetime_s if lifetime_s else 0.0
     text, entry = make_token(tenant, role_of(role), not_after=not_after, note=note)

@@ -24,7 +24,10 @@ from click.testing import CliRunner
 from kvstore import Client, KeyChain, root_key
 from kvstore.cli import main
 from kvstore.cli.tree import walk
+from kvstore.model.tenant import Role
 from kvstore.settings import load_settings
+from kvstore.system.audit_chain import Chain, audit_key
+from kvstore.system.token_file import changing, make_token
 from kvstore.testing.daemon import Daemon
 from kvstore.testing.samples import sample_namespace, sample_records
 from kvstore_vllm.headers import _FIELDS as HEADERS
@@ -41,6 +44,7 @@ from tests.docs.examples import (
     every_block,
     help_lines,
 )
+from tests.tls import Authority
 
 TOKENS = list(range(4, 84))
 STDIN = b"hello"
@@ -88,8 +92,36 @@ def tried() -> Iterator[Daemon]:
         yield daemon.start()
 
 
+class Secured:
+    """A daemon that speaks TLS and asks for a token, and files for its clients."""
+
+    def __init__(self, directory: Path) -> None:
+        self.authority = Authority(directory)
+        pair, (text, entry) = self.authority.issue("server"), make_token("default", Role.WRITER)
+        self.token = directory / "token"
+        self.token.write_text(text)
+        with changing(directory / "tokens") as entries:
+            entries.append(entry)
+        self.daemon = Daemon(
+            "server.listen=127.0.0.1:0",
+            f"tls.cert={pair.cert}",
+            f"tls.key={pair.key}",
+            f"security.tokens={directory}/tokens",
+            file=False,
+        )
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    secured = Secured(tmp_path_factory.mktemp("secured"))
+    with secured.daemon.start():
+        yield secured
+
+
 @pytest.fixture
-def place(daemon: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+def place(
+    daemon: Daemon, secured: Secured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> dict[str, str]:
     """A directory with what examples name; returns what to replace in them, longest first."""
     namespace = sample_namespace()
     keys = KeyChain(root_key(namespace.id), namespace.block_tokens).update(TOKENS)
@@ -105,6 +137,11 @@ def place(daemon: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> di
         "unix:/run/kvstore/kvstore.sock": daemon.target,
         "/run/kvstore/kvstore.sock": str(daemon.socket),
         "/etc/kvstore.toml": str(tmp_path / "kvstore.toml"),
+        "/etc/kvstore/ca.pem": str(secured.authority.ca),
+        "/etc/kvstore/tokens": str(tmp_path / "tokens"),
+        "/var/log/kvstore/": f"{tmp_path}/log/",
+        "kv.example.com:7700": secured.daemon.address,
+        "engine.token": str(secured.token),
         "/var/lib/kvstore": str(daemon.directory / "file"),
         "/nvme/kvstore": str(daemon.directory / "file"),
         "/mnt/nvme0/kv": str(daemon.directory / "file"),
@@ -153,7 +190,15 @@ def _fill(directory: Path) -> None:
         (directory / name).write_text(text)
     (directory / "tokens.json").write_text(json.dumps(TOKENS))
     (directory / "block.bin").write_bytes(STDIN)
-    (directory / "kvstore.toml").write_text(load_settings(None, ()).to_toml())
+    security = [
+        f"security.audit={directory}/log/audit.jsonl",
+        f"security.tokens={directory}/tokens",
+    ]
+    (directory / "kvstore.toml").write_text(load_settings(None, security).to_toml())
+    (directory / "log").mkdir()
+    chain = Chain(audit_key(directory / "log/audit.jsonl.key", make=True))
+    for name in ("audit.jsonl.1", "audit.jsonl"):
+        (directory / "log" / name).write_bytes(chain.line({"event": "start"}, follows=True))
     (directory / "vllm.yaml").write_text("model: MODEL\n")
     for name in ("chats.json", "mooncake.jsonl.gz", "generate_multi_turn.json"):
         (directory / name).write_text("")
@@ -302,9 +347,12 @@ def test_a_block_of_settings(block: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("block", every_block("python"), ids=lambda block: block.place)
-def test_a_block_of_python(block: Any, daemon: Daemon, tmp_path: Path) -> None:
-    """Run as it is written, but for the address and the model."""
+def test_a_block_of_python(block: Any, daemon: Daemon, secured: Secured, tmp_path: Path) -> None:
+    """Run as it is written, but for addresses, files and the model."""
     code = block.text.replace("unix:/run/kvstore/kvstore.sock", daemon.target)
+    code = code.replace("kv.example.com:7700", secured.daemon.address)
+    code = code.replace("engine.token", str(secured.token))
+    code = code.replace("/etc/kvstore/ca.pem", str(secured.authority.ca))
     if "from_pretrained" in code:
         torch = pytest.importorskip("torch")
         from tests.connectors.vllm.tiny_models import make_llama, make_tokenizer

@@ -140,6 +140,10 @@ def test_a_log_is_whole_over_restarts_and_rotation_and_a_cut_shows(site: Site) -
     site.log.write_bytes(b"".join(lines))
     assert kvstore(*words, *both).exit_code == 0
     assert kvstore("audit", "verify").exit_code == 2
+    shown = kvstore("audit", "show", str(site.log), "-n", "2").output
+    assert len(shown.splitlines()) == 2
+    assert "method=Clear outcome=ok deleted=0 namespace=all" in shown
+    assert "not a line" in kvstore("audit", "show", str(site.daemon.log)).output
 
 
 @pytest.fixture
