@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 import os
+import shutil
 import signal
 import sys
 import time
@@ -22,7 +23,7 @@ from kvstore.format.codec import codec_by_name
 from kvstore.metrics import Metrics
 from kvstore.model.block import PAGE_NBYTES
 from kvstore.model.errors import KVStoreError
-from kvstore.model.tenant import NO_TENANT_ID, TenantId
+from kvstore.model.tenant import NO_TENANT_ID, TenantId, tenant_id
 from kvstore.move.promote import Promotion
 from kvstore.move.scrub import Scrub
 from kvstore.move.write_behind import WriteBehind
@@ -37,7 +38,8 @@ from kvstore.system.memory import Fit, check_capacity, prefer_killing_this, read
 from kvstore.system.scheduling import run_promptly
 from kvstore.system.service_manager import notify
 from kvstore.tier.dram import Arena
-from kvstore.tier.file import Devices, Sealing
+from kvstore.tier.file import Devices, RealDisk, Sealing
+from kvstore.tier.file.keys import destroy_keys
 
 if TYPE_CHECKING:
     from kvstore.move.object_side import Objects
@@ -55,8 +57,9 @@ class Node:
         self.settings = settings
         self.metrics = Metrics(version=kvstore.__version__)
         check_left_over(settings)
-        make = partial(wire_store, root=open_root(settings))
-        self.tenants = Tenants(settings, make, self.metrics)
+        root = open_root(settings)
+        make, erase = partial(wire_store, root=root), partial(erase_directory, root)
+        self.tenants = Tenants(settings, make, self.metrics, erase)
         self.config = LiveSettings(settings, self.tenants, path=path, overrides=overrides)
         self.server = Server(self.tenants, self.config, self.metrics, kvstore.__version__)
 
@@ -209,6 +212,16 @@ def _objects(
         fine=settings.object.fidelity == "fine",
         now=time.monotonic,
     )
+
+
+def erase_directory(root: Root | None, path: Path, name: str) -> str:
+    """Destroy the keys of a tenant's directory, then its files; return how far nothing of it can
+    be read again. Blocking. Raises DiskFailed, OSError."""
+    erased = "none"
+    if root is not None:
+        erased = str(destroy_keys(RealDisk(), path, root, tenant_id(name)))
+    shutil.rmtree(path)
+    return erased
 
 
 def _write_budget(settings: FileSettings) -> WriteBudget | None:

@@ -44,6 +44,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "Change": {
         "hint": ("kvstore.cli.hint:hint", "Announce what a session will do next."),
+        "tenant": ("kvstore.cli.tenant:tenant", "List, add, change or delete tenants."),
         "config": ("kvstore.cli.config:config", "Show or change a running daemon's settings."),
         "flush": ("kvstore.cli.change:flush", "Wait until everything is durable."),
         "delete": ("kvstore.cli.change:delete", "Delete blocks by key."),

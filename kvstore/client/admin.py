@@ -20,6 +20,9 @@ from kvstore.transport.explain_messages import explanation_of, outcome_of
 SCAN_PAGE_ITEMS = 1000
 
 
+TENANT_S = 90.0  # for a tenant to come or go
+
+
 class Admin:
     """Looks into a daemon, changes its settings, deletes blocks."""
 
@@ -98,6 +101,24 @@ class Admin:
             lambda stub, _, t: stub.SetConfig(request, timeout=t), wait_s=wait_s
         )
         return [(each.key, each.before, each.after) for each in reply.changed], reply.pending
+
+    async def add_tenant(self, name: str, assignments: Sequence[str] = ()) -> str:
+        """Let the daemon serve one more tenant, until it ends; returns the path of its socket.
+        Raises ConfigError, InvalidRequest. Answered to an admin."""
+        request = pb.AddTenantRequest(name=name, assignments=assignments)
+        reply = await self._caller.call(
+            lambda stub, _, t: stub.AddTenant(request, timeout=t), wait_s=TENANT_S
+        )
+        return reply.socket
+
+    async def delete_tenant(self, name: str) -> tuple[int, str, str]:
+        """Delete a tenant and all that is stored of it; returns its blocks, how far they are
+        erased, and what is left. Raises InvalidRequest. Answered to an admin."""
+        request = pb.DeleteTenantRequest(name=name)
+        reply = await self._caller.call(
+            lambda stub, _, t: stub.DeleteTenant(request, timeout=t), wait_s=TENANT_S
+        )
+        return reply.blocks, reply.erased, reply.left
 
     async def log_lines(self, limit: int = 0) -> list[str]:
         """Return the daemon's last log lines, oldest first; 0: all it keeps. Answered over its

@@ -82,6 +82,12 @@ class BlockingAdmin:
     ) -> tuple[list[tuple[str, str, str]], str]:
         return self._thread.wait(lambda client: client.admin.configure(assignments, wait_s))
 
+    def add_tenant(self, name: str, assignments: Sequence[str] = ()) -> str:
+        return self._thread.wait(lambda client: client.admin.add_tenant(name, assignments))
+
+    def delete_tenant(self, name: str) -> tuple[int, str, str]:
+        return self._thread.wait(lambda client: client.admin.delete_tenant(name))
+
     def log_lines(self, limit: int = 0) -> list[str]:
         return self._thread.wait(lambda client: client.admin.log_lines(limit))
 

@@ -158,5 +158,9 @@ class Objects:
         for failed in filter(None, results):
             raise failed
 
+    async def erase(self, timeout_s: float) -> None:
+        """Delete every object under the tier's prefix. Raises Unavailable."""
+        await self._tier.erase(timeout_s)
+
     def stats(self) -> dict[str, Any]:
         return {**self._tier.stats(), "uploads_waiting": self._upload.waiting}

@@ -17,6 +17,7 @@ from kvstore.server.config_calls import ConfigCalls
 from kvstore.server.identity import CALLER
 from kvstore.server.recorder import Lookup, Recorder
 from kvstore.server.requests import Requests, namespace_id_of
+from kvstore.server.tenant_admin import TenantAdmin
 from kvstore.store.live_settings import LiveSettings
 from kvstore.store.store import Store
 from kvstore.transport.explain_messages import explanation_to_message, outcome_to_message
@@ -43,11 +44,12 @@ class AdminCalls(ConfigCalls):
         instance: str,
         recorder: Recorder,
         config: LiveSettings,
+        admin: TenantAdmin,
         addresses: Callable[[], dict[str, Any]],
         tenants: Callable[[], dict[str, Any]] = dict,
     ) -> None:
         """tenants: what an admin is told of all tenants."""
-        super().__init__(config)
+        super().__init__(config, admin)
         self._store = store
         self._requests = Requests(store)
         self._metrics = metrics

@@ -26,6 +26,12 @@ AUDITED: Mapping[str, Counts] = {
         "namespace": asked.namespace_id.hex()[:12] or "all",
     },
     "Scan": lambda asked, told: {"items": len(told.items)},
+    "AddTenant": lambda asked, told: {"added": asked.name[:80]},
+    "DeleteTenant": lambda asked, told: {
+        "removed": asked.name[:80],
+        "blocks": told.blocks,
+        "erased": told.erased,
+    },
     "SetConfig": lambda asked, told: {"changed": [each.key for each in told.changed]},
 }
 AUDITED_STREAMS: Mapping[str, Callable[[Any], dict[str, Any]]] = {

@@ -51,6 +51,7 @@ class _Calls:
         self._idle = asyncio.Event()
         self._idle.set()
         self._draining = False
+        self.calls_max = 0  # answered at once; 0: as many as come
 
     async def drain(self, timeout_s: float) -> bool:
         """Refuse new calls and wait for those that run. Returns whether all ended in time."""
@@ -100,6 +101,8 @@ class _Calls:
     def _admit(self) -> None:
         if self._draining:
             raise Unavailable("the daemon is shutting down", reason="draining")
+        if self.calls_max and self._running > self.calls_max:
+            raise Unavailable(f"{self.calls_max} calls of this tenant are answered", reason="quota")
 
     def _begin(self, method: str, context: Context) -> _Call:
         self._running += 1

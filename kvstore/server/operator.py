@@ -16,6 +16,7 @@ from kvstore.server.boundary import Context
 from kvstore.server.config_calls import ConfigCalls
 from kvstore.server.identity import CALLER
 from kvstore.server.rights import NO_RIGHT
+from kvstore.server.tenant_admin import TenantAdmin
 from kvstore.store.live_settings import LiveSettings
 from kvstore.transport.arena_host import check_version
 
@@ -29,10 +30,11 @@ class OperatorCalls(ConfigCalls):
         version: str,
         instance: str,
         config: LiveSettings,
+        admin: TenantAdmin,
         stats: Callable[[], dict[str, Any]],
     ) -> None:
         """stats: of all tenants together, and of each."""
-        super().__init__(config)
+        super().__init__(config, admin)
         self._version = version
         self._instance = instance
         self._stats = stats

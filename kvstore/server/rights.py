@@ -40,6 +40,8 @@ RIGHTS: Final[Mapping[str, Role]] = MappingProxyType(
         "GetConfig": Role.ADMIN,
         "SetConfig": Role.ADMIN,
         "LogLines": Role.ADMIN,
+        "AddTenant": Role.ADMIN,
+        "DeleteTenant": Role.ADMIN,
     }
 )
 

@@ -29,6 +29,7 @@ from kvstore.server.operator import OperatorService
 from kvstore.server.recorder import Recorder
 from kvstore.server.service import Service
 from kvstore.server.sockets import guard_of
+from kvstore.server.tenant_admin import TenantAdmin
 from kvstore.server.tenant_report import TenantCollector, TenantReport
 from kvstore.server.tenant_sockets import Access
 from kvstore.server.tracing import Tracing
@@ -42,6 +43,8 @@ from kvstore.transport.unix_sockets import arena_socket_path, call_socket_path
 
 logger = logging.getLogger(__name__)
 
+CALLS_ALL = 1024  # answered at once, of all tenants
+CALLS_MIN = 32  # of one tenant, however many there are
 SERVICE_NAME = "kvstore.rpc.v1.KVStore"
 
 
@@ -70,6 +73,8 @@ class Server:
         self._serving = self._draining = self._unready = False
         self._health = Health(self._trouble, self._report)
         self._report_all = TenantReport(tenants)
+        self._admin = TenantAdmin(tenants, config, self._host, self._unhost)
+        self._hosted: dict[str, contextlib.AsyncExitStack] = {}  # tenants that came later
         self._listeners: dict[str, UnixListener] = {}
         for tenant in tenants:
             if tenant.settings is not None and tenant.name != DEFAULT_TENANT:
@@ -92,6 +97,7 @@ class Server:
             self._grpc_health,
             self._access.certificates,
         )
+        self.bound_calls()
         self._open = contextlib.AsyncExitStack()
         self.metrics_port = 0
 
@@ -162,9 +168,43 @@ class Server:
             version=self._version,
             instance=epoch.name,
             config=self._config,
+            admin=self._admin,
             stats=lambda: {**self._report_all.stats(), "addresses": self._addresses()},
         )
         return Served(None, service, epoch, self._metrics)
+
+    async def _host(self, tenant: Tenant) -> Path:
+        """Begin to serve a tenant that came while the daemon runs. Raises ConfigError."""
+        listener = self._listener_of(tenant)
+        async with contextlib.AsyncExitStack() as stack:
+            stack.enter_context(listener.owned())
+            await listener.start()
+            stack.push_async_callback(listener.close)
+            self._hosted[tenant.name] = stack.pop_all()
+            self._open.push_async_callback(self._hosted[tenant.name].aclose)
+        self._listeners[tenant.name] = listener
+        self.bound_calls()
+        return listener.path
+
+    async def _unhost(self, name: str, timeout_s: float) -> None:
+        """Refuse a tenant's calls, wait for those that run, and end its sessions."""
+        self._services.pop(name, None)
+        if (recorder := self._recorders.pop(name, None)) is not None:
+            recorder.close()
+        listener = self._listeners.pop(name, None)
+        if listener is not None:
+            await listener.boundary.drain(timeout_s)
+            await listener.close()
+        if (hosted := self._hosted.pop(name, None)) is not None:
+            await hosted.aclose()
+        self.bound_calls()
+
+    def bound_calls(self) -> None:
+        """Give each tenant its part of the calls that may be answered at once, by weight."""
+        weights = {each.name: each.settings.weight for each in self._tenants if each.settings}
+        for name, listener in self._listeners.items():
+            share = weights.get(name, 1.0) / sum(weights.values())
+            listener.boundary.calls_max = max(CALLS_MIN, int(CALLS_ALL * share))
 
     def _listener_of(self, tenant: Tenant) -> UnixListener:
         """Return the listener of a tenant's own sockets."""
@@ -195,6 +235,7 @@ class Server:
             version=self._version,
             recorder=recorder,
             config=self._config,
+            admin=self._admin,
             addresses=addresses,
             tenants=self._all_tenants,
         )

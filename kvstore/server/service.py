@@ -23,6 +23,7 @@ from kvstore.server.recorder import Recorder
 from kvstore.server.requests import namespace_id_of, pace_of, seconds_of, session_id_of
 from kvstore.server.stream_bounds import check_deadline
 from kvstore.server.streams import Streams
+from kvstore.server.tenant_admin import TenantAdmin
 from kvstore.store.live_settings import LiveSettings
 from kvstore.store.store import Store
 from kvstore.transport.arena_host import check_version
@@ -63,6 +64,7 @@ class Service(AdminCalls):
         version: str,
         recorder: Recorder,
         config: LiveSettings,
+        admin: TenantAdmin,
         addresses: Callable[[], dict[str, Any]],
         tenants: Callable[[], dict[str, Any]] = dict,
     ) -> None:
@@ -73,6 +75,7 @@ class Service(AdminCalls):
             instance=epoch.name,
             recorder=recorder,
             config=config,
+            admin=admin,
             addresses=addresses,
             tenants=tenants,
         )

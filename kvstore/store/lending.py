@@ -166,6 +166,18 @@ class Lending:
             headroom = max(headroom, usual)
         return Claim(part.guaranteed, part.most, part.weight, used, headroom, part.cap)
 
+    async def given_back(self, name: str, wait_s: float = ROOM_WAIT_S) -> bool:
+        """Wait until others hold no more than is left beside a tenant's cap; False: they do."""
+        deadline = time.monotonic() + wait_s
+        while True:
+            self.look()
+            others = sum(part.held for each, part in self._parts.items() if each != name)
+            if others + self._parts[name].cap <= self.capacity_bytes:
+                return True
+            if time.monotonic() >= deadline:
+                return False
+            await asyncio.sleep(ROOM_POLL_S)
+
     async def room(
         self, name: str, nbytes: int, wait_s: float = ROOM_WAIT_S,
         now: Callable[[], float] = time.monotonic,

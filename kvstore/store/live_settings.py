@@ -10,11 +10,20 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from kvstore.model.errors import ConfigError
-from kvstore.settings import Entry, Settings, entries, live_part, load_settings, overridden
+from kvstore.settings import (
+    Entry,
+    Settings,
+    TenantSettings,
+    entries,
+    live_part,
+    load_settings,
+    overridden,
+)
 from kvstore.system import logs
 from kvstore.system.redaction import without_credentials
 
@@ -88,6 +97,14 @@ class LiveSettings:
                 )
             changed = await self._take(wanted)
         return Outcome(changed, await self._settled(wait_s))
+
+    def adopt(self, settings: Settings) -> None:
+        """Take settings that others have carried out."""
+        self.settings = settings
+
+    def without(self, tenants: Sequence[TenantSettings]) -> Settings:
+        """Return the settings with these tenants alone."""
+        return replace(self.settings, tenants=tuple(tenants))
 
     async def reload(self) -> Outcome:
         """Read the file again, with the overrides of the start on top.

@@ -206,6 +206,11 @@ class Store:
         self._node.room.set()
         return held
 
+    async def erase_objects(self, timeout_s: float) -> None:
+        """Delete everything under this store's prefix of the bucket. Raises Unavailable."""
+        if self._objects is not None:
+            await self._objects.erase(timeout_s)
+
     def ask_room(self, ask: Callable[[int], Awaitable[None]]) -> None:
         """Ask for room before a put evicts anything: what others have borrowed comes back first."""
         self._node.ask_room = ask

@@ -13,10 +13,10 @@ from functools import partial
 from pathlib import Path
 
 from kvstore.metrics import Metrics
-from kvstore.model.errors import ConfigError, InvalidRequest
+from kvstore.model.errors import ConfigError, InvalidRequest, Unavailable
 from kvstore.model.tenant import DEFAULT_TENANT, tenant_id
 from kvstore.settings import Settings, TenantSettings
-from kvstore.store.lending import DramPart, FilePart, Lending
+from kvstore.store.lending import STEP_NBYTES, DramPart, FilePart, Lending
 from kvstore.store.store import HOUSEKEEPING_S, Store
 from kvstore.system.background import keep_running
 from kvstore.system.turns import TurnPool, TurnUser
@@ -45,8 +45,16 @@ class Tenant:
 class Tenants:
     """All tenants of a daemon, by name. make: puts one store together of settings of its own."""
 
-    def __init__(self, settings: Settings, make: Callable[..., Store], metrics: Metrics) -> None:
-        """metrics: the daemon's; those of its only tenant, where none is configured."""
+    def __init__(
+        self,
+        settings: Settings,
+        make: Callable[..., Store],
+        metrics: Metrics,
+        erase: Callable[[Path, str], str] = lambda path, name: "none",
+    ) -> None:
+        """metrics: the daemon's; those of its only tenant, where none is configured. erase:
+        destroys a tenant's directory, in a thread, and returns how far it cannot be read again."""
+        self.erase = erase
         self._make = make
         self._metrics = metrics
         self.configured = bool(settings.tenants)
@@ -125,6 +133,16 @@ class Tenants:
         ):
             task = keep_running(name, work, self._metrics.task_failed)
             self._tasks.append(asyncio.create_task(task))
+
+    async def start_one(self, tenant: Tenant) -> None:
+        """Open the store of a tenant that came while others run: its room is given back to it
+        first, so it begins with little."""
+        growth = tenant.store.arena.growth
+        if not tenant.store.arena.sealed:
+            growth.set_capacity(min(growth.capacity_bytes, STEP_NBYTES))
+        elif not await self.dram.given_back(tenant.name):
+            raise Unavailable("others hold what a sealed arena would need: try again in a while")
+        await tenant.store.start(house=False)
 
     async def close(self, drain_s: float) -> None:
         """Flush and close every store, each for at most `drain_s`, all at once."""

@@ -16,14 +16,18 @@ from typing import Any
 from google.protobuf.message import DecodeError, Message
 
 from kvstore import checksum
+from kvstore.metrics import Metrics
 from kvstore.model.errors import KVStoreError
 from kvstore.rpc import RPC_VERSION
 from kvstore.rpc.v1 import kvstore_pb2 as pb
 from kvstore.server.identity import CALLER, UNIX_SOCKET
 from kvstore.server.recorder import Recorder
 from kvstore.server.service import Service
+from kvstore.server.tenant_admin import TenantAdmin
 from kvstore.settings import Settings as DaemonSettings
 from kvstore.store.live_settings import LiveSettings
+from kvstore.store.store import Store
+from kvstore.store.tenants import Tenants
 from kvstore.transport.messages import Epoch
 from tests.fuzz.targets import KEYS, LOSSY, NAMESPACE, RECORD_NBYTES, Target
 from tests.sim.daemon import Daemon, Settings
@@ -72,6 +76,15 @@ class _Call:
         """It never is cut off."""
 
 
+def _no_tenants(store: Store, metrics: Metrics, config: LiveSettings) -> TenantAdmin:
+    """Return what adds tenants to a daemon that has none: it refuses."""
+
+    async def never(*given: Any) -> Any:
+        raise AssertionError("a tenant was served")
+
+    return TenantAdmin(Tenants(DaemonSettings(), lambda *_: store, metrics), config, never, never)
+
+
 class Host:
     """A daemon's service with one session joined, on a virtual clock."""
 
@@ -88,6 +101,7 @@ class Host:
         )
         store = self._daemon.store
         CALLER.set(UNIX_SOCKET)
+        config = LiveSettings(DaemonSettings(), store.caps)
         self._service = Service(
             store,
             EPOCH,
@@ -96,7 +110,8 @@ class Host:
             call_socket="/none",
             version="fuzz",
             recorder=Recorder(self._daemon.metrics),
-            config=LiveSettings(DaemonSettings(), store.caps),
+            config=config,
+            admin=_no_tenants(store, self._daemon.metrics, config),
             addresses=dict,
         )
         self.run(self._daemon.start({}, []))

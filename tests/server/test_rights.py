@@ -45,7 +45,7 @@ def test_what_readers_and_writers_may_do_is_spelt_out() -> None:
     assert not readers & {"Reserve", "Commit", "Put", "Delete", "Clear", "Scan", "Record"}
     assert writers - readers == {"Reserve", "Commit", "Put", "Delete"}
     admins_only = {method for method in METHODS if not may(method, Role.OPERATOR)}
-    assert admins_only == {"GetConfig", "SetConfig", "LogLines"}
+    assert admins_only == {"GetConfig", "SetConfig", "LogLines", "AddTenant", "DeleteTenant"}
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,8 @@ KNOWN = [
     "GetConfig",
     "SetConfig",
     "LogLines",
+    "AddTenant",
+    "DeleteTenant",
     "Hint",
 ]
 
@@ -302,4 +304,4 @@ def test_a_tcp_port_opened_in_words_is_open_to_everybody(victim: Victim) -> None
     assert list(found) == ALL
     assert "denied" not in found.values()
     refused = [name for name, told in found.items() if "unix socket only" in told]
-    assert {*refused} == {"GetConfig", "SetConfig", "LogLines"}
+    assert {*refused} == {"GetConfig", "SetConfig", "LogLines", "AddTenant", "DeleteTenant"}

@@ -6,6 +6,36 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class AddTenantRequest(_message.Message):
+    __slots__ = ("name", "assignments")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ASSIGNMENTS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    assignments: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., assignments: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class AddTenantReply(_message.Message):
+    __slots__ = ("socket",)
+    SOCKET_FIELD_NUMBER: _ClassVar[int]
+    socket: str
+    def __init__(self, socket: _Optional[str] = ...) -> None: ...
+
+class DeleteTenantRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class DeleteTenantReply(_message.Message):
+    __slots__ = ("blocks", "erased", "left")
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    ERASED_FIELD_NUMBER: _ClassVar[int]
+    LEFT_FIELD_NUMBER: _ClassVar[int]
+    blocks: int
+    erased: str
+    left: str
+    def __init__(self, blocks: _Optional[int] = ..., erased: _Optional[str] = ..., left: _Optional[str] = ...) -> None: ...
+
 class OpenSessionRequest(_message.Message):
     __slots__ = ("rpc_version", "token", "client")
     RPC_VERSION_FIELD_NUMBER: _ClassVar[int]

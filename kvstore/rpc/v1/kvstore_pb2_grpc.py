@@ -149,6 +149,16 @@ class KVStoreStub:
                 request_serializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.WhoAmIRequest.SerializeToString,
                 response_deserializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.WhoAmIReply.FromString,
                 _registered_method=True)
+        self.AddTenant = channel.unary_unary(
+                '/kvstore.rpc.v1.KVStore/AddTenant',
+                request_serializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.AddTenantRequest.SerializeToString,
+                response_deserializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.AddTenantReply.FromString,
+                _registered_method=True)
+        self.DeleteTenant = channel.unary_unary(
+                '/kvstore.rpc.v1.KVStore/DeleteTenant',
+                request_serializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.DeleteTenantRequest.SerializeToString,
+                response_deserializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.DeleteTenantReply.FromString,
+                _registered_method=True)
 
 
 class KVStoreServicer:
@@ -312,6 +322,19 @@ class KVStoreServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AddTenant(self, request, context):
+        """Tenants that come and go while the daemon runs. They are listed by Stats.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteTenant(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_KVStoreServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -429,6 +452,16 @@ def add_KVStoreServicer_to_server(servicer, server):
                     servicer.WhoAmI,
                     request_deserializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.WhoAmIRequest.FromString,
                     response_serializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.WhoAmIReply.SerializeToString,
+            ),
+            'AddTenant': grpc.unary_unary_rpc_method_handler(
+                    servicer.AddTenant,
+                    request_deserializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.AddTenantRequest.FromString,
+                    response_serializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.AddTenantReply.SerializeToString,
+            ),
+            'DeleteTenant': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteTenant,
+                    request_deserializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.DeleteTenantRequest.FromString,
+                    response_serializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.DeleteTenantReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1052,6 +1085,60 @@ class KVStore:
             '/kvstore.rpc.v1.KVStore/WhoAmI',
             kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.WhoAmIRequest.SerializeToString,
             kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.WhoAmIReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AddTenant(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.rpc.v1.KVStore/AddTenant',
+            kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.AddTenantRequest.SerializeToString,
+            kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.AddTenantReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteTenant(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.rpc.v1.KVStore/DeleteTenant',
+            kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.DeleteTenantRequest.SerializeToString,
+            kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.DeleteTenantReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -83,6 +83,9 @@ class KVStoreStub:
     """What a client knows of the future. A wrong hint costs hits, nothing else."""
     WhoAmI: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.WhoAmIRequest, _kvstore_pb2.WhoAmIReply]
     """Who the caller is to this daemon."""
+    AddTenant: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.AddTenantRequest, _kvstore_pb2.AddTenantReply]
+    """Tenants that come and go while the daemon runs. They are listed by Stats."""
+    DeleteTenant: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.DeleteTenantRequest, _kvstore_pb2.DeleteTenantReply]
 
 @_typing.type_check_only
 class KVStoreAsyncStub(KVStoreStub):
@@ -133,6 +136,9 @@ class KVStoreAsyncStub(KVStoreStub):
     """What a client knows of the future. A wrong hint costs hits, nothing else."""
     WhoAmI: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.WhoAmIRequest, _kvstore_pb2.WhoAmIReply]  # type: ignore[assignment]
     """Who the caller is to this daemon."""
+    AddTenant: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.AddTenantRequest, _kvstore_pb2.AddTenantReply]  # type: ignore[assignment]
+    """Tenants that come and go while the daemon runs. They are listed by Stats."""
+    DeleteTenant: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.DeleteTenantRequest, _kvstore_pb2.DeleteTenantReply]  # type: ignore[assignment]
 
 class KVStoreServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -318,5 +324,20 @@ class KVStoreServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_kvstore_pb2.WhoAmIReply, _abc.Awaitable[_kvstore_pb2.WhoAmIReply]]:
         """Who the caller is to this daemon."""
+
+    @_abc_1.abstractmethod
+    def AddTenant(
+        self,
+        request: _kvstore_pb2.AddTenantRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_kvstore_pb2.AddTenantReply, _abc.Awaitable[_kvstore_pb2.AddTenantReply]]:
+        """Tenants that come and go while the daemon runs. They are listed by Stats."""
+
+    @_abc_1.abstractmethod
+    def DeleteTenant(
+        self,
+        request: _kvstore_pb2.DeleteTenantRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_kvstore_pb2.DeleteTenantReply, _abc.Awaitable[_kvstore_pb2.DeleteTenantReply]]: ...
 
 def add_KVStoreServicer_to_server(servicer: KVStoreServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -226,7 +226,7 @@ class Frames:
             return self._small_reads.run(sealed.nbytes, sealed.run)
         step = _step(sealed.nbytes, parts)
         if step >= sealed.nbytes or not sealed.may_be_split:
-            return Jobs(self._executor, [sealed.run]).ended()
+            return Jobs(self._executor, [Sized(sealed.run, sealed.nbytes)]).ended()
         bounce = call.enter_context(self._bounces.taken(PAGE_NBYTES + sealed.nbytes))
         return Jobs(self._executor, list(sealed.parts(step, bounce))).ended()
 

@@ -34,6 +34,8 @@ from kvstore.tier.object.tombstones import Tombstones
 from kvstore.tier.object.upkeep import Upkeep
 from kvstore.tier.object.writes import Writes
 
+DELETES_AT_ONCE = 1000  # what S3 takes in one request
+
 
 class ObjectTier:
     """One bucket prefix. Lives on one event loop; every deadline is on `now`'s clock."""
@@ -162,6 +164,13 @@ class ObjectTier:
         """Do now what the upkeep does periodically. Raises Unavailable."""
         await self._upkeep.inform()
         await self._upkeep.collect()
+
+    async def erase(self, timeout_s: float) -> None:
+        """Delete every object under the prefix, whoever wrote it. Raises Unavailable."""
+        deadline = self._now() + timeout_s
+        names = [each.name async for page in self._requests.pages("") for each in page]
+        for start in range(0, len(names), DELETES_AT_ONCE):
+            await self._requests.delete(names[start : start + DELETES_AT_ONCE], deadline)
 
     async def close(self) -> None:
         """Stop. Cancel your writes and reads before."""

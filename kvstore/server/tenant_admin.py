@@ -1,0 +1,113 @@
+"""Tenants that come and go while the daemon runs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from kvstore.model.errors import ConfigError, InvalidRequest, KVStoreError
+from kvstore.model.tenant import DEFAULT_TENANT, check_tenant_name
+from kvstore.settings import Settings, overridden
+from kvstore.store.live_settings import LiveSettings
+from kvstore.store.tenants import Tenant, Tenants, settings_of_tenant
+
+logger = logging.getLogger(__name__)
+
+DELETE_S = 30.0  # for its calls to end, and for its objects to be deleted
+
+
+class Removed(NamedTuple):
+    """What became of a tenant. erased: how far nothing of it can be read again."""
+
+    blocks: int
+    erased: str
+    left: str
+
+
+class TenantAdmin:
+    """Adds and deletes tenants of a daemon. host, unhost: begin and end to serve one."""
+
+    def __init__(
+        self,
+        tenants: Tenants,
+        config: LiveSettings,
+        host: Callable[[Tenant], Awaitable[Path]],
+        unhost: Callable[[str, float], Awaitable[None]],
+    ) -> None:
+        self._tenants = tenants
+        self._config = config
+        self._host = host
+        self._unhost = unhost
+        self._changing = asyncio.Lock()
+
+    async def add(self, name: str, assignments: Sequence[str]) -> Path:
+        """Serve one more tenant until the daemon ends; return the path of its socket.
+
+        assignments: such as "dram.guaranteed=8GiB". Raises ConfigError or InvalidRequest, and has
+        changed nothing then.
+        """
+        async with self._changing:
+            wanted = self._with(name, assignments)
+            settings = next(each for each in wanted.tenants if each.name == name)
+            tenant = self._tenants.add(wanted, settings)
+            try:
+                await self._tenants.start_one(tenant)
+                path = await self._host(tenant)
+            except BaseException:
+                self._tenants.remove(name)
+                await self._unhost(name, 0.0)
+                await tenant.store.close(0.0)
+                raise
+            self._config.adopt(wanted)
+        logger.info("tenant=added name=%s socket=%s", name, path)
+        return path
+
+    def _with(self, name: str, assignments: Sequence[str]) -> Settings:
+        check_tenant_name(name)
+        if not self._tenants.configured:
+            raise ConfigError(
+                "this daemon has one user and no tenants: name the first tenants in its settings, "
+                "and start it again"
+            )
+        if self._tenants.find(name) is not None or name == DEFAULT_TENANT:
+            raise InvalidRequest(f"there is a tenant {name} already: `kvstore tenant set` it")
+        given = [f"tenants.{name}.{each}" for each in assignments]
+        return overridden(self._config.settings, given or [f"tenants.{name}.weight=1"])
+
+    async def delete(self, name: str) -> Removed:
+        """End a tenant's sessions, destroy its keys, and delete what is stored of it.
+
+        Raises InvalidRequest for one that is not there, or that is the operator's.
+        """
+        async with self._changing:
+            if name == DEFAULT_TENANT:
+                raise InvalidRequest("default is the operator's: `kvstore clear --all` empties it")
+            tenant = self._tenants.get(name)
+            blocks = tenant.store.report.stats()["blocks"]
+            await self._unhost(name, DELETE_S)
+            self._tenants.remove(name)
+            left = ""
+            try:
+                await tenant.store.erase_objects(DELETE_S)
+            except KVStoreError as error:
+                left = f"its objects in the bucket are still there: {error}"
+            await tenant.store.close(0.0)
+            assert tenant.settings is not None
+            own = settings_of_tenant(self._config.settings, tenant.settings)
+            erased = "none"
+            for path in own.file.paths:
+                try:
+                    erased = await asyncio.to_thread(self._tenants.erase, Path(path), name)
+                except (KVStoreError, OSError) as error:
+                    left = f"{left}; {path}: {error}".lstrip("; ")
+            kept = [each for each in self._config.settings.tenants if each.name != name]
+            with contextlib.suppress(ConfigError):
+                self._config.adopt(self._config.without(kept))
+        logger.info(
+            "tenant=deleted name=%s blocks=%d erased=%s left=%r", name, blocks, erased, left
+        )
+        return Removed(blocks, erased, left)

@@ -1,0 +1,126 @@
+"""Tenants come and go while the daemon runs: `kvstore tenant add|set|list|delete`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from kvstore import Client
+from kvstore.model.errors import ConfigError, InvalidRequest, KVStoreError, Unauthorized
+from kvstore.model.tenant import tenant_id
+from kvstore.testing.daemon import Daemon
+from kvstore.testing.samples import sample_keys, sample_namespace, sample_records
+
+NAMESPACE = sample_namespace()
+KEYS = sample_keys("admin", 8)
+RECORDS = sample_records(KEYS)
+TENANTS = ("tenants.first.dram.guaranteed=16MiB", "tenants.first.file.guaranteed=64MiB")
+SMALL = ("dram.guaranteed=16MiB", "file.guaranteed=64MiB")
+
+
+@pytest.fixture
+def daemon() -> Iterator[Daemon]:
+    with Daemon(*TENANTS) as daemon:
+        yield daemon.start()
+        daemon.stop()
+
+
+def kvstore(daemon: Daemon, *arguments: str) -> str:
+    ran = subprocess.run(
+        daemon.command("tenant", *arguments, "--target", daemon.target),
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+def test_a_tenant_is_added_used_changed_and_deleted(daemon: Daemon) -> None:
+    told = json.loads(kvstore(daemon, "add", "late", *SMALL, "--json"))
+    with Client(f"unix:{told['socket']}") as client:
+        client.register(NAMESPACE)
+        assert client.put(NAMESPACE.id, KEYS, RECORDS, durable=True).durable
+        assert client.get(NAMESPACE.id, KEYS) == RECORDS
+    listed = json.loads(kvstore(daemon, "list", "--json"))
+    assert set(listed) == {"first", "late"}
+    assert listed["late"]["blocks"] == len(KEYS)
+
+    changed = json.loads(kvstore(daemon, "set", "late", "weight=3", "--json"))["changed"]
+    assert changed == [{"key": "tenants.late.weight", "before": "1.0", "after": "3.0"}]
+
+    directory = daemon.directory / "file/tenants" / tenant_id("late").hex()
+    assert directory.exists()
+    gone = json.loads(kvstore(daemon, "delete", "late", "--yes", "--json"))
+    assert gone == {"name": "late", "blocks": len(KEYS), "erased": "none", "left": ""}
+    assert not directory.exists()
+    assert set(json.loads(kvstore(daemon, "list", "--json"))) == {"first"}
+    with Client(f"unix:{told['socket']}") as client, pytest.raises(KVStoreError):
+        client.connect()
+
+
+def test_a_deleted_tenant_that_comes_again_finds_nothing(daemon: Daemon) -> None:
+    for _ in range(2):
+        path = json.loads(kvstore(daemon, "add", "late", *SMALL, "--json"))["socket"]
+        with Client(f"unix:{path}") as client:
+            client.register(NAMESPACE)
+            assert client.match(NAMESPACE.id, KEYS).hit_blocks == 0
+            assert client.put(NAMESPACE.id, KEYS, RECORDS, durable=True).durable
+        kvstore(daemon, "delete", "late", "--yes")
+
+
+def test_what_cannot_be_added_changes_nothing(daemon: Daemon) -> None:
+    with Client(daemon.target, arena=False) as operator:
+        for name, settings, error, says in (
+            ("first", [], InvalidRequest, "already"),
+            ("default", [], InvalidRequest, "already"),
+            ("Bad", [], InvalidRequest, "no tenant's name"),
+            ("late", ["dram.guaranteed=1GiB"], ConfigError, "together are guaranteed"),
+            ("late", ["colour=red"], ConfigError, "unknown key"),
+        ):
+            with pytest.raises(error, match=says):
+                operator.admin.add_tenant(name, settings)
+        assert set(operator.admin.stats()["tenants"]) == {"first"}
+        with pytest.raises(InvalidRequest, match="no tenant nobody"):
+            operator.admin.delete_tenant("nobody")
+
+
+def test_only_the_operator_adds_and_deletes(daemon: Daemon) -> None:
+    with Client(f"unix:{daemon.socket.parent / 'first/kvstore.sock'}") as client:
+        with pytest.raises(Unauthorized):
+            client.admin.add_tenant("mine")
+        with pytest.raises(Unauthorized):
+            client.admin.delete_tenant("first")
+
+
+def test_a_daemon_without_tenants_says_how_to_have_some() -> None:
+    with Daemon(file=False) as daemon, Client(daemon.start().target) as client:
+        with pytest.raises(ConfigError, match="in its settings"):
+            client.admin.add_tenant("late")
+        assert "tenants" not in client.admin.stats()
+
+
+def test_room_that_others_borrowed_is_given_back_to_a_tenant_that_comes() -> None:
+    namespace = sample_namespace("large", 1 << 20)
+    with Daemon("dram.capacity=128MiB", *TENANTS[:1], file=False) as daemon:
+        daemon.start()
+        with Client(f"unix:{daemon.socket.parent / 'first/kvstore.sock'}") as first:
+            first.register(namespace)
+            for at in range(0, 120, 8):
+                keys = sample_keys(f"borrowed {at}", 8)
+                first.put(namespace.id, keys, [bytes(1 << 20)] * 8, wait_s=5)
+            assert first.admin.stats()["dram"]["used_bytes"] > 90 << 20
+            with Client(daemon.target, arena=False) as operator:
+                path = operator.admin.add_tenant("late", ["dram.guaranteed=64MiB"])
+            with Client(f"unix:{path}") as late:
+                late.register(namespace)
+                keys = sample_keys("late", 56)
+                for at in range(0, 56, 8):
+                    done = late.put(
+                        namespace.id, keys[at : at + 8], [bytes(1 << 20)] * 8, wait_s=5,
+                        first_block=at, parent=keys[at - 1] if at else None,
+                    )  # fmt: skip
+                    assert done.committed == 8
+                assert late.match(namespace.id, keys).hit_blocks == len(keys)
+        daemon.stop()
