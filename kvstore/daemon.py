@@ -27,7 +27,7 @@ from kvstore.model.tenant import NO_TENANT_ID, TenantId, tenant_id
 from kvstore.move.promote import Promotion
 from kvstore.move.scrub import Scrub
 from kvstore.move.write_behind import WriteBehind
-from kvstore.sealing import Root, open_root
+from kvstore.sealing import Root, Sealing, open_root
 from kvstore.server import Server
 from kvstore.settings import FileSettings, Settings
 from kvstore.store.live_settings import LiveSettings
@@ -38,7 +38,7 @@ from kvstore.system.memory import Fit, check_capacity, prefer_killing_this, read
 from kvstore.system.scheduling import run_promptly
 from kvstore.system.service_manager import notify
 from kvstore.tier.dram import Arena
-from kvstore.tier.file import Devices, RealDisk, Sealing
+from kvstore.tier.file import Devices, RealDisk
 from kvstore.tier.file.keys import destroy_keys
 
 if TYPE_CHECKING:
@@ -175,7 +175,9 @@ def wire_store(
         limits=limits,
         metrics=metrics,
         scrub=_scrub(settings.file, planner, write_behind, metrics) if file else None,
-        objects=_objects(settings, planner, arena, metrics) if settings.object.url else None,
+        objects=_objects(settings, planner, arena, metrics, sealing)
+        if settings.object.url
+        else None,
     )
 
 
@@ -193,13 +195,17 @@ def _scrub(
 
 
 def _objects(
-    settings: Settings, planner: Planner, arena: Arena, metrics: Metrics
+    settings: Settings,
+    planner: Planner,
+    arena: Arena,
+    metrics: Metrics,
+    sealing: Sealing | None,
 ) -> Callable[[Promotion], Objects]:
     """Return what makes the object tier of the node. Raises ConfigError."""
     from kvstore.move.object_side import Objects
     from kvstore.tier.object import ObjectTier
 
-    tier = ObjectTier(settings.object, metrics)
+    tier = ObjectTier(settings.object, metrics, sealing=sealing)
     leasable = arena.capacity_bytes * settings.limits.leased_fraction
     return lambda promotion: Objects(
         tier,

@@ -19,12 +19,12 @@ from kvstore.cli.root_key import keys_of, needed_root, root_of, root_options, te
 from kvstore.cli.words import SHORT_CHARS, size
 from kvstore.model.block import NamespaceId
 from kvstore.model.errors import ConfigError
+from kvstore.sealing import Sealing
 from kvstore.tier.file import (
     Audit,
     Damage,
     FileTier,
     RealDisk,
-    Sealing,
     SegmentReport,
 )
 from kvstore.tier.file.devices.roster import OWN_NAME

@@ -10,8 +10,9 @@ import click
 
 from kvstore.model.errors import ConfigError
 from kvstore.model.tenant import NO_TENANT_ID, TENANT_ID_NBYTES, TenantId
+from kvstore.sealing import Sealing
 from kvstore.settings import Settings, load_settings
-from kvstore.tier.file import DirectoryKeys, RealDisk, Sealing
+from kvstore.tier.file import DirectoryKeys, RealDisk
 from kvstore.tier.file.keys import KEYS
 from kvstore.tier.file.twin_files import read_twins
 

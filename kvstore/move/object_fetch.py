@@ -335,7 +335,13 @@ class ObjectFetch:
             good[index] = _is_good(wanted[index][0], stored[index], places[index])
 
         reads = [
-            ObjectRead(place.frame.location, place.begin, [buffer], partial(verify, index))
+            ObjectRead(
+                place.frame.location,
+                place.begin,
+                [buffer],
+                partial(verify, index),
+                (place.frame.header, place.position),
+            )
             for index, (place, buffer) in enumerate(zip(places, stored, strict=True))
         ]
         deadline = self._now() + LEASE_MARGIN * lease_s

@@ -11,7 +11,7 @@ with its last segment. Whoever destroys the wrapped tenant keys has destroyed wh
 """
 
 from kvstore.sealing.aead import AeadKey
-from kvstore.sealing.keyring import Keyring, TenantKey
+from kvstore.sealing.keyring import Keyring, Sealing, TenantKey
 from kvstore.sealing.open import data_paths, open_root, same_disk
 from kvstore.sealing.root import CommandRoot, Erasure, FileRoot, Root, parse_root_key
 from kvstore.sealing.secret import Secret
@@ -23,6 +23,7 @@ __all__ = [
     "FileRoot",
     "Keyring",
     "Root",
+    "Sealing",
     "Secret",
     "TenantKey",
     "data_paths",

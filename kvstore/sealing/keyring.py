@@ -17,6 +17,7 @@ import msgspec
 
 from kvstore.format.frame import WrappedKey
 from kvstore.model.errors import ConfigError
+from kvstore.model.tenant import NO_TENANT_ID, TenantId
 from kvstore.sealing.aead import AeadKey, derive, prf, unwrap, wrap
 from kvstore.sealing.root import Root
 from kvstore.sealing.secret import KEY_NBYTES, Secret
@@ -25,6 +26,18 @@ NAMES = 0  # the epoch of the key that names things
 EPOCHS_MAX = 1 << 10
 EPOCH_MAX = (1 << 32) - 1
 _EPOCH = struct.Struct("<I")
+
+
+class Sealing(NamedTuple):
+    """How a tier is encrypted: whose it is, and what wraps the tenant's keys.
+
+    accept_plain: serve what was stored before, in clear. Whoever can write to the disk can then
+    forge it.
+    """
+
+    root: Root
+    tenant: TenantId = NO_TENANT_ID
+    accept_plain: bool = False
 
 
 class TenantKey(NamedTuple):

@@ -38,7 +38,8 @@ def test_commands_are_listed_by_what_they_are_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("typed", "meant"), [("stat", ["stats", "status", "tenant"]), ("delet", ["delete"]), ("benhc", ["bench"])]
+    ("typed", "meant"),
+    [("stat", ["stats", "status", "tenant"]), ("delet", ["delete"]), ("benhc", ["bench"])],
 )
 def test_a_misspelt_command_names_the_right_one(typed: str, meant: list[str]) -> None:
     done = kvstore(typed, "--json")

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from kvstore import Client
+from kvstore.sealing import Sealing
 from kvstore.testing.daemon import Daemon
 from kvstore.testing.root_key import root_key_in_memory
 from kvstore.testing.samples import sample_keys, sample_namespace, sample_records
-from kvstore.tier.file import Sealing
 from tests.cli.run import kvstore
 from tests.tier.file.frames import SEALING, expected, flip, segments
 from tests.tier.file.test_sealed import EXPECTED, fill, served

@@ -9,11 +9,11 @@ import pytest
 
 from kvstore import Client
 from kvstore.model.block import Namespace
-from kvstore.sealing import FileRoot
+from kvstore.sealing import FileRoot, Sealing
 from kvstore.testing.daemon import Daemon
 from kvstore.testing.root_key import root_key_in_memory
 from kvstore.testing.samples import sample_keys, sample_namespace, sample_record
-from kvstore.tier.file import Audit, DirectoryKeys, RealDisk, Sealing
+from kvstore.tier.file import Audit, DirectoryKeys, RealDisk
 from tests.hostile.forge import LEAF_NBYTES, forged
 
 COUNT = 1000

@@ -15,6 +15,7 @@ from kvstore import Client, Prefix
 from kvstore.testing.daemon import Daemon
 from kvstore.testing.root_key import root_key_in_memory
 from kvstore.testing.samples import sample_keys, sample_namespace, sample_records
+from kvstore.testing.wait import until
 
 NBYTES = 100_000
 KEYS = sample_keys("sealed", 40)
@@ -70,6 +71,28 @@ def test_no_key_name_or_record_is_on_disk(root_key: Path) -> None:
         key = file.read()
     assert key not in everything
     assert key.hex() not in log
+
+
+def test_daemons_that_share_a_root_share_an_encrypted_bucket(
+    root_key: Path, tmp_path: Path
+) -> None:
+    bucket = tmp_path / "bucket"
+    overrides = [f"security.root_key_file={root_key}", f"object.url=file://{bucket}"]
+    with Daemon(*overrides) as one:
+        put(one.start())
+        assert one.stop() == 0  # uploads
+    files = [path for path in bucket.rglob("*") if path.is_file()]
+    everything = b"".join(path.read_bytes() for path in files) + str(files).encode()
+    for canary in (b"a-secret-model", SPACE.id[:8], KEYS[0][:8], RECORDS[0][:32]):
+        assert canary not in everything
+        assert canary.hex().encode() not in everything
+    assert len([path for path in files if path.name.count("-") == 1]) >= 1
+    with Daemon(*overrides) as two:
+        two.start()
+        with Client(two.target) as client:
+            client.register(SPACE)
+            until(lambda: client.acquire(SPACE.id, KEYS, wait_s=5).hit_blocks == len(KEYS), 20)
+            assert client.get(SPACE.id, KEYS) == RECORDS
 
 
 def test_a_start_without_the_key_is_refused_and_changes_nothing(root_key: Path) -> None:

@@ -169,7 +169,9 @@ from kvstore.format.frame.seal import (
     blob_key,
     block_aad,
     open_blob,
+    open_block,
     seal_blob,
+    seal_block,
 )
 from kvstore.format.frame.segment import (
     FOOTER_RECORD_NBYTES_MAX,
@@ -212,6 +214,7 @@ __all__ = [
     "encode_header",
     "encode_segment_header",
     "open_blob",
+    "open_block",
     "pack_header",
     "packed_footer",
     "parse_footer",
@@ -219,6 +222,7 @@ __all__ = [
     "parse_segment_header",
     "parse_trailer",
     "seal_blob",
+    "seal_block",
     "sealed_place",
     "segment_key",
 ]

@@ -133,6 +133,12 @@ def join_packed(packed: Iterable[bytes]) -> bytes:
     return b"".join(_NBYTES.pack(len(record)) + record for record in packed)
 
 
+def footer_record_nbytes(header: FrameHeader) -> int:
+    """Return what a sealed footer takes for a frame."""
+    entries = len(header.blocks) * SEALED.entry.size + len(header.killed) * KEY_NBYTES
+    return _NBYTES.size + _ENTRIES + entries + _GUARD_NBYTES
+
+
 def _records(body: bytes) -> tuple[Ints, Ints]:
     """Return where each record starts, and its bytes. Raises ValueError."""
     starts: list[int] = []

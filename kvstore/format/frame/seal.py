@@ -10,10 +10,10 @@ import struct
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from kvstore.format.frame.page import SegmentTag
-from kvstore.model.block import PAGE_NBYTES, Buffer
+from kvstore.model.block import PAGE_NBYTES, Buffer, padded
 
 if TYPE_CHECKING:
-    from kvstore.format.frame.header import FrameHeader
+    from kvstore.format.frame.header import FrameHeader, RunBlock
 
 KEY_WRAPPED_NBYTES = 40  # 256 bits in AES key wrap
 NONCE_NBYTES = 12
@@ -72,6 +72,33 @@ def block_aad(header: FrameHeader, index: int) -> bytes:
         block.raw_nbytes,
         header.codec_id,
     )
+
+
+def seal_block(
+    header: FrameHeader, position: int, key: SegmentKey, source: memoryview, target: memoryview
+) -> RunBlock:
+    """Encrypt a block of a run into `target`, up to its last page, and return it with its seal.
+
+    source: begins with the stored bytes. target: has room for a tag behind them.
+    """
+    block = header.blocks[position]
+    nbytes = block.stored_nbytes
+    aad = block_aad(header, position)
+    seal = key.seal(source[:nbytes], aad, target[: nbytes + TAG_NBYTES])
+    after = target[nbytes : padded(nbytes)]
+    after[:] = bytes(len(after))  # of the tag, what is left in the page
+    return block._replace(seal=seal)
+
+
+def open_block(
+    header: FrameHeader, position: int, key: SegmentKey, stored: memoryview, target: memoryview
+) -> bool:
+    """Decrypt a block into `target`, of its size; False if its tag is wrong. stored: begins with
+    it, and is overwritten behind it."""
+    block = header.blocks[position]
+    sealed = stored[: block.stored_nbytes + TAG_NBYTES]
+    sealed[block.stored_nbytes :] = block.seal[NONCE_NBYTES:]
+    return key.open(sealed, block.seal[:NONCE_NBYTES], block_aad(header, position), target)
 
 
 def seal_page(plain: bytes, clear_nbytes: int, key: SegmentKey) -> bytes:

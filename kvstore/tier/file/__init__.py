@@ -36,7 +36,7 @@ from kvstore.tier.file.devices.devices import Devices
 from kvstore.tier.file.disk import Disk, RealDisk, Sizes
 from kvstore.tier.file.failure import DiskFailed, DiskFull, DiskHung
 from kvstore.tier.file.found import FrameRecord
-from kvstore.tier.file.keys import DirectoryKeys, Sealing, destroy_keys
+from kvstore.tier.file.keys import DirectoryKeys, destroy_keys
 from kvstore.tier.file.pages import aligned_buffer, aligned_copy
 from kvstore.tier.file.sealed_io import WrongTag
 from kvstore.tier.file.segment import FileExtent
@@ -63,7 +63,6 @@ __all__ = [
     "Problem",
     "RealDisk",
     "Recovered",
-    "Sealing",
     "SegmentReport",
     "Sizes",
     "WrongTag",

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from kvstore.format.frame import TAG_NBYTES, FrameHeader, SegmentTag, parse_header
+from kvstore.format.frame import TAG_NBYTES, FrameHeader, SegmentTag, open_block, parse_header
 from kvstore.model.block import PAGE_NBYTES, BlockKey, NamespaceId, padded
 from kvstore.model.checksum import checksum
 from kvstore.model.errors import ConfigError, CorruptBlock
@@ -23,7 +23,6 @@ from kvstore.tier.file.keys import DirectoryKeys
 from kvstore.tier.file.live import live_positions
 from kvstore.tier.file.pages import aligned_buffer
 from kvstore.tier.file.recovery import LoadedSegment, look_at_segment
-from kvstore.tier.file.sealed_io import open_block
 from kvstore.tier.file.segment_file import SegmentFiles, parse_segment_name, segment_name
 from kvstore.tier.file.spec_files import read_spec_files
 

@@ -9,31 +9,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Set
 from pathlib import Path
-from typing import NamedTuple
 
 from kvstore.format.frame import WrappedKey, blob_key, open_blob, seal_blob
 from kvstore.model.block import Buffer
 from kvstore.model.errors import ConfigError, KVStoreError
-from kvstore.model.tenant import NO_TENANT_ID, TenantId
-from kvstore.sealing import AeadKey, Erasure, Keyring, Root
+from kvstore.model.tenant import TenantId
+from kvstore.sealing import AeadKey, Erasure, Keyring, Root, Sealing
 from kvstore.sealing.keyring import stored_root
 from kvstore.tier.file.disk import Disk
 from kvstore.tier.file.twin_files import Twins, destroy_twins, read_twins, write_twins
 
 KEYS = Twins("keys", "KEYS", b"kvkeys\0\1", 1 << 20)  # the last byte is the version
 _log = logging.getLogger(__name__)
-
-
-class Sealing(NamedTuple):
-    """How a tier is encrypted: whose it is, and what wraps the tenant's keys.
-
-    accept_plain: serve what was stored before, in clear. Whoever can write to the disk can then
-    forge it.
-    """
-
-    root: Root
-    tenant: TenantId = NO_TENANT_ID
-    accept_plain: bool = False
 
 
 class DirectoryKeys:

@@ -19,6 +19,7 @@ from kvstore.format.frame import (
     PackedFrames,
     SegmentKey,
     SegmentTag,
+    open_block,
     pack_header,
     packed_footer,
     parse_header,
@@ -34,7 +35,6 @@ from kvstore.model.checksum import checksum
 from kvstore.model.errors import ConfigError, Incompatible
 from kvstore.tier.file.disk import Sizes
 from kvstore.tier.file.failure import disk_errors
-from kvstore.tier.file.sealed_io import open_block
 from kvstore.tier.file.segment import Hole, Phase, PlacedFrame, Segment, State
 from kvstore.tier.file.segment_file import SegmentFiles
 from kvstore.tier.file.segment_form import Form, Reader, clear_trailer_of, find_form

@@ -15,15 +15,14 @@ from functools import partial
 from typing import NamedTuple
 
 from kvstore.format.frame import (
-    NONCE_NBYTES,
-    TAG_NBYTES,
     FrameHeader,
     SegmentKey,
     SegmentTag,
-    block_aad,
     encode_header,
+    open_block,
     pack_header,
     parse_header,
+    seal_block,
 )
 from kvstore.format.frame.header import SEALED, plain_page
 from kvstore.model.block import PAGE_NBYTES, padded
@@ -123,11 +122,7 @@ def _seal(
     blocks, at = list(header.blocks), 0
     for position in positions:
         nbytes = blocks[position].stored_nbytes
-        target = bounce[at : at + nbytes + TAG_NBYTES]
-        seal = key.seal(payload[position][:nbytes], block_aad(header, position), target)
-        blocks[position] = blocks[position]._replace(seal=seal)
-        after = bounce[at + nbytes : at + padded(nbytes)]
-        after[:] = bytes(len(after))  # of the tag, what is left in the page
+        blocks[position] = seal_block(header, position, key, payload[position], bounce[at:])
         at += padded(nbytes)
     return replace(header, blocks=tuple(blocks))
 
@@ -302,21 +297,6 @@ class SealedRead:
             self.then(slice(0, self.nbytes))
         if wrong:
             raise WrongTag(segment_name(self._tag), wrong)
-
-
-def open_block(
-    header: FrameHeader,
-    position: int,
-    key: SegmentKey,
-    stored: memoryview,
-    target: memoryview,
-) -> bool:
-    """Decrypt a block into `target`; False if its tag is wrong. stored: begins with it, and is
-    overwritten behind it."""
-    block = header.blocks[position]
-    sealed = stored[: block.stored_nbytes + TAG_NBYTES]
-    sealed[block.stored_nbytes :] = block.seal[NONCE_NBYTES:]
-    return key.open(sealed, block.seal[:NONCE_NBYTES], block_aad(header, position), target)
 
 
 def _chunks(header: FrameHeader, positions: Sequence[int]) -> Iterator[list[int]]:

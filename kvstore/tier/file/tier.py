@@ -25,6 +25,7 @@ from functools import partial
 from pathlib import Path
 
 from kvstore.format.frame import SegmentTag
+from kvstore.sealing import Sealing
 from kvstore.tier.file.calls import Calls
 from kvstore.tier.file.directory import Directory, take_directory
 from kvstore.tier.file.disk import Disk, RealDisk
@@ -33,7 +34,7 @@ from kvstore.tier.file.failure import DiskUnreadable
 from kvstore.tier.file.found import Found
 from kvstore.tier.file.frames import Frames
 from kvstore.tier.file.health import Health
-from kvstore.tier.file.keys import DirectoryKeys, Sealing
+from kvstore.tier.file.keys import DirectoryKeys
 from kvstore.tier.file.recall import Recall
 from kvstore.tier.file.recovery import LoadedSegment, adopted, holds_sealed, load_segment
 from kvstore.tier.file.segment import FramePlace

@@ -23,9 +23,12 @@ from urllib.request import getproxies
 
 import obstore
 from obstore.exceptions import (
+    AlreadyExistsError,
     BaseError,
     NotFoundError,
+    NotSupportedError,
     PermissionDeniedError,
+    PreconditionError,
     UnauthenticatedError,
 )
 from obstore.store import AzureStore, GCSStore, LocalStore, S3Store
@@ -35,7 +38,13 @@ from kvstore.model.errors import ConfigError
 from kvstore.settings import ObjectSettings
 from kvstore.system.breaker import Breaker, State
 from kvstore.tier.object.drain import Drain
-from kvstore.tier.object.failure import Cause, ObjectFailed, ObjectGone, ObjectRefused
+from kvstore.tier.object.failure import (
+    Cause,
+    ObjectExists,
+    ObjectFailed,
+    ObjectGone,
+    ObjectRefused,
+)
 from kvstore.tier.object.names import Listed
 from kvstore.tier.object.receive import Connections, Receipt, Unfit
 from kvstore.tier.object.requests import Filled
@@ -84,6 +93,7 @@ class ObstoreBucket:
         """store: opened with these settings."""
         self._store = store
         self._allow_http = settings.allow_http
+        self._creates = True  # until the store has refused a put "if absent"
         self._may_sign = isinstance(store, S3Store) and not getproxies()
         # On the event loop, chunks wait for their turns: reads took 7 % longer, on two cores.
         self._threads = ThreadPoolExecutor(settings.requests_max, "kvstore-object")
@@ -152,8 +162,20 @@ class ObstoreBucket:
         elif self._unfit.state is State.HALF_OPEN:  # else other reads have just noted it
             self._unfit.probe_failed()
 
-    async def put(self, name: str, buffers: Sequence[Buffer], nbytes: int) -> int:
+    async def put(
+        self, name: str, buffers: Sequence[Buffer], nbytes: int, *, absent: bool = False
+    ) -> int:
         several = nbytes > WHOLE_NBYTES_MAX
+        if absent and self._creates and not several:
+            try:
+                with _translated("put"):
+                    await obstore.put_async(
+                        self._store, name, iter(buffers), use_multipart=False, mode="create"
+                    )
+                return 1
+            except NotSupportedError:
+                logger.info("object=no_create: a later write takes the place of an earlier one")
+                self._creates = False
         with _translated("put"):
             await obstore.put_async(
                 self._store,
@@ -185,6 +207,10 @@ def _translated(kind: str) -> Iterator[None]:
         yield
     except (NotFoundError, FileNotFoundError):
         raise _not_found(kind) from None
+    except (AlreadyExistsError, PreconditionError):
+        raise ObjectExists(f"{kind}: there is one", reason="exists") from None
+    except NotSupportedError:
+        raise
     except (PermissionDeniedError, UnauthenticatedError, PermissionError):
         raise _forbidden(f"{kind}: not allowed") from None
     except (BaseError, OSError) as error:

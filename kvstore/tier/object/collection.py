@@ -14,13 +14,7 @@ from typing import NamedTuple
 
 from kvstore.model.block import NamespaceId
 from kvstore.tier.object.catalog import Entry
-from kvstore.tier.object.names import (
-    CLOCK,
-    Listed,
-    TombstoneName,
-    parse_run_name,
-    parse_tombstone_name,
-)
+from kvstore.tier.object.names import Listed, Names, TombstoneName
 
 LOW_WATER = 0.9  # over the cap, collect down to here, so that the next objects have room
 VICTIMS_MAX = 10_000
@@ -39,12 +33,18 @@ class Survey:
     is_suspect: says which objects may hold deleted blocks.
     """
 
-    def __init__(self, is_suspect: Callable[[Entry], bool] = lambda _: False) -> None:
+    def __init__(
+        self,
+        is_suspect: Callable[[Entry], bool] = lambda _: False,
+        names: Names | None = None,
+    ) -> None:
+        self._names = names or Names()
         self.nbytes = 0
         self.objects = 0
         self.suspects: list[Entry] = []
         self.all_suspects = True
-        self.namespaces: set[NamespaceId] = set()  # of runs, up to NAMESPACES_MAX
+        # Of runs, up to NAMESPACES_MAX, by their ids in names: one object of each.
+        self.namespaces: dict[NamespaceId, Entry] = {}
         self.tombstones: dict[TombstoneName, Listed] = {}
         self._is_suspect = is_suspect
         self._oldest: list[tuple[float, str, Entry]] = []  # ascending: by age, then by name
@@ -53,15 +53,16 @@ class Survey:
         """Count a page. Objects whose names are not ours are neither touched nor counted."""
         entries = []
         for listed in page:
-            name, tombstone = parse_run_name(listed.name), parse_tombstone_name(listed.name)
+            name = self._names.parse_run(listed.name)
+            tombstone = self._names.parse_tombstone(listed.name)
             if name is not None:
                 entries.append(Entry(name, listed.nbytes, listed.modified))
                 self._keep_if_old(listed, entries[-1])
                 if len(self.namespaces) < NAMESPACES_MAX:
-                    self.namespaces.add(name.namespace_id)
+                    self.namespaces.setdefault(name.namespace_id, entries[-1])
             elif tombstone is not None:
                 self.tombstones[tombstone] = listed
-            elif listed.name != CLOCK:
+            elif listed.name != self._names.clock:
                 continue
             self.nbytes += listed.nbytes
         self.objects += len(entries)

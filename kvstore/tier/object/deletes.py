@@ -12,8 +12,9 @@ from kvstore.model.block import BlockKey, NamespaceId
 from kvstore.model.errors import KVStoreError
 from kvstore.tier.object.catalog import Catalog
 from kvstore.tier.object.failure import ObjectFailed
-from kvstore.tier.object.names import TombstoneName
+from kvstore.tier.object.names import Names, TombstoneName
 from kvstore.tier.object.requests import Requests
+from kvstore.tier.object.seal import SealedNames
 from kvstore.tier.object.tombstones import KEYS_MAX, Tombstone, Tombstones, encode_tombstone
 from kvstore.tier.object.writes import Writes
 
@@ -29,6 +30,7 @@ class Deletes:
         catalog: Catalog,
         tombstones: Tombstones,
         writes: Writes,
+        names: Names,
         *,
         metrics: Metrics,
         now: Callable[[], float],
@@ -37,6 +39,7 @@ class Deletes:
         self._catalog = catalog
         self._tombstones = tombstones
         self._writes = writes
+        self._names = names
         self._metrics = metrics
         self._now = now
 
@@ -53,14 +56,15 @@ class Deletes:
         Raises Unavailable if the tombstone may not be stored: then they may be served again.
         """
         wanted = None if keys is None else set(keys)
-        if under_way := self._writes.under_way(namespace_id, wanted):
+        named = self._names.namespace(namespace_id)
+        if under_way := self._writes.under_way(named, wanted):
             _, pending = await asyncio.wait(under_way, timeout=max(0.0, deadline - self._now()))
             if pending:
                 raise ObjectFailed("a write of it did not end in time", reason="timeout")
         for start in range(0, 1 if keys is None else len(keys), KEYS_MAX):
             batch = None if keys is None else keys[start : start + KEYS_MAX]
             await self._bury(namespace_id, batch, deadline)
-        names = [run.name for run in self._catalog.holding(namespace_id, keys)]
+        names = [run.name for run in self._catalog.holding(named, keys)]
         try:
             await self._requests.delete(list(map(str, names)), deadline)
         except KVStoreError as error:
@@ -73,8 +77,10 @@ class Deletes:
     async def _bury(
         self, namespace_id: NamespaceId, keys: Sequence[BlockKey] | None, deadline: float
     ) -> None:
-        name = TombstoneName(namespace_id, int.from_bytes(os.urandom(8), "big"))
-        data = encode_tombstone(name, keys)
+        names, nonce = self._names, int.from_bytes(os.urandom(8), "big")
+        name = TombstoneName(names.namespace(namespace_id), nonce, names.prefix)
+        key = names.keys.new_key() if isinstance(names, SealedNames) else None
+        data = encode_tombstone(name, keys, namespace_id, key)
         await self._requests.put(str(name), [data], len(data), deadline)
         stored = await self._requests.head(str(name), deadline)
         killed = None if keys is None else frozenset(keys)

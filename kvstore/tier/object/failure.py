@@ -28,6 +28,10 @@ class ObjectGone(Unavailable):
     """There is no such object: it was collected. A miss."""
 
 
+class ObjectExists(Unavailable):
+    """There is an object of that name: somebody else was faster. Nothing was stored."""
+
+
 class ObjectRefused(Unavailable):
     """Credentials, permissions, or a bucket that does not exist: a retry cannot help."""
 

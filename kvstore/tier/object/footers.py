@@ -6,12 +6,14 @@ from kvstore.model.block import PAGE_NBYTES
 from kvstore.model.errors import CorruptBlock
 from kvstore.tier.object.catalog import Entry
 from kvstore.tier.object.layout import OBJECT_NBYTES_MAX, Run, read_footer, read_trailer
+from kvstore.tier.object.names import Names
 from kvstore.tier.object.requests import Requests
+from kvstore.tier.object.seal import key_of
 
 TAIL_NBYTES = 32 << 10  # most footers are smaller, and are read with the trailer in one request
 
 
-async def fetch_footer(requests: Requests, entry: Entry, deadline: float) -> Run:
+async def fetch_footer(requests: Requests, entry: Entry, deadline: float, names: Names) -> Run:
     """Return the run in an object, with one or two requests.
 
     Raises CorruptBlock if it is not one of ours, ObjectGone, and the errors of `requests`.
@@ -21,10 +23,11 @@ async def fetch_footer(requests: Requests, entry: Entry, deadline: float) -> Run
         raise CorruptBlock(f"an object of {nbytes} bytes")
     start = max(0, nbytes - TAIL_NBYTES)
     tail = await requests.fetch(str(name), start, nbytes - start, deadline)
-    trailer = read_trailer(name, nbytes, tail[-PAGE_NBYTES:])
+    key = key_of(names, name, tail[-PAGE_NBYTES:])
+    trailer = read_trailer(name, nbytes, tail[-PAGE_NBYTES:], key)
     begin, size = trailer.footer_offset, trailer.footer_nbytes
     if begin >= start:
         body = tail[begin - start : begin - start + size]
     else:
         body = await requests.fetch(str(name), begin, size, deadline)
-    return read_footer(name, nbytes, trailer, body)
+    return read_footer(name, nbytes, trailer, body, names=names, key=key)

@@ -13,7 +13,7 @@ from kvstore.model.errors import CorruptBlock, Unavailable
 from kvstore.tier.object.catalog import Catalog, Directory, Entry
 from kvstore.tier.object.failure import ObjectGone
 from kvstore.tier.object.footers import fetch_footer
-from kvstore.tier.object.names import Listed, directory, parse_run_name
+from kvstore.tier.object.names import Listed, Names
 from kvstore.tier.object.requests import Requests
 from kvstore.tier.object.tombstones import Tombstones
 from kvstore.tier.object.walk import Found, Walk, Wanted
@@ -33,6 +33,7 @@ class Lookups:
         requests: Requests,
         catalog: Catalog,
         tombstones: Tombstones,
+        names: Names,
         *,
         informed: asyncio.Event,
         timeout_s: float,
@@ -42,6 +43,7 @@ class Lookups:
         self._requests = requests
         self._catalog = catalog
         self._tombstones = tombstones
+        self._names = names
         self._informed = informed
         self._timeout_s = timeout_s
         self._metrics = metrics
@@ -81,10 +83,18 @@ class Lookups:
         if the store fails: then less is found, and the result is marked as not complete. copies:
         as for `Walk`.
         """
-        walk = Walk(namespace_id, keys, run_blocks, self._catalog, self._tombstones, copies=copies)
         if not self._informed.is_set():
-            yield walk.found(complete=False)
+            yield Found(0, (), complete=False)
             return
+        walk = Walk(
+            namespace_id,
+            keys,
+            run_blocks,
+            self._catalog,
+            self._tombstones,
+            names=self._names,
+            copies=copies,
+        )
         asked: dict[Directory | Entry, asyncio.Task[None]] = {}
         told = 0
         while not walk.ended:
@@ -122,12 +132,14 @@ class Lookups:
             await work
 
     async def _list(self, wanted: Directory) -> None:
-        page = await self._requests.first_page(directory(*wanted), self._deadline())
-        self._catalog.listed(wanted, [e for e in map(_entry, page) if e and e.directory == wanted])
+        place = self._names.directory(*wanted)
+        page = await self._requests.first_page(place, self._deadline())
+        entries = map(self._entry, page)
+        self._catalog.listed(wanted, [e for e in entries if e and e.directory == wanted])
 
     async def _read_footer(self, entry: Entry) -> None:
         try:
-            run = await fetch_footer(self._requests, entry, self._deadline())
+            run = await fetch_footer(self._requests, entry, self._deadline(), self._names)
         except ObjectGone:
             self._catalog.gone(entry.name)
         except CorruptBlock as error:
@@ -147,7 +159,6 @@ class Lookups:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-
-def _entry(listed: Listed) -> Entry | None:
-    name = parse_run_name(listed.name)
-    return Entry(name, listed.nbytes, listed.modified) if name is not None else None
+    def _entry(self, listed: Listed) -> Entry | None:
+        name = self._names.parse_run(listed.name)
+        return Entry(name, listed.nbytes, listed.modified) if name is not None else None

@@ -12,8 +12,8 @@ from kvstore.model.errors import Unavailable
 from kvstore.system.threads import outlive
 from kvstore.tier.object.catalog import Catalog
 from kvstore.tier.object.failure import ObjectGone
-from kvstore.tier.object.names import parse_run_name
-from kvstore.tier.object.ranges import ObjectRead, Request, plan_requests
+from kvstore.tier.object.names import Names
+from kvstore.tier.object.ranges import ObjectRead, Request, bounced, plan_requests
 from kvstore.tier.object.requests import Filled, Requests
 
 
@@ -28,16 +28,19 @@ class Outcome(Enum):
 class Reads:
     """Reads records, and takes objects that are gone out of the catalog."""
 
-    def __init__(self, requests: Requests, catalog: Catalog) -> None:
+    def __init__(self, requests: Requests, catalog: Catalog, names: Names) -> None:
         self._requests = requests
         self._catalog = catalog
+        self._names = names
 
     async def read(self, reads: Sequence[ObjectRead], deadline: float) -> list[Outcome]:
         """Fill the targets of `reads`; return the outcome of each.
 
         Bytes are not verified here. The targets belong to the tier until this returns, cancelled or
-        not. Those of a read that was not READ are unspecified.
+        not. Those of a read that was not READ are unspecified. Of an encrypted object, a record
+        with a wrong tag leaves zeros, and its `then` is not called.
         """
+        reads = list(map(bounced, reads))
         requests = plan_requests(reads)
         spread = Counter(read for request in requests for read in set(request.reads))
 
@@ -64,7 +67,7 @@ class Reads:
         try:
             await self._requests.get(request.name, request.start, request.buffers, deadline, told)
         except ObjectGone:
-            name = parse_run_name(request.name)
+            name = self._names.parse_run(request.name)
             if name is not None:
                 self._catalog.gone(name)
             return Outcome.GONE

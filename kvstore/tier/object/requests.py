@@ -18,7 +18,12 @@ from typing import Protocol, TypeAlias, TypeVar
 from kvstore.metrics import Metrics
 from kvstore.model.block import Buffer
 from kvstore.system.breaker import Breaker
-from kvstore.tier.object.failure import ObjectFailed, ObjectGone, ObjectRefused
+from kvstore.tier.object.failure import (
+    ObjectExists,
+    ObjectFailed,
+    ObjectGone,
+    ObjectRefused,
+)
 from kvstore.tier.object.names import Listed
 
 T = TypeVar("T")
@@ -51,8 +56,13 @@ class Bucket(Protocol):
         """Fill `buffers`, one after the other, with an object's bytes from `start` on, or raise;
         from then on they are the caller's again."""
 
-    async def put(self, name: str, buffers: Sequence[Buffer], nbytes: int) -> int:
-        """Store an object as a whole or not at all. Returns how many requests that took."""
+    async def put(
+        self, name: str, buffers: Sequence[Buffer], nbytes: int, *, absent: bool = False
+    ) -> int:
+        """Store an object as a whole or not at all. Returns how many requests that took.
+
+        absent: raise ObjectExists if there is one of that name, as far as the store can tell.
+        """
 
     async def delete(self, names: Sequence[str]) -> None:
         """Delete at most DELETES_MAX objects, as far as they exist."""
@@ -130,11 +140,22 @@ class Requests:
         await self.get(name, start, [answer], deadline)
         return answer
 
-    async def put(self, name: str, buffers: Sequence[Buffer], nbytes: int, deadline: float) -> None:
-        """Store an object. The buffers stay untouched until this returns."""
+    async def put(
+        self,
+        name: str,
+        buffers: Sequence[Buffer],
+        nbytes: int,
+        deadline: float,
+        *,
+        absent: bool = False,
+    ) -> None:
+        """Store an object. The buffers stay untouched until this returns. absent: see `Bucket`."""
 
         async def call() -> None:
-            requests = await self._bucket.put(name, buffers, nbytes)
+            if absent:
+                requests = await self._bucket.put(name, buffers, nbytes, absent=True)
+            else:
+                requests = await self._bucket.put(name, buffers, nbytes)
             self._metrics.object_requests.labels("put").inc(requests - 1)
 
         await self._send("put", call, deadline, attempt_s=deadline - self._now())
@@ -188,7 +209,7 @@ class Requests:
             failed = ObjectFailed(f"{kind}: no answer in {limit_s:.1f} s", reason="timeout")
             self._failed(kind, failed, counts=limit_s >= min(STALL_S, self._timeout_s))
             raise failed from None
-        except ObjectGone:
+        except (ObjectGone, ObjectExists):
             self._answered()
             raise
         except (ObjectFailed, ObjectRefused) as error:

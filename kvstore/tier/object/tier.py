@@ -6,6 +6,7 @@
     reads    records into memory                           (reads.py)
     writes   runs into the bucket                          (writes.py)
     deletes  tombstones for every daemon                   (deletes.py)
+    keys     of the tenant, where objects are encrypted    (keys.py)
 
 Below them: `names` and `layout` say what is stored, `walk` how a prefix is found, `collection`
 which objects are deleted for room; all of that is pure. `requests` talks to the bucket. `upkeep`
@@ -21,12 +22,14 @@ from typing import Any
 
 from kvstore.metrics import Metrics
 from kvstore.model.block import NamespaceId
+from kvstore.sealing import Sealing
 from kvstore.settings import ObjectSettings
 from kvstore.system.background import keep_running
 from kvstore.tier.object.catalog import Catalog
 from kvstore.tier.object.connect import connect
 from kvstore.tier.object.deletes import Deletes
 from kvstore.tier.object.failure import ObjectFailed, ObjectRefused
+from kvstore.tier.object.keys import BucketKeys, names_of
 from kvstore.tier.object.lookups import Lookups
 from kvstore.tier.object.reads import Reads
 from kvstore.tier.object.requests import Bucket, Requests
@@ -46,9 +49,11 @@ class ObjectTier:
         metrics: Metrics,
         *,
         bucket: Bucket | None = None,
+        sealing: Sealing | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """bucket: used instead of the one that `settings.url` names. Raises ConfigError."""
+        """bucket: used instead of the one that `settings.url` names. sealing: objects are
+        encrypted; those in clear are neither seen nor counted then. Raises ConfigError."""
         self._metrics = metrics
         self._now = now
         self._requests = Requests(
@@ -60,10 +65,14 @@ class ObjectTier:
         )
         self._catalog = Catalog(now, settings.believed_s)
         self._tombstones = Tombstones()
+        names = names_of(sealing, settings.url)
+        self.keys = BucketKeys(self._requests, names, sealing)
         self._upkeep = Upkeep(
             self._requests,
             self._catalog,
             self._tombstones,
+            names,
+            self.keys,
             settings=settings,
             metrics=metrics,
             now=now,
@@ -72,17 +81,19 @@ class ObjectTier:
             self._requests,
             self._catalog,
             self._tombstones,
+            names,
             informed=self._upkeep.informed,
             timeout_s=settings.timeout_s,
             metrics=metrics,
             now=now,
         )
-        self.reads = Reads(self._requests, self._catalog)
+        self.reads = Reads(self._requests, self._catalog, names)
         self.writes = Writes(
             self._requests,
             self._catalog,
             self._tombstones,
             self._upkeep,
+            names,
             settings=settings,
             metrics=metrics,
             now=now,
@@ -92,6 +103,7 @@ class ObjectTier:
             self._catalog,
             self._tombstones,
             self.writes,
+            names,
             metrics=metrics,
             now=now,
         )

@@ -2,8 +2,13 @@
 
 A tombstone object holds tombstone frames (`kvstore.format.frame`), nothing else. It kills its keys,
 or its whole namespace, in all objects that are not younger than itself *by the store's clock*.
-Blocks stored later live. Objects within SKEW_S of it count as older: listings round to seconds, and
-a store's machines may differ by seconds. That may cost a miss, but a deleted block is never served.
+Blocks stored later live. Namespaces are known here by their ids in names, keys by their own.
+
+Objects within SKEW_S of it count as older: listings round to seconds, and a store's machines may
+differ by seconds. That may cost a miss, but a deleted block is never served.
+
+Where the tier is encrypted, tombstones are sealed, and one that does not open kills nothing:
+whoever may write to the bucket could delete everything by it.
 """
 
 from __future__ import annotations
@@ -11,14 +16,26 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from kvstore.format.frame import KILLED_MAX, FrameHeader, FrameKind, encode_header, parse_header
+from kvstore.format.frame import (
+    KILLED_MAX,
+    NO_SEQUENCE,
+    NO_TENANT,
+    FrameHeader,
+    FrameKind,
+    SegmentKey,
+    encode_footer,
+    encode_header,
+    parse_header,
+    parse_trailer,
+)
 from kvstore.model.block import PAGE_NBYTES, BlockKey, NamespaceId
 from kvstore.model.errors import CorruptBlock
-from kvstore.tier.object.names import TombstoneName
+from kvstore.tier.object.names import Names, TombstoneName
+from kvstore.tier.object.seal import key_of
 
 SKEW_S = 5.0
 KEYS_MAX = 16_384  # in one tombstone object
-TOMBSTONE_NBYTES_MAX = KEYS_MAX // KILLED_MAX * PAGE_NBYTES
+TOMBSTONE_NBYTES_MAX = (KEYS_MAX // KILLED_MAX + 1) * PAGE_NBYTES
 KNOWN_KEYS_MAX = 1 << 20
 NEVER = float("-inf")
 
@@ -32,28 +49,56 @@ class Tombstone:
     keys: frozenset[BlockKey] | None
 
 
-def encode_tombstone(name: TombstoneName, keys: Sequence[BlockKey] | None) -> bytes:
-    """Return the object that kills 1..KEYS_MAX keys, or (None) the namespace."""
+def encode_tombstone(
+    name: TombstoneName,
+    keys: Sequence[BlockKey] | None,
+    namespace_id: NamespaceId | None = None,
+    key: SegmentKey | None = None,
+) -> bytes:
+    """Return the object that kills 1..KEYS_MAX keys, or (None) the namespace.
+
+    namespace_id: if it is not the one in the name. key: seals it.
+    """
+    namespace_id = namespace_id or name.namespace_id
     kind = FrameKind.TOMBSTONE_NAMESPACE if keys is None else FrameKind.TOMBSTONE_KEYS
     batches: list[Sequence[BlockKey]] = [()]
     if keys is not None:
         batches = [keys[start : start + KILLED_MAX] for start in range(0, len(keys), KILLED_MAX)]
-    headers = [FrameHeader(kind, 1, name.namespace_id, killed=tuple(each)) for each in batches]
-    return b"".join(
-        encode_header(header, name.tag, number * PAGE_NBYTES)
+    tenant = key.tenant if key is not None else NO_TENANT
+    headers = [
+        FrameHeader(kind, 1, namespace_id, killed=tuple(each), tenant=tenant) for each in batches
+    ]
+    data = b"".join(
+        encode_header(header, name.tag, number * PAGE_NBYTES, key)
         for number, header in enumerate(headers)
     )
+    if key is not None:  # the trailer has the key
+        data += encode_footer(name.tag, len(data), [], NO_SEQUENCE, key=key)
+    return data
 
 
-def parse_tombstone(name: TombstoneName, modified: float, data: memoryview) -> Tombstone:
+def parse_tombstone(
+    name: TombstoneName, modified: float, data: memoryview, names: Names | None = None
+) -> Tombstone:
     """Parse a tombstone. Raises CorruptBlock on anything `encode_tombstone` never wrote.
 
-    An unreadable tombstone counts as one of the whole namespace: see `unreadable`.
+    In clear, an unreadable tombstone counts as one of the whole namespace: see `unreadable`.
     """
+    names = names or Names()
+    key = key_of(names, name, data[-PAGE_NBYTES:])
+    if key is not None:
+        trailer = parse_trailer(data[-PAGE_NBYTES:], name.tag, key)
+        if trailer is None or trailer.file_nbytes != len(data):
+            raise CorruptBlock(f"tombstone {name.nonce:016x}: no trailer of it")
+        data = data[:-PAGE_NBYTES]
     keys: set[BlockKey] = set()
     for offset in range(0, max(len(data), 1), PAGE_NBYTES):
-        header = parse_header(data[offset : offset + PAGE_NBYTES], name.tag, offset)
-        if header is None or not header.is_tombstone or header.namespace_id != name.namespace_id:
+        header = parse_header(data[offset : offset + PAGE_NBYTES], name.tag, offset, key)
+        if (
+            header is None
+            or not header.is_tombstone
+            or names.namespace(header.namespace_id) != name.namespace_id
+        ):
             raise CorruptBlock(f"tombstone {name.nonce:016x}: page {offset // PAGE_NBYTES}")
         if header.kind is FrameKind.TOMBSTONE_NAMESPACE:
             return Tombstone(name, modified, None)

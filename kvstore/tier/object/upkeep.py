@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from contextlib import suppress
 from dataclasses import replace
 
@@ -24,14 +24,10 @@ from kvstore.tier.object.catalog import Catalog, Entry
 from kvstore.tier.object.collection import Survey
 from kvstore.tier.object.failure import ObjectFailed, ObjectGone, ObjectRefused
 from kvstore.tier.object.footers import fetch_footer
-from kvstore.tier.object.names import (
-    CLOCK,
-    TOMBSTONES,
-    Listed,
-    TombstoneName,
-    parse_tombstone_name,
-)
+from kvstore.tier.object.keys import BucketKeys
+from kvstore.tier.object.names import Listed, Names, TombstoneName
 from kvstore.tier.object.requests import Requests
+from kvstore.tier.object.seal import SealedNames
 from kvstore.tier.object.tombstones import (
     TOMBSTONE_NBYTES_MAX,
     Tombstone,
@@ -45,6 +41,7 @@ ROUND_S = 60.0  # all the small requests of one round together
 RETRY_S = 5.0
 COLLECT_AGAIN_S = 30.0  # a bucket full of objects too young to delete is not listed all the time
 AT_ONCE = 16  # footers and tombstones read
+FORGED_MAX = 1 << 16
 
 
 class Upkeep:
@@ -60,6 +57,8 @@ class Upkeep:
         requests: Requests,
         catalog: Catalog,
         tombstones: Tombstones,
+        names: Names,
+        keys: BucketKeys,
         *,
         settings: ObjectSettings,
         metrics: Metrics,
@@ -68,6 +67,9 @@ class Upkeep:
         self._requests = requests
         self._catalog = catalog
         self._tombstones = tombstones
+        self._names = names
+        self._keys = keys
+        self._forged: set[TombstoneName] = set()  # or of another root: said once
         self._settings = settings
         self._metrics = metrics
         self._now = now
@@ -165,35 +167,53 @@ class Upkeep:
     async def inform(self) -> None:
         """Learn the deletes of others: one request, and one for each tombstone not seen before."""
         deadline = self._now() + ROUND_S
-        page = await self._requests.first_page(TOMBSTONES, deadline, probe=True)
+        await self._keys.load(deadline)
+        page = await self._requests.first_page(self._names.tombstones, deadline, probe=True)
         await self._learn(page)
         if len(page) >= 1000:
-            async for more in self._requests.pages(TOMBSTONES):
+            async for more in self._requests.pages(self._names.tombstones):
                 await self._learn(more)
         self.informed.set()
 
     async def _learn(self, page: Iterable[Listed]) -> None:
-        names = ((parse_tombstone_name(listed.name), listed) for listed in page)
-        unknown = [(n, at) for n, at in names if n is not None and n not in self._tombstones.known]
+        names = ((self._names.parse_tombstone(listed.name), listed) for listed in page)
+        known = self._tombstones.known.keys() | self._forged
+        unknown = [(n, at) for n, at in names if n is not None and n not in known]
         for start in range(0, len(unknown), AT_ONCE):
             batch = [self._fetch(name, at) for name, at in unknown[start : start + AT_ONCE]]
             for tombstone in await asyncio.gather(*batch):
-                self._tombstones.add(tombstone)
+                if tombstone is not None:
+                    self._tombstones.add(tombstone)
 
-    async def _fetch(self, name: TombstoneName, listed: Listed) -> Tombstone:
+    async def _fetch(self, name: TombstoneName, listed: Listed) -> Tombstone | None:
+        """Return a tombstone, None for one that kills nothing."""
         deadline = self._now() + ROUND_S
         try:
             if not 0 < listed.nbytes <= TOMBSTONE_NBYTES_MAX:
                 raise CorruptBlock(f"a tombstone of {listed.nbytes} bytes")
             data = await self._requests.fetch(str(name), 0, listed.nbytes, deadline)
-            return parse_tombstone(name, listed.modified, data)
+            return parse_tombstone(name, listed.modified, data, self._names)
         except ObjectGone as error:
             # It may have been deleted since it was listed: then the next round does not see it. In
             # any other case, a delete must not be overlooked.
             raise ObjectFailed("a tombstone is listed, and not there", reason="gone") from error
         except CorruptBlock as error:
+            if isinstance(self._names, SealedNames):
+                self._ignore(name, error)
+                return None
             logger.warning("tombstone=unreadable kills=namespace reason=%r", str(error))
             return unreadable(name, listed.modified)
+
+    def _ignore(self, name: TombstoneName, error: CorruptBlock) -> None:
+        """Count a tombstone that does not open: whoever may write to the bucket can put one."""
+        self._metrics.corrupt_blocks.labels("object").inc()
+        logger.warning("tombstone=unreadable kills=nothing reason=%r", str(error))
+        if len(self._forged) < FORGED_MAX and not self._names_stale:
+            self._forged.add(name)
+
+    @property
+    def _names_stale(self) -> bool:
+        return isinstance(self._names, SealedNames) and self._names.stale
 
     async def collect(self) -> None:
         """Count everything and delete objects that are too old, over the cap, or hold deleted
@@ -201,8 +221,10 @@ class Upkeep:
         now = await self._store_time()
         before = self._written_nbytes
         buried = dict(self._tombstones.known)
-        survey = Survey(lambda e: self._tombstones.may_kill(e.name.namespace_id, e.modified))
-        async for page in self._requests.pages(""):
+        survey = Survey(
+            lambda e: self._tombstones.may_kill(e.name.namespace_id, e.modified), self._names
+        )
+        async for page in self._requests.pages(self._names.prefix.rstrip("/")):
             survey.add(page)
         await self._learn(survey.tombstones.values())
         meanwhile = [name for name in self._tombstones.known if name not in buried]
@@ -221,15 +243,24 @@ class Upkeep:
             await self._unbury(buried.values(), now)
         self.nbytes = left + self._written_nbytes - before
         self.objects = survey.objects - len(doomed)
-        self.namespaces = survey.namespaces
+        self.namespaces = await self._real(survey.namespaces)
         self._refused_nbytes = 0
         self._collected_at = self._now()
         self.surveyed.set()
 
+    async def _real(self, named: Mapping[NamespaceId, Entry]) -> Set[NamespaceId]:
+        """Return namespaces by their own ids. Where names are digests, an object of each tells it,
+        once."""
+        unknown = [entry for each, entry in named.items() if self._names.real(each) is None]
+        for start in range(0, len(unknown), AT_ONCE):
+            await asyncio.gather(*map(self._is_dead, unknown[start : start + AT_ONCE]))
+        found = map(self._names.real, named)
+        return frozenset(each for each in found if each is not None)
+
     async def _store_time(self) -> float:
         deadline = self._now() + ROUND_S
-        await self._requests.put(CLOCK, [b"kvstore\n"], 8, deadline)
-        return (await self._requests.head(CLOCK, deadline)).modified
+        await self._requests.put(self._names.clock, [b"kvstore\n"], 8, deadline)
+        return (await self._requests.head(self._names.clock, deadline)).modified
 
     async def _suspect(self, survey: Survey, doomed: dict[Entry, str]) -> bool:
         """Add the objects that hold deleted blocks to `doomed`. False: not all could be read."""
@@ -246,7 +277,8 @@ class Upkeep:
         try:
             run = self._catalog.run(entry.name)
             if run is None:
-                run = await fetch_footer(self._requests, entry, self._now() + ROUND_S)
+                deadline = self._now() + ROUND_S
+                run = await fetch_footer(self._requests, entry, deadline, self._names)
         except (CorruptBlock, ObjectGone):
             return False  # no daemon serves it
         except KVStoreError:

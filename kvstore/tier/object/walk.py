@@ -17,7 +17,8 @@ from typing import NamedTuple
 from kvstore.format.frame import FrameHeader
 from kvstore.model.block import BlockKey, NamespaceId, Part
 from kvstore.tier.object.catalog import Catalog, Directory, Entry
-from kvstore.tier.object.layout import ObjectExtent, Run
+from kvstore.tier.object.layout import OBJECT_BLOCKS_MAX, ObjectExtent, Run
+from kvstore.tier.object.names import Names
 from kvstore.tier.object.tombstones import Tombstones
 
 CANDIDATES_MAX = 4  # objects that begin with the same block and are read at most
@@ -62,13 +63,16 @@ class Walk:
         catalog: Catalog,
         tombstones: Tombstones,
         *,
+        names: Names | None = None,
         copies: bool = False,
     ) -> None:
         """copies: take a record from every object that has it, not from the first alone."""
         self._copies = copies
-        self._namespace_id = namespace_id
+        self._names = names or Names()
+        self._named_id = self._names.namespace(namespace_id) if keys else namespace_id
         self._keys = keys
-        self._at = {key: index for index, key in enumerate(keys)}
+        self._at: dict[BlockKey, int] = {}  # by the key in names
+        self._ranked = 0  # of the keys, how many are in it
         self._run_blocks = run_blocks
         self._catalog = catalog
         self._tombstones = tombstones
@@ -103,14 +107,18 @@ class Walk:
         if self.position % self._run_blocks:
             at.append(self._before)
         for position in at:
-            self._catalog.ended_walk((self._namespace_id, self._keys[position]))
+            self._catalog.ended_walk(self._directory(position))
+
+    def _directory(self, position: int) -> Directory:
+        return self._named_id, self._names.key(self._keys[position])
 
     def _unknown(self, position: int) -> tuple[Directory | Entry, ...]:
-        directory = (self._namespace_id, self._keys[position])
+        directory = self._directory(position)
         entries = self._catalog.listing(directory)
         if entries is None:
             return (directory,)
-        return tuple(e for e in self._candidates(entries) if not self._catalog.has_read(e.name))
+        candidates = self._candidates(entries, position)
+        return tuple(e for e in candidates if not self._catalog.has_read(e.name))
 
     def _boundaries(self, now: tuple[Directory | Entry, ...]) -> range:
         """Return the next positions at which runs usually begin; none, until something was
@@ -121,9 +129,15 @@ class Walk:
         end = min(len(self._keys), first + self._ahead * self._run_blocks)
         return range(first, end, self._run_blocks)
 
-    def _candidates(self, entries: Sequence[Entry]) -> list[Entry]:
+    def _candidates(self, entries: Sequence[Entry], position: int) -> list[Entry]:
         """Return the objects worth reading: those whose last key is in the prefix, the longest
         first, then the newest."""
+        if len(entries) < 2:
+            return list(entries)
+        end = min(len(self._keys), position + OBJECT_BLOCKS_MAX)
+        for index in range(self._ranked, end):
+            self._at[self._names.key(self._keys[index])] = index
+        self._ranked = max(self._ranked, end)
         ranked = sorted(
             entries, key=lambda entry: (self._at.get(entry.name.last, -1), entry.modified)
         )
@@ -132,8 +146,8 @@ class Walk:
     def _take(self, position: int) -> int:
         """Take the frames of the runs that begin at `position`; return where they end."""
         reached = position
-        entries = self._catalog.listing((self._namespace_id, self._keys[position])) or ()
-        for entry in self._candidates(entries):
+        entries = self._catalog.listing(self._directory(position)) or ()
+        for entry in self._candidates(entries, position):
             run = self._catalog.run(entry.name)
             if run is not None:
                 shared = self._shared(run, position)
@@ -148,7 +162,7 @@ class Walk:
         return next(differ, len(ours))
 
     def _live_frames(self, run: Run, shared: int, modified: float) -> Iterator[FoundFrame]:
-        may_be_dead = self._tombstones.may_kill(self._namespace_id, modified)
+        may_be_dead = self._tombstones.may_kill(self._named_id, modified)
         for frame in run.frames:
             header = frame.header
             live = []
@@ -156,9 +170,7 @@ class Walk:
                 if header.first_block + position - run.first_block >= shared:
                     break
                 record = (header.part, block.key)
-                dead = may_be_dead and self._tombstones.kills(
-                    self._namespace_id, block.key, modified
-                )
+                dead = may_be_dead and self._tombstones.kills(self._named_id, block.key, modified)
                 if not dead and (self._copies or record not in self._seen):
                     self._seen.add(record)
                     live.append(position)

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 
 from kvstore.format.frame import FrameHeader
 from kvstore.metrics import Metrics
 from kvstore.model.block import PAGE_NBYTES, BlockKey, NamespaceId
-from kvstore.model.errors import InvalidRequest, Unavailable
+from kvstore.model.errors import CorruptBlock, InvalidRequest, Unavailable
 from kvstore.settings import ObjectSettings
 from kvstore.tier.object.budget import ByteBudget
-from kvstore.tier.object.catalog import Catalog
-from kvstore.tier.object.failure import ObjectFailed
-from kvstore.tier.object.layout import Run, lay_out
-from kvstore.tier.object.names import RunName
+from kvstore.tier.object.catalog import Catalog, Entry
+from kvstore.tier.object.failure import ObjectExists, ObjectFailed
+from kvstore.tier.object.footers import fetch_footer
+from kvstore.tier.object.layout import Run, lay_out, name_sealed, seal_run
+from kvstore.tier.object.names import Names, RunName
 from kvstore.tier.object.requests import Requests
+from kvstore.tier.object.seal import SealedNames
 from kvstore.tier.object.tombstones import Tombstones
 from kvstore.tier.object.upkeep import Upkeep
 
@@ -30,6 +32,7 @@ class Writes:
         catalog: Catalog,
         tombstones: Tombstones,
         upkeep: Upkeep,
+        names: Names,
         *,
         settings: ObjectSettings,
         metrics: Metrics,
@@ -39,6 +42,7 @@ class Writes:
         self._catalog = catalog
         self._tombstones = tombstones
         self._upkeep = upkeep
+        self._names = names
         self._grace_s = settings.grace_s
         self._metrics = metrics
         self._now = now
@@ -68,27 +72,74 @@ class Writes:
         Raises InvalidRequest, or Unavailable (no room, no answer); then it may or may not be
         stored.
         """
-        run, pages, footer = lay_out([header for header, _ in frames])
-        buffers: list[memoryview] = []
-        for page, (header, payload) in zip(pages, frames, strict=True):
+        for header, payload in frames:
             if PAGE_NBYTES + sum(buffer.nbytes for buffer in payload) != header.nbytes:
                 raise InvalidRequest("the payload has another size than its header says")
-            buffers += [memoryview(page), *payload]
+        headers, payloads = [header for header, _ in frames], [payload for _, payload in frames]
         with self._counted_refusals():
+            if isinstance(self._names, SealedNames):
+                return await self._write_sealed(
+                    name_sealed(headers, self._names), payloads, deadline
+                )
+            run, pages, footer = lay_out(headers)
+            buffers: list[memoryview] = []
+            for page, payload in zip(pages, payloads, strict=True):
+                buffers += [memoryview(page), *payload]
             if not self._catalog.has(run.name):
-                deadline = min(deadline, self._now() + self._grace_s / 2)
-                await self._store(run, [*buffers, memoryview(footer)], deadline)
+                async with self._in_flight(run, deadline) as until:
+                    buffers.append(memoryview(footer))
+                    await self._requests.put(str(run.name), buffers, run.nbytes, until)
+                    await self._note(run, until)
         return run
 
-    async def _store(self, run: Run, buffers: Sequence[memoryview], deadline: float) -> None:
+    async def _write_sealed(
+        self, run: Run, payloads: Sequence[Sequence[memoryview]], deadline: float
+    ) -> Run:
+        """Return the run that is stored: it may be another daemon's, with a key of its own."""
+        if self._catalog.has(run.name):
+            return self._catalog.run(run.name) or run
+        async with self._in_flight(run, deadline) as until:
+            sealed, buffers = await asyncio.to_thread(seal_run, run, payloads)
+            if await self._put_absent(sealed, buffers, until):
+                await self._note(sealed, until)
+                return sealed
+            return await self._stored(sealed, buffers, until)
+
+    @asynccontextmanager
+    async def _in_flight(self, run: Run, deadline: float) -> AsyncIterator[float]:
+        """Count a run that is being stored, and yield until when it may be."""
+        deadline = min(deadline, self._now() + self._grace_s / 2)
         self._check_room(run, ahead_nbytes=run.nbytes)
         # Counted before the first await: a delete either waits for it, or is known by then.
         with self._counted(run):
             async with self._budget.take(run.nbytes, deadline - self._now()):
                 self._check_room(run, ahead_nbytes=0)  # it is among the bytes in flight now
-                await self._requests.put(str(run.name), buffers, run.nbytes, deadline)
-                self._upkeep.wrote(run.nbytes)
-                self._catalog.written(run, await self._modified(run.name, deadline))
+                yield deadline
+
+    async def _note(self, run: Run, deadline: float) -> None:
+        """Note a run that this daemon has stored."""
+        self._upkeep.wrote(run.nbytes)
+        self._catalog.written(run, await self._modified(run.name, deadline))
+
+    async def _put_absent(self, run: Run, buffers: Sequence[memoryview], deadline: float) -> bool:
+        """Store an encrypted object; False if there is one of its name, with a key of its own."""
+        try:
+            await self._requests.put(str(run.name), buffers, run.nbytes, deadline, absent=True)
+        except ObjectExists:
+            return False
+        return True
+
+    async def _stored(self, run: Run, buffers: Sequence[memoryview], deadline: float) -> Run:
+        """Return the run that was there first; ours takes its place if it does not open."""
+        listed = await self._requests.head(str(run.name), deadline)
+        entry = Entry(run.name, listed.nbytes, listed.modified)
+        try:
+            run = await fetch_footer(self._requests, entry, deadline, self._names)
+        except CorruptBlock:
+            await self._requests.put(str(run.name), buffers, run.nbytes, deadline)
+            self._upkeep.wrote(run.nbytes)
+        self._catalog.written(run, listed.modified)
+        return run
 
     async def _modified(self, name: RunName, deadline: float) -> float:
         """Return when an object of ours was stored, if a tombstone has to be compared with it.
@@ -110,7 +161,8 @@ class Writes:
     def under_way(
         self, namespace_id: NamespaceId, keys: set[BlockKey] | None
     ) -> list[asyncio.Future[None]]:
-        """Return the writes in flight of any of `keys`, or (None) of the namespace."""
+        """Return the writes in flight of any of `keys`, or (None) of the namespace, by its id in
+        names."""
         return [done for done, run in self._writing.items() if run.holds(namespace_id, keys)]
 
     @contextmanager

@@ -15,7 +15,7 @@ from kvstore.format.frame import FrameHeader, FrameKind, RunBlock
 from kvstore.model.block import BlockKey, NamespaceId, Part
 from kvstore.model.checksum import checksum
 from kvstore.model.errors import CorruptBlock
-from kvstore.sealing import FileRoot
+from kvstore.sealing import FileRoot, Sealing
 from kvstore.testing.disks import FaultyDisk
 from kvstore.testing.tier import pages
 from kvstore.tier.file import (
@@ -25,7 +25,6 @@ from kvstore.tier.file import (
     FrameRecord,
     Mount,
     Placed,
-    Sealing,
 )
 
 ROOT = FileRoot(bytes(range(32)))

@@ -6,9 +6,10 @@ from pathlib import Path
 
 from kvstore.format.frame import FrameHeader, FrameKind, RunBlock
 from kvstore.model.block import PAGE_NBYTES
+from kvstore.sealing import Sealing
 from kvstore.testing.tier import TierContract
 from kvstore.tier import Tier
-from kvstore.tier.file import Devices, FileExtent, FileTier, Placed, Sealing
+from kvstore.tier.file import Devices, FileExtent, FileTier, Placed
 from kvstore.tier.file.devices.frames import DeviceFrames
 from kvstore.tier.file.frames import Frames
 from tests.tier.file.frames import NAMESPACE, SEALING, FrameIndex, key

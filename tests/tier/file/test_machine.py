@@ -14,8 +14,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from kvstore.sealing import Sealing
 from kvstore.testing.disks import FaultyDisk
-from kvstore.tier.file import FileExtent, FileTier, Sealing
+from kvstore.tier.file import FileExtent, FileTier
 from tests.tier.file.frames import (
     SEALING,
     Opened,

@@ -14,9 +14,9 @@ from kvstore.format.frame import encode_segment_header
 from kvstore.model.block import PAGE_NBYTES, BlockKey, NamespaceId
 from kvstore.model.errors import ConfigError, CorruptBlock
 from kvstore.model.tenant import tenant_id
-from kvstore.sealing import Erasure, FileRoot, Keyring
+from kvstore.sealing import Erasure, FileRoot, Keyring, Sealing
 from kvstore.testing.tier import pages
-from kvstore.tier.file import Audit, RealDisk, Sealing, WrongTag, destroy_keys
+from kvstore.tier.file import Audit, RealDisk, WrongTag, destroy_keys
 from kvstore.tier.file.devices.note import read_note, write_note
 from kvstore.tier.file.keys import KEYS, DirectoryKeys
 from kvstore.tier.file.segment_file import parse_segment_name

@@ -37,9 +37,11 @@ class GatedBucket:
         await self._bucket.get(name, start, buffers, filled)
         await self._pass("got", name)
 
-    async def put(self, name: str, buffers: Sequence[Buffer], nbytes: int) -> int:
+    async def put(
+        self, name: str, buffers: Sequence[Buffer], nbytes: int, *, absent: bool = False
+    ) -> int:
         await self._pass("put", name)
-        return await self._bucket.put(name, buffers, nbytes)
+        return await self._bucket.put(name, buffers, nbytes, absent=absent)
 
     async def delete(self, names: Sequence[str]) -> None:
         await self._bucket.delete(names)

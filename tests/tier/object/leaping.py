@@ -34,9 +34,11 @@ class LeapingBucket:
     ) -> None:
         await self._bucket.get(name, start, buffers, filled)
 
-    async def put(self, name: str, buffers: Sequence[Buffer], nbytes: int) -> int:
+    async def put(
+        self, name: str, buffers: Sequence[Buffer], nbytes: int, *, absent: bool = False
+    ) -> int:
         self._put_ahead_s[name] = self._ahead_s
-        return await self._bucket.put(name, buffers, nbytes)
+        return await self._bucket.put(name, buffers, nbytes, absent=absent)
 
     async def delete(self, names: Sequence[str]) -> None:
         await self._bucket.delete(names)

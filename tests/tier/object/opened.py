@@ -10,6 +10,7 @@ from typing import Any
 
 from kvstore.metrics import Metrics
 from kvstore.model.block import BlockKey, NamespaceId
+from kvstore.sealing import Sealing
 from kvstore.settings import ObjectSettings
 from kvstore.tier.object import Bucket, Found, ObjectTier, Outcome, Run
 from kvstore.tier.object.connect import connect
@@ -18,6 +19,8 @@ from tests.tier.object.runs import NAMESPACE, Frame, reads_of, record
 WAIT_S = 30.0
 RUN_BLOCKS = 16
 FAST = {"grace_s": 1.0, "timeout_s": 5.0}
+# Of every tier that is opened here: a fixture sets it to run the same tests encrypted.
+sealing: Sealing | None = None
 
 
 class Clock:
@@ -38,7 +41,9 @@ class Side:
         self.metrics = Metrics()
         self.clock = Clock()
         self.bucket = bucket if bucket is not None else connect(settings)
-        self.tier = ObjectTier(settings, self.metrics, bucket=self.bucket, now=self.clock)
+        self.tier = ObjectTier(
+            settings, self.metrics, bucket=self.bucket, sealing=sealing, now=self.clock
+        )
 
     def counted(self, name: str) -> Any:
         return self.metrics.totals().get(name) or {}

@@ -84,7 +84,8 @@ def reads_of(found: Found) -> tuple[list[ObjectRead], list[tuple[Part, BlockKey,
         for at in live:
             block = header.blocks[at]
             target = pages(padded(block.stored_nbytes))
-            reads.append(ObjectRead(location, header.offsets[at], [target]))
+            exact = target[: block.stored_nbytes]
+            reads.append(ObjectRead(location, header.offsets[at], [exact], block=(header, at)))
             targets.append((header.part, block.key, target))
     return reads, targets
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from kvstore.model.errors import ConfigError
+from kvstore.sealing import Sealing
 from kvstore.tier.file.devices.admission import Admission, Listener
 from kvstore.tier.file.devices.device import Device, Mount
 from kvstore.tier.file.devices.frames import DeviceFrames
@@ -33,7 +34,6 @@ from kvstore.tier.file.devices.space import DeviceSpace
 from kvstore.tier.file.devices.tombstones import Tombstones
 from kvstore.tier.file.disk import Disk, RealDisk
 from kvstore.tier.file.failure import DiskFailed
-from kvstore.tier.file.keys import Sealing
 from kvstore.tier.file.tier import CLOSE_TIMEOUT_S, SEGMENT_NBYTES, FileTier
 
 HANG_S = 10.0

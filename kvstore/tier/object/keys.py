@@ -1,0 +1,140 @@
+"""The tenant's keys in the bucket: `keys/<number>`, wrapped by the root that all daemons share.
+
+The highest number that the root opens counts. A new one is put only if it is absent, so daemons
+that start at once agree on one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+from kvstore.model.errors import ConfigError
+from kvstore.sealing import Erasure, Keyring, Sealing
+from kvstore.sealing.keyring import stored_root
+from kvstore.tier.object.failure import ObjectExists, ObjectGone, ObjectRefused
+from kvstore.tier.object.names import Listed, Names
+from kvstore.tier.object.requests import Requests
+from kvstore.tier.object.seal import SealedNames
+
+KEYS = "keys"
+KEYS_NBYTES_MAX = 1 << 20
+_NUMBER = re.compile(r"[0-9a-f]{16}", re.ASCII)
+
+
+def names_of(sealing: Sealing | None, url: str) -> Names:
+    """Return how a tier calls its objects. url: of its bucket; that of a tenant may have the
+    tenant's prefix already."""
+    if sealing is None:
+        return Names()
+    own = f"t/{sealing.tenant.hex()}"
+    there = urlsplit(url).path.rstrip("/").endswith(f"/{own}")
+    return SealedNames(sealing.tenant, "" if there else f"{own}/")
+
+
+class BucketKeys:
+    """Reads the keys, and makes them where there are none."""
+
+    def __init__(self, requests: Requests, names: Names, sealing: Sealing | None) -> None:
+        self._requests = requests
+        self._names = names
+        self._sealing = sealing
+
+    async def load(self, deadline: float) -> None:
+        """Read the keys, unless they were, and nothing needs newer ones.
+
+        Raises ObjectRefused if the root opens none of them; other errors of `Requests`.
+        """
+        names, sealing = self._names, self._sealing
+        if not isinstance(names, SealedNames) or sealing is None:
+            return
+        if names.ring is not None and not names.stale:
+            return
+        found = await self._listed(deadline)
+        if not found:
+            await self._create(sealing, deadline)
+            found = await self._listed(deadline)
+        names.ring = await self._newest(sealing, found, deadline)
+        names.stale = False
+
+    async def rotate(self, deadline: float) -> int:
+        """Begin a new epoch; return it. Raises ConfigError, and as `load`."""
+        return await self._replace(lambda ring, sealing: ring.rotated(sealing.root), deadline)
+
+    async def destroy(self, deadline: float) -> Erasure:
+        """Destroy the keys: overwrite and remove them. Nothing that they opened can be read again,
+        as far as the answer says and the bucket keeps no older versions."""
+        erasure = Erasure.NONE
+        if self._sealing is None:
+            return erasure
+        for listed in await self._listed(deadline):
+            data = await self._fetch(listed, deadline)
+            stored = stored_root(data)
+            if stored is not None:
+                forget = self._sealing.root.forget
+                erasure = await asyncio.to_thread(forget, self._sealing.tenant, stored)
+            zeros = bytes(listed.nbytes)
+            await self._requests.put(listed.name, [zeros], len(zeros), deadline)
+            await self._requests.delete([listed.name], deadline)
+        if isinstance(self._names, SealedNames):
+            self._names.ring = None
+        return erasure
+
+    async def _replace(self, change: Callable[[Keyring, Sealing], Keyring], deadline: float) -> int:
+        names, sealing = self._names, self._sealing
+        if not isinstance(names, SealedNames) or sealing is None:
+            raise ConfigError("the bucket is not encrypted: set security.root_key_file")
+        await self.load(deadline)
+        ring = await asyncio.to_thread(change, names.keys, sealing)
+        newest = max(map(self._number, await self._listed(deadline)))
+        data = ring.encode()
+        try:
+            await self._requests.put(
+                self._name(newest + 1), [data], len(data), deadline, absent=True
+            )
+        except ObjectExists as error:
+            raise ConfigError("another daemon or command changes the keys: try again") from error
+        names.ring = ring
+        return ring.current
+
+    async def _create(self, sealing: Sealing, deadline: float) -> None:
+        ring = await asyncio.to_thread(Keyring.create, sealing.root, sealing.tenant)
+        data = ring.encode()
+        try:
+            await self._requests.put(self._name(1), [data], len(data), deadline, absent=True)
+        except ObjectExists:
+            pass  # those of another daemon count
+
+    async def _newest(self, sealing: Sealing, found: list[Listed], deadline: float) -> Keyring:
+        problem = "its keys are gone"
+        for listed in found:
+            data = await self._fetch(listed, deadline)
+            try:
+                return await asyncio.to_thread(
+                    Keyring.load, sealing.root, sealing.tenant, data, listed.name
+                )
+            except ConfigError as error:
+                problem = str(error)
+        raise ObjectRefused(f"the bucket is encrypted: {problem}", reason="refused")
+
+    async def _listed(self, deadline: float) -> list[Listed]:
+        """Return what there is, the highest number first."""
+        page = await self._requests.first_page(f"{self._names.prefix}{KEYS}", deadline, probe=True)
+        found = [each for each in page if self._number(each) and each.nbytes <= KEYS_NBYTES_MAX]
+        return sorted(found, key=self._number, reverse=True)
+
+    async def _fetch(self, listed: Listed, deadline: float) -> bytes:
+        try:
+            return bytes(await self._requests.fetch(listed.name, 0, listed.nbytes, deadline))
+        except ObjectGone:
+            return b""
+
+    def _name(self, number: int) -> str:
+        return f"{self._names.prefix}{KEYS}/{number:016x}"
+
+    def _number(self, listed: Listed) -> int:
+        """Return the number in a name; 0 for another name."""
+        text = listed.name.removeprefix(f"{self._names.prefix}{KEYS}/")
+        return int(text, 16) if _NUMBER.fullmatch(text) else 0
