@@ -28,6 +28,7 @@ from kvstore import Client
 from kvstore.model.block import Namespace, model_name
 from kvstore.model.errors import ConfigError, Incompatible, KVStoreError
 from kvstore_vllm import compat
+from kvstore_vllm.agreement import all_workers
 from kvstore_vllm.metadata import StepMetadata, WorkerFacts
 from kvstore_vllm.namespace import (
     PendingNamespace,
@@ -117,6 +118,7 @@ class KVStoreConnector(SchedulerHooks, WorkerHooks, KVConnectorBase_V1, compat.H
             self._client.extents,
             record=self._settings.record,
             fidelity=self._settings.fidelity,
+            agree=all_workers if self._vllm_config.parallel_config.world_size > 1 else bool,
             **_packing(self._vllm_config, config),
         )
         unnamed = build_namespace(

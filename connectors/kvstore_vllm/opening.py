@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -10,6 +11,8 @@ from kvstore_kernels.registration import Extents
 from kvstore_vllm.coded import Fidelity, Record, open_host_memory
 from kvstore_vllm.coded_device import open_device_memory
 from kvstore_vllm.pages import Pages, by_block
+
+logger = logging.getLogger(__name__)
 
 AUTO_ON_A_GPU: Record = "raw"
 """The codec's kernels have never run on a GPU, and one that fails there ends its engine: for now
@@ -25,17 +28,33 @@ def open_pages(
     fidelity: Fidelity = "exact",
     isas: Sequence[Sequence[str]] = (),
     backends: Sequence[Sequence[str]] = (),
+    agree: Callable[[bool], bool] = bool,
 ) -> Pages:
     """Return the pages of `groups`, lists of layers as vLLM registers them.
 
     extents: `Client.extents`, so that a GPU reaches the arena by itself. isas: how the CPU back end
     packs each layer of each group; backends: the name of each layer's attention back end; ""
-    unknown. Raises ConfigError if `record` or `fidelity` is not possible.
+    unknown. agree: tells the engine's other workers whether this one can code its blocks, and
+    returns whether all can. Where one cannot, and nobody asked for it by name, all store them raw.
+    Raises ConfigError if `record` or `fidelity` is not possible.
     """
     layers = [[by_block(layer, num_blocks) for layer in group] for group in groups]
     unknown = [[""] * len(group) for group in groups]
-    if layers[0][0].device.type == "cpu":
-        return open_host_memory(layers, isas or unknown, record, fidelity)
-    if record == "auto" and fidelity == "exact":
+    on_cpu = layers[0][0].device.type == "cpu"
+    is_auto = record == "auto" and fidelity == "exact"
+    if is_auto and not on_cpu:
         record = AUTO_ON_A_GPU
-    return open_device_memory(layers, backends or unknown, extents, record, fidelity)
+
+    def open_as(record: Record) -> Pages:
+        if on_cpu:
+            return open_host_memory(layers, isas or unknown, record, fidelity)
+        return open_device_memory(layers, backends or unknown, extents, record, fidelity)
+
+    if not is_auto or record == "raw":
+        return open_as(record)
+    pages = open_as(record)
+    if agree(pages.coded) or not pages.coded:
+        return pages
+    logger.warning("record=raw reason='another worker of this engine cannot code its blocks'")
+    pages.close()
+    return open_as("raw")
