@@ -254,6 +254,15 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         ),
         Panel("Calls refused", "reqps", (rate("kvstore_rpc_errors_total", "error", "reason"),)),
         Panel(
+            "Credentials and audit log",
+            "short",
+            (
+                rate("kvstore_credential_reloads_total", "what", "result"),
+                rate("kvstore_audit_lines_total", "result", legend="audit lines {{result}}/s"),
+            ),
+            "Files of credentials that were read again; failed: the last good ones stay in use.",
+        ),
+        Panel(
             "Sessions and leases",
             "short",
             (

@@ -23,7 +23,7 @@ FAULTS_SHOWN = 20
 
 @click.group()
 def audit() -> None:
-    """Read and check the audit log of a daemon.
+    """Read and check the audit log of a daemon. Both commands print JSON with --json.
 
     \b
     Examples:

@@ -32,7 +32,7 @@ def reach(stats: dict[str, Any]) -> list[Finding]:
 
 def reach_of(settings: Settings) -> list[Finding]:
     """Say who could ask a daemon with these settings, other than by its unix socket."""
-    guard = {"tls": bool(settings.tls.cert), "credentials": has_credentials(settings)}
+    guard = {"tls": bool(settings.tls.cert), "asks_who": has_credentials(settings)}
     return [
         _tcp(settings.server.listen if listen_address(settings) else "", guard),
         _metrics(settings.server.metrics_listen if metrics_address(settings) else ""),
@@ -56,7 +56,7 @@ def _socket(guard: dict[str, Any]) -> Finding:
 def _tcp(address: str, guard: dict[str, bool]) -> Finding:
     if not address:
         return ok("tcp", "off")
-    if guard.get("credentials"):
+    if guard.get("asks_who"):
         how = "over TLS" if guard.get("tls") else "in the clear, so only behind a proxy"
         return ok("tcp", f"{address}, {how}: each call shows a certificate or a token")
     return note(

@@ -76,6 +76,9 @@ def _short_options(**given: str | None) -> Sequence[str]:
 
 
 async def _run(settings: Settings, path: Path | None, overrides: Sequence[str]) -> None:
+    # Before gRPC is imported: peers that fail to shake hands would write lines of its own, not of
+    # our format, into the log.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from kvstore import daemon
 
     await daemon.serve(settings, path=path, overrides=overrides)

@@ -83,7 +83,7 @@ def token() -> None:
 
     The file holds digests, not tokens. A running daemon reads it again when it changes, so that a
     revoked token is refused within two seconds. Two valid tokens at once let you replace one
-    without a gap: create, hand out, revoke the old one.
+    without a gap: create, hand out, revoke the old one. All commands print JSON with --json.
 
     \b
     Examples:

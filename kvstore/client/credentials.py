@@ -92,7 +92,8 @@ def _path(told: Told) -> Path | None:
 
 
 class TokenReader:
-    """The token in a file, read again when the file changes."""
+    """The token in a file, read again when the file changes. One that is gone, or half written,
+    leaves the last token in use."""
 
     def __init__(self, path: Path, now: Callable[[], float] = time.monotonic) -> None:
         self._path = path
@@ -100,20 +101,27 @@ class TokenReader:
         self._watched = Watched(path)
         self._looked = float("-inf")
         self._metadata: Metadata | None = None
+        self._failed: Unauthorized | None = None  # of the last look
 
     def metadata(self) -> Metadata:
-        """Return what a call carries. Raises Unauthorized if there is no token in the file."""
+        """Return what a call carries. Raises Unauthorized if there never was a token."""
         now = self._now()
         if now - self._looked >= LOOK_S:
             self._looked = now
-            if self._watched.changed() or self._metadata is None:
-                self._metadata = (("authorization", f"Bearer {self._read()}"),)
+            if self._watched.changed() or self._failed is not None:
+                self._look()
         if self._metadata is None:
-            raise Unauthorized(f"{self._path}: no token could be read")
+            raise self._failed or Unauthorized(f"{self._path}: no token could be read")
         return self._metadata
 
+    def _look(self) -> None:
+        try:
+            self._metadata = (("authorization", f"Bearer {self._read()}"),)
+            self._failed = None
+        except Unauthorized as error:
+            self._failed = error
+
     def _read(self) -> str:
-        self._metadata = None
         try:
             with self._path.open("rb") as file:
                 text = file.read(TOKEN_NBYTES_MAX).decode("ascii").strip()

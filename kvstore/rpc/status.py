@@ -38,7 +38,7 @@ _REASONS = {
     "No route to host": "no route to host",
     "Network is unreachable": "the network is unreachable",
     "CERTIFICATE_VERIFY_FAILED": "its certificate is not of the authorities in tls_ca",
-    "is not in peer certificate": "its certificate is of another name: see server_name",
+    "Hostname Verification": "its certificate is of another name: see server_name",
     "WRONG_VERSION_NUMBER": "it does not speak TLS",
     "certificate required": "it asks for a client certificate: tls_cert, tls_key",
     "DNS": "the name of the host is not known",

@@ -70,7 +70,7 @@ class TcpAccess:
         """Return what decides who may use the TCP address."""
         return {
             "tls": self.certificates is not None,
-            "credentials": self._credentials is not None,
+            "asks_who": self._credentials is not None,
         }
 
     @property

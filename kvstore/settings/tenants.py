@@ -95,8 +95,9 @@ class TenantSettings:
     )
     certificates: str | tuple[str, ...] = setting(
         "Names in client certificates that stand for this tenant: exactly the DNS name or URI of "
-        "the certificate.",
+        "the certificate. Calls of a name that is taken out end within two seconds.",
         "",
+        live=True,
     )
     require_salt: bool = setting(
         "Refuse namespaces of connectors that do not salt their keys by user: see TenantSalt.",

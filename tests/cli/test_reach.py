@@ -82,3 +82,12 @@ def test_doctor_asks_the_daemon_of_the_settings_or_the_usual_one(
     monkeypatch.setenv("KVSTORE_TARGET", own.target)
     output = kvstore("doctor", f"--set=file.path={tmp_path}/file").output
     assert f"answers at {own.target}" in output
+
+
+def test_a_port_that_asks_for_credentials_is_said_to(tmp_path: Path) -> None:
+    settings = ("server.listen=127.0.0.1:0", f"security.tokens={tmp_path}/tokens")
+    with Daemon(*settings, file=False) as daemon:
+        found = told("status", daemon.start())["tcp"]
+        assert found["level"] == "ok"
+        assert "each call shows a certificate or a token" in found["found"]
+        assert "in the clear" in found["found"]

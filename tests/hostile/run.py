@@ -23,12 +23,17 @@ from typing import Any
 
 import click
 
+from tests.hostile import cases_callers as callers
 from tests.hostile import cases_neighbours as neighbours
 from tests.hostile.scene import COUNTS, Scene
 
 CASES: dict[str, Callable[[Scene], None]] = {
     case.__name__: case
     for case in (
+        callers.calls_without_a_right,
+        callers.revoked_credentials,
+        callers.rotations_of_certificates,
+        callers.listeners_on_the_wire,
         neighbours.other_users_at_the_sockets,
         neighbours.ids_of_another_tenant,
         neighbours.probing_for_prefixes,

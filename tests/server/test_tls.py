@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import ssl
@@ -114,7 +115,7 @@ def test_no_method_is_answered_over_tls_without_a_token(tokens: Site) -> None:
 @pytest.mark.parametrize(
     ("told", "words"),
     [
-        ({"server_name": "elsewhere.example"}, "no kvstore daemon answers"),
+        ({"server_name": "elsewhere.example"}, "of another name: see server_name"),
         ({"tls_ca": "stranger"}, "not of the authorities in tls_ca"),
         ({"tls_ca": None}, "no kvstore daemon answers"),
     ],
@@ -154,6 +155,22 @@ def _is_let_in(client: Client) -> bool:
     except Unauthorized:
         return False
     return True
+
+
+def test_a_token_file_that_is_half_written_leaves_the_last_token_in_use(
+    tokens: Site, tmp_path: Path
+) -> None:
+    path = tmp_path / "token"
+    path.write_text(tokens.token.read_text())
+    with tokens.client(token_file=path) as client:
+        assert client.admin.whoami().role is Role.WRITER
+        for spoilt in ("", None):
+            path.unlink() if spoilt is None else path.write_text(spoilt)
+            for _ in range(6):
+                assert client.admin.whoami().role is Role.WRITER
+                time.sleep(0.15)
+        path.write_text(tokens.issuer.issue(Role.READER))
+        until(lambda: _is_let_in(client) and client.admin.whoami().role is Role.READER, 5)
 
 
 def test_a_file_without_a_token_is_an_error_that_says_so(tokens: Site, tmp_path: Path) -> None:
@@ -359,6 +376,7 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         "tenants.globex.certificates=engine.globex.example",
         f"security.tokens={issuer.path}",
         "dram.capacity=256MiB",
+        "tls.client_role=operator",
     )
     site = Site(directory, *overrides, mutual=True)
     with site.daemon.start():
@@ -413,3 +431,24 @@ def test_no_method_is_answered_by_another_tenants_credential(several: Site, tmp_
         until(lambda: ask(channel, "WhoAmI") == ANSWERED, 5)
         found = {name: ask(channel, name, bearer(foreign)) for name in METHODS}
     assert found == dict.fromkeys(METHODS, UNAUTHORIZED)
+
+
+def test_a_certificate_that_is_taken_out_of_the_map_is_refused_within_two_seconds(
+    several: Site,
+) -> None:
+    files = several.authority.issue("leaving", "leaving.acme.example")
+    names = ["engine.acme.example", "leaving.acme.example"]
+    operator = Client(several.daemon.target, arena=False)
+    with operator as admin, several.client(**pair(files)) as client:
+        admin.admin.configure([f"tenants.acme.certificates={json.dumps(names)}"])
+        assert client.admin.whoami().tenant == "acme"
+        recording = client.submit(_recorded)
+        admin.admin.configure([f"tenants.acme.certificates={json.dumps(names[:1])}"])
+        with pytest.raises(Unauthorized, match="no valid credential"):
+            client.admin.whoami()
+        with pytest.raises(Unauthorized):
+            recording.result(2.0)
+
+
+async def _recorded(remote: Any) -> list[Any]:
+    return [batch async for batch in remote.admin.record()]
