@@ -94,8 +94,11 @@ Format numbers, places and sizes of files stay readable; keys, namespaces and wh
 | 48 | 4 | epoch of the tenant's key |
 | 52 | 4 | zero |
 | 56 | 40 | the segment's key, wrapped by the tenant's (AES key wrap, RFC 3394) |
+| 2048 | 8 | magic `KVSEGKEY` |
+| 2056 | 16, 4, 4, 40 | tenant, epoch, zero, and the wrapped key once more |
 
-The trailer has the key once more, so a damaged first page costs nothing once a segment is closed.
+Key wrap has a check of its own, so of a damaged page the copy that unwraps is taken. The trailer
+has the key as well.
 
 **Frame header page**: bytes 0..135 have the fields of format 1, with version 2 and flags 1.
 
@@ -185,7 +188,7 @@ from kvstore.format.frame.segment import (
     parse_footer,
     parse_segment_header,
     parse_trailer,
-    segment_key,
+    segment_keys,
 )
 
 __all__ = [
@@ -224,5 +227,5 @@ __all__ = [
     "seal_blob",
     "seal_block",
     "sealed_place",
-    "segment_key",
+    "segment_keys",
 ]

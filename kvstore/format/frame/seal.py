@@ -26,6 +26,7 @@ _BLOCK = struct.Struct("<8s16s32sIIQ32sIB")
 _FOOTER = struct.Struct("<8sQQ16s")
 _BLOB = struct.Struct(f"<8s16sI{KEY_WRAPPED_NBYTES}s{SEAL_NBYTES}s")
 _BLOB_MAGIC = b"KVSSEAL2"
+BLOB_NBYTES = _BLOB.size  # what a note grows by
 
 
 class WrappedKey(NamedTuple):

@@ -33,6 +33,10 @@ I64_MAX = (1 << 63) - 1
 _HEADER = struct.Struct("<8sH6xQQ")
 _TRAILER = struct.Struct("<8sH6xQQQQQQQ")
 _SEALED_HEADER = struct.Struct(f"<8sH6xQQ16sI4x{KEY_WRAPPED_NBYTES}s")
+# Once more, in another sector of the page: until a segment is closed, its key is nowhere else.
+_KEY_COPY = struct.Struct(f"<8s16sI4x{KEY_WRAPPED_NBYTES}s")
+_KEY_COPY_AT = 2048
+_KEY_COPY_MAGIC = b"KVSEGKEY"
 # In clear up to the size of the footer; the others are sealed.
 _SEALED_TRAILER = struct.Struct(f"<8sH2xIQQ16s{KEY_WRAPPED_NBYTES}sQQQQQ{SEAL_NBYTES}s")
 TRAILER_CLEAR_NBYTES = 104
@@ -64,8 +68,11 @@ def encode_segment_header(tag: SegmentTag, key: SegmentKey | None = None) -> byt
     if key is None:
         return guard(_HEADER.pack(SEGMENT_MAGIC, FORMAT_VERSION, tag.number, tag.nonce), 0)
     tenant, epoch, wrapped = key.wrapped
-    head = (SEGMENT_MAGIC, SEALED_VERSION, tag.number, tag.nonce, tenant, epoch, wrapped)
-    return guard(_SEALED_HEADER.pack(*head), 0)
+    head = _SEALED_HEADER.pack(
+        SEGMENT_MAGIC, SEALED_VERSION, tag.number, tag.nonce, tenant, epoch, wrapped
+    )
+    copy = _KEY_COPY.pack(_KEY_COPY_MAGIC, tenant, epoch, wrapped)
+    return guard(head.ljust(_KEY_COPY_AT, b"\0") + copy, 0)
 
 
 def parse_segment_header(page: bytes | memoryview) -> SegmentTag | None:
@@ -82,14 +89,19 @@ def parse_segment_header(page: bytes | memoryview) -> SegmentTag | None:
     return SegmentTag(number, nonce)
 
 
-def segment_key(page: bytes | memoryview) -> WrappedKey | None:
-    """Return the key in page 0 of a sealed segment; None in a plain or damaged one."""
-    if not is_guarded(page, 0):
-        return None
-    magic, version, _, _, tenant, epoch, wrapped = _SEALED_HEADER.unpack_from(page)
-    if (magic, version) != (SEGMENT_MAGIC, SEALED_VERSION):
-        return None
-    return WrappedKey(tenant, epoch, wrapped)
+def segment_keys(page: bytes | memoryview) -> list[WrappedKey]:
+    """Return the copies of the key in page 0 of a sealed segment, which may be damaged: unwrapping
+    tells which is good. None of them: it is a plain segment, or all is lost."""
+    if len(page) != PAGE_NBYTES:
+        return []
+    found = []
+    magic, version, _, _, *key = _SEALED_HEADER.unpack_from(page)
+    if (magic, version) == (SEGMENT_MAGIC, SEALED_VERSION):
+        found.append(WrappedKey(*key))
+    magic, *key = _KEY_COPY.unpack_from(page, _KEY_COPY_AT)
+    if magic == _KEY_COPY_MAGIC:
+        found.append(WrappedKey(*key))
+    return found
 
 
 def encode_footer(

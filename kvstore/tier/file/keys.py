@@ -19,7 +19,7 @@ from kvstore.sealing.keyring import stored_root
 from kvstore.tier.file.disk import Disk
 from kvstore.tier.file.twin_files import Twins, destroy_twins, read_twins, write_twins
 
-KEYS = Twins("keys", "KEYS", b"kvkeys\0\1", 1 << 20)  # the last byte is the version
+KEYS = Twins("keys", "KEYS", b"kvkeys\0\1", 1 << 20, padded=True)  # the last byte: version
 _log = logging.getLogger(__name__)
 
 

@@ -26,7 +26,7 @@ from kvstore.format.frame import (
     parse_segment_header,
     parse_trailer,
     sealed_place,
-    segment_key,
+    segment_keys,
 )
 from kvstore.format.frame.header import MAGIC as FRAME_MAGIC
 from kvstore.format.frame.header import PLAIN, SEALED, plain_page
@@ -125,7 +125,7 @@ def holds_sealed(files: SegmentFiles, tags: Sequence[SegmentTag]) -> bool:
                 page = Reader(files.disk, fd).read(0, PAGE_NBYTES)
             finally:
                 files.disk.close(fd)
-        if page is not None and segment_key(page) is not None:
+        if page is not None and segment_keys(page):
             return True
     return False
 

@@ -11,7 +11,7 @@ from kvstore.format.frame import (
     SegmentTag,
     clear_trailer,
     parse_segment_header,
-    segment_key,
+    segment_keys,
 )
 from kvstore.model.block import PAGE_NBYTES
 from kvstore.model.errors import ConfigError
@@ -68,10 +68,11 @@ def find_form(
 ) -> Form:
     """Find a segment's key: in its first page, else in its last. Raises ConfigError if a daemon
     could only throw it away."""
-    keys, wrapped = files.keys, segment_key(page)
-    is_plain = wrapped is None and parse_segment_header(page) is not None
-    clear = clear_trailer_of(reader, tag, sizes) if wrapped is None and not is_plain else None
-    if wrapped is None and clear is None:
+    keys, wrapped = files.keys, segment_keys(page)
+    is_plain = not wrapped and parse_segment_header(page) is not None
+    if not is_plain and (clear := clear_trailer_of(reader, tag, sizes)) is not None:
+        wrapped.append(clear.key)
+    if not wrapped:
         return _plain_form(files, tag, is_whole=is_plain, write=write)
     if keys is None:
         if write:
@@ -79,12 +80,8 @@ def find_form(
                 f"{files.path(tag)} is encrypted: set security.root_key_file or "
                 "security.root_command to the root that it was written with"
             )
-        named = wrapped or (clear.key if clear is not None else None)
-        return Form(encrypted=True, epoch=named.epoch if named is not None else None)
-    key = keys.open(wrapped) if wrapped is not None else None
-    clear = clear or (clear_trailer_of(reader, tag, sizes) if key is None else None)
-    if key is None and clear is not None:
-        key = keys.open(clear.key)
+        return Form(encrypted=True, epoch=wrapped[0].epoch)
+    key = next((key for each in wrapped if (key := keys.open(each)) is not None), None)
     if key is None:
         _log.warning("segment=locked name=%s: none of the keys here opens it", segment_name(tag))
     return Form(encrypted=True, key=key, epoch=key.wrapped.epoch if key is not None else None)

@@ -16,7 +16,8 @@ import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from kvstore.model.block import KEY_NBYTES, Namespace, NamespaceId, padded
+from kvstore.format.frame.seal import BLOB_NBYTES
+from kvstore.model.block import KEY_NBYTES, PAGE_NBYTES, Namespace, NamespaceId, padded
 from kvstore.model.errors import InvalidRequest
 from kvstore.tier.file.disk import Disk
 from kvstore.tier.file.failure import disk_errors
@@ -64,7 +65,8 @@ def write_spec_file(
     file = _file(path, named(namespace.id, keys))
     content = _content(namespace)
     if keys is not None:
-        content = keys.seal_note(content, _LABEL)
+        # The file has whole pages, too: what the seal adds, and filling.
+        content = keys.seal_note(content + b"\n" * (PAGE_NBYTES - BLOB_NBYTES), _LABEL)
     with disk_errors(f"write {file}"):
         _unlink(disk, file)
         fd = disk.open(file, write=True, create=True)

@@ -1,6 +1,6 @@
 """A small value that is replaced as a whole: two files, of which the older is written anew.
 
-    NAME.a, NAME.b:  magic | u64 number | u64 bytes | u64 XXH3-64 of the bytes | bytes
+    NAME.a, NAME.b:  magic | u64 number | u64 bytes | u64 XXH3-64 of the bytes | bytes | zeros
 
 A crash leaves the other one. A torn or rotten file counts as none.
 """
@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from kvstore.model.block import padded
 from kvstore.model.checksum import checksum
 from kvstore.tier.file.disk import Disk
 from kvstore.tier.file.failure import disk_errors
@@ -20,12 +21,13 @@ _HEADER = struct.Struct("<8sQQQ")
 
 
 class Twins(NamedTuple):
-    """Which value. nbytes_max: larger ones are not read."""
+    """Which value. nbytes_max: larger ones are not read. padded: files of whole pages."""
 
     what: str
     name: str
     magic: bytes
     nbytes_max: int
+    padded: bool = False
 
     @property
     def names(self) -> tuple[str, str]:
@@ -52,10 +54,12 @@ def write_twins(disk: Disk, path: Path, twins: Twins, data: bytes) -> None:
         (newest, _), (_, oldest) = max(found), min(found)
         if oldest in disk.names(path):
             disk.unlink(path / oldest)
-        header = _HEADER.pack(twins.magic, newest.number + 1, len(data), checksum(data))
+        whole = _HEADER.pack(twins.magic, newest.number + 1, len(data), checksum(data)) + data
+        if twins.padded:
+            whole = whole.ljust(padded(len(whole)), b"\0")
         fd = disk.open(path / oldest, write=True, create=True)
         try:
-            _write(disk, fd, memoryview(header + data))
+            _write(disk, fd, memoryview(whole))
         finally:
             disk.close(fd)
         disk.sync_directory(path)
@@ -89,7 +93,7 @@ def _read(disk: Disk, file: Path, twins: Twins) -> Value:
     except FileNotFoundError:
         return nothing
     try:
-        nbytes = min(disk.sizes(fd).nbytes, _HEADER.size + twins.nbytes_max)
+        nbytes = min(disk.sizes(fd).nbytes, padded(_HEADER.size + twins.nbytes_max))
         buffer = memoryview(bytearray(nbytes))
         if nbytes < _HEADER.size or disk.preadv(fd, [buffer], 0) != nbytes:
             return nothing
@@ -97,6 +101,8 @@ def _read(disk: Disk, file: Path, twins: Twins) -> Value:
         disk.close(fd)
     magic, number, length, value = _HEADER.unpack_from(buffer)
     data = bytes(buffer[_HEADER.size :])
+    if twins.padded:
+        data = data[:length]
     if magic != twins.magic or length != len(data) or checksum(data) != value:
         return nothing
     return Value(number, data)

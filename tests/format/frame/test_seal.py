@@ -22,7 +22,7 @@ from kvstore.format.frame import (
     parse_segment_header,
     parse_trailer,
     sealed_place,
-    segment_key,
+    segment_keys,
 )
 from kvstore.format.frame.header import SEALED, plain_page
 from kvstore.model.block import BlockKey, NamespaceId, Part
@@ -80,8 +80,12 @@ def test_the_bytes_of_a_sealed_segment_header_never_change() -> None:
     golden = (GOLDEN / "sealed_segment_header.bin").read_bytes()
     assert encode_segment_header(TAG, CountedKey()) == golden
     assert parse_segment_header(golden) == TAG
-    assert segment_key(golden) == CountedKey().wrapped
-    assert segment_key(encode_segment_header(TAG)) is None
+    assert segment_keys(golden) == [CountedKey().wrapped] * 2
+    assert segment_keys(encode_segment_header(TAG)) == []
+    for at in range(4096):  # no byte is in both copies
+        damaged = bytearray(golden)
+        damaged[at] ^= 0x40
+        assert CountedKey().wrapped in segment_keys(bytes(damaged))
 
 
 @given(HEADERS, TAGS, OFFSETS)
@@ -176,7 +180,7 @@ def test_arbitrary_bytes_are_no_sealed_pages(data: bytes) -> None:
     key = CountedKey()
     assert parse_header(data, TAG, OFFSET, key) is None
     assert parse_trailer(data, TAG, key) is None
-    assert segment_key(data) is None
+    assert segment_keys(data) == []
     assert clear_trailer(data, TAG) is None
     assert sealed_place(data) is None
 
