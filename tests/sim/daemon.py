@@ -30,6 +30,7 @@ from kvstore.tier.file import Devices, FileExtent, Mount
 from tests.sim.disk import Platter, SimDisk
 from tests.sim.loop import SimLoop
 from tests.sim.model import Item, Model, Version, Violation
+from tests.sim.sealing import SEALING
 
 ARENA_BYTES = 1 << 20
 LEASE_S = 0.6
@@ -43,7 +44,8 @@ class Settings:
     """What one seed is about. failing: the chance that the disk refuses a write or a sync.
     rots: a bit flips now and then while the power is off. devices: directories of the file tier;
     of several, one may be missing or fail to read for a while. arena_bytes: much of what is asked
-    for has left a small one. fine: the file tier keeps fine parts, if there are some."""
+    for has left a small one. fine: the file tier keeps fine parts, if there are some. encrypted:
+    the file tier is."""
 
     devices: int
     file_bytes: int
@@ -52,6 +54,7 @@ class Settings:
     rots: bool
     arena_bytes: int = ARENA_BYTES
     fine: bool = False
+    encrypted: bool = False
 
     @classmethod
     def drawn(cls, draw: Random) -> Settings:
@@ -112,6 +115,7 @@ class Daemon:
             segment_nbytes=1 << 17,
             disks=self.disks,
             executor=loop.threads,
+            sealing=SEALING if settings.encrypted else None,
         )
         self.file = file
         self.rewritten: set[Item] = set()  # also on a device that was out at the time

@@ -10,6 +10,9 @@ that stayed behind, `bug` everything else that must not happen. All have to be 0
 `seeds_of` says how many seeds had records of one size, of sizes that vary, and lossy ones with fine
 parts. Of these, planes of two writers together, or a block without its fine part for who insists on
 it, are `wrong`, too.
+
+One seed in four has an encrypted file tier. `nonce_reused` counts nonces that a key used twice; it
+has to be 0.
 """
 
 from __future__ import annotations
@@ -43,6 +46,9 @@ COUNTS = (
     "taken_out",
     "fine_served",
     "thinned",
+    "encrypted",
+    "nonces",
+    "nonce_reused",
 )
 
 

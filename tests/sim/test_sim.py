@@ -24,6 +24,11 @@ def test_a_seed_keeps_every_promise(seed: int) -> None:
     assert outcome.calls > 20
 
 
+def test_a_nonce_that_is_used_again_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvstore.sealing.aead.os.urandom", bytes)
+    assert any("nonces were used again" in text for text in run_seed(3).violations)
+
+
 def test_a_seed_takes_the_same_course_again() -> None:
     assert run_seed(3) == run_seed(3)
 

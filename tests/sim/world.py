@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from random import Random
 from typing import Any
 
@@ -13,8 +13,10 @@ from tests.sim.disk import Platter
 from tests.sim.engine import Engine, Wire
 from tests.sim.loop import SimLoop, Stuck
 from tests.sim.model import SPACES, Item, Model, Violation
+from tests.sim.sealing import recorded
 
 ENGINES = 3
+ENCRYPTED_EVERY = 4  # of so many seeds, one is; it goes through all kinds of records
 LIVES = (2, 4)
 LIFE_S = 2.2  # mean
 DRAIN_S = 10.0
@@ -41,6 +43,9 @@ class Outcome:
     taken_out: int = 0
     fine_served: int = 0
     thinned: int = 0
+    encrypted: int = 0
+    nonces: int = 0
+    nonce_reused: int = 0
 
     def count(self, kind: str) -> int:
         return sum(text.startswith(f"{kind}:") for text in self.violations)
@@ -54,12 +59,16 @@ def run_seed(seed: int) -> Outcome:
     draw = Random(seed)
     loop = SimLoop(draw)
     world = World(loop, seed, draw)
-    try:
-        loop.run_until_complete(world.run())
-    except Stuck:
-        world.outcome.violations.append("bug: everything waits for something that never comes")
-    finally:
-        loop.close()
+    with recorded() as nonces:
+        try:
+            loop.run_until_complete(world.run())
+        except Stuck:
+            world.outcome.violations.append("bug: everything waits for something that never comes")
+        finally:
+            loop.close()
+    world.outcome.nonces, world.outcome.nonce_reused = len(nonces.used), nonces.reused
+    if nonces.reused:
+        world.outcome.violations.append(f"wrong: {nonces.reused} nonces were used again")
     world.outcome.violations += [f"bug: {text}" for text in loop.unhandled]
     return world.outcome
 
@@ -71,7 +80,10 @@ class World:
         self.outcome = Outcome(seed)
         self._loop = loop
         self._draw = draw
-        self._settings = Settings.drawn(draw)
+        # Not drawn, so that a seed takes the same course whether or not it is encrypted.
+        is_encrypted = seed % ENCRYPTED_EVERY == ENCRYPTED_EVERY - 1
+        self._settings = replace(Settings.drawn(draw), encrypted=is_encrypted)
+        self.outcome.encrypted = int(is_encrypted)
         self._platters = [Platter() for _ in range(self._settings.devices)]
         self._model = Model(SPACES[seed % len(SPACES)])
         self.outcome.kind = self._model.space.kind

@@ -14,6 +14,8 @@ Records have one size, sizes that vary, or are lossy with fine parts, of which n
 fine part beside the base of another put, or a block without its fine part for who insists on it, is
 `wrong`.
 
+`encrypted` is the same with a root key; `nonce_reused` counts nonces that a key used twice: 0.
+
 `bucket` is the same with an S3 server behind it, which fails, answers wrongly and is killed;
 `directories` the same on three of them, of which some are missing, fail, hang or fill up.
 """
@@ -24,15 +26,18 @@ import json
 import logging
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
+from kvstore.testing.root_key import root_key_in_memory
 from tests.torture import several, shared
 from tests.torture.amplification import amplification
 from tests.torture.bucket import Bucket
 from tests.torture.plan import Life, plan
+from tests.torture.process import nonces
 from tests.torture.several import SeveralWorld
 from tests.torture.shared import SharedWorld
 from tests.torture.volume import Volume
@@ -41,6 +46,7 @@ from tests.torture.world import KINDS, SEGMENT_NBYTES, Findings, World
 EXT4_SHARE = 10  # one life of so many more is lived there, if this is root
 BUCKET_SHARE = 5  # and one of so many with a bucket behind it
 SEVERAL_SHARE = 4  # and one of so many on several directories
+ENCRYPTED_SHARE = 4  # and one of so many encrypted
 DIRECTORIES = 3
 EXT4_DEATHS = ("power", "timer", "write", "seal")
 SHOWN_MAX = 5
@@ -60,13 +66,15 @@ def main(kills: int, seed: int, file: Path | None) -> None:
     result |= {"seed": seed, "ext4": _on_ext4(kills // EXT4_SHARE, seed)}
     result["bucket"] = _with_bucket(kills // BUCKET_SHARE, seed)
     result["directories"] = _on_several(kills // SEVERAL_SHARE, seed)
+    result["encrypted"] = _encrypted(kills // ENCRYPTED_SHARE, seed)
     result["seconds"] = round(time.monotonic() - began, 1)
     text = json.dumps(result, indent=2)
     click.echo(text)
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text + "\n")
-    worlds = (result, result["ext4"], result["bucket"], result["directories"])
+    parts = ("ext4", "bucket", "directories", "encrypted")
+    worlds = (result, *(result[part] for part in parts))
     sys.exit(not all(map(good, worlds)))
 
 
@@ -103,14 +111,40 @@ def _on_several(kills: int, seed: int) -> dict[str, Any]:
     return torture_several(lives, progress=True) if lives else summary(Findings())
 
 
+def _encrypted(kills: int, seed: int) -> dict[str, Any]:
+    """The same with a root key, which is in memory alone."""
+    lives = plan(kills, seed)
+    return torture_encrypted(lives, progress=True) if lives else summary(Findings())
+
+
+def torture_encrypted(lives: list[Life], *, progress: bool = False) -> dict[str, Any]:
+    """Live these lives encrypted and return what was found."""
+    with root_key_in_memory() as root_key:
+        world, used = World(root_key=root_key), (0, 0)
+
+        def count() -> None:
+            nonlocal used
+            used = nonces(world.daemon.directory)
+
+        result = torture(lives, world, progress=progress, at_end=count)
+        return result | {"nonces": used[0], "nonce_reused": used[1]}
+
+
 def torture_several(lives: list[Life], *, progress: bool = False) -> dict[str, Any]:
     """Live these lives on several directories and return what was found."""
     world = SeveralWorld(DIRECTORIES)
     return torture(lives, world, progress=progress) | {"away": world.away, "back": world.back}
 
 
-def torture(lives: list[Life], world: World, *, progress: bool = False) -> dict[str, Any]:
-    """Live these lives and return what was found."""
+def torture(
+    lives: list[Life],
+    world: World,
+    *,
+    progress: bool = False,
+    at_end: Callable[[], None] = lambda: None,
+) -> dict[str, Any]:
+    """Live these lives and return what was found. at_end: called while the world's files are there
+    still."""
     with (
         world,
         click.progressbar(
@@ -125,6 +159,7 @@ def torture(lives: list[Life], world: World, *, progress: bool = False) -> dict[
                 click.echo(f"\n{text}\n  {life}", err=True)
 
         world.run(lives, told)
+        at_end()
         return summary(world.findings) | {
             "durable_records": world.journal.durable.total(),
             "durable_records_of": dict(sorted(world.journal.durable.items())),
@@ -152,6 +187,8 @@ def summary(findings: Findings) -> dict[str, Any]:
 
 def good(result: dict[str, Any]) -> bool:
     """Whether every promise was kept."""
+    if result.get("nonce_reused"):
+        return False
     return not result["violations"] and result["cap_overshoot_bytes"] <= SEGMENT_NBYTES
 
 

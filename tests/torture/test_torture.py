@@ -17,7 +17,13 @@ from tests.torture.control import CALLS
 from tests.torture.journal import Journal
 from tests.torture.parts import coarse_and_mixed
 from tests.torture.plan import DEATHS, plan
-from tests.torture.run import good, torture, torture_several, torture_shared
+from tests.torture.run import (
+    good,
+    torture,
+    torture_encrypted,
+    torture_several,
+    torture_shared,
+)
 from tests.torture.spaces import FIXED, LOSSY, Item, record_bytes, size_of
 from tests.torture.world import SteeredDaemon, World
 
@@ -51,6 +57,14 @@ def test_promises_are_kept_on_several_directories_of_which_some_are_missing() ->
     assert good(result), result
     assert result["away"] >= result["back"] > 0
     assert result["durable_records"] > 0
+
+
+@pytest.mark.fault
+def test_promises_are_kept_encrypted_and_no_nonce_is_used_twice() -> None:
+    result = torture_encrypted(plan(3, seed=6, deaths=("gc", "seal", "timer"), lives_per_cap=2))
+    assert good(result), result
+    assert result["durable_records"] > 0
+    assert result["nonces"] > result["nonce_reused"] == 0
 
 
 def test_a_seed_draws_the_same_lives_again_and_every_death() -> None:

@@ -85,7 +85,7 @@ class World:
     """See the module. A context manager; at its end nothing is left.
 
     volume: where its files are then, instead of beside the daemon's socket; it may be full.
-    directories: of the file tier, by name.
+    directories: of the file tier, by name. root_key: they are encrypted.
     """
 
     def __init__(
@@ -93,16 +93,19 @@ class World:
         volume: Volume | None = None,
         settings: Sequence[str] = (),
         directories: Sequence[str] = ("file",),
+        root_key: Path | None = None,
     ) -> None:
         self.findings = Findings()
         self.journal = Journal()
         self.traffic = Traffic(self.journal)
-        self.daemon = SteeredDaemon(*SETTINGS, *settings)
+        self._root_key = root_key
+        key = [f"security.root_key_file={root_key}"] if root_key is not None else []
+        self.daemon = SteeredDaemon(*SETTINGS, *settings, *key)
         self._control = self.daemon.control
         self._volume = volume
         root = volume.path if volume else self.daemon.directory
         self._directories = [root / name for name in directories]
-        self._wounds = {path: Wounds(path) for path in self._directories}
+        self._wounds = {path: Wounds(path, root_key) for path in self._directories}
         self._churn = False
 
     def __enter__(self) -> World:
@@ -313,7 +316,8 @@ class World:
     def _die_in_gc(self, life: Life) -> None:
         assert life.rule is not None
         self._control.set(life.rule)
-        command = self.daemon.command("gc", *map(str, self._present()))
+        key = ["--root-key-file", str(self._root_key)] if self._root_key is not None else []
+        command = self.daemon.command("gc", *map(str, self._present()), *key)
         done = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=END_S, check=False)
         self._control.set()
         if done.returncode == -signal.SIGKILL:

@@ -12,9 +12,11 @@ from collections import defaultdict
 from pathlib import Path
 from random import Random
 
+from kvstore.cli.root_key import keys_of
 from kvstore.format.frame import FrameHeader
 from kvstore.format.frame.header import MAGIC
 from kvstore.model.block import PAGE_NBYTES, padded
+from kvstore.sealing import FileRoot
 from kvstore.tier.file import Audit
 from tests.tier.file.frames import flip
 from tests.torture.spaces import Item
@@ -25,8 +27,10 @@ FLIPS_MAX = 3
 class Wounds:
     """All wounds of one directory: an old one counts for more when a footer is lost."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, root_key: Path | None = None) -> None:
+        """root_key: of an encrypted directory."""
         self._directory = directory
+        self._root = FileRoot.read(root_key) if root_key is not None else None
         self._open: set[Path] = set()  # without a good footer: the next start scans them
         self._rotten: defaultdict[Path, list[Item]] = defaultdict(list)
 
@@ -69,7 +73,7 @@ class Wounds:
         return records(header) if path in self._open else [records(header)[block]]
 
     def _look(self) -> Audit:
-        audit = Audit(self._directory)
+        audit = Audit(self._directory, keys=keys_of(self._directory, self._root))
         is_open = (report.name for report in audit.segments if not report.sealed)
         self._open = {self._directory / name for name in is_open}
         return audit
