@@ -25,6 +25,8 @@ import click
 
 from tests.hostile import cases_callers as callers
 from tests.hostile import cases_neighbours as neighbours
+from tests.hostile import cases_rest as rest
+from tests.hostile import cases_wire as wire
 from tests.hostile.scene import COUNTS, Scene
 
 CASES: dict[str, Callable[[Scene], None]] = {
@@ -38,6 +40,14 @@ CASES: dict[str, Callable[[Scene], None]] = {
         neighbours.ids_of_another_tenant,
         neighbours.probing_for_prefixes,
         neighbours.floods_of_another_tenant,
+        wire.listeners_on_the_network,
+        wire.a_man_in_the_middle,
+        wire.every_method_by_every_credential,
+        wire.revoked_tokens,
+        wire.rotated_certificates,
+        rest.scribbling_on_the_arena,
+        rest.forged_files,
+        rest.canaries_at_rest,
     )
 }
 
@@ -94,15 +104,7 @@ def main(names: tuple[str, ...], quick: bool, listing: bool, file: Path | None) 
 
 def _shown(measured: dict[str, Any]) -> dict[str, Any]:
     """Return what is shown at the top of the result, of all that was measured."""
-    shown = (
-        "probe_auc",
-        "calls_allowed",
-        "methods_without_right",
-        "forged_served",
-        "canaries_found",
-        "revoked_s",
-        "rotation_failed_calls",
-    )
+    shown = ("probe_auc", "revoked_s")
     return {key: measured[key] for key in shown if key in measured}
 
 
