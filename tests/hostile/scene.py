@@ -14,7 +14,18 @@ from kvstore.testing.samples import sample_keys, sample_namespace
 
 SPACE = sample_namespace()
 UIDS = {"acme": 4711, "beta": 4712}
-COUNTS = ("read_other", "wrote_other", "wrong_served", "hung", "daemon_died")
+COUNTS = (
+    "read_other",
+    "wrote_other",
+    "wrong_served",
+    "hung",
+    "daemon_died",
+    "calls_allowed",
+    "methods_without_right",
+    "forged_served",
+    "canaries_found",
+    "rotation_failed_calls",
+)
 
 
 def tenant_settings() -> list[str]:
@@ -57,7 +68,7 @@ class Scene:
 
     def count(self, name: str, times: int = 1) -> None:
         """Note something that must not happen."""
-        self.counts[name] = self.counts.get(name, 0) + times
+        self.counts[name] += times
 
     @property
     def ok(self) -> bool:
