@@ -10,8 +10,8 @@
 `forged_served`: records whose checksum holds and whose bytes do not; `canaries_found`: secrets on
 the wire, on disk, in a bucket, in logs and core dumps; `rotation_failed_calls`: while certificates
 were replaced. All have to be 0. `probe_auc`: how well time and answers tell whether a prefix is
-stored; 0.5 is not at all. `revoked_s`: until a revoked token is refused. Each case has a positive control: the same attack where it has to succeed.
-It takes root, to be several users, and a network namespace.
+stored; 0.5 is not at all. `revoked_s`: until a revoked token is refused. Each case has a positive
+control: the same attack where it has to succeed. It takes root, to be several users.
 """
 
 from __future__ import annotations

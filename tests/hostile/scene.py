@@ -8,11 +8,12 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from kvstore import BlockKey, Client
+from kvstore import BlockKey, Client, KVStoreError
 from kvstore.testing.daemon import Daemon
 from kvstore.testing.samples import sample_keys, sample_namespace
 
 SPACE = sample_namespace()
+ANSWER_S = 2.0  # in which a daemon answers whatever it went through
 UIDS = {"acme": 4711, "beta": 4712}
 COUNTS = (
     "read_other",
@@ -63,8 +64,20 @@ class Scene:
             daemon.socket.parent.mkdir()
             daemon.socket.parent.chmod(0o711)
             yield daemon.start()
-            if not daemon.alive or daemon.stop():
-                self.counts["daemon_died"] += 1
+            self._look_at(daemon)
+
+    def _look_at(self, daemon: Daemon) -> None:
+        """After the attack it answers at once, and ends as it should."""
+        if not daemon.alive:
+            self.count("daemon_died")
+            return
+        try:
+            with Client(daemon.target, arena=False, timeout_s=ANSWER_S) as operator:
+                operator.admin.whoami()
+        except KVStoreError:
+            self.count("hung")
+        if daemon.stop():
+            self.count("daemon_died")
 
     def count(self, name: str, times: int = 1) -> None:
         """Note something that must not happen."""
