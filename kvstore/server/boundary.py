@@ -155,11 +155,11 @@ class Boundary(_Calls, grpc.aio.ServerInterceptor):
         tracing: Tracing | None = None,
         *,
         identity: Identity,
-        service_of: Callable[[str], Any] | None = None,
+        service_of: Callable[[Principal], Any] | None = None,
         audit: AuditLog | None = None,
     ) -> None:
-        """identity: who calls. service_of: tenant -> the service that answers it; raises
-        Unauthorized for one that is not here. None: the service that the gRPC server has."""
+        """identity: who calls. service_of: the service that answers a caller; raises Unauthorized
+        for one whose tenant is not here. None: the service that the gRPC server has."""
         super().__init__(metrics, tracing, audit)
         self.revocation = Revocation()
         self._identity = identity
@@ -208,8 +208,8 @@ class Boundary(_Calls, grpc.aio.ServerInterceptor):
 
     def _single(self, method: str, behaviour: Any, read: Callable[[Any], Any]) -> Any:
         async def work(data: Any, context: Context) -> Any:
-            (principal, still_valid), request = self._let_in(method, data, context, read)
-            answer = self._behaviour(method, behaviour, principal)
+            admitted, request = self._let_in(method, data, context, read)
+            answer, still_valid = self._behaviour(method, behaviour, admitted)
             if still_valid is None:
                 return await answer(request, context)
             with self.revocation.watched(still_valid):
@@ -219,8 +219,8 @@ class Boundary(_Calls, grpc.aio.ServerInterceptor):
 
     def _streamed(self, method: str, behaviour: Any, read: Callable[[Any], Any]) -> Any:
         async def work(data: Any, context: Context) -> AsyncGenerator[Any, None]:
-            (principal, still_valid), request = self._let_in(method, data, context, read)
-            answer = self._behaviour(method, behaviour, principal)
+            admitted, request = self._let_in(method, data, context, read)
+            answer, still_valid = self._behaviour(method, behaviour, admitted)
             async with contextlib.aclosing(answer(request, context)) as replies:
                 if still_valid is None:
                     async for reply in replies:
@@ -246,10 +246,31 @@ class Boundary(_Calls, grpc.aio.ServerInterceptor):
         rights.check_request(method, admitted.principal, request)
         return admitted, request
 
-    def _behaviour(self, method: str, usual: Any, principal: Principal) -> Any:
-        if self._service_of is not None:
-            usual = getattr(self._service_of(principal.tenant), method)
-        return usual if self._audit is None else audited(method, usual, self._audit)
+    def _behaviour(
+        self, method: str, usual: Any, admitted: Admitted
+    ) -> tuple[Any, Callable[[], bool] | None]:
+        """Return what answers the call, and for how long it may. Raises Unauthorized."""
+        principal, still_valid = admitted
+        if (service_of := self._service_of) is not None:
+            service = service_of(principal)
+            usual = getattr(service, method)
+            if still_valid is not None:
+                still_valid = _while_served(still_valid, lambda: service_of(principal) is service)
+        return (usual if self._audit is None else audited(method, usual, self._audit)), still_valid
+
+
+def _while_served(
+    still_valid: Callable[[], bool], is_served: Callable[[], bool]
+) -> Callable[[], bool]:
+    """Return whether a credential is valid, and its tenant still there."""
+
+    def check() -> bool:
+        try:
+            return still_valid() and is_served()
+        except Unauthorized:
+            return False
+
+    return check
 
 
 def _reader(deserialize: Callable[[bytes], Any]) -> Callable[[Any], Any]:

@@ -66,5 +66,5 @@ def check_request(method: str, principal: Principal, request: Any) -> None:
 def _refused(method: str, principal: Principal, needed: Role) -> Unauthorized:
     words = f"{method} takes the role {needed.word}; {principal.name} has {principal.role.word}"
     if needed is Role.ADMIN:
-        words += ": ask over the daemon's unix socket only, or with an admin's token"
+        words += ": ask over the daemon's own unix socket only, or with an admin's token"
     return Unauthorized(words, reason=NO_RIGHT)

@@ -22,7 +22,7 @@ from kvstore.server.access import WATCH_S, CertifiedNames, TcpAccess
 from kvstore.server.audit import open_audit
 from kvstore.server.boundary import Boundary
 from kvstore.server.health import Health
-from kvstore.server.identity import CALLER, UNIX_SOCKET, Fixed, Identity
+from kvstore.server.identity import UNIX_SOCKET, Fixed, Identity
 from kvstore.server.listeners import Served, TcpListener, UnixListener, drain_all
 from kvstore.server.metrics_port import MetricsPort
 from kvstore.server.operator import OperatorService
@@ -189,6 +189,7 @@ class Server:
     async def _unhost(self, name: str, timeout_s: float) -> None:
         """Refuse a tenant's calls, wait for those that run, and end its sessions."""
         self._services.pop(name, None)
+        self._tcp.boundary.revocation.sweep()  # its calls over TCP
         if (recorder := self._recorders.pop(name, None)) is not None:
             recorder.close()
         listener = self._listeners.pop(name, None)
@@ -252,7 +253,7 @@ class Server:
         self,
         metrics: Metrics,
         identity: Identity,
-        service_of: Callable[[str], KVStoreServicer] | None = None,
+        service_of: Callable[[Principal], KVStoreServicer] | None = None,
     ) -> Boundary:
         """Return the boundary of one more listener."""
         return Boundary(
@@ -263,12 +264,12 @@ class Server:
             audit=self.audit,
         )
 
-    def _service_of(self, tenant: str) -> KVStoreServicer:
-        """Return what answers a tenant's calls over TCP. Raises Unauthorized."""
-        service = self._services.get(tenant)
+    def _service_of(self, principal: Principal) -> KVStoreServicer:
+        """Return what answers a caller over TCP. Raises Unauthorized."""
+        service = self._services.get(principal.tenant)
         if service is None:
-            raise Unauthorized(f"there is no tenant {tenant} here", reason="tenant")
-        if isinstance(service, OperatorService) and CALLER.get().role < Role.ADMIN:
+            raise Unauthorized(f"there is no tenant {principal.tenant} here", reason="tenant")
+        if isinstance(service, OperatorService) and principal.role < Role.ADMIN:
             raise Unauthorized("what is of all tenants takes the role admin", reason="role")
         return service
 

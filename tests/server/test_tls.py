@@ -452,3 +452,23 @@ def test_a_certificate_that_is_taken_out_of_the_map_is_refused_within_two_second
 
 async def _recorded(remote: Any) -> list[Any]:
     return [batch async for batch in remote.admin.record()]
+
+
+def test_a_tenant_comes_and_goes_over_tcp_too(several: Site, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text(several.issuer.issue(Role.OPERATOR, tenant="initech"))
+    nobody = several.authority.issue("nobody", "elsewhere.example")
+    with (
+        Client(several.daemon.target, arena=False) as admin,
+        several.client(**pair(nobody), token_file=token) as client,
+    ):
+        with pytest.raises(Unauthorized):
+            client.admin.whoami()
+        admin.admin.add_tenant("initech", ["dram.guaranteed=24MiB"])
+        until(lambda: _is_let_in(client), 5)
+        recording = client.submit(_recorded)
+        admin.admin.delete_tenant("initech")
+        with pytest.raises(Unauthorized, match="no tenant initech"):
+            client.admin.whoami()
+        with pytest.raises(Unauthorized):
+            recording.result(2.0)
