@@ -42,9 +42,13 @@ class TenantReport:
             each.name: {**each.store.report.stats(), "totals": each.metrics.totals()}
             for each in self._tenants
         }
+        lending = {
+            "dram_overshoot_bytes": self._tenants.dram.overshoot_nbytes,
+            "file_overshoot_bytes": self._tenants.file.overshoot_nbytes,
+        }
         if not own:
-            return {"tenants": {}}
-        told = {**summed(list(own.values())), "tenants": own}
+            return {"tenants": {}, "lending": lending}
+        told = {**summed(list(own.values())), "tenants": own, "lending": lending}
         told["uptime_s"] = max(each["uptime_s"] for each in own.values())
         return told
 

@@ -16,6 +16,7 @@ from kvstore.store.store import Store
 
 MIB = 1 << 20
 LOOK_S = 0.05
+IDLE_LOOK_S = 0.25  # while nothing changes
 HEADROOM_SHARE = 8  # of a guarantee, one part is kept free ahead of a tenant that fills up
 HEADROOM_NBYTES_MAX = 256 * MIB
 GROWTH_LOOKS = 4  # so many looks ahead, at the pace of the last one
@@ -118,12 +119,14 @@ class Lending:
 
     def __init__(self, capacity_bytes: int) -> None:
         self.capacity_bytes = capacity_bytes
+        self._settled = False  # the last look changed nothing
         self.overshoot_nbytes = 0  # at the worst moment that was looked at
         self._parts: dict[str, Part] = {}
         self._used: dict[str, int] = {}
         self._asked: dict[str, int] = {}
 
     def add(self, name: str, part: Part) -> None:
+        self._settled = False
         self._parts[name] = part
 
     def remove(self, name: str) -> None:
@@ -135,7 +138,13 @@ class Lending:
 
     async def run(self) -> None:
         """Look again and again until cancelled."""
+        before: list[int] = []
         while True:
+            used = [part.used for part in self._parts.values()]
+            if used == before and self._settled:
+                await asyncio.sleep(IDLE_LOOK_S)
+                continue
+            before = used
             self.look()
             await asyncio.sleep(LOOK_S)
 
@@ -152,7 +161,9 @@ class Lending:
         _set(parts, before, lowered)
         held = [part.held for part in parts]
         higher = raised(self.capacity_bytes, held, lowered, targets)
-        _set(parts, lowered, [_step(each) for each in higher])
+        now = [_step(each) for each in higher]
+        _set(parts, lowered, now)
+        self._settled = now == before
 
     def _claim(self, name: str, part: Part) -> Claim:
         used = part.used

@@ -168,8 +168,8 @@ class Store:
         self._publish()
         if house:
             self._keep("house", self._keep_house)
+            self._keep("holes", self._holes.run)
         self._keep("cap", self.caps.keep)
-        self._keep("holes", self._holes.run)
         if self._objects is not None:
             self._objects.start(self)
         if self._scrub is not None:
@@ -237,6 +237,10 @@ class Store:
         await self._node.arena.holes.renew()
         self.caps.set_bounds()
         self._publish()
+
+    async def look_for_holes(self) -> None:
+        """Fill holes that clients have punched into the arena, and drop what was in them."""
+        await self._holes.look()
 
     def _publish(self) -> None:
         self._metrics.publish(self.report.stats(), self._node.planner.counts.left)

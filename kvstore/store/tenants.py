@@ -162,6 +162,7 @@ class Tenants:
             for at, tenant in enumerate(self):
                 if tenant.store.is_busy or (at + turn) % IDLE_TURNS == 0:
                     await tenant.store.keep_house()
+                    await tenant.store.look_for_holes()
 
     # ---- settings: see `Configurable` ---------------------------------------------------------
 
@@ -174,7 +175,7 @@ class Tenants:
         """Take what of the settings can change while the daemon runs. `check` them first."""
         for tenant, derived in self._derived(settings):
             tenant.store.caps.reconfigure(self._as_lent(tenant, derived))
-        self.dram.capacity_bytes = settings.dram.capacity_bytes
+        self.dram.capacity_bytes = settings.dram.capacity_bytes  # `_lend` makes it look again
         self.file.capacity_bytes = settings.file.capacity_bytes * len(settings.file.paths)
         for each in settings.tenants:
             if (found := self._by_name.get(each.name)) is not None:

@@ -77,6 +77,17 @@ GPU_MEANINGS = {
     "ttft_32k_nvme_vs_cold": "the same from files, after SIGKILL of the daemon",
 }
 
+TENANT_MEANINGS = {
+    "hit_ratio_vs_alone": "hits of the quiet tenant, beside it alone",
+    "acquire_p99_vs_alone": "p99 of its acquire, the same",
+    "bandwidth_vs_guarantee": "its reads from disk, beside its part by weight of it alone",
+    "borrowed_share": "part of the free room that one tenant got",
+    "given_back_s": "seconds that a GiB more took to put, because it had to be given back",
+    "cap_overshoot_bytes": "most bytes over a tier's cap, all tenants together",
+    "idle_rss_mib_each": "MiB of an idle tenant, beside its arena",
+    "idle_cpu_share": "of a core, for all idle tenants",
+}
+
 SEALED_MEANINGS = {
     "sealed_get_vs_direct": "get, speed beside a direct arena",
     "sealed_put_vs_direct": "put, the same",
@@ -109,6 +120,11 @@ def print_sealed(result: Mapping[str, Any]) -> None:
         values = [f"{1e3 * timing[each]:.2f}" for each in ("p25", "p50", "p75", "p99")]
         times.add_row(name, *values, str(timing["rounds"]))
     _print(_ratios("Sealed arena", SEALED_MEANINGS, result), times)
+
+
+def print_tenants(result: Mapping[str, Any]) -> None:
+    """Print what a quiet tenant notices, and what idle ones cost."""
+    _print(_ratios("Tenants", TENANT_MEANINGS, result))
 
 
 def print_tier(result: Mapping[str, Any]) -> None:

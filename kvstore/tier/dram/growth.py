@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 LOOK_AGAIN_S = 2.0  # at the memory that is free
 SMALL_EXTENTS_MAX = 16  # beyond these, a small extent has to be worth its descriptor
 SMALL_SHARE = 16  # of the arena, one part at least is worth a small extent
+LENT_SMALL_SHARE = 48  # where caps move all the time, so that what is lent can be used
 
 
 class Growth:
@@ -89,8 +90,8 @@ class Growth:
     async def _grow(self) -> None:
         await self._touching
         while (nbytes := self._wanted_nbytes) > 0:
-            if not await self._may_take(nbytes):
-                continue
+            if not await self._may_take(nbytes) or nbytes > self._wanted_nbytes:
+                continue  # memory is short, or the cap was lowered meanwhile
             self.coming_nbytes = nbytes
             try:
                 fd, mapped = await asyncio.to_thread(self._make(make_touched_extent), nbytes)
@@ -123,8 +124,9 @@ class Growth:
         """
         kept = self._extents.nbytes
         missing = self.capacity_bytes - kept
+        share = LENT_SMALL_SHARE if self.promised_bytes else SMALL_SHARE
         small = sum(each.handle.nbytes < self.extent_bytes for each in self._extents)
-        if small >= SMALL_EXTENTS_MAX and missing < min(self.extent_bytes, kept // SMALL_SHARE):
+        if small >= SMALL_EXTENTS_MAX and missing < min(self.extent_bytes, kept // share):
             return 0
         return min(self.extent_bytes, missing)
 

@@ -1,0 +1,35 @@
+"""`kvstore bench tenants` and `store --arena sealed`: every figure is there, of real daemons."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from kvstore_bench.cli import bench
+
+
+def test_a_sealed_arena_is_compared_with_a_direct_one() -> None:
+    arguments = ["store", "--records", "2", "--record-mib", "1", "--rounds", "5"]
+    done = CliRunner().invoke(bench, [*arguments, "--arena", "sealed", "--json"])
+    assert done.exit_code == 0, done.output
+    result = json.loads(done.stdout)
+    seconds = result["seconds"]
+    for what in ("get", "put"):
+        ratio = seconds[f"{what}_direct"]["p50"] / seconds[f"{what}_sealed"]["p50"]
+        assert result[f"sealed_{what}_vs_direct"] == pytest.approx(ratio)
+
+
+def test_a_quiet_tenant_is_measured_alone_and_beside_noisy_ones() -> None:
+    arguments = ["tenants", "--tenants", "2", "--dram-mib", "256", "--seconds", "1", "--idle", "2"]
+    done = CliRunner().invoke(bench, [*arguments, "--json", "--path", "/tmp"])
+    assert done.exit_code == 0, done.output
+    result = json.loads(done.stdout)
+    assert result["alone"]["hit_ratio"] == 1.0
+    assert 0.5 < result["borrowed_share"] <= 1.0
+    assert result["acquire_p99_vs_alone"] == pytest.approx(
+        result["flooded"]["acquire_p99_s"] / result["alone"]["acquire_p99_s"]
+    )
+    assert result["cap_overshoot_bytes"] >= 0
+    assert result["idle_cpu_share"] < 1.0
