@@ -215,6 +215,7 @@ def tenants(
 @click.option(
     "--depth", type=click.IntRange(1, 64), help="Requests in flight.  [default: 16; object: 4]"
 )
+@click.option("--encrypted", is_flag=True, help="Measure it with a root key, beside without one.")
 @JSON
 def tier(
     *,
@@ -225,6 +226,7 @@ def tier(
     url: str,
     endpoint: str,
     record_mib: int,
+    encrypted: bool,
     as_json: bool,
     **size: int,
 ) -> None:
@@ -238,9 +240,12 @@ def tier(
     object: a tier writes runs of 16 blocks; a new tier finds, reads and verifies them. Plain
     obstore loops do the same in turns. Then it times lookups of missing blocks.
 
+    With --encrypted, the same tier without a root key takes the place of fio and obstore.
+
     \b
     Examples:
       kvstore bench tier --tier file --path /mnt/nvme0
+      kvstore bench tier --tier file --encrypted --json | jq .read_vs_plain
       kvstore bench tier --tier file --record l3 --json | jq .raw_gb_s_vs_fio
       kvstore bench tier --tier object --url s3://bucket/bench
       kvstore bench tier --json | jq .read_vs_fio
@@ -250,19 +255,27 @@ def tier(
     def say(text: str) -> None:
         click.echo(text, err=True)
 
-    if record != "raw" and kind == "object":
-        raise click.UsageError("--record l3 measures the file tier alone")
+    if record != "raw" and (kind == "object" or encrypted):
+        raise click.UsageError("--record l3 measures the file tier alone, and not --encrypted")
     with measuring(as_json, *(("torch", "transformers") if model else ())):
         if kind == "object":
             from kvstore_bench.tiers.object_tier import ObjectPlan
             from kvstore_bench.tiers.object_tier import run as run_object
 
-            result = run_object(ObjectPlan(record_mib << 20, **given), url, endpoint, say)
-            show({"tier": kind, **result}, as_json, ratio_tables.print_object_tier)
+            objects = ObjectPlan(record_mib << 20, **given)
+            result = run_object(objects, url, endpoint, say, encrypted=encrypted)
+            print_it = ratio_tables.print_encrypted if encrypted else ratio_tables.print_object_tier
+            show({"tier": kind, **result}, as_json, print_it)
             return
         from kvstore_bench.tiers.tier import TierPlan, run
 
         plan = TierPlan(record_mib << 20, **given)
+        if encrypted:
+            from kvstore_bench.tiers.encrypted import run as run_encrypted
+
+            result = run_encrypted(plan, path, say)
+            show({"tier": kind, **result}, as_json, ratio_tables.print_encrypted)
+            return
         if record == "l3":
             from kvstore_bench.tiers.coded import run as run_coded
 
@@ -276,8 +289,9 @@ def tier(
 @PATH
 @click.option("--blocks", type=click.IntRange(1000), default=1_000_000, show_default=True)
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True)
+@click.option("--encrypted", is_flag=True, help="Of a daemon with a root key.")
 @JSON
-def recovery(*, path: Path, blocks: int, rounds: int, as_json: bool) -> None:
+def recovery(*, path: Path, blocks: int, rounds: int, encrypted: bool, as_json: bool) -> None:
     """Measure the recovery time of a daemon after SIGKILL.
 
     Blocks have 4 KiB, so that their number takes the time, not their bytes. Seconds count from the
@@ -291,7 +305,8 @@ def recovery(*, path: Path, blocks: int, rounds: int, as_json: bool) -> None:
     with measuring(as_json):
         from kvstore_bench.tiers.recovery import RecoveryPlan, run
 
-        result = run(RecoveryPlan(blocks, rounds), path, lambda text: click.echo(text, err=True))
+        plan = RecoveryPlan(blocks, rounds, encrypted)
+        result = run(plan, path, lambda text: click.echo(text, err=True))
         show(result, as_json, ratio_tables.print_recovery)
 
 

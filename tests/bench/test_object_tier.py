@@ -24,3 +24,18 @@ def test_the_json_has_every_ratio(monkeypatch: pytest.MonkeyPatch) -> None:
         assert result[f"{kind}_vs_raw"] == pytest.approx(ratio)
     assert result["absent_requests_cold"] <= 1
     assert result["absent_requests_warm"] == 0
+
+
+def test_encryption_is_measured_beside_the_same_tier_in_clear(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "put back by monkeypatch")
+    done = CliRunner().invoke(bench, [*ARGUMENTS, "--encrypted", "--json"])
+    assert done.exit_code == 0, done.output
+    result = json.loads(done.stdout)
+    assert result["read_vs_plain"] > 0
+    assert result["write_vs_plain"] > 0
+    for kind in ("cold", "warm"):
+        field = f"absent_requests_{kind}"
+        assert result[field] == result[f"plain_{field}"]

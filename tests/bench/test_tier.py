@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from kvstore_bench.cli import bench
-from kvstore_bench.console.ratio_tables import print_tier
+from kvstore_bench.console.ratio_tables import print_encrypted, print_tier
 from kvstore_bench.tiers.fio import INSTALL
 from kvstore_kernels import native
 
@@ -82,3 +82,24 @@ def test_the_json_has_every_ratio_and_nothing_stays_behind(tmp_path: Path) -> No
         1e3 * (seconds["first_block"]["p50"] - seconds["direct_read"]["p50"])
     )
     assert list(tmp_path.iterdir()) == []
+
+
+def test_encryption_is_measured_beside_the_same_tier_in_clear(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = CliRunner().invoke(bench, [*ARGUMENTS, "--encrypted", "--path", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    result = json.loads(done.stdout)
+    assert result["read_vs_plain"] > 0
+    assert result["write_vs_plain"] > 0
+    assert sorted(result["bytes_per_s"]) == [
+        *("encrypted_read", "encrypted_write", "plain_read", "plain_write"),
+    ]
+    cpu = result["cpu_s_per_gib"]
+    assert result["cpu_s_per_gib_more"] == pytest.approx(
+        max(cpu[f"encrypted_{kind}"] - cpu[f"plain_{kind}"] for kind in ("read", "write"))
+    )
+    assert list(tmp_path.iterdir()) == []
+    pytest.importorskip("rich")
+    print_encrypted(result)
+    assert "read_vs_plain" in capsys.readouterr().out

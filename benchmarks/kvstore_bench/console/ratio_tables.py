@@ -208,6 +208,20 @@ def print_object_tier(result: Mapping[str, Any]) -> None:
     _print_with_speeds("Object tier", OBJECT_MEANINGS, result)
 
 
+ENCRYPTED_MEANINGS = {
+    "read_vs_plain": "cold reads with a root key, beside without one",
+    "write_vs_plain": "the same for writes, until they are durable or stored",
+    "cpu_s_per_gib_more": "CPU seconds per GiB that it costs, the worse of reads and writes",
+    "absent_requests_cold": "requests for a prefix that nobody stored",
+    "absent_requests_warm": "the same, asked again",
+}
+
+
+def print_encrypted(result: Mapping[str, Any]) -> None:
+    """Print the ratios, then the speeds they were made of."""
+    _print_with_speeds("Encryption", ENCRYPTED_MEANINGS, result)
+
+
 def print_scrub(result: Mapping[str, Any]) -> None:
     """Print what was found and what it cost."""
     _print_with_speeds("Scrub", SCRUB_MEANINGS, result)

@@ -4,6 +4,9 @@ Ours: runs are written with their checksums, then found by a tier that knows not
 memory that was there before while the rest is looked for, and verified. Raw: put and get loops of
 obstore on the same server, with the same sizes and as many requests at once; what they read is
 thrown away. Both take turns. Then prefixes are looked up that nobody ever stored, twice.
+
+With `encrypted`, the other side is the same tier without a root key, and both look up what is not
+there.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from kvstore.metrics import Metrics
 from kvstore.model.block import BlockKey, NamespaceId, Part
 from kvstore.model.checksum import checksum
 from kvstore.model.errors import CorruptBlock, Unavailable
+from kvstore.sealing import FileRoot, Sealing
 from kvstore.settings import ObjectSettings
 from kvstore.testing.seaweed import Seaweed
 from kvstore.tier.object import FoundFrame, ObjectRead, ObjectTier, Outcome
@@ -53,7 +57,9 @@ class ObjectPlan:
         return RUN_BLOCKS * self.record_nbytes
 
 
-def run(plan: ObjectPlan, url: str, endpoint: str, say: Say) -> dict[str, Any]:
+def run(
+    plan: ObjectPlan, url: str, endpoint: str, say: Say, *, encrypted: bool = False
+) -> dict[str, Any]:
     """Measure on the bucket `url`, or ("") on a SeaweedFS of our own. What was put stays there."""
     with nullcontext(None) if url else Seaweed() as server:
         where: dict[str, Any] = {"url": url, "endpoint": endpoint}
@@ -64,7 +70,8 @@ def run(plan: ObjectPlan, url: str, endpoint: str, say: Say) -> dict[str, Any]:
             os.environ.update(server.environment)
             where = server.settings(os.urandom(4).hex())
         settings = ObjectSettings(**where, believed_s=3600.0, requests_max=4 * plan.depth)
-        return asyncio.run(_Contest(plan, settings, say).run())
+        contest = _Contest(plan, settings, say)
+        return asyncio.run(contest.run_encrypted() if encrypted else contest.run())
 
 
 class _Contest:
@@ -84,23 +91,18 @@ class _Contest:
         self._records = [memoryview(row) for row in rng.integers(0, 256, shape, np.uint8)]
         self._targets = [memoryview(bytearray(plan.record_nbytes)) for _ in self._records]
         self._body = b"".join(self._records[:RUN_BLOCKS])
+        self._sealing = Sealing(FileRoot(os.urandom(32)))
 
     async def run(self) -> dict[str, Any]:
-        sides: dict[str, Callable[[int], Awaitable[float]]] = {
-            "write": self._write,
-            "raw_write": self._raw_write,
-            "read": self._read,
-            "raw_read": self._raw_read,
-        }
-        speeds: dict[str, list[float]] = {name: [] for name in sides}
-        nbytes = self._plan.objects * self._plan.object_nbytes
-        for kind in ("write", "read"):
-            for number in range(-1, self._plan.rounds):  # the first one warms up
-                self._say(f"{kind}: {nbytes >> 20} MiB, {number + 1} of {self._plan.rounds}")
-                for name in (kind, f"raw_{kind}")[:: 1 if number % 2 else -1]:
-                    elapsed_s = await sides[name](number)
-                    if number >= 0:
-                        speeds[name].append(nbytes / elapsed_s)
+        speeds = await self._speeds(
+            {
+                "write": self._write,
+                "raw_write": self._raw_write,
+                "read": self._read,
+                "raw_read": self._raw_read,
+            },
+            "raw",
+        )
         bytes_per_s = summed_up(speeds)
         cold, warm = await self._absent()
         return {
@@ -112,12 +114,52 @@ class _Contest:
             "plan": asdict(self._plan),
         }
 
+    async def run_encrypted(self) -> dict[str, Any]:
+        sealing = self._sealing
+        speeds = await self._speeds(
+            {
+                "write": partial(self._write, sealing=sealing),
+                "plain_write": self._write,
+                "read": partial(self._read, sealing=sealing),
+                "plain_read": self._read,
+            },
+            "plain",
+        )
+        bytes_per_s = summed_up(speeds)
+        cold, warm = await self._absent(sealing)
+        plain_cold, plain_warm = await self._absent()
+        return {
+            "read_vs_plain": bytes_per_s["read"]["p50"] / bytes_per_s["plain_read"]["p50"],
+            "write_vs_plain": bytes_per_s["write"]["p50"] / bytes_per_s["plain_write"]["p50"],
+            "absent_requests_cold": cold,
+            "absent_requests_warm": warm,
+            "plain_absent_requests_cold": plain_cold,
+            "plain_absent_requests_warm": plain_warm,
+            "bytes_per_s": bytes_per_s,
+            "plan": asdict(self._plan),
+        }
+
+    async def _speeds(
+        self, sides: dict[str, Callable[[int], Awaitable[float]]], other: str
+    ) -> dict[str, list[float]]:
+        """Return bytes/s of each side, of all rounds."""
+        speeds: dict[str, list[float]] = {name: [] for name in sides}
+        nbytes = self._plan.objects * self._plan.object_nbytes
+        for kind in ("write", "read"):
+            for number in range(-1, self._plan.rounds):  # the first one warms up
+                self._say(f"{kind}: {nbytes >> 20} MiB, {number + 1} of {self._plan.rounds}")
+                for name in (kind, f"{other}_{kind}")[:: 1 if number % 2 else -1]:
+                    elapsed_s = await sides[name](number)
+                    if number >= 0:
+                        speeds[name].append(nbytes / elapsed_s)
+        return speeds
+
     def _keys(self, number: int) -> list[BlockKey]:
         return chain(self._namespace_id, len(self._records), salt=number.to_bytes(4, signed=True))
 
-    async def _write(self, number: int) -> float:
+    async def _write(self, number: int, sealing: Sealing | None = None) -> float:
         keys = self._keys(number)
-        async with self._opened() as (tier, _):
+        async with self._opened(sealing) as (tier, _):
 
             async def put(index: int) -> None:
                 at = range(index * RUN_BLOCKS, (index + 1) * RUN_BLOCKS)
@@ -143,9 +185,9 @@ class _Contest:
             ),
         )
 
-    async def _read(self, number: int) -> float:
+    async def _read(self, number: int, sealing: Sealing | None = None) -> float:
         keys = self._keys(number)
-        async with self._opened() as (tier, _):
+        async with self._opened(sealing) as (tier, _):
             began = time.perf_counter()
             deadline = time.monotonic() + WAIT_S
             places = asyncio.Semaphore(self._plan.depth)
@@ -166,6 +208,7 @@ class _Contest:
                             header.offsets[index],
                             [self._targets[header.first_block + index]],
                             partial(verify, index),
+                            (header, index),
                         )
                         for index in range(len(header.blocks))
                     ]
@@ -219,14 +262,14 @@ class _Contest:
 
         return await self._bounded(4 * self._plan.depth, [get] * (parts * self._plan.objects))
 
-    async def _absent(self) -> tuple[float, float]:
+    async def _absent(self, sealing: Sealing | None = None) -> tuple[float, float]:
         """Return requests per lookup of prefixes that nobody stored: the first time, and again."""
         self._say(f"looking up {LOOKUPS} prefixes that are not there, twice")
         prefixes = [
             chain(self._namespace_id, 64, salt=b"absent" + number.to_bytes(4))
             for number in range(LOOKUPS)
         ]
-        async with self._opened() as (tier, metrics):
+        async with self._opened(sealing) as (tier, metrics):
             counts = [_requests(metrics)]
             for _ in range(2):
 
@@ -257,9 +300,11 @@ class _Contest:
         return time.perf_counter() - began
 
     @asynccontextmanager
-    async def _opened(self) -> AsyncIterator[tuple[ObjectTier, Metrics]]:
+    async def _opened(
+        self, sealing: Sealing | None = None
+    ) -> AsyncIterator[tuple[ObjectTier, Metrics]]:
         metrics = Metrics()
-        tier = ObjectTier(self._settings, metrics, bucket=self._bucket)
+        tier = ObjectTier(self._settings, metrics, bucket=self._bucket, sealing=sealing)
         tier.start()
         try:
             await tier.ready(time.monotonic() + WAIT_S)

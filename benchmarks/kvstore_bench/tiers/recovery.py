@@ -19,6 +19,7 @@ from kvstore import Client
 from kvstore.model.block import PAGE_NBYTES, BlockKey, Group, Namespace
 from kvstore.model.errors import KVStoreError, Unavailable
 from kvstore.testing.daemon import Daemon
+from kvstore.testing.root_key import root_key_in_memory
 from kvstore_bench.store.store import chain
 
 Say = Callable[[str], None]
@@ -33,22 +34,28 @@ COUNT_S = 0.1  # to count the blocks more often would hold the daemon up
 
 @dataclass(frozen=True, slots=True)
 class RecoveryPlan:
-    """How many blocks of 4 KiB to store, and how often to kill the daemon."""
+    """How many blocks of 4 KiB to store, and how often to kill the daemon.
+
+    encrypted: its file tier is, with a root key in memory.
+    """
 
     blocks: int = 1_000_000
     rounds: int = 3
+    encrypted: bool = False
 
 
 def run(plan: RecoveryPlan, directory: Path, say: Say) -> dict[str, Any]:
     """Measure in a scratch folder of `directory`, which is removed again."""
     with (
         tempfile.TemporaryDirectory(prefix="kvstore-bench-", dir=directory) as scratch,
+        root_key_in_memory() as root_key,
         Daemon(
             f"file.path={Path(scratch) / 'file'}",
             f"file.capacity={4 * plan.blocks * PAGE_NBYTES}",
             "file.segment=256MiB",
             "file.scrub=0",
             "dram.capacity=256MiB",
+            f"security.root_key_file={root_key if plan.encrypted else ''}",
         ) as daemon,
     ):
         namespace = Namespace(16, (Group("all", PAGE_NBYTES),), (("bench", "recovery"),))
