@@ -31,6 +31,7 @@ from kvstore.tier.object.deletes import Deletes
 from kvstore.tier.object.failure import ObjectFailed, ObjectRefused
 from kvstore.tier.object.keys import BucketKeys, names_of
 from kvstore.tier.object.lookups import Lookups
+from kvstore.tier.object.names import Names
 from kvstore.tier.object.reads import Reads
 from kvstore.tier.object.requests import Bucket, Requests
 from kvstore.tier.object.tombstones import Tombstones
@@ -77,6 +78,13 @@ class ObjectTier:
             metrics=metrics,
             now=now,
         )
+        self._wire(names, settings, metrics)
+        self._task: asyncio.Task[None] | None = None
+        self._publish(metrics)
+
+    def _wire(self, names: Names, settings: ObjectSettings, metrics: Metrics) -> None:
+        """Make the parts that callers use."""
+        now = self._now
         self.lookups = Lookups(
             self._requests,
             self._catalog,
@@ -107,8 +115,6 @@ class ObjectTier:
             metrics=metrics,
             now=now,
         )
-        self._task: asyncio.Task[None] | None = None
-        self._publish(metrics)
 
     def _publish(self, metrics: Metrics) -> None:
         for state, value in {
