@@ -37,8 +37,12 @@ from kvstore.format.frame import (
 from kvstore.format.frame.page import BODY_NBYTES, guard
 from kvstore.model.block import PAGE_NBYTES, BlockKey, Group, Namespace, split_keys
 from kvstore.model.errors import KVStoreError
+from kvstore.model.tenant import Role
 from kvstore.rpc.v1 import kvstore_pb2 as pb
+from kvstore.server.credentials import evidence_of, host_of
 from kvstore.settings import load_settings, parse_listen, parse_size
+from kvstore.system.audit_chain import Chain, split_lines, verify
+from kvstore.system.token_file import TokenEntry, Tokens, make_token, read_tokens
 from kvstore.tier.file.found import Found
 from kvstore.tier.file.recovery import adopted, load_segment
 from kvstore.tier.file.segment_file import SegmentFiles, segment_name
@@ -67,6 +71,17 @@ LOSSY = Namespace(
     (("model", "fuzz"),),
     fidelity="ep",
 )
+TOKEN = make_token("acme", Role.WRITER)
+TOKENS = Tokens([TOKEN[1]])
+AUDIT_KEY = b"k" * 32
+
+
+def _audit_lines() -> bytes:
+    chain = Chain(AUDIT_KEY)
+    return b"".join(chain.line({"method": "Clear"}, follows=not n) for n in range(3))
+
+
+AUDIT_LOG = _audit_lines()
 KEYS = [BlockKey(bytes([i]) * 32) for i in range(1, 9)]
 
 
@@ -201,6 +216,34 @@ def _overrides(data: bytes) -> None:
     load_settings(None, text.split("\n"))
 
 
+# ---- credentials and the audit log ---------------------------------------------------------------
+
+
+def _authorization(data: bytes) -> None:
+    """A header, and what gRPC calls a peer."""
+    text = data.decode("latin-1")
+    evidence = evidence_of(text, None)
+    assert evidence.token is None or TOKENS.find(evidence.token, 0.0) is None or TOKEN[0] in text
+    assert host_of(text) or not text
+
+
+def _token_file(data: bytes) -> None:
+    with tempfile.NamedTemporaryFile(prefix="kv-fuzz-") as file:
+        file.write(data)
+        file.flush()
+        for entry in read_tokens(Path(file.name)):
+            assert msgspec.json.decode(msgspec.json.encode(entry), type=TokenEntry) == entry
+
+
+def _audit_log(data: bytes) -> None:
+    """What is not as it was written is a fault, whatever else it is."""
+    lines = [*split_lines([data])]
+    found = verify(lines, AUDIT_KEY)
+    assert found.lines == len(lines)
+    if not found.faults:
+        assert all(line.lower() in AUDIT_LOG.lower() for line in lines)  # hex is hex
+
+
 # ---- sockets -------------------------------------------------------------------------------------
 
 
@@ -314,6 +357,12 @@ TARGETS: dict[str, Target] = {
     "overrides": Target(
         _overrides, [b"dram.capacity=1GiB\nserver.listen=127.0.0.1:0\nserver.listen_open=true"]
     ),
+    "authorization": Target(
+        _authorization,
+        [f"Bearer {TOKEN[0]}".encode(), b"ipv6:%5B2001:db8::1%5D:4711", b"ipv4:127.0.0.1:80"],
+    ),
+    "token_file": Target(_token_file, [msgspec.json.encode(TOKEN[1]) + b"\n# comment\n"]),
+    "audit_log": Target(_audit_log, [AUDIT_LOG]),
     "packet": Target(
         _packet,
         [

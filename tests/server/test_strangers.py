@@ -48,8 +48,6 @@ KNOWN = [
     "GetConfig",
     "SetConfig",
     "LogLines",
-    "AddTenant",
-    "DeleteTenant",
     "Hint",
 ]
 
