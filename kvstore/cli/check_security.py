@@ -38,6 +38,13 @@ def check_security(settings: Settings, *, swaps: Path = SWAPS) -> Iterator[Findi
         yield _swap(swaps)
 
 
+def check_shown(token_file: str | None, tls_key: str | None) -> Iterator[Finding]:
+    """Yield findings about the secrets that this command shows a daemon."""
+    for about, path in (("token file", token_file), ("own tls key", tls_key)):
+        if path:
+            yield _private(about, Path(path))
+
+
 def _certificate(cert: Path, key: Path) -> Finding:
     about = "certificate"
     try:

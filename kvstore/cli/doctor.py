@@ -12,10 +12,10 @@ from kvstore.cli.check_daemon import check_daemon
 from kvstore.cli.check_disk import check_disk
 from kvstore.cli.check_gpu import check_gpus
 from kvstore.cli.check_machine import check_machine
-from kvstore.cli.check_security import check_security
+from kvstore.cli.check_security import check_security, check_shown
 from kvstore.cli.check_vllm import check_vllm, read_arguments, read_config
 from kvstore.cli.health import Finding, is_wrong
-from kvstore.cli.target import Target, shown_options, target_for
+from kvstore.cli.target import Target, shown, shown_options, target_for
 from kvstore.settings import Settings, load_settings
 
 
@@ -95,6 +95,7 @@ def check_all(settings: Settings, target: str) -> list[Finding]:
         *check_gpus(target),
         *check_disk(judged.file),
         *check_security(judged),
+        *check_shown(shown().get("token_file"), shown().get("tls_key")),
         # A running daemon has other credentials than this command, and says itself how it goes.
         *([] if daemon.running else check_bucket(judged.object)),
         *daemon.findings,

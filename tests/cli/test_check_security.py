@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.cli.check_security import check_security
+from kvstore.cli.check_security import check_security, check_shown
 from kvstore.cli.health import Finding, Level
 from kvstore.model.tenant import Role
 from kvstore.settings import load_settings
@@ -94,3 +94,13 @@ def test_no_token_at_all_is_told(checked: Checked) -> None:
     found = checked()["tokens"]
     assert found.level is Level.NOTE
     assert "kvstore token create" in found.do
+
+
+def test_a_token_of_ones_own_that_others_may_read_is_wrong(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("kvs1_")
+    token.chmod(0o644)
+    (found,) = check_shown(str(token), None)
+    assert (found.level, found.about) == (Level.WRONG, "token file")
+    token.chmod(0o600)
+    assert [each.level for each in check_shown(str(token), None)] == [Level.OK]

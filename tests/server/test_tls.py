@@ -25,6 +25,7 @@ from kvstore.settings import load_settings
 from kvstore.testing.daemon import Daemon
 from kvstore.testing.samples import sample_keys, sample_namespace, sample_records
 from kvstore.testing.wait import until
+from tests.cli.run import kvstore
 from tests.server.every_method import ANSWERED, METHODS, OPTIONS, UNAUTHORIZED, ask, bearer
 from tests.server.test_credentials import Issuer
 from tests.tls import Authority, Files
@@ -134,6 +135,23 @@ def test_a_client_sends_no_token_in_the_clear(tokens: Site) -> None:
         Client(tokens.daemon.address, token_file=tokens.token)
     with Client(tokens.daemon.target, token_file=tokens.token) as client:
         assert client.admin.whoami().name == "unix socket"  # which needs none
+
+
+def test_commands_take_the_files_as_options_and_as_variables(
+    tokens: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = ("--target", tokens.daemon.address)
+    files = ("--token-file", str(tokens.token), "--tls-ca", str(tokens.authority.ca))
+    assert "role writer" in kvstore("whoami", *target, *files).output
+    assert kvstore("whoami", *target).exit_code == 3
+    monkeypatch.setenv("KVSTORE_TOKEN_FILE", str(tokens.token))
+    in_the_clear = kvstore("whoami", *target)
+    assert in_the_clear.exit_code == 2
+    assert "in the clear" in in_the_clear.output
+    monkeypatch.setenv("KVSTORE_TLS_CA", str(tokens.authority.ca))
+    assert "role writer" in kvstore("whoami", *target).output
+    assert kvstore("flush", *target).exit_code == 1
+    assert kvstore("selftest", *target, "--json").exit_code in (0, 1)
 
 
 def test_a_client_reads_its_token_again(tokens: Site, tmp_path: Path) -> None:
