@@ -85,14 +85,18 @@ class TcpAccess:
         if self.certificates is not None:
             await asyncio.to_thread(self.certificates.look)
 
-    def check_metrics(self, authorization: str, names: tuple[str, ...] | None, host: str) -> None:
+    def check_metrics(
+        self, authorization: str, names: tuple[str, ...] | None, host: str, tenant: str
+    ) -> None:
         """Raise Unauthorized for who may not read the metrics. Any thread may call it.
 
-        authorization: the header. names: in the client's certificate, None without one.
+        authorization: the header. names: in the client's certificate, None without one. tenant:
+        whose metrics are asked for; "": all.
         """
         assert self._credentials is not None  # the settings' check sees to it
-        admitted = self._credentials.admit_evidence(evidence_of(authorization, names), host)
-        if admitted.principal.role < self._metrics_role:
-            raise Unauthorized(
-                f"the metrics take the role {self._metrics_role.word}", reason="role"
-            )
+        evidence = evidence_of(authorization, names)
+        principal = self._credentials.admit_evidence(evidence, host).principal
+        own = tenant == principal.tenant
+        needed = Role.OPERATOR if own else self._metrics_role
+        if principal.role < needed or (tenant and not own and principal.role < Role.ADMIN):
+            raise Unauthorized(f"these metrics take the role {needed.word}", reason="role")

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 CONNECTIONS_MAX = 32
 IDLE_S = 5.0  # for a client to go on with its request
 STOP_S = 0.5
-Check: TypeAlias = "Callable[[str, tuple[str, ...] | None, str], None]"
+Check: TypeAlias = "Callable[[str, tuple[str, ...] | None, str, str], None]"
 _TEXT = "text/plain; charset=utf-8"
 
 
@@ -35,9 +35,10 @@ class MetricsPort:
     """Serves from `start` to `close`.
 
     not_alive, not_ready: why not, "" if it is. tls: what a connection speaks TLS by; None:
-    plaintext. check: raises Unauthorized for who may not read /metrics, by the header
-    Authorization, the names of the client's certificate (None without one) and its address; None:
-    everybody may. Any thread may call them.
+    plaintext. registry_of: the metrics of one tenant, for /metrics?tenant=NAME; None for one that
+    is not there. check: raises Unauthorized for who may not read /metrics, by the header
+    Authorization, the names of the client's certificate (None without one), its address, and the
+    tenant that is asked for ("": all); None: everybody may. Any thread may call them.
     """
 
     def __init__(
@@ -48,12 +49,15 @@ class MetricsPort:
         registry: CollectorRegistry,
         not_alive: Callable[[], str],
         not_ready: Callable[[], str],
+        registry_of: Callable[[str], CollectorRegistry | None] = lambda _: None,
         tls: Callable[[], ssl.SSLContext] | None = None,
         check: Check | None = None,
     ) -> None:
         """Bind. Raises OSError."""
         pages = {
-            "/metrics": lambda handler: handler.metrics(registry, check),
+            "/metrics": lambda handler: handler.metrics(
+                lambda tenant: registry_of(tenant) if tenant else registry, check
+            ),
             "/healthz": lambda handler: handler.probe(not_alive()),
             "/readyz": lambda handler: handler.probe(not_ready()),
         }
@@ -94,17 +98,24 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_POST = do_PUT = do_DELETE = do_PATCH = do_OPTIONS = refuse  # noqa: N815
 
-    def metrics(self, registry: CollectorRegistry, check: Check | None) -> None:
+    def metrics(
+        self, registry_of: Callable[[str], CollectorRegistry | None], check: Check | None
+    ) -> None:
+        asked = parse_qs(urlsplit(self.path).query)
+        tenant, names = asked.get("tenant", [""])[0], asked.get("name[]")
         try:
             if check is not None:
                 authorization = self.headers.get("Authorization", "")
-                check(authorization, self._certified_names(), self.client_address[0])
+                check(authorization, self._certified_names(), self.client_address[0], tenant)
         except Unauthorized as error:
             headers = {"WWW-Authenticate": "Bearer"}
             self.answer(HTTPStatus.UNAUTHORIZED, f"{error}\n", **headers)
             return
+        registry = registry_of(tenant)
+        if registry is None:
+            self.answer(HTTPStatus.NOT_FOUND, "there is no such tenant\n")
+            return
         encode, kind = choose_encoder(self.headers.get("Accept", ""))
-        names = parse_qs(urlsplit(self.path).query).get("name[]")
         shown: Any = registry.restricted_registry(names) if names else registry
         self.answer(HTTPStatus.OK, encode(shown), kind)
 

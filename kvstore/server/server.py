@@ -305,6 +305,7 @@ class Server:
             http = MetricsPort(
                 *address,
                 registry=self._registry(),
+                registry_of=self._registry_of,
                 not_alive=self._health.not_alive,
                 not_ready=self._health.not_ready,
                 tls=certificates.http_context if certificates else None,
@@ -331,6 +332,11 @@ class Server:
         if not all(trouble for _, trouble in troubles):
             return ""  # most of its clients are better served here than elsewhere
         return "; ".join(f"tenant {name}: {trouble}" for name, trouble in troubles)
+
+    def _registry_of(self, name: str) -> CollectorRegistry | None:
+        """Return the metrics of one tenant. Any thread may call it."""
+        tenant = self._tenants.find(name)
+        return tenant.metrics.registry if tenant is not None else None
 
     def _registry(self) -> CollectorRegistry:
         if not self._tenants.configured:

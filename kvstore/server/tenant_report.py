@@ -12,7 +12,14 @@ from prometheus_client.registry import Collector
 from kvstore.store.tenants import Tenants
 
 LABEL = "tenant"
-_OF_THE_DAEMON: Final = ("process_", "kvstore_build", "kvstore_rpc", "kvstore_task")
+_OF_THE_DAEMON: Final = (
+    "process_",
+    "kvstore_audit",
+    "kvstore_build",
+    "kvstore_credential",
+    "kvstore_rpc",
+    "kvstore_task",
+)
 
 
 def summed(each: Sequence[Any]) -> Any:

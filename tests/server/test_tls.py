@@ -395,6 +395,7 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         f"security.tokens={issuer.path}",
         "dram.capacity=256MiB",
         "tls.client_role=operator",
+        "server.metrics_listen=0.0.0.0:0",
     )
     site = Site(directory, *overrides, mutual=True)
     with site.daemon.start():
@@ -490,3 +491,28 @@ def test_a_tenant_comes_and_goes_over_tcp_too(several: Site, tmp_path: Path) -> 
             client.admin.whoami()
         with pytest.raises(Unauthorized):
             recording.result(2.0)
+
+
+def test_a_tenants_operator_reads_its_own_metrics_and_an_admin_all(several: Site) -> None:
+    context = ssl.create_default_context(cafile=str(several.authority.ca))
+    url = f"https://127.0.0.1:{several.daemon.metrics_port}/metrics"
+    tokens = {
+        role: several.issuer.issue(role, tenant="acme")
+        for role in (Role.WRITER, Role.OPERATOR, Role.ADMIN)
+    }
+
+    def status(tenant: str, role: Role) -> int:
+        path = f"{url}?tenant={tenant}" if tenant else url
+        return opened(path, context, Authorization=f"Bearer {tokens[role]}")[0]
+
+    until(lambda: status("", Role.ADMIN) == 200, 5)
+    assert [status("acme", role) for role in tokens] == [401, 200, 200]
+    assert [status("globex", role) for role in tokens] == [401, 401, 200]
+    assert [status("", role) for role in tokens] == [401, 401, 200]
+    assert status("nobody", Role.ADMIN) == 404
+    headers = {"Authorization": f"Bearer {tokens[Role.ADMIN]}"}
+    told = opened(url, context, **headers)[1]
+    assert 'kvstore_credential_reloads_total{result="ok",what="tokens"}' in told
+    own = opened(f"{url}?tenant=acme", context, **headers)[1]
+    assert "kvstore_dram_bytes" in own
+    assert "globex" not in own
