@@ -45,8 +45,14 @@ JOURNAL_SOCKET = "/run/systemd/journal/socket"
 class Sink(Protocol):
     """Where lines go."""
 
+    def begin(self) -> Head | None:
+        """Open it; return its last line, None if it tells none. Raises OSError."""
+
     def write(self, lines: list[bytes]) -> None:
-        """Write all lines or none. Raises OSError."""
+        """Write all lines, or none as far as it can. Raises OSError."""
+
+    def moved(self) -> bool:
+        """Tell whether it goes on in a new place since the last line."""
 
     def close(self) -> None: ...
 
@@ -56,7 +62,12 @@ class FileSink:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._fd = -1
+
+    def begin(self) -> Head | None:
+        last = last_line(self._path)
         self._fd = self._opened()
+        return last
 
     def write(self, lines: list[bytes]) -> None:
         data = b"".join(lines)
@@ -103,6 +114,9 @@ class JournalSink:
         self._socket.settimeout(CLOSE_S)
         self._path = path
 
+    def begin(self) -> Head | None:
+        return None  # what it was is noted beside the key
+
     def write(self, lines: list[bytes]) -> None:
         for line in lines:
             head = b"PRIORITY=5\nSYSLOG_IDENTIFIER=kvstore-audit\nMESSAGE="
@@ -120,14 +134,15 @@ class AuditLog:
 
     def __init__(
         self,
-        sink: FileSink | JournalSink,
-        chain: Chain,
+        sink: Sink,
+        key: bytes,
         head_path: Path,
         written: Callable[[str, int], None],
     ) -> None:
-        """written: is told ("written" or "dropped", how many)."""
+        """head_path: where the last line is noted. written: is told ("written" or "dropped", how
+        many)."""
         self._sink = sink
-        self._chain = chain
+        self._chain = Chain(key)
         self._head_path = head_path
         self._written = written
         self._queue: deque[dict[str, Any]] = deque()
@@ -140,7 +155,16 @@ class AuditLog:
         self._thread = threading.Thread(target=self._run, name="kvstore-audit", daemon=True)
 
     def start(self, **about: Any) -> None:
-        """Begin to write; the first line tells `about` this start."""
+        """Begin to write, where the last start ended; the first line tells `about` this one.
+
+        Only who owns the daemon's sockets may. Raises ConfigError.
+        """
+        try:
+            last = self._sink.begin()
+        except OSError as error:
+            raise ConfigError(f"security.audit: cannot be written: {error}") from error
+        noted = read_head(self._head_path)
+        self._chain.head = max(last or START, noted or START, key=lambda each: each.seq)
         self.event("start", **about)
         self._thread.start()
 
@@ -255,17 +279,10 @@ def open_audit(settings: SecuritySettings, written: Callable[[str, int], None]) 
     """Return the log that the settings ask for, None for none. Raises ConfigError."""
     if not settings.audit:
         return None
-    path = None if settings.audit == JOURNAL else Path(settings.audit)
     key_path = key_path_of(settings)
     key = audit_key(key_path, make=True)
-    head_path = head_path_of(key_path)
-    try:
-        last = last_line(path) if path is not None else None
-        sink = JournalSink() if path is None else FileSink(path)
-    except OSError as error:
-        raise ConfigError(f"security.audit={settings.audit}: {error.strerror}") from error
-    head = max(last or START, read_head(head_path) or START, key=lambda each: each.seq)
-    return AuditLog(sink, Chain(key, Head(*head)), head_path, written)
+    sink = JournalSink() if settings.audit == JOURNAL else FileSink(Path(settings.audit))
+    return AuditLog(sink, key, head_path_of(key_path), written)
 
 
 def key_path_of(settings: SecuritySettings) -> Path:

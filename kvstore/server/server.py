@@ -112,11 +112,11 @@ class Server:
         self._opened = time.monotonic()
         async with contextlib.AsyncExitStack() as stack:
             raise_limit()
+            for listener in (self._unix, *self._listeners.values()):
+                stack.enter_context(listener.owned())
             if self.audit is not None:
                 self.audit.start(version=self._version, pid=os.getpid())
                 stack.push_async_callback(asyncio.to_thread, self.audit.close)
-            for listener in (self._unix, *self._listeners.values()):
-                stack.enter_context(listener.owned())
             self._tcp.check_free()
             beating = asyncio.create_task(
                 keep_running("health", self._health.run, self._metrics.task_failed)

@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,13 +19,15 @@ from kvstore import Client
 from kvstore.model.tenant import Role
 from kvstore.server.audit import QUEUE_MAX, AuditLog, FileSink, JournalSink, open_audit
 from kvstore.settings import SecuritySettings
-from kvstore.system.audit_chain import Chain, audit_key, last_line, read_head, split_lines, verify
+from kvstore.system.audit_chain import audit_key, last_line, read_head, split_lines, verify
 from kvstore.testing.daemon import Daemon
 from kvstore.testing.samples import sample_keys, sample_namespace, sample_records
 from kvstore.testing.wait import until
 from tests.cli.run import kvstore
 from tests.server.every_method import OPTIONS, UNAUTHORIZED, ask, bearer
 from tests.server.test_credentials import Issuer
+
+KEY = b"k" * 32
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -146,6 +149,23 @@ def test_a_log_is_whole_over_restarts_and_rotation_and_a_cut_shows(site: Site) -
     assert "not a line" in kvstore("audit", "show", str(site.daemon.log)).output
 
 
+def test_a_second_daemon_that_is_refused_leaves_the_log_alone(site: Site) -> None:
+    with Client(site.daemon.target) as client:
+        client.admin.clear()
+        arguments = [
+            f"--set=server.socket={site.daemon.socket}",
+            f"--set=security.audit={site.log}",
+        ]
+        command = [sys.executable, "-m", "kvstore.cli", "serve", *arguments]
+        second = subprocess.run(command, capture_output=True, timeout=60, check=False)
+        assert second.returncode == 2, second.stderr
+        client.admin.clear()
+    until(lambda: len(of_method(site.log, "Clear")) == 2, 5)
+    site.daemon.stop()
+    assert kvstore("audit", "verify", str(site.log)).output.endswith("lines, whole\n")
+    assert [line["event"] for line in read(site.log) if "event" in line] == ["start", "stop"]
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     place = tmp_path / "small"
@@ -202,7 +222,7 @@ def test_a_queue_that_is_full_drops_and_counts(tmp_path: Path) -> None:
     def count(result: str, lines: int) -> None:
         counts[result] += lines
 
-    log = AuditLog(FileSink(tmp_path / "log"), Chain(b"k" * 32), tmp_path / "head", count)
+    log = AuditLog(FileSink(tmp_path / "log"), KEY, tmp_path / "head", count)
     for _ in range(QUEUE_MAX + 7):
         log.event("noise")
     assert counts["dropped"] == 7
@@ -213,20 +233,20 @@ def test_the_journal_gets_the_same_lines(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as journal:
         journal.bind(path)
         journal.settimeout(5)
-        log = AuditLog(JournalSink(path), Chain(b"k" * 32), tmp_path / "head", lambda *_: None)
+        log = AuditLog(JournalSink(path), KEY, tmp_path / "head", lambda *_: None)
         log.start(pid=1)
         log.event("noise")
         log.close()
         got = [journal.recv(1 << 16) for _ in range(3)]
     assert all(b"SYSLOG_IDENTIFIER=kvstore-audit\n" in each for each in got)
     lines = [each.partition(b"MESSAGE=")[2] for each in got]
-    assert verify([line.rstrip(b"\n") for line in lines], b"k" * 32).faults == ()
+    assert verify([line.rstrip(b"\n") for line in lines], KEY).faults == ()
 
 
 def test_a_journal_that_is_not_there_drops_and_counts(tmp_path: Path) -> None:
     dropped = []
     sink = JournalSink(str(tmp_path / "nobody"))
-    log = AuditLog(sink, Chain(b"k" * 32), tmp_path / "head", lambda *told: dropped.append(told))
+    log = AuditLog(sink, KEY, tmp_path / "head", lambda *told: dropped.append(told))
     log.start()
     log.close()
     assert sum(count for result, count in dropped if result == "dropped") == 2
