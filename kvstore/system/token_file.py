@@ -152,7 +152,8 @@ def changing(path: Path) -> Iterator[list[TokenEntry]]:
 
     Nobody else changes the file meanwhile. Raises ConfigError, InvalidRequest and OSError.
     """
-    lock = os.open(f"{path.resolve()}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW  # the directory may be another's
+    lock = os.open(f"{path.resolve()}.lock", flags, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         entries = read_tokens(path)

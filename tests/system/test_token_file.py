@@ -62,6 +62,13 @@ def test_a_link_to_the_file_stays_one(tmp_path: Path) -> None:
     assert len(read_tokens(path)) == 1
 
 
+def test_a_link_in_place_of_the_lock_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "tokens.lock").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="symbolic links"), changing(tmp_path / "tokens"):
+        pass
+    assert not (tmp_path / "elsewhere").exists()
+
+
 def test_changes_of_several_at_once_are_all_kept(tmp_path: Path) -> None:
     path = tmp_path / "tokens"
 
