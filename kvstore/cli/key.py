@@ -29,6 +29,8 @@ def key() -> None:
     A root key wraps the random key of each tenant, which wraps the keys of segments and objects. So
     a rotation rewrites a few keys and no data.
 
+    `list` prints JSON with --json.
+
     \b
     Examples:
       kvstore key create /mnt/keys/kvstore.key
