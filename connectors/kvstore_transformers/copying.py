@@ -21,6 +21,7 @@ from kvstore_kernels.packing import (
     leaves_of,
     open_paged,
 )
+from kvstore_kernels.views import tensor_of
 from kvstore_transformers.cache import Pages
 
 CLOSE_WAIT_S = 2.0
@@ -103,7 +104,7 @@ class HostCopier:
             leaves = []
             for block, record in zip(blocks, records, strict=True):
                 target.write(block, record)
-                leaves.append(leaves_of(torch.frombuffer(record, dtype=torch.uint8)))
+                leaves.append(leaves_of(tensor_of(record)))
             yield leaves
 
     def close(self) -> None: ...

@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from itertools import cycle
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from kvstore_kernels.codec.copies import Decoded, Fine
@@ -35,6 +34,7 @@ from kvstore_kernels.codec.device_passes import (
 from kvstore_kernels.device import Device, Event, Stream
 from kvstore_kernels.lane import PIECE_NBYTES, PIECES, Staging
 from kvstore_kernels.registration import Place, Registration
+from kvstore_kernels.views import tensor_of
 
 
 def _staging(device: Device, nbytes: int) -> Staging:
@@ -66,7 +66,7 @@ def _copies(
     parts: Sequence[tuple[int, memoryview]],
 ) -> list[_Copy]:
     """Describe copies of host memory to or from a place in staging memory, while `holds` does."""
-    hosts = [torch.frombuffer(view, dtype=torch.uint8) for _, view in parts]
+    hosts = [tensor_of(view) for _, view in parts]
     reached: list[Place | None] = [None] * len(hosts)
     if registration is not None:
         reached = holds.enter_context(registration.held(hosts))

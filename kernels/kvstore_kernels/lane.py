@@ -26,6 +26,7 @@ from kvstore_kernels.device import Device, Event
 from kvstore_kernels.layout import ALIGNMENT
 from kvstore_kernels.packing import Batch, Leaves, PagedKV, Sums, leaves_of
 from kvstore_kernels.registration import Extents, Place, Registration
+from kvstore_kernels.views import tensor_of
 
 PIECES = 3
 PIECE_NBYTES = 32 << 20
@@ -215,7 +216,7 @@ class Lane:
         yield slice(first, len(offsets) - 1)
 
     def _begin(self, round_: _Round, out: bool) -> None:
-        round_.records = [torch.frombuffer(view, dtype=torch.uint8) for view in round_.views]
+        round_.records = [tensor_of(view) for view in round_.views]
         round_.reached = [None] * len(round_.records)
         if self._registration is not None:
             held = self._registration.held(round_.records)

@@ -19,10 +19,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
 
-import torch
 from torch import Tensor
 
 from kvstore_kernels.device import Device, RegistrationError
+from kvstore_kernels.views import tensor_of
 
 logger = logging.getLogger(__name__)
 
@@ -128,7 +128,7 @@ class Registration:
             self._add(view)
 
     def _add(self, view: memoryview) -> None:
-        memory = torch.frombuffer(view, dtype=torch.uint8)
+        memory = tensor_of(view)
         try:
             self._device.register(memory)
         except RegistrationError as error:

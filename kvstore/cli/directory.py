@@ -38,10 +38,14 @@ MODELS_SHOWN = 10
 
 
 def _tiers(ctx: click.Context, param: click.Parameter, paths: tuple[Path, ...]) -> tuple[Path, ...]:
-    """Raise ConfigError for the first directory that no daemon has used, as one not mounted is."""
+    """Return the directories, and those of tenants in them. Raise ConfigError for the first that no
+    daemon has used, as one not mounted is."""
+    found: list[Path] = []
     for path in paths:
         names = os.listdir(path)
-        if _is_tier(names):
+        tenants = _tenants_in(path)
+        found += [path, *tenants] if _is_tier(names) else tenants
+        if _is_tier(names) or tenants:
             continue
         if (inner := _tier_in(path, names)) is not None:
             raise ConfigError(f"{path} is no directory of a file tier; did you mean {inner}?")
@@ -50,7 +54,14 @@ def _tiers(ctx: click.Context, param: click.Parameter, paths: tuple[Path, ...]) 
             f"{path} {state}; name a directory of the daemon's file.path (one in use has a file "
             f"{OWN_NAME})"
         )
-    return paths
+    return tuple(found)
+
+
+def _tenants_in(path: Path) -> list[Path]:
+    """Return the directories of tenants in one of file.path."""
+    with suppress(OSError):
+        return [each for each in sorted((path / "tenants").iterdir()) if _is_tier(os.listdir(each))]
+    return []
 
 
 def _is_tier(names: list[str]) -> bool:

@@ -56,6 +56,10 @@ READ_ONLY: dict[str, str] = {
     "kvstore bench chat": "needs a server with a model",
     "kvstore bench compare": "needs the results of two runs of it",
     "kvstore bench store": "takes minutes",
+    "kvstore bench tenants": "takes minutes",
+    "kvstore tenant add": "needs a daemon with tenants: see tests/server/test_tenant_admin.py",
+    "kvstore tenant set": "needs a daemon with tenants: see tests/server/test_tenant_admin.py",
+    "kvstore tenant delete": "needs a daemon with tenants: see tests/server/test_tenant_admin.py",
     "kvstore bench tier": "takes minutes, needs fio or a bucket",
     "kvstore bench transformers": "takes minutes",
     "kvstore bench recovery": "takes minutes",
@@ -136,6 +140,7 @@ def place(
     return {
         "unix:/run/kvstore/kvstore.sock": daemon.target,
         "/run/kvstore/kvstore.sock": str(daemon.socket),
+        "unix:/run/kvstore/acme/kvstore.sock": daemon.target,
         "/etc/kvstore.toml": str(tmp_path / "kvstore.toml"),
         "/etc/kvstore/ca.pem": str(secured.authority.ca),
         "/etc/kvstore/tokens": str(tmp_path / "tokens"),

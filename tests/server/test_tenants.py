@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import stat
@@ -90,6 +91,21 @@ def test_blocks_survive_a_kill_in_the_tenants_own_directory(daemon: Daemon) -> N
         beta.register(NAMESPACE)
         assert acme.get(NAMESPACE.id, KEYS, wait_s=5) == RECORDS
         assert beta.get(NAMESPACE.id, KEYS, wait_s=1) == [None] * len(KEYS)
+
+
+def test_verify_finds_the_directories_of_all_tenants(daemon: Daemon) -> None:
+    for tenant in ("acme", "beta"):
+        put(target_of(daemon, tenant))
+    daemon.stop()
+    root = str(daemon.directory / "file")
+    ran = subprocess.run(
+        daemon.command("verify", root, "--json"), capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    told = [json.loads(line) for line in ran.stdout.splitlines()]
+    assert len(told) == 2
+    assert all(tenant_id(name).hex() in ran.stdout for name in ("acme", "beta"))
+    daemon.start()
 
 
 def test_the_daemons_own_socket_is_the_operators(daemon: Daemon) -> None:
