@@ -15,7 +15,7 @@ def tensor_of(view: memoryview) -> Tensor:
     What a read-only view shows (of a sealed arena) must only be read: torch has no such tensors and
     would warn, and a write would end the process.
     """
-    if not view.readonly or not len(view):
+    if not view.readonly:
         return torch.frombuffer(view, dtype=torch.uint8)
     address = np.frombuffer(view, np.uint8).ctypes.data
     shown = (ctypes.c_uint8 * view.nbytes).from_address(address)

@@ -23,7 +23,3 @@ def test_a_view_is_shown_where_it_is(access: int) -> None:
         mapped.close()
     del tensor
     mapped.close()
-
-
-def test_an_empty_view_is_an_empty_tensor() -> None:
-    assert len(tensor_of(memoryview(bytearray()))) == 0
