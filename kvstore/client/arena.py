@@ -27,6 +27,7 @@ from kvstore.transport.arena_wire import (
     Hello,
     Refused,
     Retired,
+    Use,
     Welcome,
     receive,
     send,
@@ -55,6 +56,7 @@ class ClientArena:
         self._on_ended = on_ended
         self._maps: dict[int, mmap.mmap] = {}
         self._views: dict[int, memoryview] = {}
+        self._uses: dict[int, Use] = {}
         self._retired: list[mmap.mmap] = []
         self._toucher = _Toucher()
         self._listening: asyncio.Task[None] | None = None
@@ -112,8 +114,15 @@ class ClientArena:
     @property
     def staging_nbytes(self) -> int:
         """Bytes that this session writes into, if the arena is sealed; else 0."""
-        sealed = any(view.readonly for view in self._views.values())
-        return sum(len(each) for each in self._views.values() if not each.readonly) if sealed else 0
+        return self._nbytes_of(Use.STAGING)
+
+    @property
+    def arena_nbytes(self) -> int:
+        """Bytes of the tenant's own arena that are mapped now."""
+        return self._nbytes_of(Use.ARENA)
+
+    def _nbytes_of(self, use: Use) -> int:
+        return sum(len(view) for id, view in self._views.items() if self._uses[id] is use)
 
     def viewed(self) -> bool:
         """Unmap what nobody has a view of; return whether anything is left. No views after it."""
@@ -168,6 +177,7 @@ class ClientArena:
             if fd is not None:
                 os.close(fd)
         self._maps[packet.id] = mapped
+        self._uses[packet.id] = packet.use
         self._views[packet.id] = memoryview(mapped)
         self._toucher.add(mapped)
 

@@ -125,7 +125,7 @@ class Bulk:
         """How much to move at once: at most a quarter of a mapped arena, half of what it leases."""
         if not self._session.local:
             return STREAM_WINDOW_NBYTES
-        mapped = sum(map(len, self._session.extents().values())) - self._session.staging_nbytes
+        mapped = self._session.arena_nbytes
         return min(LEASED_WINDOW_NBYTES, mapped // 4) if mapped else STREAM_WINDOW_NBYTES
 
     @property

@@ -278,6 +278,11 @@ class Session:
         """Bytes of memory to write into beside a sealed arena; 0 if the arena is written to."""
         return self._caller.arena.staging_nbytes if self._caller.arena else 0
 
+    @property
+    def arena_nbytes(self) -> int:
+        """Bytes of the tenant's own arena that are mapped now."""
+        return self._caller.arena.arena_nbytes if self._caller.arena else 0
+
     def extents(self) -> dict[int, memoryview]:
         """Return the arena extents that are mapped now, by id: a GPU client registers them."""
         return self._caller.arena.extents() if self._caller.arena else {}

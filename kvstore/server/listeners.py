@@ -61,6 +61,7 @@ class Served:
     service: rpc.KVStoreServicer
     epoch: Epoch
     metrics: Metrics
+    reads: Sequence[Served] = ()  # others, whose arenas its clients map as well
 
 
 class UnixListener:
@@ -125,6 +126,9 @@ class UnixListener:
             self.boundary.refused,
             task_failed=self._served.metrics.task_failed,
             check_peer=self._access.check_peer if self._access is not None else None,
+            also=[
+                (each.store.arena.extents, each.epoch) for each in self._served.reads if each.store
+            ],
         )
         arena.start()
         stack.push_async_callback(arena.close)

@@ -28,6 +28,7 @@ from kvstore.server.metrics_port import MetricsPort
 from kvstore.server.operator import OperatorService
 from kvstore.server.recorder import Recorder
 from kvstore.server.service import Service
+from kvstore.server.shared import SharingService
 from kvstore.server.sockets import guard_of
 from kvstore.server.tenant_admin import TenantAdmin
 from kvstore.server.tenant_report import TenantCollector, TenantReport
@@ -76,7 +77,8 @@ class Server:
         self._admin = TenantAdmin(tenants, config, self._host, self._unhost)
         self._hosted: dict[str, contextlib.AsyncExitStack] = {}  # tenants that came later
         self._listeners: dict[str, UnixListener] = {}
-        for tenant in tenants:
+        self._shared: Served | None = None  # what every tenant may read
+        for tenant in sorted(tenants, key=_is_shared, reverse=True):
             if tenant.settings is not None and tenant.name != DEFAULT_TENANT:
                 self._listeners[tenant.name] = self._listener_of(tenant)
         served = self._served_by_default()
@@ -212,11 +214,14 @@ class Server:
         assert tenant.settings is not None
         path = self._settings.tenant_socket_path(tenant.name)
         principal = Principal(tenant.name, "unix socket", Role.OPERATOR)
+        served = self._served(
+            tenant, path, lambda: {"socket": guard_of(path), "tcp": "", "metrics": ""}
+        )
+        if tenant.settings.shared:
+            self._shared = served
         return UnixListener(
             path,
-            self._served(
-                tenant, path, lambda: {"socket": guard_of(path), "tcp": "", "metrics": ""}
-            ),
+            served,
             self._boundary(tenant.metrics, Fixed(principal)),
             self._grpc_health,
             Access.of(tenant.settings),
@@ -227,7 +232,8 @@ class Server:
     ) -> Served:
         epoch = Epoch.new()
         recorder = self._recorders[tenant.name] = Recorder(tenant.metrics)
-        service = Service(
+        shared = self._shared if tenant.settings is None or not tenant.settings.shared else None
+        service = (SharingService if shared is not None else Service)(
             tenant.store,
             epoch,
             tenant.metrics,
@@ -241,7 +247,13 @@ class Server:
             tenants=self._all_tenants,
         )
         self._services[tenant.name] = service
-        return Served(tenant.store, service, epoch, tenant.metrics)
+        if shared is None:
+            return Served(tenant.store, service, epoch, tenant.metrics)
+        assert isinstance(service, SharingService)
+        assert shared.store is not None
+        assert isinstance(shared.service, Service)
+        service.share(shared.store, shared.service)
+        return Served(tenant.store, service, epoch, tenant.metrics, [shared])
 
     def _all_tenants(self) -> dict[str, Any]:
         """Return what an admin is told of all tenants, if there are several."""
@@ -353,6 +365,10 @@ class Server:
         self._unready = self._serving and not self._draining and not ready
         if self._unready:
             logger.warning("node=not_ready reason=%r", self._trouble())
+
+
+def _is_shared(tenant: Tenant) -> bool:
+    return tenant.settings is not None and tenant.settings.shared
 
 
 async def _cancelled(task: asyncio.Task[None]) -> None:

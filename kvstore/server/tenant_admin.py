@@ -53,6 +53,8 @@ class TenantAdmin:
         async with self._changing:
             wanted = self._with(name, assignments)
             settings = next(each for each in wanted.tenants if each.name == name)
+            if settings.shared:
+                raise ConfigError("a shared tenant comes with a start: name it in the settings")
             tenant = self._tenants.add(wanted, settings)
             try:
                 await self._tenants.start_one(tenant)
@@ -87,6 +89,8 @@ class TenantAdmin:
             if name == DEFAULT_TENANT:
                 raise InvalidRequest("default is the operator's: `kvstore clear --all` empties it")
             tenant = self._tenants.get(name)
+            if tenant.settings is not None and tenant.settings.shared:
+                raise InvalidRequest(f"others read {name}: take it out of the settings and restart")
             blocks = tenant.store.report.stats()["blocks"]
             await self._unhost(name, DELETE_S)
             self._tenants.remove(name)

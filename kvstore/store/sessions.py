@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from kvstore.decide.namespaces import UNKNOWN_MODEL, NamespaceUse
@@ -90,6 +90,7 @@ class Sessions:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._leases = node.leases
+        self.on_left: list[Callable[[SessionId], None]] = []  # told of each session that has ended
 
     def open(self, token: str, client: str) -> SessionId:
         """Return the session of `token`, a new one if none is alive."""
@@ -122,5 +123,7 @@ class Sessions:
         self._leases.leave(member.session, member.id)
         if self._node.staging is not None and not self._leases.processes(member.session):
             self._node.staging.end(member.session)
+        for tell in self.on_left:
+            tell(member.session)
         self._node.room.set()
         logger.info("session=%r state=ended", session.name if session is not None else "")

@@ -8,6 +8,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 from kvstore.model.errors import Incompatible, KVStoreError, Unauthorized, Unavailable
@@ -21,6 +22,7 @@ from kvstore.transport.arena_wire import (
     Packet,
     Refused,
     Retired,
+    Use,
     Welcome,
     readable,
     receive,
@@ -59,7 +61,7 @@ class ArenaExtent(Protocol):
 # Extents, ids of those that were retired, and None when the session has ended. There are as many
 # items as the arena has extents, and has had since the link was read last, and one more, so the
 # queue needs no other bound.
-News: TypeAlias = "asyncio.Queue[ArenaExtent | int | None]"
+News: TypeAlias = "asyncio.Queue[tuple[Epoch, Use, ArenaExtent | int] | None]"
 
 
 class Members(Protocol):
@@ -101,15 +103,17 @@ class ArenaHost:
         *,
         task_failed: Callable[[str], None],
         check_peer: CheckPeer | None = None,
+        also: Sequence[tuple[Extents, Epoch]] = (),
     ) -> None:
-        """refused: is told of each link that is not let in. task_failed: see `keep_running`.
+        """also: extents of others that these clients read, with the epochs of their numbers.
+        refused: is told of each link that is not let in. task_failed: see `keep_running`.
         check_peer: who is let in, if not this user alone."""
         self._check_peer = check_peer or check_own_user
         self._task_failed = task_failed
         self._listener = listener
         self._members = members
-        self._extents = extents
         self._epoch = epoch
+        self._sources = [(extents, epoch, Use.ARENA), *((*each, Use.SHARED) for each in also)]
         self._refused = refused
         self._links: set[asyncio.Task[None]] = set()
         self._news: dict[int, set[News]] = {}  # of the links of each session
@@ -187,11 +191,15 @@ class ArenaHost:
         self, connection: socket.socket, pid: int, news: News, own: Sequence[ArenaExtent]
     ) -> None:
         """Send the extents, the session's own first, and what is new, until the peer is gone."""
-        known = [*own, *self._extents.handles()]
-        for extent in known:
-            news.put_nowait(extent)
-        stop = self._extents.on_extent(news.put_nowait)
-        stop_retired = self._extents.on_retired(news.put_nowait)
+        known = [(self._epoch, Use.STAGING, extent) for extent in own]
+        stops: list[Callable[[], None]] = []
+        for extents, epoch, use in self._sources:
+            known += [(epoch, use, extent) for extent in extents.handles()]
+        for item in known:
+            news.put_nowait(item)
+        for extents, epoch, use in self._sources:
+            tell = partial(_tell, news, epoch, use)
+            stops += [extents.on_extent(tell), extents.on_retired(tell)]
         try:
             await send(connection, Welcome(len(known)))
             tasks = (
@@ -207,21 +215,22 @@ class ArenaHost:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
         finally:
-            stop()
-            stop_retired()
+            for stop in stops:
+                stop()
 
     async def _send_news(self, connection: socket.socket, news: News) -> None:
         while True:
             item = await news.get()
             packet: Packet = Ended()
             fds: list[int] = []
-            if isinstance(item, int):
-                packet = Retired(self._epoch.extent_out(item))
-            elif item is not None:
-                if item.closed:
+            epoch, use, extent = item if item is not None else (self._epoch, Use.ARENA, None)
+            if isinstance(extent, int):
+                packet = Retired(epoch.extent_out(extent))
+            elif extent is not None:
+                if extent.closed:
                     continue  # that it was retired is the next they hear of it
-                packet = Extent(self._epoch.extent_out(item.id), item.nbytes)
-                fds = [os.dup(item.fd)]  # it may be retired before the peer reads
+                packet = Extent(epoch.extent_out(extent.id), extent.nbytes, use)
+                fds = [os.dup(extent.fd)]  # it may be retired before the peer reads
             try:
                 async with asyncio.timeout(SEND_TIMEOUT_S):
                     await send(connection, packet, fds)
@@ -235,6 +244,10 @@ class ArenaHost:
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(HELLO_TIMEOUT_S):
                 await send(connection, Refused(type(error).__name__, str(error)[:1000]))
+
+
+def _tell(news: News, epoch: Epoch, use: Use, extent: ArenaExtent | int) -> None:
+    news.put_nowait((epoch, use, extent))
 
 
 def check_version(rpc_version: int) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import array
 import asyncio
+import enum
 import os
 import socket
 from collections.abc import Sequence
@@ -26,6 +27,14 @@ from kvstore.model.errors import Incompatible
 
 PACKET_NBYTES_MAX = 4096
 _FD_NBYTES = array.array("i").itemsize
+
+
+class Use(enum.IntEnum):
+    """What a client does with an extent."""
+
+    ARENA = 0  # it reads there, and writes if the arena is not sealed
+    STAGING = 1  # its session writes there, beside a sealed arena
+    SHARED = 2  # it reads what the shared tenant has
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
@@ -47,6 +56,7 @@ class Extent(msgspec.Struct, frozen=True, tag="extent"):
 
     id: int
     nbytes: int
+    use: Use = Use.ARENA
 
 
 class Retired(msgspec.Struct, frozen=True, tag="retired"):

@@ -1,0 +1,123 @@
+"""Reads of a tenant, which find what the shared tenant has as well: the longer prefix of the two.
+
+The shared tenant's arena is sealed, so its readers can map it without being able to change it. A
+reader has a session of its own there, which names nobody, and which ends with its own one. Nothing
+but keys is told to the shared tenant: no request, no conversation.
+"""
+# ruff: noqa: N802  the methods carry the names the .proto gives them
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvstore.decide.planner import SessionId
+from kvstore.model.errors import UnknownNamespace
+from kvstore.rpc.v1 import kvstore_pb2 as pb
+from kvstore.server.boundary import Context
+from kvstore.server.service import Service
+from kvstore.store.sessions import Member
+from kvstore.store.store import Store
+
+GUEST = "guest"  # what the shared tenant's operator sees of a reader
+
+
+@dataclass(slots=True)
+class _Guest:
+    """The session of one reader at the shared tenant. leases: those that it holds there."""
+
+    member: Member
+    leases: set[int] = field(default_factory=set)
+
+
+class SharingService(Service):
+    """The service of a tenant beside a shared one. `share` with it before the first call."""
+
+    def share(self, store: Store, service: Service) -> None:
+        """store, service: the shared tenant's."""
+        self._public_store = store
+        self._public = service
+        self._guests: dict[int, _Guest] = {}
+        self._store.sessions.on_left.append(self._left)
+
+    async def Match(self, request: pb.MatchRequest, context: Context) -> pb.MatchReply:
+        own = await super().Match(request, context)
+        public = await self._match(request, context)
+        return public if public.hit_blocks > own.hit_blocks else own
+
+    async def Acquire(self, request: pb.AcquireRequest, context: Context) -> pb.GrantReply:
+        session = request.session
+        if not self._store.sessions.processes(SessionId(session)) or not await self._is_longer(
+            request, context
+        ):
+            return await super().Acquire(request, context)
+        guest = self._guest(session)
+        asked = pb.AcquireRequest()
+        asked.CopyFrom(request)
+        asked.session, asked.request_id, asked.session_id = guest.member.session, "", ""
+        asked.file_places = False  # its files are not the reader's to open
+        reply = await self._public.Acquire(asked, context)
+        if reply.lease:
+            guest.leases.add(reply.lease)
+        return reply
+
+    async def Release(self, request: pb.ReleaseRequest, context: Context) -> pb.ReleaseReply:
+        guest = self._guests.get(request.session)
+        there = [lease for lease in request.leases if guest and lease in guest.leases]
+        if guest is None or not there:
+            return await super().Release(request, context)
+        here = [lease for lease in request.leases if lease not in guest.leases]
+        own = await super().Release(
+            pb.ReleaseRequest(session=request.session, leases=here), context
+        )
+        released = pb.ReleaseRequest(session=guest.member.session, leases=there)
+        public = await self._public.Release(released, context)
+        held = dict(zip([*here, *there], [*own.held, *public.held], strict=True))
+        guest.leases.difference_update(there)
+        return pb.ReleaseReply(held=[held[lease] for lease in request.leases])
+
+    async def Get(self, request: pb.GetRequest, context: Context) -> AsyncIterator[pb.GetReply]:
+        longer = await self._is_longer(request, context)
+        replies = self._public.Get(request, context) if longer else super().Get(request, context)
+        async for reply in replies:
+            yield reply
+
+    async def Delete(self, request: pb.DeleteRequest, context: Context) -> pb.DeleteReply:
+        own = await super().Delete(request, context)
+        if request.corrupt and not own.deleted:
+            try:  # the shared tenant believes no report: it looks for itself
+                return await self._public.Delete(request, context)
+            except UnknownNamespace:
+                pass  # then it was not there that this was read
+        return own
+
+    async def _is_longer(self, request: Any, context: Context) -> bool:
+        """Say whether the shared tenant has a longer prefix of these keys."""
+        if not request.keys:
+            return False
+        asked = pb.MatchRequest(namespace_id=request.namespace_id, keys=request.keys)
+        asked.refined = getattr(request, "refined", False)
+        public = await self._match(asked, context)
+        if not public.hit_blocks:
+            return False
+        return public.hit_blocks > (await super().Match(asked, context)).hit_blocks
+
+    async def _match(self, request: pb.MatchRequest, context: Context) -> pb.MatchReply:
+        try:
+            return await self._public.Match(request, context)
+        except UnknownNamespace:
+            return pb.MatchReply()
+
+    def _guest(self, session: int) -> _Guest:
+        if session not in self._guests:
+            sessions, token = self._public_store.sessions, secrets.token_hex(16)
+            member = sessions.join(sessions.open(token, GUEST), token)
+            self._guests[session] = _Guest(member)
+        return self._guests[session]
+
+    def _left(self, session: SessionId) -> None:
+        """End what a reader holds, when its own session has ended."""
+        if (guest := self._guests.pop(session, None)) is not None:
+            self._public_store.sessions.leave(guest.member)
