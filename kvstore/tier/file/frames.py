@@ -14,10 +14,11 @@ from kvstore.model.block import PAGE_NBYTES
 from kvstore.model.errors import InvalidRequest
 from kvstore.system.turns import Sized
 from kvstore.tier.base import PART_NBYTES, Then
+from kvstore.tier.bounces import BOUNCES
 from kvstore.tier.file.calls import Calls
 from kvstore.tier.file.durability import Durability
 from kvstore.tier.file.pages import PagePool
-from kvstore.tier.file.sealed_io import Bounces, SealedRead, Target, write_sealed
+from kvstore.tier.file.sealed_io import SealedRead, Target, write_sealed
 from kvstore.tier.file.segment import FileExtent, Measured, PlacedFrame, Segment, State
 from kvstore.tier.file.segment_file import SegmentFiles
 from kvstore.tier.file.space import Space
@@ -53,7 +54,7 @@ class Frames:
         self._executor = executor
         self._small_reads = SmallJobs(executor, SMALL_READS_NBYTES)
         self._pages = PagePool()
-        self._bounces = Bounces()
+        self._bounces = BOUNCES
 
     @property
     def capacity_bytes(self) -> int:

@@ -6,10 +6,8 @@ the disk, and what was read reaches a slot only when its tag is right.
 
 from __future__ import annotations
 
-import mmap
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -28,12 +26,11 @@ from kvstore.format.frame.header import SEALED, plain_page
 from kvstore.model.block import PAGE_NBYTES, padded
 from kvstore.model.errors import CorruptBlock, InvalidRequest
 from kvstore.tier.base import Then
+from kvstore.tier.bounces import Bounces
 from kvstore.tier.file.segment import FileExtent, Measured
 from kvstore.tier.file.segment_file import SegmentFiles, segment_name
 
 CHUNK_NBYTES = 4 << 20  # of blocks that are read or written at once
-BOUNCE_NBYTES = PAGE_NBYTES + CHUNK_NBYTES
-KEPT_MAX = 16  # bounce buffers of that size
 
 
 class WrongTag(CorruptBlock):
@@ -42,30 +39,6 @@ class WrongTag(CorruptBlock):
     def __init__(self, segment: str, positions: Sequence[int]) -> None:
         super().__init__(f"{segment}: {len(positions)} blocks have a wrong tag")
         self.positions = positions
-
-
-class Bounces:
-    """Bounce buffers, used again: memory that was never touched before costs as much as AES."""
-
-    def __init__(self) -> None:
-        self._free: list[memoryview] = []  # append and pop are atomic
-
-    @contextmanager
-    def taken(self, nbytes: int) -> Iterator[memoryview]:
-        """Hold aligned memory of `nbytes`, with a page behind it for a tag."""
-        try:
-            bounce = self._free.pop() if nbytes <= BOUNCE_NBYTES else _hidden(nbytes)
-        except IndexError:
-            bounce = _hidden(BOUNCE_NBYTES)
-        yield bounce
-        if len(bounce) == BOUNCE_NBYTES + PAGE_NBYTES and len(self._free) < KEPT_MAX:
-            self._free.append(bounce)
-
-
-def _hidden(nbytes: int) -> memoryview:
-    pages = mmap.mmap(-1, padded(nbytes) + PAGE_NBYTES)
-    pages.madvise(mmap.MADV_DONTDUMP)
-    return memoryview(pages)
 
 
 class Target(NamedTuple):

@@ -11,9 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
-
-from kvstore.format.frame import TAG_NBYTES, FrameHeader, open_block
+from kvstore.format.frame import FrameHeader, open_block
 from kvstore.model.errors import InvalidRequest
 from kvstore.tier.object.layout import ObjectExtent
 
@@ -70,16 +68,16 @@ class Request(NamedTuple):
         return sum(map(len, self.buffers))
 
 
-def bounced(read: ObjectRead) -> ObjectRead:
+def bounced(read: ObjectRead, take: Callable[[int], memoryview]) -> ObjectRead:
     """Return a read as it is sent: of an encrypted block, into memory of its own, from which it is
-    decrypted into its target. `then` is called if its tag is right."""
+    decrypted into its target. `then` is called if its tag is right. take: returns so many bytes,
+    with room for a tag behind them."""
     key = read.extent.key
     if key is None or read.block is None:
         return read
     (header, position), (target,) = read.block, read.targets
     nbytes = header.blocks[position].stored_nbytes
-    # Not zeroed: the C library hands out the same memory again.
-    stored = np.empty(nbytes + TAG_NBYTES, np.uint8).data
+    stored = take(nbytes)
 
     def opened() -> None:
         good = open_block(header, position, key, stored, target)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from enum import Enum
 from functools import partial
 
 from kvstore.model.errors import Unavailable
 from kvstore.system.threads import outlive
+from kvstore.tier.bounces import BOUNCES
 from kvstore.tier.object.catalog import Catalog
 from kvstore.tier.object.failure import ObjectGone
 from kvstore.tier.object.names import Names
@@ -32,6 +34,7 @@ class Reads:
         self._requests = requests
         self._catalog = catalog
         self._names = names
+        self._bounces = BOUNCES
 
     async def read(self, reads: Sequence[ObjectRead], deadline: float) -> list[Outcome]:
         """Fill the targets of `reads`; return the outcome of each.
@@ -40,7 +43,16 @@ class Reads:
         not. Those of a read that was not READ are unspecified. Of an encrypted object, a record
         with a wrong tag leaves zeros, and its `then` is not called.
         """
-        reads = list(map(bounced, reads))
+        with ExitStack() as held:
+            return await self._read(
+                [
+                    bounced(read, lambda n: held.enter_context(self._bounces.taken(n)))
+                    for read in reads
+                ],
+                deadline,
+            )
+
+    async def _read(self, reads: Sequence[ObjectRead], deadline: float) -> list[Outcome]:
         requests = plan_requests(reads)
         spread = Counter(read for request in requests for read in set(request.reads))
 
