@@ -11,6 +11,7 @@ from kvstore.cli.check_bucket import check_bucket
 from kvstore.cli.check_daemon import check_daemon
 from kvstore.cli.check_disk import check_disk
 from kvstore.cli.check_gpu import check_gpus
+from kvstore.cli.check_keys import check_keys
 from kvstore.cli.check_machine import check_machine
 from kvstore.cli.check_security import check_security, check_shown
 from kvstore.cli.check_vllm import check_vllm, read_arguments, read_config
@@ -94,6 +95,7 @@ def check_all(settings: Settings, target: str) -> list[Finding]:
         *check_machine(judged, running=daemon.running),
         *check_gpus(target),
         *check_disk(judged.file),
+        *check_keys(judged),
         *check_security(judged),
         *check_shown(shown().get("token_file"), shown().get("tls_key")),
         # A running daemon has other credentials than this command, and says itself how it goes.

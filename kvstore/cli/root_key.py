@@ -47,7 +47,7 @@ def root_of(root_key_file: Path | None, config: Path | None) -> Root | None:
 
     if root_key_file is not None:
         return FileRoot.read(root_key_file)
-    return open_root(load_settings(config)) if config is not None else None
+    return open_root(load_settings(config), apart=False) if config is not None else None
 
 
 def needed_root(root_key_file: Path | None, config: Path | None) -> Root:

@@ -13,10 +13,11 @@ from kvstore.sealing.secret import KEY_NBYTES
 from kvstore.settings import Settings
 
 
-def open_root(settings: Settings) -> Root | None:
+def open_root(settings: Settings, *, apart: bool = True) -> Root | None:
     """Return the root that settings name, None for no encryption. Blocking.
 
-    Raises ConfigError for a key that others may read, or that is on a disk of the data.
+    apart: a key file must not be on a disk of the data. Raises ConfigError for one that is, or that
+    others may read.
     """
     security = settings.security
     if not security.encrypts:
@@ -26,7 +27,7 @@ def open_root(settings: Settings) -> Root | None:
         return CommandRoot(security.root_argv)
     path = Path(security.root_key_file)
     root = FileRoot.read(path)
-    for data in data_paths(settings):
+    for data in data_paths(settings) if apart else ():
         if same_disk(path, data):
             raise ConfigError(
                 f"security.root_key_file={path} is on the disk of {data}: who takes the disk has "

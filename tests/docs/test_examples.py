@@ -235,6 +235,8 @@ def test_a_line_of_shell(
         daemon = tried
     if "kvstore gc" in line.text:  # of a directory that no daemon uses
         place |= {name: str(tmp_path / "unused") for name in ("/var/lib/kvstore", "/nvme/kvstore")}
+    if re.search(r"kvstore key|gc --seal|--root-key-file", line.text):
+        place |= _encrypted(tmp_path, line.text)
     for command in line.commands:
         words = [_put_in_place(word, place) for word in command.words]
         output = _put_in_place(command.output, place)
@@ -242,6 +244,21 @@ def test_a_line_of_shell(
             _kvstore(Command(tuple(words), output), line, daemon)
         else:
             _another_program(words)
+
+
+def _encrypted(directory: Path, text: str) -> dict[str, str]:
+    """Make root keys and an encrypted directory, unless that is what the line does."""
+    keys, tier = directory / "keys", directory / "unused"
+    keys.mkdir()
+    names = () if "key create" in text else ("kvstore.key", "new.key")
+    for name in names:
+        assert CliRunner().invoke(main, ["key", "create", str(keys / name)]).exit_code == 0
+    if names and "--seal" not in text:
+        seal = ["gc", "--seal", str(tier), "--root-key-file", str(keys / "kvstore.key")]
+        assert CliRunner().invoke(main, seal).exit_code == 0
+    overrides = [f"file.path={tier}", f"security.root_key_file={keys / 'kvstore.key'}"]
+    (directory / "kvstore.toml").write_text(load_settings(None, overrides).to_toml())
+    return {"/mnt/keys": str(keys), "/var/lib/kvstore": str(tier)}
 
 
 def _put_in_place(word: str, place: Mapping[str, str]) -> str:
