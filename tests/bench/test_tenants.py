@@ -1,4 +1,4 @@
-"""`kvstore bench tenants` and `store --arena sealed`: every figure is there, of real daemons."""
+"""`kvstore bench tenants`, `store --tenants` and `store --arena sealed`: every figure is there, of real daemons."""
 
 from __future__ import annotations
 
@@ -19,6 +19,17 @@ def test_a_sealed_arena_is_compared_with_a_direct_one() -> None:
     for what in ("get", "put"):
         ratio = seconds[f"{what}_direct"]["p50"] / seconds[f"{what}_sealed"]["p50"]
         assert result[f"sealed_{what}_vs_direct"] == pytest.approx(ratio)
+
+
+def test_a_tenant_among_others_is_compared_with_one_alone() -> None:
+    arguments = ["store", "--records", "2", "--record-mib", "1", "--rounds", "5"]
+    done = CliRunner().invoke(bench, [*arguments, "--tenants", "3", "--json"])
+    assert done.exit_code == 0, done.output
+    result = json.loads(done.stdout)
+    assert result["tenants"] == 3
+    for what in ("match", "get", "put"):
+        among, alone = (result["seconds"][f"{what}_{side}"]["p50"] for side in ("among", "alone"))
+        assert result[f"{what}_vs_alone"] == pytest.approx(among / alone)
 
 
 def test_a_quiet_tenant_is_measured_alone_and_beside_noisy_ones() -> None:

@@ -88,6 +88,11 @@ TENANT_MEANINGS = {
     "idle_cpu_share": "of a core, for all idle tenants",
 }
 
+AMONG_MEANINGS = {
+    "match_vs_alone": "match of 1000 keys, time beside a daemon without tenants",
+    "get_vs_alone": "get, the same",
+    "put_vs_alone": "put, the same",
+}
 SEALED_MEANINGS = {
     "sealed_get_vs_direct": "get, speed beside a direct arena",
     "sealed_put_vs_direct": "put, the same",
@@ -115,11 +120,21 @@ def print_tls(result: Mapping[str, Any]) -> None:
 
 def print_sealed(result: Mapping[str, Any]) -> None:
     """Print what a sealed arena costs, then the times it was made of."""
+    _print(_ratios("Sealed arena", SEALED_MEANINGS, result), _milliseconds(result["seconds"]))
+
+
+def print_among(result: Mapping[str, Any]) -> None:
+    """Print what a tenant pays for not being alone, then the times it was made of."""
+    title = f"One of {result['tenants']} tenants"
+    _print(_ratios(title, AMONG_MEANINGS, result), _milliseconds(result["seconds"]))
+
+
+def _milliseconds(seconds: Mapping[str, Any]) -> Any:
     times = _table("Milliseconds", ("", "p25", "p50", "p75", "p99", "rounds"))
-    for name, timing in result["seconds"].items():
+    for name, timing in seconds.items():
         values = [f"{1e3 * timing[each]:.2f}" for each in ("p25", "p50", "p75", "p99")]
         times.add_row(name, *values, str(timing["rounds"]))
-    _print(_ratios("Sealed arena", SEALED_MEANINGS, result), times)
+    return times
 
 
 def print_tenants(result: Mapping[str, Any]) -> None:

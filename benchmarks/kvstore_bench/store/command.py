@@ -38,6 +38,11 @@ from kvstore_bench.console.commands import JSON, MODEL, measuring, show
     show_default=True,
     help="sealed: time put and get of a sealed arena beside a direct one, and nothing else.",
 )
+@click.option(
+    "--tenants",
+    type=click.IntRange(1, 64),
+    help="Time a tenant among so many beside a daemon without tenants, and nothing else.",
+)
 @MODEL
 @JSON
 def store(
@@ -49,6 +54,7 @@ def store(
     coded_mib: int,
     tls: bool,
     arena: str,
+    tenants: int | None,
     model: Path | None,
     as_json: bool,
 ) -> None:
@@ -67,6 +73,7 @@ def store(
       kvstore bench store --json | jq .get_vs_raw
       kvstore bench store --resident-blocks 1000000 --json
       kvstore bench store --tls --json
+      kvstore bench store --tenants 16 --json | jq .match_vs_alone
     """
 
     def say(text: str) -> None:
@@ -86,6 +93,11 @@ def store(
             from kvstore_bench.store.sealed import run_sealed
 
             show(run_sealed(plan, say), as_json, ratio_tables.print_sealed)
+            return
+        if tenants:
+            from kvstore_bench.store.among import run_among
+
+            show(run_among(plan, tenants, say), as_json, ratio_tables.print_among)
             return
         result = run(plan, say)
         if coded_mib:
