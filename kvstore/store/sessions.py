@@ -25,19 +25,26 @@ class Member(NamedTuple):
 
 
 class Namespaces:
-    """The namespaces that this node knows."""
+    """The namespaces that this node knows. require_salt: it takes those alone whose keys are salted
+    by user."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
         self._planner = node.planner
         self._write_behind = node.write_behind
         self._leases = node.leases
+        self.require_salt = False
 
     def register(self, namespace: Namespace) -> NamespaceId:
         """Learn a namespace; of too many, one is forgotten: see `Namespaces`.
 
-        Raises InvalidRequest if its records cannot fit into the arena.
+        Raises InvalidRequest if its records cannot fit into the arena, or its keys lack salt.
         """
+        if self.require_salt and not namespace.salted:
+            raise InvalidRequest(
+                "this tenant takes salted keys alone: set require_salt in the settings of the "
+                "connector, and let the middleware TenantSalt set the salt"
+            )
         largest = max(group.record_nbytes for group in namespace.groups)
         if largest > self._node.arena.record_nbytes_max:
             raise InvalidRequest(

@@ -98,6 +98,7 @@ class Tenants:
         turns = [pool.user(tenant.weight) for pool in self._turns]
         store = self._make(own, metrics, sealed=sealed, tenant=number, turns=turns)
         self._by_name[tenant.name] = Tenant(tenant.name, tenant, store, metrics, turns)
+        store.namespaces.require_salt = tenant.require_salt
         self._lend(settings, tenant, store)
         return self._by_name[tenant.name]
 

@@ -10,12 +10,14 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from kvstore import Client
-from kvstore.model.errors import ConfigError, Unauthorized
+from kvstore.model.block import SALTED
+from kvstore.model.errors import ConfigError, InvalidRequest, Unauthorized
 from kvstore.model.tenant import Role, tenant_id
 from kvstore.settings import load_settings
 from kvstore.store.tenants import check_left_over, settings_of_tenant
@@ -164,6 +166,20 @@ def test_blocks_of_a_time_without_tenants_are_not_forgotten_silently(tmp_path: P
     with pytest.raises(ConfigError, match=r"tenants\.default"):
         check_left_over(settings)
     check_left_over(load_settings(None, [f"file.path={tmp_path}"]))
+
+
+def test_a_tenant_that_requires_salt_takes_no_other_namespace() -> None:
+    with Daemon(*TENANTS, "tenants.acme.require_salt=true", file=False) as daemon:
+        daemon.start()
+        salted = replace(NAMESPACE, identity=(*NAMESPACE.identity, SALTED))
+        assert salted.salted
+        with Client(target_of(daemon, "acme")) as acme:
+            with pytest.raises(InvalidRequest, match="TenantSalt"):
+                acme.register(NAMESPACE)
+            acme.register(salted)
+            assert acme.put(salted.id, KEYS, RECORDS).committed == len(KEYS)
+        with Client(target_of(daemon, "beta")) as beta:
+            beta.register(NAMESPACE)
 
 
 def test_a_tenants_settings_are_its_own_part_of_the_daemons() -> None:
