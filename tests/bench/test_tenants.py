@@ -1,4 +1,4 @@
-"""`kvstore bench tenants`, `store --tenants` and `store --arena sealed`: every figure is there, of real daemons."""
+"""`kvstore bench tenants`, `store --tenants` and `--arena sealed`: each figure, of real daemons."""
 
 from __future__ import annotations
 
