@@ -7,6 +7,7 @@ evict by their own policies, and others are raised only by what has really been 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -120,6 +121,7 @@ class Lending:
     def __init__(self, capacity_bytes: int) -> None:
         self.capacity_bytes = capacity_bytes
         self._settled = False  # the last look changed nothing
+        self._wake = asyncio.Event()  # somebody has no room
         self.overshoot_nbytes = 0  # at the worst moment that was looked at
         self._parts: dict[str, Part] = {}
         self._used: dict[str, int] = {}
@@ -141,12 +143,15 @@ class Lending:
         before: list[int] = []
         while True:
             used = [part.used for part in self._parts.values()]
-            if used == before and self._settled:
-                await asyncio.sleep(IDLE_LOOK_S)
+            if used != before or not self._settled or self._wake.is_set():
+                before = used
+                self._wake.clear()
+                self.look()
+                await asyncio.sleep(LOOK_S)
                 continue
-            before = used
-            self.look()
-            await asyncio.sleep(LOOK_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(IDLE_LOOK_S):
+                    await self._wake.wait()
 
     def look(self) -> None:
         """Move caps towards what is needed, as far as that goes now."""
@@ -201,6 +206,7 @@ class Lending:
         if not isinstance(part, DramPart) or part.free >= nbytes:
             return
         if part.used + nbytes > part.guaranteed and part.cap >= part.guaranteed:
+            self._wake.set()
             return
         wanted = min(nbytes, max(0, part.guaranteed - part.used))
         self._asked[name] = max(self._asked.get(name, 0), wanted)

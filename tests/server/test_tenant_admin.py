@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from kvstore.model.errors import ConfigError, InvalidRequest, KVStoreError, Unau
 from kvstore.model.tenant import tenant_id
 from kvstore.testing.daemon import Daemon
 from kvstore.testing.samples import sample_keys, sample_namespace, sample_records
+from kvstore.testing.wait import until
 
 NAMESPACE = sample_namespace()
 KEYS = sample_keys("admin", 8)
@@ -107,10 +109,14 @@ def test_room_that_others_borrowed_is_given_back_to_a_tenant_that_comes() -> Non
         daemon.start()
         with Client(f"unix:{daemon.socket.parent / 'first/kvstore.sock'}") as first:
             first.register(namespace)
-            for at in range(0, 120, 8):
-                keys = sample_keys(f"borrowed {at}", 8)
+            number = itertools.count()
+
+            def has_borrowed() -> bool:
+                keys = sample_keys(f"borrowed {next(number)}", 8)
                 first.put(namespace.id, keys, [bytes(1 << 20)] * 8, wait_s=5)
-            assert first.admin.stats()["dram"]["used_bytes"] > 90 << 20
+                return bool(first.admin.stats()["dram"]["used_bytes"] > 90 << 20)
+
+            until(has_borrowed)
             with Client(daemon.target, arena=False) as operator:
                 path = operator.admin.add_tenant("late", ["dram.guaranteed=64MiB"])
             with Client(f"unix:{path}") as late:
