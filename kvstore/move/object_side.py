@@ -21,6 +21,7 @@ from kvstore.move.object_fetch import ObjectFetch
 from kvstore.move.object_upload import ObjectUpload
 from kvstore.move.promote import Promotion
 from kvstore.move.writer import Writer
+from kvstore.sealing import Erasure
 from kvstore.system.background import keep_running
 from kvstore.tier.dram import Arena
 from kvstore.tier.object import ObjectTier
@@ -158,9 +159,10 @@ class Objects:
         for failed in filter(None, results):
             raise failed
 
-    async def erase(self, timeout_s: float) -> None:
-        """Delete every object under the tier's prefix. Raises Unavailable."""
-        await self._tier.erase(timeout_s)
+    async def erase(self, timeout_s: float) -> Erasure:
+        """Destroy the keys and delete every object under the tier's prefix; return how far nothing
+        of it can be read again. Raises Unavailable."""
+        return await self._tier.erase(timeout_s)
 
     def stats(self) -> dict[str, Any]:
         return {**self._tier.stats(), "uploads_waiting": self._upload.waiting}

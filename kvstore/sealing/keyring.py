@@ -194,7 +194,7 @@ def stored_root(data: bytes) -> bytes | None:
 def _decode(data: bytes) -> _Stored | None:
     try:
         stored = msgspec.json.decode(data, type=_Stored)
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     epochs = [each.epoch for each in stored.keys]
     valid = stored.kvstore_keys == 1 and len(set(epochs)) == len(epochs) <= EPOCHS_MAX

@@ -94,15 +94,14 @@ class TenantAdmin:
             blocks = tenant.store.report.stats()["blocks"]
             await self._unhost(name, DELETE_S)
             self._tenants.remove(name)
-            left = ""
+            left, erased = "", "none"
             try:
-                await tenant.store.erase_objects(DELETE_S)
+                erased = await tenant.store.erase_objects(DELETE_S)
             except KVStoreError as error:
                 left = f"its objects in the bucket are still there: {error}"
             await tenant.store.close(0.0)
             assert tenant.settings is not None
             own = settings_of_tenant(self._config.settings, tenant.settings)
-            erased = "none"
             for path in own.file.paths:
                 try:
                     erased = await asyncio.to_thread(self._tenants.erase, Path(path), name)

@@ -206,10 +206,10 @@ class Store:
         self._node.room.set()
         return held
 
-    async def erase_objects(self, timeout_s: float) -> None:
-        """Delete everything under this store's prefix of the bucket. Raises Unavailable."""
-        if self._objects is not None:
-            await self._objects.erase(timeout_s)
+    async def erase_objects(self, timeout_s: float) -> str:
+        """Destroy the keys, and delete everything, under this store's prefix of the bucket; return
+        how far nothing of it can be read again. Raises Unavailable."""
+        return str(await self._objects.erase(timeout_s)) if self._objects is not None else "none"
 
     def ask_room(self, ask: Callable[[int], Awaitable[None]]) -> None:
         """Ask for room before a put evicts anything: what others have borrowed comes back first."""

@@ -20,11 +20,13 @@ from kvstore import checksum
 from kvstore.format.codec.lz4 import Lz4Codec
 from kvstore.format.codec.zstd import ZstdCodec
 from kvstore.format.frame import (
+    TAG_NBYTES,
     FrameHeader,
     FrameKind,
     RunBlock,
     SegmentTag,
     Trailer,
+    clear_trailer,
     encode_footer,
     encode_header,
     encode_segment_header,
@@ -33,17 +35,22 @@ from kvstore.format.frame import (
     parse_header,
     parse_segment_header,
     parse_trailer,
+    seal_block,
+    sealed_place,
 )
+from kvstore.format.frame.header import SEALED, plain_page
 from kvstore.format.frame.page import BODY_NBYTES, guard
 from kvstore.model.block import PAGE_NBYTES, BlockKey, Group, Namespace, split_keys
 from kvstore.model.errors import KVStoreError
 from kvstore.model.tenant import Role
 from kvstore.rpc.v1 import kvstore_pb2 as pb
+from kvstore.sealing import Keyring, parse_root_key
 from kvstore.server.credentials import evidence_of, host_of
 from kvstore.settings import load_settings, parse_listen, parse_size
 from kvstore.system.audit_chain import Chain, split_lines, verify
 from kvstore.system.token_file import TokenEntry, Tokens, make_token, read_tokens
 from kvstore.tier.file.found import Found
+from kvstore.tier.file.keys import DirectoryKeys
 from kvstore.tier.file.recovery import adopted, load_segment
 from kvstore.tier.file.segment_file import SegmentFiles, segment_name
 from kvstore.tier.object import lay_out
@@ -56,8 +63,10 @@ from kvstore.transport.chunks import Scatter
 from kvstore.transport.messages import NO_PLACE, NO_SLOT, grant_of
 from tests.kernels.codec.hostile import SEEDS, decode_any
 from tests.sim.disk import File, Platter, SimDisk
+from tests.sim.sealing import SEALING
 
 TAG = SegmentTag(7, 99)
+RING = Keyring.create(SEALING.root, SEALING.tenant)
 RECORD_NBYTES = 5000
 NAMESPACE = Namespace(
     2, (Group("full", RECORD_NBYTES), Group("window", 4096, window_tokens=5)), (("model", "fuzz"),)
@@ -189,6 +198,45 @@ def _recovery(data: bytes) -> None:
         adopted(loaded)
         found = Found([loaded])
         found.take_oldest(len(found))
+
+
+def _sealed_recovery(data: bytes) -> None:
+    """Recover an encrypted file of this content. Without the key nothing in it is a frame."""
+    names = {segment_name(TAG): File(size=len(data), size_before=len(data))}
+    for at in range(0, len(data), PAGE_NBYTES):
+        page = data[at : at + PAGE_NBYTES].ljust(PAGE_NBYTES, b"\0")
+        names[segment_name(TAG)].pages[at // PAGE_NBYTES] = page
+    disk = SimDisk(Platter(names, dict(names)), Random(0))
+    keys = DirectoryKeys(disk, Path("/fuzz"), SEALING)
+    keys.save(RING)
+    loaded = load_segment(SegmentFiles(disk, Path("/fuzz"), direct=False, keys=keys), TAG)
+    adopted(loaded)
+    Found([loaded]).take_oldest(8)
+    for page in (data[:PAGE_NBYTES], data[-PAGE_NBYTES:]):
+        sealed_place(page)
+        clear_trailer(page, TAG)
+
+
+def _sealed_segment() -> bytes:
+    """Return an encrypted segment with one frame and its footer."""
+    key = RING.new_key()
+    header, frame = _frame(1, PAGE_NBYTES, KEYS[:1])
+    body = memoryview(bytearray(len(frame) - PAGE_NBYTES + TAG_NBYTES))
+    block = seal_block(header, 0, key, memoryview(frame)[PAGE_NBYTES:], body)
+    header = replace(header, blocks=(block,))
+    packed = [pack_header(plain_page(header, TAG, PAGE_NBYTES, SEALED))]
+    page = encode_header(header, TAG, PAGE_NBYTES, key)
+    data = encode_segment_header(TAG, key) + page + bytes(body[:-TAG_NBYTES])
+    return data + encode_footer(TAG, len(data), packed, 1, key=key)
+
+
+def _stored_keys(data: bytes) -> None:
+    Keyring.load(SEALING.root, SEALING.tenant, data, "fuzz")
+
+
+def _root_key(data: bytes) -> None:
+    key = parse_root_key(data)
+    assert key is None or len(key) == 32
 
 
 # ---- users ---------------------------------------------------------------------------------------
@@ -347,6 +395,9 @@ TARGETS: dict[str, Target] = {
         _tombstone,
         [encode_tombstone(TombstoneName(NAMESPACE.id, 5), keys) for keys in (KEYS, None)],
     ),
+    "sealed_recovery": Target(_sealed_recovery, [_sealed_segment()]),
+    "stored_keys": Target(_stored_keys, [RING.encode()]),
+    "root_key": Target(_root_key, [bytes(range(32)), b"0123456789abcdef" * 4]),
     "recovery": Target(_recovery, [_segment(sealed=False), _segment(sealed=True)]),
     "namespace": Target(
         _namespace, [NAMESPACE.to_json().encode(), LOSSY.to_json().encode(), *_BAD_FINE]

@@ -41,6 +41,7 @@ class BucketKeys:
         self._requests = requests
         self._names = names
         self._sealing = sealing
+        self._destroyed = False
 
     async def load(self, deadline: float) -> None:
         """Read the keys, unless they were, and nothing needs newer ones.
@@ -50,6 +51,8 @@ class BucketKeys:
         names, sealing = self._names, self._sealing
         if not isinstance(names, SealedNames) or sealing is None:
             return
+        if self._destroyed:
+            raise ObjectRefused("the keys of the bucket were destroyed", reason="refused")
         if names.ring is not None and not names.stale:
             return
         found = await self._listed(deadline)
@@ -69,6 +72,7 @@ class BucketKeys:
         erasure = Erasure.NONE
         if self._sealing is None:
             return erasure
+        self._destroyed = True  # nothing makes new ones
         for listed in await self._listed(deadline):
             data = await self._fetch(listed, deadline)
             stored = stored_root(data)

@@ -22,7 +22,7 @@ from typing import Any
 
 from kvstore.metrics import Metrics
 from kvstore.model.block import NamespaceId
-from kvstore.sealing import Sealing
+from kvstore.sealing import Erasure, Sealing
 from kvstore.settings import ObjectSettings
 from kvstore.system.background import keep_running
 from kvstore.tier.object.catalog import Catalog
@@ -183,12 +183,17 @@ class ObjectTier:
         await self._upkeep.inform()
         await self._upkeep.collect()
 
-    async def erase(self, timeout_s: float) -> None:
-        """Delete every object under the prefix, whoever wrote it. Raises Unavailable."""
+    async def erase(self, timeout_s: float) -> Erasure:
+        """Destroy the keys, and delete every object under the prefix, whoever wrote it.
+
+        Returns how far nothing of it can be read again. Raises Unavailable.
+        """
         deadline = self._now() + timeout_s
+        erased = await self.keys.destroy(deadline)
         names = [each.name async for page in self._requests.pages("") for each in page]
         for start in range(0, len(names), DELETES_AT_ONCE):
             await self._requests.delete(names[start : start + DELETES_AT_ONCE], deadline)
+        return erased
 
     async def close(self) -> None:
         """Stop. Cancel your writes and reads before."""

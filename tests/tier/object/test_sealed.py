@@ -301,8 +301,10 @@ def test_keys_that_are_destroyed_open_nothing_even_from_a_snapshot(
         async with opened(where) as side:
             await side.write(frames(keys))
             snapshot = {path: path.read_bytes() for path in objects(tmp_path, "/")}
-            assert await side.tier.keys.destroy(side.deadline()) is Erasure.FORGOTTEN
-            assert objects(tmp_path, "/keys/") == []
+            assert await side.tier.erase(30.0) is Erasure.FORGOTTEN
+            assert objects(tmp_path, "/keys/") == objects(tmp_path) == []
+            with pytest.raises(ObjectRefused, match="destroyed"):
+                await side.tier.collect()  # makes no new ones
         for path, data in snapshot.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)
