@@ -125,32 +125,38 @@ def rotate(
 
     Old segments keep theirs, and an old key leaves with the last of them. A daemon that is using
     DIR takes the new key for its next segment. With --new-root-key-file the keys are wrapped anew
-    instead, and no epoch begins. Without DIR, the directories of --config.
+    instead, and no epoch begins. Without DIR, the directories and the bucket of --config.
 
     \b
     Examples:
       kvstore key rotate /var/lib/kvstore --root-key-file /mnt/keys/kvstore.key
       kvstore key rotate --config kvstore.toml --new-root-key-file /mnt/keys/new.key
     """
-    root = needed_root(root_key_file, config)
-    found = {path: keys_of(path, root) for path in _paths(paths, config)}
-    if not any(found.values()):
-        raise ConfigError("no directory has keys: the daemon makes them at its first start")
-    for path, keys in found.items():
-        if keys is not None:
-            click.echo(f"{path}: {_rotate(keys, root, new_root_key_file)}")
-
-
-def _rotate(keys: DirectoryKeys, root: Root, new_root_key_file: Path | None) -> str:
+    from kvstore.cli.bucket_keys import rotate_in_bucket
     from kvstore.sealing import FileRoot
 
-    if new_root_key_file is None:
+    root = needed_root(root_key_file, config)
+    new_root = FileRoot.read(new_root_key_file) if new_root_key_file is not None else None
+    told = [
+        f"{path}: {_rotate(keys, root, new_root)}"
+        for path in _paths(paths, config)
+        if (keys := keys_of(path, root)) is not None
+    ]
+    if config is not None and not paths:
+        told += rotate_in_bucket(load_settings(config), root, new_root)
+    if not told:
+        raise ConfigError("nothing there has keys: the daemon makes them at its first start")
+    click.echo("\n".join(told))
+
+
+def _rotate(keys: DirectoryKeys, root: Root, new_root: Root | None) -> str:
+    if new_root is None:
         keys.save(keys.ring.rotated(root))
         return f"epoch {keys.ring.current} for new segments"
-    ring = keys.ring.rewrapped(FileRoot.read(new_root_key_file))
+    ring = keys.ring.rewrapped(new_root)
     keys.save(ring)
     keys.save(ring)  # the older copy as well: the old root opens neither
-    return f"wrapped by {new_root_key_file}"
+    return "wrapped by the new root"
 
 
 def _paths(paths: tuple[Path, ...], config: Path | None) -> list[Path]:

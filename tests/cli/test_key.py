@@ -5,18 +5,23 @@ from __future__ import annotations
 import asyncio
 import json
 import stat
+import time
 from pathlib import Path
 
 import pytest
 
 from kvstore import Client
-from kvstore.sealing import Sealing
+from kvstore.metrics import Metrics
+from kvstore.sealing import FileRoot, Sealing
+from kvstore.settings import ObjectSettings, load_settings
 from kvstore.testing.daemon import Daemon
 from kvstore.testing.root_key import root_key_in_memory
 from kvstore.testing.samples import sample_keys, sample_namespace, sample_records
+from kvstore.tier.object import ObjectTier
 from tests.cli.run import kvstore
 from tests.tier.file.frames import SEALING, expected, flip, segments
 from tests.tier.file.test_sealed import EXPECTED, fill, served
+from tests.tier.object.runs import NAMESPACE, frames, prefix_of
 
 KEY = bytes(range(32))
 
@@ -82,7 +87,7 @@ def test_a_new_root_takes_the_place_of_the_old_one(
     done = kvstore(
         "key", "rotate", str(directory), "--root-key-file", key_file, "--new-root-key-file", new
     )
-    assert f"wrapped by {new}" in done.output
+    assert "wrapped by the new root" in done.output
     assert [path.read_bytes() for path in segments(directory)] == before
     told = kvstore("key", "list", str(directory), "--root-key-file", key_file)
     assert (told.exit_code, "the root key does not open it" in told.output) == (2, True)
@@ -166,3 +171,38 @@ def test_another_tenants_directory_is_known_by_its_keys(tmp_path: Path, key_file
     fill(path, Sealing(SEALING.root, tenant_id("acme")))
     done = kvstore("verify", str(path), "--root-key-file", key_file)
     assert (done.exit_code, ": good." in done.output) == (0, True)
+
+
+def test_the_keys_of_a_bucket_are_rotated_and_rewrapped(tmp_path: Path, key_file: str) -> None:
+    async def put_one(root_key: str, prefix: str) -> None:
+        sealing = Sealing(FileRoot.read(Path(root_key)))
+        tier = ObjectTier(ObjectSettings(url=url), Metrics(), sealing=sealing)
+        tier.start()
+        try:
+            await tier.ready(time.monotonic() + 20)
+            await tier.writes.write(frames(prefix_of(prefix, 16)), time.monotonic() + 20)
+            for each in ("first", prefix):
+                found = await tier.lookups.find(
+                    NAMESPACE, prefix_of(each, 16), run_blocks=16, deadline=time.monotonic() + 20
+                )
+                assert found.blocks == 16
+        finally:
+            await tier.close()
+
+    url = f"file://{tmp_path}/bucket"
+    config, new = tmp_path / "kvstore.toml", tmp_path / "new.key"
+    tier_path = tmp_path / "tier"
+    fill(tier_path)
+    overrides = [f"file.path={tier_path}", f"object.url={url}"]
+    settings = load_settings(None, [*overrides, f"security.root_key_file={key_file}"])
+    config.write_text(settings.to_toml())
+    asyncio.run(put_one(key_file, "first"))
+    done = kvstore("key", "rotate", "--config", str(config))
+    assert "epoch 2" in done.output.splitlines()[-1]
+    assert url in done.output
+    asyncio.run(put_one(key_file, "second"))
+    kvstore("key", "create", str(new))
+    done = kvstore("key", "rotate", "--config", str(config), "--new-root-key-file", str(new))
+    assert "wrapped anew" in done.output
+    asyncio.run(put_one(str(new), "third"))
+    assert len(list((tmp_path / "bucket").rglob("keys/*"))) == 1  # the old root opens none

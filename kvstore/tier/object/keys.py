@@ -12,7 +12,7 @@ from collections.abc import Callable
 from urllib.parse import urlsplit
 
 from kvstore.model.errors import ConfigError
-from kvstore.sealing import Erasure, Keyring, Sealing
+from kvstore.sealing import Erasure, Keyring, Root, Sealing
 from kvstore.sealing.keyring import stored_root
 from kvstore.tier.object.failure import ObjectExists, ObjectGone, ObjectRefused
 from kvstore.tier.object.names import Listed, Names
@@ -66,6 +66,14 @@ class BucketKeys:
         """Begin a new epoch; return it. Raises ConfigError, and as `load`."""
         return await self._replace(lambda ring, sealing: ring.rotated(sealing.root), deadline)
 
+    async def rewrap(self, root: Root, deadline: float) -> int:
+        """Wrap the keys by another root; return the newest epoch. Raises as `rotate`."""
+        return await self._replace(lambda ring, _: ring.rewrapped(root), deadline)
+
+    async def are_there(self, deadline: float) -> bool:
+        """Say whether the tenant has keys in the bucket."""
+        return bool(await self._listed(deadline))
+
     async def destroy(self, deadline: float) -> Erasure:
         """Destroy the keys: overwrite and remove them. Nothing that they opened can be read again,
         as far as the answer says and the bucket keeps no older versions."""
@@ -92,7 +100,8 @@ class BucketKeys:
             raise ConfigError("the bucket is not encrypted: set security.root_key_file")
         await self.load(deadline)
         ring = await asyncio.to_thread(change, names.keys, sealing)
-        newest = max(map(self._number, await self._listed(deadline)))
+        found = await self._listed(deadline)
+        newest = max(map(self._number, found))
         data = ring.encode()
         try:
             await self._requests.put(
@@ -101,6 +110,8 @@ class BucketKeys:
         except ObjectExists as error:
             raise ConfigError("another daemon or command changes the keys: try again") from error
         names.ring = ring
+        # An old root must not open what an older number holds.
+        await self._requests.delete([each.name for each in found], deadline)
         return ring.current
 
     async def _create(self, sealing: Sealing, deadline: float) -> None:
