@@ -151,13 +151,14 @@ class Acquisition:
         Blocks come in prefix order, so what has come of it is a shorter one, but for its windows.
         These may take the place of blocks behind it, which nobody holds for it any more.
         """
-        came = self._planner.reach(
+        came = self._planner.match(
             ask.namespace_id,
             ask.keys[:wanted],
             ask.skip_blocks,
             in_files=ask.in_files,
             refined=ask.refined,
-        )
+            windows=False,
+        ).resident_blocks
         shorter = wanted - max(1, (wanted - ask.skip_blocks) // SHORTENED_SHARE)
         return max(ask.skip_blocks, min(came, shorter))
 

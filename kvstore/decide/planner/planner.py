@@ -163,34 +163,20 @@ class Planner:
         *,
         in_files: bool = False,
         refined: bool = False,
+        windows: bool = True,
     ) -> Match:
         """Return how long the prefix would hit now. Changes nothing.
 
         in_files: what the asker could read in files by itself counts as resident. refined: a block
-        without a fine part that it should have is a miss.
+        without a fine part that it should have is a miss. windows: False asks how far everything
+        else reaches.
         """
         namespace = self.namespace(namespace_id)
         blocks = self.index.find(namespace_id, keys)
         stored, here = _masks(namespace, blocks, in_files=in_files, refined=refined)
-        hit = longest_hit(namespace, stored, skip_blocks)
-        if here == stored:
-            return Match(hit, hit)
-        return Match(hit, longest_hit(namespace, here, skip_blocks))
-
-    def reach(
-        self,
-        namespace_id: NamespaceId,
-        keys: Sequence[BlockKey],
-        skip_blocks: int = 0,
-        *,
-        in_files: bool = False,
-        refined: bool = False,
-    ) -> int:
-        """Return how far a prefix is resident, but for what it lacks of windows. As for `match`."""
-        namespace = self.namespace(namespace_id)
-        blocks = self.index.find(namespace_id, keys)
-        _, here = _masks(namespace, blocks, in_files=in_files, refined=refined)
-        return reach(namespace, here, skip_blocks)
+        length = longest_hit if windows else reach
+        hit = length(namespace, stored, skip_blocks)
+        return Match(hit, hit if here == stored else length(namespace, here, skip_blocks))
 
     def find(
         self, namespace_id: NamespaceId, keys: Sequence[BlockKey], spans: Sequence[Span]
