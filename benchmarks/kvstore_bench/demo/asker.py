@@ -40,12 +40,12 @@ class Asker:
         self._asked: Engine | None = None
         self._answered_s = 0.0
 
-    def repeat(self, title: str, turns: Sequence[Turn], *sides: Side) -> None:
+    def repeat(self, title: str, turns: Sequence[Turn], *sides: Side, passes: int = PASSES) -> None:
         """Ask every side the turns, in several passes; answers matter in the first."""
-        for number in range(PASSES):
+        for number in range(passes):
             asked = [replace(side, answer_tokens=1) for side in sides] if number else sides
             order = asked[::-1] if number % 2 else asked
-            self.ask(f"{title}, {number + 1} of {PASSES}", turns, *order)
+            self.ask(f"{title}, {number + 1} of {passes}", turns, *order)
 
     def ask(
         self,
