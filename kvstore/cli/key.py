@@ -151,11 +151,9 @@ def rotate(
 
 def _rotate(keys: DirectoryKeys, root: Root, new_root: Root | None) -> str:
     if new_root is None:
-        keys.save(keys.ring.rotated(root))
+        keys.change(lambda ring: ring.rotated(root))
         return f"epoch {keys.ring.current} for new segments"
-    ring = keys.ring.rewrapped(new_root)
-    keys.save(ring)
-    keys.save(ring)  # the older copy as well: the old root opens neither
+    keys.change(lambda ring: ring.rewrapped(new_root), both=True)  # the old root opens neither copy
     return "wrapped by the new root"
 
 

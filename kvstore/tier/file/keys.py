@@ -7,7 +7,8 @@ the last segment whose key it wraps.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterator, Set
+from contextlib import contextmanager
 from pathlib import Path
 
 from kvstore.format.frame import WrappedKey, blob_key, open_blob, seal_blob
@@ -17,9 +18,11 @@ from kvstore.model.tenant import TenantId
 from kvstore.sealing import AeadKey, Erasure, Keyring, Root, Sealing
 from kvstore.sealing.keyring import stored_root
 from kvstore.tier.file.disk import Disk
+from kvstore.tier.file.failure import disk_errors
 from kvstore.tier.file.twin_files import Twins, destroy_twins, read_twins, write_twins
 
 KEYS = Twins("keys", "KEYS", b"kvkeys\0\1", 1 << 20, padded=True)  # the last byte: version
+LOCK_NAME = "KEYS.lock"  # held while keys are changed: a daemon and a command may both want to
 _log = logging.getLogger(__name__)
 
 
@@ -64,12 +67,41 @@ class DirectoryKeys:
         self._number = read_twins(self._disk, self._path, KEYS).number
         self._ring = ring
 
+    def change(self, change: Callable[[Keyring], Keyring], *, both: bool = False) -> None:
+        """Replace the keys by what `change` makes of those that are in the directory now.
+
+        both: the older copy as well. Raises ConfigError also while another process changes them.
+        """
+        with self._locked():
+            self._look()
+            ring = change(self.ring)
+            for _ in range(2 if both else 1):
+                self.save(ring)
+
+    def _look(self) -> None:
+        """Read the keys again if they are others than those in memory."""
+        if read_twins(self._disk, self._path, KEYS).number != self._number:
+            self.load(create=False)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        with disk_errors(f"lock the keys in {self._path}"):
+            try:
+                lock = self._disk.lock(self._path / LOCK_NAME)
+            except BlockingIOError as error:
+                raise ConfigError(
+                    f"{self._path}: another process changes its keys: try again"
+                ) from error
+        try:
+            yield
+        finally:
+            self._disk.close(lock)
+
     def new_key(self) -> AeadKey:
         """Return the key of a new segment, of the newest epoch in the directory: `kvstore key
         rotate` may have begun one since."""
         try:
-            if read_twins(self._disk, self._path, KEYS).number != self._number:
-                self.load(create=False)
+            self._look()
         except KVStoreError as error:  # say, of another root: what is in memory is still good
             _log.warning("keys=not_read path=%s reason=%r", self._path, str(error))
         return self.ring.new_key()
@@ -81,8 +113,13 @@ class DirectoryKeys:
     def retire(self, used: Set[int]) -> None:
         """Drop the epochs that no segment uses any more."""
         old = set(self.ring.epochs) - used - {self.ring.current}
-        if old:
-            self.save(self.ring.without(old))
+        if not old:
+            return
+        try:
+            self.change(lambda ring: ring.without(old))
+        except ConfigError as error:  # say, they were wrapped by another root meanwhile
+            _log.warning("keys=not_retired path=%s reason=%r", self._path, str(error))
+        else:
             _log.info("keys=retired path=%s epochs=%r", self._path, sorted(old))
 
     def seal_note(self, data: bytes, label: bytes) -> bytes:

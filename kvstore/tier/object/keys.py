@@ -99,8 +99,10 @@ class BucketKeys:
         if not isinstance(names, SealedNames) or sealing is None:
             raise ConfigError("the bucket is not encrypted: set security.root_key_file")
         await self.load(deadline)
-        ring = await asyncio.to_thread(change, names.keys, sealing)
+        # Of what is there now, and only of that: others may have changed it since it was read.
         found = await self._listed(deadline)
+        ring = await self._newest(sealing, found[:1], deadline)
+        ring = await asyncio.to_thread(change, ring, sealing)
         newest = max(map(self._number, found))
         data = ring.encode()
         try:

@@ -18,7 +18,7 @@ from kvstore.sealing import Erasure, FileRoot, Keyring, Sealing
 from kvstore.testing.tier import pages
 from kvstore.tier.file import Audit, RealDisk, WrongTag, destroy_keys
 from kvstore.tier.file.devices.note import read_note, write_note
-from kvstore.tier.file.keys import KEYS, DirectoryKeys
+from kvstore.tier.file.keys import KEYS, LOCK_NAME, DirectoryKeys
 from kvstore.tier.file.segment_file import parse_segment_name
 from kvstore.tier.file.spec_files import read_spec_files, spec_files_in, write_spec_file
 from tests.tier.file.frames import (
@@ -296,7 +296,7 @@ def test_a_new_epoch_is_used_without_a_restart_and_the_old_one_leaves(tmp_path: 
         async with opened(tmp_path, sealing=SEALING, segment_nbytes=1 << 16) as (tier, _):
             first = [await put(tier, at, f"{at}", nbytes=20_000) for at in range(1, 4)]
             beside = keys()  # what `kvstore key rotate` does
-            beside.save(beside.ring.rotated(ROOT))
+            beside.change(lambda ring: ring.rotated(ROOT))
             assert beside.ring.epochs == [1, 2]
             second = [await put(tier, at, f"{at}", nbytes=20_000) for at in range(4, 7)]
             epochs = {segment.key.wrapped.epoch for segment in tier.space.segments if segment.key}
@@ -320,6 +320,34 @@ def test_a_new_epoch_is_used_without_a_restart_and_the_old_one_leaves(tmp_path: 
         if report.needs_epoch is not None
     }
     assert set(found.ring.epochs) == used | {2}
+
+
+def test_no_change_of_keys_undoes_another(tmp_path: Path) -> None:
+    fill(tmp_path)
+
+    def keys(root: FileRoot = ROOT) -> DirectoryKeys:
+        found = DirectoryKeys(RealDisk(), tmp_path, Sealing(root))
+        found.load(create=False)
+        return found
+
+    daemon, command = keys(), keys()
+    keys().change(lambda ring: ring.rotated(ROOT))
+    command.change(lambda ring: ring.rotated(ROOT))
+    assert keys().ring.epochs == [1, 2, 3]
+    daemon.change(lambda ring: ring.rotated(ROOT))
+    daemon.retire({1, 4})
+    assert keys().ring.epochs == [1, 4]
+
+    daemon.change(lambda ring: ring.rotated(ROOT))
+    keys().change(lambda ring: ring.rewrapped(OTHER_ROOT), both=True)
+    daemon.retire(set())  # it has the old root: its keys must not replace those of the new one
+    assert keys(OTHER_ROOT).ring.epochs == [1, 4, 5]
+    assert daemon.open(daemon.new_key().wrapped) is not None
+
+    lock = RealDisk().lock(tmp_path / LOCK_NAME)
+    with pytest.raises(ConfigError, match="another process changes"):
+        keys(OTHER_ROOT).change(lambda ring: ring.rotated(OTHER_ROOT))
+    RealDisk().close(lock)
 
 
 def test_keys_that_are_destroyed_open_nothing_put_back_or_not(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from kvstore.model.block import BlockKey, NamespaceId
 from kvstore.model.errors import ConfigError
 from kvstore.model.tenant import tenant_id
-from kvstore.sealing import Erasure, FileRoot, Sealing
+from kvstore.sealing import Erasure, FileRoot, Keyring, Sealing
 from kvstore.tier.object import ObjectRead, ObjectRefused
 from kvstore.tier.object.names import TOMBSTONES, TombstoneName
 from kvstore.tier.object.tombstones import encode_tombstone
@@ -286,6 +286,25 @@ def test_a_new_epoch_is_learned_by_others_and_old_objects_stay(where: dict[str, 
                 two.tier._catalog.gone(name)
             two.clock.ahead_s += 120.0
             assert await found(two, new) == 32
+
+    run(test)
+
+
+def test_no_change_of_a_buckets_keys_undoes_another(where: dict[str, Any], tmp_path: Path) -> None:
+    async def test() -> None:
+        keys = prefix_of("between", 16)
+        async with opened(where) as one, opened(where) as two:
+            assert await one.tier.keys.rotate(one.deadline()) == 2
+            await one.write(frames(keys))
+            assert await two.tier.keys.rotate(two.deadline()) == 3
+        async with opened(where) as side:
+            assert await found(side, keys) == 32
+            keys_there = objects(tmp_path, "/keys/")
+            foreign = keys_there[0].with_name(f"{99:016x}")
+            foreign.write_bytes(Keyring.create(FileRoot(b"z" * 31 + b"y"), bytes(16)).encode())
+            with pytest.raises(ObjectRefused):
+                await side.tier.keys.rotate(side.deadline())
+            assert objects(tmp_path, "/keys/") == [*keys_there, foreign]
 
     run(test)
 
