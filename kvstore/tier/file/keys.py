@@ -139,6 +139,8 @@ def destroy_keys(disk: Disk, path: Path, root: Root, tenant: TenantId) -> Erasur
     Returns how far that holds. The daemon must not be using the directory. Raises DiskFailed.
     """
     found = read_twins(disk, path, KEYS)
-    destroy_twins(disk, path, KEYS)
     stored = stored_root(found.data) if found.number else None
-    return root.forget(tenant, stored) if stored is not None else Erasure.NONE
+    # First, because it takes what is stored: after a crash between the two it can be tried again.
+    erasure = root.forget(tenant, stored) if stored is not None else Erasure.NONE
+    destroy_twins(disk, path, KEYS)
+    return erasure

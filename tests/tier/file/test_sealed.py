@@ -376,6 +376,19 @@ def test_a_snapshot_put_back_does_not_open_when_the_service_forgot(tmp_path: Pat
         asyncio.run(served(tmp_path / "snapshot", sealing))
 
 
+def test_keys_are_still_there_when_the_service_is_told_to_forget_them(tmp_path: Path) -> None:
+    class Crashes(Forgetful):
+        def forget(self, tenant: bytes, stored: bytes) -> Erasure:
+            raise KeyboardInterrupt
+
+    fill(tmp_path, Sealing(Crashes(), ACME))
+    with pytest.raises(KeyboardInterrupt):
+        destroy_keys(RealDisk(), tmp_path, Crashes(), ACME)
+    root = Forgetful()
+    assert destroy_keys(RealDisk(), tmp_path, root, ACME) is Erasure.FORGOTTEN
+    assert root.gone == {ACME}
+
+
 class Forgetful(FileRoot):
     """A service that keeps a secret of each tenant, and forgets it when it is told to."""
 
