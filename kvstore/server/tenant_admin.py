@@ -43,6 +43,7 @@ class TenantAdmin:
         self._host = host
         self._unhost = unhost
         self._changing = asyncio.Lock()
+        self._deleting: set[asyncio.Task[Removed]] = set()
 
     async def add(self, name: str, assignments: Sequence[str]) -> Path:
         """Serve one more tenant until the daemon ends; return the path of its socket.
@@ -63,6 +64,7 @@ class TenantAdmin:
                 self._tenants.remove(name)
                 await self._unhost(name, 0.0)
                 await tenant.store.close(0.0)
+                self._tenants.gone(name)
                 raise
             self._config.adopt(wanted)
         logger.info("tenant=added name=%s socket=%s", name, path)
@@ -83,8 +85,15 @@ class TenantAdmin:
     async def delete(self, name: str) -> Removed:
         """End a tenant's sessions, destroy its keys, and delete what is stored of it.
 
-        Raises InvalidRequest for one that is not there, or that is the operator's.
+        It goes on if the caller is gone. Raises InvalidRequest for one that is not there, or that
+        is the operator's.
         """
+        task = asyncio.create_task(self._delete(name))
+        self._deleting.add(task)
+        task.add_done_callback(self._deleting.discard)
+        return await asyncio.shield(task)
+
+    async def _delete(self, name: str) -> Removed:
         async with self._changing:
             if name == DEFAULT_TENANT:
                 raise InvalidRequest("default is the operator's: `kvstore clear --all` empties it")
@@ -94,9 +103,9 @@ class TenantAdmin:
             blocks = tenant.store.report.stats()["blocks"]
             await self._unhost(name, DELETE_S)
             self._tenants.remove(name)
-            left, erased = "", "none"
+            left, erased = "", []
             try:
-                erased = await tenant.store.erase_objects(DELETE_S)
+                erased.append(await tenant.store.erase_objects(DELETE_S))
             except KVStoreError as error:
                 left = f"its objects in the bucket are still there: {error}"
             await tenant.store.close(0.0)
@@ -104,13 +113,19 @@ class TenantAdmin:
             own = settings_of_tenant(self._config.settings, tenant.settings)
             for path in own.file.paths:
                 try:
-                    erased = await asyncio.to_thread(self._tenants.erase, Path(path), name)
+                    erased.append(await asyncio.to_thread(self._tenants.erase, Path(path), name))
                 except (KVStoreError, OSError) as error:
                     left = f"{left}; {path}: {error}".lstrip("; ")
+            self._tenants.gone(name)
             kept = [each for each in self._config.settings.tenants if each.name != name]
             with contextlib.suppress(ConfigError):
                 self._config.adopt(self._config.without(kept))
-        logger.info(
-            "tenant=deleted name=%s blocks=%d erased=%s left=%r", name, blocks, erased, left
-        )
-        return Removed(blocks, erased, left)
+        done = Removed(blocks, least_erased(erased), left)
+        logger.info("tenant=deleted name=%s blocks=%d erased=%s left=%r", name, *done)
+        return done
+
+
+def least_erased(places: Sequence[str]) -> str:
+    """Return how far nothing can be read again of what was in some places. Where there were no keys
+    there was nothing, or nothing was encrypted anywhere."""
+    return next((each for each in ("backups", "forgotten") if each in places), "none")

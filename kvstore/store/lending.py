@@ -124,6 +124,7 @@ class Lending:
         self._wake = asyncio.Event()  # somebody has no room
         self.overshoot_nbytes = 0  # at the worst moment that was looked at
         self._parts: dict[str, Part] = {}
+        self._leaving: dict[str, int] = {}  # bytes that may still be held by who is being closed
         self._used: dict[str, int] = {}
         self._asked: dict[str, int] = {}
 
@@ -131,9 +132,22 @@ class Lending:
         self._settled = False
         self._parts[name] = part
 
+    def leave(self, name: str) -> None:
+        """Move the room of who is about to be closed no more; it is lent after `remove`."""
+        part = self._parts.pop(name, None)
+        if part is not None:
+            self._leaving[name] = max(part.held, part.cap)
+
     def remove(self, name: str) -> None:
-        for each in (self._parts, self._used, self._asked):
+        """Lend what somebody had, who holds nothing any more."""
+        self._settled = False
+        for each in (self._parts, self._leaving, self._used, self._asked):
             each.pop(name, None)
+
+    @property
+    def _whole_bytes(self) -> int:
+        """What those who stay have together."""
+        return self.capacity_bytes - sum(self._leaving.values())
 
     def part(self, name: str) -> Part | None:
         return self._parts.get(name)
@@ -157,15 +171,15 @@ class Lending:
         """Move caps towards what is needed, as far as that goes now."""
         parts = list(self._parts.values())
         self.overshoot_nbytes = max(
-            self.overshoot_nbytes, sum(each.held for each in parts) - self.capacity_bytes
+            self.overshoot_nbytes, sum(each.held for each in parts) - self._whole_bytes
         )
         claims = [self._claim(name, part) for name, part in self._parts.items()]
         before = [claim.cap for claim in claims]
-        targets = [_step(each) for each in caps_for(self.capacity_bytes, claims)]
+        targets = [_step(each) for each in caps_for(self._whole_bytes, claims)]
         lowered = [min(cap, target) for cap, target in zip(before, targets, strict=True)]
         _set(parts, before, lowered)
         held = [part.held for part in parts]
-        higher = raised(self.capacity_bytes, held, lowered, targets)
+        higher = raised(self._whole_bytes, held, lowered, targets)
         now = [_step(each) for each in higher]
         _set(parts, lowered, now)
         self._settled = now == before
@@ -188,7 +202,7 @@ class Lending:
         while True:
             self.look()
             others = sum(part.held for each, part in self._parts.items() if each != name)
-            if others + self._parts[name].cap <= self.capacity_bytes:
+            if others + self._parts[name].cap <= self._whole_bytes:
                 return True
             if time.monotonic() >= deadline:
                 return False

@@ -139,6 +139,8 @@ class Tenants:
         """Open the store of a tenant that came while others run: its room is given back to it
         first, so it begins with little."""
         growth = tenant.store.arena.growth
+        if (file := self.file.part(tenant.name)) is not None:
+            file.set_cap(file.least)
         if not tenant.store.arena.sealed:
             growth.set_capacity(min(growth.capacity_bytes, STEP_NBYTES))
         elif not await self.dram.given_back(tenant.name):
@@ -213,13 +215,17 @@ class Tenants:
             if (found := self._by_name.get(each.name)) is not None:
                 yield found, settings_of_tenant(settings, each)
 
-    def remove(self, name: str) -> Tenant:
-        """Forget a tenant; the caller closes its store."""
-        found = self.get(name)
+    def remove(self, name: str) -> None:
+        """Forget a tenant; the caller closes its store, and then says that it is `gone`."""
+        self.get(name)
         del self._by_name[name]
+        self.dram.leave(name)
+        self.file.leave(name)
+
+    def gone(self, name: str) -> None:
+        """Lend to others what a tenant had that is closed and holds nothing."""
         self.dram.remove(name)
         self.file.remove(name)
-        return found
 
 
 def settings_of_tenant(settings: Settings, tenant: TenantSettings) -> Settings:

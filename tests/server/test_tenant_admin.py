@@ -5,16 +5,24 @@ from __future__ import annotations
 import itertools
 import json
 import subprocess
+import threading
+import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 
+import grpc
 import pytest
 
 from kvstore import Client
 from kvstore.model.errors import ConfigError, InvalidRequest, KVStoreError, Unauthorized
 from kvstore.model.tenant import tenant_id
+from kvstore.rpc.v1 import kvstore_pb2 as pb
+from kvstore.rpc.v1.kvstore_pb2_grpc import KVStoreStub
+from kvstore.server.tenant_admin import least_erased
 from kvstore.testing.daemon import Daemon
 from kvstore.testing.samples import sample_keys, sample_namespace, sample_records
 from kvstore.testing.wait import until
+from tests.server.every_method import OPTIONS
 
 NAMESPACE = sample_namespace()
 KEYS = sample_keys("admin", 8)
@@ -70,6 +78,34 @@ def test_a_deleted_tenant_that_comes_again_finds_nothing(daemon: Daemon) -> None
             assert client.match(NAMESPACE.id, KEYS).hit_blocks == 0
             assert client.put(NAMESPACE.id, KEYS, RECORDS, durable=True).durable
         kvstore(daemon, "delete", "late", "--yes")
+
+
+def test_a_deletion_goes_on_when_who_asked_for_it_is_gone(daemon: Daemon) -> None:
+    path = json.loads(kvstore(daemon, "add", "late", *SMALL, "--json"))["socket"]
+    go_on = threading.Event()
+
+    def nothing_yet() -> Iterator[pb.PutRequest]:
+        go_on.wait(20)
+        yield from ()
+
+    def is_running() -> bool:
+        with urllib.request.urlopen(f"http://127.0.0.1:{daemon.metrics_port}/metrics") as answer:
+            return b'kvstore_rpcs_running{tenant="late"} 1.0' in answer.read()
+
+    with channel(path) as late, channel(daemon.socket) as own:
+        put = KVStoreStub(late).Put.future(nothing_yet())  # the deletion waits for it
+        until(is_running)
+        with pytest.raises(grpc.RpcError, match="DEADLINE_EXCEEDED"):
+            KVStoreStub(own).DeleteTenant(pb.DeleteTenantRequest(name="late"), timeout=0.5)
+        go_on.set()
+        put.cancel()
+    directory = daemon.directory / "file/tenants" / tenant_id("late").hex()
+    until(lambda: not directory.exists(), 20)
+    until(lambda: set(json.loads(kvstore(daemon, "list", "--json"))) == {"first"})
+
+
+def channel(path: Path | str) -> grpc.Channel:
+    return grpc.insecure_channel(f"unix:{path}", options=OPTIONS)
 
 
 def test_what_cannot_be_added_changes_nothing(daemon: Daemon) -> None:
@@ -130,3 +166,10 @@ def test_room_that_others_borrowed_is_given_back_to_a_tenant_that_comes() -> Non
                     assert done.committed == 8
                 assert late.match(namespace.id, keys).hit_blocks == len(keys)
         daemon.stop()
+
+
+def test_an_erasure_is_no_more_than_the_least_of_its_places() -> None:
+    assert least_erased(["backups", "forgotten"]) == "backups"
+    assert least_erased(["forgotten", "backups", "none"]) == "backups"
+    assert least_erased(["none", "forgotten"]) == "forgotten"
+    assert least_erased(["none", "none"]) == least_erased([]) == "none"

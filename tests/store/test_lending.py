@@ -1,0 +1,73 @@
+"""Room that moves between tenants, seen from its bookkeeping alone."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvstore.daemon import wire_store
+from kvstore.metrics import Metrics
+from kvstore.settings import load_settings, overridden
+from kvstore.store.lending import Lending
+from kvstore.store.tenants import Tenants
+
+MIB = 1 << 20
+
+
+@dataclass
+class Room:
+    """A part that gives back at once what its cap does not allow. Sizes in MiB."""
+
+    guaranteed: int
+    used: int
+    cap: int
+    most: int = 100 * MIB
+    weight: float = 1.0
+    least: int = MIB
+
+    @property
+    def held(self) -> int:
+        return self.used
+
+    def set_cap(self, nbytes: int) -> None:
+        self.cap = nbytes
+        self.used = min(self.used, nbytes)
+
+
+def test_room_of_one_that_is_being_closed_is_not_lent() -> None:
+    lending = Lending(100 * MIB)
+    stays, leaves = Room(10 * MIB, 40 * MIB, 40 * MIB), Room(10 * MIB, 60 * MIB, 60 * MIB)
+    lending.add("stays", stays)
+    lending.add("leaves", leaves)
+    lending.leave("leaves")
+    for _ in range(10):
+        stays.used = stays.cap
+        lending.look()
+    assert stays.cap == 40 * MIB
+    assert lending.overshoot_nbytes == 0
+    lending.remove("leaves")
+    for _ in range(10):
+        stays.used = stays.cap
+        lending.look()
+    assert stays.cap == 100 * MIB
+
+
+def test_a_tenant_that_comes_may_at_first_store_no_more_than_a_segment(tmp_path: Path) -> None:
+    given = (f"file.path={tmp_path}", "file.capacity=4GiB", "tenants.first.file.guaranteed=1GiB")
+    settings = load_settings(None, given)
+
+    async def main() -> None:
+        tenants = Tenants(settings, wire_store, Metrics())
+        await tenants.start()
+        wanted = overridden(settings, ["tenants.late.file.guaranteed=1GiB"])
+        late = tenants.add(wanted, wanted.tenants[1])
+        await tenants.start_one(late)
+        part = tenants.file.part("late")
+        assert part is not None
+        assert part.cap == settings.file.segment_bytes  # the first may have borrowed the others
+        tenants.file.look()
+        assert part.cap >= part.least
+        await tenants.close(0.0)
+
+    asyncio.run(main())
