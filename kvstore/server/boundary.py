@@ -6,7 +6,15 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections import Counter
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterator,
+    Mapping,
+)
 from typing import Any, NamedTuple, TypeAlias
 
 import grpc
@@ -162,6 +170,8 @@ class Boundary(_Calls, grpc.aio.ServerInterceptor):
         for one whose tenant is not here. None: the service that the gRPC server has."""
         super().__init__(metrics, tracing, audit)
         self.revocation = Revocation()
+        self.calls_max_of: Mapping[str, int] = {}  # by tenant, where several call at one listener
+        self._running_of: Counter[str] = Counter()
         self._identity = identity
         self._service_of = service_of
         self._wrapped: dict[str, Handler] = {}
@@ -210,10 +220,11 @@ class Boundary(_Calls, grpc.aio.ServerInterceptor):
         async def work(data: Any, context: Context) -> Any:
             admitted, request = self._let_in(method, data, context, read)
             answer, still_valid = self._behaviour(method, behaviour, admitted)
-            if still_valid is None:
-                return await answer(request, context)
-            with self.revocation.watched(still_valid):
-                return await answer(request, context)
+            with self._counted(admitted.principal.tenant):
+                if still_valid is None:
+                    return await answer(request, context)
+                with self.revocation.watched(still_valid):
+                    return await answer(request, context)
 
         return work
 
@@ -221,7 +232,11 @@ class Boundary(_Calls, grpc.aio.ServerInterceptor):
         async def work(data: Any, context: Context) -> AsyncGenerator[Any, None]:
             admitted, request = self._let_in(method, data, context, read)
             answer, still_valid = self._behaviour(method, behaviour, admitted)
-            async with contextlib.aclosing(answer(request, context)) as replies:
+            async with contextlib.AsyncExitStack() as stack:
+                stack.enter_context(self._counted(admitted.principal.tenant))
+                replies = await stack.enter_async_context(
+                    contextlib.aclosing(answer(request, context))
+                )
                 if still_valid is None:
                     async for reply in replies:
                         yield reply
@@ -234,6 +249,23 @@ class Boundary(_Calls, grpc.aio.ServerInterceptor):
                         running.check()
 
         return work
+
+    @contextlib.contextmanager
+    def _counted(self, tenant: str) -> Iterator[None]:
+        """Run a call inside. Raises Unavailable if its tenant has as many as it may have."""
+        if not self.calls_max_of:
+            yield
+            return
+        most = self.calls_max_of.get(tenant, 0)
+        if self._running_of[tenant] >= most:
+            raise Unavailable(f"{most} calls of this tenant are answered", reason="quota")
+        self._running_of[tenant] += 1
+        try:
+            yield
+        finally:
+            self._running_of[tenant] -= 1
+            if not self._running_of[tenant]:
+                del self._running_of[tenant]
 
     def _let_in(
         self, method: str, data: Any, context: Context, read: Callable[[Any], Any]

@@ -205,9 +205,15 @@ class Server:
     def bound_calls(self) -> None:
         """Give each tenant its part of the calls that may be answered at once, by weight."""
         weights = {each.name: each.settings.weight for each in self._tenants if each.settings}
+        whole = sum(weights.values())
+        most = {
+            name: max(CALLS_MIN, int(CALLS_ALL * weight / whole))
+            for name, weight in weights.items()
+        }
         for name, listener in self._listeners.items():
-            share = weights.get(name, 1.0) / sum(weights.values())
-            listener.boundary.calls_max = max(CALLS_MIN, int(CALLS_ALL * share))
+            listener.boundary.calls_max = most[name]
+        if most:  # the operator's own service has calls of no tenant
+            self._tcp.boundary.calls_max_of = {DEFAULT_TENANT: CALLS_MIN} | most
 
     def _listener_of(self, tenant: Tenant) -> UnixListener:
         """Return the listener of a tenant's own sockets."""
