@@ -189,8 +189,9 @@ class AuditLog:
     def refused(
         self, method: str, principal: Principal | None, peer: str, reason: str, why: str
     ) -> None:
-        """Note a call that was refused; of one peer a few a second, the others as a sum."""
-        if self._refusals.note(peer):
+        """Note a call that was refused; of one peer and tenant a few a second, the others as a
+        sum."""
+        if self._refusals.note(peer, principal.tenant if principal else ""):
             fields = _call(method, principal, peer, "refused")
             self._put(fields | {"reason": reason, "why": why[:TEXT_CHARS_MAX]})
 
@@ -212,8 +213,9 @@ class AuditLog:
                 batch, closed, dropped = list(self._queue), self._closed, self._dropped
                 self._queue.clear()
             now = round(time.time(), 3)
-            for peer, more in self._refusals.sums(everything=closed):
-                batch.append({"time": now, "event": "refusals", "peer": peer, "more": more})
+            for (peer, tenant), more in self._refusals.sums(everything=closed):
+                summed = {"event": "refusals", "tenant": tenant, "peer": peer, "more": more}
+                batch.append({"time": now} | summed)
             if batch:
                 self._write(batch, dropped)
             if closed:
@@ -248,31 +250,32 @@ class AuditLog:
 
 
 class Refusals:
-    """Counts refusals of each peer, by the second."""
+    """Counts refusals of each peer and tenant, by the second. A unix socket is one peer for all."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._lock = threading.Lock()
         self._second = 0
-        self._counts: dict[str, int] = {}
+        self._counts: dict[tuple[str, str], int] = {}
 
-    def note(self, peer: str) -> bool:
+    def note(self, peer: str, tenant: str) -> bool:
         """Count one; tell whether it gets a line of its own."""
+        who = peer, tenant
         with self._lock:
-            if peer not in self._counts and len(self._counts) >= PEERS_MAX:
-                peer = "others"
-            self._counts[peer] = self._counts.get(peer, 0) + 1
-            return self._counts[peer] <= REFUSALS_MAX
+            if who not in self._counts and len(self._counts) >= PEERS_MAX:
+                who = "others", tenant
+            self._counts[who] = self._counts.get(who, 0) + 1
+            return self._counts[who] <= REFUSALS_MAX
 
-    def sums(self, *, everything: bool = False) -> list[tuple[str, int]]:
-        """Return (peer, refusals without a line) of the second that is over."""
+    def sums(self, *, everything: bool = False) -> list[tuple[tuple[str, str], int]]:
+        """Return ((peer, tenant), refusals without a line) of the second that is over."""
         with self._lock:
             second = int(self._now())
             if second == self._second and not everything:
                 return []
             self._second = second
             counts, self._counts = self._counts, {}
-        return [(peer, n - REFUSALS_MAX) for peer, n in counts.items() if n > REFUSALS_MAX]
+        return [(who, n - REFUSALS_MAX) for who, n in counts.items() if n > REFUSALS_MAX]
 
 
 def open_audit(settings: SecuritySettings, written: Callable[[str, int], None]) -> AuditLog | None:

@@ -23,12 +23,12 @@ from google.protobuf.message import DecodeError
 
 from kvstore.metrics import Metrics
 from kvstore.model.errors import InvalidRequest, KVStoreError, Unauthorized, Unavailable
-from kvstore.model.tenant import Principal
+from kvstore.model.tenant import Principal, Role
 from kvstore.rpc.status import status_of
 from kvstore.server import rights
 from kvstore.server.audit import AuditLog
 from kvstore.server.audited import audited, peer_of_call
-from kvstore.server.identity import CALLER, Admitted, Identity
+from kvstore.server.identity import CALLER, Admitted, Fixed, Identity
 from kvstore.server.revocation import Revocation
 from kvstore.server.tracing import Tracing, fail
 
@@ -60,6 +60,7 @@ class _Calls:
         self._idle.set()
         self._draining = False
         self.calls_max = 0  # answered at once; 0: as many as come
+        self._nobody: Principal | None = None  # of this listener, where it is one tenant's
 
     async def drain(self, timeout_s: float) -> bool:
         """Refuse new calls and wait for those that run. Returns whether all ended in time."""
@@ -136,7 +137,7 @@ class _Calls:
         reason = error.reason if isinstance(error, Unavailable | Unauthorized) else ""
         self._metrics.rpc_errors.labels(method, type(error).__name__, reason).inc()
         if self._audit is not None and isinstance(error, Unauthorized):
-            principal = CALLER.get(None)
+            principal = CALLER.get(self._nobody)
             self._audit.refused(method, principal, peer_of_call(context), reason, str(error))
 
     def _translate(self, call: _Call, error: Exception) -> KVStoreError:
@@ -173,6 +174,8 @@ class Boundary(_Calls, grpc.aio.ServerInterceptor):
         self.calls_max_of: Mapping[str, int] = {}  # by tenant, where several call at one listener
         self._running_of: Counter[str] = Counter()
         self._identity = identity
+        if isinstance(identity, Fixed):
+            self._nobody = identity.principal._replace(name="", role=Role.READER)
         self._service_of = service_of
         self._wrapped: dict[str, Handler] = {}
 

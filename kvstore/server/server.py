@@ -327,7 +327,7 @@ class Server:
                 not_alive=self._health.not_alive,
                 not_ready=self._health.not_ready,
                 tls=certificates.http_context if certificates else None,
-                check=None if is_loopback(address[0]) else self._access.check_metrics,
+                check=None if is_loopback(address[0]) else self._check_metrics,
             )
         except OSError as error:
             raise ConfigError(
@@ -338,8 +338,21 @@ class Server:
         self.metrics_port = http.port
         stack.push_async_callback(asyncio.to_thread, http.close)
 
-    def _trouble(self) -> str:
-        """Return why clients should not ask this daemon now."""
+    def _check_metrics(
+        self, authorization: str, names: tuple[str, ...] | None, host: str, tenant: str
+    ) -> None:
+        """See `TcpAccess.check_metrics`; count who is refused."""
+        try:
+            self._access.check_metrics(authorization, names, host, tenant)
+        except Unauthorized as error:
+            self._metrics.rpc_errors.labels("metrics", "Unauthorized", error.reason).inc()
+            if self.audit is not None:
+                self.audit.refused("metrics", None, host, error.reason, str(error))
+            raise
+
+    def _trouble(self, *, named: bool = False) -> str:
+        """Return why clients should not ask this daemon now. named: of which tenant it is; no word
+        for those who show no credential."""
         if self._draining:
             return "draining: the daemon is shutting down"
         if not self._serving:
@@ -349,6 +362,8 @@ class Server:
             return troubles[0][1]
         if not all(trouble for _, trouble in troubles):
             return ""  # most of its clients are better served here than elsewhere
+        if not named:
+            return "no tenant can be served now: see the daemon's log"
         return "; ".join(f"tenant {name}: {trouble}" for name, trouble in troubles)
 
     def _registry_of(self, name: str) -> CollectorRegistry | None:
@@ -370,7 +385,7 @@ class Server:
             logger.info("node=ready")
         self._unready = self._serving and not self._draining and not ready
         if self._unready:
-            logger.warning("node=not_ready reason=%r", self._trouble())
+            logger.warning("node=not_ready reason=%r", self._trouble(named=True))
 
 
 def _is_shared(tenant: Tenant) -> bool:

@@ -104,6 +104,24 @@ def test_refusals_are_told_and_beyond_ten_a_second_summed(site: Site) -> None:
     assert site.token not in site.log.read_text()
 
 
+def test_refusals_of_one_tenant_hide_none_of_another(tmp_path: Path) -> None:
+    log = tmp_path / "audit.jsonl"
+    tenants = [f"tenants.{name}.dram.guaranteed=16MiB" for name in ("noisy", "quiet")]
+    with Daemon(f"security.audit={log}", *tenants, file=False) as daemon:
+        daemon.start()
+        for tenant, times in (("noisy", 100), ("quiet", 1)):
+            path = daemon.socket.parent / tenant / "kvstore.sock"
+            with grpc.insecure_channel(f"unix:{path}", options=OPTIONS) as channel:
+                for _ in range(times):
+                    assert ask(channel, "GetConfig") == UNAUTHORIZED
+        until(lambda: any(line.get("event") == "refusals" for line in read(log)), 5)
+        (quiet,) = (line for line in of_method(log, "GetConfig") if line["tenant"] == "quiet")
+        assert (quiet["outcome"], quiet["peer"]) == ("refused", "unix")
+        summed = [line["tenant"] for line in read(log) if line.get("event") == "refusals"]
+        assert set(summed) == {"noisy"}
+        daemon.stop()
+
+
 def test_changes_of_credentials_are_told(site: Site) -> None:
     site.issuer.issue(Role.READER)
     until(lambda: any(line.get("what") == "tokens" for line in read(site.log)), 5)

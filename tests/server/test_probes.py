@@ -116,6 +116,23 @@ def put_more(client: Client, wait_s: float) -> int:
     return client.put(SPEC.id, OTHERS, [bytes(MIB)] * len(OTHERS), wait_s=wait_s).refused
 
 
+def test_probes_name_no_tenant() -> None:
+    tenant = ("dram.capacity=64MiB", "tenants.secret.dram.guaranteed=64MiB")
+    with Daemon("limits.leased_fraction=1", *tenant, file=False) as daemon:
+        daemon.start()
+        with Client(f"unix:{daemon.socket.parent / 'secret/kvstore.sock'}") as client:
+            lease_everything(client)
+            put_more(client, 0.0)
+
+            def refused() -> bool:
+                assert put_more(client, 0.0)
+                return ask(daemon.metrics_port, "/readyz")[0] == 503
+
+            until(refused, 15)
+            assert ask(daemon.metrics_port, "/readyz")[1].startswith("no tenant can be served")
+            assert "tenant secret: no tier takes writes" in daemon.log.read_text()
+
+
 def test_a_daemon_whose_arena_clients_hold_is_not_ready_until_they_let_go() -> None:
     with (
         Daemon("limits.leased_fraction=1", file=False) as daemon,

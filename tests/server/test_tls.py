@@ -301,9 +301,9 @@ def test_the_metrics_port_speaks_https(tokens: Site) -> None:
 
 
 def test_beyond_loopback_metrics_take_a_credential_and_probes_do_not(tmp_path: Path) -> None:
-    site = Site(
-        tmp_path, "server.metrics_listen=0.0.0.0:0", "server.listen=0.0.0.0:0", mutual=False
-    )
+    audit = tmp_path / "audit.jsonl"
+    listens = ("server.metrics_listen=0.0.0.0:0", "server.listen=0.0.0.0:0")
+    site = Site(tmp_path, *listens, f"security.audit={audit}", mutual=False)
     with site.daemon.start():
         with site.client(token_file=site.token) as client:
             assert client.admin.whoami().role is Role.WRITER
@@ -318,6 +318,11 @@ def test_beyond_loopback_metrics_take_a_credential_and_probes_do_not(tmp_path: P
             lambda: opened(f"{url}/metrics", context, Authorization=f"Bearer {operator}")[0] == 200,
             5,
         )
+        _, told = opened(f"{url}/metrics", context, Authorization=f"Bearer {operator}")
+        refused = 'method="metrics",reason="role"} 1.0'
+        assert refused in told
+        until(lambda: '"method":"metrics","outcome":"refused"' in audit.read_text())
+        assert writer.strip() not in audit.read_text()
 
 
 @pytest.mark.parametrize(
