@@ -41,6 +41,7 @@ class TokenFile:
         self._reloaded = reloaded
         self._watched = Watched(path)
         self._watched.changed()
+        self._problem = ""
         self._tokens = Tokens(read_tokens(path))
 
     def find(self, token: Shown, now: float) -> Principal | None:
@@ -51,15 +52,21 @@ class TokenFile:
         return Principal(entry.tenant, f"token {entry.id}", role_of(entry.role))
 
     async def look(self) -> None:
-        """Read the file if it has changed. One that is wrong leaves the tokens as they are."""
+        """Read the file if it has changed. One that is wrong leaves the tokens as they are, and is
+        read again until it is right: a token may have been revoked in it."""
         if not await asyncio.to_thread(self._watched.changed):
             return
+        before = self._problem
         try:
             self._tokens = Tokens(await asyncio.to_thread(read_tokens, self._path))
         except ConfigError as error:
-            logger.warning("tokens=not_reloaded reason=%r", str(error))
-            self._reloaded("tokens", str(error))
+            self._watched.again()
+            self._problem = str(error)
+            if self._problem != before:
+                logger.warning("tokens=not_reloaded reason=%r", self._problem)
+                self._reloaded("tokens", self._problem)
         else:
+            self._problem = ""
             logger.info("tokens=reloaded tokens=%d", len(self._tokens))
             self._reloaded("tokens", "ok")
 

@@ -41,6 +41,7 @@ class Certificates:
         self._watched = Watched(*(Path(name) for name in names if name))
         self._lock = threading.Lock()
         self._watched.changed()
+        self._problem = ""
         self._files = self._read()
         self._told = self._files  # what gRPC has
         self._context = self._http_context(self._files)
@@ -58,7 +59,7 @@ class Certificates:
         return self._context
 
     def look(self) -> None:
-        """Read the files again if they have changed."""
+        """Read the files again if they have changed, until they are right."""
         with self._lock:
             if not self._watched.changed():
                 return
@@ -67,11 +68,15 @@ class Certificates:
                 self._context = self._http_context(files)
                 self._files = files
             except ConfigError as error:
-                logger.warning("certificate=not_reloaded reason=%r", str(error))
-                told = str(error)
+                self._watched.again()
+                before, self._problem = self._problem, str(error)
+                if self._problem == before:
+                    return
+                logger.warning("certificate=not_reloaded reason=%r", self._problem)
             else:
+                self._problem = ""
                 logger.info("certificate=reloaded path=%s", self._settings.cert)
-                told = "ok"
+            told = self._problem or "ok"
         self._reloaded("certificate", told)
 
     def _fetch(self) -> grpc.ServerCertificateConfiguration | None:

@@ -28,10 +28,14 @@ class Watched:
 
     def __init__(self, *paths: Path) -> None:
         self.paths = paths
-        self._stamp: Stamp | None = None
+        self._stamp: Stamp | None = None  # never what `stamp_of` returns
 
     def changed(self) -> bool:
         """Tell whether they are others than at the last call, or were never looked at."""
         stamp = stamp_of(self.paths)
         changed, self._stamp = stamp != self._stamp, stamp
         return changed
+
+    def again(self) -> None:
+        """Let the next `changed` say so, because what is there could not be taken."""
+        self._stamp = None

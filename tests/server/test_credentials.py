@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import resource
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +14,8 @@ import pytest
 from kvstore import Client
 from kvstore.model.tenant import Role
 from kvstore.server import rights
-from kvstore.system.token_file import changing, make_token
+from kvstore.server.credentials import TokenFile
+from kvstore.system.token_file import changing, make_token, shown
 from kvstore.testing.daemon import Daemon
 from kvstore.testing.samples import sample_keys, sample_namespace, sample_records
 from kvstore.testing.wait import until
@@ -230,6 +233,32 @@ def test_a_file_that_is_wrong_leaves_the_tokens_as_they_are(
     issuer.path.chmod(0o600)
     late = issuer.issue(Role.READER)
     until(lambda: ask(channel, "WhoAmI", bearer(late)) == "answered", 5)
+
+
+def test_a_token_that_was_revoked_while_the_file_could_not_be_read_is_not_let_in_later(
+    tmp_path: Path,
+) -> None:
+    issuer, told = Issuer(tmp_path), list[str]()
+    token = issuer.issue(Role.READER)
+    file = TokenFile(issuer.path, lambda _, outcome: told.append(outcome))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    async def main() -> None:
+        await file.look()
+        assert file.find(shown(token), time.time()) is not None
+        issuer.revoke(token)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))  # no descriptor is left
+        try:
+            for _ in range(3):
+                await file.look()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        await file.look()
+
+    asyncio.run(main())
+    assert file.find(shown(token), time.time()) is None
+    assert len(told) == 2  # said once, and that it is over
+    assert told[1] == "ok"
 
 
 def test_a_daemon_does_not_start_with_tokens_that_others_may_read(tmp_path: Path) -> None:
