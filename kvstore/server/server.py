@@ -258,7 +258,7 @@ class Server:
         assert isinstance(service, SharingService)
         assert shared.store is not None
         assert isinstance(shared.service, Service)
-        service.share(shared.store, shared.service)
+        service.share(shared.store, shared.service, lambda: len(self._tenants))
         return Served(tenant.store, service, epoch, tenant.metrics, [shared])
 
     def _all_tenants(self) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 from kvstore.decide.planner import SessionId
 from kvstore.metrics import Metrics
 from kvstore.model.block import (
+    KEY_NBYTES,
     Grant,
     Namespace,
 )
@@ -124,7 +125,10 @@ class Service(AdminCalls):
             load_s=match.load_s,
         )
 
-    async def Acquire(self, request: pb.AcquireRequest, context: Context) -> pb.GrantReply:
+    async def Acquire(
+        self, request: pb.AcquireRequest, context: Context, *, is_guest: bool = False
+    ) -> pb.GrantReply:
+        """is_guest: it is of another tenant, of which only what it finds here may be recorded."""
         if request.readers > READERS_MAX:
             raise InvalidRequest(f"{request.readers} readers; the limit is {READERS_MAX}")
         if len(request.request_id) > REQUEST_ID_CHARS_MAX:
@@ -145,7 +149,7 @@ class Service(AdminCalls):
             refined=request.refined,
         )
         if self._recorder.listening:
-            self._note(request, grant)
+            self._note(request, grant, grant.hit_blocks if is_guest else None)
         return await self._granted(grant, session, context)
 
     async def Reserve(self, request: pb.ReserveRequest, context: Context) -> pb.GrantReply:
@@ -230,14 +234,15 @@ class Service(AdminCalls):
             durable=await self._store.puts.flush(self._requests.wait_s(request.wait_s))
         )
 
-    def _note(self, request: pb.AcquireRequest, grant: Grant) -> None:
-        """Tell who records of a prefix that was asked for. Parts of it are nobody's request."""
+    def _note(self, request: pb.AcquireRequest, grant: Grant, blocks: int | None) -> None:
+        """Tell who records of the first blocks of a prefix that was asked for, None for all. Parts
+        of it are nobody's request."""
         if request.keys and not request.spans:
             self._recorder.note(
                 engine=self._store.sessions.number(SessionId(request.session)),
                 namespace_id=request.namespace_id,
                 namespace=self._store.namespaces.get(namespace_id_of(request.namespace_id)),
-                keys=request.keys,
+                keys=request.keys[: blocks * KEY_NBYTES] if blocks is not None else request.keys,
                 hit_blocks=grant.hit_blocks,
                 request_id=request.request_id,
                 session_id=request.session_id,

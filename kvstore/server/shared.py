@@ -2,14 +2,15 @@
 
 The shared tenant's arena is sealed, so its readers can map it without being able to change it. A
 reader has a session of its own there, which names nobody, and which ends with its own one. Nothing
-but keys is told to the shared tenant: no request, no conversation.
+but keys is told to the shared tenant: no request, no conversation; and who records there is told
+the keys that were found. Each tenant's readers may have a part of its sessions and leases.
 """
 # ruff: noqa: N802  the methods carry the names the .proto gives them
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,8 +36,9 @@ class _Guest:
 class SharingService(Service):
     """The service of a tenant beside a shared one. `share` with it before the first call."""
 
-    def share(self, store: Store, service: Service) -> None:
-        """store, service: the shared tenant's."""
+    def share(self, store: Store, service: Service, tenants: Callable[[], int]) -> None:
+        """store, service: the shared tenant's. tenants: how many there are, that one included."""
+        self._tenants_now = tenants
         self._public_store = store
         self._public = service
         self._guests: dict[int, _Guest] = {}
@@ -47,10 +49,14 @@ class SharingService(Service):
         public = await self._match(request, context)
         return public if public.hit_blocks > own.hit_blocks else own
 
-    async def Acquire(self, request: pb.AcquireRequest, context: Context) -> pb.GrantReply:
+    async def Acquire(
+        self, request: pb.AcquireRequest, context: Context, *, is_guest: bool = False
+    ) -> pb.GrantReply:
         session = request.session
-        if not self._store.sessions.processes(SessionId(session)) or not await self._is_longer(
-            request, context
+        if (
+            not self._store.sessions.processes(SessionId(session))
+            or not await self._is_longer(request, context)
+            or not self._has_part(session)
         ):
             return await super().Acquire(request, context)
         guest = self._guest(session)
@@ -58,7 +64,7 @@ class SharingService(Service):
         asked.CopyFrom(request)
         asked.session, asked.request_id, asked.session_id = guest.member.session, "", ""
         asked.file_places = False  # its files are not the reader's to open
-        reply = await self._public.Acquire(asked, context)
+        reply = await self._public.Acquire(asked, context, is_guest=True)
         if reply.lease:
             guest.leases.add(reply.lease)
         return reply
@@ -109,6 +115,16 @@ class SharingService(Service):
             return await self._public.Match(request, context)
         except UnknownNamespace:
             return pb.MatchReply()
+
+    def _has_part(self, session: int) -> bool:
+        """Say whether this tenant's readers may hold more of the shared tenant's, with one more
+        session if need be. What one lease holds beyond that is let pass."""
+        store, tenants = self._public_store, self._tenants_now()
+        guests = [guest.member.session for guest in self._guests.values()]
+        if session not in self._guests and (len(guests) + 1) * tenants > store.limits.sessions_max:
+            return False
+        leasable = store.arena.capacity_bytes * store.limits.leased_fraction
+        return sum(map(store.sessions.leased_bytes, guests)) * tenants < leasable
 
     def _guest(self, session: int) -> _Guest:
         if session not in self._guests:

@@ -124,6 +124,11 @@ class Sessions:
         found = self._leases.find(session)
         return found.number if found is not None else 0
 
+    def leased_bytes(self, session: SessionId) -> int:
+        """Return what the leases of a session hold of the arena, those in limbo included."""
+        found = self._leases.find(session)
+        return sum(each.nbytes for each in found.leases.values()) if found is not None else 0
+
     def leave(self, member: Member) -> None:
         """Note that a process is gone: its session ends."""
         session = self._leases.find(member.session)

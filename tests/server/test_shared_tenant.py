@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from kvstore.testing.daemon import Daemon
 from kvstore.testing.samples import sample_keys, sample_namespace, sample_records
 from kvstore.testing.wait import until
 
+MIB = 1 << 20
 NAMESPACE = sample_namespace()
 KEYS = sample_keys("shared", 12)
 RECORDS = sample_records(KEYS)
@@ -79,6 +81,48 @@ def test_readers_tell_the_shared_tenant_nothing_of_themselves(daemon: Daemon) ->
         assert public.admin.outcomes("secret") == []
         assert all("beta" not in each["name"] for each in public.admin.stats()["clients"])
         beta.release(lease)
+
+
+def test_who_records_at_the_shared_tenant_sees_no_key_that_it_does_not_have(
+    daemon: Daemon,
+) -> None:
+    with client_of(daemon, "beta") as beta, client_of(daemon, "public") as public:
+        told: list[bytes] = []
+
+        async def record(remote: Any) -> None:
+            async for batch in remote.admin.record():
+                told.extend(each.keys for each in batch.lookups)
+                if told:
+                    return
+
+        recording = public.submit(record)
+        until(lambda: _acquired(beta) and bool(told))
+        recording.result(10)
+        assert set(told) == {b"".join(KEYS[:8])}
+
+
+def _acquired(client: Client) -> bool:
+    grant = client.acquire(NAMESPACE.id, KEYS)
+    return client.release(grant.lease_id)
+
+
+def test_one_tenants_readers_cannot_take_all_leases_of_the_shared_tenant(daemon: Daemon) -> None:
+    keys = sample_keys("large", 2)
+    large = sample_namespace("large", MIB)
+    with (
+        client_of(daemon, "public") as public,
+        client_of(daemon, "acme") as acme,
+        client_of(daemon, "beta") as beta,
+    ):
+        for client in (public, acme, beta):
+            client.register(large)
+        public.put(large.id, keys, [bytes(MIB)] * 2)
+        grants = [acme.acquire(large.id, keys) for _ in range(4)]
+        assert [each.hit_blocks for each in grants] == [2, 2, 0, 0]
+        assert beta.acquire(large.id, keys).hit_blocks == 2
+        for each in grants:
+            acme.release(each.lease_id)
+        assert acme.acquire(large.id, keys).hit_blocks == 2
 
 
 def test_leases_of_a_reader_that_is_gone_end(daemon: Daemon) -> None:
