@@ -17,7 +17,7 @@ from kvstore.sealing import Keyring
 from kvstore.tier.object.failure import ObjectFailed
 from kvstore.tier.object.names import Names, RunName, TombstoneName
 
-REMEMBERED_MAX = 1 << 16  # names of keys; a prefix is looked up more than once
+REMEMBERED_MAX = 1 << 16  # names of keys, and of namespaces; a prefix is looked up more than once
 
 
 class SealedNames(Names):
@@ -33,7 +33,7 @@ class SealedNames(Names):
         self.ring: Keyring | None = None
         self.stale = False
         self._named: OrderedDict[BlockKey, BlockKey] = OrderedDict()
-        self._real: dict[NamespaceId, NamespaceId] = {}
+        self._real: OrderedDict[NamespaceId, NamespaceId] = OrderedDict()
 
     @property
     def keys(self) -> Keyring:
@@ -47,6 +47,9 @@ class SealedNames(Names):
     def namespace(self, namespace_id: NamespaceId) -> NamespaceId:
         named = NamespaceId(self.keys.name(b"namespace", namespace_id))
         self._real[named] = namespace_id
+        self._real.move_to_end(named)
+        if len(self._real) > REMEMBERED_MAX:
+            self._real.popitem(last=False)
         return named
 
     def key(self, key: BlockKey) -> BlockKey:

@@ -14,8 +14,9 @@ from kvstore.model.block import BlockKey, NamespaceId
 from kvstore.model.errors import ConfigError
 from kvstore.model.tenant import tenant_id
 from kvstore.sealing import Erasure, FileRoot, Keyring, Sealing
-from kvstore.tier.object import ObjectRead, ObjectRefused
+from kvstore.tier.object import ObjectRead, ObjectRefused, seal
 from kvstore.tier.object.names import TOMBSTONES, TombstoneName
+from kvstore.tier.object.seal import SealedNames
 from kvstore.tier.object.tombstones import encode_tombstone
 from tests.hostile.forge import LEAF_NBYTES, forged
 from tests.tier.file.frames import ROOT, SEALING
@@ -342,6 +343,15 @@ def test_the_prefix_of_a_tenant_is_not_said_twice(tmp_path: Path) -> None:
     assert names_of(SEALING, "s3://bucket/x").prefix == f"{PREFIX}/"
     assert names_of(Sealing(ROOT, acme), f"s3://bucket/x/t/{acme.hex()}").prefix == ""
     assert names_of(Sealing(ROOT, acme), f"s3://bucket/t/{bytes(16).hex()}").prefix != ""
+
+
+def test_no_more_namespaces_are_remembered_than_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seal, "REMEMBERED_MAX", 3)
+    names = SealedNames(SEALING.tenant, "")
+    names.ring = Keyring.create(ROOT, SEALING.tenant)
+    ids = [NamespaceId(bytes([at]) * 32) for at in range(5)]
+    named = [names.namespace(each) for each in (*ids[:3], ids[0], *ids[3:])]
+    assert [names.real(each) for each in dict.fromkeys(named)] == [ids[0], None, None, *ids[3:]]
 
 
 def test_a_bucket_in_clear_has_no_keys_to_rotate(tmp_path: Path) -> None:
