@@ -144,6 +144,11 @@ def write_tokens(path: Path, entries: Sequence[TokenEntry]) -> None:
     except BaseException:
         fresh.unlink(missing_ok=True)
         raise
+    directory = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory)  # a crash must not bring back what was revoked
+    finally:
+        os.close(directory)
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import threading
 from pathlib import Path
 
@@ -51,6 +52,22 @@ def test_the_file_holds_digests_only_and_is_its_owners(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
     assert text.split("_", 2)[2] not in path.read_text()
     assert text not in redacted(f"it said {text} twice")
+
+
+def test_a_change_is_durable_when_it_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[tuple[bool, list[str]]] = []
+    fsync = os.fsync
+
+    def watched(fd: int) -> None:
+        synced.append((stat.S_ISDIR(os.fstat(fd).st_mode), os.listdir(tmp_path)))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    write_tokens(tmp_path / "tokens", [])
+    (is_directory, _), (then_directory, there) = synced
+    assert (is_directory, then_directory, there) == (False, True, ["tokens"])
 
 
 def test_a_link_to_the_file_stays_one(tmp_path: Path) -> None:
