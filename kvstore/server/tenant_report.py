@@ -74,7 +74,7 @@ class TenantCollector(Collector):
         return registry
 
     def describe(self) -> list[Metric]:
-        return []  # the names are found when they are asked for
+        return list(self._daemon.collect())  # of every tenant there are the same
 
     def collect(self) -> Iterator[Metric]:
         families: dict[str, Metric] = {}

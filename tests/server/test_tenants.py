@@ -141,6 +141,10 @@ def test_metrics_have_the_tenant_as_label(daemon: Daemon) -> None:
     written = re.findall(r'kvstore_tier_bytes_total\{.*direction="write".*tenant="(\w+)".*\}', text)
     assert set(written) == {"acme"}
     assert text.count("# TYPE kvstore_sessions gauge") == 1
+    with urllib.request.urlopen(f"{url}?name[]=kvstore_sessions", timeout=5) as answer:
+        told = [line for line in answer.read().decode().splitlines() if not line.startswith("#")]
+    assert len(told) == 2
+    assert all(line.startswith("kvstore_sessions{tenant=") for line in told)
 
 
 def test_sockets_and_directories_have_their_modes(daemon: Daemon) -> None:
