@@ -11,6 +11,8 @@ import re
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
+from kvstore.format.frame import clear_trailer
+from kvstore.model.block import PAGE_NBYTES
 from kvstore.model.errors import ConfigError
 from kvstore.sealing import Erasure, Keyring, Root, Sealing
 from kvstore.sealing.keyring import stored_root
@@ -21,6 +23,7 @@ from kvstore.tier.object.seal import SealedNames
 
 KEYS = "keys"
 KEYS_NBYTES_MAX = 1 << 20
+LOOKED_AT = 8  # objects, before the first keys are made
 _NUMBER = re.compile(r"[0-9a-f]{16}", re.ASCII)
 
 
@@ -57,6 +60,7 @@ class BucketKeys:
             return
         found = await self._listed(deadline)
         if not found:
+            await self._check_unused(names, deadline)
             await self._create(sealing, deadline)
             found = await self._listed(deadline)
         names.ring = await self._newest(sealing, found, deadline)
@@ -115,6 +119,24 @@ class BucketKeys:
         # An old root must not open what an older number holds.
         await self._requests.delete([each.name for each in found], deadline)
         return ring.current
+
+    async def _check_unused(self, names: SealedNames, deadline: float) -> None:
+        """Raise ObjectRefused if there are encrypted objects: other keys would never open them."""
+        page = await self._requests.first_page(names.prefix.rstrip("/"), deadline, probe=True)
+        for listed in page[:LOOKED_AT]:
+            run, start = names.parse_run(listed.name), listed.nbytes - PAGE_NBYTES
+            if run is None or start < 0:
+                continue
+            try:
+                last = await self._requests.fetch(listed.name, start, PAGE_NBYTES, deadline)
+            except ObjectGone:
+                continue
+            if clear_trailer(last, run.tag) is not None:
+                raise ObjectRefused(
+                    f"the bucket has lost its keys: put {names.prefix}{KEYS}/ back from a backup, "
+                    "or delete the objects beside it",
+                    reason="refused",
+                )
 
     async def _create(self, sealing: Sealing, deadline: float) -> None:
         ring = await asyncio.to_thread(Keyring.create, sealing.root, sealing.tenant)

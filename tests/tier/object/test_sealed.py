@@ -291,6 +291,27 @@ def test_a_new_epoch_is_learned_by_others_and_old_objects_stay(where: dict[str, 
     run(test)
 
 
+def test_lost_keys_of_a_bucket_are_said_and_no_others_are_made(
+    where: dict[str, Any], tmp_path: Path
+) -> None:
+    async def test() -> None:
+        keys = prefix_of("lost", 16)
+        async with opened(where) as side:
+            await side.write(frames(keys))
+        (lost,) = objects(tmp_path, "/keys/")
+        data = lost.read_bytes()
+        lost.unlink()
+        async with opened(where, ready=False) as side:
+            with pytest.raises(ObjectRefused, match="lost its keys"):
+                await side.tier.ready(side.deadline())
+        assert objects(tmp_path, "/keys/") == []
+        lost.write_bytes(data)
+        async with opened(where) as side:
+            assert await found(side, keys) == 32
+
+    run(test)
+
+
 def test_no_change_of_a_buckets_keys_undoes_another(where: dict[str, Any], tmp_path: Path) -> None:
     async def test() -> None:
         keys = prefix_of("between", 16)
