@@ -51,7 +51,7 @@ class TenantAdmin:
         assignments: such as "dram.guaranteed=8GiB". Raises ConfigError or InvalidRequest, and has
         changed nothing then.
         """
-        async with self._changing:
+        async with self._changing, self._config.changing:
             wanted = self._with(name, assignments)
             settings = next(each for each in wanted.tenants if each.name == name)
             if settings.shared:
@@ -117,9 +117,10 @@ class TenantAdmin:
                 except (KVStoreError, OSError) as error:
                     left = f"{left}; {path}: {error}".lstrip("; ")
             self._tenants.gone(name)
-            kept = [each for each in self._config.settings.tenants if each.name != name]
-            with contextlib.suppress(ConfigError):
-                self._config.adopt(self._config.without(kept))
+            async with self._config.changing:
+                kept = [each for each in self._config.settings.tenants if each.name != name]
+                with contextlib.suppress(ConfigError):
+                    self._config.adopt(self._config.without(kept))
         done = Removed(blocks, least_erased(erased), left)
         logger.info("tenant=deleted name=%s blocks=%d erased=%s left=%r", name, *done)
         return done

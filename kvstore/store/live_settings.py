@@ -62,7 +62,10 @@ class Configurable(Protocol):
 
 
 class LiveSettings:
-    """The settings of one node. path, overrides: where they came from, to be read again."""
+    """The settings of one node. path, overrides: where they came from, to be read again.
+
+    changing: is held by whoever changes them, from the look at what they are to the change.
+    """
 
     def __init__(
         self,
@@ -76,7 +79,7 @@ class LiveSettings:
         self.path = path
         self._overrides = tuple(overrides)
         self._caps = caps
-        self._changing = asyncio.Lock()
+        self.changing = asyncio.Lock()
 
     def entries(self) -> Sequence[Entry]:
         """Return every setting, for people: without the credentials an address may have."""
@@ -88,7 +91,7 @@ class LiveSettings:
         Waits up to `wait_s` until lowered caps are kept. Raises ConfigError, and has changed
         nothing then.
         """
-        async with self._changing:
+        async with self.changing:
             wanted = overridden(self.settings, assignments)
             fixed = [each.key for each in _differences(self.settings, wanted) if not each.live]
             if fixed:
@@ -99,7 +102,7 @@ class LiveSettings:
         return Outcome(changed, await self._settled(wait_s))
 
     def adopt(self, settings: Settings) -> None:
-        """Take settings that others have carried out."""
+        """Take settings that others have carried out; they hold `changing`."""
         self.settings = settings
 
     def without(self, tenants: Sequence[TenantSettings]) -> Settings:
@@ -111,7 +114,7 @@ class LiveSettings:
 
         Takes what is live; what is not is logged. Raises ConfigError, and has changed nothing then.
         """
-        async with self._changing:
+        async with self.changing:
             wanted = await asyncio.to_thread(load_settings, self.path, self._overrides)
             changed = await self._take(live_part(wanted, self.settings))
             later = [each.key for each in _differences(self.settings, wanted)]

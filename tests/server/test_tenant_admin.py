@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import subprocess
@@ -14,11 +15,16 @@ import grpc
 import pytest
 
 from kvstore import Client
+from kvstore.daemon import wire_store
+from kvstore.metrics import Metrics
 from kvstore.model.errors import ConfigError, InvalidRequest, KVStoreError, Unauthorized
 from kvstore.model.tenant import tenant_id
 from kvstore.rpc.v1 import kvstore_pb2 as pb
 from kvstore.rpc.v1.kvstore_pb2_grpc import KVStoreStub
-from kvstore.server.tenant_admin import least_erased
+from kvstore.server.tenant_admin import TenantAdmin, least_erased
+from kvstore.settings import load_settings
+from kvstore.store.live_settings import LiveSettings
+from kvstore.store.tenants import Tenant, Tenants
 from kvstore.testing.daemon import Daemon
 from kvstore.testing.samples import sample_keys, sample_namespace, sample_records
 from kvstore.testing.wait import until
@@ -173,3 +179,29 @@ def test_an_erasure_is_no_more_than_the_least_of_its_places() -> None:
     assert least_erased(["forgotten", "backups", "none"]) == "backups"
     assert least_erased(["none", "forgotten"]) == "forgotten"
     assert least_erased(["none", "none"]) == least_erased([]) == "none"
+
+
+def test_settings_that_change_while_a_tenant_comes_stay_changed() -> None:
+    settings = load_settings(None, [*TENANTS[:1], "tenants.first.certificates=engine.example"])
+
+    async def main() -> None:
+        tenants = Tenants(settings, wire_store, Metrics())
+        config = LiveSettings(settings, tenants)
+        changes: list[asyncio.Task[object]] = []
+
+        async def host(_: Tenant) -> Path:
+            change = config.change(["tenants.first.certificates="])
+            changes.append(asyncio.create_task(change))
+            await asyncio.wait(changes, timeout=0.2)
+            return Path("nowhere")
+
+        async def unhost(_: str, __: float) -> None: ...
+
+        await tenants.start()
+        admin = TenantAdmin(tenants, config, host, unhost)
+        await admin.add("late", ["dram.guaranteed=16MiB"])
+        await asyncio.gather(*changes)
+        assert [each.names for each in config.settings.tenants] == [(), ()]
+        await tenants.close(0.0)
+
+    asyncio.run(main())
