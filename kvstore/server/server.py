@@ -100,6 +100,7 @@ class Server:
             self._access.certificates,
         )
         self.bound_calls()
+        config.on_change.append(self.bound_calls)
         self._open = contextlib.AsyncExitStack()
         self.metrics_port = 0
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -80,6 +80,7 @@ class LiveSettings:
         self._overrides = tuple(overrides)
         self._caps = caps
         self.changing = asyncio.Lock()
+        self.on_change: list[Callable[[], None]] = []  # told after each
 
     def entries(self) -> Sequence[Entry]:
         """Return every setting, for people: without the credentials an address may have."""
@@ -128,6 +129,8 @@ class LiveSettings:
         self._caps.reconfigure(settings)
         logs.set_level(settings.server.log_level)
         self.settings = settings
+        for tell in self.on_change:
+            tell()
         was = {each.key: _shown(each).value for each in entries(before)}
         changed = [
             Changed(each.key, was.get(each.key, ""), _shown(each).value)

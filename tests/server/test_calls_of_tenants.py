@@ -8,6 +8,7 @@ from pathlib import Path
 
 import grpc
 
+from kvstore import Client
 from kvstore.model.tenant import Role
 from kvstore.rpc.v1 import kvstore_pb2 as pb
 from kvstore.rpc.v1.kvstore_pb2_grpc import KVStoreStub
@@ -55,6 +56,11 @@ def test_a_tenant_that_floods_is_refused_and_no_other(tmp_path: Path) -> None:
         puts = [stub.Put.future(nothing_yet(), metadata=many) for _ in range(CALLS_MIN)]
         until(lambda: "calls of this tenant" in outcome(many))
         assert ask(few) == "few"
+        with Client(daemon.target, arena=False) as operator:
+            operator.admin.configure(["tenants.many.weight=1000"])
+            assert ask(many) == "many"
+            operator.admin.configure(["tenants.many.weight=0.01"])
+            assert "calls of this tenant" in outcome(many)
         go_on.set()
         for put in puts:
             put.cancel()
