@@ -7,6 +7,7 @@ each tier is part of the daemon's: its settings are derived here.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,6 +22,8 @@ from kvstore.store.store import HOUSEKEEPING_S, Store
 from kvstore.system.background import keep_running
 from kvstore.system.turns import TurnPool, TurnUser
 from kvstore.tier.file import holds_blocks
+
+logger = logging.getLogger(__name__)
 
 MIB = 1 << 20
 EXTENT_SHARE = 8  # of a tenant's guarantee, one part is an extent,
@@ -60,6 +63,7 @@ class Tenants:
         self.configured = bool(settings.tenants)
         self._by_name: dict[str, Tenant] = {}
         self._tasks: list[asyncio.Task[None]] = []
+        self._told: set[str] = set()  # of whose housekeeping an error was logged, once
         self._turns: list[TurnPool] = []
         if self.configured:
             self._turns = [
@@ -164,8 +168,18 @@ class Tenants:
             turn += 1
             for at, tenant in enumerate(self):
                 if tenant.store.is_busy or (at + turn) % IDLE_TURNS == 0:
-                    await tenant.store.keep_house()
-                    await tenant.store.look_for_holes()
+                    await self._keep_one(tenant)
+
+    async def _keep_one(self, tenant: Tenant) -> None:
+        """Look after one store. An error in it is counted, and keeps no other from its turn."""
+        try:
+            await tenant.store.keep_house()
+            await tenant.store.look_for_holes()
+        except Exception:
+            tenant.metrics.task_failed("tenants_house")
+            if tenant.name not in self._told:
+                logger.exception("tenant=not_kept name=%s", tenant.name)
+            self._told.add(tenant.name)
 
     # ---- settings: see `Configurable` ---------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Room that moves between tenants, seen from its bookkeeping alone."""
+"""What tenants share: room that moves between them, and the care for their stores."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from kvstore.daemon import wire_store
 from kvstore.metrics import Metrics
 from kvstore.settings import load_settings, overridden
+from kvstore.store import tenants as tenants_module
 from kvstore.store.lending import Lending
 from kvstore.store.tenants import Tenants
 
@@ -68,6 +71,43 @@ def test_a_tenant_that_comes_may_at_first_store_no_more_than_a_segment(tmp_path:
         assert part.cap == settings.file.segment_bytes  # the first may have borrowed the others
         tenants.file.look()
         assert part.cap >= part.least
+        await tenants.close(0.0)
+
+    asyncio.run(main())
+
+
+def test_an_error_in_one_store_keeps_no_other_from_its_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tenants_module, "HOUSEKEEPING_S", 0.001)
+    names = ("first", "second")
+    settings = load_settings(None, [f"tenants.{name}.dram.guaranteed=8MiB" for name in names])
+    turns = 0
+
+    async def broken() -> None:
+        raise ZeroDivisionError
+
+    async def main() -> None:
+        tenants = Tenants(settings, wire_store, Metrics())
+        first, second = tenants
+        keep_house, kept = second.store.keep_house, asyncio.Event()
+
+        async def counted() -> None:
+            nonlocal turns
+            turns += 1
+            if turns == 3:
+                kept.set()
+            await keep_house()
+
+        monkeypatch.setattr(first.store, "keep_house", broken)
+        monkeypatch.setattr(second.store, "keep_house", counted)
+        await tenants.start()
+        async with asyncio.timeout(5):
+            await kept.wait()
+        failures = first.metrics.registry.get_sample_value(
+            "kvstore_task_failures_total", {"task": "tenants_house"}
+        )
+        assert failures
         await tenants.close(0.0)
 
     asyncio.run(main())
