@@ -153,7 +153,7 @@ def _rotate(keys: DirectoryKeys, root: Root, new_root: Root | None) -> str:
     if new_root is None:
         keys.change(lambda ring: ring.rotated(root))
         return f"epoch {keys.ring.current} for new segments"
-    keys.change(lambda ring: ring.rewrapped(new_root), both=True)  # the old root opens neither copy
+    keys.change(lambda ring: ring.rewrapped(new_root))
     return "wrapped by the new root"
 
 

@@ -1,4 +1,4 @@
-"""The tenant's keys in one directory: `KEYS.a` and `KEYS.b`, one of them the newer.
+"""The tenant's keys in one directory: `KEYS.a` and `KEYS.b`, two copies.
 
 They are durable before the first segment that needs them. A key that is not the newest leaves with
 the last segment whose key it wraps.
@@ -62,21 +62,21 @@ class DirectoryKeys:
             self.save(Keyring.create(root, tenant))
 
     def save(self, ring: Keyring) -> None:
-        """Replace the keys, durably."""
-        write_twins(self._disk, self._path, KEYS, ring.encode())
+        """Replace both copies of the keys, durably, one after the other: a page that rots must not
+        take a directory with it, nor may an old root open what is left of older keys."""
+        for _ in KEYS.names:
+            write_twins(self._disk, self._path, KEYS, ring.encode())
         self._number = read_twins(self._disk, self._path, KEYS).number
         self._ring = ring
 
-    def change(self, change: Callable[[Keyring], Keyring], *, both: bool = False) -> None:
+    def change(self, change: Callable[[Keyring], Keyring]) -> None:
         """Replace the keys by what `change` makes of those that are in the directory now.
 
-        both: the older copy as well. Raises ConfigError also while another process changes them.
+        Raises ConfigError also while another process changes them.
         """
         with self._locked():
             self._look()
-            ring = change(self.ring)
-            for _ in range(2 if both else 1):
-                self.save(ring)
+            self.save(change(self.ring))
 
     def _look(self) -> None:
         """Read the keys again if they are others than those in memory."""
