@@ -150,7 +150,7 @@ class AuditLog:
         self._dropped = 0
         self._refusals = Refusals()
         self._follows = True
-        self._failing = False
+        self._failing = self._unnoted = False
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="kvstore-audit", daemon=True)
 
@@ -233,7 +233,6 @@ class AuditLog:
                 for number, fields in enumerate(batch)
             ]
             self._sink.write(lines)
-            write_head(self._head_path, self._chain.head)
         except OSError as error:
             self._chain.head = before
             with self._more:
@@ -244,9 +243,21 @@ class AuditLog:
             self._failing = True
             return
         self._follows = self._failing = False
+        self._note_head()
         with self._more:
             self._dropped -= dropped
         self._written("written", len(batch))
+
+    def _note_head(self) -> None:
+        """Note the last line. Where that fails, a cut at the end is not found; no line is lost."""
+        try:
+            write_head(self._head_path, self._chain.head)
+        except OSError as error:
+            if not self._unnoted:
+                logger.warning("audit=head_not_noted reason=%r", str(error))
+            self._unnoted = True
+        else:
+            self._unnoted = False
 
 
 class Refusals:

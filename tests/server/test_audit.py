@@ -246,6 +246,22 @@ def test_a_queue_that_is_full_drops_and_counts(tmp_path: Path) -> None:
     assert counts["dropped"] == 7
 
 
+def test_a_head_that_cannot_be_noted_costs_no_line(tmp_path: Path) -> None:
+    path, counts = tmp_path / "log", {"written": 0, "dropped": 0}
+
+    def count(result: str, lines: int) -> None:
+        counts[result] += lines
+
+    log = AuditLog(FileSink(path), KEY, tmp_path / "gone/head", count)
+    log.start(pid=1)
+    for number in range(3):
+        log.event("noise", number=number)
+        until(lambda number=number: counts["written"] >= 2 + number)  # type: ignore[misc]
+    log.close()
+    assert counts == {"written": 5, "dropped": 0}
+    assert verify(path.read_bytes().splitlines(), KEY).faults == ()
+
+
 def test_the_journal_gets_the_same_lines(tmp_path: Path) -> None:
     path = str(tmp_path / "journal")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as journal:
