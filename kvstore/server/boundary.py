@@ -6,14 +6,11 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import Counter
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
     Awaitable,
     Callable,
-    Iterator,
-    Mapping,
 )
 from typing import Any, NamedTuple, TypeAlias
 
@@ -29,6 +26,7 @@ from kvstore.server import rights
 from kvstore.server.audit import AuditLog
 from kvstore.server.audited import audited, peer_of_call
 from kvstore.server.identity import CALLER, Admitted, Fixed, Identity
+from kvstore.server.quota import Quota
 from kvstore.server.revocation import Revocation
 from kvstore.server.tracing import Tracing, fail
 
@@ -59,7 +57,7 @@ class _Calls:
         self._idle = asyncio.Event()
         self._idle.set()
         self._draining = False
-        self.calls_max = 0  # answered at once; 0: as many as come
+        self.quota: Quota | None = None  # of the listener's only tenant, among several
         self._nobody: Principal | None = None  # of this listener, where it is one tenant's
 
     async def drain(self, timeout_s: float) -> bool:
@@ -79,7 +77,13 @@ class _Calls:
             call = self._begin(method, context)
             try:
                 self._admit()
-                return await work(data, context)
+                if (quota := self.quota) is None:
+                    return await work(data, context)
+                with quota.place(method):
+                    nbytes = len(data) if isinstance(data, bytes) else 0
+                    if not quota.begins(method, nbytes):
+                        await quota.turn(nbytes)
+                    return await work(data, context)
             except Exception as error:
                 failure = self._translate(call, error)
             finally:
@@ -88,6 +92,10 @@ class _Calls:
 
         return answer
 
+    def is_due(self, method: str) -> bool:
+        """Say whether a call of this listener's tenant begins at once."""
+        return self.quota is None or self.quota.is_due(method)
+
     def streaming(self, method: str, work: Callable[[Any, Any], AsyncGenerator[Any, None]]) -> Any:
         """Return the same for a call with several replies."""
 
@@ -95,9 +103,10 @@ class _Calls:
             call = self._begin(method, context)
             try:
                 self._admit()
-                async with contextlib.aclosing(work(data, context)) as replies:
-                    async for reply in replies:
-                        yield reply
+                with self.quota.place(method) if self.quota else contextlib.nullcontext():
+                    async with contextlib.aclosing(work(data, context)) as replies:
+                        async for reply in replies:
+                            yield reply
                 return
             except Exception as error:
                 failure = self._translate(call, error)
@@ -110,8 +119,6 @@ class _Calls:
     def _admit(self) -> None:
         if self._draining:
             raise Unavailable("the daemon is shutting down", reason="draining")
-        if self.calls_max and self._running > self.calls_max:
-            raise Unavailable(f"{self.calls_max} calls of this tenant are answered", reason="quota")
 
     def _begin(self, method: str, context: Context) -> _Call:
         self._running += 1
@@ -165,18 +172,19 @@ class Boundary(_Calls, grpc.aio.ServerInterceptor):
         *,
         identity: Identity,
         service_of: Callable[[Principal], Any] | None = None,
+        quota_of: Callable[[Principal], Quota | None] | None = None,
         audit: AuditLog | None = None,
     ) -> None:
         """identity: who calls. service_of: the service that answers a caller; raises Unauthorized
-        for one whose tenant is not here. None: the service that the gRPC server has."""
+        for one whose tenant is not here. None: the service that the gRPC server has. quota_of: the
+        bound of a caller's tenant, where calls of several come to one listener."""
         super().__init__(metrics, tracing, audit)
         self.revocation = Revocation()
-        self.calls_max_of: Mapping[str, int] = {}  # by tenant, where several call at one listener
-        self._running_of: Counter[str] = Counter()
         self._identity = identity
         if isinstance(identity, Fixed):
             self._nobody = identity.principal._replace(name="", role=Role.READER)
         self._service_of = service_of
+        self._quota_of = quota_of
         self._wrapped: dict[str, Handler] = {}
 
     def unary(self, method: str, behaviour: Any, deserialize: Callable[[bytes], Any]) -> _Answer:
@@ -223,7 +231,11 @@ class Boundary(_Calls, grpc.aio.ServerInterceptor):
         async def work(data: Any, context: Context) -> Any:
             admitted, request = self._let_in(method, data, context, read)
             answer, still_valid = self._behaviour(method, behaviour, admitted)
-            with self._counted(admitted.principal.tenant):
+            quota = self._quota_of(admitted.principal) if self._quota_of is not None else None
+            with quota.place(method) if quota is not None else contextlib.nullcontext():
+                nbytes = len(data) if isinstance(data, bytes) else 0
+                if quota is not None and not quota.begins(method, nbytes):
+                    await quota.turn(nbytes)
                 if still_valid is None:
                     return await answer(request, context)
                 with self.revocation.watched(still_valid):
@@ -235,8 +247,10 @@ class Boundary(_Calls, grpc.aio.ServerInterceptor):
         async def work(data: Any, context: Context) -> AsyncGenerator[Any, None]:
             admitted, request = self._let_in(method, data, context, read)
             answer, still_valid = self._behaviour(method, behaviour, admitted)
+            quota = self._quota_of(admitted.principal) if self._quota_of is not None else None
             async with contextlib.AsyncExitStack() as stack:
-                stack.enter_context(self._counted(admitted.principal.tenant))
+                if quota is not None:
+                    stack.enter_context(quota.place(method))
                 replies = await stack.enter_async_context(
                     contextlib.aclosing(answer(request, context))
                 )
@@ -252,23 +266,6 @@ class Boundary(_Calls, grpc.aio.ServerInterceptor):
                         running.check()
 
         return work
-
-    @contextlib.contextmanager
-    def _counted(self, tenant: str) -> Iterator[None]:
-        """Run a call inside. Raises Unavailable if its tenant has as many as it may have."""
-        if not self.calls_max_of:
-            yield
-            return
-        most = self.calls_max_of.get(tenant, 0)
-        if self._running_of[tenant] >= most:
-            raise Unavailable(f"{most} calls of this tenant are answered", reason="quota")
-        self._running_of[tenant] += 1
-        try:
-            yield
-        finally:
-            self._running_of[tenant] -= 1
-            if not self._running_of[tenant]:
-                del self._running_of[tenant]
 
     def _let_in(
         self, method: str, data: Any, context: Context, read: Callable[[Any], Any]

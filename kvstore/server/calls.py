@@ -103,9 +103,13 @@ class CallServer:
         handlers: Sequence[Handler],
         processes: Callable[[Any], Collection[int]],
         refused: Callable[[str, KVStoreError], None],
+        *,
         check_peer: CheckPeer | None = None,
+        is_due: Callable[[str], bool] = lambda method: True,
     ) -> None:
-        """check_peer: who is let in, if not this user alone."""
+        """check_peer: who is let in, if not this user alone. is_due: whether a call of a method
+        begins now; else its handler waits, whatever the method."""
+        self.is_due = is_due
         self.check_peer = check_peer or check_own_user
         self._listener = listener
         self.handlers = handlers
@@ -200,7 +204,8 @@ class _Link(FrameLink):
             raise Incompatible("not a call")
         if not (math.isfinite(frame.timeout_s) and frame.timeout_s >= 0):
             raise Incompatible("not a time to wait")
-        if METHODS[frame.method].at_once:
+        method = METHODS[frame.method]
+        if method.at_once and self._server.is_due(method.name):
             self._answer_at_once(frame)  # a release makes room for those who wait
             return
         if self._server.calls >= CALLS_MAX:

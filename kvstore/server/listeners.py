@@ -140,6 +140,7 @@ class UnixListener:
             store.sessions.processes,
             self.boundary.refused,
             check_peer=self._access.check_peer if self._access is not None else None,
+            is_due=self.boundary.is_due,
         )
         await calls.start()
         stack.push_async_callback(calls.close)

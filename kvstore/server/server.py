@@ -26,6 +26,7 @@ from kvstore.server.identity import UNIX_SOCKET, Fixed, Identity
 from kvstore.server.listeners import Served, TcpListener, UnixListener, drain_all
 from kvstore.server.metrics_port import MetricsPort
 from kvstore.server.operator import OperatorService
+from kvstore.server.quota import ROUND_NBYTES, CallTurns, Quota
 from kvstore.server.recorder import Recorder
 from kvstore.server.service import Service
 from kvstore.server.shared import SharingService
@@ -75,6 +76,7 @@ class Server:
         self._health = Health(self._trouble, self._report)
         self._report_all = TenantReport(tenants)
         self._admin = TenantAdmin(tenants, config, self._host, self._unhost)
+        self._turns, self._quotas = CallTurns(), dict[str, Quota]()
         self._hosted: dict[str, contextlib.AsyncExitStack] = {}  # tenants that came later
         self._listeners: dict[str, UnixListener] = {}
         self._shared: Served | None = None  # what every tenant may read
@@ -95,7 +97,12 @@ class Server:
         self._tcp = TcpListener(
             config.settings,
             served.service,
-            self._boundary(served.metrics, self._access.identity, self._service_of),
+            self._boundary(
+                served.metrics,
+                self._access.identity,
+                self._service_of,
+                lambda principal: self._quotas.get(principal.tenant),
+            ),
             self._grpc_health,
             self._access.certificates,
         )
@@ -206,15 +213,13 @@ class Server:
     def bound_calls(self) -> None:
         """Give each tenant its part of the calls that may be answered at once, by weight."""
         weights = {each.name: each.settings.weight for each in self._tenants if each.settings}
-        whole = sum(weights.values())
-        most = {
-            name: max(CALLS_MIN, int(CALLS_ALL * weight / whole))
-            for name, weight in weights.items()
-        }
-        for name, listener in self._listeners.items():
-            listener.boundary.calls_max = most[name]
-        if most:  # the operator's own service has calls of no tenant
-            self._tcp.boundary.calls_max_of = {DEFAULT_TENANT: CALLS_MIN} | most
+        self._quotas = {name: self._quotas.get(name) or Quota(self._turns) for name in weights}
+        for name, quota in self._quotas.items():
+            quota.calls_max = max(CALLS_MIN, int(CALLS_ALL * weights[name] / sum(weights.values())))
+            quota.round_nbytes = max(1, int(ROUND_NBYTES * weights[name] / max(weights.values())))
+            listener = self._unix if name == DEFAULT_TENANT else self._listeners.get(name)
+            if listener is not None:
+                listener.boundary.quota = quota
 
     def _listener_of(self, tenant: Tenant) -> UnixListener:
         """Return the listener of a tenant's own sockets."""
@@ -273,6 +278,7 @@ class Server:
         metrics: Metrics,
         identity: Identity,
         service_of: Callable[[Principal], KVStoreServicer] | None = None,
+        quota_of: Callable[[Principal], Quota | None] | None = None,
     ) -> Boundary:
         """Return the boundary of one more listener."""
         return Boundary(
@@ -280,6 +286,7 @@ class Server:
             self._tracing,
             identity=identity,
             service_of=service_of,
+            quota_of=quota_of,
             audit=self.audit,
         )
 

@@ -1,0 +1,140 @@
+"""Calls at once are bounded for each tenant, whichever way they come."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+
+from kvstore import Client
+from kvstore.model.errors import Unavailable
+from kvstore.model.tenant import Role
+from kvstore.rpc.v1 import kvstore_pb2 as pb
+from kvstore.server.quota import CALL_NBYTES, ROUND_NBYTES, CallTurns, Quota
+from kvstore.server.server import CALLS_MIN
+from kvstore.system.token_file import changing, make_token
+from kvstore.testing.daemon import Daemon
+from kvstore.testing.wait import until
+from tests.server.every_method import OPTIONS, ask, bearer
+
+SETTINGS = (
+    "server.listen=127.0.0.1:0",
+    "tenants.acme.dram.guaranteed=16MiB",
+    "tenants.acme.weight=0.01",
+    "tenants.beta.dram.guaranteed=16MiB",
+)
+
+
+def test_a_place_is_free_again_when_its_call_has_ended_however() -> None:
+    quota = Quota(CallTurns())
+    quota.calls_max = 1
+    with pytest.raises(Unavailable) as refused, quota.place("Match"), quota.place("Match"):
+        pass
+    assert refused.value.reason == "quota"
+    assert quota.running == 0
+    with quota.place("Match"):
+        assert quota.running == 1
+
+
+def test_a_release_is_taken_from_a_tenant_that_is_over_its_part() -> None:
+    quota = Quota(CallTurns())
+    quota.calls_max = 1
+    with quota.place("Acquire"), quota.place("Release"):
+        assert quota.running == 2
+
+
+def test_a_call_of_a_quiet_tenant_waits_for_a_round_of_a_flood_not_for_all_of_it() -> None:
+    begun: list[str] = []
+
+    async def call(quota: Quota, name: str) -> None:
+        if not quota.begins("Match", 0):
+            await quota.turn(0)
+        begun.append(name)
+
+    async def flood() -> None:
+        turns = CallTurns()
+        noisy, quiet = Quota(turns), Quota(turns)
+        calls = [asyncio.create_task(call(noisy, "noisy")) for _ in range(1000)]
+        await asyncio.sleep(0)
+        calls.append(asyncio.create_task(call(quiet, "quiet")))
+        await asyncio.gather(*calls)
+
+    asyncio.run(flood())
+    assert len(begun) == 1001
+    assert begun.index("quiet") <= 3 * ROUND_NBYTES // CALL_NBYTES
+
+
+def test_what_a_large_request_takes_is_owed_in_the_next_rounds() -> None:
+    async def flood() -> tuple[int, int]:
+        quota = Quota(CallTurns())
+        assert quota.begins("Match", 10 * ROUND_NBYTES)
+        assert not quota.begins("Match", 0)
+        assert quota.begins("Release", 0)
+        waiting = asyncio.create_task(quota.turn(0))
+        gone = asyncio.create_task(quota.turn(0))
+        rounds = 0
+        while not waiting.done():
+            await asyncio.sleep(0)
+            gone.cancel()
+            rounds += 1
+        for _ in range(3):  # then nothing is owed, and no round is left
+            await asyncio.sleep(0)
+        return rounds, quota.begins("Match", 0)
+
+    rounds, begins = asyncio.run(flood())
+    assert 10 <= rounds <= 15
+    assert begins
+
+
+@contextmanager
+def streams_open(channel: grpc.Channel, count: int, token: str) -> Iterator[None]:
+    """Have `count` Put streams under way that say nothing yet."""
+    over = threading.Event()
+
+    def silent() -> Iterator[pb.PutRequest]:
+        over.wait(30)
+        yield from ()
+
+    put = channel.stream_unary(
+        "/kvstore.rpc.v1.KVStore/Put",
+        request_serializer=pb.PutRequest.SerializeToString,
+        response_deserializer=pb.CommitReply.FromString,
+    )
+    calls = [put.future(silent(), timeout=30, metadata=bearer(token)) for _ in range(count)]
+    try:
+        yield
+    finally:
+        over.set()
+        for call in calls:
+            call.cancel()
+
+
+def test_calls_over_tcp_and_on_the_socket_count_against_one_bound(tmp_path: Path) -> None:
+    tokens = {}
+    with changing(tmp_path / "tokens") as entries:
+        for tenant in ("acme", "beta"):
+            tokens[tenant], entry = make_token(tenant, Role.WRITER)
+            entries.append(entry)
+    with Daemon(*SETTINGS, f"security.tokens={tmp_path / 'tokens'}", file=False) as daemon:
+        daemon.start()
+        own = f"unix:{daemon.socket.parent / 'acme' / 'kvstore.sock'}"
+        with (
+            grpc.insecure_channel(daemon.address, options=OPTIONS) as channel,
+            Client(own) as client,
+        ):
+            acme, beta = bearer(tokens["acme"]), bearer(tokens["beta"])
+            with streams_open(channel, CALLS_MIN, tokens["acme"]):
+                until(lambda: ask(channel, "WhoAmI", acme) == "Unavailable", 10)
+                assert ask(channel, "WhoAmI", beta) == "answered"
+                with pytest.raises(Unavailable, match="of this tenant are being answered"):
+                    client.admin.stats()
+            until(lambda: ask(channel, "WhoAmI", acme) == "answered", 10)
+        with Client(daemon.target, arena=False) as operator:
+            told = operator.admin.stats()["tenants"]["acme"]["totals"]["rpc_errors"]
+            assert any(name.endswith("Unavailable/quota") for name in told)
+        daemon.stop()
