@@ -30,6 +30,7 @@ from kvstore.move.write_behind import WriteBehind
 from kvstore.sealing import Root, Sealing, open_root
 from kvstore.server import Server
 from kvstore.settings import FileSettings, Settings
+from kvstore.store.lanes import Lanes
 from kvstore.store.live_settings import LiveSettings
 from kvstore.store.store import Store
 from kvstore.store.tenants import Tenants, check_left_over
@@ -133,11 +134,12 @@ def wire_store(
     root: Root | None = None,
     tenant: TenantId = NO_TENANT_ID,
     turns: Sequence[Executor] = (),
+    lanes: Lanes | None = None,
 ) -> Store:
     """Put the tiers, planner and moves of one tenant together.
 
     sealed: its arena. root: what is stored of it is encrypted with that. turns: for each directory,
-    what runs its I/O beside others'.
+    what runs its I/O beside others'. lanes: what it may move.
     """
     arena = Arena(settings.dram.capacity_bytes, settings.dram.extent_bytes, sealed=sealed)
     sealing = None
@@ -168,6 +170,8 @@ def wire_store(
         metrics=metrics,
         group_commit_bytes=limits.group_commit_bytes,
     )
+    if lanes is not None:
+        write_behind.reads.lane = lanes.file_read
     return Store(
         arena=arena,
         write_behind=write_behind,
@@ -175,9 +179,7 @@ def wire_store(
         limits=limits,
         metrics=metrics,
         scrub=_scrub(settings.file, planner, write_behind, metrics) if file else None,
-        objects=_objects(settings, planner, arena, metrics, sealing)
-        if settings.object.url
-        else None,
+        objects=_objects(settings, planner, arena, metrics, sealing=sealing, lanes=lanes),
     )
 
 
@@ -199,13 +201,19 @@ def _objects(
     planner: Planner,
     arena: Arena,
     metrics: Metrics,
+    *,
     sealing: Sealing | None,
-) -> Callable[[Promotion], Objects]:
-    """Return what makes the object tier of the node. Raises ConfigError."""
+    lanes: Lanes | None,
+) -> Callable[[Promotion], Objects] | None:
+    """Return what makes the object tier of the node, None if it has none. Raises ConfigError."""
+    if not settings.object.url:
+        return None
     from kvstore.move.object_side import Objects
     from kvstore.tier.object import ObjectTier
 
-    tier = ObjectTier(settings.object, metrics, sealing=sealing)
+    tier = ObjectTier(
+        settings.object, metrics, sealing=sealing, lane=lanes.object if lanes else None
+    )
     leasable = arena.capacity_bytes * settings.limits.leased_fraction
     return lambda promotion: Objects(
         tier,

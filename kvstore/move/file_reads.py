@@ -21,6 +21,7 @@ from kvstore.model.block import PAGE_NBYTES, padded
 from kvstore.model.checksum import checksum, checksum_of, leaves_of
 from kvstore.model.errors import CorruptBlock, KVStoreError
 from kvstore.model.pair import belongs, named_base
+from kvstore.system.bandwidth import Lane
 from kvstore.system.threads import ended
 from kvstore.tier.base import Then
 from kvstore.tier.dram import Arena
@@ -63,6 +64,7 @@ class Reads:
         self._now = now
         self._reads: dict[StoredPart, asyncio.Task[None]] = {}
         self.failed = 0
+        self.lane: Lane | None = None  # of a tenant among several
 
     async def ended(self, timeout_s: float) -> None:
         """Wait until none is on its way, for at most so long."""
@@ -93,6 +95,8 @@ class Reads:
         corrupt = False
         began = self._now()
         try:
+            if self.lane is not None:
+                await self.lane.take(_span_nbytes(read))
             async with read.extent.mount.reading:
                 bad, corrupt = await self._fetch(read), True
             unpaired = self._unpaired(read)
@@ -246,6 +250,12 @@ class Reads:
             if not decodes_to(read.frame.codec_id, stored, target, record.checksum):
                 bad.append(position)
         return bad
+
+
+def _span_nbytes(read: Read) -> int:
+    """Return what a read takes from the disk, in bytes."""
+    first, last = read.positions[0], read.positions[-1]
+    return sum(map(padded, read.frame.stored_nbytes[first : last + 1]))
 
 
 def keep_pinned(planner: Planner, held: Sequence[HeldSlot], error: BaseException) -> None:

@@ -26,7 +26,7 @@ from kvstore.server.identity import UNIX_SOCKET, Fixed, Identity
 from kvstore.server.listeners import Served, TcpListener, UnixListener, drain_all
 from kvstore.server.metrics_port import MetricsPort
 from kvstore.server.operator import OperatorService
-from kvstore.server.quota import ROUND_NBYTES, CallTurns, Quota
+from kvstore.server.quota import Quota
 from kvstore.server.recorder import Recorder
 from kvstore.server.service import Service
 from kvstore.server.shared import SharingService
@@ -40,6 +40,7 @@ from kvstore.store.live_settings import LiveSettings
 from kvstore.store.tenants import Tenant, Tenants
 from kvstore.system.background import keep_running
 from kvstore.system.descriptors import raise_limit
+from kvstore.system.rounds import Rounds
 from kvstore.transport.messages import Epoch
 from kvstore.transport.unix_sockets import arena_socket_path, call_socket_path
 
@@ -76,7 +77,7 @@ class Server:
         self._health = Health(self._trouble, self._report)
         self._report_all = TenantReport(tenants)
         self._admin = TenantAdmin(tenants, config, self._host, self._unhost)
-        self._turns, self._quotas = CallTurns(), dict[str, Quota]()
+        self._turns, self._quotas = Rounds(), dict[str, Quota]()
         self._hosted: dict[str, contextlib.AsyncExitStack] = {}  # tenants that came later
         self._listeners: dict[str, UnixListener] = {}
         self._shared: Served | None = None  # what every tenant may read
@@ -216,7 +217,7 @@ class Server:
         self._quotas = {name: self._quotas.get(name) or Quota(self._turns) for name in weights}
         for name, quota in self._quotas.items():
             quota.calls_max = max(CALLS_MIN, int(CALLS_ALL * weights[name] / sum(weights.values())))
-            quota.round_nbytes = max(1, int(ROUND_NBYTES * weights[name] / max(weights.values())))
+            quota.share(weights[name] / max(weights.values()))
             listener = self._unix if name == DEFAULT_TENANT else self._listeners.get(name)
             if listener is not None:
                 listener.boundary.quota = quota
@@ -258,6 +259,7 @@ class Server:
             addresses=addresses,
             tenants=self._all_tenants,
         )
+        service.streams.lane = tenant.lanes.tcp if tenant.lanes else None
         self._services[tenant.name] = service
         if shared is None:
             return Served(tenant.store, service, epoch, tenant.metrics)

@@ -83,7 +83,7 @@ class Service(AdminCalls):
         self._epoch = epoch
         self._arena_socket = arena_socket
         self._call_socket = call_socket
-        self._streams = Streams(store, metrics)
+        self.streams = Streams(store, metrics)
 
     async def OpenSession(
         self, request: pb.OpenSessionRequest, context: Context
@@ -189,14 +189,14 @@ class Service(AdminCalls):
     async def Put(
         self, request_iterator: AsyncIterator[pb.PutRequest], context: Context
     ) -> pb.CommitReply:
-        async with self._streams.putting(request_iterator) as messages:
+        async with self.streams.putting(request_iterator) as messages:
             first = await anext(messages, None)
             if first is None or first.WhichOneof("message") != "header":
                 raise InvalidRequest("a Put starts with its header")
             header = first.header
             namespace_id = self._requests.known(header.namespace_id)
             with self._store.in_use(namespace_id):
-                done = await self._streams.put(
+                done = await self.streams.put(
                     header,
                     messages,
                     namespace=self._store.namespaces.get(namespace_id),
@@ -209,7 +209,7 @@ class Service(AdminCalls):
         check_deadline(context.time_remaining())
         namespace_id = self._requests.known(request.namespace_id)
         with self._store.in_use(namespace_id):
-            async for reply in self._streams.get(
+            async for reply in self.streams.get(
                 request,
                 namespace=self._store.namespaces.get(namespace_id),
                 keys=self._requests.keys(request.keys),

@@ -20,6 +20,7 @@ from kvstore.rpc.v1 import kvstore_pb2 as pb
 from kvstore.server.putting import Putting
 from kvstore.server.stream_bounds import STALL_S, Held, Room, Turns, in_time
 from kvstore.store.store import Store
+from kvstore.system.bandwidth import Lane
 
 WINDOW_NBYTES = 1 << 20
 # gRPC holds a message several times for as long as nobody reads it, and cannot be told to drop it.
@@ -40,6 +41,7 @@ class Streams:
         self._gets = Turns()
         self._copied = Room()
         self._reserved_nbytes = 0
+        self.lane: Lane | None = None  # of a tenant among several
 
     # ---- put -----------------------------------------------------------------------------------
 
@@ -67,6 +69,8 @@ class Streams:
         try:
             async with asyncio.timeout(None) as limit:
                 async for message in messages:
+                    if self.lane is not None:
+                        await self.lane.take(len(message.chunk))
                     await self._take(putting, memoryview(message.chunk))
                     if limit.when() is None:  # bytes that are refused have no more time than others
                         grants = putting.grants
@@ -116,6 +120,8 @@ class Streams:
                 with contextlib.closing(_Sending(held)) as sending:
                     yield await self._fill(sending, request, some, record_nbytes, wait_s)
                     while chunk := sending.next_chunk():
+                        if self.lane is not None:
+                            await self.lane.take(len(chunk))
                         with sending.watched():
                             yield pb.GetReply(chunk=chunk)
 

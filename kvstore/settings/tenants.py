@@ -65,6 +65,21 @@ class TenantSettings:
         0,
         live=True,
     )
+    bandwidth_file_read_bytes: int = setting(
+        "Bytes a second that are read for it from the file tier; 0 is by weight alone.",
+        0,
+        live=True,
+        key="bandwidth.file_read",
+    )
+    bandwidth_object_bytes: int = setting(
+        "The same of the bucket, in each direction together.",
+        0,
+        live=True,
+        key="bandwidth.object",
+    )
+    bandwidth_tcp_bytes: int = setting(
+        "The same of records in byte streams over gRPC.", 0, live=True, key="bandwidth.tcp"
+    )
     leased_fraction: float = setting(
         "Fraction of its own arena that its leases may hold; 0 is limits.leased_fraction.",
         0.0,
@@ -171,6 +186,15 @@ def _check_tenant(tenant: TenantSettings, settings: Settings) -> None:
         if nbytes < low or nbytes % 4096:
             raise ConfigError(
                 f"{key}.{name}={size_text(nbytes)}: at least {size_text(low)}, in pages of 4 KiB"
+            )
+    for name, nbytes in (
+        ("file_read", tenant.bandwidth_file_read_bytes),
+        ("object", tenant.bandwidth_object_bytes),
+        ("tcp", tenant.bandwidth_tcp_bytes),
+    ):
+        if nbytes and nbytes < MIB:
+            raise ConfigError(
+                f"{key}.bandwidth.{name}={size_text(nbytes)}: at least 1MiB a second; 0 is no bound"
             )
     _check_max(f"{key}.dram", tenant.dram_guaranteed_bytes, tenant.dram_max_bytes)
     _check_max(f"{key}.file", tenant.file_guaranteed_bytes, tenant.file_max_bytes)

@@ -17,6 +17,7 @@ from kvstore.metrics import Metrics
 from kvstore.model.errors import ConfigError, InvalidRequest, Unavailable
 from kvstore.model.tenant import DEFAULT_TENANT, tenant_id
 from kvstore.settings import Settings, TenantSettings
+from kvstore.store.lanes import LaneMaker, Lanes
 from kvstore.store.lending import STEP_NBYTES, DramPart, FilePart, Lending
 from kvstore.store.store import HOUSEKEEPING_S, Store
 from kvstore.system.background import keep_running
@@ -43,6 +44,7 @@ class Tenant:
     store: Store
     metrics: Metrics
     turns: Sequence[TurnUser] = ()
+    lanes: Lanes | None = None
 
 
 class Tenants:
@@ -65,6 +67,7 @@ class Tenants:
         self._tasks: list[asyncio.Task[None]] = []
         self._told: set[str] = set()  # of whose housekeeping an error was logged, once
         self._turns: list[TurnPool] = []
+        self._lanes = LaneMaker(settings.object.in_flight_bytes_max)
         if self.configured:
             self._turns = [
                 TurnPool(settings.file.threads, "kvstore-file") for _ in settings.file.paths
@@ -100,8 +103,9 @@ class Tenants:
         sealed = tenant.arena == "sealed"
         own, number = settings_of_tenant(settings, tenant), tenant_id(tenant.name)
         turns = [pool.user(tenant.weight) for pool in self._turns]
-        store = self._make(own, metrics, sealed=sealed, tenant=number, turns=turns)
-        self._by_name[tenant.name] = Tenant(tenant.name, tenant, store, metrics, turns)
+        lanes = self._lanes.lanes(tenant)
+        store = self._make(own, metrics, sealed=sealed, tenant=number, turns=turns, lanes=lanes)
+        self._by_name[tenant.name] = Tenant(tenant.name, tenant, store, metrics, turns, lanes)
         store.namespaces.require_salt = tenant.require_salt
         self._lend(settings, tenant, store)
         return self._by_name[tenant.name]
@@ -197,6 +201,8 @@ class Tenants:
         for each in settings.tenants:
             if (found := self._by_name.get(each.name)) is not None:
                 found.settings = each
+                if found.lanes is not None:
+                    found.lanes.set(each)
                 for turn in found.turns:
                     turn.weight = each.weight
                 self._lend(settings, each, found.store)

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 T = TypeVar("T")
 
@@ -36,13 +36,57 @@ class _Job(NamedTuple):
     work: Callable[[], Any]
 
 
+class Costly(Protocol):
+    """What waits for a turn. cost: bytes."""
+
+    @property
+    def cost(self) -> int: ...
+
+
+J = TypeVar("J", bound=Costly)
+
+
 @dataclass(slots=True, eq=False)
-class _Queue:
+class Queue(Generic[J]):
     """The jobs of one user. deficit: bytes that it may still move in this round."""
 
     weight: float
-    jobs: deque[_Job] = field(default_factory=deque)
+    jobs: deque[J] = field(default_factory=deque)
     deficit: float = 0.0
+
+
+class Fair(Generic[J]):
+    """Whose turn it is among users that have jobs. Needs a lock where threads use it."""
+
+    def __init__(self) -> None:
+        self._round: deque[Queue[J]] = deque()
+
+    def add(self, queue: Queue[J], job: J) -> None:
+        if not queue.jobs:
+            queue.deficit = 0.0
+            self._round.append(queue)
+        queue.jobs.append(job)
+
+    def peek(self) -> J | None:
+        """Return the job whose turn it is, None if there is none."""
+        while self._round:
+            queue = self._round[0]
+            if queue.jobs[0].cost <= queue.deficit:
+                return queue.jobs[0]
+            queue.deficit += QUANTUM_NBYTES * queue.weight
+            self._round.rotate(-1)
+        return None
+
+    def pop(self) -> J | None:
+        """Take the job whose turn it is."""
+        if self.peek() is None:
+            return None
+        queue = self._round[0]
+        job = queue.jobs.popleft()
+        queue.deficit -= job.cost
+        if not queue.jobs:
+            self._round.popleft()
+        return job
 
 
 class TurnPool:
@@ -52,45 +96,28 @@ class TurnPool:
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix=name)
         self._free = threads
         self._lock = threading.Lock()
-        self._round: deque[_Queue] = deque()  # of the users that have jobs
+        self._fair: Fair[_Job] = Fair()
 
     def user(self, weight: float) -> TurnUser:
         """Return an executor for one user."""
-        return TurnUser(self, _Queue(weight))
+        return TurnUser(self, Queue(weight))
 
     def close(self) -> None:
         self._threads.shutdown(wait=False)
 
-    def add(self, queue: _Queue, job: _Job) -> None:
+    def add(self, queue: Queue[_Job], job: _Job) -> None:
         with self._lock:
-            if not queue.jobs:
-                queue.deficit = 0.0
-                self._round.append(queue)
-            queue.jobs.append(job)
+            self._fair.add(queue, job)
         self._go_on()
 
     def _go_on(self) -> None:
         while True:
             with self._lock:
-                job = self._next() if self._free else None
+                job = self._fair.pop() if self._free else None
                 if job is None:
                     return
                 self._free -= 1
             self._threads.submit(self._carry_out, job)
-
-    def _next(self) -> _Job | None:
-        """Take the job whose turn it is. The lock is held."""
-        while self._round:
-            queue = self._round[0]
-            if queue.jobs[0].cost <= queue.deficit:
-                job = queue.jobs.popleft()
-                queue.deficit -= job.cost
-                if not queue.jobs:
-                    self._round.popleft()
-                return job
-            queue.deficit += QUANTUM_NBYTES * queue.weight
-            self._round.rotate(-1)
-        return None
 
     def _carry_out(self, job: _Job) -> None:
         try:
@@ -110,7 +137,7 @@ class TurnPool:
 class TurnUser(Executor):
     """One user of a `TurnPool`. weight: its part of the turns while others want them, too."""
 
-    def __init__(self, pool: TurnPool, queue: _Queue) -> None:
+    def __init__(self, pool: TurnPool, queue: Queue[_Job]) -> None:
         self._pool = pool
         self._queue = queue
 

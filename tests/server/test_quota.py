@@ -15,8 +15,9 @@ from kvstore import Client
 from kvstore.model.errors import Unavailable
 from kvstore.model.tenant import Role
 from kvstore.rpc.v1 import kvstore_pb2 as pb
-from kvstore.server.quota import CALL_NBYTES, ROUND_NBYTES, CallTurns, Quota
+from kvstore.server.quota import CALL_NBYTES, ROUND_NBYTES, Quota
 from kvstore.server.server import CALLS_MIN
+from kvstore.system.rounds import Rounds
 from kvstore.system.token_file import changing, make_token
 from kvstore.testing.daemon import Daemon
 from kvstore.testing.wait import until
@@ -31,7 +32,7 @@ SETTINGS = (
 
 
 def test_a_place_is_free_again_when_its_call_has_ended_however() -> None:
-    quota = Quota(CallTurns())
+    quota = Quota(Rounds())
     quota.calls_max = 1
     with pytest.raises(Unavailable) as refused, quota.place("Match"), quota.place("Match"):
         pass
@@ -42,7 +43,7 @@ def test_a_place_is_free_again_when_its_call_has_ended_however() -> None:
 
 
 def test_a_release_is_taken_from_a_tenant_that_is_over_its_part() -> None:
-    quota = Quota(CallTurns())
+    quota = Quota(Rounds())
     quota.calls_max = 1
     with quota.place("Acquire"), quota.place("Release"):
         assert quota.running == 2
@@ -57,7 +58,7 @@ def test_a_call_of_a_quiet_tenant_waits_for_a_round_of_a_flood_not_for_all_of_it
         begun.append(name)
 
     async def flood() -> None:
-        turns = CallTurns()
+        turns = Rounds()
         noisy, quiet = Quota(turns), Quota(turns)
         calls = [asyncio.create_task(call(noisy, "noisy")) for _ in range(1000)]
         await asyncio.sleep(0)
@@ -71,7 +72,7 @@ def test_a_call_of_a_quiet_tenant_waits_for_a_round_of_a_flood_not_for_all_of_it
 
 def test_what_a_large_request_takes_is_owed_in_the_next_rounds() -> None:
     async def flood() -> tuple[int, int]:
-        quota = Quota(CallTurns())
+        quota = Quota(Rounds())
         assert quota.begins("Match", 10 * ROUND_NBYTES)
         assert not quota.begins("Match", 0)
         assert quota.begins("Release", 0)

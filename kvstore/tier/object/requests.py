@@ -11,12 +11,14 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from functools import partial
 from typing import Protocol, TypeAlias, TypeVar
 
 from kvstore.metrics import Metrics
 from kvstore.model.block import Buffer
+from kvstore.model.errors import Unavailable
+from kvstore.system.bandwidth import ChannelLane
 from kvstore.system.breaker import Breaker
 from kvstore.tier.object.failure import (
     ObjectExists,
@@ -82,7 +84,10 @@ class Requests:
         now: Callable[[], float],
         timeout_s: float,
         requests_max: int,
+        lane: ChannelLane | None = None,
     ) -> None:
+        """lane: what may be moved, beside others."""
+        self._lane = lane
         self._bucket = bucket
         self._metrics = metrics
         self._now = now
@@ -131,8 +136,12 @@ class Requests:
     ) -> None:
         """Fill `buffers` with exactly these bytes. Raises ObjectGone, ObjectRefused, ObjectFailed;
         then their content is unspecified. A retry fills all of them again."""
-        await self._send("get", lambda: self._bucket.get(name, start, buffers, filled), deadline)
-        self._metrics.bytes.labels("object", "read").inc(sum(map(len, buffers)))
+        nbytes = sum(map(len, buffers))
+        async with self._moving(nbytes, deadline, waits=False):
+            await self._send(
+                "get", lambda: self._bucket.get(name, start, buffers, filled), deadline
+            )
+        self._metrics.bytes.labels("object", "read").inc(nbytes)
 
     async def fetch(self, name: str, start: int, nbytes: int, deadline: float) -> memoryview:
         """Return a few bytes."""
@@ -158,13 +167,33 @@ class Requests:
                 requests = await self._bucket.put(name, buffers, nbytes)
             self._metrics.object_requests.labels("put").inc(requests - 1)
 
-        await self._send("put", call, deadline, attempt_s=deadline - self._now())
+        async with self._moving(nbytes, deadline):
+            await self._send("put", call, deadline, attempt_s=deadline - self._now())
         self._metrics.bytes.labels("object", "write").inc(nbytes)
 
     async def delete(self, names: Sequence[str], deadline: float) -> None:
         for start in range(0, len(names), DELETES_MAX):
             call = partial(self._bucket.delete, names[start : start + DELETES_MAX])
             await self._send("delete", call, deadline)
+
+    @asynccontextmanager
+    async def _moving(
+        self, nbytes: int, deadline: float, *, waits: bool = True
+    ) -> AsyncIterator[None]:
+        """Have the turn of so many bytes. waits: for those of others, too. Raises ObjectFailed."""
+        if self._lane is None:
+            yield
+            return
+        limit_s = max(0.0, deadline - self._now())
+        async with AsyncExitStack() as stack:
+            try:
+                if waits:
+                    await stack.enter_async_context(self._lane.moving(nbytes, limit_s))
+                else:
+                    await self._lane.take(nbytes, limit_s)
+            except (TimeoutError, Unavailable) as error:
+                raise ObjectFailed("no turn for these bytes in time", reason="busy") from error
+            yield
 
     async def _send(
         self,

@@ -25,6 +25,7 @@ from kvstore.model.block import NamespaceId
 from kvstore.sealing import Erasure, Sealing
 from kvstore.settings import ObjectSettings
 from kvstore.system.background import keep_running
+from kvstore.system.bandwidth import ChannelLane
 from kvstore.tier.object.catalog import Catalog
 from kvstore.tier.object.connect import connect
 from kvstore.tier.object.deletes import Deletes
@@ -51,10 +52,12 @@ class ObjectTier:
         *,
         bucket: Bucket | None = None,
         sealing: Sealing | None = None,
+        lane: ChannelLane | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         """bucket: used instead of the one that `settings.url` names. sealing: objects are
-        encrypted; those in clear are neither seen nor counted then. Raises ConfigError."""
+        encrypted; those in clear are neither seen nor counted then. lane: what may be moved, beside
+        others. Raises ConfigError."""
         self._metrics = metrics
         self._now = now
         self._requests = Requests(
@@ -63,6 +66,7 @@ class ObjectTier:
             now=now,
             timeout_s=settings.timeout_s,
             requests_max=settings.requests_max,
+            lane=lane,
         )
         self._catalog = Catalog(now, settings.believed_s)
         self._tombstones = Tombstones()
