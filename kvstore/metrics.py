@@ -170,7 +170,8 @@ class Metrics:
         self.evictions = self._counter(
             "evicted_blocks",
             "Blocks dropped from a tier: evicted (to make room), lost (the same, without a copy "
-            "in the file tier), deleted, cleared, corrupt, device_out (its disk is out of use)",
+            "in the file tier), deleted, cleared, corrupt, device_out (its disk is out of use), "
+            "over_share (its tenant gave room back that others had lent it)",
             "tier",
             "reason",
         )

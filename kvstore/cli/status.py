@@ -11,7 +11,7 @@ import click
 from kvstore.cli.health import Finding, daemon_health, is_wrong, note, ok
 from kvstore.cli.reach import reach
 from kvstore.cli.target import connect, daemon_options
-from kvstore.cli.words import bar, duration, percent, size
+from kvstore.cli.words import bar, duration, percent, share_lines, size
 
 ROUNDS = 5
 SLOW_S = 0.1  # a client gives a daemon up after some seconds; this is an early sign
@@ -104,6 +104,7 @@ def _screen(target: str, stats: dict[str, Any], findings: list[Finding], *, bad:
         *_fidelities(stats),
         *_hits(stats["totals"]),
         *_models(stats),
+        *_tenants(stats),
         *_clients(stats),
     ]
 
@@ -153,6 +154,13 @@ def _models(stats: dict[str, Any]) -> list[str]:
         lines[0] = f"of    {lines[0].lstrip()}"
     if len(models) > MODELS_SHOWN:
         lines.append(f"      and {len(models) - MODELS_SHOWN} more models")
+    return lines
+
+
+def _tenants(stats: dict[str, Any]) -> list[str]:
+    lines = [f"      {line}" for line in share_lines(stats.get("tenants", {}))]
+    if lines:
+        lines[0] = f"for   {lines[0].lstrip()}"
     return lines
 
 

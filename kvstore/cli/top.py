@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kvstore.cli.target import connect, daemon_options
-from kvstore.cli.words import bar, duration, percent, size
+from kvstore.cli.words import bar, duration, percent, share_lines, size
 from kvstore.client import Client
 from kvstore.model.errors import Unavailable
 
@@ -112,6 +112,9 @@ def summary(before: dict[str, Any], after: dict[str, Any], seconds: float) -> di
         "sessions": after["sessions"],
         "leases": after["leases"],
         "clients": after["clients"],
+        "tenants": {
+            name: {"share": stats["share"]} for name, stats in after.get("tenants", {}).items()
+        },
     }
 
 
@@ -195,6 +198,8 @@ def _rows(frame: dict[str, Any]) -> Iterator[tuple[str, str]]:
         f"{frame['leases']}; {size(dram['leased_bytes'])} of at most "
         f"{size(dram['leased_bytes_max'])} leased, {size(dram['limbo_bytes'])} in limbo",
     )
+    for at, line in enumerate(share_lines(frame["tenants"])):
+        yield ("" if at else "tenants"), line
     for method, call in frame["calls"].items():
         yield method, f"{call['per_s']:.0f}/s, {duration(call['mean_s'])}"
     yield "sessions", str(frame["sessions"])

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from decimal import Decimal
+from typing import Any
 
 from kvstore.model.outcome import Ending, Reason
 
+TENANTS_SHOWN = 10
 SHORT_CHARS = 12  # of an id in hex, where people read it
 _SIZE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _TIME_UNITS = ((86400.0, "days"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
@@ -72,6 +74,10 @@ _REASONS: dict[Reason, tuple[str, str]] = {
         "stored without its fine part, which the request insisted on",
         "raise dram.fine_share or dram.capacity, or set file.fidelity=fine to keep fine parts",
     ),
+    Reason.OVER_SHARE: (
+        "evicted {left} ago: tenant over its share, and others took back what was lent to it",
+        "raise what this tenant is guaranteed (tenants.NAME.dram.guaranteed, .file.guaranteed)",
+    ),
     Reason.UNKNOWN: ("a reason this release does not know", "use the daemon's release of kvstore"),
 }
 
@@ -102,6 +108,22 @@ def duration(seconds: float) -> str:
 def percent(part: float, whole: float) -> str:
     """Return "83 %", or "-" of nothing."""
     return f"{100 * part / whole:.0f} %" if whole else "-"
+
+
+def share_lines(tenants: dict[str, Any]) -> list[str]:
+    """Return a line for each tenant: what it has of each tier, as the operator's stats say it."""
+    lines = []
+    for name, stats in list(tenants.items())[:TENANTS_SHOWN]:
+        tiers = [
+            f"{tier} {size(of['used_bytes'])} used, {size(of['guaranteed_bytes'])} guaranteed, cap "
+            f"{size(of['cap_bytes'])}"
+            + (f", {size(of['lent_bytes'])} lent" * bool(of["lent_bytes"]))
+            for tier, of in stats.get("share", {}).items()
+        ]
+        lines.append(f"{name}: " + "; ".join(tiers))
+    if len(tenants) > TENANTS_SHOWN:
+        lines.append(f"and {len(tenants) - TENANTS_SHOWN} more: kvstore tenant list")
+    return lines
 
 
 def bar(part: float, whole: float, width: int = 20) -> str:

@@ -31,6 +31,7 @@ class Reason(StrEnum):
     LEASED_BYTES = "leased_bytes"
     SLOWER = "slower_than_recompute"
     COARSE = "coarse"  # fine parts were asked for, and the base part alone is stored
+    OVER_SHARE = "over_share"  # evicted because its tenant gave room back that was lent to it
     UNKNOWN = "unknown"  # from a daemon that is newer than its client
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kvstore.model.block import PAGE_NBYTES
+from kvstore.model.outcome import Reason
 from kvstore.tier.file import Devices
 
 
@@ -14,6 +15,7 @@ class FileCaps:
     def __init__(self, file: Devices | None, wake: Callable[[], None]) -> None:
         self._file = file
         self._wake = wake
+        self._gives_back = False  # to other tenants: the cap was not lowered by settings
 
     @property
     def record_nbytes_max(self) -> int | None:
@@ -33,6 +35,8 @@ class FileCaps:
     def set(self, capacity_bytes: int, free_bytes_min: int) -> None:
         """Change the caps of each directory; what is over them is evicted soon."""
         if self._file is not None:
+            if capacity_bytes != self._file.space.caps[0]:
+                self._gives_back = False
             self._file.space.set_caps(capacity_bytes, free_bytes_min)
             self._wake()
 
@@ -42,10 +46,17 @@ class FileCaps:
         return self._file.frames.physical_nbytes if self._file is not None else 0
 
     def set_all(self, capacity_bytes: int) -> None:
-        """Change the cap over all directories: as much in each."""
+        """Change the cap over all directories, between tenants: as much in each."""
         if self._file is not None:
             _, free_bytes_min = self._file.space.caps
             self.set(capacity_bytes // len(self._file.devices), free_bytes_min)
+            self._gives_back = True
+
+    @property
+    def reason(self) -> Reason | None:
+        """Why something is over the caps, if it is because a tenant gives room back."""
+        over = self.used_bytes > self.capacity_bytes
+        return Reason.OVER_SHARE if self._gives_back and over else None
 
     def over(self) -> str:
         """Say by how much the file tier is over its cap, "" if it is not."""

@@ -107,7 +107,8 @@ class WriteBehind:
 
     def _evict_excess(self) -> None:
         if self._room is not None:
-            self._room.evict_excess()
+            with self._planner.eviction.because(self.caps.reason):
+                self._room.evict_excess()
 
     async def start(self) -> None:
         """Open the file tier, begin to index what it holds and to write behind."""

@@ -55,9 +55,29 @@ class TenantReport:
         }
         if not own:
             return {"tenants": {}, "lending": lending}
-        told = {**summed(list(own.values())), "tenants": own, "lending": lending}
+        total = summed(list(own.values()))
+        for name, stats in own.items():
+            stats["share"] = self._share(name)
+        told = {**total, "tenants": own, "lending": lending}
         told["uptime_s"] = max(each["uptime_s"] for each in own.values())
         return told
+
+    def _share(self, name: str) -> dict[str, dict[str, int]]:
+        """Return what a tenant has of each tier whose room is lent, in bytes. lent: to it, beyond
+        what it is guaranteed."""
+        tiers = {"dram": self._tenants.dram, "file": self._tenants.file}
+        parts = {tier: lending.part(name) for tier, lending in tiers.items()}
+        return {
+            tier: {
+                "used_bytes": part.used,
+                "guaranteed_bytes": part.guaranteed,
+                "cap_bytes": part.cap,
+                "max_bytes": part.most,
+                "lent_bytes": max(0, part.used - part.guaranteed),
+            }
+            for tier, part in parts.items()
+            if part is not None
+        }
 
 
 class TenantCollector(Collector):

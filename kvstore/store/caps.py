@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 
 from kvstore.model.errors import ConfigError
+from kvstore.model.outcome import Reason
 from kvstore.move.file_leases import FileLeases
 from kvstore.move.scrub import Scrub
 from kvstore.settings import Settings
@@ -39,6 +40,7 @@ class Caps:
         self._hints = hints
         self._scrub = scrub
         self._resized = asyncio.Event()
+        self._gives_back = False  # to other tenants: the cap was not lowered by settings
 
     async def check(self, settings: Settings) -> None:
         """Raise ConfigError on what `reconfigure` could not carry out."""
@@ -64,6 +66,8 @@ class Caps:
         """Take what of the settings can change while the node runs. `check` them first."""
         file = settings.file
         self._node.limits = settings.limits
+        if settings.dram.capacity_bytes != self._node.arena.capacity_bytes:
+            self._gives_back = False
         self._node.arena.growth.set_capacity(settings.dram.capacity_bytes)
         self._resized.set()
         self._write_behind.caps.set(file.capacity_bytes, file.free_bytes_min)
@@ -81,7 +85,8 @@ class Caps:
         self._node.room.set()
 
     def set_dram(self, nbytes: int) -> None:
-        """Change the cap of the arena alone; what is over it is evicted now, as far as it can."""
+        """Change the cap of the arena alone, between tenants; what is over it is evicted soon."""
+        self._gives_back = True
         self._node.arena.growth.set_capacity(nbytes)
         self._resized.set()
         self.set_bounds()
@@ -97,7 +102,7 @@ class Caps:
         return self._write_behind.caps.capacity_bytes
 
     def set_file(self, nbytes: int) -> None:
-        """Change the cap of the file tier, over all directories."""
+        """Change the cap of the file tier, over all directories, between tenants."""
         self._write_behind.caps.set_all(nbytes)
         self.set_bounds()
 
@@ -136,7 +141,8 @@ class Caps:
         nbytes = min(self._node.arena.holes.excess_nbytes, SHED_STEP_NBYTES)
         self._planner.eviction.write_ahead(self._node.arena.holes.excess_nbytes)
         self._write_behind.wake()
-        return self._planner.eviction.shed(nbytes) > 0
+        with self._planner.eviction.because(Reason.OVER_SHARE if self._gives_back else None):
+            return self._planner.eviction.shed(nbytes) > 0
 
     def set_bounds(self) -> None:
         """Derive from limits and caps what each part may hold."""

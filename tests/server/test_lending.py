@@ -9,6 +9,7 @@ import pytest
 
 from kvstore import Client
 from kvstore.model.block import BlockKey
+from kvstore.model.outcome import Reason
 from kvstore.testing.daemon import Daemon
 from kvstore.testing.samples import sample_keys, sample_namespace
 from kvstore.testing.wait import until
@@ -65,6 +66,11 @@ def test_what_others_leave_is_lent_and_comes_back(daemon: Daemon) -> None:
         now = held(daemon)
         assert now["quiet"]["evicted_blocks"] == 0
         assert sum(each["reserved_bytes"] for each in now.values()) <= CAPACITY
+
+        until(lambda: "dram/over_share" in noisy.admin.stats()["totals"].get("evicted_blocks", {}))
+        told = noisy.admin.explain(NAMESPACE.id, flood)
+        assert told.ending is not None
+        assert Reason.OVER_SHARE in {each.reason for each in told.ranges}
 
         put(noisy, sample_keys("more", 200))
         assert quiet.match(NAMESPACE.id, mine).hit_blocks == len(mine), "it is within its guarantee"

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.decide.planner import DAEMON_SESSION
+from kvstore.model.outcome import Reason
 from kvstore.store import caps
 from kvstore.tier.dram import holes
 from tests.store.node import Node, chain
@@ -49,3 +50,21 @@ def test_eviction_does_not_wait_for_the_kernel(
         assert node.get(leased) == 4
         for name in range(4):
             assert node.get(chain(name)) == 24
+
+
+def test_what_leaves_the_file_tier_for_other_tenants_says_so(tmp_path: Path) -> None:
+    with Node(tmp_path / "kv", arena_bytes=1024 * KIB) as node:
+        for name in range(12):
+            node.put(chain(name), 0, 24, durable=True)
+        used = node.store.caps.file_used
+        left = node.planner.counts.left
+        node.store.caps.set_file(used // 2)
+        node.until(lambda: node.store.caps.file_used <= used // 2)
+        given = left["file", Reason.OVER_SHARE]
+        assert given > 0
+        assert left["file", Reason.EVICTED] == 0
+
+        node.write_behind.caps.set(used // 4, 0)  # as settings do
+        node.until(lambda: node.store.caps.file_used <= used // 4)
+        assert left["file", Reason.EVICTED] > 0
+        assert left["file", Reason.OVER_SHARE] == given

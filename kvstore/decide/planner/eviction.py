@@ -6,6 +6,7 @@ The policies give the order. What somebody holds, or has to be written first, is
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 
 from kvstore.decide.index import Extent, HeldSlot, StoredBlock, StoredFrame, StoredPart
@@ -30,6 +31,16 @@ class Eviction:
         self._ledger = ledger
         self._index = ledger.index
         self._dram = dram
+        self._reason: Reason | None = None  # for what is evicted now, beside that room is made
+
+    @contextmanager
+    def because(self, reason: Reason | None) -> Iterator[None]:
+        """Note `reason` of what is evicted within the context; None: that room is made."""
+        self._reason = reason
+        try:
+            yield
+        finally:
+            self._reason = None
 
     @property
     def fine_parts(self) -> FineParts:
@@ -229,10 +240,11 @@ class Eviction:
         for record in records:
             lost -= self._ledger.restore(block, record)
         if lost:
-            self._ledger.departures.note(block.key, Reason.LOST)
+            self._ledger.departures.note(block.key, self._reason or Reason.LOST)
         self._ledger.counts.lost += lost
         self._ledger.counts.evicted_dram += 1
-        self._ledger.counts.left["dram", Reason.LOST if lost else Reason.EVICTED] += 1
+        reason = self._reason or (Reason.LOST if lost else Reason.EVICTED)
+        self._ledger.counts.left["dram", reason] += 1
         self._ledger.settle(block)
         return True
 
@@ -270,7 +282,7 @@ class Eviction:
             if any(helps(frame.extent) for frame in frames):
                 freed += sum(frame.extent.nbytes for frame in passed if helps(frame.extent))
                 for frame in passed:
-                    self._ledger.drop_frame(frame, Reason.EVICTED)
+                    self._ledger.drop_frame(frame, self._reason or Reason.EVICTED)
                 passed.clear()
         return freed
 

@@ -113,7 +113,7 @@ class Ledger:
                 self.departures.note(block.key, reason)
                 self._drop_baseless(block)
             if not block.framed_parts:
-                self.counts.evicted_file += reason is Reason.EVICTED
+                self.counts.evicted_file += reason in (Reason.EVICTED, Reason.OVER_SHARE)
                 self.counts.left["file", reason] += 1
             self.settle(block)
 

@@ -1,0 +1,49 @@
+"""`kvstore status` and `kvstore top` at the operator's socket: what each tenant has."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from kvstore.testing.daemon import Daemon
+from tests.cli.run import kvstore
+
+
+@pytest.fixture(scope="module")
+def tenants() -> Iterator[Daemon]:
+    with Daemon(
+        "tenants.acme.dram.guaranteed=16MiB",
+        "tenants.acme.file.guaranteed=64MiB",
+        "tenants.beta.dram.guaranteed=8MiB",
+        "tenants.beta.file.guaranteed=64MiB",
+    ) as daemon:
+        yield daemon.start()
+        daemon.stop()
+
+
+def test_status_says_what_each_tenant_has(tenants: Daemon) -> None:
+    ran = kvstore("status", "--target", tenants.target)
+    acme = next(line for line in ran.stdout.splitlines() if "acme: " in line)
+    assert "dram 0 B used, 16 MiB guaranteed, cap " in acme
+    assert "file 0 B used, 64 MiB guaranteed, cap " in acme
+    assert "beta: dram 0 B used, 8 MiB guaranteed" in ran.stdout
+
+
+def test_top_says_what_each_tenant_has(tenants: Daemon) -> None:
+    options = ("--target", tenants.target, "--once", "--interval", "0.1")
+    told = json.loads(kvstore("top", "--json", *options).stdout)["tenants"]
+    share = told["acme"]["share"]["dram"]
+    assert share["used_bytes"] == share["lent_bytes"] == 0
+    assert share["guaranteed_bytes"] == 16 << 20
+    assert "acme: dram 0 B used" in " ".join(kvstore("top", *options).stdout.split())
+
+
+def test_a_tenants_own_socket_says_nothing_of_others(tenants: Daemon) -> None:
+    own = f"unix:{tenants.socket.parent / 'acme' / 'kvstore.sock'}"
+    assert "beta" not in kvstore("status", "--target", own).stdout
+    told = json.loads(
+        kvstore("top", "--target", own, "--once", "--interval", "0.1", "--json").stdout
+    )
+    assert told["tenants"] == {}
