@@ -26,7 +26,6 @@ from tests.server.every_method import OPTIONS, ask, bearer
 SETTINGS = (
     "server.listen=127.0.0.1:0",
     "tenants.acme.dram.guaranteed=16MiB",
-    "tenants.acme.weight=0.01",
     "tenants.beta.dram.guaranteed=16MiB",
 )
 
@@ -129,6 +128,8 @@ def test_calls_over_tcp_and_on_the_socket_count_against_one_bound(tmp_path: Path
             Client(own) as client,
         ):
             acme, beta = bearer(tokens["acme"]), bearer(tokens["beta"])
+            with Client(daemon.target, arena=False) as operator:  # 512 of them until now
+                operator.admin.configure(["tenants.acme.weight=0.01"])
             with streams_open(channel, CALLS_MIN, tokens["acme"]):
                 until(lambda: ask(channel, "WhoAmI", acme) == "Unavailable", 10)
                 assert ask(channel, "WhoAmI", beta) == "answered"
