@@ -6,11 +6,15 @@ Each tenant begins a few in a round, by the bytes of its requests: see `Rounds`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import TracebackType
 
 from kvstore.model.errors import Unavailable
+from kvstore.model.tenant import Principal
 from kvstore.system.rounds import Rounds, RoundUser
 
+CALLS_ALL = 1024  # answered at once, of all tenants
+CALLS_MIN = 32  # of one tenant, however many there are
 ROUND_NBYTES = 16 << 10  # of requests that the tenant of the largest weight begins in a round
 CALL_NBYTES = 1 << 10  # what a call costs beside its bytes
 # It makes room: a tenant over its part could not give back what it holds, if it were refused.
@@ -27,7 +31,7 @@ class Quota:
 
     def share(self, part: float) -> None:
         """Set its part of a round, beside the tenant of the largest weight."""
-        self._turns.round_nbytes = max(1, int(ROUND_NBYTES * part))
+        self._turns.round_nbytes = max(CALL_NBYTES, int(ROUND_NBYTES * part))
 
     def place(self, method: str) -> _Place:
         """Return a context for one call. To enter it raises Unavailable if the tenant has its
@@ -45,6 +49,28 @@ class Quota:
     async def turn(self, nbytes: int) -> None:
         """Wait for the turn of a call that did not begin. The places bound how many wait."""
         await self._turns.turn(CALL_NBYTES + nbytes)
+
+
+class Quotas:
+    """The bounds of all tenants of a daemon, by name."""
+
+    def __init__(self) -> None:
+        self._rounds = Rounds()
+        self._by_name: dict[str, Quota] = {}
+
+    def of(self, principal: Principal) -> Quota | None:
+        """Return the bound of a caller's tenant; None for who has none."""
+        return self._by_name.get(principal.tenant)
+
+    def divide(self, weights: Mapping[str, float]) -> Mapping[str, Quota]:
+        """Give each tenant its part, by weight. Returns the bounds of all of them."""
+        known = self._by_name
+        self._by_name = {name: known.get(name) or Quota(self._rounds) for name in weights}
+        whole, most = sum(weights.values()), max(weights.values(), default=1.0)
+        for name, quota in self._by_name.items():
+            quota.calls_max = max(CALLS_MIN, int(CALLS_ALL * weights[name] / whole))
+            quota.share(weights[name] / most)
+        return self._by_name
 
 
 class _Place:

@@ -26,7 +26,7 @@ from kvstore.server.identity import UNIX_SOCKET, Fixed, Identity
 from kvstore.server.listeners import Served, TcpListener, UnixListener, drain_all
 from kvstore.server.metrics_port import MetricsPort
 from kvstore.server.operator import OperatorService
-from kvstore.server.quota import Quota
+from kvstore.server.quota import Quota, Quotas
 from kvstore.server.recorder import Recorder
 from kvstore.server.service import Service
 from kvstore.server.shared import SharingService
@@ -40,14 +40,11 @@ from kvstore.store.live_settings import LiveSettings
 from kvstore.store.tenants import Tenant, Tenants
 from kvstore.system.background import keep_running
 from kvstore.system.descriptors import raise_limit
-from kvstore.system.rounds import Rounds
 from kvstore.transport.messages import Epoch
 from kvstore.transport.unix_sockets import arena_socket_path, call_socket_path
 
 logger = logging.getLogger(__name__)
 
-CALLS_ALL = 1024  # answered at once, of all tenants
-CALLS_MIN = 32  # of one tenant, however many there are
 SERVICE_NAME = "kvstore.rpc.v1.KVStore"
 
 
@@ -77,7 +74,7 @@ class Server:
         self._health = Health(self._trouble, self._report)
         self._report_all = TenantReport(tenants)
         self._admin = TenantAdmin(tenants, config, self._host, self._unhost)
-        self._turns, self._quotas = Rounds(), dict[str, Quota]()
+        self._quotas = Quotas()
         self._hosted: dict[str, contextlib.AsyncExitStack] = {}  # tenants that came later
         self._listeners: dict[str, UnixListener] = {}
         self._shared: Served | None = None  # what every tenant may read
@@ -99,10 +96,7 @@ class Server:
             config.settings,
             served.service,
             self._boundary(
-                served.metrics,
-                self._access.identity,
-                self._service_of,
-                lambda principal: self._quotas.get(principal.tenant),
+                served.metrics, self._access.identity, self._service_of, self._quotas.of
             ),
             self._grpc_health,
             self._access.certificates,
@@ -214,10 +208,7 @@ class Server:
     def bound_calls(self) -> None:
         """Give each tenant its part of the calls that may be answered at once, by weight."""
         weights = {each.name: each.settings.weight for each in self._tenants if each.settings}
-        self._quotas = {name: self._quotas.get(name) or Quota(self._turns) for name in weights}
-        for name, quota in self._quotas.items():
-            quota.calls_max = max(CALLS_MIN, int(CALLS_ALL * weights[name] / sum(weights.values())))
-            quota.share(weights[name] / max(weights.values()))
+        for name, quota in self._quotas.divide(weights).items():
             listener = self._unix if name == DEFAULT_TENANT else self._listeners.get(name)
             if listener is not None:
                 listener.boundary.quota = quota

@@ -18,7 +18,15 @@ WALL_CLOCKS = {
 }
 PACKAGES = ("kvstore", "connectors/kvstore_vllm", "kernels/kvstore_kernels")
 # They stamp what they print and record, and decide nothing by it.
-STAMPS = ("kvstore/cli", "kvstore/server/recorder.py", "kvstore/system/logs.py")
+STAMPS = (
+    "kvstore/cli",
+    "kvstore/sealing/keyring.py",
+    "kvstore/server/audit.py",
+    "kvstore/server/recorder.py",
+    "kvstore/system/logs.py",
+)
+# A token expires at a time of day. A clock that jumps lets it expire sooner or later.
+EXPIRIES = ("kvstore/server/credentials.py",)
 # They ask how old files are, whose times are of that clock. A wrong answer costs hits.
 FILE_TIMES = (
     "kvstore/system/file_digests.py",
@@ -32,7 +40,7 @@ def wall_clock_reads(root: Path) -> list[str]:
     found = []
     for package in PACKAGES:
         for file in sorted((root / package).rglob("*.py")):
-            if any(file.is_relative_to(root / each) for each in (*STAMPS, *FILE_TIMES)):
+            if any(file.is_relative_to(root / each) for each in (*STAMPS, *EXPIRIES, *FILE_TIMES)):
                 continue
             tree = ast.parse(file.read_text(encoding="utf-8"))
             found += [f"{file.relative_to(root)}:{line}" for line in _reads(tree)]

@@ -53,6 +53,11 @@ class Middle:
             except TimeoutError:
                 continue
             connection.settimeout(2.0)
-            with contextlib.suppress(OSError), connection:
-                believed = self._context.wrap_socket(connection, server_side=True)
+            with contextlib.suppress(OSError), contextlib.ExitStack() as closing:
+                closing.callback(connection.close)
+                believed = self._context.wrap_socket(
+                    connection, server_side=True, do_handshake_on_connect=False
+                )
+                closing.callback(believed.close)
+                believed.do_handshake()
                 self.seen.append(believed.recv(1 << 14))

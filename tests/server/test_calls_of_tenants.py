@@ -12,7 +12,7 @@ from kvstore import Client
 from kvstore.model.tenant import Role
 from kvstore.rpc.v1 import kvstore_pb2 as pb
 from kvstore.rpc.v1.kvstore_pb2_grpc import KVStoreStub
-from kvstore.server.server import CALLS_MIN
+from kvstore.server.quota import CALLS_MIN
 from kvstore.testing.daemon import Daemon
 from kvstore.testing.wait import until
 from tests.server.every_method import OPTIONS

@@ -15,8 +15,7 @@ from kvstore import Client
 from kvstore.model.errors import Unavailable
 from kvstore.model.tenant import Role
 from kvstore.rpc.v1 import kvstore_pb2 as pb
-from kvstore.server.quota import CALL_NBYTES, ROUND_NBYTES, Quota
-from kvstore.server.server import CALLS_MIN
+from kvstore.server.quota import CALL_NBYTES, CALLS_MIN, ROUND_NBYTES, Quota
 from kvstore.system.rounds import Rounds
 from kvstore.system.token_file import changing, make_token
 from kvstore.testing.daemon import Daemon
