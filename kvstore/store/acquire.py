@@ -72,18 +72,30 @@ class Acquisition:
         Fine parts come last, in the time that is left.
         """
         acquired = await self._promote_all(ask, deadline)
-        if acquired.affordable and not ask.refined:
-            await self._refine(ask, acquired.hit, deadline)
+        refines = acquired.affordable and not ask.refined
+        if refines and await self._refine(ask, acquired.hit, deadline):
+            return self._still(ask, acquired)
         return acquired
 
-    async def _refine(self, ask: Ask, hit: int, deadline: float) -> None:
-        """Promote the fine parts of a hit from the file tier, as far as they come in time."""
+    def _still(self, ask: Ask, acquired: Acquired) -> Acquired:
+        """Return what is left of a hit after others had their turn: nobody holds it yet."""
+        if not acquired.affordable or acquired.hit <= ask.skip_blocks:
+            return acquired
+        hit = self._match(ask, acquired.hit).resident_blocks
+        if hit == acquired.hit:
+            return acquired
+        return acquired._replace(hit=hit, why=acquired.why or Reason.NO_ROOM)
+
+    async def _refine(self, ask: Ask, hit: int, deadline: float) -> bool:
+        """Promote the fine parts of a hit from the file tier, as far as they come in time. Returns
+        whether it took any time."""
         namespace = self._planner.namespace(ask.namespace_id)
         until = min(deadline, ask.look_until)
         if not namespace.fine or ask.in_files or hit <= ask.skip_blocks or self._now() >= until:
-            return
+            return False
         spans = needed_spans(namespace, hit, ask.skip_blocks, fine=True)
         await self._promotion.promote(ask.namespace_id, ask.keys, spans, until)
+        return True
 
     async def _promote_all(self, ask: Ask, deadline: float) -> Acquired:
         if self._objects is None:
@@ -97,6 +109,7 @@ class Acquisition:
             ended = await fetch
         finally:
             fetch.cancel()  # if nobody waits any more; what it began still ends by itself
+        reached = self._still(ask, reached)
         if self._match(ask).hit_blocks <= match.hit_blocks or not reached.affordable:
             cut = ended is Ended.CUT and reached.why is None
             return reached._replace(why=Reason.SLOWER) if cut else reached

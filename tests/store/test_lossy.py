@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
+from kvstore.decide.ask import Ask
 from kvstore.decide.index import StoredFrame
+from kvstore.model.block import Match
+from kvstore.model.outcome import Reason
+from kvstore.move.load_race import Ended
 from tests.store.lossy_node import BASE, BASES, BLOCKS, FINE, FINES, SPEC, LossyNode, chain
 
 
@@ -44,3 +49,29 @@ def test_a_reader_that_insists_on_fine_parts_gets_the_prefix_that_there_is_room_
             hit, fine = node.read(chain(name), refined=True)
             assert 1 < hit < BLOCKS
             assert fine >= hit - 2  # blocks that are exact have none
+
+
+@pytest.mark.parametrize("refined", [True, False])
+def test_what_leaves_while_a_bucket_is_asked_is_no_hit(
+    refined: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The arena's part of a prefix is found first; nobody holds it while the bucket answers."""
+    keys, gone = chain(1, 20), 9
+    with LossyNode(tmp_path / "file", bucket=tmp_path / "bucket") as node:
+        node.store_blocks(keys, 0, BLOCKS)
+        objects = node.store._objects
+        assert objects is not None
+
+        async def evicts_meanwhile(ask: Ask, match: Match, deadline: float) -> Ended:
+            await asyncio.sleep(0.05)
+            block = node.planner.index.by_key(keys[gone])
+            assert block is not None
+            for part in FINES if refined else BASES + FINES:
+                if (record := block.record(part)) is not None:
+                    node.planner._ledger.forget_part(block, record, Reason.EVICTED)
+            return Ended.DONE
+
+        monkeypatch.setattr(objects, "promote", evicts_meanwhile)
+        assert node.flush()
+        hit, _ = node.read(keys, refined=refined)
+        assert 0 < hit <= gone
