@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import traceback
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -66,10 +67,21 @@ def test_a_token_would_be_found() -> None:
             canaries.check("here", text)
 
 
-def test_no_token_is_found_anywhere(tmp_path: Path) -> None:
-    log = logging.StreamHandler(io.StringIO())
-    logging.getLogger("kvstore").addHandler(log)
-    logging.getLogger("kvstore").setLevel("DEBUG")
+@pytest.fixture
+def log() -> Iterator[logging.StreamHandler[io.StringIO]]:
+    """All that is logged in this process."""
+    handler, logger = logging.StreamHandler(io.StringIO()), logging.getLogger("kvstore")
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel("DEBUG")
+    yield handler
+    logger.setLevel(level)
+    logger.removeHandler(handler)
+
+
+def test_no_token_is_found_anywhere(
+    tmp_path: Path, log: logging.StreamHandler[io.StringIO]
+) -> None:
     audit = tmp_path / "audit.jsonl"
     with ThreadingHTTPServer(("127.0.0.1", 0), Collector) as collector:
         collector.bodies = []  # type: ignore[attr-defined]
@@ -92,7 +104,6 @@ def test_no_token_is_found_anywhere(tmp_path: Path) -> None:
         canaries.check("the file of tokens", site.issuer.path.read_bytes())
         canaries.check("the client's log", log.stream.getvalue())
         collector.shutdown()
-    logging.getLogger("kvstore").removeHandler(log)
     assert canaries.searched > 20
 
 
