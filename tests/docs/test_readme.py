@@ -23,7 +23,7 @@ from tests.docs.examples import ROOT, Block, blocks, logical_lines
 README = ROOT / "README.md"
 BYTES_MAX = 6144
 NOT_COPIED = (".git", ".venv*", "build", "dist", "env", "__pycache__", ".*_cache", ".hypothesis")
-TARGETS = {"demo", "test", "torture", "docs"}
+TARGETS = {"demo", "test", "torture", "docs", "hostile"}
 # What each block of shell begins with; the test below that is named after it runs it.
 TRY, TRANSFORMERS, MAKE, VLLM = "python3 -m venv", "pip install '.[", "make ", "kvstore serve"
 PROMPT = list(range(4, 200))
