@@ -4,6 +4,7 @@ Unknown keys are errors, so a typing mistake never silently means "the default".
 """
 
 from kvstore.settings.checks import ADMISSIONS, LOG_FORMATS, LOG_LEVELS
+from kvstore.settings.cluster import ClusterSettings, parse_address, peer_listen_address
 from kvstore.settings.load import Entry, entries, live_part, load_settings, overridden, settings_of
 from kvstore.settings.places import (
     default_digest_memory,
@@ -34,6 +35,7 @@ __all__ = [
     "ADMISSIONS",
     "LOG_FORMATS",
     "LOG_LEVELS",
+    "ClusterSettings",
     "DramSettings",
     "Entry",
     "FileSettings",
@@ -57,7 +59,9 @@ __all__ = [
     "load_settings",
     "metrics_address",
     "overridden",
+    "parse_address",
     "parse_listen",
     "parse_size",
+    "peer_listen_address",
     "settings_of",
 ]

@@ -7,6 +7,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from kvstore.model.errors import ConfigError
+from kvstore.settings.cluster import VIEW_BYTES_MIN, check_cluster
 from kvstore.settings.root_key import check_root_key
 from kvstore.settings.security import check_security
 from kvstore.settings.tenants import check_tenants
@@ -49,7 +50,7 @@ def _check_object(settings: ObjectSettings, *, has_file_tier: bool) -> None:
 def _bounds(settings: Settings) -> list[tuple[str, float, float, float]]:
     """Return (key, value, lowest, highest) of each number."""
     server, dram, file, limits = settings.server, settings.dram, settings.file, settings.limits
-    object_ = settings.object
+    object_, cluster = settings.object, settings.cluster
     return [
         ("server.drain_s", server.drain_s, 0, 3600),
         ("dram.capacity", dram.capacity_bytes, MIB, 1 << 50),
@@ -82,6 +83,11 @@ def _bounds(settings: Settings) -> list[tuple[str, float, float, float]]:
         ("limits.write_behind_max", limits.write_behind_bytes_max, MIB, 1 << 50),
         ("limits.outcomes_max", limits.outcomes_max, 1, 1 << 20),
         ("limits.departed_keys_max", limits.departed_keys_max, 1, 1 << 26),
+        ("cluster.etcd_ttl_s", cluster.etcd_ttl_s, 2, 600),
+        ("cluster.threads", cluster.threads, 1, 64),
+        ("cluster.serve_reads", cluster.serve_reads, 1, 256),
+        ("cluster.serve_bytes_per_s", cluster.serve_bytes, 0, 1 << 50),
+        ("cluster.view_bytes", cluster.view_bytes, VIEW_BYTES_MIN, 1 << 40),
     ]
 
 
@@ -102,6 +108,7 @@ def check(settings: Settings) -> None:
         )
     check_security(settings)
     check_root_key(settings.security)
+    check_cluster(settings)
     for key, value, low, high in _bounds(settings):
         if not low <= value <= high:
             sized = _is_size_key(settings, key)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kvstore.settings.checks import check
+from kvstore.settings.cluster import ClusterSettings
 from kvstore.settings.declare import GIB, LIVE, MIB, setting
 from kvstore.settings.places import default_directory, default_socket
 from kvstore.settings.security import SecuritySettings, TlsSettings
@@ -344,6 +345,7 @@ class Settings:
     limits: LimitSettings = field(default_factory=LimitSettings)
     tls: TlsSettings = field(default_factory=TlsSettings)
     security: SecuritySettings = field(default_factory=SecuritySettings)
+    cluster: ClusterSettings = field(default_factory=ClusterSettings)
     tenants: tuple[TenantSettings, ...] = ()  # by name
 
     def __post_init__(self) -> None:
