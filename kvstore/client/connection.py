@@ -103,7 +103,7 @@ class Connection:
         if self._socket is not None:
             check_socket(self._socket, self._daemon_uid)
         request = pb.OpenSessionRequest(rpc_version=RPC_VERSION, token=token, client=name)
-        # The session may end between the two steps, when another member of it dies: once more.
+        # The session may end between the two steps, when another process of it dies: once more.
         for last in (False, True):
             reply = await self.stub.OpenSession(request, timeout=timeout_s)
             self.session = reply.session

@@ -93,7 +93,7 @@ def own_session_only(answer: Callable[[Any, Any], Awaitable[Any]]) -> Any:
 class CallServer:
     """Serves one listening unix socket until `close`.
 
-    handlers: one for each of METHODS. processes: tells the process ids of a session's members.
+    handlers: one for each of METHODS. processes: tells the ids of a session's processes.
     refused: is told of each call that was one too many.
     """
 
@@ -187,10 +187,10 @@ class _Link(FrameLink):
         A process that no number names here (of another PID namespace) keeps to the first session
         that its link names.
         """
-        members = self._server.processes(session)
-        if not members:  # it is over, or nobody's: the handler says so
+        processes = self._server.processes(session)
+        if not processes:  # it is over, or nobody's: the handler says so
             return
-        if self._pid not in members or (not self._pid and self._session not in (None, session)):
+        if self._pid not in processes or (not self._pid and self._session not in (None, session)):
             raise Unauthorized("this process has not joined the session it names: open its own")
         self._session = session
 

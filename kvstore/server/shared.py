@@ -19,7 +19,7 @@ from kvstore.model.errors import UnknownNamespace
 from kvstore.rpc.v1 import kvstore_pb2 as pb
 from kvstore.server.boundary import Context
 from kvstore.server.service import Service
-from kvstore.store.sessions import Member
+from kvstore.store.sessions import Process
 from kvstore.store.store import Store
 
 GUEST = "guest"  # what the shared tenant's operator sees of a reader
@@ -29,7 +29,7 @@ GUEST = "guest"  # what the shared tenant's operator sees of a reader
 class _Guest:
     """The session of one reader at the shared tenant. leases: those that it holds there."""
 
-    member: Member
+    process: Process
     leases: set[int] = field(default_factory=set)
 
 
@@ -62,7 +62,7 @@ class SharingService(Service):
         guest = self._guest(session)
         asked = pb.AcquireRequest()
         asked.CopyFrom(request)
-        asked.session, asked.request_id, asked.session_id = guest.member.session, "", ""
+        asked.session, asked.request_id, asked.session_id = guest.process.session, "", ""
         asked.file_places = False  # its files are not the reader's to open
         reply = await self._public.Acquire(asked, context, is_guest=True)
         if reply.lease:
@@ -78,7 +78,7 @@ class SharingService(Service):
         own = await super().Release(
             pb.ReleaseRequest(session=request.session, leases=here), context
         )
-        released = pb.ReleaseRequest(session=guest.member.session, leases=there)
+        released = pb.ReleaseRequest(session=guest.process.session, leases=there)
         public = await self._public.Release(released, context)
         held = dict(zip([*here, *there], [*own.held, *public.held], strict=True))
         guest.leases.difference_update(there)
@@ -120,7 +120,7 @@ class SharingService(Service):
         """Say whether this tenant's readers may hold more of the shared tenant's, with one more
         session if need be. What one lease holds beyond that is let pass."""
         store, tenants = self._public_store, self._tenants_now()
-        guests = [guest.member.session for guest in self._guests.values()]
+        guests = [guest.process.session for guest in self._guests.values()]
         if session not in self._guests and (len(guests) + 1) * tenants > store.limits.sessions_max:
             return False
         leasable = store.arena.capacity_bytes * store.limits.leased_fraction
@@ -129,11 +129,11 @@ class SharingService(Service):
     def _guest(self, session: int) -> _Guest:
         if session not in self._guests:
             sessions, token = self._public_store.sessions, secrets.token_hex(16)
-            member = sessions.join(sessions.open(token, GUEST), token)
-            self._guests[session] = _Guest(member)
+            process = sessions.join(sessions.open(token, GUEST), token)
+            self._guests[session] = _Guest(process)
         return self._guests[session]
 
     def _left(self, session: SessionId) -> None:
         """End what a reader holds, when its own session has ended."""
         if (guest := self._guests.pop(session, None)) is not None:
-            self._public_store.sessions.leave(guest.member)
+            self._public_store.sessions.leave(guest.process)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from kvstore.decide.namespaces import UNKNOWN_MODEL, NamespaceUse
-from kvstore.decide.planner import MemberId, SessionId
+from kvstore.decide.planner import ProcessId, SessionId
 from kvstore.model.block import Namespace, NamespaceId, padded
 from kvstore.model.errors import InvalidRequest, KVStoreError
 from kvstore.store.node import Node
@@ -17,11 +17,11 @@ from kvstore.tier.dram import ExtentHandle
 logger = logging.getLogger(__name__)
 
 
-class Member(NamedTuple):
+class Process(NamedTuple):
     """One process of a session, alive while its arena socket is open."""
 
     session: SessionId
-    id: MemberId
+    id: ProcessId
 
 
 class Namespaces:
@@ -103,12 +103,12 @@ class Sessions:
         """Return the session of `token`, a new one if none is alive."""
         return self._leases.open(token, client)
 
-    def join(self, session: SessionId, token: str, process: int = 0) -> Member:
+    def join(self, session: SessionId, token: str, pid: int = 0) -> Process:
         """Add a process to a session; `leave` when its socket closes. Raises SessionEnded.
 
-        process: its id, 0 if this host cannot see it.
+        pid: its process id, 0 if this host cannot see it.
         """
-        return Member(session, self._leases.join(session, token, process))
+        return Process(session, self._leases.join(session, token, pid))
 
     def memory(self, session: SessionId) -> list[ExtentHandle]:
         """Return the memory that a session maps beside the arena's, to write into. Raises
@@ -116,7 +116,7 @@ class Sessions:
         return self._node.staging.handles(session) if self._node.staging is not None else []
 
     def processes(self, session: SessionId) -> Collection[int]:
-        """Return the process ids of a session's members, none if there is no such session."""
+        """Return the ids of a session's processes, none if there is no such session."""
         return self._leases.processes(session)
 
     def number(self, session: SessionId) -> int:
@@ -129,13 +129,13 @@ class Sessions:
         found = self._leases.find(session)
         return sum(each.nbytes for each in found.leases.values()) if found is not None else 0
 
-    def leave(self, member: Member) -> None:
+    def leave(self, process: Process) -> None:
         """Note that a process is gone: its session ends."""
-        session = self._leases.find(member.session)
-        self._leases.leave(member.session, member.id)
-        if self._node.staging is not None and not self._leases.processes(member.session):
-            self._node.staging.end(member.session)
+        session = self._leases.find(process.session)
+        self._leases.leave(process.session, process.id)
+        if self._node.staging is not None and not self._leases.processes(process.session):
+            self._node.staging.end(process.session)
         for tell in self.on_left:
-            tell(member.session)
+            tell(process.session)
         self._node.room.set()
         logger.info("session=%r state=ended", session.name if session is not None else "")

@@ -67,7 +67,7 @@ class Staging:
     # ---- sessions ------------------------------------------------------------------------------
 
     def handles(self, session: SessionId) -> list[ExtentHandle]:
-        """Return the memory of a session that has a member, made now if it has none. Raises
+        """Return the memory of a session that has a process, made now if it has none. Raises
         Unavailable."""
         if session not in self._areas:
             if (len(self._areas) + 1) * self.area_nbytes > AREAS_NBYTES_MAX:

@@ -105,7 +105,7 @@ def _clients(leases: Leases) -> list[dict[str, Any]]:
     return [
         {
             "name": session.client,
-            "processes": len(session.members),
+            "processes": len(session.processes),
             "leases": len(session.leases),
             "limbo_bytes": session.limbo_bytes,
         }

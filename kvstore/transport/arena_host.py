@@ -1,4 +1,4 @@
-"""The daemon's end of the arena socket: lets members in, hands out extents, notices deaths."""
+"""The daemon's end of the arena socket: lets processes in, hands out extents, notices deaths."""
 
 from __future__ import annotations
 
@@ -64,13 +64,13 @@ class ArenaExtent(Protocol):
 News: TypeAlias = "asyncio.Queue[tuple[Epoch, Use, ArenaExtent | int] | None]"
 
 
-class Members(Protocol):
-    """What the store does about members; a member is opaque here."""
+class Processes(Protocol):
+    """What the store does about processes; a process is opaque here."""
 
-    def join(self, session: Any, token: str, process: int) -> Any:
+    def join(self, session: Any, token: str, pid: int) -> Any:
         """Let a process into its session. Raises SessionEnded."""
 
-    def leave(self, member: Any) -> None:
+    def leave(self, process: Any) -> None:
         """Note that a process is gone."""
 
     def memory(self, session: Any) -> Any:
@@ -96,7 +96,7 @@ class ArenaHost:
     def __init__(
         self,
         listener: socket.socket,
-        members: Members,
+        processes: Processes,
         extents: Extents,
         epoch: Epoch,
         refused: Callable[[str, KVStoreError], None],
@@ -111,7 +111,7 @@ class ArenaHost:
         self._check_peer = check_peer or check_own_user
         self._task_failed = task_failed
         self._listener = listener
-        self._members = members
+        self._processes = processes
         self._epoch = epoch
         self._sources = [(extents, epoch, Use.ARENA), *((*each, Use.SHARED) for each in also)]
         self._refused = refused
@@ -169,19 +169,19 @@ class ArenaHost:
 
     @contextlib.contextmanager
     def _joined(self, hello: Any, pid: int) -> Iterator[tuple[News, Sequence[ArenaExtent]]]:
-        """Be a member of the session for the time of the context; its end is news to the others.
+        """Be a process of the session for the time of the context; its end is news to the others.
         Yields news, and the extents that are the session's own."""
         if not isinstance(hello, Hello):
             raise Incompatible("the first arena packet has to be Hello")
         check_version(hello.rpc_version)
-        member = self._members.join(hello.session, hello.token, pid)
+        process = self._processes.join(hello.session, hello.token, pid)
         news: News = asyncio.Queue()
         links = self._news.setdefault(hello.session, set())
         links.add(news)
         try:
-            yield news, self._members.memory(hello.session)
+            yield news, self._processes.memory(hello.session)
         finally:
-            self._members.leave(member)
+            self._processes.leave(process)
             links.discard(news)
             # No new link can join what has ended, so this is told once.
             for other in self._news.pop(hello.session, ()):

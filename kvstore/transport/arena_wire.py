@@ -3,9 +3,9 @@
     client -> daemon   Hello
     daemon -> client   Welcome(extents), then each Extent with its memfd; more as the arena grows
                        Retired, when an extent is given back
-                       Ended, when another member of the session is gone
+                       Ended, when another process of the session is gone
                        or Refused, and the end
-    either end closes  the member is gone
+    either end closes  the process is gone
 
 A sequenced-packet socket keeps packets and the descriptors in them together, so nothing has to be
 framed; a packet over PACKET_NBYTES_MAX is cut by the kernel, noticed and refused.
@@ -46,7 +46,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
-    """The member is in; this many Extent packets follow at once."""
+    """The process is in; this many Extent packets follow at once."""
 
     extents: int
 

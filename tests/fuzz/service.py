@@ -36,7 +36,7 @@ from tests.sim.loop import SimLoop
 from tests.sim.model import Model
 
 EPOCH = Epoch("fuzz", 50)
-SESSION = 1002  # the first id given out; the next one is its member's
+SESSION = 1002  # the first id given out; the next one is its process's
 TOKEN = "t" * 16
 CALL_S = 120.0  # of virtual time
 REQUESTS: list[tuple[str, type[Message]]] = [

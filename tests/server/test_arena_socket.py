@@ -1,4 +1,4 @@
-"""The arena socket lets members of a session in, hands out memory, and notices when they go."""
+"""The arena socket lets processes of a session in, hands out memory, and notices when they go."""
 
 import asyncio
 import json
@@ -137,13 +137,13 @@ def test_both_ends_touch_the_whole_arena_before_it_is_needed() -> None:
 
 def test_an_extent_cannot_be_shrunk_under_the_daemon(daemon: Daemon) -> None:
     async def run() -> None:
-        member = await Connection.open(
+        process = await Connection.open(
             daemon.target, token="t" * 16, name="", timeout_s=5, watcher=Nobody()
         )
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
             connection.setblocking(False)
             await asyncio.get_running_loop().sock_connect(connection, f"{daemon.socket}.arena")
-            await send(connection, Hello(RPC_VERSION, member.session, "t" * 16))
+            await send(connection, Hello(RPC_VERSION, process.session, "t" * 16))
             welcome, _ = await receive(connection)
             assert isinstance(welcome, Welcome)
             _, fd = await receive(connection)
@@ -155,14 +155,14 @@ def test_an_extent_cannot_be_shrunk_under_the_daemon(daemon: Daemon) -> None:
                 mmap.mmap(fd, 4096).close()
             finally:
                 os.close(fd)
-        await member.close()
+        await process.close()
 
     asyncio.run(run())
 
 
 def test_the_death_of_one_member_ends_the_session_of_all(daemon: Daemon) -> None:
     token = secrets.token_hex(16)
-    keys = sample_keys("members", 3)
+    keys = sample_keys("processes", 3)
     script = (
         "import sys, kvstore\n"
         "client = kvstore.Client(sys.argv[1], token=sys.argv[2])\n"
@@ -187,10 +187,10 @@ def test_the_death_of_one_member_ends_the_session_of_all(daemon: Daemon) -> None
             lease = scheduler.acquire(namespace_id, keys)
             other.kill()
             other.wait()
-        # Its slots are kept, as the living members may still be copying; but it does not count.
+        # Its slots are kept, as the living processes may still be copying; but it does not count.
         until(lambda: scheduler.admin.stats()["dram"]["limbo_bytes"])
         assert scheduler.release(lease.lease_id) == [False]
-        # All go on in a new session, also members that only view and release.
+        # All go on in a new session, also processes that only view and release.
         until(lambda: scheduler.release(_lease(scheduler, namespace_id, keys)) == [True])
         until(lambda: worker.release(_lease(scheduler, namespace_id, keys)) == [True])
         grant = scheduler.acquire(namespace_id, keys)
@@ -205,22 +205,22 @@ def _lease(client: Client, namespace_id: NamespaceId, keys: list[BlockKey]) -> i
 def test_a_grant_that_comes_too_late_for_its_client_is_taken_back(daemon: Daemon) -> None:
     async def run() -> None:
         namespace = sample_namespace()
-        member = await Connection.open(
+        process = await Connection.open(
             daemon.target, token="u" * 16, name="", timeout_s=5, watcher=Nobody()
         )
         spec = pb.RegisterNamespaceRequest(spec_json=namespace.to_json())
-        await member.stub.RegisterNamespace(spec, timeout=5)
+        await process.stub.RegisterNamespace(spec, timeout=5)
         request = pb.ReserveRequest(
-            session=member.session,
+            session=process.session,
             namespace_id=namespace.id,
             keys=sample_keys("late", 1)[0],
             spans=[pb.Span(begin=0, end=1)],
         )
         for _ in range(20):
             with pytest.raises(grpc.aio.AioRpcError):
-                await member.stub.Reserve(request, timeout=0.015)
-        stats = await member.stub.Stats(pb.StatsRequest(), timeout=5)
+                await process.stub.Reserve(request, timeout=0.015)
+        stats = await process.stub.Stats(pb.StatsRequest(), timeout=5)
         assert json.loads(stats.json)["leases"] == 0
-        await member.close()
+        await process.close()
 
     asyncio.run(run())

@@ -8,7 +8,7 @@ from kvstore.decide.planner.conversations import Conversations
 from kvstore.decide.planner.departures import Departures
 from kvstore.decide.planner.explain import Explainer
 from kvstore.decide.planner.fine_parts import base_blocks, base_of, fine_slots
-from kvstore.decide.planner.leases import DAEMON_SESSION, Leases, MemberId, Reservation, SessionId
+from kvstore.decide.planner.leases import DAEMON_SESSION, Leases, ProcessId, Reservation, SessionId
 from kvstore.decide.planner.match import longest_hit, needed_spans
 from kvstore.decide.planner.moves import Check, Read, Space, Write
 from kvstore.decide.planner.outcomes import Outcomes
@@ -25,9 +25,9 @@ __all__ = [
     "Departures",
     "Explainer",
     "Leases",
-    "MemberId",
     "Outcomes",
     "Planner",
+    "ProcessId",
     "Read",
     "Reservation",
     "SessionId",

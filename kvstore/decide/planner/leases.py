@@ -26,7 +26,7 @@ from kvstore.model.block import BlockKey, NamespaceId, Span, padded
 from kvstore.model.errors import SessionEnded, Unavailable
 
 SessionId = NewType("SessionId", int)
-MemberId = NewType("MemberId", int)
+ProcessId = NewType("ProcessId", int)
 
 DAEMON_SESSION = SessionId(-1)  # no message can name it: theirs are not negative
 
@@ -70,16 +70,16 @@ class Reservation:
 
 @dataclass(slots=True)
 class Session:
-    """One engine instance: its members are processes, alive while their arena socket is open.
+    """One engine instance: its processes, alive while their arena socket is open.
 
-    members: the process id of each, 0 if this host cannot see it.
+    processes: the process id of each, 0 if this host cannot see it.
     """
 
     id: SessionId
     token: str
     client: str
     number: int
-    members: dict[MemberId, int] = field(default_factory=dict)
+    processes: dict[ProcessId, int] = field(default_factory=dict)
     ended: bool = False
     leases: dict[int, Lease] = field(default_factory=dict)
     limbo_bytes: int = 0
@@ -141,9 +141,9 @@ class Leases:
         return self._sessions.get(session_id)
 
     def processes(self, session_id: SessionId) -> Collection[int]:
-        """Return the process ids of a session's members, none if it is forgotten."""
+        """Return the ids of a session's processes, none if it is forgotten."""
         session = self._sessions.get(session_id)
-        return session.members.values() if session is not None else ()
+        return session.processes.values() if session is not None else ()
 
     def open(self, token: str, client: str) -> SessionId:
         """Return the live session of `token`, a new one if there is none."""
@@ -157,23 +157,23 @@ class Leases:
         self._by_token[token] = session
         return session
 
-    def join(self, session_id: SessionId, token: str, process: int = 0) -> MemberId:
+    def join(self, session_id: SessionId, token: str, pid: int = 0) -> ProcessId:
         """Add a process to a session. Raises SessionEnded if this token has no such session."""
         session = self._live(session_id)
         if session_id == DAEMON_SESSION or session.token != token:
             raise SessionEnded("the session is not this token's")
-        member = MemberId(self._new_id())
-        session.members[member] = process
-        return member
+        process = ProcessId(self._new_id())
+        session.processes[process] = pid
+        return process
 
-    def leave(self, session_id: SessionId, member: MemberId) -> None:
+    def leave(self, session_id: SessionId, process: ProcessId) -> None:
         """Note that a process is gone. It ends its session; the last one to go empties limbo."""
         session = self._sessions.get(session_id)
-        if session is None or member not in session.members:
+        if session is None or process not in session.processes:
             return
-        del session.members[member]
+        del session.processes[process]
         self._end(session)
-        if not session.members:
+        if not session.processes:
             for lease in list(session.leases.values()):
                 self._drop(session, lease)
             del self._sessions[session_id]
@@ -214,7 +214,7 @@ class Leases:
     def check(self, session_id: SessionId) -> Session:
         """Return a session that may hold leases. Raises SessionEnded or Unavailable."""
         session = self._live(session_id)
-        if session_id != DAEMON_SESSION and not session.members:
+        if session_id != DAEMON_SESSION and not session.processes:
             raise SessionEnded("the session has not joined the arena")
         if session.limbo_bytes > self.limbo_bytes_max:
             raise Unavailable(
@@ -312,7 +312,7 @@ class Leases:
 
     def _drop_idle_session(self) -> None:
         """Make room for a session: one without a process holds nothing, so nothing is lost."""
-        idle: Iterable[Session] = (s for s in self.sessions() if not s.members)
+        idle: Iterable[Session] = (s for s in self.sessions() if not s.processes)
         session = next(iter(idle), None)
         if session is None:
             raise Unavailable(

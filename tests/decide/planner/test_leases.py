@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from kvstore.decide.index import HeldSlot, StoredFrame
-from kvstore.decide.planner import Leases, MemberId, Reservation, SessionId
+from kvstore.decide.planner import Leases, ProcessId, Reservation, SessionId
 from kvstore.model.block import Part, Slot
 from kvstore.model.errors import SessionEnded, Unavailable
 
@@ -33,7 +33,7 @@ class Desk:
     def _unpin_frame(self, frame: StoredFrame) -> None:
         frame.pins -= 1
 
-    def session(self, token: str = TOKEN) -> tuple[SessionId, MemberId]:
+    def session(self, token: str = TOKEN) -> tuple[SessionId, ProcessId]:
         session = self.leases.open(token, "test")
         return session, self.leases.join(session, token)
 
@@ -113,9 +113,9 @@ def test_the_death_of_one_member_ends_the_session_but_frees_nothing_of_the_livin
 
 def test_the_death_of_the_last_member_frees_everything() -> None:
     desk, held = Desk(), slot()
-    session, member = desk.session()
+    session, process = desk.session()
     desk.leases.grant(session, [held])
-    desk.leases.leave(session, member)
+    desk.leases.leave(session, process)
     assert desk.freed == [held]
     assert desk.leases.leased_bytes == 0
     assert desk.leases.limbo_bytes == 0
@@ -123,9 +123,9 @@ def test_the_death_of_the_last_member_frees_everything() -> None:
 
 def test_a_token_reopened_after_the_end_is_a_new_session() -> None:
     desk = Desk()
-    session, member = desk.session()
+    session, process = desk.session()
     assert desk.leases.open(TOKEN, "again") == session
-    desk.leases.leave(session, member)
+    desk.leases.leave(session, process)
     assert desk.leases.open(TOKEN, "again") != session
 
 
@@ -167,7 +167,7 @@ def test_sessions_are_bounded_and_idle_ones_make_room() -> None:
 
 def test_frames_are_held_until_the_release_or_the_deadline_and_never_in_limbo() -> None:
     desk, read = Desk(), frame()
-    session, member = desk.session()
+    session, process = desk.session()
     first = desk.leases.grant(session, [None], frames=[read])
     second = desk.leases.grant(session, [slot()], frames=[read])
     assert (read.pins, desk.leases.framed_bytes) == (2, 2 * 8192)
@@ -179,7 +179,7 @@ def test_frames_are_held_until_the_release_or_the_deadline_and_never_in_limbo() 
     assert desk.leases.limbo_bytes == 4096, "only the slot is"
     assert not desk.leases.release(session, second.id)
     desk.leases.grant(session, [], frames=[read])
-    desk.leases.leave(session, member)
+    desk.leases.leave(session, process)
     assert (read.pins, desk.leases.framed_bytes) == (0, 0)
 
 
