@@ -24,6 +24,7 @@ from kvstore.metrics import Metrics
 from kvstore.model.block import PAGE_NBYTES
 from kvstore.model.errors import KVStoreError
 from kvstore.model.tenant import NO_TENANT_ID, TenantId, tenant_id
+from kvstore.move.deletions import Deletions
 from kvstore.move.promote import Promotion
 from kvstore.move.scrub import Scrub
 from kvstore.move.write_behind import WriteBehind
@@ -204,7 +205,7 @@ def _objects(
     *,
     sealing: Sealing | None,
     lanes: Lanes | None,
-) -> Callable[[Promotion], Objects] | None:
+) -> Callable[[Promotion, Deletions], Objects] | None:
     """Return what makes the object tier of the node, None if it has none. Raises ConfigError."""
     if not settings.object.url:
         return None
@@ -214,15 +215,14 @@ def _objects(
     tier = ObjectTier(
         settings.object, metrics, sealing=sealing, lane=lanes.object if lanes else None
     )
-    leasable = arena.capacity_bytes * settings.limits.leased_fraction
-    return lambda promotion: Objects(
+    return lambda promotion, deletions: Objects(
         tier,
         planner,
         promotion,
         arena,
         codec=codec_by_name(settings.file.codec),
         metrics=metrics,
-        fetch_nbytes_max=int(leasable),
+        deletions=deletions,
         fine=settings.object.fidelity == "fine",
         now=time.monotonic,
     )

@@ -1,26 +1,22 @@
-"""What a node does with an object tier: lookups, fetches, uploads, deletes."""
+"""What a node does with an object tier: uploads and deletes; it is a source of prefixes, too."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Collection, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from kvstore.decide.ask import Ask
 from kvstore.decide.planner import Planner, Write
 from kvstore.format.codec import Codec
 from kvstore.metrics import Metrics
-from kvstore.model.block import BlockKey, Match, NamespaceId
+from kvstore.model.block import BlockKey, NamespaceId
 from kvstore.model.errors import Unavailable
-from kvstore.move.load_race import Ended
-from kvstore.move.object_deletions import Deletions
-from kvstore.move.object_fetch import ObjectFetch
+from kvstore.move.deletions import Deletions
+from kvstore.move.object_source import ObjectSource
 from kvstore.move.object_upload import ObjectUpload
 from kvstore.move.promote import Promotion
-from kvstore.move.writer import Writer
 from kvstore.sealing import Erasure
 from kvstore.system.background import keep_running
 from kvstore.tier.dram import Arena
@@ -43,9 +39,9 @@ class Objects:
         promotion: Promotion,
         arena: Arena,
         *,
+        deletions: Deletions,
         codec: Codec,
         metrics: Metrics,
-        fetch_nbytes_max: int,
         fine: bool = False,
         now: Callable[[], float],
     ) -> None:
@@ -54,22 +50,13 @@ class Objects:
         self._metrics = metrics
         self._now = now
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="kvstore-object")
-        self._deletions = Deletions()
-        self._fetch = ObjectFetch(
-            tier,
-            planner,
-            metrics,
-            watches=self._deletions,
-            nbytes_max=fetch_nbytes_max,
-            fine=fine,
-            now=now,
-        )
+        self.source = ObjectSource(tier, metrics, now, fine=fine)
         self._upload = ObjectUpload(
             tier,
             planner,
             promotion,
             arena,
-            watches=self._deletions,
+            watches=deletions,
             metrics=metrics,
             executor=self._threads,
             codec=codec,
@@ -78,9 +65,8 @@ class Objects:
         )
         self._uploading: asyncio.Task[None] | None = None
 
-    def start(self, store: Writer) -> None:
-        """Begin; a store that does not answer delays nothing. store: takes in what is fetched."""
-        self._fetch.store = store
+    def start(self) -> None:
+        """Begin; a bucket that does not answer delays nothing."""
         self._tier.start()
         self._uploading = asyncio.create_task(
             keep_running("upload", self._upload.run, self._metrics.task_failed)
@@ -93,7 +79,6 @@ class Objects:
             await asyncio.gather(self._uploading, return_exceptions=True)
         if self._upload.waiting:
             await self._drain(drain_s)
-        await self._fetch.close()
         await self._tier.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
@@ -112,18 +97,13 @@ class Objects:
             waiting = self._upload.waiting
             logger.warning("drain=incomplete prefixes_not_uploaded=%d reason=%r", waiting, reason)
 
-    def set_bounds(self, *, capacity_bytes: int, fetch_nbytes_max: int) -> None:
-        """Change the bucket's cap, and what one lookup may fetch."""
-        self._tier.set_capacity(capacity_bytes)
-        self._fetch.nbytes_max = fetch_nbytes_max
+    def set_capacity(self, nbytes: int) -> None:
+        """Change the bucket's cap."""
+        self._tier.set_capacity(nbytes)
 
     def written(self, write: Write) -> None:
         """Note what is durable on this node."""
         self._upload.note(write)
-
-    async def promote(self, ask: Ask, match: Match, deadline: float) -> Ended:
-        """Make the hit of a prefix longer than `match`, as far as the bucket has more of it."""
-        return await self._fetch.promote(ask, match, deadline)
 
     async def counted(self) -> None:
         """Wait until `found_namespaces` is known. Raises Unavailable."""
@@ -133,12 +113,6 @@ class Objects:
     def found_namespaces(self) -> Set[NamespaceId]:
         """The namespaces of what was in the bucket when this node counted it last."""
         return self._tier.found_namespaces
-
-    def deleting(
-        self, namespaces: Collection[NamespaceId], keys: Collection[BlockKey] | None
-    ) -> contextlib.AbstractContextManager[None]:
-        """Let nothing of it be fetched, from when the planner forgot it until `delete` is done."""
-        return self._deletions.deleting(namespaces, keys)
 
     async def delete(
         self, namespaces: Collection[NamespaceId], keys: Sequence[BlockKey] | None

@@ -22,7 +22,7 @@ from kvstore.metrics import Metrics
 from kvstore.model.block import BlockKey, Part, Span
 from kvstore.model.checksum import checksum
 from kvstore.model.errors import CorruptBlock, InvalidRequest, Unavailable
-from kvstore.move.object_deletions import Deletions
+from kvstore.move.deletions import Deletions
 from kvstore.move.promote import Promotion
 from kvstore.move.run_encoding import run_header
 from kvstore.tier.dram import Arena

@@ -7,19 +7,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from kvstore.decide.ask import Ask
 from kvstore.decide.planner import Leases, Planner, is_readable, needed_spans
 from kvstore.model.block import Match, Namespace, Span, padded
 from kvstore.model.outcome import Reason
+from kvstore.move.fetch import Fetch
 from kvstore.move.file_reads import Reads
 from kvstore.move.load_race import Ended
 from kvstore.move.promote import Promotion
-
-if TYPE_CHECKING:  # a daemon without a bucket starts without what it takes to use one
-    from kvstore.move.object_side import Objects
-
+from kvstore.move.source import Source
+from kvstore.move.sources import Peers, Sources
 
 ROUNDS_MAX = 6  # each but the first for what is left, or for a prefix that may find room
 SHORTENED_SHARE = 4  # one block in so many is given up where all came but the windows
@@ -47,8 +46,10 @@ class Acquisition:
         promotion: Promotion,
         reads: Reads,
         leases: Leases,
-        objects: Objects | None,
         *,
+        fetch: Fetch,
+        bucket: Source | None = None,
+        peers: Peers | None = None,
         leasable_bytes: int,
         now: Callable[[], float],
     ) -> None:
@@ -56,7 +57,7 @@ class Acquisition:
         self._promotion = promotion
         self._reads = reads
         self._leases = leases
-        self._objects = objects
+        self._sources = Sources(fetch, self._match, bucket=bucket, peers=peers)
         self.leasable_bytes = leasable_bytes
         self._now = now
 
@@ -98,20 +99,20 @@ class Acquisition:
         return True
 
     async def _promote_all(self, ask: Ask, deadline: float) -> Acquired:
-        if self._objects is None:
+        if not self._sources.any:
             return await self._promote(ask, deadline)
         match = self._match(ask)
         if match.hit_blocks == len(ask.keys):
             return await self._promote(ask, deadline)
-        fetch = asyncio.create_task(self._objects.promote(ask, match, deadline))
+        fetch = asyncio.create_task(self._sources.promote(ask, match, deadline))
         try:
             reached = await self._promote(ask, deadline)
-            ended = await fetch
+            brought = await fetch
         finally:
             fetch.cancel()  # if nobody waits any more; what it began still ends by itself
         reached = self._still(ask, reached)
         if self._match(ask).hit_blocks <= match.hit_blocks or not reached.affordable:
-            cut = ended is Ended.CUT and reached.why is None
+            cut = brought.ended is Ended.CUT and reached.why is None
             return reached._replace(why=Reason.SLOWER) if cut else reached
         again = await self._promote(ask, deadline)
         fetched = max(0, again.hit - max(ask.skip_blocks, match.hit_blocks))

@@ -78,10 +78,7 @@ class Caps:
             self._scrub.nbytes_per_s, self._scrub.every_s = file.scrub_bytes, file.scrub_every_s
         self.set_bounds()
         if self._objects is not None:
-            self._objects.set_bounds(
-                capacity_bytes=settings.object.capacity_bytes,
-                fetch_nbytes_max=self._acquisition.leasable_bytes,
-            )
+            self._objects.set_capacity(settings.object.capacity_bytes)
         self._node.room.set()
 
     def set_dram(self, nbytes: int) -> None:
@@ -155,6 +152,7 @@ class Caps:
         self._leases.sessions_max = limits.sessions_max
         self._leases.limbo_bytes_max = int(arena_bytes * limits.limbo_fraction)
         self._acquisition.leasable_bytes = int(arena_bytes * limits.leased_fraction)
+        self._node.fetch.nbytes_max = self._acquisition.leasable_bytes
         self._file_leases.nbytes_max = int(
             self._write_behind.caps.capacity_bytes * limits.leased_fraction
         )

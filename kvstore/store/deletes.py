@@ -81,11 +81,9 @@ class Deletes:
         self, namespaces: Collection[NamespaceId], keys: Sequence[BlockKey] | None
     ) -> None:
         """Make a delete durable, here and in the bucket. Call it in one step with the planner's."""
-        if self._objects is None:
-            await self._write_behind.bury(namespaces, keys)
-            return
-        with self._objects.deleting(namespaces, keys):
+        with self._node.deletions.deleting(namespaces, keys):
             try:
                 await self._write_behind.bury(namespaces, keys)
             finally:  # a disk that is out of use keeps no other copy alive
-                await self._objects.delete(namespaces, keys)
+                if self._objects is not None:
+                    await self._objects.delete(namespaces, keys)

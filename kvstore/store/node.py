@@ -12,6 +12,8 @@ from kvstore.decide.planner import Leases, Planner
 from kvstore.metrics import Metrics
 from kvstore.model.block import BlockKey, NamespaceId, Span
 from kvstore.model.errors import InvalidRequest
+from kvstore.move.deletions import Deletions
+from kvstore.move.fetch import Fetch
 from kvstore.move.write_behind import WriteBehind
 from kvstore.settings import LimitSettings
 from kvstore.store.staging import Staging
@@ -38,6 +40,8 @@ class Node:
         planner: Planner,
         leases: Leases,
         objects: Objects | None,
+        deletions: Deletions,
+        fetch: Fetch,
         limits: LimitSettings,
         metrics: Metrics,
         now: Callable[[], float],
@@ -48,6 +52,8 @@ class Node:
         self.planner = planner
         self.leases = leases
         self.objects = objects
+        self.deletions = deletions
+        self.fetch = fetch
         self.limits = limits
         self.metrics = metrics
         self.now = now

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING
 from kvstore.decide.planner import Leases, Planner, SessionId
 from kvstore.metrics import Metrics
 from kvstore.model.block import NamespaceId, Slot
+from kvstore.move.deletions import Deletions
+from kvstore.move.fetch import Fetch
 from kvstore.move.file_leases import FileLeases
 from kvstore.move.holes import Holes
 from kvstore.move.promote import Promotion
@@ -68,7 +70,7 @@ class Store:
         now: Callable[[], float] = time.monotonic,
         new_id: Callable[[], int] = random_id,
         scrub: Scrub | None = None,
-        objects: Callable[[Promotion], Objects] | None = None,
+        objects: Callable[[Promotion, Deletions], Objects] | None = None,
     ) -> None:
         """new_id: as for `Leases`. objects: makes the node's object tier, if it has one."""
         self._metrics = metrics
@@ -82,7 +84,10 @@ class Store:
             unpin_frame=planner.unpin_frame,
         )
         self._promotion = Promotion(planner, write_behind.reads, metrics, now)
-        self._objects = objects(self._promotion) if objects is not None else None
+        deletions = Deletions()
+        self._fetch = Fetch(planner, metrics, deletions=deletions, now=now)
+        self._fetch.store = self
+        self._objects = objects(self._promotion, deletions) if objects is not None else None
         if self._objects is not None:
             write_behind.on_written = self._objects.written
         node = self._node = Node(
@@ -91,6 +96,8 @@ class Store:
             planner=planner,
             leases=self._leases,
             objects=self._objects,
+            deletions=deletions,
+            fetch=self._fetch,
             limits=limits,
             metrics=metrics,
             now=now,
@@ -112,7 +119,8 @@ class Store:
             self._promotion,
             write_behind.reads,
             node.leases,
-            node.objects,
+            fetch=node.fetch,
+            bucket=node.objects.source if node.objects is not None else None,
             leasable_bytes=0,
             now=node.now,
         )
@@ -171,7 +179,7 @@ class Store:
             self._keep("holes", self._holes.run)
         self._keep("cap", self.caps.keep)
         if self._objects is not None:
-            self._objects.start(self)
+            self._objects.start()
         if self._scrub is not None:
             self._keep("scrub", self._scrub.run)
 
@@ -185,6 +193,7 @@ class Store:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.hints.close()
+        await self._fetch.close()
         if self._objects is not None:
             await self._node.write_behind.flush(self._node.now() + drain_s)
             await self._objects.close(drain_s)

@@ -17,6 +17,7 @@ from kvstore.model.block import BlockKey, Committed, Grant, Group, Namespace, Pa
 from kvstore.model.checksum import checksum
 from kvstore.model.hint import Hint, HintKind, HintReport
 from kvstore.model.keys import KeyChain, root_key
+from kvstore.move.deletions import Deletions
 from kvstore.move.object_side import Objects
 from kvstore.move.promote import Promotion
 from kvstore.move.write_behind import WriteBehind
@@ -131,15 +132,15 @@ class Node:
             objects=self._objects(codec, fine=fine) if bucket else None,
         )
 
-    def _objects(self, codec: str, *, fine: bool) -> Callable[[Promotion], Objects]:
-        return lambda promotion: Objects(
+    def _objects(self, codec: str, *, fine: bool) -> Callable[[Promotion, Deletions], Objects]:
+        return lambda promotion, deletions: Objects(
             self.objects,
             self.planner,
             promotion,
             self.arena,
             codec=codec_by_name(codec),
             metrics=self.metrics,
-            fetch_nbytes_max=self.arena.capacity_bytes // 2,
+            deletions=deletions,
             fine=fine,
             now=time.monotonic,
         )

@@ -12,6 +12,7 @@ from kvstore.decide.index import StoredFrame
 from kvstore.model.block import Match
 from kvstore.model.outcome import Reason
 from kvstore.move.load_race import Ended
+from kvstore.move.source import Source
 from tests.store.lossy_node import BASE, BASES, BLOCKS, FINE, FINES, SPEC, LossyNode, chain
 
 
@@ -59,10 +60,9 @@ def test_what_leaves_while_a_bucket_is_asked_is_no_hit(
     keys, gone = chain(1, 20), 9
     with LossyNode(tmp_path / "file", bucket=tmp_path / "bucket") as node:
         node.store_blocks(keys, 0, BLOCKS)
-        objects = node.store._objects
-        assert objects is not None
+        fetch = node.store._fetch
 
-        async def evicts_meanwhile(ask: Ask, match: Match, deadline: float) -> Ended:
+        async def evicts_meanwhile(source: Source, ask: Ask, match: Match, until: float) -> Ended:
             await asyncio.sleep(0.05)
             block = node.planner.index.by_key(keys[gone])
             assert block is not None
@@ -71,7 +71,7 @@ def test_what_leaves_while_a_bucket_is_asked_is_no_hit(
                     node.planner._ledger.forget_part(block, record, Reason.EVICTED)
             return Ended.DONE
 
-        monkeypatch.setattr(objects, "promote", evicts_meanwhile)
+        monkeypatch.setattr(fetch, "promote", evicts_meanwhile)
         assert node.flush()
         hit, _ = node.read(keys, refined=refined)
         assert 0 < hit <= gone

@@ -1,0 +1,327 @@
+"""From a bucket or another host into the arena: what a prefix lacks is written into the store as
+any writer would.
+
+So neither the index nor the policies know of sources.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from kvstore.decide.ask import Ask
+from kvstore.decide.planner import (
+    DAEMON_SESSION,
+    Planner,
+    fine_slots,
+    longest_hit,
+    needed_spans,
+)
+from kvstore.metrics import Metrics
+from kvstore.model.block import BlockKey, Grant, Match, Namespace, Part, Span, padded
+from kvstore.model.errors import KVStoreError
+from kvstore.model.pair import belongs
+from kvstore.move.deletions import Deletions, Watch
+from kvstore.move.load_race import Ended
+from kvstore.move.source import STEP_BLOCKS, Listing, Reading, Source, Window
+from kvstore.move.writer import Writer
+
+logger = logging.getLogger(__name__)
+
+WINDOW_NBYTES = 16 << 20  # of records published at once: the first are up while the last are asked
+WINDOWS_MAX = 8  # on their way at once; beyond that they queue in prefix order
+LEASE_MARGIN = 0.8  # of a lease's time, to read into its slots
+
+
+@dataclass(slots=True)
+class Load:
+    """A prefix that is being fetched. hit: how long it was without the source; begun: before it,
+    nothing is left to begin."""
+
+    ask: Ask
+    namespace: Namespace
+    source: Source
+    listing: Listing
+    hit: int
+    blocks_max: int  # to be fetched
+    begun: int = 0
+    nbytes: int = 0
+    began: float = 0.0
+    parts: list[asyncio.Task[bool]] = field(default_factory=list)
+
+    @property
+    def goal_max(self) -> int:
+        return self.hit + self.blocks_max
+
+
+class Fetch:
+    """Brings prefixes from sources. `store`: set before the first call."""
+
+    store: Writer
+
+    def __init__(
+        self,
+        planner: Planner,
+        metrics: Metrics,
+        *,
+        deletions: Deletions,
+        now: Callable[[], float],
+    ) -> None:
+        self.nbytes_max = 0  # of records fetched for one prefix
+        self._deletions = deletions
+        self._planner = planner
+        self._metrics = metrics
+        self._now = now
+        self._room = asyncio.Semaphore(WINDOWS_MAX)
+        self._under_way: dict[tuple[str, Window], asyncio.Task[bool]] = {}
+
+    async def promote(self, source: Source, ask: Ask, match: Match, deadline: float) -> Ended:
+        """Make the hit of a prefix longer than `match`, as far as a source has more of it.
+
+        Its start is fetched while its end is still looked for.
+        """
+        namespace = self._planner.namespace(ask.namespace_id)
+        most = self.nbytes_max // block_nbytes(namespace)
+        listing = source.listing(ask, namespace, match.hit_blocks)
+        load = Load(ask, namespace, source, listing, match.hit_blocks, most)
+        with self._deletions.watch(ask.namespace_id, ask.keys) as watch:
+            async for _ in listing.look(min(deadline, ask.look_until)):
+                if not watch.dead:
+                    await self._begin_early(load)
+            goal = await self._goal(load)
+            rest = await self._windows(load, load.begun, goal) if goal > match.hit_blocks else []
+            nbytes = load.nbytes + sum(window.nbytes for window in rest)
+            if not nbytes or watch.dead:
+                return Ended.DONE
+            stakes = ask.stakes(Match(goal, match.hit_blocks))
+            race = source.races.race(nbytes, stakes) if stakes is not None else None
+            if stakes is not None and race is None:
+                return Ended.CUT
+            self._begin(load, rest)
+        return await source.races.wait(
+            load.parts,
+            nbytes,
+            began=load.began,
+            deadline=deadline,
+            race=race,
+            arrived=lambda: all(part.result() for part in load.parts),
+        )
+
+    async def _begin_early(self, load: Load) -> None:
+        """Begin what a hit of every length needs, in whole windows, as far as it is found.
+
+        Which windows of a window group are needed, only the length of the hit can say.
+        """
+        ask, namespace = load.ask, load.namespace
+        if any(group.window_tokens for group in namespace.groups):
+            return
+        step = window_blocks(namespace)
+        first = max(load.begun, ask.skip_blocks)
+        masks = await self._masks(load, first, min(load.listing.found, load.goal_max))
+        everything = (1 << len(namespace.groups)) - 1
+        there = next((i for i, mask in enumerate(masks) if mask != everything), len(masks))
+        goal = first + there // step * step
+        windows = await self._windows(load, first, goal) if goal > first else []
+        nbytes = load.nbytes + sum(window.nbytes for window in windows)
+        stakes = ask.stakes(Match(goal, load.hit))
+        if stakes is not None and load.source.races.pace.loses(nbytes, stakes.saved_s):
+            return  # more of it may be worth loading
+        self._begin(load, windows)
+        load.begun = goal
+
+    def _begin(self, load: Load, windows: Sequence[Window]) -> None:
+        if not load.parts:
+            load.began = self._now()
+        load.parts += [self._started(load, window) for window in windows]
+        load.nbytes += sum(window.nbytes for window in windows)
+
+    async def close(self) -> None:
+        """Stop what is under way."""
+        tasks = list(self._under_way.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _goal(self, load: Load) -> int:
+        """Return how long the hit is with what the source has."""
+        masks = await self._masks(load, 0, load.listing.found)
+        return min(longest_hit(load.namespace, masks, load.ask.skip_blocks), load.goal_max)
+
+    async def _masks(self, load: Load, begin: int, end: int) -> list[int]:
+        """Return which groups of some blocks are here or at the source: bit g for group g."""
+        ask, namespace, has = load.ask, load.namespace, load.listing.has
+        groups = [
+            (1 << group, [Part(group, shard) for shard in range(spec.shards)])
+            for group, spec in enumerate(namespace.groups)
+            if spec.refines == -1
+        ]
+        masks = []
+        for first in range(begin, end, STEP_BLOCKS):
+            await asyncio.sleep(0)
+            keys = ask.keys[first : min(first + STEP_BLOCKS, end)]
+            stored = self._planner.index.find(ask.namespace_id, keys)
+            for key, block in zip(keys, stored, strict=True):
+                here = {r.part for r in block.records} if block is not None else set()
+                mask = block.complete if block is not None else 0
+                for bit, parts in groups:
+                    if not mask & bit and all(part in here or has(part, key) for part in parts):
+                        mask |= bit
+                if namespace.fine:
+                    mask = load.listing.with_fine(key, block, mask)
+                masks.append(mask)
+        return masks
+
+    async def _windows(self, load: Load, begin: int, goal: int) -> list[Window]:
+        """Cut what a hit of `goal` blocks lacks from `begin` on into pieces, in prefix order."""
+        ask, namespace = load.ask, load.namespace
+        fine = load.listing.brings_fine or ask.refined
+        spans = needed_spans(namespace, goal, ask.skip_blocks)
+        step = window_blocks(namespace)
+        windows = []
+        for first in range(max(begin, min(span.begin for span in spans)), goal, step):
+            await asyncio.sleep(0)
+            keys = tuple(ask.keys[first : min(first + step, goal)])
+            clipped = tuple(
+                Span(part, max(begin, first) - first, min(end, first + len(keys)) - first)
+                for part, begin, end in spans
+                if begin < first + len(keys) and end > first
+            )
+            if fine:
+                clipped += load.listing.fine_spans(keys, clipped)
+            missing = iter(self._planner.find(ask.namespace_id, keys, clipped))
+            nbytes = sum(
+                sum(next(missing) is None for _ in range(begin, end))
+                * namespace.record_nbytes(part)
+                for part, begin, end in clipped
+            )
+            if nbytes:
+                parent = ask.keys[first - 1] if first else None
+                windows.append(
+                    Window(ask.namespace_id, first, keys, parent, clipped, nbytes, ask.refined)
+                )
+        return windows
+
+    def _started(self, load: Load, window: Window) -> asyncio.Task[bool]:
+        """Return the task that brings a window, which goes on whoever stops waiting for it."""
+        key = (load.source.name, window)
+        task = self._under_way.get(key)
+        if task is None:
+            task = asyncio.get_running_loop().create_task(self._quietly(window, load.listing))
+            self._under_way[key] = task
+            task.add_done_callback(lambda _: self._under_way.pop(key))
+        return task
+
+    async def _quietly(self, window: Window, listing: Listing) -> bool:
+        with self._deletions.watch(window.namespace_id, window.keys) as watch:
+            return await self._in_turn(window, listing, watch)
+
+    async def _in_turn(self, window: Window, listing: Listing, watch: Watch) -> bool:
+        async with self._room:
+            try:
+                return not watch.dead and await self._bring(window, listing, watch)
+            except KVStoreError as error:
+                self._metrics.read_errors.inc()
+                logger.warning("fetch=failed blocks=%d reason=%r", len(window.keys), str(error))
+                return False
+
+    async def _bring(self, window: Window, listing: Listing, watch: Watch) -> bool:
+        """Write a window of records into the store. False: some could not be had."""
+        unpaired: list[tuple[Part, BlockKey]] = []
+        if await self._bring_all(window, listing, watch, unpaired):
+            return True
+        if not unpaired:
+            return False
+        listing.forget(unpaired)
+        self._metrics.corrupt_blocks.labels("pair").inc(len(unpaired))
+        logger.warning("fetch=unpaired key=%s", unpaired[0][1][:4].hex())
+        namespace = self._planner.namespace(window.namespace_id)
+        spans = tuple(span for span in window.spans if span.part.group not in namespace.fine)
+        bases = replace(window, spans=spans, refined=False)
+        return await self._bring_all(bases, listing, watch, []) and not window.refined
+
+    async def _bring_all(
+        self,
+        window: Window,
+        listing: Listing,
+        watch: Watch,
+        unpaired: list[tuple[Part, BlockKey]],
+    ) -> bool:
+        """Write a window of records into the store. False: some could not be had, or belong to
+        another base: these are put into `unpaired`."""
+        reading = await listing.open(window)
+        if reading is None:
+            return False
+        try:
+            grant = await self._reserve(window, reading)
+            try:
+                checksums = await self._fill(window, reading, grant, unpaired)
+                if checksums is None or watch.dead:
+                    return False
+                await self.store.puts.commit(DAEMON_SESSION, grant.lease_id, checksums)
+                if watch.dead:  # between two steps of the commit
+                    await self.store.deletes.delete(window.namespace_id, list(watch.dead))
+                    return False
+                return True
+            finally:
+                self.store.release(DAEMON_SESSION, [grant.lease_id])
+        finally:
+            await reading.close()
+
+    async def _reserve(self, window: Window, reading: Reading) -> Grant:
+        namespace, sizes = self._planner.namespace(window.namespace_id), list[int]()
+        if namespace.varies:
+            parts = [part for part, begin, end in window.spans for _ in range(begin, end)]
+            sizes = [
+                nbytes or namespace.record_nbytes(part)
+                for part, nbytes in zip(parts, reading.sizes, strict=True)
+            ]
+        return await self.store.puts.reserve(
+            DAEMON_SESSION,
+            window.namespace_id,
+            window.keys,
+            first_block=window.first,
+            parent=window.parent,
+            spans=window.spans,
+            sizes=sizes,
+            refined=window.refined,
+        )
+
+    async def _fill(
+        self,
+        window: Window,
+        reading: Reading,
+        grant: Grant,
+        unpaired: list[tuple[Part, BlockKey]],
+    ) -> list[int] | None:
+        """Read records into their slots; return the checksums to commit. None: some could not be
+        had, or belong to another base."""
+        targets = [self.store.view(slot) if slot is not None else None for slot in grant.slots]
+        fits = all(
+            target is None or len(target) == nbytes
+            for target, nbytes in zip(targets, reading.sizes, strict=True)
+        )
+        if grant.refused or not fits:
+            return None
+        deadline = self._now() + LEASE_MARGIN * grant.deadline_s
+        checksums = await reading.fill(targets, deadline)
+        if checksums is None:
+            return None
+        namespace = self._planner.namespace(window.namespace_id)
+        records = [
+            (part, key) for part, begin, end in window.spans for key in window.keys[begin:end]
+        ]
+        for at, base_at, _ in fine_slots(namespace, window.spans):
+            target = targets[at]
+            if target is not None and not belongs(target, checksums[base_at]):
+                unpaired.append(records[at])
+        return None if unpaired else checksums
+
+
+def window_blocks(namespace: Namespace) -> int:
+    return max(1, WINDOW_NBYTES // block_nbytes(namespace))
+
+
+def block_nbytes(namespace: Namespace) -> int:
+    return sum(padded(group.record_nbytes) * group.shards for group in namespace.groups)

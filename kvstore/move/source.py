@@ -1,0 +1,94 @@
+"""Where a prefix may come from beside the tiers of this host: a bucket, another host.
+
+A source looks for a prefix, and says which of its records it has; `Fetch` decides which of them are
+worth having, makes room for them, and takes them in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from kvstore.decide.ask import Ask
+from kvstore.decide.index import StoredBlock
+from kvstore.model.block import BlockKey, Namespace, NamespaceId, Part, Span
+from kvstore.move.load_race import LoadRaces
+
+STEP_BLOCKS = 128  # looked at before others run: about a millisecond
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Consecutive blocks of a prefix, the parts of them a hit needs, and what of it is to come."""
+
+    namespace_id: NamespaceId
+    first: int
+    keys: tuple[BlockKey, ...]
+    parent: BlockKey | None
+    spans: tuple[Span, ...]
+    nbytes: int = field(compare=False)
+    refined: bool = False
+
+
+class Reading(Protocol):
+    """The records of one window, over its spans, on their way from a source.
+
+    sizes: bytes of each; of one that the source does not have, 0.
+    """
+
+    @property
+    def sizes(self) -> Sequence[int]: ...
+
+    async def fill(self, targets: Sequence[memoryview | None], deadline: float) -> list[int] | None:
+        """Write each record that has a target there; return their checksums, 0 without a target.
+
+        None: one could not be had, or was not what was stored. Once this has returned, raised or
+        been cancelled, nothing writes into the targets any more.
+        """
+
+    async def close(self) -> None:
+        """Let go of what the source holds for it."""
+
+
+class Listing(Protocol):
+    """What a source has of one prefix. found: how many of its blocks have been looked for.
+
+    brings_fine: fine parts come with their bases; else for those who insist on them.
+    """
+
+    found: int
+
+    @property
+    def brings_fine(self) -> bool: ...
+
+    def look(self, deadline: float) -> AsyncIterator[None]:
+        """Look for the prefix; `found` has grown after each step."""
+
+    def has(self, part: Part, key: BlockKey) -> bool:
+        """Say whether the source has a record."""
+
+    def with_fine(self, key: BlockKey, block: StoredBlock | None, mask: int) -> int:
+        """Return a block's mask of groups with the bits of those that refine others."""
+
+    def fine_spans(self, keys: Sequence[BlockKey], spans: Sequence[Span]) -> tuple[Span, ...]:
+        """Return the fine parts to bring with `spans` of `keys`."""
+
+    async def open(self, window: Window) -> Reading | None:
+        """Begin to read a window; None: something of it cannot be had. Raises KVStoreError."""
+
+    def forget(self, records: Sequence[tuple[Part, BlockKey]]) -> None:
+        """Take note of fine parts that belong to other bases: they are not to be read again."""
+
+
+class Source(Protocol):
+    """name: for the log. races: how long loads from it take."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def races(self) -> LoadRaces: ...
+
+    def listing(self, ask: Ask, namespace: Namespace, hit: int) -> Listing:
+        """Return what will be found of a prefix of which `hit` blocks are here."""
