@@ -1,0 +1,1 @@
+"""Other daemons as sources of blocks: the link between two of them."""
