@@ -35,6 +35,7 @@ class Metrics:
         self._hints()
         self._losses()
         self._objects()
+        self._peers()
         self._clients()
         self._gauge("build_info", "1; its label is the version", "version").labels(version).set(1)
         ProcessCollector(registry=self.registry)  # CPU, memory and descriptors of the daemon
@@ -87,7 +88,7 @@ class Metrics:
         for gone in self._models - shown:  # it has made room for another one
             _remove(self.model_blocks, gone)
             _remove(self.model_lookups, gone)
-            for tier in ("dram", "file", "object"):
+            for tier in ("dram", "file", "object", "peer"):
                 _remove(self.model_hits, gone, tier)
                 _remove(self.model_bytes, gone, tier)
         self._models = shown
@@ -344,6 +345,29 @@ class Metrics:
         self.object_breaker_open = self._gauge(
             "object_breaker_open",
             "1 while the circuit breaker refuses requests to the object store",
+        )
+
+    def _peers(self) -> None:
+        self.peer_bytes = self._counter(
+            "peer_bytes", "Bytes of records moved between daemons: borrowed, lent", "direction"
+        )
+        self.peer_reads = self._counter(
+            "peer_reads",
+            "Reads from other daemons, by how they ended: read, missing, peer_gone, peer_busy, "
+            "peer_slow, peer_corrupt, peer_incompatible",
+            "outcome",
+        )
+        self.peer_match_seconds = self._seconds(
+            "peer_match_seconds", "Time in which other daemons said what they have", "outcome"
+        )
+        self.peer_refused = self._counter(
+            "peer_refused",
+            "Requests that named a source this daemon does not ask: unknown (of no member), "
+            "unreachable",
+            "reason",
+        )
+        self.peers = self._gauge(
+            "peers", "Other daemons of the fleet: up, down, draining, quarantined", "state"
         )
 
     def _clients(self) -> None:

@@ -22,6 +22,7 @@ from kvstore.model.block import (
     Slot,
     Span,
 )
+from kvstore.model.member import Origin
 
 T = TypeVar("T")
 
@@ -140,6 +141,7 @@ class Client:
         session_id: str = "",
         file_places: bool = False,
         refined: bool = False,
+        origin: Origin | None = None,
     ) -> Grant:
         return self._thread.wait(
             lambda client: client.acquire(
@@ -154,6 +156,7 @@ class Client:
                 session_id=session_id,
                 file_places=file_places,
                 refined=refined,
+                origin=origin,
             )
         )
 

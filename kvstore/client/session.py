@@ -18,9 +18,10 @@ from kvstore.model.block import (
     check_keys,
 )
 from kvstore.model.errors import Incompatible, InvalidRequest, SessionEnded, Unavailable
+from kvstore.model.member import Origin
 from kvstore.model.outcome import REQUEST_ID_CHARS_MAX
 from kvstore.rpc.v1 import kvstore_pb2 as pb
-from kvstore.transport.messages import committed_of, grant_of, spans_to_messages
+from kvstore.transport.messages import committed_of, grant_of, origin_to_message, spans_to_messages
 
 if TYPE_CHECKING:
     from kvstore.rpc.v1.kvstore_pb2_grpc import KVStoreAsyncStub
@@ -133,16 +134,15 @@ class Session:
         session_id: str = "",
         file_places: bool = False,
         refined: bool = False,
+        origin: Origin | None = None,
     ) -> Grant:
         """Lease the longest stored prefix, or exactly the parts that `spans` names.
 
         Read through `view`, verify with `checksum`, then `release`. The bytes that were read are
         valid only if the release answers True. `readers` releases end the lease.
 
-        recompute_s_per_block: time to compute a block instead. The daemon does not wait for a load
-        that takes longer than that. 0: it waits for `wait_s`.
-        request_id: `kvstore explain REQUEST_ID` shows why the hit was not longer. Only its first
-        256 characters count.
+        recompute_s_per_block: time to compute a block; no longer load is waited for. 0: any is.
+        request_id: `kvstore explain` shows why its hit was not longer; 256 characters count.
         session_id: the conversation that the request belongs to; hints may name it later.
         file_places: the caller reads the daemon's files itself, with its own rights. A record that
         only the file tier has, stored as it was put, is then not promoted. It has no slot but a
@@ -152,6 +152,7 @@ class Session:
         refined: a block of a lossy namespace without its fine part is a miss. Else fine parts come
         along as far as they are there in time, behind the other spans, and a missing one has no
         slot.
+        origin: the daemon of the fleet that has the prefix, or is about to: it is asked first.
         """
         self._caller.check_may_lease()
         namespace, joined = self.namespace(namespace_id), self._caller.joined(keys)
@@ -173,6 +174,7 @@ class Session:
                 session_id=session_id,
                 file_places=file_places,
                 refined=refined,
+                origin=origin_to_message(origin),
             )
             return stub.Acquire(request, timeout=timeout_s)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from kvstore.decide.pace import PATIENCE, Stakes
 from kvstore.decide.planner import SessionId
 from kvstore.model.block import BlockKey, Match, NamespaceId
+from kvstore.model.member import Origin
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,7 @@ class Ask:
     session_id: str = ""  # of the conversation; "": not told
     in_files: bool = False  # it can read the files of the file tier itself
     refined: bool = False  # a block without its fine part is a miss
+    origin: Origin | None = None  # who has it, as the request says
 
     @property
     def look_until(self) -> float:

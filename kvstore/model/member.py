@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NewType
+from typing import NamedTuple, NewType
 
 from kvstore.model.errors import InvalidRequest
 
@@ -14,6 +14,8 @@ NodeId = NewType("NodeId", str)
 
 FLEET_CHARS_MAX = 64
 ENGINES_MAX = 64
+SESSION_ENGINES_MAX = 8
+SOURCE_CHARS_MAX = 300
 _NODE_ID = re.compile(r"[0-9a-f]{32}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -23,6 +25,14 @@ class State(StrEnum):
 
     UP = "up"
     DRAINING = "draining"
+
+
+class Origin(NamedTuple):
+    """Who has a prefix, as its request says. source: a node id, or HOST:PORT of an engine.
+    expect_blocks: how long the prefix will be there, while it is still being computed."""
+
+    source: str
+    expect_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,10 @@ class Reason(StrEnum):
     LEASED_BYTES = "leased_bytes"
     SLOWER = "slower_than_recompute"
     COARSE = "coarse"  # fine parts were asked for, and the base part alone is stored
+    PEER_GONE = "peer_gone"  # another daemon has more of the prefix, and ended or let go of it
+    PEER_BUSY = "peer_busy"  # it serves others
+    PEER_SLOW = "peer_slow"  # it did not answer in time
+    PEER_CORRUPT = "peer_corrupt"  # it sent wrong bytes
     OVER_SHARE = "over_share"  # evicted because its tenant gave room back that was lent to it
     UNKNOWN = "unknown"  # from a daemon that is newer than its client
 
@@ -63,7 +67,8 @@ class Outcome:
     client: name of the session. asks: acquires with this request id so far. took_s: seconds from
     the call to the answer. age_s: seconds since the answer. lease: "held" or "expired" after its
     release, else "". base_blocks: of the hit, how many came without a fine part that they should
-    have.
+    have. peer_blocks, peer: how many came from other daemons, and the node id of the one that gave
+    most, or should have.
     """
 
     request_id: str
@@ -80,6 +85,8 @@ class Outcome:
     age_s: float = 0.0
     lease: str = ""
     base_blocks: int = 0
+    peer_blocks: int = 0
+    peer: str = ""
 
 
 def is_request(asked: str, request_id: str) -> bool:

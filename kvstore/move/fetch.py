@@ -25,13 +25,15 @@ from kvstore.model.errors import KVStoreError
 from kvstore.model.pair import belongs
 from kvstore.move.deletions import Deletions, Watch
 from kvstore.move.load_race import Ended
-from kvstore.move.source import STEP_BLOCKS, Listing, Reading, Source, Window
+from kvstore.move.source import STEP_BLOCKS, Candidate, Listing, Reading, Source, Window
 from kvstore.move.writer import Writer
 
 logger = logging.getLogger(__name__)
 
 WINDOW_NBYTES = 16 << 20  # of records published at once: the first are up while the last are asked
 WINDOWS_MAX = 8  # on their way at once; beyond that they queue in prefix order
+WAITING_WINDOWS_MAX = 256  # for blocks that are still being computed
+WAITING_WINDOW_NBYTES = 2 << 20  # of these, so that little is left when the last block has come
 LEASE_MARGIN = 0.8  # of a lease's time, to read into its slots
 
 
@@ -75,16 +77,17 @@ class Fetch:
         self._metrics = metrics
         self._now = now
         self._room = asyncio.Semaphore(WINDOWS_MAX)
+        self._waiting_room = asyncio.Semaphore(WAITING_WINDOWS_MAX)
         self._under_way: dict[tuple[str, Window], asyncio.Task[bool]] = {}
 
-    async def promote(self, source: Source, ask: Ask, match: Match, deadline: float) -> Ended:
+    async def promote(self, candidate: Candidate, ask: Ask, match: Match, deadline: float) -> Ended:
         """Make the hit of a prefix longer than `match`, as far as a source has more of it.
 
         Its start is fetched while its end is still looked for.
         """
         namespace = self._planner.namespace(ask.namespace_id)
         most = self.nbytes_max // block_nbytes(namespace)
-        listing = source.listing(ask, namespace, match.hit_blocks)
+        source, listing = candidate
         load = Load(ask, namespace, source, listing, match.hit_blocks, most)
         with self._deletions.watch(ask.namespace_id, ask.keys) as watch:
             async for _ in listing.look(min(deadline, ask.look_until)):
@@ -117,7 +120,7 @@ class Fetch:
         ask, namespace = load.ask, load.namespace
         if any(group.window_tokens for group in namespace.groups):
             return
-        step = window_blocks(namespace)
+        step = window_blocks(namespace, load.listing)
         first = max(load.begun, ask.skip_blocks)
         masks = await self._masks(load, first, min(load.listing.found, load.goal_max))
         everything = (1 << len(namespace.groups)) - 1
@@ -178,7 +181,7 @@ class Fetch:
         ask, namespace = load.ask, load.namespace
         fine = load.listing.brings_fine or ask.refined
         spans = needed_spans(namespace, goal, ask.skip_blocks)
-        step = window_blocks(namespace)
+        step = window_blocks(namespace, load.listing)
         windows = []
         for first in range(max(begin, min(span.begin for span in spans)), goal, step):
             await asyncio.sleep(0)
@@ -218,7 +221,7 @@ class Fetch:
             return await self._in_turn(window, listing, watch)
 
     async def _in_turn(self, window: Window, listing: Listing, watch: Watch) -> bool:
-        async with self._room:
+        async with self._waiting_room if listing.waits else self._room:
             try:
                 return not watch.dead and await self._bring(window, listing, watch)
             except KVStoreError as error:
@@ -254,7 +257,7 @@ class Fetch:
         if reading is None:
             return False
         try:
-            grant = await self._reserve(window, reading)
+            grant = await self._reserve(window, reading, copy=listing.copies)
             try:
                 checksums = await self._fill(window, reading, grant, unpaired)
                 if checksums is None or watch.dead:
@@ -269,7 +272,7 @@ class Fetch:
         finally:
             await reading.close()
 
-    async def _reserve(self, window: Window, reading: Reading) -> Grant:
+    async def _reserve(self, window: Window, reading: Reading, *, copy: bool) -> Grant:
         namespace, sizes = self._planner.namespace(window.namespace_id), list[int]()
         if namespace.varies:
             parts = [part for part, begin, end in window.spans for _ in range(begin, end)]
@@ -286,6 +289,7 @@ class Fetch:
             spans=window.spans,
             sizes=sizes,
             refined=window.refined,
+            copy=copy,
         )
 
     async def _fill(
@@ -319,8 +323,9 @@ class Fetch:
         return None if unpaired else checksums
 
 
-def window_blocks(namespace: Namespace) -> int:
-    return max(1, WINDOW_NBYTES // block_nbytes(namespace))
+def window_blocks(namespace: Namespace, listing: Listing) -> int:
+    nbytes = WAITING_WINDOW_NBYTES if listing.waits else WINDOW_NBYTES
+    return max(1, nbytes // block_nbytes(namespace))
 
 
 def block_nbytes(namespace: Namespace) -> int:

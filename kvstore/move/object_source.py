@@ -16,8 +16,9 @@ from kvstore.format.frame import RUN_BLOCKS_MAX, RunBlock
 from kvstore.metrics import Metrics
 from kvstore.model.block import PAGE_NBYTES, BlockKey, Namespace, Part, Span, padded
 from kvstore.model.checksum import checksum
+from kvstore.model.outcome import Reason
 from kvstore.move.load_race import LoadRaces
-from kvstore.move.source import STEP_BLOCKS, Listing, Reading, Window
+from kvstore.move.source import STEP_BLOCKS, Candidate, Reading, Window
 from kvstore.tier.object import Found, FoundFrame, ObjectRead, ObjectTier, Outcome, run_blocks
 
 UNPAIRED_MAX = 4096  # fine parts of another base that are remembered, and not read again
@@ -61,8 +62,9 @@ class ObjectSource:
         self._metrics = metrics
         self._unpaired: OrderedDict[Record, None] = OrderedDict()
 
-    def listing(self, ask: Ask, namespace: Namespace, hit: int) -> Listing:
-        return ObjectListing(self, ask, namespace, hit, self._unpaired)
+    def candidate(self, ask: Ask, namespace: Namespace, hit: int) -> Candidate:
+        """Return what will be found of a prefix of which `hit` blocks are here."""
+        return Candidate(self, ObjectListing(self, ask, namespace, hit, self._unpaired))
 
     async def read(
         self, wanted: Sequence[tuple[memoryview, Place]], deadline: float
@@ -128,6 +130,8 @@ class ObjectListing:
         self._aligned = run_blocks(namespace)
         self._start = hit // self._aligned * self._aligned
         self.found = 0
+        self.waits = self.copies = False
+        self.failure: Reason | None = None  # that of the ask says enough
         self.places: defaultdict[Part, dict[BlockKey, Place]] = defaultdict(dict)
         self._frames = 0
         self._bases: dict[Record, Place] = {}

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from kvstore.decide.ask import Ask
 from kvstore.decide.index import StoredBlock
-from kvstore.model.block import BlockKey, Namespace, NamespaceId, Part, Span
+from kvstore.model.block import BlockKey, NamespaceId, Part, Span
+from kvstore.model.outcome import Reason
 from kvstore.move.load_race import LoadRaces
 
 STEP_BLOCKS = 128  # looked at before others run: about a millisecond
@@ -54,10 +54,15 @@ class Reading(Protocol):
 class Listing(Protocol):
     """What a source has of one prefix. found: how many of its blocks have been looked for.
 
-    brings_fine: fine parts come with their bases; else for those who insist on them.
+    brings_fine: fine parts come with their bases; else for those who insist on them. waits: some of
+    it is still being computed, so reading a window may take as long as that. copies: it
+    stays at the source, which is a host like this one. failure: why reading failed, None so far.
     """
 
     found: int
+    waits: bool
+    copies: bool
+    failure: Reason | None
 
     @property
     def brings_fine(self) -> bool: ...
@@ -90,5 +95,9 @@ class Source(Protocol):
     @property
     def races(self) -> LoadRaces: ...
 
-    def listing(self, ask: Ask, namespace: Namespace, hit: int) -> Listing:
-        """Return what will be found of a prefix of which `hit` blocks are here."""
+
+class Candidate(NamedTuple):
+    """A source, and what it has of a prefix."""
+
+    source: Source
+    listing: Listing

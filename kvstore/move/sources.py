@@ -3,31 +3,49 @@ bucket."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from kvstore.decide.ask import Ask
-from kvstore.model.block import Match
+from kvstore.decide.planner import Planner
+from kvstore.model.block import Match, Namespace
+from kvstore.model.outcome import Reason
 from kvstore.move.fetch import Fetch
 from kvstore.move.load_race import Ended
-from kvstore.move.source import Source
+from kvstore.move.source import Candidate
+
+ANSWER_S = 0.02
+"""A bucket costs money: it is asked for what no other host has, or when they take longer to say."""
 
 
 @dataclass(slots=True)
 class Brought:
-    """What sources added to a hit. ended: how the last load went. blocks: by name of the source,
-    how much longer the hit is by it."""
+    """What sources added to a hit. why: what kept it from being longer. peer: the other host that
+    gave most, or should have. peer_blocks: how much longer the hit is by such hosts."""
 
-    ended: Ended = Ended.DONE
-    blocks: dict[str, int] = field(default_factory=dict)
+    why: Reason | None = None
+    peer: str = ""
+    peer_blocks: int = 0
+
+
+class Bucket(Protocol):
+    """The object tier as a source."""
+
+    @property
+    def name(self) -> str: ...
+
+    def candidate(self, ask: Ask, namespace: Namespace, hit: int) -> Candidate: ...
 
 
 class Peers(Protocol):
     """The other hosts of the fleet."""
 
-    def holders(self, ask: Ask, match: Match) -> Sequence[Source]:
-        """Return those that seem to have more of a prefix than `match`, the best first."""
+    async def holders(
+        self, ask: Ask, namespace: Namespace, match: Match, deadline: float
+    ) -> Sequence[Candidate]:
+        """Return those that have more of a prefix than `match`, the best first."""
 
 
 class Sources:
@@ -36,37 +54,69 @@ class Sources:
     def __init__(
         self,
         fetch: Fetch,
+        planner: Planner,
         match: Callable[[Ask], Match],
         *,
-        bucket: Source | None,
-        peers: Peers | None,
+        bucket: Bucket | None,
     ) -> None:
         self._fetch = fetch
+        self._planner = planner
         self._match = match
         self._bucket = bucket
-        self._peers = peers
+        self.peers: Peers | None = None  # set once they are known
 
     @property
     def any(self) -> bool:
         """Whether there are some."""
-        return self._bucket is not None or self._peers is not None
+        return self._bucket is not None or self.peers is not None
 
     async def promote(self, ask: Ask, match: Match, deadline: float) -> Brought:
-        """Make the hit of a prefix longer than `match`, as far as a source has more of it.
-
-        A bucket costs money: it is asked for what no host has.
-        """
+        """Make the hit of a prefix longer than `match`, as far as a source has more of it."""
         brought = Brought()
-        holders = self._peers.holders(ask, match) if self._peers is not None else ()
-        for source in (*holders, self._bucket):
-            if source is None or match.hit_blocks == len(ask.keys):
-                continue
-            brought.ended = await self._fetch.promote(source, ask, match, deadline)
-            if brought.ended is Ended.LATE:
-                break
-            longer = self._match(ask)
-            more = longer.hit_blocks - max(ask.skip_blocks, match.hit_blocks)
-            if more > 0:
-                brought.blocks[source.name] = more
-                match = longer
+        if self.peers is None:
+            await self._from_bucket(ask, match, deadline, brought)
+            return brought
+        asking = asyncio.create_task(self._from_peers(self.peers, ask, match, deadline, brought))
+        try:
+            if self._bucket is not None:
+                await asyncio.wait({asking}, timeout=ANSWER_S)
+                if not brought.peer:  # they have not said yet that they have some
+                    await self._from_bucket(ask, match, deadline, brought)
+            await asking
+        finally:
+            asking.cancel()
+        if self._bucket is not None and brought.peer:
+            await self._from_bucket(ask, self._match(ask), deadline, brought)
         return brought
+
+    async def _from_peers(
+        self, peers: Peers, ask: Ask, match: Match, deadline: float, brought: Brought
+    ) -> None:
+        namespace = self._planner.namespace(ask.namespace_id)
+        for candidate in await peers.holders(ask, namespace, match, deadline):
+            match = self._match(ask)
+            if candidate.listing.found <= match.hit_blocks:
+                continue
+            brought.peer = brought.peer or candidate.source.name
+            brought.peer_blocks += await self._from(candidate, ask, match, deadline, brought)
+            if brought.why is Reason.DEADLINE:
+                return
+
+    async def _from_bucket(self, ask: Ask, match: Match, deadline: float, brought: Brought) -> None:
+        if self._bucket is None or match.hit_blocks == len(ask.keys):
+            return
+        namespace = self._planner.namespace(ask.namespace_id)
+        candidate = self._bucket.candidate(ask, namespace, match.hit_blocks)
+        await self._from(candidate, ask, match, deadline, brought)
+
+    async def _from(
+        self, candidate: Candidate, ask: Ask, match: Match, deadline: float, brought: Brought
+    ) -> int:
+        """Fetch from a source; return how much longer the hit is by it."""
+        ended = await self._fetch.promote(candidate, ask, match, deadline)
+        more = self._match(ask).hit_blocks - max(ask.skip_blocks, match.hit_blocks)
+        brought.why = _WHY.get(ended) or candidate.listing.failure
+        return max(0, more)
+
+
+_WHY = {Ended.LATE: Reason.DEADLINE, Ended.CUT: Reason.SLOWER}

@@ -23,6 +23,7 @@ class WriterPuts(Protocol):
         spans: tuple[Span, ...],
         sizes: Sequence[int] = (),
         refined: bool = False,
+        copy: bool = False,
     ) -> Grant: ...
 
     async def commit(

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from kvstore.model.block import KEY_NBYTES, BlockKey, NamespaceId, split_keys
 from kvstore.model.errors import InvalidRequest
 from kvstore.model.hint import SESSION_ID_CHARS_MAX
+from kvstore.model.member import SESSION_ENGINES_MAX, SOURCE_CHARS_MAX, Origin
+from kvstore.rpc.v1 import kvstore_pb2 as pb
 from kvstore.store.store import Store
 
 
@@ -45,6 +47,26 @@ def session_id_of(session_id: str) -> str:
     if len(session_id) > SESSION_ID_CHARS_MAX:
         raise InvalidRequest(f"a session id has at most {SESSION_ID_CHARS_MAX} characters")
     return session_id
+
+
+def origin_of(request: pb.AcquireRequest) -> Origin | None:
+    """Return who has the prefix, as the request says; None: it does not say. Raises
+    InvalidRequest."""
+    if not request.HasField("origin"):
+        return None
+    source = request.origin.source
+    if not 0 < len(source) <= SOURCE_CHARS_MAX:
+        raise InvalidRequest(f"the source of a prefix has 1 to {SOURCE_CHARS_MAX} characters")
+    return Origin(source, request.origin.expect_blocks)
+
+
+def engines_of(addresses: Sequence[str]) -> tuple[str, ...]:
+    """Return the addresses of a session's engine. Raises InvalidRequest."""
+    if len(addresses) > SESSION_ENGINES_MAX:
+        raise InvalidRequest(f"an engine has at most {SESSION_ENGINES_MAX} addresses")
+    if any(not 0 < len(each) <= SOURCE_CHARS_MAX for each in addresses):
+        raise InvalidRequest(f"an address has 1 to {SOURCE_CHARS_MAX} characters")
+    return tuple(addresses)
 
 
 def namespace_id_of(value: bytes) -> NamespaceId:

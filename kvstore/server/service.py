@@ -21,7 +21,14 @@ from kvstore.rpc.v1 import kvstore_pb2 as pb
 from kvstore.server.admin_calls import AdminCalls
 from kvstore.server.boundary import Context
 from kvstore.server.recorder import Recorder
-from kvstore.server.requests import namespace_id_of, pace_of, seconds_of, session_id_of
+from kvstore.server.requests import (
+    engines_of,
+    namespace_id_of,
+    origin_of,
+    pace_of,
+    seconds_of,
+    session_id_of,
+)
 from kvstore.server.stream_bounds import check_deadline
 from kvstore.server.streams import Streams
 from kvstore.server.tenant_admin import TenantAdmin
@@ -93,7 +100,8 @@ class Service(AdminCalls):
         if request.token:
             if len(request.token) not in TOKEN_CHARS or len(request.client) > CLIENT_CHARS_MAX:
                 raise InvalidRequest("a token has 16 to 128 characters, a client name up to 256")
-            session = self._store.sessions.open(request.token, request.client)
+            engines = engines_of(request.engines)
+            session = self._store.sessions.open(request.token, request.client, engines)
         return pb.OpenSessionReply(
             session=session,
             instance=self._epoch.name,
@@ -147,6 +155,7 @@ class Service(AdminCalls):
             session_id=session_id_of(request.session_id),
             in_files=request.file_places,
             refined=request.refined,
+            origin=origin_of(request),
         )
         if self._recorder.listening:
             self._note(request, grant, grant.hit_blocks if is_guest else None)

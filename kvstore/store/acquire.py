@@ -15,10 +15,8 @@ from kvstore.model.block import Match, Namespace, Span, padded
 from kvstore.model.outcome import Reason
 from kvstore.move.fetch import Fetch
 from kvstore.move.file_reads import Reads
-from kvstore.move.load_race import Ended
 from kvstore.move.promote import Promotion
-from kvstore.move.source import Source
-from kvstore.move.sources import Peers, Sources
+from kvstore.move.sources import Bucket, Sources
 
 ROUNDS_MAX = 6  # each but the first for what is left, or for a prefix that may find room
 SHORTENED_SHARE = 4  # one block in so many is given up where all came but the windows
@@ -34,7 +32,9 @@ class Acquired(NamedTuple):
     why: Reason | None
     resident: int
     affordable: bool = True
-    fetched: int = 0  # of the hit, from the object tier
+    objects: int = 0  # of the hit, from the object tier
+    peers: int = 0  # of the hit, from other hosts
+    peer: str = ""  # the one of these that gave most, or should have
 
 
 class Acquisition:
@@ -48,8 +48,7 @@ class Acquisition:
         leases: Leases,
         *,
         fetch: Fetch,
-        bucket: Source | None = None,
-        peers: Peers | None = None,
+        bucket: Bucket | None = None,
         leasable_bytes: int,
         now: Callable[[], float],
     ) -> None:
@@ -57,7 +56,7 @@ class Acquisition:
         self._promotion = promotion
         self._reads = reads
         self._leases = leases
-        self._sources = Sources(fetch, self._match, bucket=bucket, peers=peers)
+        self.sources = Sources(fetch, planner, self._match, bucket=bucket)
         self.leasable_bytes = leasable_bytes
         self._now = now
 
@@ -99,12 +98,12 @@ class Acquisition:
         return True
 
     async def _promote_all(self, ask: Ask, deadline: float) -> Acquired:
-        if not self._sources.any:
+        if not self.sources.any:
             return await self._promote(ask, deadline)
         match = self._match(ask)
         if match.hit_blocks == len(ask.keys):
             return await self._promote(ask, deadline)
-        fetch = asyncio.create_task(self._sources.promote(ask, match, deadline))
+        fetch = asyncio.create_task(self.sources.promote(ask, match, deadline))
         try:
             reached = await self._promote(ask, deadline)
             brought = await fetch
@@ -112,11 +111,17 @@ class Acquisition:
             fetch.cancel()  # if nobody waits any more; what it began still ends by itself
         reached = self._still(ask, reached)
         if self._match(ask).hit_blocks <= match.hit_blocks or not reached.affordable:
-            cut = brought.ended is Ended.CUT and reached.why is None
-            return reached._replace(why=Reason.SLOWER) if cut else reached
+            return reached._replace(why=reached.why or brought.why, peer=brought.peer)
         again = await self._promote(ask, deadline)
         fetched = max(0, again.hit - max(ask.skip_blocks, match.hit_blocks))
-        return again._replace(resident=reached.resident, fetched=fetched)
+        peers = min(fetched, brought.peer_blocks)
+        return again._replace(
+            resident=reached.resident,
+            objects=fetched - peers,
+            peers=peers,
+            peer=brought.peer,
+            why=again.why or (brought.why if brought.peer else None),
+        )
 
     async def _promote(self, ask: Ask, deadline: float) -> Acquired:
         """Promote what this node has of a prefix."""

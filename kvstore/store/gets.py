@@ -10,6 +10,7 @@ from kvstore.decide.index import HeldSlot
 from kvstore.decide.planner import SessionId, base_blocks, needed_spans
 from kvstore.model.block import BlockKey, Grant, Match, NamespaceId, Span, check_keys, padded
 from kvstore.model.errors import InvalidRequest
+from kvstore.model.member import Origin
 from kvstore.model.outcome import Reason
 from kvstore.move.file_leases import NO_FILE_LEASE, FileLeases
 from kvstore.move.promote import Promotion
@@ -87,6 +88,7 @@ class Gets:
         session_id: str = "",
         in_files: bool = False,
         refined: bool = False,
+        origin: Origin | None = None,
     ) -> Grant:
         """Promote the longest stored prefix and lease it; with `spans`, exactly those parts.
 
@@ -98,7 +100,8 @@ class Gets:
         for hints. in_files: what lies in files as it was put, and not in the arena, stays there,
         and its place is leased, as far as leases may hold the file tier; else it is promoted like
         everything. refined: a block of a lossy namespace without its fine part is a miss; else fine
-        parts come along as far as they are there in time, and a missing one has no slot.
+        parts come along as far as they are there in time, and a missing one has no slot. origin:
+        the daemon that has the prefix, as the request says.
         """
         client = self._leases.check(session).client
         _check_skip(keys, skip_blocks)
@@ -118,6 +121,7 @@ class Gets:
                 session_id,
                 in_files,
                 refined,
+                origin,
             )
             if spans is None:
                 return await self._lease_prefix(ask, readers, deadline)
@@ -142,7 +146,8 @@ class Gets:
     async def _lease_prefix(self, ask: Ask, readers: int, deadline: float) -> Grant:
         namespace = self._planner.namespace(ask.namespace_id)
         skip = ask.skip_blocks
-        hit, why, resident, affordable, fetched = await self._acquisition.promote(ask, deadline)
+        acquired = await self._acquisition.promote(ask, deadline)
+        hit, affordable = acquired.hit, acquired.affordable
         spans = needed_spans(namespace, hit, skip, fine=ask.refined)
         if ask.in_files and not self._lends(ask, spans):
             return await self._lease_prefix(replace(ask, in_files=False), readers, deadline)
@@ -152,27 +157,35 @@ class Gets:
         if not affordable:
             self._request_log.note(ask, hit, Reason.LEASED_BYTES)
             return Grant(0, 0.0, (), (), hit_blocks=hit, leased=False)
-        file = max(0, hit - max(skip, resident)) - fetched
-        dram = hit - skip - file - fetched
-        asked = len(ask.keys) - skip
-        self._request_log.count(ask, asked=asked, dram=dram, file=file, objects=fetched)
+        fetched = acquired.objects + acquired.peers
+        file = max(0, hit - max(skip, acquired.resident)) - fetched
+        self._request_log.count(
+            ask,
+            asked=len(ask.keys) - skip,
+            dram=hit - skip - file - fetched,
+            file=file,
+            objects=acquired.objects,
+            peers=acquired.peers,
+        )
         if namespace.fine and not ask.in_files:
             spans = needed_spans(namespace, hit, skip, fine=True)
         grant = self._grant(ask, spans, readers, hit_blocks=hit)
         self._request_log.note(
             ask,
             hit,
-            why,
+            acquired.why,
             grant.lease_id,
             file=file,
-            objects=fetched,
+            objects=acquired.objects,
+            peers=acquired.peers,
+            peer=acquired.peer,
             base=base_blocks(namespace, grant),
         )
         return grant
 
     def _grant(self, ask: Ask, spans: tuple[Span, ...], readers: int, *, hit_blocks: int) -> Grant:
         records = self._planner.find(ask.namespace_id, ask.keys, spans)
-        held = _within(self._acquisition.room_bytes, [r.resident if r else None for r in records])
+        held = within(self._acquisition.room_bytes, [r.resident if r else None for r in records])
         lent = self._file_leases.places(records, held) if ask.in_files else NO_FILE_LEASE
         lease = self._leases.grant(ask.session, held, readers=max(1, readers), frames=lent.frames)
         self._metrics.bytes.labels("dram", "read").inc(lease.nbytes)
@@ -196,7 +209,7 @@ class Gets:
         return ask.in_files and self._file_leases.has_room(records)
 
 
-def _within(nbytes: int, slots: Sequence[HeldSlot | None]) -> list[HeldSlot | None]:
+def within(nbytes: int, slots: Sequence[HeldSlot | None]) -> list[HeldSlot | None]:
     """Return the slots, from the first on, that fit into `nbytes`; None in place of the others."""
     fitting: list[HeldSlot | None] = []
     for held in slots:

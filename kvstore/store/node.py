@@ -16,6 +16,7 @@ from kvstore.move.deletions import Deletions
 from kvstore.move.fetch import Fetch
 from kvstore.move.write_behind import WriteBehind
 from kvstore.settings import LimitSettings
+from kvstore.store.arrivals import Arrivals
 from kvstore.store.staging import Staging
 from kvstore.tier.dram import Arena
 
@@ -59,6 +60,7 @@ class Node:
         self.now = now
         self.staging = staging
         self.room = asyncio.Event()
+        self.arrivals = Arrivals()
         self.ask_room: Callable[[int], Awaitable[None]] | None = None  # of what others have lent
 
     def in_use(self, namespace_id: NamespaceId) -> AbstractContextManager[None]:

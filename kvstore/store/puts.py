@@ -60,6 +60,7 @@ class Puts:
         session_id: str = "",
         sizes: Sequence[int] = (),
         refined: bool = False,
+        copy: bool = False,
     ) -> Grant:
         """Lease empty slots for the records of `spans` that are not stored yet.
 
@@ -68,6 +69,7 @@ class Puts:
         session_id: of the conversation they belong to, for hints. sizes: of each record, over the
         spans; none: what the namespace says. A fine part has a slot only where its base has one.
         refined: a base that lacks its fine part is not stored, and both are replaced together.
+        copy: another host has them as well: they are written to files at their second use only.
         """
         self._leases.check(session)
         self._node.check_spans(namespace_id, keys, spans)
@@ -90,9 +92,8 @@ class Puts:
                 refined=refined,
             )
             held, slots, refused = await self._staged(session, held, refused, deadline)
-            write = Reservation(
-                namespace_id, tuple(keys), first_block, parent, spans, refused, session_id, refined
-            )
+            what = (namespace_id, tuple(keys), first_block, parent, spans, refused)
+            write = Reservation(*what, session_id, refined, copy)
             lease = await self._granted(session, held, slots, write)
         return Grant(
             lease_id=lease.id,
@@ -243,6 +244,7 @@ class Puts:
                     self._planner.puts.commit(write, lease.held, checksums, durable=durable)
                 )
                 self._hints.committed(write)
+            self._node.arrivals.committed(write.keys)
             self._write_behind.wake()
             await asyncio.sleep(0)
         finally:

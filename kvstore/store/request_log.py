@@ -39,15 +39,17 @@ class RequestLog:
         match = self._planner.match(namespace_id, keys)
         return self._explainer.explanation(namespace_id, keys, match)
 
-    def count(self, ask: Ask, *, asked: int, dram: int, file: int, objects: int = 0) -> None:
+    def count(
+        self, ask: Ask, *, asked: int, dram: int, file: int, objects: int = 0, peers: int = 0
+    ) -> None:
         """Count blocks asked for and served."""
         metrics, known = self._metrics, self._planner.index.namespaces
         tokens = known.use(ask.namespace_id).block_tokens
-        model = known.asked(ask.namespace_id, asked, dram + file + objects)
+        model = known.asked(ask.namespace_id, asked, dram + file + objects + peers)
         metrics.lookups.inc(asked)
         metrics.lookup_tokens.inc(asked * tokens)
         metrics.model_lookups.labels(model).inc(asked)
-        for tier, blocks in (("dram", dram), ("file", file), ("object", objects)):
+        for tier, blocks in (("dram", dram), ("file", file), ("object", objects), ("peer", peers)):
             metrics.hits.labels(tier).inc(blocks)
             metrics.hit_tokens.labels(tier).inc(blocks * tokens)
             metrics.model_hits.labels(model, tier).inc(blocks)
@@ -61,14 +63,18 @@ class RequestLog:
         *,
         file: int = 0,
         objects: int = 0,
+        peers: int = 0,
+        peer: str = "",
         base: int = 0,
     ) -> None:
-        """Remember an answer, and how many blocks of the hit came from the file and object tiers.
+        """Remember an answer, and how many blocks of the hit came from the file and object tiers,
+        and from other hosts.
 
-        base: how many came without a fine part that they should have. why: what kept the hit from
-        being what is stored, if anything did.
+        peer: the host that gave most of these, or should have. base: how many came without a fine
+        part that they should have. why: what kept the hit from being what is stored, if anything
+        did.
         """
-        ending = self._ending(ask, hit, why)
+        ending = self._ending(ask, hit, why, peer)
         self._metrics.base_hit_blocks.inc(base)
         self._metrics.requests.labels(ending.reason if ending else COMPLETE).inc()
         outcome = Outcome(
@@ -83,6 +89,8 @@ class RequestLog:
             took_s=self._now() - ask.began,
             ending=ending,
             base_blocks=base,
+            peer_blocks=peers,
+            peer=peer,
         )
         self._outcomes.note(ask.session, outcome, lease_id)
 
@@ -90,7 +98,9 @@ class RequestLog:
         """Note how a request's lease ended."""
         self._outcomes.released(session, lease_id, held=held)
 
-    def _ending(self, ask: Ask, hit: int, why: Reason | None) -> Ending | None:
+    def _ending(self, ask: Ask, hit: int, why: Reason | None, peer: str) -> Ending | None:
+        if why is not None and peer and hit < len(ask.keys):
+            return Ending(why, hit)
         if why is not None:
             stored = self._planner.match(
                 ask.namespace_id, ask.keys, ask.skip_blocks, refined=ask.refined

@@ -97,11 +97,24 @@ class Sessions:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._leases = node.leases
+        self.on_engines: list[Callable[[], None]] = []  # told when `engines` has changed
         self.on_left: list[Callable[[SessionId], None]] = []  # told of each session that has ended
 
-    def open(self, token: str, client: str) -> SessionId:
-        """Return the session of `token`, a new one if none is alive."""
-        return self._leases.open(token, client)
+    def open(self, token: str, client: str, engines: tuple[str, ...] = ()) -> SessionId:
+        """Return the session of `token`, a new one if none is alive. engines: where it answers."""
+        session = self._leases.open(token, client)
+        known = self._leases.find(session)
+        if engines and known is not None and known.engines != engines:
+            known.engines = engines
+            for tell in self.on_engines:
+                tell()
+        return session
+
+    @property
+    def engines(self) -> tuple[str, ...]:
+        """Where the engines of all live sessions answer."""
+        found = (e for s in self._leases.sessions() if not s.ended for e in s.engines)
+        return tuple(sorted(set(found)))
 
     def join(self, session: SessionId, token: str, pid: int = 0) -> Process:
         """Add a process to a session; `leave` when its socket closes. Raises SessionEnded.
@@ -137,5 +150,8 @@ class Sessions:
             self._node.staging.end(process.session)
         for tell in self.on_left:
             tell(process.session)
+        if session is not None and session.engines:
+            for tell_engines in self.on_engines:
+                tell_engines()
         self._node.room.set()
         logger.info("session=%r state=ended", session.name if session is not None else "")

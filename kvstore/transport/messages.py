@@ -24,6 +24,7 @@ from kvstore.model.block import (
     Span,
 )
 from kvstore.model.errors import Incompatible, InvalidRequest
+from kvstore.model.member import Origin
 from kvstore.rpc.v1 import kvstore_pb2 as pb
 
 NO_SLOT = NO_PLACE = 0xFFFFFFFF
@@ -140,6 +141,12 @@ def _places_of(reply: pb.GrantReply, sizes: Sequence[int]) -> tuple[FilePlace | 
             raise Incompatible("the daemon sent a place that is none")
         places.append(FilePlace(reply.files[file], offset, nbytes))
     return tuple(places)
+
+
+def origin_to_message(origin: Origin | None) -> pb.Origin | None:
+    if origin is None:
+        return None
+    return pb.Origin(source=origin.source, expect_blocks=origin.expect_blocks)
 
 
 def spans_to_messages(spans: Iterable[Span]) -> list[pb.Span]:

@@ -72,16 +72,27 @@ class Admission:
 
     def used(self, prefix: Sequence[BlockKey]) -> None:
         """Offer to the file tier what it lacks of a prefix that was just used."""
+        own, again = self._ledger.copies.use(prefix)
         if self._ledger.demotion is not None:
-            self._ledger.demotion.want(prefix)
+            self._ledger.demotion.want(own)
         if self._offered_again is not None:
-            self._offered_again.used(prefix)
+            self._offered_again.used(own)
+        elif again and self._ledger.demotion is None:
+            Unwritten(self._index, self._ledger.dirty, self.to_be_written).used(own)
+
+    def copied(self, key: BlockKey) -> None:
+        """Note a block that another host has as well: it may leave unwritten until its second
+        use."""
+        self._ledger.copies.came(key)
+        if self._ledger.demotion is not None:
+            self._ledger.demotion.spare([key])
 
     def offer_all(self) -> None:
         """Queue the writes of all that the arena alone has."""
-        later = self._ledger.demotion or self._second_use
-        if later is not None:
-            later.queue_all()
+        if self._ledger.demotion is not None:
+            self._ledger.demotion.queue_all()
+        elif self._second_use is not None:
+            self._second_use.queue_all(besides=self._ledger.copies)
 
     def is_written_at_once(self, block: StoredBlock) -> bool:
         """Say whether the admission lets a block be written that was just put."""

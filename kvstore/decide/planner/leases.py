@@ -66,13 +66,14 @@ class Reservation:
     refused: int
     conversation: str = ""
     refined: bool = False
+    copy: bool = False  # of what another host has
 
 
 @dataclass(slots=True)
 class Session:
     """One engine instance: its processes, alive while their arena socket is open.
 
-    processes: the process id of each, 0 if this host cannot see it.
+    processes: the process id of each, 0 if this host cannot see it. engines: where it answers.
     """
 
     id: SessionId
@@ -83,6 +84,7 @@ class Session:
     ended: bool = False
     leases: dict[int, Lease] = field(default_factory=dict)
     limbo_bytes: int = 0
+    engines: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from kvstore.decide.index import HeldSlot, Index, StoredBlock, StoredFrame, StoredPart
+from kvstore.decide.planner.copies import Copies
 from kvstore.decide.planner.demotion import Demotion
 from kvstore.decide.planner.departures import Departures
 from kvstore.decide.planner.dirty import DirtyRecords
@@ -57,6 +58,7 @@ class Ledger:
         self.index = Index()
         self.dirty = DirtyRecords(now, takes_fine=write_fine_parts)
         self.fine_parts = FineParts(fine_share)
+        self.copies = Copies()
         self.replaced = Replaced(self.unpin_frame)
         self.counts = Counts()
         self.departures = Departures(departed_keys_max, now)
@@ -226,6 +228,7 @@ class Ledger:
             self.resident_blocks -= 1
             if self.demotion is not None:
                 self.demotion.left(block.key)
+            self.copies.left(block.key)
 
     def attach(
         self,

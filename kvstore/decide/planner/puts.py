@@ -174,7 +174,8 @@ class Puts:
                 replaced = before is not None and self._replace(block, before, record)
                 block.add(record)
                 self._ledger.make_resident(block, record, slot)
-                if self._is_queued(block, record, durable=durable or replaced):
+                must = durable or replaced
+                if self._is_queued(block, record, must=must, copy=reservation.copy):
                     self._ledger.dirty.add(block, part, record)
                 touched = block
                 new += 1
@@ -199,11 +200,14 @@ class Puts:
         self._ledger.replaced.by(record, kept)
         return kept is not None
 
-    def _is_queued(self, block: StoredBlock, record: StoredPart, *, durable: bool) -> bool:
+    def _is_queued(self, block: StoredBlock, record: StoredPart, *, must: bool, copy: bool) -> bool:
         """Say whether a record that was just put is written to the file tier now."""
         if not self._ledger.has_file or not self._ledger.dirty.takes(record):
             return False
-        now = durable or self._admission.is_written_at_once(block)
+        if copy and not must:
+            self._admission.copied(block.key)
+            return False
+        now = must or self._admission.is_written_at_once(block)
         return now and self._admission.to_be_written(block, record)
 
     def _block_of(self, reservation: Reservation, i: int) -> StoredBlock | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 
 from kvstore.decide.index import Index, StoredBlock, StoredPart
 from kvstore.decide.planner.dirty import DirtyRecords
@@ -32,10 +32,11 @@ class Unwritten:
             if block.framed_parts < len(block.records) and not self._queue(block):
                 break
 
-    def queue_all(self) -> None:
-        """Queue the writes of all that the arena alone has."""
+    def queue_all(self, besides: Container[BlockKey] = ()) -> None:
+        """Queue the writes of all that the arena alone has, but for some blocks."""
         for block in self._index:
-            self._queue(block)
+            if block.key not in besides:
+                self._queue(block)
 
     def _queue(self, block: StoredBlock) -> bool:
         """Return whether nothing of a block was refused."""

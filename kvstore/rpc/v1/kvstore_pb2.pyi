@@ -37,14 +37,16 @@ class DeleteTenantReply(_message.Message):
     def __init__(self, blocks: _Optional[int] = ..., erased: _Optional[str] = ..., left: _Optional[str] = ...) -> None: ...
 
 class OpenSessionRequest(_message.Message):
-    __slots__ = ("rpc_version", "token", "client")
+    __slots__ = ("rpc_version", "token", "client", "engines")
     RPC_VERSION_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     CLIENT_FIELD_NUMBER: _ClassVar[int]
+    ENGINES_FIELD_NUMBER: _ClassVar[int]
     rpc_version: int
     token: str
     client: str
-    def __init__(self, rpc_version: _Optional[int] = ..., token: _Optional[str] = ..., client: _Optional[str] = ...) -> None: ...
+    engines: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, rpc_version: _Optional[int] = ..., token: _Optional[str] = ..., client: _Optional[str] = ..., engines: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class OpenSessionReply(_message.Message):
     __slots__ = ("session", "instance", "arena_socket", "batch_keys_max", "server_version", "call_socket")
@@ -115,7 +117,7 @@ class MatchReply(_message.Message):
     def __init__(self, hit_blocks: _Optional[int] = ..., resident_blocks: _Optional[int] = ..., worth_blocks: _Optional[int] = ..., load_s: _Optional[float] = ...) -> None: ...
 
 class AcquireRequest(_message.Message):
-    __slots__ = ("session", "namespace_id", "keys", "skip_blocks", "readers", "wait_s", "spans", "request_id", "recompute_s_per_block", "session_id", "file_places", "refined")
+    __slots__ = ("session", "namespace_id", "keys", "skip_blocks", "readers", "wait_s", "spans", "request_id", "recompute_s_per_block", "session_id", "file_places", "refined", "origin")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
@@ -128,6 +130,7 @@ class AcquireRequest(_message.Message):
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     FILE_PLACES_FIELD_NUMBER: _ClassVar[int]
     REFINED_FIELD_NUMBER: _ClassVar[int]
+    ORIGIN_FIELD_NUMBER: _ClassVar[int]
     session: int
     namespace_id: bytes
     keys: bytes
@@ -140,7 +143,16 @@ class AcquireRequest(_message.Message):
     session_id: str
     file_places: bool
     refined: bool
-    def __init__(self, session: _Optional[int] = ..., namespace_id: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., skip_blocks: _Optional[int] = ..., readers: _Optional[int] = ..., wait_s: _Optional[float] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., request_id: _Optional[str] = ..., recompute_s_per_block: _Optional[float] = ..., session_id: _Optional[str] = ..., file_places: _Optional[bool] = ..., refined: _Optional[bool] = ...) -> None: ...
+    origin: Origin
+    def __init__(self, session: _Optional[int] = ..., namespace_id: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., skip_blocks: _Optional[int] = ..., readers: _Optional[int] = ..., wait_s: _Optional[float] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., request_id: _Optional[str] = ..., recompute_s_per_block: _Optional[float] = ..., session_id: _Optional[str] = ..., file_places: _Optional[bool] = ..., refined: _Optional[bool] = ..., origin: _Optional[_Union[Origin, _Mapping]] = ...) -> None: ...
+
+class Origin(_message.Message):
+    __slots__ = ("source", "expect_blocks")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    EXPECT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    source: str
+    expect_blocks: int
+    def __init__(self, source: _Optional[str] = ..., expect_blocks: _Optional[int] = ...) -> None: ...
 
 class ReserveRequest(_message.Message):
     __slots__ = ("session", "namespace_id", "keys", "first_block", "parent", "spans", "wait_s", "session_id", "nbytes", "refined")
@@ -423,7 +435,7 @@ class Ending(_message.Message):
     def __init__(self, reason: _Optional[str] = ..., block: _Optional[int] = ..., group: _Optional[str] = ..., left_s: _Optional[float] = ..., differs: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Outcome(_message.Message):
-    __slots__ = ("request_id", "client", "namespace_id", "asked_blocks", "skip_blocks", "hit_blocks", "file_blocks", "took_s", "ending", "asks", "age_s", "lease", "object_blocks", "base_blocks")
+    __slots__ = ("request_id", "client", "namespace_id", "asked_blocks", "skip_blocks", "hit_blocks", "file_blocks", "took_s", "ending", "asks", "age_s", "lease", "object_blocks", "base_blocks", "peer_blocks", "peer")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     CLIENT_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -438,6 +450,8 @@ class Outcome(_message.Message):
     LEASE_FIELD_NUMBER: _ClassVar[int]
     OBJECT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     BASE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    PEER_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     client: str
     namespace_id: bytes
@@ -452,7 +466,9 @@ class Outcome(_message.Message):
     lease: str
     object_blocks: int
     base_blocks: int
-    def __init__(self, request_id: _Optional[str] = ..., client: _Optional[str] = ..., namespace_id: _Optional[bytes] = ..., asked_blocks: _Optional[int] = ..., skip_blocks: _Optional[int] = ..., hit_blocks: _Optional[int] = ..., file_blocks: _Optional[int] = ..., took_s: _Optional[float] = ..., ending: _Optional[_Union[Ending, _Mapping]] = ..., asks: _Optional[int] = ..., age_s: _Optional[float] = ..., lease: _Optional[str] = ..., object_blocks: _Optional[int] = ..., base_blocks: _Optional[int] = ...) -> None: ...
+    peer_blocks: int
+    peer: str
+    def __init__(self, request_id: _Optional[str] = ..., client: _Optional[str] = ..., namespace_id: _Optional[bytes] = ..., asked_blocks: _Optional[int] = ..., skip_blocks: _Optional[int] = ..., hit_blocks: _Optional[int] = ..., file_blocks: _Optional[int] = ..., took_s: _Optional[float] = ..., ending: _Optional[_Union[Ending, _Mapping]] = ..., asks: _Optional[int] = ..., age_s: _Optional[float] = ..., lease: _Optional[str] = ..., object_blocks: _Optional[int] = ..., base_blocks: _Optional[int] = ..., peer_blocks: _Optional[int] = ..., peer: _Optional[str] = ...) -> None: ...
 
 class OutcomesRequest(_message.Message):
     __slots__ = ("request_id", "limit")

@@ -1,0 +1,136 @@
+"""What this node lends to other hosts: what lies in its arena, and in its files as it was put.
+
+Strangers displace nothing for that: what is in a file is read from there. Only what was compressed
+or encrypted on its way to the disk is brought up first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvstore.decide.planner import DAEMON_SESSION, is_readable
+from kvstore.model.block import BlockKey, Namespace, NamespaceId, Span, check_keys
+from kvstore.model.errors import Unavailable
+from kvstore.move.file_leases import FileLeases
+from kvstore.move.promote import Promotion
+from kvstore.peer.base import HeadsAsk, HeadsReply, LentRecord, Loan, PeerBusy, PeerMatch
+from kvstore.store.acquire import Acquisition
+from kvstore.store.deletes import Deletes
+from kvstore.store.gets import within
+from kvstore.store.node import Node
+from kvstore.store.sessions import Namespaces
+
+BRING_UP_S = 1.0
+
+
+class StoreLoan:
+    """One lease of the daemon's own, on what another host reads."""
+
+    def __init__(self, node: Node, lease_id: int, records: Sequence[LentRecord | None]) -> None:
+        self.records = records
+        self._node = node
+        self._lease_id = lease_id
+        self._held: bool | None = None
+
+    def held(self) -> bool:
+        if self._held is None:
+            self._held = self._node.leases.release(DAEMON_SESSION, self._lease_id)
+        return self._held
+
+    def release(self) -> None:
+        if self.held():
+            self._node.room.set()
+
+
+class StoreLender:
+    """One store, as other hosts see it."""
+
+    def __init__(
+        self,
+        node: Node,
+        *,
+        namespaces: Namespaces,
+        promotion: Promotion,
+        acquisition: Acquisition,
+        file_leases: FileLeases,
+        deletes: Deletes,
+    ) -> None:
+        self._node = node
+        self._planner = node.planner
+        self._namespaces = namespaces
+        self._promotion = promotion
+        self._acquisition = acquisition
+        self._file_leases = file_leases
+        self._deletes = deletes
+
+    def register(self, namespace: Namespace) -> None:
+        self._namespaces.register(namespace)
+
+    async def match(
+        self, namespace_id: NamespaceId, keys: Sequence[BlockKey], skip_blocks: int, refined: bool
+    ) -> PeerMatch:
+        check_keys(keys)
+        with self._node.in_use(namespace_id):
+            await self._node.recall(keys)
+            match = self._planner.match(namespace_id, keys, skip_blocks, refined=refined)
+            return PeerMatch(match.hit_blocks, match.resident_blocks)
+
+    async def arrival(
+        self, namespace_id: NamespaceId, keys: Sequence[BlockKey], spans: Sequence[Span]
+    ) -> None:
+        self._node.check_spans(namespace_id, keys, spans)
+
+        def missing() -> list[BlockKey]:
+            found = iter(self._planner.find(namespace_id, keys, spans))
+            return [
+                key for _, begin, end in spans for key in keys[begin:end] if next(found) is None
+            ]
+
+        with self._node.in_use(namespace_id):
+            await self._node.recall(keys)
+            try:
+                await self._node.arrivals.wait(keys, missing)
+            except Unavailable as error:
+                raise PeerBusy(str(error)) from error
+
+    async def lend(
+        self,
+        namespace_id: NamespaceId,
+        keys: Sequence[BlockKey],
+        spans: Sequence[Span],
+        refined: bool,
+    ) -> Loan:
+        check_keys(keys)
+        self._node.check_spans(namespace_id, keys, spans)
+        with self._node.in_use(namespace_id):
+            await self._node.recall(keys)
+            records = self._planner.find(namespace_id, keys, spans)
+            if any(r is not None and r.resident is None and not is_readable(r) for r in records):
+                await self._promotion.promote(
+                    namespace_id, keys, spans, self._node.now() + BRING_UP_S, in_files=True
+                )
+                records = self._planner.find(namespace_id, keys, spans)
+            room = self._acquisition.room_bytes
+            held = within(room, [r.resident if r is not None else None for r in records])
+            lent = self._file_leases.places(records, held)
+            lease = self._node.leases.grant(DAEMON_SESSION, held, frames=lent.frames)
+        lent_records: list[LentRecord | None] = []
+        for record, slot, place in zip(records, held, lent.places, strict=True):
+            if record is None or (slot is None and place is None):
+                lent_records.append(None)
+                continue
+            view = self._node.arena.view(slot.slot).toreadonly() if slot is not None else None
+            lent_records.append(LentRecord(record.checksum, record.nbytes, view, place))
+        return StoreLoan(self._node, lease.id, lent_records)
+
+    async def heads(self, ask: HeadsAsk) -> HeadsReply:
+        raise Unavailable("this daemon does not tell its heads")
+
+    async def corrupt(self, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> None:
+        await self._deletes.drop_wrong(namespace_id, keys)
+
+    async def delete(self, namespace_id: NamespaceId, keys: Sequence[BlockKey] | None) -> None:
+        if keys is None:
+            await self._deletes.clear(namespace_id)
+        else:
+            await self._deletes.delete(namespace_id, keys)
