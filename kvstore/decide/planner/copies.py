@@ -20,7 +20,7 @@ class Copies:
     def __len__(self) -> int:
         return len(self._used)
 
-    def __contains__(self, key: BlockKey) -> bool:
+    def __contains__(self, key: object) -> bool:
         return key in self._used
 
     def came(self, key: BlockKey) -> None:
