@@ -20,6 +20,7 @@ checksum, the lender held its lease until the last byte, and it was the same sta
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Protocol
 
 from kvstore.model.block import BlockKey, FilePlace, Namespace, NamespaceId, Span
@@ -114,7 +115,8 @@ class PeerIncompatible(PeerError):
         super().__init__(message, reason=reason, retry_after_s=60.0)
 
 
-class PeerMatch(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class PeerMatch:
     """How long a prefix would hit at a peer, and how much of it is in its DRAM. Nothing is leased.
 
     busy: it would not lend now.
@@ -125,7 +127,8 @@ class PeerMatch(NamedTuple):
     busy: bool = False
 
 
-class HeadsAsk(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class HeadsAsk:
     """What to tell of a peer's heads.
 
     instance: the start of the peer that `since` and `cursor` are of, "" for none yet. level: only
@@ -141,7 +144,8 @@ class HeadsAsk(NamedTuple):
     wait_s: float = 0.0
 
 
-class HeadsReply(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class HeadsReply:
     """A chunk of a snapshot, or numbered changes.
 
     instance: the start of the peer it is of: if not the one that was asked for, it is the beginning
