@@ -79,11 +79,7 @@ class _Calls:
                 self._admit()
                 if (quota := self.quota) is None:
                     return await work(data, context)
-                with quota.place(method):
-                    nbytes = len(data) if isinstance(data, bytes) else 0
-                    if not quota.begins(method, nbytes):
-                        await quota.turn(nbytes)
-                    return await work(data, context)
+                return await quota.answered(method, data, work, context)
             except Exception as error:
                 failure = self._translate(call, error)
             finally:
@@ -103,7 +99,7 @@ class _Calls:
             call = self._begin(method, context)
             try:
                 self._admit()
-                with self.quota.place(method) if self.quota else contextlib.nullcontext():
+                with _placed(self.quota, method):
                     async with contextlib.aclosing(work(data, context)) as replies:
                         async for reply in replies:
                             yield reply
@@ -231,15 +227,16 @@ class Boundary(_Calls, grpc.aio.ServerInterceptor):
         async def work(data: Any, context: Context) -> Any:
             admitted, request = self._let_in(method, data, context, read)
             answer, still_valid = self._behaviour(method, behaviour, admitted)
-            quota = self._quota_of(admitted.principal) if self._quota_of is not None else None
-            with quota.place(method) if quota is not None else contextlib.nullcontext():
-                nbytes = len(data) if isinstance(data, bytes) else 0
-                if quota is not None and not quota.begins(method, nbytes):
-                    await quota.turn(nbytes)
+
+            async def answered(_: Any, context: Context) -> Any:
                 if still_valid is None:
                     return await answer(request, context)
                 with self.revocation.watched(still_valid):
                     return await answer(request, context)
+
+            if (quota := self._quota(admitted)) is None:
+                return await answered(data, context)
+            return await quota.answered(method, data, answered, context)
 
         return work
 
@@ -247,25 +244,24 @@ class Boundary(_Calls, grpc.aio.ServerInterceptor):
         async def work(data: Any, context: Context) -> AsyncGenerator[Any, None]:
             admitted, request = self._let_in(method, data, context, read)
             answer, still_valid = self._behaviour(method, behaviour, admitted)
-            quota = self._quota_of(admitted.principal) if self._quota_of is not None else None
-            async with contextlib.AsyncExitStack() as stack:
-                if quota is not None:
-                    stack.enter_context(quota.place(method))
-                replies = await stack.enter_async_context(
-                    contextlib.aclosing(answer(request, context))
-                )
-                if still_valid is None:
-                    async for reply in replies:
-                        yield reply
-                    return
-                with self.revocation.watched(still_valid) as running:
-                    async for reply in replies:
-                        running.sending = True
-                        yield reply
-                        running.sending = False
-                        running.check()
+            with _placed(self._quota(admitted), method):
+                async with contextlib.aclosing(answer(request, context)) as replies:
+                    if still_valid is None:
+                        async for reply in replies:
+                            yield reply
+                        return
+                    with self.revocation.watched(still_valid) as running:
+                        async for reply in replies:
+                            running.sending = True
+                            yield reply
+                            running.sending = False
+                            running.check()
 
         return work
+
+    def _quota(self, admitted: Admitted) -> Quota | None:
+        """Return the bound of a caller's tenant, where calls of several come to this listener."""
+        return self._quota_of(admitted.principal) if self._quota_of is not None else None
 
     def _let_in(
         self, method: str, data: Any, context: Context, read: Callable[[Any], Any]
@@ -289,6 +285,11 @@ class Boundary(_Calls, grpc.aio.ServerInterceptor):
             if still_valid is not None:
                 still_valid = _while_served(still_valid, lambda: service_of(principal) is service)
         return (usual if self._audit is None else audited(method, usual, self._audit)), still_valid
+
+
+def _placed(quota: Quota | None, method: str) -> contextlib.AbstractContextManager[None]:
+    """Return a context for a call with several replies: they take turns by themselves."""
+    return quota.place(method) if quota is not None else contextlib.nullcontext()
 
 
 def _while_served(

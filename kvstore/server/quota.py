@@ -6,8 +6,9 @@ Each tenant begins a few in a round, by the bytes of its requests: see `Rounds`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
+from typing import Any
 
 from kvstore.model.errors import Unavailable
 from kvstore.model.tenant import Principal
@@ -49,6 +50,19 @@ class Quota:
     async def turn(self, nbytes: int) -> None:
         """Wait for the turn of a call that did not begin. The places bound how many wait."""
         await self._turns.turn(CALL_NBYTES + nbytes)
+
+    async def answered(
+        self, method: str, data: Any, work: Callable[[Any, Any], Awaitable[Any]], context: Any
+    ) -> Any:
+        """Return what `work` makes of a call, when its turn has come; at once, if it `is_due`.
+
+        Raises Unavailable if the tenant has its part already: so many wait at most.
+        """
+        with _Place(self, method):
+            nbytes = len(data) if isinstance(data, bytes) else 0
+            if not self.begins(method, nbytes):
+                await self.turn(nbytes)
+            return await work(data, context)
 
 
 class Quotas:
