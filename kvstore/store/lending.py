@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 from kvstore.decide.shares import Claim, caps_for, raised
 from kvstore.store.store import Store
@@ -22,7 +23,7 @@ HEADROOM_SHARE = 8  # of a guarantee, one part is kept free ahead of a tenant th
 HEADROOM_NBYTES_MAX = 256 * MIB
 GROWTH_LOOKS = 4  # so many looks ahead, at the pace of the last one
 ROOM_WAIT_S = 2.0
-ROOM_POLL_S = 0.002
+ROOM_POLL_S = 0.004
 STEP_NBYTES = MIB
 
 
@@ -115,6 +116,14 @@ class FilePart:
         self._store.caps.set_file(nbytes)
 
 
+class _Ask(NamedTuple):
+    """Somebody waits until a tenant within its guarantee has so much free."""
+
+    part: DramPart
+    wanted: int
+    found: asyncio.Future[None]
+
+
 class Lending:
     """The room of one tier. capacity_bytes: of all tenants together."""
 
@@ -126,7 +135,8 @@ class Lending:
         self._parts: dict[str, Part] = {}
         self._leaving: dict[str, int] = {}  # bytes that may still be held by who is being closed
         self._used: dict[str, int] = {}
-        self._asked: dict[str, int] = {}
+        self._asks: dict[str, deque[_Ask]] = {}  # of each tenant, who came first
+        self._looker: asyncio.Task[None] | None = None  # while somebody asks
 
     def add(self, name: str, part: Part) -> None:
         self._settled = False
@@ -141,7 +151,7 @@ class Lending:
     def remove(self, name: str) -> None:
         """Lend what somebody had, who holds nothing any more."""
         self._settled = False
-        for each in (self._parts, self._leaving, self._used, self._asked):
+        for each in (self._parts, self._leaving, self._used):
             each.pop(name, None)
 
     @property
@@ -189,7 +199,7 @@ class Lending:
         grown = max(0, used - self._used.get(name, used))
         self._used[name] = used
         usual = min(HEADROOM_NBYTES_MAX, part.guaranteed // HEADROOM_SHARE)
-        ahead = max(GROWTH_LOOKS * grown, self._asked.get(name, 0))
+        ahead = max(GROWTH_LOOKS * grown, self._asked(name))
         headroom = max(part.least, STEP_NBYTES, usual if ahead else 0, ahead)
         # Under its cap's last part it evicts, so it does not grow: but it could use more.
         if used and part.cap - used < headroom:
@@ -208,29 +218,65 @@ class Lending:
                 return False
             await asyncio.sleep(ROOM_POLL_S)
 
-    async def room(
-        self, name: str, nbytes: int, wait_s: float = ROOM_WAIT_S,
-        now: Callable[[], float] = time.monotonic,
-    ) -> None:  # fmt: skip
+    async def room(self, name: str, nbytes: int, wait_s: float = ROOM_WAIT_S) -> None:
         """Wait until a tenant within its guarantee has so much free, at most `wait_s`.
 
-        Who is over its guarantee waits for nothing: its own policy makes room.
+        Who is over its guarantee waits for nothing: its own policy makes room. However many wait,
+        one task looks for all of them, and those of one tenant go on in the order they came.
         """
         part = self._parts.get(name)
-        if not isinstance(part, DramPart) or part.free >= nbytes:
+        if not isinstance(part, DramPart):
             return
-        if part.used + nbytes > part.guaranteed and part.cap >= part.guaranteed:
+        before = self._asked(name)
+        if part.free >= before + nbytes:
+            return
+        if part.used + before + nbytes > part.guaranteed and part.cap >= part.guaranteed:
             self._wake.set()
             return
-        wanted = min(nbytes, max(0, part.guaranteed - part.used))
-        self._asked[name] = max(self._asked.get(name, 0), wanted)
-        deadline = now() + wait_s
+        wanted = min(nbytes, max(0, part.guaranteed - part.used - before))
+        ask = _Ask(part, wanted, asyncio.get_running_loop().create_future())
+        asks = self._asks.setdefault(name, deque())
+        asks.append(ask)
+        if self._looker is None or self._looker.done():
+            self._looker = asyncio.create_task(self._look_for_room())
         try:
-            while part.free < wanted and now() < deadline:
-                self.look()
-                await asyncio.sleep(ROOM_POLL_S)
+            await asyncio.wait([ask.found], timeout=wait_s)
         finally:
-            self._asked.pop(name, None)
+            if ask in asks:
+                asks.remove(ask)
+        if ask.found.done():
+            ask.found.result()
+
+    def _asked(self, name: str) -> int:
+        """Return the bytes that those of a tenant wait for, together within its guarantee."""
+        return sum(each.wanted for each in self._asks.get(name, ()))
+
+    async def _look_for_room(self) -> None:
+        """Look until nobody waits any more."""
+        try:
+            while any(self._asks.values()):
+                self.look()
+                for asks in self._asks.values():
+                    _answer(asks)
+                await asyncio.sleep(ROOM_POLL_S)
+        except Exception as error:
+            for each in [ask for asks in self._asks.values() for ask in asks]:
+                each.found.set_exception(error)
+            self._asks.clear()
+
+
+def _answer(asks: deque[_Ask]) -> None:
+    """Let those go on, the first ones first, for whom there is room."""
+    given = 0
+    while asks:
+        part, wanted, found = asks[0]
+        owed = max(0, part.guaranteed - part.used - given)
+        if part.free - given < min(wanted, owed):
+            return
+        given += wanted
+        asks.popleft()
+        if not found.done():
+            found.set_result(None)
 
 
 def _step(nbytes: int) -> int:

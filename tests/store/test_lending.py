@@ -10,9 +10,10 @@ import pytest
 
 from kvstore.daemon import wire_store
 from kvstore.metrics import Metrics
+from kvstore.model.block import Slot
 from kvstore.settings import load_settings, overridden
 from kvstore.store import tenants as tenants_module
-from kvstore.store.lending import Lending
+from kvstore.store.lending import LOOK_S, ROOM_POLL_S, DramPart, Lending
 from kvstore.store.tenants import Tenants
 
 MIB = 1 << 20
@@ -111,3 +112,54 @@ def test_an_error_in_one_store_keeps_no_other_from_its_turn(
         await tenants.close(0.0)
 
     asyncio.run(main())
+
+
+def test_those_who_wait_for_room_go_on_in_turn_and_are_looked_for_together() -> None:
+    """20 wait for what another tenant has borrowed and leases; one look is for all of them."""
+    names, wait_s = ("borrows", "waits"), 0.2
+    settings = load_settings(
+        None, ["dram.capacity=64MiB", *(f"tenants.{name}.dram.guaranteed=32MiB" for name in names)]
+    )
+    looks = 0
+
+    async def main() -> list[int]:
+        nonlocal looks
+        tenants = Tenants(settings, wire_store, Metrics())
+        await tenants.start()
+        borrows, waits = (tenants.dram.part(name) for name in names)
+        assert isinstance(borrows, DramPart)
+        assert isinstance(waits, DramPart)
+        arena = tenants.get("borrows").store.arena
+        held: list[Slot] = []
+        while arena.physical_nbytes < 60 * MIB:  # nobody may evict it
+            tenants.dram.look()
+            slot = arena.allocate(MIB)
+            held += [slot] if slot is not None else []
+            await asyncio.sleep(0.001)
+        assert waits.cap < waits.guaranteed
+        look = tenants.dram.look
+
+        def counted() -> None:
+            nonlocal looks
+            looks += 1
+            look()
+
+        tenants.dram.look = counted  # type: ignore[method-assign]
+        order: list[int] = []
+
+        async def ask(number: int, wait_s: float) -> None:
+            await tenants.dram.room("waits", MIB, wait_s)
+            order.append(number)
+
+        await asyncio.gather(*(ask(number, wait_s) for number in range(20)))
+        assert sorted(order) == list(range(20))
+        assert looks <= wait_s / ROOM_POLL_S + wait_s / LOOK_S + 3  # one task looks in any case
+        order.clear()
+        asks = [asyncio.create_task(ask(number, 10.0)) for number in range(20)]
+        for slot in held:
+            arena.free(slot)
+        await asyncio.gather(*asks)
+        await tenants.close(0.0)
+        return order
+
+    assert asyncio.run(main()) == list(range(20))

@@ -56,11 +56,13 @@ class Extent:
 class Extents:
     """Iterate over it for all extents, oldest first.
 
-    leaving_nbytes: bytes withdrawn from use that the system does not have back yet.
+    nbytes: all of them take from the system, without leaving_nbytes: bytes withdrawn from use that
+    the system does not have back yet.
     """
 
     def __init__(self) -> None:
         self.by_id: dict[int, Extent] = {}
+        self.nbytes = 0
         self.leaving_nbytes = 0
         self._next_id = 0
         self._callbacks: list[Callable[[ExtentHandle], None]] = []
@@ -72,10 +74,16 @@ class Extents:
     def handles(self) -> list[ExtentHandle]:
         return [extent.handle for extent in self]
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes all of them take from the system, without `leaving_nbytes`."""
-        return sum(extent.nbytes for extent in self)
+    def withdraw(self, extent: Extent, nbytes: int) -> int:
+        """Take free runs of up to `nbytes` of an extent out of use for good; return their bytes.
+        They leave: see `Extent.leaving`."""
+        runs = extent.space.withdraw(nbytes)
+        extent.withdrawn += runs
+        extent.leaving += runs
+        taken = sum(end - begin for begin, end in runs)
+        self.nbytes -= taken
+        self.leaving_nbytes += taken
+        return taken
 
     def on_extent(self, callback: Callable[[ExtentHandle], None]) -> Callable[[], None]:
         """Call `callback` for every extent made from now on; returns how to stop that."""
@@ -97,6 +105,7 @@ class Extents:
         handle = ExtentHandle(self.new_id(), fd, len(mapped))
         extent = Extent(handle, mapped, memoryview(mapped), ExtentAllocator(len(mapped)))
         self.by_id[handle.id] = extent
+        self.nbytes += extent.nbytes
         for callback in list(self._callbacks):
             callback(handle)
         return extent
@@ -105,6 +114,7 @@ class Extents:
         """Unmap an extent of which nothing is left, here and at every client."""
         if self.by_id.pop(extent.handle.id, None) is None:
             return
+        self.nbytes -= extent.nbytes
         for callback in list(self._retired_callbacks):
             callback(extent.handle.id)
         _close(extent)
@@ -115,6 +125,7 @@ class Extents:
         for extent in self:
             _close(extent)
         self.by_id.clear()
+        self.nbytes = 0
 
 
 def _close(extent: Extent) -> None:

@@ -61,13 +61,9 @@ class ArenaHoles:
         for extent in extents:
             if left <= 0:
                 break
-            runs = extent.space.withdraw(left)
-            if runs:
-                extent.withdrawn += runs
-                extent.leaving += runs
+            if nbytes := self._extents.withdraw(extent, left):
                 taken.append(extent)
-                left -= _nbytes(runs)
-                self._extents.leaving_nbytes += _nbytes(runs)
+                left -= nbytes
         return taken
 
     def _release(self, extents: Sequence[Extent]) -> list[asyncio.Task[None]]:
