@@ -119,14 +119,14 @@ class Caps:
         """Give memory back under a lowered cap: what is free, then what is evicted for it.
 
         Everything that may leave is evicted first, because that takes far less time than threads
-        take to give it back.
+        take to give it back. While nothing may leave, to look again at each change of the cap would
+        take the event loop from those who wait for an answer.
         """
         while True:
             self._resized.clear()
             while self._node.arena.holes.excess_nbytes:
-                if not self._node.arena.holes.give_back() and not self._shed():
-                    break
-                await asyncio.sleep(0)  # others' turn
+                gave = self._node.arena.holes.give_back() or self._shed()
+                await asyncio.sleep(0 if gave else SHRINK_AGAIN_S)  # others' turn
             over = self._node.arena.reserved_nbytes > self._node.arena.capacity_bytes
             waits = SHRINK_AGAIN_S if over else None
             with contextlib.suppress(TimeoutError):

@@ -173,6 +173,7 @@ class Tenants:
             for at, tenant in enumerate(self):
                 if tenant.store.is_busy or (at + turn) % IDLE_TURNS == 0:
                     await self._keep_one(tenant)
+                    await asyncio.sleep(0)  # others' turn
 
     async def _keep_one(self, tenant: Tenant) -> None:
         """Look after one store. An error in it is counted, and keeps no other from its turn."""

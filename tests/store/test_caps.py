@@ -3,6 +3,7 @@ manage."""
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from pathlib import Path
 
@@ -68,3 +69,30 @@ def test_what_leaves_the_file_tier_for_other_tenants_says_so(tmp_path: Path) -> 
         node.until(lambda: node.store.caps.file_used <= used // 4)
         assert left["file", Reason.EVICTED] > 0
         assert left["file", Reason.OVER_SHARE] == given
+
+
+def test_what_nobody_may_evict_is_not_looked_for_at_each_change_of_the_cap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several tenants' caps move all the time; a walk over what leases hold takes a while."""
+    with Node(tmp_path / "kv", arena_bytes=2048 * KIB) as node:
+        names = [chain(name) for name in range(4)]
+        for name in names:
+            node.put(name, 0, 24, durable=True)
+        leases = [node.acquire(name) for name in names]
+        shed, sheds = node.planner.eviction.shed, 0
+
+        def counted(nbytes: int) -> int:
+            nonlocal sheds
+            sheds += 1
+            return shed(nbytes)
+
+        monkeypatch.setattr(node.planner.eviction, "shed", counted)
+        node.arena.growth.set_capacity(256 * KIB)
+        for _ in range(200):
+            node.store.caps._resized.set()
+            node.run(asyncio.sleep(0.001))
+        assert 1 <= sheds <= 20  # one each 0.1 s, beside those that evicted something
+        for lease in leases:
+            node.store.release(DAEMON_SESSION, [lease.lease_id])
+        node.until(lambda: node.arena.reserved_nbytes <= 256 * KIB)
