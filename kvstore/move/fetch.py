@@ -303,7 +303,7 @@ class Fetch:
         had, or belong to another base."""
         targets = [self.store.view(slot) if slot is not None else None for slot in grant.slots]
         fits = all(
-            target is None or len(target) == nbytes
+            target is None or not nbytes or len(target) == nbytes
             for target, nbytes in zip(targets, reading.sizes, strict=True)
         )
         if grant.refused or not fits:

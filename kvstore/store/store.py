@@ -25,6 +25,7 @@ from kvstore.move.file_leases import FileLeases
 from kvstore.move.holes import Holes
 from kvstore.move.promote import Promotion
 from kvstore.move.scrub import Scrub
+from kvstore.move.sources import Peers
 from kvstore.move.verify import Verifier
 from kvstore.move.write_behind import WriteBehind
 from kvstore.settings import LimitSettings
@@ -44,6 +45,7 @@ from kvstore.tier.dram import Arena
 
 if TYPE_CHECKING:  # a daemon without a bucket starts without what it takes to use one
     from kvstore.move.object_side import Objects
+    from kvstore.store.lender import StoreLender  # one without a fleet, the same
 
 logger = logging.getLogger(__name__)
 
@@ -113,8 +115,8 @@ class Store:
     def _wire(self, node: Node, scrub: Scrub | None) -> None:
         """Make the parts, each of those before it."""
         planner, write_behind, metrics = node.planner, node.write_behind, node.metrics
-        file_leases = FileLeases(write_behind.reads, node.leases, nbytes_max=0)
-        acquisition = Acquisition(
+        file_leases = self._file_leases = FileLeases(write_behind.reads, node.leases, nbytes_max=0)
+        acquisition = self._acquisition = Acquisition(
             planner,
             self._promotion,
             write_behind.reads,
@@ -154,6 +156,23 @@ class Store:
         self.deletes = Deletes(node, Verifier(planner, write_behind, metrics, node.now))
         self.caps = Caps(node, acquisition, file_leases, self.hints, scrub)
         self.report = Report(node, self.puts, log)
+
+    def lender(self) -> StoreLender:
+        """Return this store as other hosts see it. Call it once."""
+        from kvstore.store.lender import StoreLender
+
+        return StoreLender(
+            self._node,
+            namespaces=self.namespaces,
+            promotion=self._promotion,
+            acquisition=self._acquisition,
+            file_leases=self._file_leases,
+            deletes=self.deletes,
+        )
+
+    def borrow_from(self, peers: Peers) -> None:
+        """Let prefixes come from other hosts, too."""
+        self._acquisition.sources.peers = peers
 
     @property
     def arena(self) -> Arena:

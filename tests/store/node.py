@@ -49,7 +49,8 @@ def record_bytes(key: BlockKey, part: Part) -> bytes:
 class Node:
     """`with Node(path) as node:`; leave the block to close it, or call `crash`.
 
-    fine: files and bucket keep fine parts. loop: runs it in virtual time. bucket: the folder of an
+    beside: another node, on whose loop this one runs. fine: files and bucket keep fine parts.
+    loop: runs it in virtual time. bucket: the folder of an
     object tier, whose requests `gate` holds back if told to.
     """
 
@@ -72,11 +73,13 @@ class Node:
         write_bytes_per_day: int = 0,
         policy: str = "lru",
         fine: bool = False,
+        beside: Node | None = None,
         **limits: Any,
     ) -> None:
         threads = loop.threads if loop else None
         now = loop.time if loop else time.monotonic
-        self.loop = loop or asyncio.new_event_loop()
+        self._owns_loop = beside is None
+        self.loop = beside.loop if beside else loop or asyncio.new_event_loop()
         self.metrics = Metrics()
         self.arena = Arena(arena_bytes, arena_bytes)
         paths = [path] if isinstance(path, Path) else path
@@ -154,7 +157,8 @@ class Node:
 
     def __exit__(self, *_: object) -> None:
         self.run(self.store.close())
-        self.loop.close()
+        if self._owns_loop:
+            self.loop.close()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         async def bounded() -> T:

@@ -1,0 +1,178 @@
+"""Hosts that lend to each other: one reads what another has stored, and nothing wrong counts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from kvstore.decide.planner import DAEMON_SESSION
+from kvstore.model.member import Origin
+from kvstore.model.outcome import Reason
+from kvstore.move.peers import Peers
+from tests.store.node import FULL, SPEC, WINDOW, Node, chain
+from tests.store.peers import DirectLink, joined, member
+
+A, B = chain(1), chain(2)
+LENDER = member(1, engines=("10.0.0.1:8000",))
+
+
+@dataclass
+class Pair:
+    lender: Node
+    borrower: Node
+    peers: Peers
+    link: DirectLink
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Pair]:
+    with Node(tmp_path / "1") as one, Node(tmp_path / "2", beside=one) as two:
+        peers, links = joined(two, {LENDER: one})
+        yield Pair(one, two, peers, links[LENDER.node])
+        two.tending.cancel()  # type: ignore[attr-defined]
+        with contextlib.suppress(asyncio.CancelledError):
+            two.loop.run_until_complete(two.tending)  # type: ignore[attr-defined]
+        two.run(peers.close())
+
+
+def test_what_one_host_stored_another_reads(pair: Pair) -> None:
+    pair.lender.put(A, 0, 20)
+    assert pair.borrower.get(A) == 20
+    hits = pair.borrower.metrics.totals()["hit_blocks"]
+    assert (hits["dram"], hits["peer"]) == (0, 20)
+    assert pair.borrower.get(A) == 20  # of its own now
+    assert pair.borrower.metrics.totals()["hit_blocks"]["dram"] == 20
+    assert pair.lender.store.report.stats()["leases"] == 0
+
+
+def test_only_what_is_missing_is_read(pair: Pair) -> None:
+    pair.lender.put(A, 0, 20)
+    pair.borrower.put(A, 0, 12)
+    assert pair.borrower.get(A) == 20
+    hits = pair.borrower.metrics.totals()["hit_blocks"]
+    assert (hits["dram"], hits["peer"]) == (12, 8)
+
+
+def test_what_lies_in_files_is_read_from_there(pair: Pair) -> None:
+    pair.lender.put(A, 0, 20, durable=True)
+    for name in range(3, 30):  # it leaves the arena
+        pair.lender.put(chain(name), 0, 20, durable=True)
+    before = pair.lender.planner.match(SPEC.id, A)
+    assert before.hit_blocks == 20 > before.resident_blocks
+    assert pair.borrower.get(A) == 20
+    assert pair.lender.planner.match(SPEC.id, A).resident_blocks == before.resident_blocks
+
+
+def test_a_request_that_names_its_source_asks_it(pair: Pair) -> None:
+    pair.lender.put(A, 0, 20)
+    for source in (LENDER.node, LENDER.engines[0]):
+        assert pair.borrower.get(A, origin=Origin(source)) == 20
+
+
+def test_a_source_of_no_member_is_not_asked(pair: Pair) -> None:
+
+    async def they_left() -> None:
+        pair.peers.know({})
+
+    pair.borrower.run(they_left())
+    assert pair.borrower.get(A, origin=Origin("10.9.9.9:22")) == 0
+    assert pair.borrower.metrics.totals()["peer_refused"] == {"unknown": 1}
+
+
+def test_a_prefix_still_being_computed_is_waited_for(pair: Pair) -> None:
+    pair.lender.put(A, 0, 4)
+    two = pair.borrower
+    acquiring = two.loop.create_task(
+        two.store.gets.acquire(
+            DAEMON_SESSION, SPEC.id, A, wait_s=10.0, origin=Origin(LENDER.node, 20)
+        )
+    )
+    two.run(asyncio.sleep(0.05))
+    assert not acquiring.done()
+    pair.lender.put(A, 4, 20)
+    grant = two.run(asyncio.wait_for(acquiring, 10))
+    assert grant.hit_blocks == 20
+    two.store.release(DAEMON_SESSION, [grant.lease_id])
+
+
+def test_a_prefix_that_does_not_come_is_a_shorter_hit(pair: Pair) -> None:
+    pair.lender.put(A, 0, 8)
+    assert pair.borrower.get(A, wait_s=0.3, origin=Origin(LENDER.node, 20)) <= 8
+    assert not pair.lender.store._node.arrivals._waiting
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ({"flips": True}, Reason.PEER_CORRUPT),
+        ({"lets_go": True}, Reason.PEER_GONE),
+        ({"boasts": 9}, Reason.PEER_GONE),
+    ],
+)
+def test_nothing_wrong_counts(pair: Pair, fault: dict[str, int], reason: Reason) -> None:
+    pair.lender.put(A, 0, 15)
+    for name, value in fault.items():
+        setattr(pair.link.faults, name, value)
+    assert pair.borrower.get(A, request_id="r") < 20  # `get` looks at every byte
+    (outcome,) = pair.borrower.store.report.outcomes("r", 1)
+    assert outcome.ending is not None
+    assert outcome.ending.reason == reason
+    assert outcome.peer == LENDER.node
+
+
+def test_who_sends_wrong_bytes_is_told_and_then_not_asked(pair: Pair) -> None:
+    pair.lender.put(A, 0, 20)
+    pair.link.faults.flips = True
+    for _ in range(3):
+        assert pair.borrower.get(A) == 0
+    assert set(pair.link.reported) <= set(A[:20])
+    assert pair.link.reported
+    asked = pair.link.matches
+    assert pair.borrower.get(A) == 0
+    assert pair.link.matches == asked
+    assert pair.peers.stats()[0]["state"] == "quarantined"
+    assert pair.lender.get(A) == 20  # its own copies are right
+
+
+def test_a_dead_host_costs_nothing(pair: Pair) -> None:
+    pair.lender.put(A, 0, 20)
+    pair.link.faults.dead = True
+    assert pair.borrower.get(A) == 0
+    pair.link.faults.dead = False
+    pair.borrower.until(lambda: all(peer.usable for peer in pair.peers))
+    assert pair.borrower.get(A) == 20
+
+
+def test_who_computes_faster_than_the_host_answers_does_not_wait_for_it(pair: Pair) -> None:
+    pair.lender.put(A, 0, 20)
+    pair.link.faults.delay_s = 0.2
+    began = pair.borrower.loop.time()
+    assert pair.borrower.get(A, recompute_s_per_block=0.01) < 20
+    assert pair.borrower.loop.time() - began < 0.15
+
+
+def test_what_is_deleted_on_its_way_does_not_arrive(pair: Pair) -> None:
+    pair.lender.put(A, 0, 20)
+    pair.link.faults.delay_s = 0.03
+    two = pair.borrower
+    acquiring = two.loop.create_task(two.store.gets.acquire(DAEMON_SESSION, SPEC.id, A, wait_s=5.0))
+    two.until(lambda: pair.link.reads > 0)
+    two.run(two.store.deletes.delete(SPEC.id, A[3:4]))
+    grant = two.run(asyncio.wait_for(acquiring, 10))
+    two.store.release(DAEMON_SESSION, [grant.lease_id])
+    assert two.planner.index.get(SPEC.id, A[3]) is None
+
+
+def test_blocks_of_a_window_group_come_as_a_resume_needs_them(pair: Pair) -> None:
+    pair.lender.put(A, 0, 20)
+    pair.borrower.get(A)
+    blocks = [pair.borrower.planner.index.by_key(key) for key in A[:20]]
+    assert all(block is not None and block.record(FULL) for block in blocks)
+    first = SPEC.groups[WINDOW.group].blocks_needed(20, SPEC.block_tokens).start
+    has_window = [block.record(WINDOW) is not None for block in blocks if block is not None]
+    assert has_window == [False] * first + [True] * (20 - first)
