@@ -31,7 +31,7 @@ def check(client: Client, journal: Journal, hear: Callable[[], None]) -> list[st
         for part in PARTS[NamespaceId(found.namespace_id)]
     ]
     broken = [
-        f"resurrected: {item.key[:4].hex()} is stored"
+        f"{_kind(journal, item)}: {item.key[:4].hex()} is stored"
         for item in stored
         if item.part == Part(0, 0) and not _block_may_exist(journal, item)
     ]
@@ -45,6 +45,10 @@ def check(client: Client, journal: Journal, hear: Callable[[], None]) -> list[st
 
 def _block_may_exist(journal: Journal, item: Item) -> bool:
     return any(journal.may_exist(item._replace(part=part)) for part in PARTS[item.namespace_id])
+
+
+def _kind(journal: Journal, item: Item) -> str:
+    return "foreign" if journal.was_put_by_others(item) else "resurrected"
 
 
 def _ask(client: Client, journal: Journal, items: Iterable[Item], broken: list[str]) -> list[Item]:

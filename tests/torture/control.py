@@ -43,8 +43,8 @@ class Rule:
 
 
 class Event(NamedTuple):
-    """What the daemon did: ("fault", do, call), or ("evicted" or "unread", namespace, key, group,
-    shard)."""
+    """What the daemon did: ("fault", do, call), or ("evicted" or "unread", directory, namespace,
+    key, group, shard)."""
 
     at: float
     what: list[str]

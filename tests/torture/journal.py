@@ -9,6 +9,8 @@ is dead. So:
   that was answered as durable) and no delete, answered or not, ended later than that put began;
 - unless it was evicted since then (the daemon wrote that down, and was allowed to), or damaged on
   the disk and not written anew since.
+
+Of several tenants, each has a journal; bytes that another one has put are foreign.
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ from math import inf
 
 from kvstore.model.block import BlockKey, Committed, NamespaceId
 from tests.torture.spaces import SPACES, Item, is_fine, number_of, record_bytes
+
+NUMBERS_EACH = 1 << 32
 
 
 @dataclass(slots=True, eq=False)
@@ -45,14 +49,19 @@ class History:
 
 
 class Journal:
-    """See the module. Writers of different keys may use it at once."""
+    """See the module. Writers of different keys may use it at once.
 
-    def __init__(self) -> None:
+    others: of those who share the daemon; what only they have put is `foreign` to this one.
+    """
+
+    def __init__(self, owner: int = 0) -> None:
+        """owner: whose it is. The numbers of no two owners' puts are the same."""
+        self.others: Sequence[Journal] = ()
         self.accepted_nbytes = 0
         self.durable: Counter[str] = Counter()  # records answered as durable, by model
         self.away: set[Item] = set()  # on a disk that is not there now
         self._lock = threading.Lock()
-        self._number = 0
+        self._number = owner * NUMBERS_EACH
         self._histories: dict[Item, History] = {}
         self._deletes: defaultdict[NamespaceId | BlockKey, list[Call]] = defaultdict(list)
         self._open: list[Call] = []  # without an answer
@@ -147,12 +156,23 @@ class Journal:
         return any(self._may_serve(item, call, time.monotonic()) for call in history.puts.values())
 
     def judge(self, item: Item, data: bytes, asked_at: float) -> str:
-        """Return "" if `data` may be served to who asked then, else "wrong" or "resurrected"."""
+        """Return "" if `data` may be served to who asked then, else "wrong", "foreign" or
+        "resurrected"."""
         number = number_of(item, data)
-        call = self._histories[item].puts.get(number) if item in self._histories else None
+        call = self._put_of(item, number)
+        if call is None and any(other._put_of(item, number) for other in self.others):
+            return "foreign"
         if call is None or data != record_bytes(item, number, len(data)):
             return "wrong"
         return "" if self._may_serve(item, call, asked_at) else "resurrected"
+
+    def was_put_by_others(self, item: Item) -> bool:
+        """Whether somebody else has put a record, and the owner never has."""
+        return item not in self._histories and any(item in o._histories for o in self.others)
+
+    def _put_of(self, item: Item, number: int) -> Call | None:
+        history = self._histories.get(item)
+        return history.puts.get(number) if history is not None else None
 
     def _may_serve(self, item: Item, put: Call, asked_at: float) -> bool:
         return not any(

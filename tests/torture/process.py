@@ -37,8 +37,9 @@ def note_losses(steered: Steered) -> None:
     release_all = Replaced.release_all
     evicting = False
 
-    def note(what: str, block: Any, part: Any) -> None:
-        steered.note(what, block.namespace_id.hex(), block.key.hex(), *part)
+    def note(what: str, block: Any, frame: Any) -> None:
+        path = frame.extent.mount.device.path  # it has no spaces
+        steered.note(what, path, block.namespace_id.hex(), block.key.hex(), *frame.part)
 
     def watched_evict(self: Eviction, nbytes: int, helps: Callable[[Any], bool]) -> int:
         nonlocal evicting
@@ -50,19 +51,19 @@ def note_losses(steered: Steered) -> None:
 
     def watched_detach(self: Ledger, block: Any, record: Any) -> None:
         if evicting and record.frame is not None:
-            note("evicted", block, record.frame.part)
+            note("evicted", block, record.frame)
         detach(self, block, record)
 
     def watched_release_all(self: Replaced) -> int:
         for kept in self.kept:
-            note("evicted", kept.block, kept.frame.part)
+            note("evicted", kept.block, kept.frame)
         return release_all(self)
 
     def watched_withdraw(self: Ledger, frame: Any) -> None:
         mount, extent = frame.extent
         if extent[:2] in {(tag.number, offset) for tag, offset in mount.tier.health.suspects}:
             for block in frame.blocks.values():
-                note("unread", block, frame.part)
+                note("unread", block, frame)
         withdraw(self, frame)
 
     Replaced.release_all = watched_release_all  # type: ignore[method-assign]

@@ -15,6 +15,8 @@ fine part beside the base of another put, or a block without its fine part for w
 `wrong`.
 
 `encrypted` is the same with a root key; `nonce_reused` counts nonces that a key used twice: 0.
+`tenants` is that with two tenants, who write the same keys and ask for each other's; `foreign`
+counts what one is served, or shown, that only the other has put: 0.
 
 `bucket` is the same with an S3 server behind it, which fails, answers wrongly and is killed;
 `directories` the same on three of them, of which some are missing, fail, hang or fill up.
@@ -26,6 +28,7 @@ import json
 import logging
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,17 +39,20 @@ from kvstore.testing.root_key import root_key_in_memory
 from tests.torture import several, shared
 from tests.torture.amplification import amplification
 from tests.torture.bucket import Bucket
+from tests.torture.findings import KINDS, Findings
 from tests.torture.plan import Life, plan
 from tests.torture.process import nonces
 from tests.torture.several import SeveralWorld
 from tests.torture.shared import SharedWorld
+from tests.torture.tenants import TenantsWorld
 from tests.torture.volume import Volume
-from tests.torture.world import KINDS, SEGMENT_NBYTES, Findings, World
+from tests.torture.world import SEGMENT_NBYTES, World
 
 EXT4_SHARE = 10  # one life of so many more is lived there, if this is root
 BUCKET_SHARE = 5  # and one of so many with a bucket behind it
 SEVERAL_SHARE = 4  # and one of so many on several directories
 ENCRYPTED_SHARE = 4  # and one of so many encrypted
+TENANTS_SHARE = 4  # and one of so many encrypted, with two tenants
 DIRECTORIES = 3
 EXT4_DEATHS = ("power", "timer", "write", "seal")
 SHOWN_MAX = 5
@@ -67,13 +73,14 @@ def main(kills: int, seed: int, file: Path | None) -> None:
     result["bucket"] = _with_bucket(kills // BUCKET_SHARE, seed)
     result["directories"] = _on_several(kills // SEVERAL_SHARE, seed)
     result["encrypted"] = _encrypted(kills // ENCRYPTED_SHARE, seed)
+    result["tenants"] = _of_tenants(kills // TENANTS_SHARE, seed)
     result["seconds"] = round(time.monotonic() - began, 1)
     text = json.dumps(result, indent=2)
     click.echo(text)
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text + "\n")
-    parts = ("ext4", "bucket", "directories", "encrypted")
+    parts = ("ext4", "bucket", "directories", "encrypted", "tenants")
     worlds = (result, *(result[part] for part in parts))
     sys.exit(not all(map(good, worlds)))
 
@@ -117,10 +124,26 @@ def _encrypted(kills: int, seed: int) -> dict[str, Any]:
     return torture_encrypted(lives, progress=True) if lives else summary(Findings())
 
 
-def torture_encrypted(lives: list[Life], *, progress: bool = False) -> dict[str, Any]:
-    """Live these lives encrypted and return what was found."""
+def _of_tenants(kills: int, seed: int) -> dict[str, Any]:
+    """The same with two tenants, encrypted."""
+    lives = plan(kills, seed)
+    return torture_tenants(lives, progress=True) if lives else summary(Findings())
+
+
+def torture_tenants(lives: list[Life], *, progress: bool = False) -> dict[str, Any]:
+    """Live these lives encrypted, with two tenants, and return what was found."""
+    return torture_encrypted(lives, TenantsWorld, progress=progress)
+
+
+def torture_encrypted(
+    lives: list[Life],
+    make: Callable[[Path], World] = lambda key: World(root_key=key),
+    *,
+    progress: bool = False,
+) -> dict[str, Any]:
+    """Live these lives encrypted and return what was found. make: the world, of a root key."""
     with root_key_in_memory() as root_key:
-        world, used = World(root_key=root_key), (0, 0)
+        world, used = make(root_key), (0, 0)
 
         def count() -> None:
             nonlocal used
@@ -160,10 +183,12 @@ def torture(
 
         world.run(lives, told)
         at_end()
+        durable = sum((party.journal.durable for party in world.parties), Counter[str]())
+        calls = sum((party.traffic.calls for party in world.parties), Counter[str]())
         return summary(world.findings) | {
-            "durable_records": world.journal.durable.total(),
-            "durable_records_of": dict(sorted(world.journal.durable.items())),
-            "calls": dict(world.traffic.calls),
+            "durable_records": durable.total(),
+            "durable_records_of": dict(sorted(durable.items())),
+            "calls": dict(calls),
         }
 
 

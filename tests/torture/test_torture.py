@@ -17,12 +17,14 @@ from tests.torture.control import CALLS
 from tests.torture.journal import Journal
 from tests.torture.parts import coarse_and_mixed
 from tests.torture.plan import DEATHS, plan
+from tests.torture.process import NONCES, nonces
 from tests.torture.run import (
     good,
     torture,
     torture_encrypted,
     torture_several,
     torture_shared,
+    torture_tenants,
 )
 from tests.torture.spaces import FIXED, LOSSY, Item, record_bytes, size_of
 from tests.torture.world import SteeredDaemon, World
@@ -62,6 +64,14 @@ def test_promises_are_kept_on_several_directories_of_which_some_are_missing() ->
 @pytest.mark.fault
 def test_promises_are_kept_encrypted_and_no_nonce_is_used_twice() -> None:
     result = torture_encrypted(plan(3, seed=6, deaths=("gc", "seal", "timer"), lives_per_cap=2))
+    assert good(result), result
+    assert result["durable_records"] > 0
+    assert result["nonces"] > result["nonce_reused"] == 0
+
+
+@pytest.mark.fault
+def test_promises_are_kept_of_two_tenants_and_neither_sees_the_other() -> None:
+    result = torture_tenants(plan(3, seed=9, deaths=("gc", "write", "timer"), lives_per_cap=2))
     assert good(result), result
     assert result["durable_records"] > 0
     assert result["nonces"] > result["nonce_reused"] == 0
@@ -152,6 +162,26 @@ def test_the_journal_knows_what_may_be_served() -> None:
     assert journal.judge(item, old, deleted.begin) == ""  # asked before it was answered
     assert journal.judge(item, old, deleted.end + 1) == "resurrected"
     assert not journal.may_exist(item)
+
+
+def test_what_only_another_tenant_has_put_is_foreign() -> None:
+    mine, theirs = Journal(0), Journal(1)
+    mine.others = [theirs]
+    item, put = ITEMS[0], theirs.put(ITEMS)
+    data = record_bytes(item, put.number, NBYTES)
+    assert mine.judge(item, data, put.begin) == "foreign"
+    assert mine.was_put_by_others(item)
+    own = mine.put(ITEMS)
+    assert own.number != put.number
+    assert mine.judge(item, data, put.begin) == "foreign"
+    assert mine.judge(item, record_bytes(item, own.number, NBYTES), own.begin) == ""
+    assert not mine.was_put_by_others(item)
+
+
+def test_a_nonce_that_a_key_uses_twice_is_counted(tmp_path: Path) -> None:
+    entries = [bytes([key]) * 32 + bytes([nonce]) * 12 for key, nonce in ((1, 1), (1, 2), (2, 1))]
+    (tmp_path / NONCES).write_bytes(b"".join([*entries, entries[1]]))
+    assert nonces(tmp_path) == (4, 1)
 
 
 def test_parts_of_two_puts_and_coarse_blocks_are_found() -> None:

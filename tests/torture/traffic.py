@@ -54,23 +54,23 @@ class Worker(threading.Thread):
     def __init__(self, traffic: Traffic, client: Client, draw: Random) -> None:
         super().__init__(daemon=True)
         self.steps = 0
-        self._traffic = traffic
+        self.traffic = traffic
         self._journal = traffic.journal
         self._client = client
         self._draw = draw
 
     def run(self) -> None:
-        while not self._traffic.over.is_set():
-            if self._traffic.quiet.is_set():
-                self._traffic.over.wait(PAUSE_S)
+        while not self.traffic.over.is_set():
+            if self.traffic.quiet.is_set():
+                self.traffic.over.wait(PAUSE_S)
                 continue
             try:
                 self._step()
             except KVStoreError:
-                self._traffic.calls["refused"] += 1
-                self._traffic.over.wait(PAUSE_S)
+                self.traffic.calls["refused"] += 1
+                self.traffic.over.wait(PAUSE_S)
             except Exception as error:
-                self._traffic.violations.append(f"bug: {type(self).__name__}: {error!r}")
+                self.traffic.violations.append(f"bug: {type(self).__name__}: {error!r}")
                 return
             self.steps += 1
 
@@ -78,14 +78,14 @@ class Worker(threading.Thread):
         raise NotImplementedError
 
     def _timed(self, name: str, call: Callable[[], T], limit_s: float = CALL_S_MAX) -> T:
-        self._traffic.calls[name] += 1
+        self.traffic.calls[name] += 1
         began = time.monotonic()
         try:
             return call()
         finally:
             took_s = time.monotonic() - began
             if took_s > limit_s:
-                self._traffic.violations.append(f"hung: {name} took {took_s:.0f} s")
+                self.traffic.violations.append(f"hung: {name} took {took_s:.0f} s")
 
     def _get(self, namespace: Namespace, keys: Sequence[BlockKey], part: Part) -> None:
         asked_at = time.monotonic()
@@ -97,7 +97,7 @@ class Worker(threading.Thread):
                 item = Item(namespace.id, key, part)
                 found = self._journal.judge(item, record, asked_at)
                 if found:
-                    self._traffic.violations.append(f"{found}: get of {name_of(item)}")
+                    self.traffic.violations.append(f"{found}: get of {name_of(item)}")
 
 
 class Writer(Worker):
@@ -211,7 +211,7 @@ class Writer(Worker):
     def _flush(self) -> None:
         began = time.monotonic()
         durable = self._timed("flush", lambda: self._client.admin.flush(5.0))
-        if durable and self._traffic.flushes:
+        if durable and self.traffic.flushes:
             self._journal.flushed(began)
 
 
@@ -227,12 +227,12 @@ class Reader(Worker):
     def _step(self) -> None:
         writer = self._draw.choice(self._writers)
         if not writer.chains:
-            self._traffic.over.wait(PAUSE_S)
+            self.traffic.over.wait(PAUSE_S)
             return
         keys = self._draw.choice(writer.chains)
         if writer.namespace is LOSSY and self._client.local:
             refined = self._draw.random() < 0.5
-            self._traffic.violations += self._timed(
+            self.traffic.violations += self._timed(
                 "acquire refined" if refined else "acquire",
                 lambda: read_prefix(
                     self._client, self._journal, Chain(LOSSY, keys), refined=refined
@@ -258,11 +258,11 @@ class PrefixReader(Worker):
     def _step(self) -> None:
         chains = self._chains()
         if not chains:
-            self._traffic.over.wait(PAUSE_S)
+            self.traffic.over.wait(PAUSE_S)
             return
         chain = self._draw.choice(chains)
         refined = chain.namespace is LOSSY and self._draw.random() < 0.5
-        self._traffic.violations += self._timed(
+        self.traffic.violations += self._timed(
             "acquire refined" if refined else "acquire",
             lambda: read_prefix(self._client, self._journal, chain, refined=refined),
         )

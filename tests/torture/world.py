@@ -6,10 +6,8 @@ import json
 import signal
 import subprocess
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -21,10 +19,12 @@ from kvstore.testing.wait import until
 from tests.torture.cap import CapWatch, physical_nbytes
 from tests.torture.check import check
 from tests.torture.control import Control
+from tests.torture.findings import Findings
 from tests.torture.journal import Journal
+from tests.torture.party import Party, parties
 from tests.torture.plan import TROUBLES, Life
 from tests.torture.spaces import NAMESPACES, Item
-from tests.torture.traffic import Reader, Traffic, Worker, Writer
+from tests.torture.traffic import Reader, Worker, Writer
 from tests.torture.volume import Volume
 from tests.torture.wounds import Wounds
 
@@ -36,10 +36,7 @@ SETTINGS = (
     *("dram.capacity=8MiB", "dram.extent=4MiB", f"file.segment={SEGMENT_NBYTES}"),
     *("limits.group_commit=1MiB", "file.scrub=64MiB"),
 )
-KINDS = ("lost", "wrong", "resurrected", "hung", "bug")
 BASE_LIFE = 4  # in one life of so many, the file tier keeps no fine parts
-WRITERS = 3
-READERS = 2
 WARM_STEPS = 20
 WARM_S = 5.0
 TROUBLE_S = (0.2, 1.0)
@@ -62,31 +59,16 @@ class SteeredDaemon(Daemon):
         return [python, "-m", "tests.torture.process", str(self.directory), *rest]
 
 
-@dataclass(slots=True)
-class Findings:
-    """What a run found; the violations say in which life."""
-
-    kills: int = 0
-    violations: list[str] = field(default_factory=list)
-    cap_overshoot_bytes: int = 0
-    cap_looks: int = 0
-    evicted: int = 0
-    checked: int = 0
-    start_s_max: float = 0.0
-    deaths: Counter[str] = field(default_factory=Counter)
-    faults: Counter[str] = field(default_factory=Counter)
-    wounds: Counter[str] = field(default_factory=Counter)
-
-    def count(self, kind: str) -> int:
-        return sum(f" {kind}: " in text for text in self.violations)
-
-
 class World:
     """See the module. A context manager; at its end nothing is left.
 
     volume: where its files are then, instead of beside the daemon's socket; it may be full.
-    directories: of the file tier, by name. root_key: they are encrypted.
+    directories: of the file tier, by name. root_key: they are encrypted. tenants: who share the
+    daemon; without any there is one user, whose `journal` and `traffic` are the world's.
     """
+
+    writers = 3  # of each party
+    readers = 2
 
     def __init__(
         self,
@@ -94,17 +76,19 @@ class World:
         settings: Sequence[str] = (),
         directories: Sequence[str] = ("file",),
         root_key: Path | None = None,
+        tenants: Sequence[str] = (),
     ) -> None:
         self.findings = Findings()
-        self.journal = Journal()
-        self.traffic = Traffic(self.journal)
         self._root_key = root_key
         key = [f"security.root_key_file={root_key}"] if root_key is not None else []
         self.daemon = SteeredDaemon(*SETTINGS, *settings, *key)
         self._control = self.daemon.control
         self._volume = volume
         root = volume.path if volume else self.daemon.directory
-        self._directories = [root / name for name in directories]
+        self._roots = [root / name for name in directories]
+        self.parties = parties(tenants, self._roots)
+        self.journal, self.traffic = self.parties[0].journal, self.parties[0].traffic
+        self._directories = [path for party in self.parties for path in party.directories]
         self._wounds = {path: Wounds(path, root_key) for path in self._directories}
         self._churn = False
 
@@ -165,13 +149,18 @@ class World:
         began = time.monotonic()
         capacity_bytes = CHURN_BYTES if life.churn else AMPLE_BYTES
         self.daemon.start(
-            f"file.path={json.dumps(list(map(str, self._directories)))}",
+            f"file.path={json.dumps(list(map(str, self._roots)))}",
             f"file.capacity={capacity_bytes}",
+            *self._shares(capacity_bytes),
             f"file.codec={life.codec}",
             f"file.fidelity={'base' if life.number % BASE_LIFE == BASE_LIFE - 1 else 'fine'}",
             f"file.scrub_every_s={SCRUB_S if life.death == 'scrub' else 60.0}",
         )
         self.findings.start_s_max = max(self.findings.start_s_max, time.monotonic() - began)
+
+    def _shares(self, capacity_bytes: int) -> Sequence[str]:
+        """Return the settings of who shares that capacity."""
+        return ()
 
     @contextmanager
     def _watched(self, life: Life) -> Iterator[None]:
@@ -180,7 +169,7 @@ class World:
             yield
             return
         with ExitStack() as stack:
-            watches = [stack.enter_context(CapWatch(p, CHURN_BYTES)) for p in self._present()]
+            watches = [stack.enter_context(CapWatch(p, CHURN_BYTES)) for p in self._capped()]
             yield
         found = self.findings
         for watch in watches:
@@ -191,19 +180,26 @@ class World:
         """The directories that are there."""
         return [path for path in self._directories if path.exists()]
 
+    def _capped(self) -> list[list[Path]]:
+        """The directories that have a cap together."""
+        return [[path] for path in self._present()]
+
     def _is_under_cap(self) -> bool:
-        return all(physical_nbytes(path) <= CHURN_BYTES for path in self._present())
+        return all(physical_nbytes(paths) <= CHURN_BYTES for paths in self._capped())
 
     def _check(self, life: Life) -> None:
-        with Client(self.daemon.target, timeout_s=10.0) as client:
-            self._found(life, check(client, self.journal, self._hear))
-            self.findings.checked += client.admin.stats()["blocks"]
+        for party in self.parties:
+            with Client(party.target(self.daemon), timeout_s=10.0) as client:
+                broken = check(client, party.journal, self._hear)
+                self._found(life, [f"{text}{party.suffix}" for text in broken])
+                self.findings.checked += client.admin.stats()["blocks"]
 
     def _work(self, life: Life, draw: Random) -> None:
         """Let the clients work, trouble the disk for a while, and kill the daemon."""
-        self.traffic.over.clear()
-        self.traffic.quiet.clear()
-        self.traffic.flushes = not (life.churn or life.trouble or self._volume)
+        for party in self.parties:
+            party.traffic.over.clear()
+            party.traffic.quiet.clear()
+            party.traffic.flushes = not (life.churn or life.trouble or self._volume)
         with ExitStack() as stack:
             workers = self._workers(stack, life, draw)
             for worker in workers:
@@ -217,39 +213,50 @@ class World:
                 self._end(life, workers)
 
     def _workers(self, stack: ExitStack, life: Life, draw: Random) -> list[Worker]:
+        return [
+            worker
+            for party in self.parties
+            for worker in self._workers_of(party, stack, life, draw)
+        ]
+
+    def _workers_of(self, party: Party, stack: ExitStack, life: Life, draw: Random) -> list[Worker]:
         def client(*, arena: bool = True) -> Client:
-            client = stack.enter_context(Client(self.daemon.target, arena=arena))
+            target = party.target(self.daemon)
+            client = stack.enter_context(Client(target, arena=arena))
             for namespace in NAMESPACES:
                 client.register(namespace)
             return client
 
-        seeds = [Random(draw.getrandbits(32)) for _ in range(WRITERS + READERS)]
+        seeds = [Random(draw.getrandbits(32)) for _ in range(self.writers + self.readers)]
         writers = [
             Writer(
-                self.traffic,
+                party.traffic,
                 client(),
                 seeds.pop(),
                 NAMESPACES[(life.number + number) % len(NAMESPACES)],
                 f"life {life.number} {life.seed} writer {number}",
             )
-            for number in range(WRITERS)
+            for number in range(self.writers)
         ]
         readers = [
-            Reader(self.traffic, client(arena=not number), seeds.pop(), writers)
-            for number in range(READERS)
+            Reader(party.traffic, client(arena=not number), seeds.pop(), writers)
+            for number in range(self.readers)
         ]
         return [*writers, *readers]
 
     def _warm_up(self, life: Life, workers: Sequence[Worker]) -> None:
         """Let everybody work for a while; at a small cap, until it was filled once more."""
-        enough = self.journal.accepted_nbytes + (CHURN_BYTES if life.churn else 0)
+        enough = self._accepted_nbytes() + (CHURN_BYTES if life.churn else 0)
         wait_for(
             lambda: (
-                self.journal.accepted_nbytes >= enough
+                self._accepted_nbytes() >= enough
                 and all(worker.steps >= WARM_STEPS for worker in workers)
             ),
             WARM_S,
         )
+
+    def _accepted_nbytes(self) -> int:
+        return sum(party.journal.accepted_nbytes for party in self.parties)
 
     def _trouble(self, life: Life, draw: Random) -> None:
         self._control.set(TROUBLES[life.trouble])
@@ -259,8 +266,10 @@ class World:
 
     def _flush_after(self, life: Life) -> None:
         """See that all is written once trouble is over, where there is room for it."""
-        if not life.churn and not self._volume:
-            with Client(self.daemon.target, arena=False) as client:
+        if life.churn or self._volume:
+            return
+        for party in self.parties:
+            with Client(party.target(self.daemon), arena=False) as client:
                 # The first answer may tell of what was evicted while it could not be written.
                 if not any(client.admin.flush(END_S / 4) for _ in range(2)):
                     self._found(life, [f"hung: not durable after {life.trouble!r} was over"])
@@ -268,9 +277,11 @@ class World:
     def _kill(self, life: Life, draw: Random) -> None:
         """Let it die as the life says, or, if that call does not come, by a signal."""
         if life.death == "scrub":  # with nobody else on the disk
-            self.traffic.quiet.set()
-            with Client(self.daemon.target, arena=False) as client:
-                client.admin.flush(5.0)
+            for party in self.parties:
+                party.traffic.quiet.set()
+            for party in self.parties:
+                with Client(party.target(self.daemon), arena=False) as client:
+                    client.admin.flush(5.0)
         if self._volume and life.death == "power":
             self._volume.cut_power()
         if life.rule is None or life.death in ("start", "gc"):
@@ -281,13 +292,15 @@ class World:
         self._killed(life.death)
 
     def _end(self, life: Life, workers: Sequence[Worker]) -> None:
-        self.traffic.over.set()
+        for party in self.parties:
+            party.traffic.over.set()
         for worker in workers:
             worker.join(END_S)
             if worker.is_alive():
                 self._found(life, [f"hung: {type(worker).__name__} outlives its daemon"])
-        self._found(life, self.traffic.violations)
-        self.traffic.violations.clear()
+        for party in self.parties:
+            self._found(life, [f"{text}{party.suffix}" for text in party.traffic.violations])
+            party.traffic.violations.clear()
 
     def _killed(self, death: str) -> None:
         """See to it that the daemon is dead, and note what of."""
@@ -332,10 +345,11 @@ class World:
         if life.wound:
             self.findings.wounds[life.wound] += 1
             draw = Random(life.seed)
-            wounds = self._wounds[draw.choice(self._present())]
+            path = draw.choice(self._present())
+            wounds = self._wounds[path]
             wound = wounds.tear if life.wound == "tear" else wounds.rot
             for item in wound(draw):
-                self.journal.damaged(item)
+                self._journal_of(path).damaged(item)
 
     def _hear(self) -> None:
         """Take in what the daemon wrote down. Below an ample cap no eviction is excused."""
@@ -343,16 +357,21 @@ class World:
             match event.what:
                 case ["fault", do, call]:
                     self.findings.faults[f"{do} {call}"] += 1
-                case ["evicted", *name]:
+                case ["evicted", path, *name]:
                     self.findings.evicted += 1
                     if self._churn:
-                        self.journal.evicted(_item(*name), event.at)
-                case ["unread", *name]:
-                    self.journal.evicted(_item(*name), event.at)
+                        self._journal_of(Path(path)).evicted(_item(*name), event.at)
+                case ["unread", path, *name]:
+                    self._journal_of(Path(path)).evicted(_item(*name), event.at)
+
+    def _journal_of(self, path: Path) -> Journal:
+        """Return the journal of whose directory this is."""
+        return next(party.journal for party in self.parties if path in party.directories)
 
     def _over(self) -> None:
         self._hear()
-        self.journal.life_over()
+        for party in self.parties:
+            party.journal.life_over()
 
     def _found(self, life: Life, violations: Sequence[str]) -> None:
         self.findings.violations += [f"life {life.number}: {text}" for text in violations]
