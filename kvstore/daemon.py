@@ -173,6 +173,7 @@ def wire_store(
     )
     if lanes is not None:
         write_behind.reads.lane = lanes.file_read
+        write_behind.recall.turn = lanes.recall_turn
     return Store(
         arena=arena,
         write_behind=write_behind,

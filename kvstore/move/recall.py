@@ -39,6 +39,9 @@ class Recall:
         self._complete = complete
         self._task_failed = task_failed
         self._now = now
+        # Whose step it is. Several stores of one process share one, so that everybody else waits
+        # for one step at a time, however many of them index.
+        self.turn = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         self._began = 0.0
 
@@ -85,8 +88,9 @@ class Recall:
         began = self._began = self._now()
         await self._prepare()
         while self.unrecalled_runs:
-            self.index_oldest()
-            await asyncio.sleep(0)
+            async with self.turn:
+                self.index_oldest()
+                await asyncio.sleep(0)
         self._complete()
         logger.info("recall=complete s=%.3f", self._now() - began)
 

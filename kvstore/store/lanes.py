@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 
 from kvstore.settings import TenantSettings
@@ -13,11 +14,15 @@ TCP_ROUND_NBYTES = 256 << 10  # of the tenant of weight 1: what a loop moves in 
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
-    """What one tenant may move. Disks have turns of their own, by thread: see `TurnPool`."""
+    """What one tenant may move. Disks have turns of their own, by thread: see `TurnPool`.
+
+    recall_turn: held while a few of the runs that were found on disk are indexed.
+    """
 
     file_read: Lane
     object: ChannelLane
     tcp: Lane
+    recall_turn: asyncio.Lock
     _tcp_round: RoundUser
 
     def set(self, tenant: TenantSettings) -> None:
@@ -35,10 +40,17 @@ class LaneMaker:
     def __init__(self, bucket_nbytes: int) -> None:
         self._bucket = Channel(bucket_nbytes)
         self._rounds = Rounds()
+        self.recall_turn = asyncio.Lock()
 
     def lanes(self, tenant: TenantSettings) -> Lanes:
         tcp = RoundUser(self._rounds, TCP_ROUND_NBYTES)
         bucket = ChannelLane(self._bucket, tenant.weight)
-        lanes = Lanes(file_read=Lane(), object=bucket, tcp=Lane(rounds=tcp), _tcp_round=tcp)
+        lanes = Lanes(
+            file_read=Lane(),
+            object=bucket,
+            tcp=Lane(rounds=tcp),
+            recall_turn=self.recall_turn,
+            _tcp_round=tcp,
+        )
         lanes.set(tenant)
         return lanes

@@ -124,7 +124,7 @@ class Tenants:
             self.file.add(tenant.name, FilePart(store, file, most, tenant.weight))
 
     async def start(self) -> None:
-        """Open every store, several at once."""
+        """Open every store, several at once. None indexes what it finds until all are open."""
         if not self.configured:
             await self.get(DEFAULT_TENANT).store.start()
             return
@@ -134,7 +134,8 @@ class Tenants:
             async with places:
                 await tenant.store.start(house=False)
 
-        await asyncio.gather(*map(start, self))
+        async with self._lanes.recall_turn:
+            await asyncio.gather(*map(start, self))
         for name, work in (
             ("tenants_house", self._keep_house),
             ("lend_dram", self.dram.run),

@@ -122,22 +122,26 @@ def _say(text: str) -> None:
 @click.option("--blocks", type=click.IntRange(1000), default=1_000_000, show_default=True)
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True)
 @click.option("--encrypted", is_flag=True, help="Of a daemon with a root key.")
+@click.option("--tenants", type=click.IntRange(1, 64), help="Each stores an equal part.")
 @JSON
-def recovery(*, path: Path, blocks: int, rounds: int, encrypted: bool, as_json: bool) -> None:
+def recovery(
+    *, path: Path, blocks: int, rounds: int, encrypted: bool, tenants: int | None, as_json: bool
+) -> None:
     """Measure the recovery time of a daemon after SIGKILL.
 
     Blocks have 4 KiB, so that their number takes the time, not their bytes. Seconds count from the
-    start of the process.
+    start of the process. The first hit is that of the tenant who hits last.
 
     \b
     Examples:
       kvstore bench recovery --path /mnt/nvme0
       kvstore bench recovery --blocks 100000 --json | jq .first_hit_s
+      kvstore bench recovery --encrypted --tenants 8 --json | jq .complete_s
     """
     with measuring(as_json):
         from kvstore_bench.tiers.recovery import RecoveryPlan, run
 
-        plan = RecoveryPlan(blocks, rounds, encrypted)
+        plan = RecoveryPlan(blocks, rounds, encrypted, tenants or 0)
         result = run(plan, path, lambda text: click.echo(text, err=True))
         show(result, as_json, ratio_tables.print_recovery)
 

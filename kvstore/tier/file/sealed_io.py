@@ -27,7 +27,7 @@ from kvstore.model.block import PAGE_NBYTES, padded
 from kvstore.model.errors import CorruptBlock, InvalidRequest
 from kvstore.tier.base import Then
 from kvstore.tier.bounces import Bounces
-from kvstore.tier.file.segment import FileExtent, Measured
+from kvstore.tier.file.segment import FileExtent, Measured, chunks
 from kvstore.tier.file.segment_file import SegmentFiles, segment_name
 
 CHUNK_NBYTES = 4 << 20  # of blocks that are read or written at once
@@ -65,13 +65,13 @@ def write_sealed(
     if [len(each) for each in payload] != [padded(b.stored_nbytes) for b in header.blocks]:
         raise InvalidRequest("a sealed frame takes one buffer for each block")
     header = replace(header, tenant=key.tenant)
-    chunks = list(_chunks(header, range(len(header.blocks))))
+    parts = list(chunks(header, range(len(header.blocks)), CHUNK_NBYTES))
     at, measured = offset + PAGE_NBYTES, None
-    for positions in chunks:
+    for positions in parts:
         nbytes = sum(padded(header.blocks[each].stored_nbytes) for each in positions)
         with bounces.taken(nbytes) as bounce:
             header = _seal(header, positions, payload, bounce, key)
-            if len(chunks) == 1:  # all of it in one call
+            if len(parts) == 1:  # all of it in one call
                 page[:] = encode_header(header, tag, offset, key)
                 measured = files.write(tag, fd, [page, bounce[:nbytes]], offset)
             else:
@@ -184,7 +184,7 @@ class SealedRead:
             self._run_by_detour(header)
             return
         wrong: list[int] = []
-        for some in _chunks(header, positions):
+        for some in chunks(header, positions, CHUNK_NBYTES):
             nbytes = sum(padded(header.blocks[each].stored_nbytes) for each in some)
             with self._bounces.taken(nbytes) as bounce:
                 self._read([bounce[:nbytes]], header.offsets[some[0]])
@@ -270,18 +270,3 @@ class SealedRead:
             self.then(slice(0, self.nbytes))
         if wrong:
             raise WrongTag(segment_name(self._tag), wrong)
-
-
-def _chunks(header: FrameHeader, positions: Sequence[int]) -> Iterator[list[int]]:
-    """Yield consecutive blocks that are read or written at once."""
-    chunk: list[int] = []
-    nbytes = 0
-    for position in positions:
-        size = padded(header.blocks[position].stored_nbytes)
-        if chunk and nbytes + size > CHUNK_NBYTES:
-            yield chunk
-            chunk, nbytes = [], 0
-        chunk.append(position)
-        nbytes += size
-    if chunk:
-        yield chunk

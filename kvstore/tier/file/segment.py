@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import NamedTuple
@@ -14,7 +15,7 @@ from kvstore.format.frame import (
     SegmentKey,
     SegmentTag,
 )
-from kvstore.model.block import PAGE_NBYTES
+from kvstore.model.block import PAGE_NBYTES, padded
 
 # What a segment costs beside its frames: header page, rounding of the footer, trailer page.
 SEGMENT_OVERHEAD_NBYTES = 3 * PAGE_NBYTES
@@ -132,3 +133,18 @@ class Segment:
     def packed_headers(self) -> list[bytes]:
         """What the footer lists, in file order."""
         return [f.packed for _, f in sorted(self.frames.items()) if f.state is State.WRITTEN]
+
+
+def chunks(header: FrameHeader, positions: Sequence[int], nbytes_max: int) -> Iterator[list[int]]:
+    """Yield consecutive blocks of a run that are read or written at once: so many bytes, or one."""
+    chunk: list[int] = []
+    nbytes = 0
+    for position in positions:
+        size = padded(header.blocks[position].stored_nbytes)
+        if chunk and nbytes + size > nbytes_max:
+            yield chunk
+            chunk, nbytes = [], 0
+        chunk.append(position)
+        nbytes += size
+    if chunk:
+        yield chunk

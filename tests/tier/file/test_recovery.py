@@ -10,7 +10,7 @@ import pytest
 
 from kvstore.format.frame import encode_segment_header
 from kvstore.format.frame.page import guard
-from kvstore.model.block import PAGE_NBYTES
+from kvstore.model.block import PAGE_NBYTES, padded
 from kvstore.model.checksum import checksum
 from kvstore.model.errors import ConfigError, CorruptBlock, Incompatible
 from kvstore.testing.tier import pages
@@ -18,7 +18,9 @@ from kvstore.tier.file import FileTier
 from kvstore.tier.file.disk import RealDisk
 from kvstore.tier.file.segment_file import parse_segment_name
 from tests.tier.file.frames import (
+    MIB,
     OTHER,
+    SEALING,
     expected,
     flip,
     killed,
@@ -56,6 +58,28 @@ def test_frames_come_back(tmp_path: Path, ending: object, direct: bool) -> None:
             for record in recovered.frames:
                 assert record.live == tuple(range(16))
                 await verify(tier, record)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("sealing", [None, SEALING])
+@pytest.mark.parametrize("rotten", [None, 0, 3, 4, 10])
+def test_every_block_of_a_large_frame_in_the_tail_is_verified(
+    tmp_path: Path, sealing: object, rotten: int | None
+) -> None:
+    sizes = {"direct": False, "segment_nbytes": 8 * MIB, "capacity_bytes": 32 * MIB}
+
+    async def main() -> None:
+        async with killed(tmp_path, sealing=sealing, **sizes) as (tier, _):
+            extent = await put(tier, 1, "abcdefghijk", nbytes=300_000)
+            await tier.durability.sync()
+        if rotten is not None:
+            flip(segments(tmp_path)[0], extent.offset + PAGE_NBYTES + rotten * padded(300_000))
+        async with opened(tmp_path, sealing=sealing, **sizes) as (tier, recovered):
+            assert recovered.dropped_frames == (rotten is not None)
+            for record in recovered.frames:
+                await verify(tier, record)
+            assert len(live(recovered)) == (11 if rotten is None else 0)
 
     asyncio.run(main())
 
