@@ -288,6 +288,7 @@ def _client(settings: Settings, vllm_config: Any, role: KVConnectorRole) -> Clie
         token=token,
         name=f"vllm {role.name.lower()}",
         daemon_uid=settings.daemon_uid,
+        engines=(settings.engine_address,) if settings.engine_address else (),
     )
     client.submit(lambda remote: remote.connect())  # in the background; failing is fine
     return client

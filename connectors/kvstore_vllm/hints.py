@@ -20,6 +20,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from kvstore import AsyncClient, BlockKey, Client, HintReport, InvalidRequest, Namespace, Prefix
+from kvstore.model.member import SOURCE_CHARS_MAX
 from kvstore_vllm.counters import Counters
 from kvstore_vllm.lookup import KEYS_MAX, registered
 
@@ -39,6 +40,7 @@ class RequestHints(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pin_bytes (0: no limit). demote: demote them to the file tier now.
     fidelity: "fine": lossy blocks are loaded with their fine parts, or not at all; "base": with
     those that are there.
+    source, blocks: who has the prefix, and how long it will be there: see `handoff.py`.
     """
 
     session_id: Annotated[str, msgspec.Meta(max_length=256)] = ""
@@ -48,6 +50,8 @@ class RequestHints(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pin_bytes: Annotated[int, msgspec.Meta(ge=0, le=1 << 62)] = 0
     demote: bool = False
     fidelity: Literal["base", "fine"] = "base"
+    source: Annotated[str, msgspec.Meta(max_length=SOURCE_CHARS_MAX)] = ""
+    blocks: Annotated[int, msgspec.Meta(ge=0, le=1 << 31)] = 0
 
     @property
     def refined(self) -> bool:

@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from kvstore import AsyncClient, Client
 from kvstore.model.block import BlockKey, Grant, Namespace, NamespaceId
 from kvstore.model.errors import InvalidRequest, KVStoreError
+from kvstore.model.member import Origin
 
 logger = logging.getLogger(__name__)
 
@@ -50,17 +51,20 @@ class Lookup:
         recompute_s_per_block: float,
         session_id: str = "",
         refined: bool = False,
+        origin: Origin | None = None,
     ) -> None:
         """Ask for `keys`, of which the engine holds the first `skip_blocks` itself.
 
         recompute_s_per_block: what computing a block takes the engine, 0 while that is unknown.
         session_id: the client's name of the conversation, if it gave one.
-        refined: a lossy block without its fine part is a miss.
+        refined: a lossy block without its fine part is a miss. origin: who has the prefix, as the
+        request says.
         """
         keys = keys[:KEYS_MAX]
         self.skip_blocks = skip_blocks
         self.refined = refined
         self.instance = ""  # of the daemon's life that answered
+        self.node = ""  # the daemon's id in its fleet
         self.offered = False  # vLLM asks again in every step until it has the device blocks
         self._client = client
         self._readers = readers
@@ -78,8 +82,9 @@ class Lookup:
                 recompute_s_per_block=recompute_s_per_block,
                 session_id=session_id,
                 refined=refined,
+                origin=origin,
             )
-            self.instance = remote.instance
+            self.instance, self.node = remote.instance, remote.node
             return grant
 
         self._future: Future[Grant] = client.submit(acquire)

@@ -23,6 +23,7 @@ from kvstore.model.keys import root_key
 from kvstore_vllm.adapters import Adapters
 from kvstore_vllm.counters import Counters
 from kvstore_vllm.device_blocks import DeviceBlocks, LossyBlocks
+from kvstore_vllm.handoff import handoff_params, read_origin
 from kvstore_vllm.hints import NO_HINTS, HintSender, read_hints
 from kvstore_vllm.load_orders import load_order
 from kvstore_vllm.lookup import KEYS_MAX, Lookup
@@ -121,6 +122,7 @@ class SchedulerSide:
             self.counters.add(bypassed_inputs=1)
             return
         self._tracked[request.request_id] = tracked
+        tracked.origin = read_origin(tracked, self.counters)
         if self._may_load(tracked):
             self._ask(tracked, self._device_blocks.local_blocks(request, self._block_tokens))
 
@@ -167,6 +169,7 @@ class SchedulerSide:
             recompute_s_per_block=self.prefill.s_per_token * self._block_tokens,
             session_id=tracked.hints.session_id,
             refined=tracked.hints.refined,
+            origin=tracked.origin,
         )
 
     # What to offer --------------------------------------------------------------------------------
@@ -208,6 +211,7 @@ class SchedulerSide:
         if not lookup.answered:
             return None
         grant = lookup.grant()
+        tracked.node = lookup.node
         if grant is None:
             self.counters.add(lookups_failed=1)
             return 0
@@ -270,13 +274,8 @@ class SchedulerSide:
 
     def blocks_failed(self, device_blocks: set[int]) -> None:
         """The same, by the first device block of each load."""
-        self.loads_failed(
-            {
-                request_id
-                for request_id, tracked in self._tracked.items()
-                if tracked.loading and tracked.load_begins in device_blocks
-            }
-        )
+        loading = ((name, each) for name, each in self._tracked.items() if each.loading)
+        self.loads_failed({name for name, each in loading if each.load_begins in device_blocks})
 
     # What to save ---------------------------------------------------------------------------------
 
@@ -357,11 +356,12 @@ class SchedulerSide:
                 tracked.advance(new_blocks, computed=computed, scheduled=tokens)
             self._ran[request_id] = tracked
 
-    def request_finished(self, request: Any) -> None:
-        """Queue the last full blocks of the request, send its hints, and forget it."""
+    def request_finished(self, request: Any) -> dict[str, Any] | None:
+        """Queue the last full blocks of the request, send its hints, and forget it. Returns with
+        what another engine goes on with it, if it asked for that."""
         tracked = self._tracked.pop(request.request_id, None)
         if tracked is None:
-            return
+            return None
         if self._namespace is not None and tracked.hints is not NO_HINTS:
             self._hints.send(tracked.hints, self._namespace, tracked.keys())
         if tracked.lookup is not None:
@@ -371,6 +371,7 @@ class SchedulerSide:
             if ran is None:
                 tracked.settle()
             self._finished.append(tracked)
+        return handoff_params(tracked, self._settings.engine_address) if self._saves_on else None
 
     @property
     def has_pending_saves(self) -> bool:

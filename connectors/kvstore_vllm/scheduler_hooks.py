@@ -49,15 +49,15 @@ class SchedulerHooks:
         else:
             self.scheduler_side.blocks_failed(connector_output.invalid_block_ids)
 
-    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, None]:
-        self.scheduler_side.request_finished(request)
-        return False, None
+    def request_finished(
+        self, request: Any, block_ids: list[int]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        return False, self.scheduler_side.request_finished(request)
 
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
-    ) -> tuple[bool, None]:
-        self.scheduler_side.request_finished(request)
-        return False, None
+    ) -> tuple[bool, dict[str, Any] | None]:
+        return False, self.scheduler_side.request_finished(request)
 
     def has_pending_push_work(self) -> bool:
         return self.scheduler_side.has_pending_saves

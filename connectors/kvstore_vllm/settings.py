@@ -31,6 +31,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         local files. Two engines with the same id must have identical weights.
     require_salt: requests without a `cache_salt` bypass the cache. Engines with and without it
         share nothing.
+    engine_address: HOST:PORT at which this engine answers, for prefill here and decode there: other
+        engines' requests name it as the one that has their prefix.
     daemon_uid: the user that runs the daemon, if it is neither the engine's nor root.
     """
 
@@ -43,6 +45,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fidelity: Literal["exact", "ep"] = "exact"
     weights_id: str = ""
     require_salt: bool = False
+    engine_address: Annotated[str, msgspec.Meta(pattern=r"^$|^.{1,255}:[0-9]{1,5}$")] = ""
     daemon_uid: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from kvstore.model.block import BlockKey, Namespace
 from kvstore.model.keys import KeyChain, encode_extras
+from kvstore.model.member import Origin
 from kvstore_vllm.hints import NO_HINTS, RequestHints
 from kvstore_vllm.lookup import Lookup
 from kvstore_vllm.metadata import SaveOrder, SaveSpan, engine_groups
@@ -42,6 +43,8 @@ class Tracked:
         block_tokens, groups = namespace.block_tokens, engine_groups(namespace)
         self.request = request
         self.hints = hints
+        self.origin: Origin | None = None  # who has its prefix, as it says
+        self.node = ""  # the id of the daemon that was asked, if that is of a fleet
         self.lookup: Lookup | None = None
         self.asked_until = 0.0  # when the scheduler stops waiting for an answer; 0: not asked yet
         self.load_failed = False

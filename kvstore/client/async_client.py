@@ -46,6 +46,7 @@ class AsyncClient(Session):
     daemon's certificate, and of this client's own certificate and key; read again when they change.
     server_name: the name in the daemon's certificate, if it is not the target's. A token is sent
     over TLS only. A unix socket needs none of them, and ignores them.
+    engines: HOST:PORT where the engine of this client answers: see `Origin`.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class AsyncClient(Session):
         tls_cert: str | Path | None = None,
         tls_key: str | Path | None = None,
         server_name: str = "",
+        engines: Sequence[str] = (),
     ) -> None:
         target = default_target(daemon_uid) if target is None else target_of(target)
         wants_arena = target.startswith("unix:") if arena is None else arena
@@ -81,6 +83,7 @@ class AsyncClient(Session):
                 tls_key=tls_key,
                 server_name=server_name,
             ),
+            engines=engines,
         )
         super().__init__(caller)
         self.hints = Hints(caller)

@@ -48,6 +48,7 @@ class Client:
         tls_cert: str | Path | None = None,
         tls_key: str | Path | None = None,
         server_name: str = "",
+        engines: Sequence[str] = (),
     ) -> None:
         self._thread = LoopThread(
             lambda: AsyncClient(
@@ -63,6 +64,7 @@ class Client:
                 tls_cert=tls_cert,
                 tls_key=tls_key,
                 server_name=server_name,
+                engines=engines,
             )
         )
         self._client = self._thread.client

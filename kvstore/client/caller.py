@@ -65,11 +65,13 @@ class Caller:
         connect_timeout_s: float,
         daemon_uid: int | None,
         credentials: ClientCredentials = NO_CREDENTIALS,
+        engines: Sequence[str] = (),
     ) -> None:
         self._namespaces: OrderedDict[NamespaceId, Namespace] = OrderedDict()  # used last: last
         self.target = target
         self._token = token
         self._name = name
+        self._engines = engines
         self._timeout_s = timeout_s
         self._connect_timeout_s = connect_timeout_s
         self._daemon_uid = daemon_uid
@@ -96,6 +98,11 @@ class Caller:
     @property
     def arena(self) -> ClientArena | None:
         return self._connection.arena if self._connection else None
+
+    @property
+    def node(self) -> str:
+        """The id of the daemon in its fleet, "" without one."""
+        return self._connection.node if self._connection else ""
 
     @property
     def instance(self) -> str:
@@ -331,6 +338,7 @@ class Caller:
                 watcher=self,
                 daemon_uid=self._daemon_uid,
                 credentials=self._credentials,
+                engines=self._engines,
             )
         except KVStoreError as error:
             refused = str(error) if isinstance(error, Unauthorized) else ""

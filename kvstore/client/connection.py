@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Sequence
 from typing import Any, Final, Protocol, cast
 
 import grpc
@@ -62,7 +63,8 @@ class Connection:
             stubs = AuthorizedChannel(self.channel, TokenReader(credentials.token_file))
         self.stub: rpc.KVStoreAsyncStub = rpc.KVStoreStub(stubs)
         self.session = 0
-        self.instance = ""
+        self.instance = self.node = ""
+        self._engines: Sequence[str] = ()
         self.batch_keys_max = 0
         self.arena: ClientArena | None = None
         self._calls: CallStub | None = None
@@ -78,13 +80,16 @@ class Connection:
         watcher: Watcher,
         daemon_uid: int | None = None,
         credentials: ClientCredentials = NO_CREDENTIALS,
+        engines: Sequence[str] = (),
     ) -> Connection:
         """Connect, open the session of `token` and map the arena; without one, only connect.
 
         daemon_uid: the user of the daemon, if it is neither this one nor root. credentials: for
-        TCP. Raises Unavailable, Unauthorized, Incompatible or InvalidRequest.
+        TCP. engines: HOST:PORT where the engine answers. Raises Unavailable, Unauthorized,
+        Incompatible or InvalidRequest.
         """
         connection = cls(target, daemon_uid, credentials)
+        connection._engines = engines
         try:
             async with asyncio.timeout(timeout_s):
                 await connection._open(token, name, timeout_s, watcher)
@@ -103,12 +108,14 @@ class Connection:
         if self._socket is not None:
             check_socket(self._socket, self._daemon_uid)
         request = pb.OpenSessionRequest(rpc_version=RPC_VERSION, token=token, client=name)
+        request.engines.extend(self._engines)
         # The session may end between the two steps, when another process of it dies: once more.
         for last in (False, True):
             reply = await self.stub.OpenSession(request, timeout=timeout_s)
             self.session = reply.session
             self.instance = reply.instance
             self.batch_keys_max = reply.batch_keys_max
+            self.node = reply.node
             if not token:
                 return
             hello = Hello(RPC_VERSION, reply.session, token)

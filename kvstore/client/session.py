@@ -52,6 +52,11 @@ class Session:
         return self._caller.arena is not None
 
     @property
+    def node(self) -> str:
+        """The id of the daemon in its fleet, "" without one."""
+        return self._caller.node
+
+    @property
     def instance(self) -> str:
         """Identity of the running daemon: it changes at a restart, "" when not connected."""
         return self._caller.instance

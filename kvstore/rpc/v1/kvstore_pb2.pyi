@@ -49,20 +49,22 @@ class OpenSessionRequest(_message.Message):
     def __init__(self, rpc_version: _Optional[int] = ..., token: _Optional[str] = ..., client: _Optional[str] = ..., engines: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class OpenSessionReply(_message.Message):
-    __slots__ = ("session", "instance", "arena_socket", "batch_keys_max", "server_version", "call_socket")
+    __slots__ = ("session", "instance", "arena_socket", "batch_keys_max", "server_version", "call_socket", "node")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     ARENA_SOCKET_FIELD_NUMBER: _ClassVar[int]
     BATCH_KEYS_MAX_FIELD_NUMBER: _ClassVar[int]
     SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
     CALL_SOCKET_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
     session: int
     instance: str
     arena_socket: str
     batch_keys_max: int
     server_version: str
     call_socket: str
-    def __init__(self, session: _Optional[int] = ..., instance: _Optional[str] = ..., arena_socket: _Optional[str] = ..., batch_keys_max: _Optional[int] = ..., server_version: _Optional[str] = ..., call_socket: _Optional[str] = ...) -> None: ...
+    node: str
+    def __init__(self, session: _Optional[int] = ..., instance: _Optional[str] = ..., arena_socket: _Optional[str] = ..., batch_keys_max: _Optional[int] = ..., server_version: _Optional[str] = ..., call_socket: _Optional[str] = ..., node: _Optional[str] = ...) -> None: ...
 
 class RegisterNamespaceRequest(_message.Message):
     __slots__ = ("spec_json", "name")
