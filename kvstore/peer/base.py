@@ -103,10 +103,10 @@ class PeerCorrupt(PeerError):
 class PeerIncompatible(PeerError):
     """The two daemons do not speak with each other until one of them is changed.
 
-    reason: "protocol" (no version in common), "fleet" (another one), "node" (its id is ours, or not
-    the expected one), "certificate" (expired, of another authority, or not for this node), "tls"
-    (one side has it, the other not), "bulk" (sealed there, clear here), "request" (the peer refuses
-    what we sent).
+    reason: "protocol" (no version in common), "fleet" (another one), "self" (it is this daemon),
+    "node" (its id is ours, or not the expected one), "certificate" (expired, of another authority,
+    or not for this node), "tls" (one side has it, the other not), "bulk" (sealed there, clear
+    here), "request" (the peer refuses what we sent).
     """
 
     outcome = "peer_incompatible"

@@ -1,0 +1,129 @@
+"""One bulk connection, either end: frames on the event loop, records in threads, one at a time.
+
+While the event loop has it, the socket does not block; while a thread has it, it blocks for at most
+`SILENCE_S` without a byte. `shut` may be called from the loop meanwhile: the thread then ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from contextlib import suppress
+
+from kvstore.model.errors import Incompatible
+from kvstore.peer.base import PeerCorrupt, PeerGone
+from kvstore.peer.seal import LENGTH, TAG_NBYTES, Opener, Sealer
+from kvstore.peer.wire import HEADER_NBYTES, NBYTES_MAX, Frame, parse_head
+
+SILENCE_S = 2.0
+_TIMEVAL = struct.pack("@ll", int(SILENCE_S), int(SILENCE_S % 1 * 1e6))
+_USER_TIMEOUT_MS = 5000  # for bytes that the other host does not confirm
+_SEALED_NBYTES_MAX = HEADER_NBYTES + max(NBYTES_MAX.values())
+
+
+class Bulk:
+    """One bulk connection. sealer, opener: None in clear."""
+
+    def __init__(
+        self, connection: socket.socket, sealer: Sealer | None = None, opener: Opener | None = None
+    ) -> None:
+        self.socket = connection
+        self.sealer = sealer
+        self.opener = opener
+        tune(connection)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL)
+
+    def encode(self, frame: Frame) -> bytes:
+        """Return a frame as it is sent."""
+        data = frame.encode()
+        if self.sealer is None:
+            return data
+        piece = memoryview(bytearray(LENGTH.size + len(data) + TAG_NBYTES))
+        LENGTH.pack_into(piece, 0, len(data))
+        self.sealer.seal(data, piece[LENGTH.size :])
+        return bytes(piece)
+
+    async def send(self, frame: Frame) -> None:
+        """Send a frame. Raises PeerGone."""
+        await self.send_bytes(self.encode(frame))
+
+    async def send_bytes(self, data: bytes | memoryview) -> None:
+        try:
+            await asyncio.get_running_loop().sock_sendall(self.socket, data)
+        except OSError as error:
+            raise PeerGone(f"a bulk connection has failed: {error.strerror or error}") from error
+
+    async def receive(self) -> Frame | None:
+        """Receive one frame, and not a byte more; None: it ended before one. Raises PeerCorrupt,
+        PeerGone."""
+        try:
+            return await self._receive()
+        except Incompatible as error:
+            raise PeerCorrupt(f"on a bulk connection: {error}") from error
+        except OSError as error:
+            raise PeerGone(f"a bulk connection has failed: {error.strerror or error}") from error
+
+    async def _receive(self) -> Frame | None:
+        if self.opener is not None:
+            return await self._receive_sealed(self.opener)
+        start = memoryview(bytearray(HEADER_NBYTES))
+        if not await self._fill(start, may_end=True):
+            return None
+        head = parse_head(start)
+        body = memoryview(bytearray(head.nbytes))
+        await self._fill(body)
+        return Frame(head.kind, head.id, bytes(body), head.timeout_s)
+
+    async def _receive_sealed(self, opener: Opener) -> Frame | None:
+        start = memoryview(bytearray(LENGTH.size))
+        if not await self._fill(start, may_end=True):
+            return None
+        (nbytes,) = LENGTH.unpack(start)
+        if not HEADER_NBYTES <= nbytes <= _SEALED_NBYTES_MAX:
+            raise Incompatible(f"a sealed frame of {nbytes} bytes")
+        piece = memoryview(bytearray(nbytes + TAG_NBYTES))
+        await self._fill(piece)
+        plain = memoryview(bytearray(nbytes))
+        opener.open(piece, plain)
+        head = parse_head(plain)
+        if HEADER_NBYTES + head.nbytes != nbytes:
+            raise Incompatible("a sealed frame of another length than its header says")
+        return Frame(head.kind, head.id, bytes(plain[HEADER_NBYTES:]), head.timeout_s)
+
+    async def _fill(self, target: memoryview, *, may_end: bool = False) -> bool:
+        """Receive what fills `target`. False: it ended before. Raises PeerGone, OSError."""
+        loop = asyncio.get_running_loop()
+        at = 0
+        while at < len(target):
+            count = await loop.sock_recv_into(self.socket, target[at:])
+            if not count:
+                if may_end and not at:
+                    return False
+                raise PeerGone("a bulk connection has ended", reason="closed")
+            at += count
+        return True
+
+    def lend_to_thread(self) -> None:
+        """From now until `take_back`, a thread has the socket."""
+        self.socket.setblocking(True)
+
+    def take_back(self) -> None:
+        self.socket.setblocking(False)
+
+    def shut(self) -> None:
+        """End it, and what a thread does with it; the descriptor stays until `close`."""
+        with suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self.shut()
+        self.socket.close()
+
+
+def tune(connection: socket.socket) -> None:
+    """Send at once, and notice a host that is gone."""
+    with suppress(OSError):  # it has ended already
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _USER_TIMEOUT_MS)

@@ -1,0 +1,200 @@
+"""READs of peers, answered: leases on the event loop, bytes in threads.
+
+At most `serve_reads` at once, and so many bytes a second; beyond that a peer is told `busy`, so
+that the engines of this host come first. A peer that does not read ends its own read, after 2 s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+from kvstore.model.block import Span
+from kvstore.model.errors import InvalidRequest, KVStoreError
+from kvstore.model.member import NodeId
+from kvstore.peer.base import (
+    READ_NBYTES_MAX,
+    Lender,
+    LentRecord,
+    Loan,
+    PeerBusy,
+    PeerGone,
+    PeerSlow,
+)
+from kvstore.peer.bulk import Bulk
+from kvstore.peer.control import refusal_of
+from kvstore.peer.messages import PartsBody, decode_parts, encode, encode_read_head
+from kvstore.peer.seal import TAG_NBYTES
+from kvstore.peer.send import Dispatch
+from kvstore.peer.wire import HELD, NOT_HELD, Frame, Kind
+from kvstore.system.bandwidth import TokenBucket
+from kvstore.system.threads import ended, outlive
+
+logger = logging.getLogger(__name__)
+
+IDLE_S = 90.0  # longer than the borrower keeps an idle connection
+SEND_S_MAX = 30.0  # of one answer, whatever its borrower allows
+RATE_WAIT_S_MAX = 1.0
+
+
+class Lending:
+    """The reads of all peers. `serve` each bulk connection; `close` ends the threads.
+
+    sent_nbytes: by node, of as many nodes as there were links.
+    """
+
+    def __init__(
+        self,
+        lender: Lender,
+        instance: Callable[[], str],
+        *,
+        serve_reads: int,
+        bytes_per_s: int = 0,
+        refused: Callable[[str], None],
+    ) -> None:
+        self._lender = lender
+        self._instance = instance
+        self._reads_max = serve_reads
+        self._refused = refused
+        self._bucket = TokenBucket(bytes_per_s)
+        self._threads = ThreadPoolExecutor(serve_reads, thread_name_prefix="kvstore-lend")
+        self.reads = 0
+        self.draining = False
+        self.sent_nbytes: Counter[NodeId] = Counter()
+
+    @property
+    def busy(self) -> bool:
+        """Whether one more read would be refused."""
+        return self.draining or self.reads >= self._reads_max
+
+    def set_rate(self, bytes_per_s: int) -> None:
+        if bytes_per_s != self._bucket.bytes_per_s:
+            self._bucket = TokenBucket(bytes_per_s)
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def serve(self, bulk: Bulk, node: NodeId) -> None:
+        """Answer one bulk connection until it ends. Raises PeerError, TimeoutError."""
+        while True:
+            async with asyncio.timeout(IDLE_S):
+                frame = await bulk.receive()
+            if frame is None:
+                return
+            if frame.kind != Kind.READ:
+                error = InvalidRequest("on a bulk connection there are reads only")
+                await self._refuse(bulk, frame, error)
+                continue
+            try:
+                with self._permit():
+                    await self._answer(bulk, frame, node)
+            except (InvalidRequest, PeerBusy) as error:
+                await self._refuse(bulk, frame, error)
+
+    async def _refuse(self, bulk: Bulk, frame: Frame, error: KVStoreError) -> None:
+        refusal = refusal_of(error)
+        self._refused(refusal.reason)
+        await bulk.send(Frame(Kind.ERROR, frame.id, encode(refusal)))
+
+    @contextmanager
+    def _permit(self) -> Iterator[None]:
+        """Be one of the reads that run. Raises PeerBusy."""
+        if self.draining:
+            raise PeerBusy("this daemon is about to stop", reason="draining")
+        if self.reads >= self._reads_max:
+            raise PeerBusy(f"{self._reads_max} reads of peers are under way")
+        self.reads += 1
+        try:
+            yield
+        finally:
+            self.reads -= 1
+
+    async def _answer(self, bulk: Bulk, frame: Frame, node: NodeId) -> None:
+        """Answer one READ. Raises InvalidRequest and PeerBusy before anything is sent."""
+        deadline = time.monotonic() + min(frame.timeout_s, SEND_S_MAX)
+        keys, body = decode_parts(frame.body)
+        await self._pace()
+        try:
+            loan = await self._lender.lend(keys.namespace_id, keys.keys, body.spans, body.refined)
+        except KVStoreError as error:
+            await self._refuse(bulk, frame, error)
+            return
+        released = False
+        try:
+            nbytes = _check_loan(loan, body)
+            self._bucket.take(nbytes)
+            await self._send(bulk, frame, loan.records, deadline, node)
+            held = loan.held()
+            loan.release()
+            released = True
+        finally:
+            if not released:
+                loan.release()
+        await self._send_held(bulk, held=held)
+        self.sent_nbytes[node] += nbytes
+
+    async def _pace(self) -> None:
+        wait_s = self._bucket.wait_s(time.monotonic())
+        if wait_s > RATE_WAIT_S_MAX:
+            raise PeerBusy("what may be lent in a second is lent", retry_after_s=wait_s)
+        if wait_s:
+            await asyncio.sleep(wait_s)
+
+    async def _send(
+        self,
+        bulk: Bulk,
+        frame: Frame,
+        records: Sequence[LentRecord | None],
+        deadline: float,
+        node: NodeId,
+    ) -> None:
+        """Send head and records by a thread; it has ended when this returns or raises."""
+        sizes = [record.nbytes if record is not None else 0 for record in records]
+        checksums = [record.checksum if record is not None else 0 for record in records]
+        head = encode_read_head(self._instance(), sizes, checksums)
+        start = bulk.encode(Frame(Kind.REPLY, frame.id, head))
+        dispatch = Dispatch(bulk, start, records, f"node {node[:8]}")
+        bulk.lend_to_thread()
+        job = self._threads.submit(dispatch.run)
+        end = asyncio.wrap_future(job)
+        try:
+            await ended([end], max(0.0, deadline - time.monotonic()))
+        finally:
+            late = not end.done()
+            if late:
+                job.cancel()
+                dispatch.stop()
+                await outlive([end])
+            bulk.take_back()
+        if late:
+            if not end.cancelled():
+                end.exception()  # that it was stopped is known
+            raise PeerSlow(f"node {node[:8]} did not read an answer in time", reason="deadline")
+        try:
+            end.result()
+        except OSError as error:
+            logger.warning("lending=failed reason=%r", str(error))
+            raise PeerGone(f"a file could not be read: {error}", reason="failed") from error
+
+    async def _send_held(self, bulk: Bulk, *, held: bool) -> None:
+        data = HELD if held else NOT_HELD
+        if bulk.sealer is not None:
+            data = bytes(bulk.sealer.seal(data, memoryview(bytearray(1 + TAG_NBYTES))))
+        await bulk.send_bytes(data)
+
+
+def _check_loan(loan: Loan, body: PartsBody) -> int:
+    """Return how many bytes are lent. Raises InvalidRequest for more than one READ may ask."""
+    nbytes = sum(record.nbytes for record in loan.records if record is not None)
+    if nbytes > READ_NBYTES_MAX and _blocks(body.spans) > 1:
+        raise InvalidRequest(f"a read of {nbytes} bytes; the limit is {READ_NBYTES_MAX}")
+    return nbytes
+
+
+def _blocks(spans: Sequence[Span]) -> int:
+    return max((s.end for s in spans), default=0) - min((s.begin for s in spans), default=0)

@@ -1,0 +1,139 @@
+"""Lent records onto a bulk connection: from slots as they are, from files piece by piece. Runs in a
+thread. What lies in files is not brought into the arena: strangers evict nothing of the owner's.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+from kvstore.model.block import FilePlace, padded
+from kvstore.peer.base import LentRecord, PeerGone, PeerSlow
+from kvstore.peer.bulk import SILENCE_S, Bulk
+from kvstore.peer.seal import PIECE_NBYTES, Sealer
+from kvstore.tier.bounces import BOUNCES
+
+GATHERED_MAX = 64  # buffers in one call of the kernel
+GATHERED_NBYTES = 4 << 20
+
+
+class Dispatch:
+    """The answer to one READ. start: the encoded frame before the records."""
+
+    def __init__(
+        self, bulk: Bulk, start: bytes, records: Sequence[LentRecord | None], name: str
+    ) -> None:
+        self._bulk = bulk
+        self._start = start
+        self._records = records
+        self._name = name
+        self._stopped = False
+
+    def stop(self) -> None:
+        """From the event loop: the thread ends soon, if it has begun at all."""
+        self._stopped = True
+        self._bulk.shut()
+
+    def run(self) -> None:
+        """Send everything. Raises PeerSlow, PeerGone; OSError if a file cannot be read."""
+        if self._stopped:
+            raise PeerGone(f"a read of {self._name} was stopped", reason="closed")
+        with ExitStack() as stack:
+            files = _Files(stack)
+            output = _Output(self._bulk, self._name, stack)
+            output.add(memoryview(self._start), sealed=False)
+            for record in self._records:
+                if record is None:
+                    continue
+                if record.view is not None:
+                    output.add(record.view)
+                elif record.place is not None:
+                    self._send_file(record.place, files, output)
+            output.flush()
+
+    def _send_file(self, place: FilePlace, files: _Files, output: _Output) -> None:
+        with BOUNCES.taken(PIECE_NBYTES) as bounce:
+            for start in range(0, place.nbytes, PIECE_NBYTES):
+                count = min(PIECE_NBYTES, place.nbytes - start)
+                files.read(place, start, bounce[: padded(count)], count)
+                output.add(bounce[:count])
+                output.flush()  # the bounce is used again
+
+
+class _Output:
+    """Sends buffers in order, several in one call where they are small."""
+
+    def __init__(self, bulk: Bulk, name: str, stack: ExitStack) -> None:
+        self._bulk = bulk
+        self._name = name
+        self._waiting: list[memoryview] = []
+        self._nbytes = 0
+        if bulk.sealer is not None:
+            self._bounce = stack.enter_context(BOUNCES.taken(PIECE_NBYTES))
+
+    def add(self, view: memoryview, *, sealed: bool = True) -> None:
+        """Send `view` now or soon; `flush` before it changes. sealed: False: it is already."""
+        if self._bulk.sealer is not None and sealed:
+            self._add_sealed(view, self._bulk.sealer)
+            return
+        self._waiting.append(view)
+        self._nbytes += len(view)
+        if len(self._waiting) >= GATHERED_MAX or self._nbytes >= GATHERED_NBYTES:
+            self.flush()
+
+    def _add_sealed(self, view: memoryview, sealer: Sealer) -> None:
+        for start in range(0, len(view), PIECE_NBYTES):
+            piece = sealer.seal(view[start : start + PIECE_NBYTES], self._bounce)
+            self._waiting.append(piece)
+            self.flush()
+
+    def flush(self) -> None:
+        waiting, self._waiting, self._nbytes = self._waiting, [], 0
+        try:
+            send_all(self._bulk.socket, waiting)
+        except BlockingIOError as error:
+            raise PeerSlow(f"{self._name} received nothing for {SILENCE_S:g} s") from error
+        except OSError as error:
+            why = error.strerror or str(error)
+            raise PeerGone(f"the connection to {self._name} has failed: {why}") from error
+
+
+def send_all(connection: socket.socket, buffers: Sequence[memoryview]) -> None:
+    """Send buffers back to back. Raises OSError: BlockingIOError after a silence."""
+    left = [each for each in buffers if len(each)]
+    while left:
+        count = connection.sendmsg(left) if len(left) > 1 else connection.send(left[0])
+        while left and count >= len(left[0]):
+            count -= len(left[0])
+            del left[0]
+        if count:
+            left[0] = left[0][count:]
+
+
+class _Files:
+    """The files of one answer, each opened once, past the page cache where that works."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+        self._fds: dict[str, int] = {}
+
+    def read(self, place: FilePlace, start: int, target: memoryview, least: int) -> None:
+        """Read whole pages of a record from byte `start` on, `least` bytes of them at least. Raises
+        OSError."""
+        fd = self._fds.get(place.path)
+        if fd is None:
+            fd = self._fds[place.path] = _opened(place.path)
+            self._stack.callback(os.close, fd)
+        count = os.preadv(fd, [target], place.offset + start)
+        if count < least:
+            raise OSError(f"{place.path} ends early")
+
+
+def _opened(path: str) -> int:
+    flags = os.O_RDONLY | os.O_CLOEXEC
+    try:
+        return os.open(path, flags | os.O_DIRECT)
+    except OSError:
+        return os.open(path, flags)
