@@ -51,8 +51,8 @@ def full_span(count: int) -> list[Span]:
     return [Span(Part(0, 0), 0, count)]
 
 
-class PeerLinkContract:
-    """Subclass and override `linked`."""
+class PeerReadContract:
+    """What is read, and how a read ends. `PeerLinkContract` has all of it."""
 
     namespace = sample_namespace("peer", RECORD_NBYTES)
 
@@ -84,16 +84,6 @@ class PeerLinkContract:
         return [bytes(each) for each in targets]
 
     # ---- what is there ---------------------------------------------------------------------------
-
-    def test_a_match_counts_the_prefix_and_registers_its_namespace(self) -> None:
-        async def test(lender: MemoryLender, link: PeerLink) -> None:
-            keys = sample_keys("match", 6)
-            self.fill_lender(lender, keys[:4])
-            found = await link.match(self.namespace, keys, deadline=soon())
-            assert (found.hit_blocks, found.resident_blocks, found.busy) == (4, 4, False)
-            assert lender.namespaces == {self.namespace.id: self.namespace}
-
-        self.run(test)
 
     def test_records_arrive_as_they_were(self) -> None:
         async def test(lender: MemoryLender, link: PeerLink) -> None:
@@ -310,25 +300,9 @@ class PeerLinkContract:
 
         self.run(test)
 
-    def test_requests_beyond_their_bounds_are_not_sent(self) -> None:
-        async def test(lender: MemoryLender, link: PeerLink) -> None:
-            keys = [sample_keys("bounds", 1)[0]] * (KEYS_MAX + 1)
-            for call in (
-                link.match(self.namespace, keys, deadline=soon()),
-                link.read(self.namespace, keys, full_span(1), deadline=soon()),
-                link.read(self.namespace, keys[:2], full_span(3), deadline=soon()),
-                link.read(self.namespace, keys[:2], full_span(2) * 2, deadline=soon()),
-                link.read(self.namespace, keys[:2], [Span(Part(7, 0), 0, 1)], deadline=soon()),
-                link.corrupt(self.namespace.id, keys[: NAMED_KEYS_MAX + 1], deadline=soon()),
-                link.delete(self.namespace.id, keys[: NAMED_KEYS_MAX + 1], deadline=soon()),
-            ):
-                with pytest.raises(InvalidRequest):
-                    await call
-            assert await link.ping(soon()) < SOON_S
 
-        self.run(test)
-
-    # ---- everything else -------------------------------------------------------------------------
+class PeerLinkContract(PeerReadContract):
+    """Subclass and override `linked`."""
 
     def test_heads_come_as_a_snapshot_and_then_as_changes(self) -> None:
         async def test(lender: MemoryLender, link: PeerLink) -> None:
@@ -375,5 +349,33 @@ class PeerLinkContract:
             ):
                 with pytest.raises(PeerError):
                     await call
+
+        self.run(test)
+
+    def test_a_match_counts_the_prefix_and_registers_its_namespace(self) -> None:
+        async def test(lender: MemoryLender, link: PeerLink) -> None:
+            keys = sample_keys("match", 6)
+            self.fill_lender(lender, keys[:4])
+            found = await link.match(self.namespace, keys, deadline=soon())
+            assert (found.hit_blocks, found.resident_blocks, found.busy) == (4, 4, False)
+            assert lender.namespaces == {self.namespace.id: self.namespace}
+
+        self.run(test)
+
+    def test_requests_beyond_their_bounds_are_not_sent(self) -> None:
+        async def test(lender: MemoryLender, link: PeerLink) -> None:
+            keys = [sample_keys("bounds", 1)[0]] * (KEYS_MAX + 1)
+            for call in (
+                link.match(self.namespace, keys, deadline=soon()),
+                link.read(self.namespace, keys, full_span(1), deadline=soon()),
+                link.read(self.namespace, keys[:2], full_span(3), deadline=soon()),
+                link.read(self.namespace, keys[:2], full_span(2) * 2, deadline=soon()),
+                link.read(self.namespace, keys[:2], [Span(Part(7, 0), 0, 1)], deadline=soon()),
+                link.corrupt(self.namespace.id, keys[: NAMED_KEYS_MAX + 1], deadline=soon()),
+                link.delete(self.namespace.id, keys[: NAMED_KEYS_MAX + 1], deadline=soon()),
+            ):
+                with pytest.raises(InvalidRequest):
+                    await call
+            assert await link.ping(soon()) < SOON_S
 
         self.run(test)
