@@ -61,6 +61,7 @@ from kvstore.transport import arena_wire
 from kvstore.transport.call_wire import Frame, FrameLink, Kind, Status, decode_status, encode_status
 from kvstore.transport.chunks import Scatter
 from kvstore.transport.messages import NO_PLACE, NO_SLOT, grant_of
+from tests.fuzz import peer
 from tests.kernels.codec.hostile import SEEDS, decode_any
 from tests.sim.disk import File, Platter, SimDisk
 from tests.sim.sealing import SEALING
@@ -434,6 +435,8 @@ TARGETS: dict[str, Target] = {
             Frame(Kind.ERROR, 2, encode_status(Status(14, "why", (("k", "v"),)))).encode(),
         ],
     ),
+    "peer_requests": Target(peer.requests, peer.REQUESTS),
+    "peer_answers": Target(peer.answers, peer.ANSWERS),
     "grant": Target(_grant, [_seed_grant(), _seed_places()]),
     "keys": Target(_keys, [b"".join(KEYS)]),
     "chunks": Target(_chunks, [bytes([5, 10, 10, 10, 5, 0, 0, 0]) + b"x" * 40]),
