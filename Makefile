@@ -6,11 +6,13 @@
 
 BIN := .venv/bin
 PROTO := proto/kvstore/rpc/v1/kvstore.proto
-GENERATED := kvstore/rpc/v1
-# Writes the generated code of the .proto under the folder it is called with.
+ETCD_PROTO := proto/kvstore/rpc/etcd/etcd.proto
+GENERATED := kvstore/rpc/v1 kvstore/rpc/etcd
+# Writes the generated code of the .proto files under the folder it is called with. etcd's has messages alone.
 PROTOC = $(BIN)/python -m grpc_tools.protoc -I proto \
   --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) \
-  --plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc --mypy_grpc_out=quiet:$(1) $(PROTO)
+  --plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc --mypy_grpc_out=quiet:$(1) $(PROTO) && \
+  $(BIN)/python -m grpc_tools.protoc -I proto --python_out=$(1) --pyi_out=$(1) $(ETCD_PROTO)
 
 NVCC ?= nvcc
 CUDA_ARCHS := sm_80 sm_90 sm_100
@@ -113,9 +115,9 @@ check: setup ## format, lint, types, layers, layout, generated code, CUDA source
 	$(BIN)/python -m tests.layout > /dev/null || $(BIN)/python -m tests.layout
 	rm -rf build/proto && mkdir -p build/proto
 	$(call PROTOC,build/proto)
-	for file in build/proto/$(GENERATED)/*; do \
-	  diff -u $(GENERATED)/$${file##*/} $$file || { echo "$(GENERATED) is stale: run 'make proto'"; exit 1; }; \
-	done
+	for folder in $(GENERATED); do for file in build/proto/$$folder/*; do \
+	  diff -u $$folder/$${file##*/} $$file || { echo "$$folder is stale: run 'make proto'"; exit 1; }; \
+	done; done
 	if command -v $(NVCC) >/dev/null; then \
 	  mkdir -p build/cuda && for arch in $(CUDA_ARCHS); do \
 	    $(NVCC) $(NVCC_FLAGS) -arch=$$arch -o build/cuda/$$arch.cubin $(CUDA)/paged.cu || exit 1; \
@@ -128,7 +130,7 @@ fmt: setup ## format the code and apply the safe fixes
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-proto: setup ## generate kvstore/rpc/v1 from the .proto
+proto: setup ## generate the code in kvstore/rpc from the .proto files
 	$(call PROTOC,.)
 
 dashboard: setup ## write the Grafana dashboard from the metric names

@@ -1,3 +1,3 @@
-"""The control plane's messages (`v1`, generated) and how errors travel in it (`status`)."""
+"""Messages of the control plane (`v1`) and of etcd, generated; how errors travel (`status`)."""
 
 RPC_VERSION = 1

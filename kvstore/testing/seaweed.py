@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -16,6 +15,7 @@ from typing import Any, Self
 from urllib.error import HTTPError
 
 from kvstore.model.errors import Unavailable
+from kvstore.testing.ports import free_ports
 
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 10.0
@@ -71,7 +71,7 @@ class Seaweed:
         raise AssertionError("the last attempt returns or raises")
 
     def _start(self) -> Self:
-        ports = self._ports = _free_ports(_PORTS)
+        ports = self._ports = free_ports(_PORTS)
         self.port = ports[0]
         config = self.directory / "s3.json"
         credentials = [{"accessKey": ACCESS_KEY, "secretKey": SECRET_KEY}]
@@ -168,11 +168,3 @@ def _binary() -> Path:
     if found is None:
         raise Unavailable(INSTALL)
     return Path(found)
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports

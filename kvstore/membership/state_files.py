@@ -1,0 +1,135 @@
+"""What a daemon keeps for its next start, in files of its own: its node id, and the last members.
+
+Both are small, replaced at once, and synced. What cannot be read is ignored with a warning: a start
+can do without.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from kvstore.membership.base import MEMBERS_MAX
+from kvstore.membership.entry import decode_member
+from kvstore.model.errors import InvalidRequest
+from kvstore.model.member import Member, NodeId, check_node_id
+from kvstore.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+NODE_ID_FILE = "node_id"
+MEMBERS_FILE = "members.json"
+MEMBERS_NBYTES_MAX = 8 << 20
+NODE_ID_NBYTES_MAX = 64
+
+
+class _File(msgspec.Struct, frozen=True):
+    fleet: str
+    members: list[msgspec.Raw]
+
+
+def state_directory(settings: Settings) -> Path | None:
+    """Return where the two files are: cluster.state, or else the first of file.path."""
+    named = settings.cluster.state or next(iter(settings.file.paths), "")
+    return Path(named) if named else None
+
+
+def own_node_id(directory: Path | None) -> NodeId:
+    """Return this daemon's node id, which is made and kept at its first start.
+
+    Without a directory, or where it cannot be kept, the next start has another one. It blocks.
+    """
+    fresh = NodeId(secrets.token_hex(16))
+    if directory is None:
+        logger.warning("node_id=new why='neither cluster.state nor file.path is set'")
+        return fresh
+    path = directory / NODE_ID_FILE
+    data = _read(path, NODE_ID_NBYTES_MAX)
+    if data is not None:
+        try:
+            return check_node_id(data.decode("ascii", "replace").strip())
+        except InvalidRequest as error:
+            logger.warning("file=ignored path=%s error=%s", path, error)
+    _write(path, fresh.encode() + b"\n")
+    return fresh
+
+
+class LastMembers:
+    """The last known members of a fleet, in a file. Its methods block."""
+
+    def __init__(self, directory: Path, fleet: str) -> None:
+        self._path = directory / MEMBERS_FILE
+        self._fleet = fleet
+
+    def read(self) -> list[Member]:
+        """Return the members that are in the file, without those that cannot be understood."""
+        data = _read(self._path, MEMBERS_NBYTES_MAX)
+        if data is None:
+            return []
+        try:
+            found = msgspec.json.decode(data, type=_File)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            logger.warning("file=ignored path=%s error=%r", self._path, str(error)[:200])
+            return []
+        if found.fleet != self._fleet:
+            return []
+        members: dict[NodeId, Member] = {}
+        for each in found.members[:MEMBERS_MAX]:
+            try:
+                member = decode_member(each)
+            except InvalidRequest as error:
+                logger.warning("file=entry_ignored path=%s error=%s", self._path, error)
+                continue
+            members[member.node] = member
+        return list(members.values())
+
+    def write(self, members: Iterable[Member]) -> None:
+        """Replace the file. What keeps it from being written is logged."""
+        _write(
+            self._path,
+            msgspec.json.encode({"fleet": self._fleet, "members": list(members)}) + b"\n",
+        )
+
+
+def _read(path: Path, nbytes_max: int) -> bytes | None:
+    """Return a file's bytes; None if there is none, or none that could be ours."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(nbytes_max + 1)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        logger.warning("file=ignored path=%s error=%r", path, error.strerror)
+        return None
+    if len(data) > nbytes_max:
+        logger.warning("file=ignored path=%s error='more than %d bytes'", path, nbytes_max)
+        return None
+    return data
+
+
+def _write(path: Path, data: bytes) -> None:
+    fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            with os.fdopen(fd, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(fresh, path)
+        except BaseException:
+            fresh.unlink(missing_ok=True)
+            raise
+        directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+    except OSError as error:
+        logger.warning("file=not_written path=%s error=%r", path, error.strerror)

@@ -1,0 +1,1 @@
+"""Messages of etcd's API, generated. See the .proto for what is left out."""
