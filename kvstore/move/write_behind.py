@@ -82,6 +82,7 @@ class WriteBehind:
         self._progress: asyncio.Future[None] | None = None
         self._writer: asyncio.Task[None] | None = None
         self.on_written: Callable[[Write], None] = lambda write: None
+        self.on_progress: Callable[[], None] = lambda: None  # a batch is written, or has failed
         self._failing = False
         self._failures = 0
         self._left_out = 0  # records, ever, that the last flush has told of
@@ -179,6 +180,7 @@ class WriteBehind:
         progress, self._progress = self._progress, None
         if progress is not None:
             progress.set_result(None)
+        self.on_progress()
 
     async def settle(self, sequence: int, deadline: float) -> bool:
         """Wait until the file tier has answered for every commit up to `sequence`."""

@@ -17,6 +17,7 @@ from kvstore.move.fetch import Fetch
 from kvstore.move.write_behind import WriteBehind
 from kvstore.settings import LimitSettings
 from kvstore.store.arrivals import Arrivals
+from kvstore.store.room import Room
 from kvstore.store.staging import Staging
 from kvstore.tier.dram import Arena
 
@@ -29,7 +30,7 @@ RECORDS_MAX = 1 << 18  # in one call: the answer has a slot for each
 
 
 class Node:
-    """One node. staging: where clients write, if the arena is sealed. room: set when there may be
+    """One node. staging: where clients write, if the arena is sealed. room: told when there may be
     room for puts that wait. Times are seconds of `now`.
     """
 
@@ -59,7 +60,8 @@ class Node:
         self.metrics = metrics
         self.now = now
         self.staging = staging
-        self.room = asyncio.Event()
+        self.room = Room()
+        write_behind.on_progress = self.room.set
         self.arrivals = Arrivals()
         self.ask_room: Callable[[int], Awaitable[None]] | None = None  # of what others have lent
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
 
 from kvstore.decide.index import HeldSlot, StoredPart
 from kvstore.decide.planner import Reservation, SessionId, Steps
@@ -25,6 +25,7 @@ from kvstore.model.errors import InvalidRequest
 from kvstore.store.acquire import span_nbytes
 from kvstore.store.hints import Hints
 from kvstore.store.node import Node
+from kvstore.store.room import Waiting
 from kvstore.store.staging import Staging
 
 T = TypeVar("T")
@@ -120,22 +121,28 @@ class Puts:
         wanted = sum(map(padded, sizes)) or self._nbytes_of(namespace_id, spans)
         if self._node.ask_room is not None:
             await self._node.ask_room(wanted)
-        while True:
-            behind = self._planner.dirty.nbytes > self._node.limits.write_behind_bytes_max
-            self._planner.eviction.write_ahead(wanted)
-            placement = await _in_steps(
-                self._planner.puts.place(
-                    namespace_id, keys, spans, parent, sizes=sizes, refined=refined
+        waiting: Waiting | None = None
+        try:
+            while True:
+                behind = self._planner.dirty.nbytes > self._node.limits.write_behind_bytes_max
+                self._planner.eviction.write_ahead(wanted)
+                placement = await _in_steps(
+                    self._planner.puts.place(
+                        namespace_id, keys, spans, parent, sizes=sizes, refined=refined
+                    )
                 )
-            )
-            if self._planner.dirty.count:  # what has to be written before it may leave
-                self._write_behind.wake()
-            short = placement.refused > 0 or behind
-            if not short or self._now() >= deadline:
-                break
-            self._node.free(placement.held)
-            await self._wait_for_room(deadline)
-            self._leases.check(session)
+                if self._planner.dirty.count:  # what has to be written before it may leave
+                    self._write_behind.wake()
+                short = placement.refused > 0 or behind
+                if not short or self._now() >= deadline:
+                    break
+                self._node.free(placement.held)
+                waiting = waiting or self._node.room.enter(wanted)
+                await self._wait_for(waiting.look_again, deadline)
+                self._leases.check(session)
+        finally:
+            if waiting is not None:
+                waiting.leave()
         held, refused = placement.held, placement.refused
         if behind:
             self._node.free(held)
@@ -200,7 +207,7 @@ class Puts:
                 if not short or self._now() >= deadline:
                     break
                 self._staging.forget(session, slots)
-                await self._wait_for_room(deadline)
+                await self._wait_for(self._change, deadline)
         except BaseException:
             self._node.free(held)
             raise
@@ -278,23 +285,21 @@ class Puts:
         await self._write_behind.settle(last, deadline)
         return all(record.frame is not None for record in records)
 
-    async def _wait_for_room(self, deadline: float) -> None:
-        self._node.room.clear()
-        waits: list[asyncio.Future[Any]] = [
-            asyncio.ensure_future(self._node.room.wait()),
-            self._write_behind.progress(),
-        ]
+    async def _wait_for(self, room: Callable[[float], Awaitable[None]], deadline: float) -> None:
+        """Wait until there may be room, but look again now and then in any case."""
         self.waiting_for_room += 1
         try:
-            _, pending = await asyncio.wait(
-                waits,
-                timeout=max(0.0, min(deadline - self._now(), ROOM_POLL_S)),
-                return_when=asyncio.FIRST_COMPLETED,
-            )
+            await room(max(0.0, min(deadline - self._now(), ROOM_POLL_S)))
         finally:
             self.waiting_for_room -= 1
-        for wait in pending:
-            wait.cancel()
+
+    async def _change(self, wait_s: float) -> None:
+        """Wait until there may be room in the memory that a session writes into."""
+        changed = self._node.room.changed
+        changed.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                await changed.wait()
 
 
 def _is_base(namespace: Namespace, spans: Sequence[Span]) -> list[bool]:

@@ -58,6 +58,7 @@ class FakeClient:
         self.coarse: set[int] = set()
         self.available = True
         self.instance = "daemon-1"
+        self.node = ""
         self.hit_blocks = 0
         self.leased = True
         self.deadline_s = 30.0
@@ -103,6 +104,7 @@ class FakeClient:
         recompute_s_per_block,
         session_id,
         refined,
+        origin,
     ):
         self.asked.append(
             SimpleNamespace(
@@ -113,6 +115,7 @@ class FakeClient:
                 recompute_s_per_block=recompute_s_per_block,
                 session_id=session_id,
                 refined=refined,
+                origin=origin,
             )
         )
         if self.error is not None:

@@ -1,0 +1,84 @@
+"""Puts that wait for room: they look again one at a time, in the order in which they came.
+
+To look is a walk over what cannot leave now. If all looked at each event that may have made room,
+they would take the event loop from everybody else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+
+class Waiting:
+    """One that waits. nbytes: what it wants."""
+
+    def __init__(self, room: Room, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self.turn: asyncio.Future[None] | None = None  # while it does not look
+        self._room = room
+
+    async def look_again(self, wait_s: float) -> None:
+        """Return when it is this one's turn to look; after `wait_s` in any case."""
+        self.turn = asyncio.get_running_loop().create_future()
+        self._room.found_none(self)
+        try:
+            await asyncio.wait([self.turn], timeout=wait_s)
+        finally:
+            self.turn = None
+
+    def leave(self) -> None:
+        """Wait no more."""
+        self._room.left(self)
+
+
+class Room:
+    """changed: set by each event that may have made room, for those who look at little."""
+
+    def __init__(self) -> None:
+        self.changed = asyncio.Event()
+        self._waiting: dict[Waiting, None] = {}  # in order
+        self._looks: Waiting | None = None
+        self._again = False  # something has changed since it began to look
+        self._none_nbytes: int | None = None  # for so much there was no room since then
+
+    def enter(self, nbytes: int) -> Waiting:
+        """Return one more that waits, until it leaves."""
+        waiting = Waiting(self, nbytes)
+        self._waiting[waiting] = None
+        return waiting
+
+    def set(self) -> None:
+        """Say that there may be room."""
+        self.changed.set()
+        if not self._waiting:
+            return
+        if self._looks is not None:
+            self._again = True
+            return
+        self._none_nbytes = None
+        self._next()
+
+    def found_none(self, waiting: Waiting) -> None:
+        """Let another one look, if there may be room for it."""
+        if waiting is not self._looks:
+            return
+        self._looks = None
+        least = waiting.nbytes if self._none_nbytes is None else self._none_nbytes
+        self._none_nbytes = None if self._again else min(least, waiting.nbytes)
+        self._again = False
+        self._next()
+
+    def left(self, waiting: Waiting) -> None:
+        """Let the next one look: there may be more room than this one needed."""
+        self._waiting.pop(waiting, None)
+        if waiting is self._looks:
+            self._looks = None
+            self._next()
+
+    def _next(self) -> None:
+        for each in self._waiting:
+            tried = self._none_nbytes is not None and each.nbytes >= self._none_nbytes
+            if each.turn is not None and not each.turn.done() and not tried:
+                self._looks = each
+                each.turn.set_result(None)
+                return
