@@ -84,10 +84,12 @@ class Caps:
     def set_dram(self, nbytes: int) -> None:
         """Change the cap of the arena alone, between tenants; what is over it is evicted soon."""
         self._gives_back = True
+        raised = nbytes > self._node.arena.capacity_bytes
         self._node.arena.growth.set_capacity(nbytes)
         self._resized.set()
         self.set_bounds()
-        self._node.room.set()
+        if raised:
+            self._node.room.set()
 
     @property
     def file_used(self) -> int:

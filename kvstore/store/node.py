@@ -63,6 +63,7 @@ class Node:
         self.room = Room()
         write_behind.on_progress = self.room.set
         self.arrivals = Arrivals()
+        arena.extents.on_extent(lambda _: self.room.set())
         self.ask_room: Callable[[int], Awaitable[None]] | None = None  # of what others have lent
 
     def in_use(self, namespace_id: NamespaceId) -> AbstractContextManager[None]:

@@ -1,12 +1,16 @@
 """Puts that wait for room: they look again one at a time, in the order in which they came.
 
 To look is a walk over what cannot leave now. If all looked at each event that may have made room,
-they would take the event loop from everybody else.
+they would take the event loop from everybody else. So the pause after a look that found nothing
+doubles, up to a bound, until one finds room.
 """
 
 from __future__ import annotations
 
 import asyncio
+
+PAUSE_MIN_S = 0.002
+PAUSE_MAX_S = 0.064
 
 
 class Waiting:
@@ -40,6 +44,9 @@ class Room:
         self._looks: Waiting | None = None
         self._again = False  # something has changed since it began to look
         self._none_nbytes: int | None = None  # for so much there was no room since then
+        self._pause_s = 0.0
+        self._next_at = 0.0  # of the event loop's time
+        self._timer: asyncio.TimerHandle | None = None
 
     def enter(self, nbytes: int) -> Waiting:
         """Return one more that waits, until it leaves."""
@@ -52,11 +59,9 @@ class Room:
         self.changed.set()
         if not self._waiting:
             return
-        if self._looks is not None:
-            self._again = True
-            return
-        self._none_nbytes = None
-        self._next()
+        self._again = True
+        if self._looks is None:
+            self._begin()
 
     def found_none(self, waiting: Waiting) -> None:
         """Let another one look, if there may be room for it."""
@@ -64,15 +69,37 @@ class Room:
             return
         self._looks = None
         least = waiting.nbytes if self._none_nbytes is None else self._none_nbytes
-        self._none_nbytes = None if self._again else min(least, waiting.nbytes)
-        self._again = False
+        self._none_nbytes = min(least, waiting.nbytes)
+        self._pause_s = min(PAUSE_MAX_S, max(PAUSE_MIN_S, 2 * self._pause_s))
+        self._next_at = asyncio.get_running_loop().time() + self._pause_s
         self._next()
+        if self._looks is None and self._again:
+            self._begin()
 
     def left(self, waiting: Waiting) -> None:
         """Let the next one look: there may be more room than this one needed."""
         self._waiting.pop(waiting, None)
         if waiting is self._looks:
             self._looks = None
+            self._pause_s = self._next_at = 0.0
+            self._next()
+            if self._looks is None and self._again:
+                self._begin()
+
+    def _begin(self) -> None:
+        """Let the first one look, after the pause."""
+        if self._timer is not None:
+            return
+        loop = asyncio.get_running_loop()
+        if loop.time() < self._next_at:
+            self._timer = loop.call_at(self._next_at, self._due)
+        else:
+            self._due()
+
+    def _due(self) -> None:
+        self._timer = None
+        if self._looks is None:
+            self._again, self._none_nbytes = False, None
             self._next()
 
     def _next(self) -> None:
