@@ -23,7 +23,7 @@ from kvstore.model.hint import Hint, HintKind
 from kvstore.move.scrub import Scrub
 from kvstore.move.write_behind import WriteBehind
 from kvstore.settings import LimitSettings
-from kvstore.store.sessions import Member
+from kvstore.store.sessions import Process
 from kvstore.store.store import Store
 from kvstore.tier.dram import Arena
 from kvstore.tier.file import Devices, FileExtent, Mount
@@ -262,7 +262,7 @@ class Daemon:
     def open(self, token: str) -> int:
         return self.store.sessions.open(token, "sim")
 
-    def join(self, session: int, token: str) -> Member:
+    def join(self, session: int, token: str) -> Process:
         return self.store.sessions.join(SessionId(session), token)
 
     async def reserve(

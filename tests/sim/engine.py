@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from kvstore.model.block import BlockKey, Grant, Span
 from kvstore.model.errors import InvalidRequest, KVStoreError, SessionEnded, Unavailable
 from kvstore.model.hint import HintKind
-from kvstore.store.sessions import Member
+from kvstore.store import sessions
 from tests.sim.daemon import LEASE_S, Daemon
 from tests.sim.model import CHAIN_BLOCKS, Item, Space, Version, Violation
 
@@ -112,7 +112,7 @@ class Process:
 
     def __init__(self, draw: Random) -> None:
         self.alive = True
-        self.member: Member | None = None
+        self.member: sessions.Process | None = None
         self._draw = draw
 
     async def step(self) -> None:
