@@ -55,8 +55,8 @@ taken for a frame.
 can be read and decoded alone and a raw one lands aligned in its slot. What fills up the last page
 of a block is written as zeros, and readers ignore it: older writers left other bytes there.
 Checksums are those of `kvstore.model.checksum`: `raw` over the record, `stored` over the encoded
-bytes. A tombstone has no payload. It kills every part of its keys (or every block of its namespace
-and tenant) in frames of a lower sequence.
+bytes. A tombstone has no payload. It kills every part of its keys (or every block of its namespace)
+in frames of a lower sequence, in all files of a directory: they are one tenant's.
 
 **Footer**: one record per frame, `u16 nbytes` and then the packed header: bytes 0..135 and the
 entries of the header page, followed by its checksum; the zeros between are left out. Rebuilt, it

@@ -1,4 +1,8 @@
-"""Which blocks of the frames found on disk are live. Pure."""
+"""Which blocks of the frames found on disk are live. Pure.
+
+All of them are one tenant's: frames of others do not open. What is not encrypted, or not written
+yet, does not say whose it is.
+"""
 
 from __future__ import annotations
 
@@ -7,38 +11,37 @@ from collections.abc import Iterable, Sequence
 from kvstore.format.frame import FrameHeader
 from kvstore.model.block import BlockKey, NamespaceId, Part
 
-_Owner = tuple[bytes, NamespaceId]  # tenant and namespace
-_Record = tuple[bytes, NamespaceId, Part, BlockKey]
+_Record = tuple[NamespaceId, Part, BlockKey]
 
 
 class Deaths:
     """The highest sequence that killed each key, and each whole namespace."""
 
     def __init__(self, headers: Iterable[FrameHeader] = ()) -> None:
-        self._cleared: dict[_Owner, int] = {}
-        self._killed: dict[tuple[_Owner, BlockKey], int] = {}
+        self._cleared: dict[NamespaceId, int] = {}
+        self._killed: dict[tuple[NamespaceId, BlockKey], int] = {}
         for header in headers:
             self.note(header)
 
     def note(self, header: FrameHeader) -> None:
         """Add a tombstone; a run changes nothing."""
-        owner = (header.tenant, header.namespace_id)
+        space = header.namespace_id
         if header.is_tombstone and not header.killed:
-            self._cleared[owner] = max(self._cleared.get(owner, 0), header.sequence)
+            self._cleared[space] = max(self._cleared.get(space, 0), header.sequence)
         for key in header.killed:
-            self._killed[owner, key] = max(self._killed.get((owner, key), 0), header.sequence)
+            self._killed[space, key] = max(self._killed.get((space, key), 0), header.sequence)
 
     def live(self, header: FrameHeader) -> tuple[int, ...]:
         """Return the positions of a run's blocks that nothing killed."""
-        owner = (header.tenant, header.namespace_id)
-        if self._cleared.get(owner, 0) >= header.sequence:
+        space = header.namespace_id
+        if self._cleared.get(space, 0) >= header.sequence:
             return ()
         if not self._killed:
             return tuple(range(len(header.blocks)))
         return tuple(
             position
             for position, block in enumerate(header.blocks)
-            if self._killed.get((owner, block.key), 0) < header.sequence
+            if self._killed.get((space, block.key), 0) < header.sequence
         )
 
 
@@ -53,14 +56,13 @@ def live_positions(headers: Sequence[FrameHeader]) -> list[tuple[int, ...]]:
     for index, header in enumerate(headers):
         for position in deaths.live(header):
             key = header.blocks[position].key
-            record = (header.tenant, header.namespace_id, header.part, key)
+            record = (header.namespace_id, header.part, key)
             newest[record] = max(newest.get(record, (0, 0)), (header.sequence, index))
     return [
         tuple(
             position
             for position, block in enumerate(header.blocks)
-            if newest.get((header.tenant, header.namespace_id, header.part, block.key))
-            == (header.sequence, index)
+            if newest.get((header.namespace_id, header.part, block.key)) == (header.sequence, index)
         )
         for index, header in enumerate(headers)
     ]

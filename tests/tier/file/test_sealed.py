@@ -36,6 +36,7 @@ from tests.tier.file.frames import (
     run,
     segments,
     tombstone,
+    unrecalled,
     verify,
 )
 
@@ -236,6 +237,39 @@ def test_a_segment_of_another_tenant_is_none_of_this_one(tmp_path: Path) -> None
     assert asyncio.run(served(tmp_path / "mine")) == EXPECTED
     with pytest.raises(ConfigError, match="another tenant"):
         asyncio.run(served(tmp_path / "acme"))
+
+
+@pytest.mark.parametrize("before", [Sealing(ROOT, ACME), None])
+def test_a_delete_before_all_is_indexed_counts_for_what_was_found(
+    tmp_path: Path, before: Sealing | None
+) -> None:
+    sealing = Sealing(ROOT, ACME, accept_plain=True)
+    fill(tmp_path, before)
+
+    async def main() -> None:
+        async with unrecalled(tmp_path, sealing=sealing) as tier:
+            deletes = [tombstone(5, "a"), tombstone(6, "d")]
+            tier.recall.kill(deletes)
+            found = tier.recall.take([key("a")]) + tier.recall.take_all()
+            assert {record.header.sequence for record in found} == {2}
+            for each in deletes:
+                await tier.frames.write_tombstone(each)
+        assert await served(tmp_path, sealing) == expected({"c": 2})
+
+    asyncio.run(main())
+
+
+def test_a_delete_counts_for_what_was_stored_in_clear_before(tmp_path: Path) -> None:
+    sealing = Sealing(ROOT, ACME, accept_plain=True)
+    fill(tmp_path, None)
+
+    async def main() -> None:
+        async with opened(tmp_path, sealing=sealing) as (tier, _):
+            await put(tier, 5, "c")
+            await tier.frames.write_tombstone(tombstone(6, "a"))
+        assert await served(tmp_path, sealing) == expected({"c": 5, "d": 4})
+
+    asyncio.run(main())
 
 
 def test_a_plain_segment_planted_among_encrypted_ones_is_refused(tmp_path: Path) -> None:
