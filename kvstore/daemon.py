@@ -23,7 +23,7 @@ from kvstore.format.codec import codec_by_name
 from kvstore.metrics import Metrics
 from kvstore.model.block import PAGE_NBYTES
 from kvstore.model.errors import KVStoreError
-from kvstore.model.tenant import NO_TENANT_ID, TenantId, tenant_id
+from kvstore.model.tenant import DEFAULT_TENANT, NO_TENANT_ID, TenantId, tenant_id
 from kvstore.move.deletions import Deletions
 from kvstore.move.promote import Promotion
 from kvstore.move.scrub import Scrub
@@ -45,6 +45,7 @@ from kvstore.tier.file.keys import destroy_keys
 
 if TYPE_CHECKING:
     from kvstore.move.object_side import Objects
+    from kvstore.store.fleet import Fleet  # one without others, the same
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +64,7 @@ class Node:
         make, erase = partial(wire_store, root=root), partial(erase_directory, root)
         self.tenants = Tenants(settings, make, self.metrics, erase)
         self.config = LiveSettings(settings, self.tenants, path=path, overrides=overrides)
+        self.fleet: Fleet | None = None
         self.server = Server(self.tenants, self.config, self.metrics, kvstore.__version__)
 
     async def start(self) -> None:
@@ -73,9 +75,13 @@ class Node:
             await self.server.open()
             await check_memory(self.settings.dram.capacity_bytes)
             await self.tenants.start()
+            if self.settings.cluster.on:
+                await self._join_fleet()
             await self.server.start()
         except BaseException:
             await self.server.close()
+            if self.fleet is not None:
+                await self.fleet.close()
             await self.tenants.close(0.0)
             raise
         settings = self.settings
@@ -96,13 +102,24 @@ class Node:
             time.perf_counter() - began,
         )
 
+    async def _join_fleet(self) -> None:
+        from kvstore.store.fleet import Fleet
+
+        store = self.tenants.get(DEFAULT_TENANT).store
+        self.fleet = Fleet(self.settings, store, self.metrics, kvstore.__version__)
+        await self.fleet.start()
+
     async def stop(self) -> None:
         """Drain, flush, upload, close: each takes at most `server.drain_s`."""
         drain_s = self.settings.server.drain_s
         logger.info("node=draining drain_s=%g", drain_s)
+        if self.fleet is not None:
+            self.fleet.drain()
         if not await self.server.drain(drain_s):
             logger.warning("node=draining calls=cut_off")
         await self.server.close()
+        if self.fleet is not None:
+            await self.fleet.close()
         await self.tenants.close(drain_s)
         logger.info("node=stopped")
 

@@ -193,7 +193,7 @@ class Peers:
         peer.pinged_at = self._now()
         try:
             link = peer.link
-            if link is None:
+            if link is None or link.worn:
                 await peer.close()
                 link = await self._dial(peer.member, self._now() + DIAL_S)
                 peer.source.link = link

@@ -197,6 +197,10 @@ class PeerLink(Protocol):
     @property
     def open(self) -> bool: ...
 
+    @property
+    def worn(self) -> bool:
+        """Whether to make another one in its place."""
+
     async def match(
         self,
         namespace: Namespace,

@@ -109,6 +109,7 @@ class Service(AdminCalls):
             call_socket=self._call_socket,
             batch_keys_max=self._store.limits.batch_keys_max,
             server_version=self._version,
+            node=self._store.node_id,
         )
 
     async def RegisterNamespace(

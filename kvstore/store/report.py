@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +46,7 @@ class Report:
         self._puts = puts
         self._request_log = request_log
         self._started = node.now()
+        self.fleet: Callable[[], dict[str, Any]] | None = None  # what there is to say of it
 
     def outcomes(self, request_id: str, limit: int) -> list[Outcome]:
         """Return how the last requests were answered whose id starts so, newest first."""
@@ -128,5 +129,12 @@ class Report:
             "room": self._puts.waiting_for_room,
             "recall": self._write_behind.recall.unrecalled_runs,
         }
+        fleet = {"fleet": self.fleet()} if self.fleet is not None else {}
         objects = {"object": self._objects.stats()} if self._objects is not None else {}
-        return {"uptime_s": self._now() - self._started, "queues": queues, **now, **objects}
+        return {
+            "uptime_s": self._now() - self._started,
+            "queues": queues,
+            **now,
+            **objects,
+            **fleet,
+        }

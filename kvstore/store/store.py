@@ -14,11 +14,12 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvstore.decide.planner import Leases, Planner, SessionId
 from kvstore.metrics import Metrics
 from kvstore.model.block import NamespaceId, Slot
+from kvstore.model.member import NodeId
 from kvstore.move.deletions import Deletions
 from kvstore.move.fetch import Fetch
 from kvstore.move.file_leases import FileLeases
@@ -75,6 +76,7 @@ class Store:
         objects: Callable[[Promotion, Deletions], Objects] | None = None,
     ) -> None:
         """new_id: as for `Leases`. objects: makes the node's object tier, if it has one."""
+        self.node_id = NodeId("")  # of a fleet
         self._metrics = metrics
         self._leases = Leases(
             lease_s=limits.lease_s,
@@ -170,9 +172,11 @@ class Store:
             deletes=self.deletes,
         )
 
-    def borrow_from(self, peers: Peers) -> None:
-        """Let prefixes come from other hosts, too."""
+    def join_fleet(self, node: NodeId, peers: Peers, stats: Callable[[], dict[str, Any]]) -> None:
+        """Let prefixes come from other hosts, too. node: the id of this one."""
+        self.node_id = node
         self._acquisition.sources.peers = peers
+        self.report.fleet = stats
 
     @property
     def arena(self) -> Arena:

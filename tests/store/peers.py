@@ -84,6 +84,8 @@ class DirectLink:
     def open(self) -> bool:
         return not self.faults.dead
 
+    worn = False
+
     async def wait(self) -> None:
         await asyncio.sleep(self.faults.delay_s)
         if self.faults.dead:
@@ -170,7 +172,7 @@ def joined(node: Node, lenders: dict[Member, Node]) -> tuple[Peers, dict[NodeId,
         return links[to.node]
 
     peers = Peers(dial, node_id(0), node.metrics, node.loop.time)
-    node.store.borrow_from(peers)
+    node.store.join_fleet(node_id(0), peers, dict)
     node.tending = node.loop.create_task(peers.run())  # type: ignore[attr-defined]
     peers.know({each.node: each for each in lenders})
     node.until(lambda: all(peer.usable for peer in peers))

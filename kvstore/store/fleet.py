@@ -1,0 +1,198 @@
+"""One store among those of other hosts: it lends, borrows, and knows who is there."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from kvstore.membership.base import PING_S, Membership
+from kvstore.membership.opening import open_membership
+from kvstore.membership.state_files import own_node_id, state_directory
+from kvstore.metrics import Metrics
+from kvstore.model.errors import ConfigError, KVStoreError
+from kvstore.model.member import ENGINES_MAX, Member, NodeId, State
+from kvstore.move.peers import Peers
+from kvstore.peer.identity import Ourselves
+from kvstore.peer.server import PeerServer
+from kvstore.peer.tcp import TcpLink, dial
+from kvstore.peer.trust import Trust
+from kvstore.settings import Settings, parse_address, peer_listen_address
+from kvstore.store.store import Store
+from kvstore.system.background import keep_running
+
+logger = logging.getLogger(__name__)
+
+
+class Fleet:
+    """Made and started after the store has started. Raises ConfigError."""
+
+    def __init__(self, settings: Settings, store: Store, metrics: Metrics, version: str) -> None:
+        self._version = version
+        self._settings = settings
+        self._cluster = settings.cluster
+        self._store = store
+        self._metrics = metrics
+        self._state = State.UP
+        self._node = NodeId("")
+        self._instance = secrets.token_hex(8)
+        self._port = 0
+        self._threads = ThreadPoolExecutor(self._cluster.threads, thread_name_prefix="kvstore-peer")
+        self._ourselves = self._open_ourselves()
+        self._server = PeerServer(
+            self._ourselves,
+            store.lender(),
+            serve_reads=self._cluster.serve_reads,
+            bytes_per_s=self._cluster.serve_bytes,
+            refused=lambda word: metrics.peer_refused.labels(word).inc(),
+        )
+        self._peers: Peers | None = None
+        self._membership: Membership | None = None
+        self._running: asyncio.Task[None] | None = None
+        self._telling: set[asyncio.Task[None]] = set()
+
+    def _open_ourselves(self) -> Ourselves:
+        cluster, trust = self._cluster, None
+        if cluster.cert:
+            trust = Trust(
+                Path(cluster.cert),
+                Path(cluster.key),
+                Path(cluster.ca),
+                lambda what, result: self._metrics.credential_reloads.labels(what, result).inc(),
+            )
+        sealed = trust is not None and cluster.bulk == "sealed"
+        return Ourselves(cluster.fleet, self.member, trust, sealed)
+
+    def member(self) -> Member:
+        """Return what this daemon is now."""
+        cluster = self._cluster
+        return Member(
+            self._node,
+            self._instance,
+            cluster.address or self._listening,
+            version=self._version,
+            zone=cluster.zone,
+            state=self._state,
+            engines=self._store.sessions.engines[:ENGINES_MAX],
+            arena_bytes=self._settings.dram.capacity_bytes,
+            file_bytes=self._settings.file.capacity_bytes * len(self._settings.file.paths),
+        )
+
+    @property
+    def _listening(self) -> str:
+        listen = peer_listen_address(self._cluster)
+        assert listen is not None  # the settings say so
+        host = f"[{listen[0]}]" if ":" in listen[0] else listen[0]
+        return f"{host}:{self._port}"
+
+    async def start(self) -> None:
+        """Listen, meet the others, and let prefixes come from them."""
+        listen = peer_listen_address(self._cluster)
+        assert listen is not None
+        self._node = await asyncio.to_thread(own_node_id, state_directory(self._settings))
+        await self._server.start(*listen)
+        self._port = self._server.port
+        peers = self._peers = Peers(self._dial, self._node, self._metrics, time.monotonic)
+        membership = self._membership = open_membership(
+            self._settings,
+            hello=self._hello,
+            ping=self._answers,
+            failed=self._metrics.task_failed,
+        )
+        membership.on_change(lambda: peers.know(membership.members()))
+        await membership.join(self.member())
+        peers.know(membership.members())
+        self._running = asyncio.create_task(
+            keep_running("peers", peers.run, self._metrics.task_failed)
+        )
+        self._store.join_fleet(self._node, peers, self.stats)
+        self._store.sessions.on_engines.append(self._tell)
+        logger.info(
+            "fleet=%s node=%s address=%s members=%d",
+            self._cluster.fleet,
+            self._node,
+            self.member().address,
+            len(membership.members()),
+        )
+
+    def drain(self) -> None:
+        """Lend nothing more; what is under way ends."""
+        self._state = State.DRAINING
+        self._server.drain()
+        self._tell()
+
+    async def close(self) -> None:
+        """Leave the fleet."""
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.gather(self._running, return_exceptions=True)
+        await asyncio.gather(*self._telling, return_exceptions=True)
+        if self._membership is not None:
+            await self._membership.leave()
+        if self._peers is not None:
+            await self._peers.close()
+        await self._server.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def stats(self) -> dict[str, Any]:
+        """Return what `kvstore members` shows."""
+        lent = self._server.sent_nbytes
+        members = self._peers.stats() if self._peers is not None else []
+        for each in members:
+            each["lent_bytes"] = lent.get(NodeId(each["node"]), 0)
+        own = self.member()
+        return {
+            "fleet": self._cluster.fleet,
+            "node": self._node,
+            "instance": self._instance,
+            "address": own.address,
+            "state": str(own.state),
+            "zone": own.zone,
+            "engines": list(own.engines),
+            "secured": self._security,
+            "membership": self._membership.stats() if self._membership is not None else {},
+            "members": members,
+        }
+
+    @property
+    def _security(self) -> str:
+        """One word: sealed, tls (records travel clear), insecure, or loopback."""
+        if self._ourselves.trust is not None:
+            return "sealed" if self._ourselves.sealed else "tls"
+        return "insecure" if self._cluster.insecure else "loopback"
+
+    def _tell(self) -> None:
+        """Tell the fleet what this daemon is now."""
+        if self._membership is not None:
+            task = asyncio.get_running_loop().create_task(self._membership.update(self.member()))
+            self._telling.add(task)
+            task.add_done_callback(self._telling.discard)
+
+    async def _dial(self, member: Member, deadline: float) -> TcpLink:
+        return await self._dialled(member.address, deadline, expected=member.node)
+
+    async def _dialled(
+        self, address: str, deadline: float, *, expected: NodeId | None = None
+    ) -> TcpLink:
+        where = parse_address("address of a member", address)
+        return await dial(
+            where, self._ourselves, self._threads, expected=expected, deadline=deadline
+        )
+
+    async def _hello(self, address: str) -> Member:
+        link = await self._dialled(address, time.monotonic() + PING_S)
+        await link.close()
+        return link.peer
+
+    async def _answers(self, member: Member) -> bool:
+        """Say whether a member is there, whatever the engine of the membership says."""
+        try:
+            link = await self._dial(member, time.monotonic() + PING_S)
+        except (KVStoreError, ConfigError):
+            return False
+        await link.close()
+        return True
