@@ -14,6 +14,7 @@ import ssl
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from kvstore.model.errors import ConfigError
@@ -112,10 +113,9 @@ class PeerServer:
         if self._listener is not None:
             self._listener.close()
         links = [each for some in self._borrowers.values() for each in some]
-        bulks = [task for each in links for task in each.bulks]
         for each in links:
             each.link.end(PeerGone("this daemon stops", reason="closed"))
-        tasks = [*self._tasks, *bulks]
+        tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -123,10 +123,11 @@ class PeerServer:
 
     # ---- connections -----------------------------------------------------------------------------
 
-    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
+    def _keep(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -147,7 +148,8 @@ class PeerServer:
                 connection.close()
                 continue
             connection.setblocking(False)
-            self._keep(self._open(connection, host))
+            opening = self._keep(self._open(connection, host))
+            opening.add_done_callback(partial(_close_cancelled, connection))
 
     async def _open(self, connection: socket.socket, host: str) -> None:
         """Find out who is there, for at most HELLO_S."""
@@ -233,10 +235,10 @@ class PeerServer:
             bulk = Bulk(connection, Sealer(ticket.receive_key), Opener(ticket.send_key))
         else:
             bulk = Bulk(connection)
-        task = asyncio.get_running_loop().create_task(self._serve(bulk, borrower))
+        task = self._keep(self._serve(bulk, borrower))
+        task.add_done_callback(lambda _: bulk.close())  # it may be cancelled before it begins
         borrower.bulks.add(task)
         task.add_done_callback(borrower.bulks.discard)
-        task.add_done_callback(lambda _: bulk.close())
 
     def _redeemed(self, token: bytes) -> tuple[Borrower, Ticket]:
         for links in self._borrowers.values():
@@ -260,6 +262,11 @@ class PeerServer:
         except Exception:
             logger.exception("lending=failed node=%s", node[:8])
             self._refused("failed")
+
+
+def _close_cancelled(connection: socket.socket, opening: asyncio.Task[None]) -> None:
+    if opening.cancelled():
+        connection.close()
 
 
 async def _first_bytes(connection: socket.socket) -> bytes:

@@ -25,6 +25,7 @@ from kvstore.peer.base import (
     HeadsReply,
     PeerCorrupt,
     PeerGone,
+    PeerIncompatible,
     PeerMatch,
     PeerSlow,
 )
@@ -206,8 +207,7 @@ async def dial(
     calls = Calls(name)
     try:
         await _connect(calls, address, ourselves, min(deadline, time.monotonic() + CONNECT_S))
-        timeout_s = min(HELLO_S, deadline - time.monotonic())
-        hello = decode_hello(await calls.call(Kind.HELLO, ourselves.hello(), timeout_s))
+        hello = decode_hello(await _greeting(calls, ourselves, deadline))
         tls = calls.link.info("ssl_object")
         ourselves.check(hello, names_of(tls) if tls is not None else (), expected)
     except Incompatible as error:
@@ -218,6 +218,21 @@ async def dial(
         raise
     calls.name = f"peer {hello.member.node[:8]} at {address[0]}:{address[1]}"
     return TcpLink(hello.member, calls, ourselves, threads)
+
+
+async def _greeting(calls: Calls, ourselves: Ourselves, deadline: float) -> bytes:
+    timeout_s = min(HELLO_S, deadline - time.monotonic())
+    try:
+        return await calls.call(Kind.HELLO, ourselves.hello(), timeout_s)
+    except PeerGone as error:
+        if ourselves.trust is None or error.reason != "connection":
+            raise
+        # In TLS 1.3 our end is ready before the other one has looked at our certificate.
+        raise PeerIncompatible(
+            f"{calls.name} ended the connection when it saw our certificate, cluster.cert: it may "
+            "be expired, or of an authority that it does not believe. Its own log says which",
+            reason="certificate",
+        ) from error
 
 
 async def _connect(

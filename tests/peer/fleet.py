@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -42,10 +43,9 @@ class Certificates:
 
     def __init__(self, directory: Path) -> None:
         self._authority = Authority(directory)
+        self.authority = self._authority.ca
 
     def trust(self, node: NodeId, *names: str, expired: bool = False) -> Trust:
-        import datetime
-
         past = datetime.datetime(2021, 1, 1, tzinfo=datetime.UTC) if expired else None
         files = self._authority.issue(
             node[:4], *(names or (f"{node}.{FLEET}.kvstore",)), not_after=past
