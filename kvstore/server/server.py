@@ -358,11 +358,13 @@ class Server:
             return "draining: the daemon is shutting down"
         if not self._serving:
             return f"starting for {time.monotonic() - self._opened:.0f} s: see the daemon's log"
-        troubles = [(each.name, each.store.report.trouble()) for each in self._tenants]
+        troubles = []
+        for each in self._tenants:
+            if not (trouble := each.store.report.trouble()):
+                return ""  # most of its clients are better served here than elsewhere
+            troubles.append((each.name, trouble))
         if not self._tenants.configured:
             return troubles[0][1]
-        if not all(trouble for _, trouble in troubles):
-            return ""  # most of its clients are better served here than elsewhere
         if not named:
             return "no tenant can be served now: see the daemon's log"
         return "; ".join(f"tenant {name}: {trouble}" for name, trouble in troubles)

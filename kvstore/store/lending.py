@@ -18,7 +18,9 @@ from kvstore.store.store import Store
 
 MIB = 1 << 20
 LOOK_S = 0.05
-IDLE_LOOK_S = 0.25  # while nothing changes
+IDLE_LOOK_S = 0.25  # while nothing changes,
+REST_LOOK_S = 1.0  # and has not for a while, nor has anybody asked for room
+REST_AFTER_S = 5.0
 HEADROOM_SHARE = 8  # of a guarantee, one part is kept free ahead of a tenant that fills up
 HEADROOM_NBYTES_MAX = 256 * MIB
 GROWTH_LOOKS = 4  # so many looks ahead, at the pace of the last one
@@ -131,6 +133,7 @@ class Lending:
         self.capacity_bytes = capacity_bytes
         self._settled = False  # the last look changed nothing
         self._wake = asyncio.Event()  # somebody has no room
+        self._rests_at = 0.0
         self.overshoot_nbytes = 0  # at the worst moment that was looked at
         self._parts: dict[str, Part] = {}
         self._leaving: dict[str, int] = {}  # bytes that may still be held by who is being closed
@@ -169,13 +172,24 @@ class Lending:
             used = [part.used for part in self._parts.values()]
             if used != before or not self._settled or self._wake.is_set():
                 before = used
+                self.stir()
                 self._wake.clear()
                 self.look()
                 await asyncio.sleep(LOOK_S)
                 continue
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(IDLE_LOOK_S):
+                async with asyncio.timeout(REST_LOOK_S if self._rests else IDLE_LOOK_S):
                     await self._wake.wait()
+
+    @property
+    def _rests(self) -> bool:
+        return time.monotonic() >= self._rests_at
+
+    def stir(self) -> None:
+        """Look more often for a while: somebody takes room, or is about to."""
+        if self._rests:
+            self._wake.set()
+        self._rests_at = time.monotonic() + REST_AFTER_S
 
     def look(self) -> None:
         """Move caps towards what is needed, as far as that goes now."""
@@ -224,6 +238,7 @@ class Lending:
         Who is over its guarantee waits for nothing: its own policy makes room. However many wait,
         one task looks for all of them, and those of one tenant go on in the order they came.
         """
+        self.stir()
         part = self._parts.get(name)
         if not isinstance(part, DramPart):
             return

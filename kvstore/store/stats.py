@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 from kvstore.decide.planner import Leases, Planner
@@ -60,6 +61,12 @@ def snapshot(
         "dirty_bytes_max": limits.write_behind_bytes_max,
         "durable_lag_s": planner.dirty.oldest_s,
     }
+
+
+def ageless(stats: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a node's stats without what changes by itself: how long things have been so."""
+    devices = [{**each, "since_s": 0.0} for each in stats["file"].get("devices", ())]
+    return {**stats, "uptime_s": 0.0, "file": {**stats["file"], "devices": devices}}
 
 
 def _models(planner: Planner) -> list[dict[str, Any]]:

@@ -41,6 +41,7 @@ from kvstore.store.report import Report
 from kvstore.store.request_log import RequestLog
 from kvstore.store.sessions import Namespaces, Sessions
 from kvstore.store.staging import Staging
+from kvstore.store.stats import ageless
 from kvstore.system.background import keep_running
 from kvstore.tier.dram import Arena
 
@@ -112,6 +113,7 @@ class Store:
         self._wire(node, scrub)
         write_behind.namespace_notes.on_found = self.namespaces.learn
         self._tasks: list[asyncio.Task[None]] = []
+        self._published: object = None
         self.caps.set_bounds()
 
     def _wire(self, node: Node, scrub: Scrub | None) -> None:
@@ -275,4 +277,9 @@ class Store:
         await self._holes.look()
 
     def _publish(self) -> None:
-        self._metrics.publish(self.report.stats(), self._node.planner.counts.left)
+        """Set the gauges, unless nothing has changed: an idle tenant costs next to nothing."""
+        stats, left = self.report.stats(), dict(self._node.planner.counts.left)
+        now = (ageless(stats), left)
+        if now != self._published:
+            self._published = now
+            self._metrics.publish(stats, left)

@@ -115,13 +115,22 @@ class Tenants:
         dram = tenant.dram_guaranteed_bytes
         if store.arena.sealed:  # it gives memory back in whole extents only, so its part is fixed
             self.dram.add(tenant.name, DramPart(store, dram, dram, tenant.weight, fixed=True))
+            store.ask_room(self._stir)
         else:
             most = tenant.dram_max(settings)
             self.dram.add(tenant.name, DramPart(store, dram, most, tenant.weight))
-            store.ask_room(partial(self.dram.room, tenant.name))
+            store.ask_room(partial(self._room, tenant.name))
         if settings.file.paths:
             file, most = tenant.file_guaranteed_bytes, tenant.file_max(settings)
             self.file.add(tenant.name, FilePart(store, file, most, tenant.weight))
+
+    async def _stir(self, nbytes: int) -> None:
+        """Note that records are about to be put, which are written behind later."""
+        self.file.stir()
+
+    async def _room(self, name: str, nbytes: int) -> None:
+        self.file.stir()
+        await self.dram.room(name, nbytes)
 
     async def start(self) -> None:
         """Open every store, several at once. None indexes what it finds until all are open."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -109,3 +109,27 @@ def test_the_pause_grows_to_a_bound() -> None:
     assert pauses == sorted(pauses)
     assert pauses[-1] == pytest.approx(AGAIN_S_MAX)
     assert failed == ["work"] * 11
+
+
+def test_the_gauges_are_set_when_something_has_changed_and_only_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many idle tenants would take a part of the event loop twice a second for nothing."""
+    with Node(tmp_path / "kv") as node:
+        published: list[object] = []
+        publish = node.metrics.publish
+
+        def counted(stats: Mapping[str, Any], left: Mapping[tuple[str, str], int]) -> None:
+            published.append(stats)
+            publish(stats, left)
+
+        monkeypatch.setattr(node.metrics, "publish", counted)
+        node.run(node.store.keep_house())
+        published.clear()
+        for _ in range(3):
+            node.run(node.store.keep_house())
+        assert not published
+        node.put(chain(1), durable=True)
+        node.run(node.store.keep_house())
+        assert published
+        assert node.metrics.blocks.labels("file")._value.get() == 24

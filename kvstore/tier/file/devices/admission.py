@@ -179,7 +179,9 @@ class Admission:
                 waited_s = mount.device.watch.oldest_s
                 if waited_s - late_s > self._hang_s:
                     self._take_out(mount, DeviceState.HUNG, f"no answer for {waited_s:.1f} s")
-                elif mount.measuring is None or mount.measuring.done():
+                elif mount.tier.health.free_bytes_min and (
+                    mount.measuring is None or mount.measuring.done()
+                ):
                     mount.measuring = asyncio.create_task(_measure_free(mount))
 
     # ---- back again --------------------------------------------------------------------------
