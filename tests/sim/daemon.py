@@ -3,6 +3,7 @@ and around it what the RPC service does, with the model told of every step."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +23,7 @@ from kvstore.model.errors import KVStoreError
 from kvstore.model.hint import Hint, HintKind
 from kvstore.move.scrub import Scrub
 from kvstore.move.write_behind import WriteBehind
+from kvstore.sealing import Sealing
 from kvstore.settings import LimitSettings
 from kvstore.store.sessions import Process
 from kvstore.store.store import Store
@@ -30,12 +32,12 @@ from kvstore.tier.file import Devices, FileExtent, Mount
 from tests.sim.disk import Platter, SimDisk
 from tests.sim.loop import SimLoop
 from tests.sim.model import Item, Model, Version, Violation
-from tests.sim.sealing import SEALING
 
 ARENA_BYTES = 1 << 20
 LEASE_S = 0.6
 RECALL_S = 30.0
 SCRUB_EVERY_S = 1.0
+TOMBSTONE_NBYTES = PAGE_NBYTES + FOOTER_RECORD_NBYTES_MAX  # its page, its place in a footer
 CHECK_KEYS = 8  # read back in one step: their slots must fit into half of the arena
 
 
@@ -89,7 +91,9 @@ class Daemon:
         settings: Settings,
         *,
         new_id: Callable[[], int] | None = None,
+        sealing: Sealing | None = None,
     ) -> None:
+        """sealing: of its file tier, if the settings say that it is encrypted."""
         self._loop = loop
         self._platters = platters
         self._failing = settings.failing
@@ -104,6 +108,7 @@ class Daemon:
         self.taken_out = 0
         self.evicted = 0  # how often frames made room; blocks may have kept other parts
         self.fine_served = 0
+        self.lent = False  # its cap of files moves: the world looks at all tenants' together
         self.model = model
         self.space = model.space
         self.arena = Arena(settings.arena_bytes, settings.arena_bytes // 2)
@@ -115,7 +120,7 @@ class Daemon:
             segment_nbytes=1 << 17,
             disks=self.disks,
             executor=loop.threads,
-            sealing=SEALING if settings.encrypted else None,
+            sealing=sealing,
         )
         self.file = file
         self.rewritten: set[Item] = set()  # also on a device that was out at the time
@@ -411,15 +416,29 @@ class Daemon:
             raise Violation("lost", f"{len(lost)} durable records, and nothing was evicted")
         for item in missing:
             del self.model.owed[item]
-        # Tombstones may exceed the cap, each by its page and its place in a footer. Holes that a
-        # power cut made data again leave when all is indexed.
+        # Holes that a power cut made data again leave when all is indexed.
         for device, platter in zip(self.file.devices, self._platters, strict=True):
-            if device.mount is None or device.mount.tier.recall.unrecalled_runs:
+            if self.lent or device.mount is None or device.mount.tier.recall.unrecalled_runs:
                 continue
             space = device.mount.tier.space
             excess = space.segments.physical_nbytes - space.freeing_nbytes - space.capacity_bytes
-            if excess > platter.tombstones * (PAGE_NBYTES + FOOTER_RECORD_NBYTES_MAX):
+            if excess > platter.tombstones * TOMBSTONE_NBYTES:
                 raise Violation("leaked", f"the file tier is {excess} bytes over its cap")
+
+    @property
+    def file_nbytes(self) -> int:
+        """Bytes of files on devices in use, less those that are being freed."""
+        spaces = [mount.tier.space for mount in self.file.mounts]
+        return sum(space.segments.physical_nbytes - space.freeing_nbytes for space in spaces)
+
+    @property
+    def tombstones_nbytes(self) -> int:
+        """Bytes by which tombstones may exceed the cap."""
+        return TOMBSTONE_NBYTES * sum(platter.tombstones for platter in self._platters)
+
+    def shares_turn(self, turn: asyncio.Lock) -> None:
+        """Index what was found on disk in turns with other stores."""
+        self._write_behind.recall.turn = turn
 
     @property
     def corrupt(self) -> int:

@@ -9,12 +9,13 @@ delete counts; after a restart, those that were answered.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from kvstore.model.block import BlockKey, Group, Namespace, Part
 from kvstore.model.checksum import checksum
 from kvstore.model.keys import KeyChain, root_key
+from kvstore.model.tenant import NO_TENANT_ID
 from tests.lossy import base_record, fine_record
 
 CHAIN_BLOCKS = 14
@@ -96,7 +97,7 @@ class Version(NamedTuple):
 
 
 class Violation(Exception):
-    """A promise was broken. kind: lost, wrong, resurrected, leaked or bug."""
+    """A promise was broken. kind: lost, wrong, resurrected, foreign, leaked or bug."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(f"{kind}: {text}")
@@ -104,10 +105,13 @@ class Violation(Exception):
 
 
 class Model:
-    """See the module."""
+    """See the module. owner: whose blocks they are. others: models of other owners on the same
+    machine, who write the same keys."""
 
-    def __init__(self, space: Space = SPACES[0]) -> None:
+    def __init__(self, space: Space = SPACES[0], owner: bytes = NO_TENANT_ID) -> None:
         self.space = space
+        self.owner = owner
+        self.others: Sequence[Model] = ()
         self.owed: dict[Item, int] = {}  # answered as durable -> checksum
         self._written = 0
         self._event = 0
@@ -120,7 +124,8 @@ class Model:
     def write(self, item: Item, nbytes: int, base: Version | None = None) -> Version:
         """Return new bytes for an item, unlike any before. base: the one of a fine part."""
         self._written += 1
-        writer, name = str(self._written), item.key.hex()
+        owner = self.owner.hex() if self.owner != NO_TENANT_ID else ""
+        writer, name = f"{owner}{self._written}", item.key.hex()
         if base is not None:
             data = fine_record(writer, name, item.part, nbytes, base.data)
         else:
@@ -175,6 +180,8 @@ class Model:
     def check(self, item: Item, value: int) -> Version:
         """Return the version a checksum stands for. Raises Violation if it may not be served."""
         version = self._versions.get(value)
+        if version is None and any(value in other._versions for other in self.others):
+            raise Violation("foreign", f"{self._name(item)} has a checksum of another tenant's")
         if version is None or version.item != item or value not in self._published:
             raise Violation("wrong", f"{self._name(item)} has a checksum nobody committed for it")
         if self._published[value] <= self._forgotten.get(item.key, 0):

@@ -12,7 +12,9 @@ parts. Of these, planes of two writers together, or a block without its fine par
 it, are `wrong`, too.
 
 One seed in four has an encrypted file tier. `nonce_reused` counts nonces that a key used twice; it
-has to be 0.
+has to be 0. Half of these have two tenants, who write the same keys; `foreign` counts what one
+tenant is served that only the other one wrote, and has to be 0. `lent` says how often one was seen
+to hold more than it is guaranteed.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ import click
 from tests.sim.world import Outcome, run_seed
 
 AGAIN = "python -m tests.sim.run --seed"
-KINDS = ("lost", "wrong", "resurrected", "leaked", "bug")
+KINDS = ("lost", "wrong", "resurrected", "foreign", "leaked", "bug")
 COUNTS = (
     "calls",
     "loads",
@@ -47,6 +49,8 @@ COUNTS = (
     "fine_served",
     "thinned",
     "encrypted",
+    "tenants",
+    "lent",
     "nonces",
     "nonce_reused",
 )

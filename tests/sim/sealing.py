@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from kvstore.model.block import Buffer
 from kvstore.sealing import FileRoot, Sealing, aead
 
-SEALING = Sealing(FileRoot(bytes(range(32))))
+ROOT = FileRoot(bytes(range(32)))
+SEALING = Sealing(ROOT)
 
 
 class Nonces:

@@ -11,10 +11,11 @@ from kvstore.decide.index import StoredFrame
 from kvstore.decide.planner import Leases, Planner
 from kvstore.decide.planner.reads import Reads
 from kvstore.decide.planner.replaced import Replaced
+from kvstore.model.tenant import NO_TENANT_ID
 from kvstore.tier.file import FileExtent
 from kvstore.tier.file.durability import Durability
 from kvstore.tier.file.frames import Frames
-from tests.sim.world import run_seed
+from tests.sim.world import World, run_seed
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -35,6 +36,21 @@ def test_a_seed_takes_the_same_course_again() -> None:
 
 def _found(seeds: range) -> set[str]:
     return {text.partition(":")[0] for seed in seeds for text in run_seed(seed).violations}
+
+
+def test_what_another_tenant_has_written_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = World._start
+
+    async def swapped(self: World) -> None:
+        """Give each tenant the disks of the other one; without an owner, their keys open them."""
+        first, second = self._sides
+        first.platters, second.platters = second.platters, first.platters
+        await start(self)
+
+    assert run_seed(15).tenants == 2
+    monkeypatch.setattr(World, "_start", swapped)
+    monkeypatch.setattr("tests.sim.side.TenantId", lambda _: NO_TENANT_ID)
+    assert any(text.startswith("foreign") for text in run_seed(15).violations)
 
 
 def test_a_sync_that_lies_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

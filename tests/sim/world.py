@@ -1,4 +1,4 @@
-"""One seed: a daemon, its disk and its engines, through power cuts, kills and restarts."""
+"""One seed: a daemon, its disks and its engines, through power cuts, kills and restarts."""
 
 from __future__ import annotations
 
@@ -6,21 +6,25 @@ import asyncio
 from dataclasses import asdict, dataclass, field, replace
 from random import Random
 from typing import Any
+from unittest.mock import patch
 
-from kvstore.model.block import PAGE_NBYTES
-from tests.sim.daemon import Daemon, Framed, Settings
-from tests.sim.disk import Platter
-from tests.sim.engine import Engine, Wire
+from kvstore.model.tenant import NO_TENANT_ID, tenant_id
+from kvstore.store import lending
+from kvstore.store.lending import FilePart, Lending
+from tests.sim.daemon import Settings
 from tests.sim.loop import SimLoop, Stuck
-from tests.sim.model import SPACES, Item, Model, Violation
+from tests.sim.model import SPACES, Model, Violation
 from tests.sim.sealing import recorded
+from tests.sim.side import DRAIN_S, Side, stop_everything
 
-ENGINES = 3
 ENCRYPTED_EVERY = 4  # of so many seeds, one is; it goes through all kinds of records
+TENANTS_EVERY = 8  # and every other of these has two tenants
+OWNERS = (tenant_id("acme"), tenant_id("beta"))
+GUARANTEED_NBYTES = 512 << 10  # of the files of all devices, for each tenant
+LENT_NBYTES = 512 << 10  # to whom it is of use
+STEP_NBYTES = 64 << 10  # by which that room moves; a daemon's is larger than all of it
 LIVES = (2, 4)
 LIFE_S = 2.2  # mean
-DRAIN_S = 10.0
-ASKED_FIRST = 5
 CHECK_EVERY_S = 0.25
 
 
@@ -44,6 +48,8 @@ class Outcome:
     fine_served: int = 0
     thinned: int = 0
     encrypted: int = 0
+    tenants: int = 0
+    lent: int = 0
     nonces: int = 0
     nonce_reused: int = 0
 
@@ -59,7 +65,7 @@ def run_seed(seed: int) -> Outcome:
     draw = Random(seed)
     loop = SimLoop(draw)
     world = World(loop, seed, draw)
-    with recorded() as nonces:
+    with recorded() as nonces, patch.object(lending, "STEP_NBYTES", STEP_NBYTES):
         try:
             loop.run_until_complete(world.run())
         except Stuck:
@@ -74,7 +80,7 @@ def run_seed(seed: int) -> Outcome:
 
 
 class World:
-    """See the module."""
+    """See the module. Of two tenants, each has a `Side`; they live and die together."""
 
     def __init__(self, loop: SimLoop, seed: int, draw: Random) -> None:
         self.outcome = Outcome(seed)
@@ -82,173 +88,115 @@ class World:
         self._draw = draw
         # Not drawn, so that a seed takes the same course whether or not it is encrypted.
         is_encrypted = seed % ENCRYPTED_EVERY == ENCRYPTED_EVERY - 1
-        self._settings = replace(Settings.drawn(draw), encrypted=is_encrypted)
+        owners = OWNERS if seed % TENANTS_EVERY == TENANTS_EVERY - 1 else (NO_TENANT_ID,)
+        settings = replace(Settings.drawn(draw), encrypted=is_encrypted)
+        if len(owners) > 1:
+            settings = replace(settings, file_bytes=GUARANTEED_NBYTES // settings.devices)
+        self._settings = settings
+        models = [Model(SPACES[seed % len(SPACES)], owner) for owner in owners]
+        for model in models:
+            model.others = [other for other in models if other is not model]
+        self._sides = [Side(loop, draw, settings, model, self._note) for model in models]
+        self._lending: Lending | None = None
         self.outcome.encrypted = int(is_encrypted)
-        self._platters = [Platter() for _ in range(self._settings.devices)]
-        self._model = Model(SPACES[seed % len(SPACES)])
-        self.outcome.kind = self._model.space.kind
-        self._wire = Wire(draw, self._note)
-        self._rewritten: set[Item] = set()  # to another device, while its own was out
-        self._doubtful: set[Item] = set()  # of these, what may have been freed there
-        self._copies: set[tuple[Item, Framed]] = set()  # that ever were durable
-        self._rotten: set[tuple[int, int, int]] = set()  # device, segment, offset of the page
+        self.outcome.tenants = len(owners) if len(owners) > 1 else 0
+        self.outcome.kind = models[0].space.kind
 
     async def run(self) -> None:
-        expected: dict[Item, Framed] = {}
         lives = self._draw.randint(*LIVES)
         for life in range(lives):
-            daemon = await self._start(expected)
+            await self._start()
             if self.outcome.violations:
                 return
             last = life == lives - 1
             ends = self._close if last or self._draw.random() < 0.2 else self._die
-            expected = await self._live(daemon, ends)
+            await self._live(ends)
             if self.outcome.violations:
                 return
-        await self._close(await self._start(expected), [])
+        await self._start()
+        await self._close([])
 
-    async def _start(self, expected: dict[Item, Framed]) -> Daemon:
-        """Start a daemon on what the last one left and look at everything it found."""
+    async def _start(self) -> None:
+        """Start every store on what the last life left."""
         self.outcome.lives += 1
-        self._model.restart()
-        daemon = Daemon(self._loop, self._platters, self._model, self._draw, self._settings)
-        daemon.rewritten = self._rewritten
-        if self.outcome.lives > 1 and len(daemon.disks) > 1 and self._draw.random() < 0.3:
-            self._draw.choice(daemon.disks).away = True
-            self.outcome.away += 1
-        try:
-            known = sorted({item.key for item in expected})
-            asked = self._draw.sample(known, k=min(len(known), ASKED_FIRST))
-            await daemon.start(expected, asked)
-            daemon.check()
-            await daemon.read_back(expected)
-            daemon.trouble(self._draw)
-        except Violation as error:
-            self._note(error)
-        self._model.owed = {item: record.checksum for item, record in daemon.framed().items()}
-        self._wire.arrive(daemon)
-        return daemon
+        for side in self._sides:
+            await side.start(again=self.outcome.lives > 1)
+        self.outcome.away = sum(side.away for side in self._sides)
+        if len(self._sides) > 1 and not self.outcome.violations:
+            self._lend()
 
-    async def _live(self, daemon: Daemon, ends: Any) -> dict[Item, Framed]:
-        engines = [
-            Engine(
-                f"engine {i} of life {self.outcome.lives}",
-                self._wire,
-                self._draw,
-                self._note,
-                self._model.space,
-            )
-            for i in range(ENGINES)
-        ]
+    def _lend(self) -> None:
+        """Let the tenants have what is free of each other's room in files."""
+        room = self._lending = Lending(len(self._sides) * GUARANTEED_NBYTES + LENT_NBYTES)
+        turn = asyncio.Lock()
+        for number, side in enumerate(self._sides):
+            store = side.daemon.store
+            room.add(str(number), FilePart(store, GUARANTEED_NBYTES, room.capacity_bytes, 1.0))
+            side.daemon.lent = True
+            side.daemon.shares_turn(turn)
+        self._lends = asyncio.create_task(room.run())
+
+    async def _live(self, ends: Any) -> None:
+        engines = [engine for side in self._sides for engine in side.engines(self.outcome.lives)]
         tasks = [asyncio.create_task(engine.run()) for engine in engines]
         end = self._loop.time() + self._draw.expovariate(1 / LIFE_S)
         while self._loop.time() < end and not self.outcome.violations:
             await asyncio.sleep(self._draw.uniform(0, 2 * CHECK_EVERY_S))
-            self._look(daemon)
-        expected: dict[Item, Framed] = await ends(daemon, tasks)
-        self.outcome.loads += sum(engine.loads for engine in engines)
-        self.outcome.files_read += sum(engine.files_read for engine in engines)
-        self.outcome.calls = self._wire.calls
-        self.outcome.durable += len(expected)
-        self.outcome.faults += sum(disk.faults for disk in daemon.disks)
-        self.outcome.taken_out += daemon.taken_out
-        self.outcome.evicted += daemon.evicted
-        self.outcome.fine_served += daemon.fine_served
-        self.outcome.thinned += daemon.planner.counts.thinned
-        return expected
+            self._look()
+        await ends(tasks)
+        outcome = self.outcome
+        outcome.loads += sum(engine.loads for engine in engines)
+        outcome.files_read += sum(engine.files_read for engine in engines)
+        outcome.calls = sum(side.wire.calls for side in self._sides)
+        outcome.rotten = sum(side.rotten_pages for side in self._sides)
+        for side in self._sides:
+            daemon = side.daemon
+            outcome.durable += len(side.expected)
+            outcome.faults += sum(disk.faults for disk in daemon.disks)
+            outcome.taken_out += daemon.taken_out
+            outcome.evicted += daemon.evicted
+            outcome.fine_served += daemon.fine_served
+            outcome.thinned += daemon.planner.counts.thinned
 
-    async def _die(self, daemon: Daemon, _: list[asyncio.Task[None]]) -> dict[Item, Framed]:
+    async def _die(self, _: list[asyncio.Task[None]]) -> None:
         """Kill the daemon, most often by cutting the power of its machine."""
-        self._look(daemon)
-        durable = daemon.durable()
-        daemon.pull_the_plug()
-        self._wire.daemon = None
-        flying = self._wire.grounded()
-        await self._stop_everything()
-        await daemon.arena.close()
-        self._wire.fly(flying)
+        for side in self._sides:
+            side.kill()
+        await stop_everything()
+        for side in self._sides:
+            await side.bury()
         # After a failed sync the page cache shows the next process what never was written, and
         # nothing says so. Only a kill within milliseconds of it, and then a cut, can meet that.
-        if self._draw.random() < 0.8 or any(platter.dropped for platter in self._platters):
-            for platter in self._platters:
-                platter.lose_power(self._draw)
-            if self._settings.rots:
-                self._rot()
-        return self._sound(daemon, durable)
+        dropped = any(platter.dropped for side in self._sides for platter in side.platters)
+        if self._draw.random() < 0.8 or dropped:
+            for side in self._sides:
+                side.lose_power()
+        for side in self._sides:
+            side.ended()
 
-    async def _close(self, daemon: Daemon, engines: list[asyncio.Task[None]]) -> dict[Item, Framed]:
+    async def _close(self, engines: list[asyncio.Task[None]]) -> None:
         """Stop the engines, see that nothing is left of them, and drain the daemon."""
         for task in engines:
             task.cancel()
         await asyncio.gather(*engines, return_exceptions=True)
-        self._wire.daemon = None
-        self._wire.grounded()
+        for side in self._sides:
+            side.wire.daemon = None
+            side.wire.grounded()
         await asyncio.sleep(DRAIN_S)  # what was being carried out ends
-        self._look(daemon)
-        stats = daemon.store.report.stats()
-        held = (stats["leases"], stats["dram"]["leased_bytes"], stats["dram"]["limbo_bytes"])
-        if any(held) or stats["file"]["leased_bytes"]:
-            self._note(Violation("leaked", f"leases, leased bytes, limbo bytes: {held}"))
-        resident = sum(
-            -(-record.nbytes // PAGE_NBYTES) * PAGE_NBYTES
-            for _, record in daemon.records()
-            if record.resident is not None
-        )
-        if resident != daemon.arena.physical_nbytes:
-            used = daemon.arena.physical_nbytes
-            self._note(Violation("leaked", f"{used} bytes of arena used for {resident} of records"))
-        if not await daemon.store.puts.flush(DRAIN_S) and not self._settings.failing:
-            self._note(Violation("lost", "flush did not end in time"))
-        self._look(daemon)
-        await daemon.store.close(DRAIN_S)
-        expected = self._sound(daemon, daemon.durable())
-        daemon.pull_the_plug()
-        await self._stop_everything()
-        return expected
+        for side in self._sides:
+            await side.close()
+        await stop_everything()
 
-    async def _stop_everything(self) -> None:
-        """End every task but this one; the disk they use is dead."""
-        me = asyncio.current_task()
-        while tasks := [task for task in asyncio.all_tasks() if task is not me]:
-            for task in sorted(tasks, key=lambda task: task.get_name()):
-                task.cancel()
-            await asyncio.wait(tasks, timeout=1.0)
-
-    def _rot(self) -> None:
-        """Flip bits, where the platter says."""
-        for _ in range(self._draw.randint(1, 3)):
-            device = self._draw.randrange(len(self._platters))
-            hit = self._platters[device].rot(self._draw)
-            if hit is not None:
-                self.outcome.rotten += 1
-                segment = int(hit[0].partition("-")[0], 16)
-                self._rotten.add((device, segment, hit[1] * PAGE_NBYTES))
-
-    def _sound(self, daemon: Daemon, durable: dict[Item, Framed]) -> dict[Item, Framed]:
-        """Return what must survive: not blocks of which any copy was ever hit, because it may be
-        the newest one; nor what was evicted, or given up because a sync failed, on one device while
-        another one had it and was out: after a power cut, what is left of the freed frame may be
-        taken for the newer one."""
-        self._doubtful |= daemon.given_up
-        if daemon.evicted:
-            self._doubtful |= self._rewritten
-        durable = {item: framed for item, framed in durable.items() if item not in self._doubtful}
-        self._copies.update(durable.items(), daemon.out.items())
-        lost = {item.key for item, framed in self._copies if self._is_hit(framed)}
-        return {item: framed for item, framed in durable.items() if item.key not in lost}
-
-    def _is_hit(self, framed: Framed) -> bool:
-        begin, end = framed.extent.offset, framed.extent.offset + framed.extent.nbytes
-        return any(
-            (device, segment) == (framed.device, framed.extent.segment) and begin <= at < end
-            for device, segment, at in self._rotten
-        )
-
-    def _look(self, daemon: Daemon) -> None:
-        try:
-            daemon.check()
-        except Violation as error:
-            self._note(error)
+    def _look(self) -> None:
+        for side in self._sides:
+            side.look()
+        if self._lending is None:
+            return
+        parts = [self._lending.part(str(number)) for number in range(len(self._sides))]
+        self.outcome.lent += any(part is not None and part.used > part.guaranteed for part in parts)
+        excess = sum(side.daemon.file_nbytes for side in self._sides) - self._lending.capacity_bytes
+        if excess > sum(side.daemon.tombstones_nbytes for side in self._sides):
+            self._note(Violation("leaked", f"all tenants are {excess} bytes over the cap"))
 
     def _note(self, error: BaseException) -> None:
         if isinstance(error, Violation):
