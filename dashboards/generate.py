@@ -56,7 +56,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         Panel(
             "Hit ratio by tier",
             "percentunit",
-            (ratio("dram"), ratio("file"), ratio("object")),
+            (ratio("dram"), ratio("file"), ratio("object"), ratio("peer")),
             "Blocks served over blocks asked for.",
         ),
         Panel(
@@ -307,6 +307,18 @@ ROWS: dict[str, tuple[Panel, ...]] = {
                 rate("kvstore_object_collected_total", "reason", legend="deleted {{reason}}"),
             ),
             "Objects a second.",
+        ),
+    ),
+    "Other hosts": (
+        Panel("Members", "short", (gauge("kvstore_peers", "{{state}}"),)),
+        Panel("Bandwidth", "Bps", (rate("kvstore_peer_bytes_total", "direction"),)),
+        Panel("Reads", "reqps", (rate("kvstore_peer_reads_total", "outcome"),)),
+        Panel("Answers, p99", "s", (quantile(0.99, "kvstore_peer_match_seconds", "outcome"),)),
+        Panel(
+            "Not asked, and refused",
+            "reqps",
+            (rate("kvstore_peer_refused_total", "reason"),),
+            "Requests that named a source of no member, and what other daemons were refused.",
         ),
     ),
     "In the engine (vLLM)": (

@@ -156,8 +156,10 @@ def _where(each: BlockRange) -> str:
 def _outcome_lines(outcome: Outcome, block_tokens: int) -> list[str]:
     asked = outcome.asked_blocks - outcome.skip_blocks
     hit = outcome.hit_blocks - outcome.skip_blocks
-    below = outcome.file_blocks + outcome.object_blocks
+    below = outcome.file_blocks + outcome.object_blocks + outcome.peer_blocks
     objects = f", {outcome.object_blocks} from object" if outcome.object_blocks else ""
+    if outcome.peer_blocks:
+        objects += f", {outcome.peer_blocks} from peer {outcome.peer[:8]}"
     again = f", asked {outcome.asks} times" if outcome.asks > 1 else ""
     own = f" beyond the engine's own {outcome.skip_blocks}" if outcome.skip_blocks else ""
     lines = [
@@ -169,6 +171,8 @@ def _outcome_lines(outcome: Outcome, block_tokens: int) -> list[str]:
     ]
     if outcome.ending is not None:
         lines += _indented("ended at ", ending_lines(outcome.ending))
+    if outcome.peer and not outcome.peer_blocks:
+        lines.append(f"  peer {outcome.peer[:8]} has, or had, more of it")
     if outcome.base_blocks:
         lines.append(f"  {outcome.base_blocks} of these blocks came without their fine part")
     if outcome.lease == "expired":

@@ -59,6 +59,7 @@ def daemon_health(stats: dict[str, Any]) -> list[Finding]:
         _file_tier(stats),
         *_devices(stats),
         *_bucket(stats),
+        *_fleet(stats),
         _durability(stats),
         _arena(stats),
         _limbo(stats),
@@ -126,6 +127,25 @@ def _bucket(stats: dict[str, Any]) -> list[Finding]:
             or "look at the daemon's log; the daemon tries it again by itself",
         )
     ]
+
+
+def _fleet(stats: dict[str, Any]) -> list[Finding]:
+    """Judge what other daemons there are, if this one is of a fleet."""
+    fleet = stats.get("fleet")
+    if fleet is None:
+        return []
+    up = sum(each["state"] == "up" for each in fleet["members"])
+    text = f"{up} of {len(fleet['members'])} other daemons are up; links {fleet['secured']}"
+    kept = fleet["membership"]
+    if kept["away_s"] is not None:
+        text += f"; {kept['membership']} is out of reach"
+        return [note("fleet", text, "look at it: no daemon can join meanwhile")]
+    if fleet["secured"] == "insecure":
+        advice = "set cluster.cert, cluster.key and cluster.ca"
+        return [note("fleet", f"{text}: whoever reaches {fleet['address']} may read all", advice)]
+    if up < len(fleet["members"]):
+        return [note("fleet", text, "`kvstore members` shows which and why")]
+    return [ok("fleet", text)]
 
 
 def _durability(stats: dict[str, Any]) -> Finding:

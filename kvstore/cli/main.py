@@ -29,6 +29,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "top": ("kvstore.cli.top:top", "Watch tiers, hits, bandwidth and sessions, live."),
         "stats": ("kvstore.cli.inspect:stats", "Print all counters of a daemon."),
         "explain": ("kvstore.cli.explain:explain", "Explain why a request missed."),
+        "members": ("kvstore.cli.members:members", "List the daemons that share what they hold."),
         "namespaces": ("kvstore.cli.namespaces:namespaces", "List models and their namespaces."),
         "scan": ("kvstore.cli.inspect:scan", "List stored blocks."),
     },

@@ -125,7 +125,7 @@ def _fidelities(stats: dict[str, Any]) -> list[str]:
 
 def _hits(totals: dict[str, Any]) -> list[str]:
     asked, hits = totals["lookup_blocks"], {"dram": 0, "file": 0} | totals.get("hit_blocks", {})
-    hits = {tier: count for tier, count in hits.items() if count or tier != "object"}
+    hits = {tier: count for tier, count in hits.items() if count or tier not in ("object", "peer")}
     shares = ", ".join(f"{percent(count, asked)} from {tier}" for tier, count in hits.items())
     lines = [
         f"hits  {percent(sum(hits.values()), asked)} of {asked:.0f} blocks asked for since the "

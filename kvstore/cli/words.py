@@ -74,6 +74,23 @@ _REASONS: dict[Reason, tuple[str, str]] = {
         "stored without its fine part, which the request insisted on",
         "raise dram.fine_share or dram.capacity, or set file.fidelity=fine to keep fine parts",
     ),
+    Reason.PEER_GONE: (
+        "another daemon had more of the prefix, but ended, or let go of it before it was read",
+        "nothing if it is rare; `kvstore members` shows who is there",
+    ),
+    Reason.PEER_BUSY: (
+        "another daemon has more of the prefix, but serves others",
+        "raise cluster.serve_reads or cluster.serve_bytes_per_s there",
+    ),
+    Reason.PEER_SLOW: (
+        "another daemon has more of the prefix, but did not answer in time",
+        "look at `kvstore members`, and at the network to it",
+    ),
+    Reason.PEER_CORRUPT: (
+        "another daemon sent bytes that do not match their checksum; they were not used",
+        "look at its disks and memory, and at the network to it; three such answers in ten "
+        "minutes, and it is not asked any more for as long",
+    ),
     Reason.OVER_SHARE: (
         "evicted {left} ago: tenant over its share, and others took back what was lent to it",
         "raise what this tenant is guaranteed (tenants.NAME.dram.guaranteed, .file.guaranteed)",

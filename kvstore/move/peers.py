@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from kvstore.decide.ask import Ask
@@ -26,7 +27,7 @@ ASKED_MAX = 3  # hosts that are asked about one prefix, and that may give parts 
 MATCH_S = 0.05  # for an answer to that
 NAMED_MATCH_S = 0.5  # from the host that the request names
 DIAL_S = 2.0
-PING_EVERY_S = 5.0
+PING_EVERY_S = 2.0
 PING_S = 2.0
 BACKOFF_MIN_S, BACKOFF_MAX_S = 0.2, 10.0
 LOOK_S = 0.2
@@ -147,9 +148,7 @@ class Peers:
                 known.member = member
                 if moved or restarted:
                     self._keep(node, known.close())
-        self._by_engine = {
-            address: node for node, peer in self._peers.items() for address in peer.member.engines
-        }
+        self._index_engines()
         self._changed.set()
 
     async def run(self) -> None:
@@ -199,6 +198,7 @@ class Peers:
                 peer.source.link = link
                 logger.info("peer=linked node=%s address=%s", peer.member.node, peer.member.address)
             peer.rtt_s = await link.ping(self._now() + PING_S)
+            self._learn(peer, link.peer)
         except KVStoreError as error:
             peer.last_error = str(error)[:200]
             closed = peer.breaker.closed
@@ -208,6 +208,17 @@ class Peers:
                 logger.warning("peer=down node=%s reason=%r", peer.member.node, peer.last_error)
         else:
             peer.breaker.success()
+
+    def _learn(self, peer: Peer, told: Member) -> None:
+        """Take what a peer says of itself: it is newer than what the membership says."""
+        if told != peer.member and self._peers.get(told.node) is peer:
+            peer.member = replace(told, address=peer.member.address)
+            self._index_engines()
+
+    def _index_engines(self) -> None:
+        self._by_engine = {
+            address: node for node, peer in self._peers.items() for address in peer.member.engines
+        }
 
     async def close(self) -> None:
         """End every link."""

@@ -190,7 +190,8 @@ class Incoming(Protocol):
 
 
 class PeerLink(Protocol):
-    """One peer. peer: as its HELLO said. open: calls may succeed. Lives on the event loop."""
+    """One peer. peer: as its HELLO said, or its last answer to a ping. open: calls may succeed.
+    Lives on the event loop."""
 
     peer: Member
 

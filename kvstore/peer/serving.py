@@ -107,7 +107,7 @@ class Borrower:
         if self.member is None:
             self._greet(frame)
         elif frame.kind == Kind.PING:
-            self.link.send(Frame(Kind.REPLY, frame.id))
+            self.link.send(Frame(Kind.REPLY, frame.id, self._ourselves.hello()))
         elif frame.kind == Kind.CANCEL:
             if (request := self._requests.get(frame.id)) is not None:
                 request.cancel()

@@ -144,7 +144,13 @@ class TcpLink:
     async def ping(self, deadline: float) -> float:
         """See `PeerLink`."""
         began = time.monotonic()
-        await self._call(Kind.PING, b"", deadline)
+        answer = await self._call(Kind.PING, b"", deadline)
+        member = self._decoded(lambda: decode_hello(answer)).member
+        if (member.node, member.instance) != (self.peer.node, self.peer.instance):
+            gone = PeerGone(f"{self.name} is another daemon now", reason="closed")
+            self._calls.link.end(gone)
+            raise gone
+        self.peer = member
         return time.monotonic() - began
 
     async def close(self) -> None:

@@ -1,0 +1,76 @@
+"""`kvstore members`: the daemons of a fleet, as one of them sees them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from kvstore.cli.target import connect, daemon_options
+from kvstore.cli.words import duration, size
+
+COLUMNS = ("NODE", "ADDRESS", "STATE", "VERSION", "ROUND TRIP", "BORROWED", "LENT", "DEMERITS")
+
+
+@click.command()
+@daemon_options
+@click.pass_context
+def members(ctx: click.Context, target: str, as_json: bool) -> None:
+    """List the daemons that share what they hold; exit code 1 if one is not up.
+
+    \b
+    Examples:
+      kvstore members
+      kvstore members --target unix:/run/kvstore/kvstore.sock
+      kvstore members --json | jq -r '.members[] | select(.state != "up") | .address'
+    """
+    with connect(target) as client:
+        stats = client.admin.stats()
+    fleet = stats.get("fleet")
+    if fleet is None:
+        raise click.ClickException(
+            "this daemon is alone: set cluster.membership, see `kvstore serve --print-config`"
+        )
+    if as_json:
+        click.echo(json.dumps(fleet))
+    else:
+        click.echo("\n".join(_screen(fleet)))
+    ctx.exit(0 if all(each["state"] == "up" for each in fleet["members"]) else 1)
+
+
+def _screen(fleet: dict[str, Any]) -> list[str]:
+    kept = fleet["membership"]
+    lines = [
+        f"fleet {fleet['fleet']}, membership {kept['membership']}, links {fleet['secured']}",
+        f"this daemon is {fleet['node']} at {fleet['address']}, {fleet['state']}",
+    ]
+    if kept["away_s"] is not None:
+        lines.append(f"{kept['membership']} has been out of reach for {duration(kept['away_s'])}")
+    if kept["error"]:
+        lines.append(kept["error"])
+    if not fleet["members"]:
+        return [*lines, "no other daemon is known"]
+    rows = [COLUMNS, *map(_row, fleet["members"])]
+    widths = [max(len(row[at]) for row in rows) for at in range(len(COLUMNS))]
+    table = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    errors = [f"{m['node'][:8]}: {m['last_error']}" for m in fleet["members"] if _is_wrong(m)]
+    return [*lines, "", *table, *errors]
+
+
+def _row(member: dict[str, Any]) -> tuple[str, ...]:
+    trip = member["round_trip_s"]
+    return (
+        member["node"][:8],
+        member["address"],
+        member["state"],
+        member["version"],
+        "-" if trip is None else duration(trip),
+        size(member["borrowed_bytes"]),
+        size(member["lent_bytes"]),
+        str(member["demerits"]),
+    )
+
+
+def _is_wrong(member: dict[str, Any]) -> bool:
+    return member["state"] != "up" and bool(member["last_error"])

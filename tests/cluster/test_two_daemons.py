@@ -1,0 +1,117 @@
+"""Two real daemons: what one has stored the other one's engines hit."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from kvstore import Client
+from kvstore.model.block import Group, Namespace
+from kvstore.model.checksum import checksum
+from kvstore.model.keys import KeyChain, root_key
+from kvstore.model.member import Origin
+from kvstore.testing.daemon import Daemon
+from tests.cluster.fleet import fleet, met, peers_of, wait_for
+
+SPEC = Namespace(16, (Group("all", 256 << 10),), (("model", "two-daemons"),))
+KEYS = KeyChain(root_key(SPEC.id), 16).update(list(range(16 * 40)))
+RECORDS = [bytes([at]) * (256 << 10) for at in range(40)]
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[tuple[Daemon, Daemon]]:
+    with fleet() as (one, two):
+        yield one, two
+
+
+def put(daemon: Daemon, *, durable: bool = False) -> None:
+    with Client(daemon.target) as client:
+        client.register(SPEC)
+        client.put(SPEC.id, KEYS, RECORDS, durable=durable)
+
+
+def hit(daemon: Daemon, **options: object) -> int:
+    """Acquire the prefix, look at every byte, release; return the hit in blocks."""
+    with Client(daemon.target) as client:
+        client.register(SPEC)
+        grant = client.acquire(SPEC.id, KEYS, wait_s=5.0, **options)  # type: ignore[arg-type]
+        for slot, wanted, number in zip(grant.slots, RECORDS, grant.checksums, strict=False):
+            assert slot is not None
+            view = client.view(slot)
+            assert view == wanted
+            assert checksum(view) == number
+        assert client.release(grant.lease_id) == [True]
+        return grant.hit_blocks
+
+
+def clear(*daemons: Daemon) -> None:
+    for each in daemons:
+        with Client(each.target) as client:
+            client.admin.clear(SPEC.id)
+
+
+def test_what_one_daemon_has_the_other_reads(pair: tuple[Daemon, Daemon]) -> None:
+    one, two = pair
+    put(one)
+    assert hit(two, request_id="borrowed") == len(KEYS)
+    with Client(two.target) as client:
+        totals = client.admin.stats()["totals"]
+        (outcome,) = client.admin.outcomes("borrowed")
+    assert totals["hit_blocks"]["peer"] == len(KEYS)
+    assert totals["peer_bytes"]["borrowed"] == sum(map(len, RECORDS))
+    with Client(one.target) as client:
+        node = client.admin.stats()["fleet"]["node"]
+    assert (outcome.peer_blocks, outcome.peer, outcome.ending) == (len(KEYS), node, None)
+    assert hit(one) == len(KEYS)
+
+
+def test_a_killed_daemon_is_met_again_with_what_its_files_have(
+    pair: tuple[Daemon, Daemon],
+) -> None:
+    one, two = pair
+    clear(one, two)
+    put(one, durable=True)
+    one.kill()
+    assert hit(two) == 0
+    one.start()
+    wait_for(lambda: met(two))
+    assert hit(two) == len(KEYS)
+
+
+def test_a_stopped_daemon_costs_no_more_than_its_deadline(pair: tuple[Daemon, Daemon]) -> None:
+    one, two = pair
+    clear(one, two)
+    put(one)
+    os.kill(one.pid, signal.SIGSTOP)
+    try:
+        assert hit(two, recompute_s_per_block=0.01) == 0
+        wait_for(lambda: not met(two))
+        assert hit(two) == 0
+    finally:
+        os.kill(one.pid, signal.SIGCONT)
+    wait_for(lambda: met(two))
+    assert hit(two) == len(KEYS)
+
+
+def test_a_request_may_name_the_engine_that_has_its_prefix(pair: tuple[Daemon, Daemon]) -> None:
+    one, two = pair
+    clear(one, two)
+    with Client(one.target, engines=["10.0.0.1:8000"]) as client:
+        client.register(SPEC)
+        client.put(SPEC.id, KEYS, RECORDS)
+        wait_for(lambda: peers_of(two)[0]["engines"] == ["10.0.0.1:8000"])
+        assert hit(two, origin=Origin("10.0.0.1:8000")) == len(KEYS)
+    assert hit(two, origin=Origin("10.9.9.9:22")) == len(KEYS)  # its own, and nobody else asked
+
+
+def test_a_draining_daemon_lends_nothing_and_is_not_asked(pair: tuple[Daemon, Daemon]) -> None:
+    one, two = pair
+    clear(one, two)
+    put(two)
+    assert two.stop() == 0
+    assert hit(one) == 0
+    two.start()
+    wait_for(lambda: met(one) and met(two))
