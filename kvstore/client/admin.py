@@ -42,24 +42,37 @@ class Admin:
         return Principal(reply.tenant, reply.name, role_of(reply.role))
 
     async def delete(
-        self, namespace_id: NamespaceId, keys: Sequence[BlockKey], *, corrupt: bool = False
+        self,
+        namespace_id: NamespaceId,
+        keys: Sequence[BlockKey],
+        *,
+        corrupt: bool = False,
+        this_daemon_only: bool = False,
     ) -> int:
-        """Delete blocks from all tiers; return how many there were.
+        """Delete blocks from all tiers, and from all daemons of the fleet; return how many this
+        daemon had. Raises Unavailable if some daemon did not confirm.
 
         corrupt: the caller read wrong bytes. The daemon verifies its own copies and drops the wrong
         ones; the answer counts the blocks that had one.
         """
         request = pb.DeleteRequest(
-            namespace_id=namespace_id, keys=self._caller.joined(keys), corrupt=corrupt
+            namespace_id=namespace_id,
+            keys=self._caller.joined(keys),
+            corrupt=corrupt,
+            this_daemon_only=this_daemon_only,
         )
         reply = await self._caller.call(
             lambda stub, _, t: stub.Delete(request, timeout=t), namespace_id=namespace_id
         )
         return reply.deleted
 
-    async def clear(self, namespace_id: NamespaceId | None = None) -> int:
-        """Delete every block of a namespace, or of all; return how many there were."""
-        request = pb.ClearRequest(namespace_id=namespace_id or b"")
+    async def clear(
+        self, namespace_id: NamespaceId | None = None, *, this_daemon_only: bool = False
+    ) -> int:
+        """The same for every block of a namespace, or of all."""
+        request = pb.ClearRequest(
+            namespace_id=namespace_id or b"", this_daemon_only=this_daemon_only
+        )
         return (await self._caller.call(lambda stub, _, t: stub.Clear(request, timeout=t))).deleted
 
     async def flush(self, wait_s: float = 30.0) -> bool:

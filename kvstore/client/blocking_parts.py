@@ -59,14 +59,25 @@ class BlockingAdmin:
         return self._thread.wait(lambda client: client.admin.whoami())
 
     def delete(
-        self, namespace_id: NamespaceId, keys: Sequence[BlockKey], *, corrupt: bool = False
+        self,
+        namespace_id: NamespaceId,
+        keys: Sequence[BlockKey],
+        *,
+        corrupt: bool = False,
+        this_daemon_only: bool = False,
     ) -> int:
         return self._thread.wait(
-            lambda client: client.admin.delete(namespace_id, keys, corrupt=corrupt)
+            lambda client: client.admin.delete(
+                namespace_id, keys, corrupt=corrupt, this_daemon_only=this_daemon_only
+            )
         )
 
-    def clear(self, namespace_id: NamespaceId | None = None) -> int:
-        return self._thread.wait(lambda client: client.admin.clear(namespace_id))
+    def clear(
+        self, namespace_id: NamespaceId | None = None, *, this_daemon_only: bool = False
+    ) -> int:
+        return self._thread.wait(
+            lambda client: client.admin.clear(namespace_id, this_daemon_only=this_daemon_only)
+        )
 
     def flush(self, wait_s: float = 30.0) -> bool:
         return self._thread.wait(lambda client: client.admin.flush(wait_s))

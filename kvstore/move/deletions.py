@@ -1,15 +1,19 @@
-"""What is deleted while it is on its way to or from the bucket does not arrive there.
+"""What is deleted while it is on its way to or from a bucket, or another host, does not arrive.
 
-A fetch or an upload takes seconds, and a delete as well: until the tombstone is in the bucket, a
-lookup still finds what the planner has forgotten already. So each watches for the other.
+A fetch or an upload takes seconds, and a delete as well: until the tombstone is in the bucket, or
+every host of a fleet was told, a lookup still finds what the planner has forgotten already. So each
+watches for the other.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 from kvstore.model.block import BlockKey, NamespaceId
+
+LINGERING_MAX = 256  # deletes that are remembered for themselves
 
 
 class Watch:
@@ -33,6 +37,7 @@ class Deletions:
 
     def __init__(self) -> None:
         self._deletions: set[Watch] = set()
+        self._lingering = 0
         self._deletes: list[tuple[Collection[NamespaceId], Collection[BlockKey] | None]] = []
 
     @contextmanager
@@ -46,6 +51,22 @@ class Deletions:
             yield watch
         finally:
             self._deletions.discard(watch)
+
+    async def linger(
+        self,
+        namespaces: Collection[NamespaceId],
+        keys: Collection[BlockKey] | None,
+        seconds: float,
+    ) -> None:
+        """Let nothing of a delete arrive for a while: not every host may know of it yet. Over a
+        bound, all of the namespaces counts as deleted for as long."""
+        over = self._lingering >= LINGERING_MAX
+        self._lingering += 1
+        try:
+            with self.deleting(namespaces, None if over else keys):
+                await asyncio.sleep(seconds)
+        finally:
+            self._lingering -= 1
 
     @contextmanager
     def deleting(

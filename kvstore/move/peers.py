@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 from kvstore.decide.ask import Ask
 from kvstore.metrics import Metrics
-from kvstore.model.block import Match, Namespace
-from kvstore.model.errors import KVStoreError
+from kvstore.model.block import BlockKey, Match, Namespace, NamespaceId
+from kvstore.model.errors import KVStoreError, Unavailable
 from kvstore.model.member import Member, NodeId, Origin, State
 from kvstore.move.peer_source import PeerListing, PeerSource
 from kvstore.move.source import Candidate
-from kvstore.peer.base import KEYS_MAX, PeerCorrupt, PeerError, PeerLink, PeerMatch
+from kvstore.peer.base import KEYS_MAX, NAMED_KEYS_MAX, PeerCorrupt, PeerError, PeerLink, PeerMatch
 from kvstore.system.breaker import Breaker
 
 logger = logging.getLogger(__name__)
@@ -31,6 +31,7 @@ PING_EVERY_S = 2.0
 PING_S = 2.0
 BACKOFF_MIN_S, BACKOFF_MAX_S = 0.2, 10.0
 LOOK_S = 0.2
+DELETE_S = 3.0
 DEMERITS_MAX = 3  # wrong answers within
 DEMERITS_S = 600.0  # this time: then it is not asked for as long again
 
@@ -289,6 +290,42 @@ class Peers:
             peer.source, ask, namespace, hit_blocks=hit, expected=expected, until=deadline
         )
         return Candidate(peer.source, listing)
+
+    async def delete(
+        self, namespace_id: NamespaceId | None, keys: Sequence[BlockKey] | None
+    ) -> None:
+        """Delete blocks on every member; None: all of a namespace, or of all of them.
+
+        Raises Unavailable that names those that did not confirm: what they hold may come back.
+        """
+        peers = list(self)
+        results = await asyncio.gather(
+            *(self._delete_at(peer, namespace_id, keys) for peer in peers), return_exceptions=True
+        )
+        missing = [
+            f"{peer.member.node[:8]} at {peer.member.address}"
+            for peer, failed in zip(peers, results, strict=True)
+            if failed is not None
+        ]
+        if missing:
+            raise Unavailable(
+                f"deleted on {len(peers) - len(missing)} of {len(peers)} other daemons, not on "
+                f"{', '.join(missing[:8])}: delete again once they are back, or their copies may "
+                "return",
+                reason="fleet",
+            )
+
+    async def _delete_at(
+        self, peer: Peer, namespace_id: NamespaceId | None, keys: Sequence[BlockKey] | None
+    ) -> None:
+        link, deadline = peer.source.open_link(), self._now() + DELETE_S
+        if keys is None:
+            await link.delete(namespace_id, None, deadline=deadline)
+            return
+        assert namespace_id is not None
+        for first in range(0, len(keys), NAMED_KEYS_MAX):
+            part = keys[first : first + NAMED_KEYS_MAX]
+            await link.delete(namespace_id, part, deadline=deadline)
 
     def stats(self) -> list[dict[str, Any]]:
         """Return a status of each, by address."""

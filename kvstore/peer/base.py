@@ -239,10 +239,10 @@ class PeerLink(Protocol):
         PeerError; InvalidRequest over NAMED_KEYS_MAX."""
 
     async def delete(
-        self, namespace_id: NamespaceId, keys: Sequence[BlockKey] | None, *, deadline: float
+        self, namespace_id: NamespaceId | None, keys: Sequence[BlockKey] | None, *, deadline: float
     ) -> None:
-        """Delete blocks, None: the whole namespace; return when the peer has. Raises PeerError;
-        InvalidRequest over NAMED_KEYS_MAX."""
+        """Delete blocks, None: the whole namespace, or all of them; return when the peer has.
+        Raises PeerError; InvalidRequest over NAMED_KEYS_MAX."""
 
     async def ping(self, deadline: float) -> float:
         """Return the seconds of a round trip. Raises PeerError."""
@@ -311,5 +311,7 @@ class Lender(Protocol):
     async def corrupt(self, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> None:
         """Verify our own copy of these blocks, soon."""
 
-    async def delete(self, namespace_id: NamespaceId, keys: Sequence[BlockKey] | None) -> None:
-        """Delete them here; return when it is done."""
+    async def delete(
+        self, namespace_id: NamespaceId | None, keys: Sequence[BlockKey] | None
+    ) -> None:
+        """Delete them here; return when it is done. None: all of a namespace, or all there is."""

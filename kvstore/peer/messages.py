@@ -55,7 +55,8 @@ class NamespaceBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KeysBody(msgspec.Struct, frozen=True, kw_only=True):
-    """CORRUPT and DELETE. keys: packed; None: all of the namespace, which DELETE alone may say."""
+    """CORRUPT and DELETE. keys: packed; None: all of the namespace, or of every one (""), which
+    DELETE alone may say."""
 
     namespace: bytes
     keys: bytes | None = None
@@ -189,11 +190,17 @@ def decode_parts(body: bytes) -> tuple[Keys, PartsBody]:
     return keys, found
 
 
-def decode_keys(body: bytes, *, all_too: bool = False) -> tuple[NamespaceId, list[BlockKey] | None]:
-    """Read a CORRUPT or, with all_too, a DELETE. Raises Incompatible, InvalidRequest."""
+def decode_delete(body: bytes) -> tuple[NamespaceId | None, list[BlockKey] | None]:
+    """Read a DELETE: of keys, of a namespace, or of all. Raises Incompatible, InvalidRequest."""
     found = _keys_body(body)
-    if found.keys is None and all_too:
-        return _namespace_id(found.namespace), None
+    if found.keys is None:
+        return (_namespace_id(found.namespace) if found.namespace else None), None
+    return _keys(found.namespace, found.keys, NAMED_KEYS_MAX)
+
+
+def decode_keys(body: bytes) -> tuple[NamespaceId, list[BlockKey]]:
+    """Read a CORRUPT. Raises Incompatible, InvalidRequest."""
+    found = _keys_body(body)
     return _keys(found.namespace, found.keys or b"", NAMED_KEYS_MAX)
 
 

@@ -31,6 +31,7 @@ from kvstore.peer.messages import (
     Refusal,
     Ticket,
     decode_bulk,
+    decode_delete,
     decode_heads_ask,
     decode_hello,
     decode_keys,
@@ -228,6 +229,6 @@ class Borrower:
         return b""
 
     async def _delete(self, frame: Frame) -> bytes:
-        namespace_id, keys = decode_keys(frame.body, all_too=True)
+        namespace_id, keys = decode_delete(frame.body)
         await self._lender.delete(namespace_id, keys)
         return b""

@@ -133,12 +133,12 @@ class TcpLink:
         await self._known(self._call(Kind.CORRUPT, encode(body), deadline))
 
     async def delete(
-        self, namespace_id: NamespaceId, keys: Sequence[BlockKey] | None, *, deadline: float
+        self, namespace_id: NamespaceId | None, keys: Sequence[BlockKey] | None, *, deadline: float
     ) -> None:
         """See `PeerLink`."""
         _check_count(keys or (), NAMED_KEYS_MAX)
         packed = b"".join(keys) if keys is not None else None
-        body = KeysBody(namespace=namespace_id, keys=packed)
+        body = KeysBody(namespace=namespace_id or b"", keys=packed)
         await self._known(self._call(Kind.DELETE, encode(body), deadline))
 
     async def ping(self, deadline: float) -> float:

@@ -232,12 +232,17 @@ class Service(AdminCalls):
             namespace_id_of(request.namespace_id),
             self._requests.keys(request.keys),
         )
-        delete = self._store.deletes.drop_wrong if request.corrupt else self._store.deletes.delete
+        deletes = self._store.deletes
+        delete = deletes.delete if request.this_daemon_only else deletes.delete_everywhere
+        if request.corrupt:
+            delete = deletes.drop_wrong
         return pb.DeleteReply(deleted=await delete(namespace_id, keys))
 
     async def Clear(self, request: pb.ClearRequest, context: Context) -> pb.DeleteReply:
         only = namespace_id_of(request.namespace_id) if request.namespace_id else None
-        return pb.DeleteReply(deleted=await self._store.deletes.clear(only))
+        deletes = self._store.deletes
+        clear = deletes.clear if request.this_daemon_only else deletes.clear_everywhere
+        return pb.DeleteReply(deleted=await clear(only))
 
     async def Flush(self, request: pb.FlushRequest, context: Context) -> pb.FlushReply:
         return pb.FlushReply(

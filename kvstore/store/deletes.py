@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import asyncio
+from collections.abc import Collection, Coroutine, Sequence
+from typing import Any, Protocol
 
 from kvstore.model.block import BlockKey, NamespaceId, check_keys
 from kvstore.model.errors import Unavailable
 from kvstore.move.verify import Verifier
 from kvstore.store.node import Node
+
+FORBID_S = 15.0  # longer than a delete takes to reach the fleet, and a read under way to end
+
+
+class FleetDeletes(Protocol):
+    """The other hosts, as far as deletes go."""
+
+    async def delete(
+        self, namespace_id: NamespaceId | None, keys: Sequence[BlockKey] | None
+    ) -> None:
+        """Delete blocks on every host; None: all of a namespace, or of all. Raises Unavailable that
+        names those that did not confirm."""
 
 
 class Deletes:
@@ -19,6 +33,8 @@ class Deletes:
         self._write_behind = node.write_behind
         self._objects = node.objects
         self._verifier = verifier
+        self._lingering: set[asyncio.Task[None]] = set()
+        self.peers: FleetDeletes | None = None  # set once they are known
 
     async def drop_wrong(self, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> int:
         """Verify this node's copies of blocks that a reader reports as corrupt; drop wrong ones.
@@ -35,6 +51,51 @@ class Deletes:
             )
         finally:
             self._node.room.set()
+
+    async def delete_everywhere(self, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> int:
+        """Delete blocks for good, on every host of the fleet. Returns how many this one had.
+
+        Raises Unavailable, after it has deleted what it can, if some host did not confirm.
+        """
+        return await self._everywhere(self.delete(namespace_id, keys), namespace_id, keys)
+
+    async def clear_everywhere(self, namespace_id: NamespaceId | None) -> int:
+        """The same for every block of a namespace, or of all."""
+        return await self._everywhere(self.clear(namespace_id), namespace_id, None)
+
+    async def _everywhere(
+        self,
+        here: Coroutine[Any, Any, int],
+        namespace_id: NamespaceId | None,
+        keys: Sequence[BlockKey] | None,
+    ) -> int:
+        if self.peers is None:
+            return await here
+        deleted = asyncio.ensure_future(here)
+        there = self.peers.delete(namespace_id, keys)
+        _, outcome = await asyncio.gather(deleted, there, return_exceptions=True)
+        self.forbid(namespace_id, keys)
+        if isinstance(outcome, BaseException):
+            await deleted
+            raise outcome
+        return await deleted
+
+    def forbid(self, namespace_id: NamespaceId | None, keys: Sequence[BlockKey] | None) -> None:
+        """Let nothing of a delete come from other hosts until all of them know of it."""
+        namespaces = {namespace_id} if namespace_id is not None else self._known()
+        lingering = self._node.deletions.linger(namespaces, keys, FORBID_S)
+        task = asyncio.get_running_loop().create_task(lingering)
+        self._lingering.add(task)
+        task.add_done_callback(self._lingering.discard)
+
+    async def close(self) -> None:
+        """Stop to remember deletes."""
+        for task in self._lingering:
+            task.cancel()
+        await asyncio.gather(*self._lingering, return_exceptions=True)
+
+    def _known(self) -> set[NamespaceId]:
+        return {each.id for each in self._planner.index.namespaces}
 
     async def delete(self, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> int:
         """Delete blocks for good: when this returns, not even a power cut brings them back."""
@@ -65,8 +126,9 @@ class Deletes:
         deletion = self._planner.clear(namespace_id)
         namespaces = {namespace_id} if namespace_id is not None else set()
         if namespace_id is None:
-            known = {each.id for each in self._planner.index.namespaces}
-            namespaces = deletion.namespaces | known | self._write_behind.recall.found_namespaces
+            namespaces = (
+                deletion.namespaces | self._known() | self._write_behind.recall.found_namespaces
+            )
             if self._objects is not None:
                 namespaces |= self._objects.found_namespaces
         try:

@@ -6,11 +6,12 @@ or encrypted on its way to the disk is brought up first.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 from kvstore.decide.planner import DAEMON_SESSION, is_readable
 from kvstore.model.block import BlockKey, Namespace, NamespaceId, Span, check_keys
-from kvstore.model.errors import Unavailable
+from kvstore.model.errors import Unavailable, UnknownNamespace
 from kvstore.move.file_leases import FileLeases
 from kvstore.move.promote import Promotion
 from kvstore.peer.base import HeadsAsk, HeadsReply, LentRecord, Loan, PeerBusy, PeerMatch
@@ -129,8 +130,12 @@ class StoreLender:
     async def corrupt(self, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> None:
         await self._deletes.drop_wrong(namespace_id, keys)
 
-    async def delete(self, namespace_id: NamespaceId, keys: Sequence[BlockKey] | None) -> None:
+    async def delete(
+        self, namespace_id: NamespaceId | None, keys: Sequence[BlockKey] | None
+    ) -> None:
+        self._deletes.forbid(namespace_id, keys)
         if keys is None:
             await self._deletes.clear(namespace_id)
-        else:
-            await self._deletes.delete(namespace_id, keys)
+        elif namespace_id is not None:
+            with contextlib.suppress(UnknownNamespace):  # then nothing of it is here
+                await self._deletes.delete(namespace_id, keys)

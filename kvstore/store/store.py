@@ -14,7 +14,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kvstore.decide.planner import Leases, Planner, SessionId
 from kvstore.metrics import Metrics
@@ -32,7 +32,7 @@ from kvstore.move.write_behind import WriteBehind
 from kvstore.settings import LimitSettings
 from kvstore.store.acquire import Acquisition
 from kvstore.store.caps import Caps
-from kvstore.store.deletes import Deletes
+from kvstore.store.deletes import Deletes, FleetDeletes
 from kvstore.store.gets import Gets
 from kvstore.store.hints import Hints
 from kvstore.store.node import Node
@@ -58,6 +58,10 @@ DEMOTED_AHEAD = 16  # of the arena, one part may leave without waiting for the d
 def random_id() -> int:
     """Return 63 random bits, never 0."""
     return 1 + secrets.randbelow((1 << 63) - 1)
+
+
+class OtherHosts(Peers, FleetDeletes, Protocol):
+    """The rest of the fleet."""
 
 
 class Store:
@@ -174,10 +178,13 @@ class Store:
             deletes=self.deletes,
         )
 
-    def join_fleet(self, node: NodeId, peers: Peers, stats: Callable[[], dict[str, Any]]) -> None:
+    def join_fleet(
+        self, node: NodeId, peers: OtherHosts, stats: Callable[[], dict[str, Any]]
+    ) -> None:
         """Let prefixes come from other hosts, too. node: the id of this one."""
         self.node_id = node
         self._acquisition.sources.peers = peers
+        self.deletes.peers = peers
         self.report.fleet = stats
 
     @property
@@ -219,6 +226,7 @@ class Store:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.hints.close()
         await self._fetch.close()
+        await self.deletes.close()
         if self._objects is not None:
             await self._node.write_behind.flush(self._node.now() + drain_s)
             await self._objects.close(drain_s)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvstore import Client
+from kvstore import Client, Unavailable
 from kvstore.model.block import Group, Namespace
 from kvstore.model.checksum import checksum
 from kvstore.model.keys import KeyChain, root_key
@@ -50,7 +50,7 @@ def hit(daemon: Daemon, **options: object) -> int:
 def clear(*daemons: Daemon) -> None:
     for each in daemons:
         with Client(each.target) as client:
-            client.admin.clear(SPEC.id)
+            client.admin.clear(SPEC.id, this_daemon_only=True)
 
 
 def test_what_one_daemon_has_the_other_reads(pair: tuple[Daemon, Daemon]) -> None:
@@ -114,4 +114,25 @@ def test_a_draining_daemon_lends_nothing_and_is_not_asked(pair: tuple[Daemon, Da
     assert two.stop() == 0
     assert hit(one) == 0
     two.start()
+    wait_for(lambda: met(one) and met(two))
+
+
+def test_clear_reaches_the_other_daemon_or_says_that_it_did_not(
+    pair: tuple[Daemon, Daemon],
+) -> None:
+    one, two = pair
+    clear(one, two)
+    put(one, durable=True)
+    with Client(two.target) as client:
+        client.register(SPEC)
+        client.admin.clear(SPEC.id)
+    with Client(one.target) as client:
+        client.register(SPEC)
+        assert client.match(SPEC.id, KEYS).hit_blocks == 0
+    one.kill()
+    with Client(two.target) as client:
+        client.register(SPEC)
+        with pytest.raises(Unavailable, match="deleted on 0 of 1"):
+            client.admin.clear(SPEC.id)
+    one.start()
     wait_for(lambda: met(one) and met(two))

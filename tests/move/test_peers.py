@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.decide.planner import DAEMON_SESSION
+from kvstore.model.errors import Unavailable
 from kvstore.model.member import Origin
 from kvstore.model.outcome import Reason
 from kvstore.move.peers import Peers
@@ -176,3 +177,34 @@ def test_blocks_of_a_window_group_come_as_a_resume_needs_them(pair: Pair) -> Non
     first = SPEC.groups[WINDOW.group].blocks_needed(20, SPEC.block_tokens).start
     has_window = [block.record(WINDOW) is not None for block in blocks if block is not None]
     assert has_window == [False] * first + [True] * (20 - first)
+
+
+def test_a_delete_reaches_every_host(pair: Pair) -> None:
+    pair.lender.put(A, 0, 20)
+    assert pair.borrower.get(A) == 20
+    two = pair.borrower
+    assert two.run(two.store.deletes.delete_everywhere(SPEC.id, A[4:5])) == 1
+    assert pair.lender.planner.index.get(SPEC.id, A[4]) is None
+    assert two.get(A) <= 4
+    assert two.run(two.store.deletes.clear_everywhere(None)) > 0
+    assert pair.lender.planner.match(SPEC.id, A).hit_blocks == 0
+
+
+def test_what_was_deleted_does_not_come_back_from_a_host_that_computes_it_again(
+    pair: Pair,
+) -> None:
+    pair.lender.put(A, 0, 20)
+    two = pair.borrower
+    two.run(two.store.deletes.delete_everywhere(SPEC.id, A[:20]))
+    pair.lender.put(A, 0, 20)
+    assert two.get(A) == 0  # for now: a host that had not been told yet would look the same
+
+
+def test_a_delete_that_a_host_did_not_confirm_says_which(pair: Pair) -> None:
+    pair.lender.put(A, 0, 20)
+    two = pair.borrower
+    assert two.get(A) == 20
+    pair.link.faults.dead = True
+    with pytest.raises(Unavailable, match="deleted on 0 of 1 other daemons, not on 00000000"):
+        two.run(two.store.deletes.delete_everywhere(SPEC.id, A[:1]))
+    assert two.planner.index.get(SPEC.id, A[0]) is None

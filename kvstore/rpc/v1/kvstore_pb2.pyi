@@ -311,14 +311,16 @@ class GetReply(_message.Message):
     def __init__(self, header: _Optional[_Union[GetHeader, _Mapping]] = ..., chunk: _Optional[bytes] = ...) -> None: ...
 
 class DeleteRequest(_message.Message):
-    __slots__ = ("namespace_id", "keys", "corrupt")
+    __slots__ = ("namespace_id", "keys", "corrupt", "this_daemon_only")
     NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     CORRUPT_FIELD_NUMBER: _ClassVar[int]
+    THIS_DAEMON_ONLY_FIELD_NUMBER: _ClassVar[int]
     namespace_id: bytes
     keys: bytes
     corrupt: bool
-    def __init__(self, namespace_id: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., corrupt: _Optional[bool] = ...) -> None: ...
+    this_daemon_only: bool
+    def __init__(self, namespace_id: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., corrupt: _Optional[bool] = ..., this_daemon_only: _Optional[bool] = ...) -> None: ...
 
 class DeleteReply(_message.Message):
     __slots__ = ("deleted",)
@@ -327,10 +329,12 @@ class DeleteReply(_message.Message):
     def __init__(self, deleted: _Optional[int] = ...) -> None: ...
 
 class ClearRequest(_message.Message):
-    __slots__ = ("namespace_id",)
+    __slots__ = ("namespace_id", "this_daemon_only")
     NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    THIS_DAEMON_ONLY_FIELD_NUMBER: _ClassVar[int]
     namespace_id: bytes
-    def __init__(self, namespace_id: _Optional[bytes] = ...) -> None: ...
+    this_daemon_only: bool
+    def __init__(self, namespace_id: _Optional[bytes] = ..., this_daemon_only: _Optional[bool] = ...) -> None: ...
 
 class FlushRequest(_message.Message):
     __slots__ = ("wait_s",)
