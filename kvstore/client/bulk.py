@@ -60,7 +60,7 @@ class Bulk:
         await self._session.connect()
         committed = existing = refused = 0
         safe = durable
-        for where, window in batch.windows(self._put_nbytes, FIRST_PUT_NBYTES):
+        for where, window in batch.windows(self._put_nbytes(durable=durable), FIRST_PUT_NBYTES):
             done = await self._put_window(window, views[where], durable, wait_s)
             committed += done.committed
             existing += done.existing
@@ -128,10 +128,10 @@ class Bulk:
         mapped = self._session.arena_nbytes
         return min(LEASED_WINDOW_NBYTES, mapped // 4) if mapped else STREAM_WINDOW_NBYTES
 
-    @property
-    def _put_nbytes(self) -> int:
-        """How much to put at once: beside a sealed arena, half of what may be written into."""
-        staging_nbytes = self._session.staging_nbytes
+    def _put_nbytes(self, *, durable: bool) -> int:
+        """How much to put at once: beside a sealed arena, half of what may be written into, unless
+        it is put piece by piece in any case."""
+        staging_nbytes = self._session.staging_nbytes if durable else 0
         return min(self._window_nbytes, staging_nbytes // 2 or self._window_nbytes)
 
     def _batch(self, namespace_id: NamespaceId, keys: Sequence[BlockKey], part: Part) -> Batch:

@@ -24,7 +24,7 @@ PIECE_NBYTES = 16 << 20  # of records that are promoted first
 FILE_PIECE_NBYTES = (
     64 << 20
 )  # of records that may be read in files: fewer calls, and all threads busy
-STAGED_PIECE_NBYTES = 8 << 20
+STAGED_PIECE_NBYTES = 16 << 20  # three of them on their way take most of the smallest staging area
 PIECES_IN_FLIGHT = 4
 
 
@@ -50,26 +50,31 @@ class InPlace:
     async def _put_staged(
         self, batch: Batch, records: Sequence[memoryview], wait_s: float
     ) -> Committed:
-        """Put beside a sealed arena, piece by piece: the daemon copies one piece, which is still in
-        the processor's cache, while the next one is written."""
+        """Put beside a sealed arena, piece by piece: while one is written, slots for the next are
+        reserved, and the daemon copies the one before, which is still in the processor's cache."""
         done: list[Committed] = []
-        committing: asyncio.Task[Committed] | None = None
+        pieces = list(batch.windows(STAGED_PIECE_NBYTES))
+        reserving = [asyncio.create_task(self._reserve(pieces[0][1], wait_s))]
+        committing: list[asyncio.Task[Committed]] = []
         try:
-            for where, piece in batch.windows(STAGED_PIECE_NBYTES):
-                lease, checksums = await self._written(piece, records[where], wait_s)
-                if committing is not None:
-                    try:
-                        done.append(await committing)
-                    except BaseException:
-                        await self._session.release(lease)
-                        raise
-                committing = asyncio.create_task(self._session.commit(lease, checksums))
-            if committing is not None:
-                done.append(await committing)
+            for number, (where, _) in enumerate(pieces):
+                grant = await reserving[0]
+                if number + 1 < len(pieces):
+                    following = self._reserve(pieces[number + 1][1], wait_s)
+                    reserving.append(asyncio.create_task(following))
+                reserving.pop(0)
+                checksums = await self._filled(grant, records[where])
+                try:
+                    done += [await each for each in committing]
+                except BaseException:
+                    await self._session.release(grant.lease_id)
+                    raise
+                commit = self._session.commit(grant.lease_id, checksums)
+                committing = [asyncio.create_task(commit)]
+            done += [await each for each in committing]
         finally:
-            if committing is not None and not committing.done():
-                committing.cancel()
-                await asyncio.gather(committing, return_exceptions=True)
+            await self._give_back(reserving)
+            await _ended(committing)
         return Committed(
             sum(each.committed for each in done),
             sum(each.existing for each in done),
@@ -77,11 +82,22 @@ class InPlace:
             durable=False,
         )
 
+    async def _give_back(self, reserving: Sequence[asyncio.Task[Grant]]) -> None:
+        """Release what was reserved for pieces that are not written any more."""
+        for each in reserving:
+            if each.done() and not each.cancelled() and each.exception() is None:
+                await self._session.release(each.result().lease_id)
+        await _ended(reserving)
+
     async def _written(
         self, batch: Batch, records: Sequence[memoryview], wait_s: float
     ) -> tuple[int, list[int]]:
         """Reserve slots and copy records there; return the lease and the checksums."""
-        grant = await self._session.reserve(
+        grant = await self._reserve(batch, wait_s)
+        return grant.lease_id, await self._filled(grant, records)
+
+    async def _reserve(self, batch: Batch, wait_s: float) -> Grant:
+        return await self._session.reserve(
             batch.namespace_id,
             batch.keys,
             first_block=batch.first_block,
@@ -89,13 +105,15 @@ class InPlace:
             spans=batch.spans,
             wait_s=wait_s,
         )
+
+    async def _filled(self, grant: Grant, records: Sequence[memoryview]) -> list[int]:
+        """Copy records into their slots; return the checksums. They are released if it fails."""
         try:
             targets = [self._session.view(slot) if slot else None for slot in grant.slots]
-            checksums = await self._copiers.map(fill, records, targets)
+            return await self._copiers.map(fill, records, targets)
         except BaseException:
             await self._session.release(grant.lease_id)
             raise
-        return grant.lease_id, checksums
 
     async def take(
         self, batch: Batch, window_nbytes: int, wait_s: float, wanted: Wanted
@@ -197,6 +215,13 @@ class InPlace:
         good = await self._files.read(list(reads.values()), deadline)
         for (index, read), is_good in zip(reads.items(), good, strict=True):
             taken[index] = (read.target if is_good else None, False)
+
+
+async def _ended(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """Cancel what still runs, and wait for its end."""
+    for each in tasks:
+        each.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _together(jobs: Sequence[Coroutine[Any, Any, None]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import mmap
 import os
@@ -10,12 +11,13 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from kvstore import Client
+from kvstore import AsyncClient, Client
 from kvstore.model.block import Part, Span
 from kvstore.model.checksum import checksum
 from kvstore.model.errors import CorruptBlock
 from kvstore.testing.daemon import Daemon
 from kvstore.testing.samples import sample_keys, sample_namespace, sample_records
+from kvstore.testing.wait import until
 from kvstore.tier.dram.extent_memory import make_extent
 
 NAMESPACE = sample_namespace()
@@ -152,3 +154,34 @@ def test_streams_over_grpc_write_to_a_sealed_arena_too(daemon: Daemon, client: C
         remote.register(NAMESPACE)
         assert remote.put(NAMESPACE.id, KEYS, RECORDS).committed == len(KEYS)
     assert client.get(NAMESPACE.id, KEYS) == RECORDS
+
+
+def test_a_put_that_ends_early_leaves_no_reservation(daemon: Daemon, client: Client) -> None:
+    """Slots for the next piece are reserved while one is written and another one is copied."""
+    target = f"unix:{daemon.socket.parent / 'acme/kvstore.sock'}"
+    namespace = sample_namespace("large", 1 << 20)
+    keys = sample_keys("large", 24)
+    records = [bytes(1 << 20)] * len(keys)
+
+    async def put_for(seconds: float) -> bool:
+        other = AsyncClient(target)
+        try:
+            await other.register(namespace)
+            async with asyncio.timeout(seconds):
+                await other.put(namespace.id, keys, records)
+        except TimeoutError:
+            await asyncio.to_thread(until, lambda: leases(client) == 0)
+            return True
+        finally:
+            await other.close()
+        return False
+
+    ended_early = [asyncio.run(put_for(0.001 * 2**at)) for at in range(8)]
+    assert any(ended_early)
+    assert leases(client) == 0
+    assert client.match(NAMESPACE.id, KEYS).hit_blocks == 0
+    assert client.put(NAMESPACE.id, KEYS, RECORDS).committed == len(KEYS)
+
+
+def leases(client: Client) -> int:
+    return int(client.admin.stats()["leases"])
