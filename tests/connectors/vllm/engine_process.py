@@ -81,6 +81,16 @@ class Engine:
         )
         return [list(output.outputs[0].token_ids) for output in outputs]
 
+    def prefill(self, prompt: list[int], kv_transfer_params: dict[str, Any]) -> dict[str, Any]:
+        """Compute a prompt for another engine; return with what that goes on."""
+        from vllm import SamplingParams
+
+        extra = {"kv_transfer_params": kv_transfer_params}
+        sampling = SamplingParams(temperature=0, max_tokens=1, extra_args=extra)
+        (output,) = self.llm.generate({"prompt_token_ids": prompt}, sampling, use_tqdm=False)
+        answer: dict[str, Any] = output.kv_transfer_params
+        return answer
+
     def reference(self, prompts: list[list[int]], max_tokens: int) -> list[dict[str, Any]]:
         """Answer each prompt; return turns as `Traffic` wants them."""
         return reference(self.llm, prompts, max_tokens)
