@@ -24,7 +24,9 @@ from kvstore_vllm.tracked import Tracked
 PREFILLER, SOURCE, DECODER = "remote_prefiller", "remote_kv_source", "remote_decoder"
 
 
-class _Remote(msgspec.Struct, frozen=True):
+class Remote(msgspec.Struct, frozen=True):
+    """An engine, as requests name it. Other fields are ignored."""
+
     remote_host: Annotated[str, msgspec.Meta(min_length=1, max_length=SOURCE_CHARS_MAX - 6)]
     remote_port: Annotated[int, msgspec.Meta(ge=1, le=65535)]
 
@@ -47,7 +49,7 @@ def read_origin(tracked: Tracked, counters: Counters) -> Origin | None:
         if name not in params:
             continue
         try:
-            return Origin(msgspec.convert(params[name], _Remote).address, expected)
+            return Origin(msgspec.convert(params[name], Remote).address, expected)
         except (msgspec.ValidationError, RecursionError):
             counters.add(hints_ignored=1)
             return None

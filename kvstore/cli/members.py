@@ -29,9 +29,9 @@ def members(ctx: click.Context, target: str, as_json: bool) -> None:
         stats = client.admin.stats()
     fleet = stats.get("fleet")
     if fleet is None:
-        raise click.ClickException(
-            "this daemon is alone: set cluster.membership, see `kvstore serve --print-config`"
-        )
+        alone = "this daemon is alone: set cluster.membership, see `kvstore serve --print-config`"
+        click.echo(json.dumps({"members": []}) if as_json else alone)
+        return
     if as_json:
         click.echo(json.dumps(fleet))
     else:

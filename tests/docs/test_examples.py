@@ -30,6 +30,7 @@ from kvstore.system.audit_chain import Chain, audit_key
 from kvstore.system.token_file import changing, make_token
 from kvstore.testing.daemon import Daemon
 from kvstore.testing.samples import sample_namespace, sample_records
+from kvstore_vllm.handoff import PREFILLER, Remote
 from kvstore_vllm.headers import _FIELDS as HEADERS
 from kvstore_vllm.hints import RequestHints
 from kvstore_vllm.settings import Settings, parse_settings
@@ -348,6 +349,8 @@ def test_a_block_of_json(block: Any) -> None:
     found = json.loads(text if text.startswith("{") else f"{{{text}}}")
     if "kv_connector" in found:
         _transfer(found)
+    elif PREFILLER in found["kv_transfer_params"]:
+        msgspec.convert(found["kv_transfer_params"][PREFILLER], Remote)
     else:
         msgspec.convert(found["kv_transfer_params"]["kvstore"], RequestHints)
 

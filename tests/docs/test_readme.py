@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,8 @@ import pytest
 from kvstore import Client
 from kvstore.testing.daemon import Daemon
 from kvstore.testing.wait import until
+from tests.cli.run import kvstore
+from tests.cluster.fleet import free_ports, met, wait_for
 from tests.docs.examples import ROOT, Block, blocks, logical_lines
 
 README = ROOT / "README.md"
@@ -25,7 +28,8 @@ BYTES_MAX = 6144
 NOT_COPIED = (".git", ".venv*", "build", "dist", "env", "__pycache__", ".*_cache", ".hypothesis")
 TARGETS = {"demo", "test", "torture", "docs", "hostile"}
 # What each block of shell begins with; the test below that is named after it runs it.
-TRY, TRANSFORMERS, MAKE, VLLM = "python3 -m venv", "pip install '.[", "make ", "kvstore serve"
+TRY, TRANSFORMERS, MAKE = "python3 -m venv", "pip install '.[", "make "
+VLLM, HOSTS = "kvstore serve --set dram", "kvstore serve --set cluster"
 PROMPT = list(range(4, 200))
 ANSWER_TOKENS = 4
 
@@ -50,8 +54,8 @@ def test_its_figures_are_the_measured_ones() -> None:
 
 def test_every_block_of_commands_is_run_below() -> None:
     shell = [each.text for each in blocks(README) if each.language in ("bash", "console", "text")]
-    assert len(shell) == 4
-    for start in (TRY, TRANSFORMERS, MAKE, VLLM):
+    assert len(shell) == 5
+    for start in (TRY, TRANSFORMERS, MAKE, VLLM, HOSTS):
         assert _block(start).language == "bash"
 
 
@@ -130,6 +134,29 @@ def test_the_targets_of_make_can_be_made() -> None:
                 check=True,
                 timeout=60,
             )
+
+
+def test_two_hosts_meet(tmp_path: Path) -> None:
+    """The commands as they are; both hosts are this one, at two addresses of loopback."""
+    ports = free_ports(2)
+    first, second, members = logical_lines(_block(HOSTS).text)
+    assert members == "kvstore members"
+    with ExitStack() as stack:
+        daemons = []
+        for line in (first, second):
+            command = line.partition("#")[0]
+            for host, port in zip(("10.0.0.1", "10.0.0.2"), ports, strict=True):
+                command = command.replace(f"{host}:7702", f"127.0.0.{host[-1]}:{port}")
+            program, serve, *words = shlex.split(command)
+            assert (program, serve) == ("kvstore", "serve")
+            settings = [word for word in words if word != "--set"]
+            daemons.append(stack.enter_context(Daemon(*settings)))
+        for each in daemons:
+            each.start()
+        for each in daemons:
+            wait_for(lambda each=each: met(each))
+            told = kvstore("members", "--target", each.target)
+            assert (told.exit_code, told.output.count(" up ")) == (0, 1)
 
 
 @pytest.mark.vllm
