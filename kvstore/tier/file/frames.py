@@ -18,7 +18,7 @@ from kvstore.tier.bounces import BOUNCES
 from kvstore.tier.file.calls import Calls
 from kvstore.tier.file.durability import Durability
 from kvstore.tier.file.pages import PagePool
-from kvstore.tier.file.sealed_io import SealedRead, Target, write_sealed
+from kvstore.tier.file.sealed_io import Headers, SealedRead, Target, write_sealed
 from kvstore.tier.file.segment import FileExtent, Measured, PlacedFrame, Segment, State
 from kvstore.tier.file.segment_file import SegmentFiles
 from kvstore.tier.file.space import Space
@@ -55,6 +55,7 @@ class Frames:
         self._small_reads = SmallJobs(executor, SMALL_READS_NBYTES)
         self._pages = PagePool()
         self._bounces = BOUNCES
+        self._headers = Headers()
 
     @property
     def capacity_bytes(self) -> int:
@@ -156,7 +157,9 @@ class Frames:
             call.enter_context(self._calls.one())
             if segment.key is not None:
                 place = (segment.tag, extent, segment.key)
-                sealed = SealedRead(self._files, place, offset, targets, self._bounces)
+                sealed = SealedRead(
+                    self._files, place, offset, targets, self._bounces, headers=self._headers
+                )
                 sealed.then = then
                 reading = self._read_sealed(sealed, call, parts)
                 return _within(call.pop_all(), reading)

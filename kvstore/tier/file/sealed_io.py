@@ -7,7 +7,9 @@ the disk, and what was read reaches a slot only when its tag is right.
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -30,7 +32,9 @@ from kvstore.tier.bounces import Bounces
 from kvstore.tier.file.segment import FileExtent, Measured, chunks
 from kvstore.tier.file.segment_file import SegmentFiles, segment_name
 
-CHUNK_NBYTES = 4 << 20  # of blocks that are read or written at once
+CHUNK_NBYTES = 4 << 20  # of blocks that are read at once,
+WRITE_CHUNK_NBYTES = 8 << 20  # and written
+HEADERS_MAX = 128  # of frames that are read block by block
 
 
 class WrongTag(CorruptBlock):
@@ -50,6 +54,45 @@ class Target(NamedTuple):
     offset: int
 
 
+class Headers:
+    """The headers of frames of one directory that were read lately: their blocks are often read one
+    by one. Nothing is written where a frame was, so they stay right. Any thread may use them."""
+
+    def __init__(self, kept: int = HEADERS_MAX) -> None:
+        self._kept = kept
+        self._lock = threading.Lock()
+        self._found: OrderedDict[tuple[SegmentTag, int], FrameHeader] = OrderedDict()
+        self._coming: set[tuple[SegmentTag, int]] = set()
+
+    @contextmanager
+    def coming(self, tag: SegmentTag, offset: int) -> Iterator[bool]:
+        """Say that a header is being read; False: another thread reads it. Then the blocks are read
+        before the header is asked for again: several blocks of a frame are often read at once."""
+        with self._lock:
+            is_first = (tag, offset) not in self._coming
+            self._coming.add((tag, offset))
+        try:
+            yield is_first
+        finally:
+            if is_first:
+                with self._lock:
+                    self._coming.discard((tag, offset))
+
+    def get(self, tag: SegmentTag, offset: int) -> FrameHeader | None:
+        with self._lock:
+            header = self._found.get((tag, offset))
+            if header is not None:
+                self._found.move_to_end((tag, offset))
+            return header
+
+    def note(self, tag: SegmentTag, offset: int, header: FrameHeader) -> None:
+        """Keep a header whose seal was right, for a while."""
+        with self._lock:
+            self._found[tag, offset] = header
+            if len(self._found) > self._kept:
+                self._found.popitem(last=False)
+
+
 def write_sealed(
     files: SegmentFiles,
     target: Target,
@@ -59,27 +102,26 @@ def write_sealed(
 ) -> tuple[Measured, bytes]:
     """Encrypt and write a frame; return what the file then takes, and the packed header.
 
-    buffers: the header's page, which is filled here, then one for each block.
+    buffers: the header's page, which is filled here, then one for each block. The page has the
+    seals of all blocks, so it is written with the first of them, last.
     """
     (tag, fd, key, offset), (page, *payload) = target, buffers
     if [len(each) for each in payload] != [padded(b.stored_nbytes) for b in header.blocks]:
         raise InvalidRequest("a sealed frame takes one buffer for each block")
     header = replace(header, tenant=key.tenant)
-    parts = list(chunks(header, range(len(header.blocks)), CHUNK_NBYTES))
-    at, measured = offset + PAGE_NBYTES, None
-    for positions in parts:
-        nbytes = sum(padded(header.blocks[each].stored_nbytes) for each in positions)
+    parts = list(chunks(header, range(len(header.blocks)), WRITE_CHUNK_NBYTES))
+    for positions in reversed(parts[1:]):
+        nbytes = _nbytes(header, positions)
+        at = offset + header.offsets[positions[0]]
         with bounces.taken(nbytes) as bounce:
             header = _seal(header, positions, payload, bounce, key)
-            if len(parts) == 1:  # all of it in one call
-                page[:] = encode_header(header, tag, offset, key)
-                measured = files.write(tag, fd, [page, bounce[:nbytes]], offset)
-            else:
-                files.write(tag, fd, [bounce[:nbytes]], at)
-                at += nbytes
-    if measured is None:
+            files.write(tag, fd, [bounce[:nbytes]], at)
+    first = parts[0] if parts else []  # a tombstone has no blocks
+    nbytes = _nbytes(header, first)
+    with bounces.taken(max(1, nbytes)) as bounce:
+        header = _seal(header, first, payload, bounce, key)
         page[:] = encode_header(header, tag, offset, key)
-        measured = files.write(tag, fd, [page], offset)
+        measured = files.write(tag, fd, [page, bounce[:nbytes]], offset)
     return measured, pack_header(plain_page(header, tag, offset, SEALED))
 
 
@@ -115,8 +157,11 @@ class SealedRead:
         offset: int,
         targets: Sequence[memoryview],
         bounces: Bounces,
+        *,
+        headers: Headers,
     ) -> None:
         self._files = files
+        self._headers = headers
         self._place = place
         self._tag, self._extent, self._key = place
         self._offset = offset
@@ -126,6 +171,7 @@ class SealedRead:
         self.nbytes = sum(map(len, self._targets))
         self._lock = threading.Lock()
         self._left = 0
+        self._first: FrameHeader | None = None  # what the first of several parts has found
 
     @property
     def may_be_split(self) -> bool:
@@ -141,10 +187,11 @@ class SealedRead:
             page, stored = bounce[:PAGE_NBYTES], bounce[PAGE_NBYTES:]
             if self._offset == PAGE_NBYTES:  # the page is right before them
                 self._read([bounce[: PAGE_NBYTES + self.nbytes]], 0)
-            else:
-                self._read([page], 0)
-                self._read([stored[: self.nbytes]], self._offset)
-            self._open_all(self._header(page), stored)
+                self._open_all(self._parsed(page), stored)
+                return
+            early = self._early_header(page)
+            self._read([stored[: self.nbytes]], self._offset)
+            self._open_all(early or self._header(page), stored)
 
     def parts(self, step: int, bounce: memoryview) -> Iterator[Callable[[], None]]:
         """Yield what several threads do at once; the last of them decrypts.
@@ -159,13 +206,13 @@ class SealedRead:
     def _run_part(self, bounce: memoryview, begin: int, end: int) -> None:
         page, stored = bounce[:PAGE_NBYTES], bounce[PAGE_NBYTES:]
         if not begin:
-            self._read([page], 0)
+            self._first = self._header(page)
         self._read([stored[begin:end]], self._offset + begin)
         with self._lock:
             self._left -= 1
-            if self._left:
+            if self._left or self._first is None:  # another one failed
                 return
-        self._open_all(self._header(page), stored)
+        self._open_all(self._first, stored)
 
     def _open_all(self, header: FrameHeader, stored: memoryview) -> None:
         """Decrypt what is in `stored`, from the read's offset on."""
@@ -177,7 +224,6 @@ class SealedRead:
 
     def _run_in_chunks(self) -> None:
         with self._bounces.taken(PAGE_NBYTES) as bounce:
-            self._read([bounce[:PAGE_NBYTES]], 0)
             header = self._header(bounce[:PAGE_NBYTES])
         positions = self._positions(header)
         if positions is None:
@@ -185,7 +231,7 @@ class SealedRead:
             return
         wrong: list[int] = []
         for some in chunks(header, positions, CHUNK_NBYTES):
-            nbytes = sum(padded(header.blocks[each].stored_nbytes) for each in some)
+            nbytes = _nbytes(header, some)
             with self._bounces.taken(nbytes) as bounce:
                 self._read([bounce[:nbytes]], header.offsets[some[0]])
                 wrong += self._open(header, some, bounce)
@@ -206,7 +252,10 @@ class SealedRead:
         plain = memoryview(bytearray(sum(whole[-1]) - first))
         wrong: Sequence[int] = ()
         try:
-            SealedRead(self._files, self._place, first, [plain], self._bounces).run()
+            read = SealedRead(
+                self._files, self._place, first, [plain], self._bounces, headers=self._headers
+            )
+            read.run()
         except WrongTag as error:
             wrong = error.positions
         at = self._offset - first
@@ -219,9 +268,23 @@ class SealedRead:
         self._files.read(self._tag, targets, self._extent.offset + offset)
 
     def _header(self, page: memoryview) -> FrameHeader:
+        """Return the frame's header, known or read into `page`."""
+        known = self._headers.get(self._tag, self._extent.offset)
+        if known is not None:
+            return known
+        self._read([page], 0)
+        return self._parsed(page)
+
+    def _early_header(self, page: memoryview) -> FrameHeader | None:
+        """Return the same before the blocks are read; None: another thread reads it."""
+        with self._headers.coming(self._tag, self._extent.offset) as is_first:
+            return self._header(page) if is_first else None
+
+    def _parsed(self, page: memoryview) -> FrameHeader:
         header = parse_header(page, self._tag, self._extent.offset, self._key)
         if header is None:
             raise CorruptBlock(f"{segment_name(self._tag)}: a header with a wrong tag")
+        self._headers.note(self._tag, self._extent.offset, header)
         return header
 
     def _positions(self, header: FrameHeader) -> range | None:
@@ -270,3 +333,8 @@ class SealedRead:
             self.then(slice(0, self.nbytes))
         if wrong:
             raise WrongTag(segment_name(self._tag), wrong)
+
+
+def _nbytes(header: FrameHeader, positions: Sequence[int]) -> int:
+    """Return what some blocks take in the frame."""
+    return sum(padded(header.blocks[each].stored_nbytes) for each in positions)
