@@ -15,7 +15,15 @@ from kvstore.tier.bounces import BOUNCES
 from kvstore.tier.object.catalog import Catalog
 from kvstore.tier.object.failure import ObjectGone
 from kvstore.tier.object.names import Names
-from kvstore.tier.object.ranges import ObjectRead, Request, bounced, plan_requests
+from kvstore.tier.object.ranges import (
+    PART_NBYTES,
+    ObjectRead,
+    Request,
+    bounced,
+    is_sealed,
+    plan_requests,
+    through_bounce,
+)
 from kvstore.tier.object.requests import Filled, Requests
 
 
@@ -44,21 +52,34 @@ class Reads:
         with a wrong tag leaves zeros, and its `then` is not called.
         """
         with ExitStack() as held:
-            return await self._read(
-                [
-                    bounced(read, lambda n: held.enter_context(self._bounces.taken(n)))
-                    for read in reads
-                ],
-                deadline,
-            )
 
-    async def _read(self, reads: Sequence[ObjectRead], deadline: float) -> list[Outcome]:
-        requests = plan_requests(reads)
-        spread = Counter(read for request in requests for read in set(request.reads))
+            def take(nbytes: int) -> memoryview:
+                return held.enter_context(self._bounces.taken(nbytes))
+
+            sent = [
+                bounced(read, take(read.nbytes))
+                if is_sealed(read) and read.nbytes > PART_NBYTES
+                else read
+                for read in reads
+            ]
+            return await self._read(sent, deadline, take)
+
+    async def _read(
+        self, reads: Sequence[ObjectRead], deadline: float, take: Callable[[int], memoryview]
+    ) -> list[Outcome]:
+        """take: memory for encrypted blocks; those cut into several requests have theirs."""
+        planned = plan_requests(reads)
+        spread = Counter(read for request in planned for read in set(request.reads))
+        thens = {index: read.then for index, read in enumerate(reads) if read.then is not None}
+        requests: list[Request] = []
+        for each in planned:
+            request, opened = through_bounce(each, reads, take)
+            requests.append(request)
+            thens.update(opened)
 
         def told(request: Request, index: int) -> None:
             read = request.ends(index)
-            if read >= 0 and spread[read] == 1 and (then := reads[read].then) is not None:
+            if read >= 0 and spread[read] == 1 and (then := thens.get(read)) is not None:
                 then()
 
         jobs = (self._fetch(request, partial(told, request), deadline) for request in requests)
