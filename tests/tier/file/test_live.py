@@ -19,13 +19,15 @@ def test_the_highest_sequence_wins_in_whatever_order_frames_are_found() -> None:
     assert live_positions([header(2, "abc"), header(1, "bcd")]) == [(0, 1, 2), (2,)]
 
 
-def test_parts_namespaces_and_tenants_do_not_touch_each_other() -> None:
-    others = [
-        header(2, "a", part=Part(0, 1)),
-        header(3, "a", namespace=OTHER),
-        replace(header(4, "a"), tenant=b"t" * 16),
-    ]
-    assert live_positions([header(1, "a"), *others]) == [(0,)] * 4
+def test_parts_and_namespaces_do_not_touch_each_other() -> None:
+    others = [header(2, "a", part=Part(0, 1)), header(3, "a", namespace=OTHER)]
+    assert live_positions([header(1, "a"), *others]) == [(0,)] * 3
+
+
+def test_a_directory_is_one_tenants_however_a_frame_names_it() -> None:
+    """One of the time before it was encrypted names none."""
+    named = replace(header(2, "a"), tenant=b"t" * 16)
+    assert live_positions([header(1, "a"), named]) == [(), (0,)]
 
 
 def test_a_tombstone_kills_all_parts_of_lower_sequences_only() -> None:
