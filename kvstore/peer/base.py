@@ -111,8 +111,9 @@ class PeerIncompatible(PeerError):
 
     outcome = "peer_incompatible"
 
-    def __init__(self, message: str, *, reason: str) -> None:
+    def __init__(self, message: str, *, reason: str, peer: Member | None = None) -> None:
         super().__init__(message, reason=reason, retry_after_s=60.0)
+        self.peer = peer  # if it said who it is
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,11 +45,12 @@ class Ourselves:
                 f"{who} is of another fleet than {self.fleet!r}: see cluster.fleet", reason="fleet"
             )
         if theirs.instance == ours.instance:
-            raise PeerIncompatible(f"{who} is this daemon itself", reason="self")
+            raise PeerIncompatible(f"{who} is this daemon itself", reason="self", peer=theirs)
         if theirs.node == ours.node:
             raise PeerIncompatible(
                 f"{who} has our node id: a daemon, or a copy of its directory, is there twice",
                 reason="node",
+                peer=theirs,
             )
         if expected is not None and theirs.node != expected:
             raise PeerIncompatible(f"{who} is not node {expected[:8]}", reason="node")

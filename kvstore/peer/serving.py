@@ -127,7 +127,10 @@ class Borrower:
         try:
             self._ourselves.check(hello, names_of(tls) if tls is not None else ())
         except PeerIncompatible as error:
-            self.link.send(Frame(Kind.ERROR, frame.id, encode(refusal_of(error))))
+            if error.peer is not None:  # one with our id: it sees that in our own HELLO
+                self.link.send(Frame(Kind.REPLY, frame.id, self._ourselves.hello()))
+            else:
+                self.link.send(Frame(Kind.ERROR, frame.id, encode(refusal_of(error))))
             self.refused = True
             self.link.finish()
             if not self.greeted.done():

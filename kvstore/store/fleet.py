@@ -17,6 +17,7 @@ from kvstore.metrics import Metrics
 from kvstore.model.errors import ConfigError, KVStoreError
 from kvstore.model.member import ENGINES_MAX, Member, NodeId, State
 from kvstore.move.peers import Peers
+from kvstore.peer.base import PeerIncompatible
 from kvstore.peer.identity import Ourselves
 from kvstore.peer.server import PeerServer
 from kvstore.peer.tcp import TcpLink, dial
@@ -184,7 +185,12 @@ class Fleet:
         )
 
     async def _hello(self, address: str) -> Member:
-        link = await self._dialled(address, time.monotonic() + PING_S)
+        try:
+            link = await self._dialled(address, time.monotonic() + PING_S)
+        except PeerIncompatible as error:
+            if error.peer is not None:  # this daemon itself, or another one with its id
+                return error.peer
+            raise
         await link.close()
         return link.peer
 

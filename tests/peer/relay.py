@@ -27,7 +27,11 @@ class Relay:
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
-        there_reader, there_writer = await asyncio.open_connection("127.0.0.1", self._target)
+        try:
+            there_reader, there_writer = await asyncio.open_connection("127.0.0.1", self._target)
+        except BaseException:
+            writer.transport.abort()
+            raise
         both = {writer, there_writer}
         self._open |= both
         try:
@@ -94,3 +98,4 @@ async def relayed(target: int) -> AsyncIterator[Relay]:
             task.cancel()
         with suppress(asyncio.CancelledError):
             await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(0.01)  # what was aborted closes
