@@ -180,6 +180,10 @@ def wire_store(
         write_fine_parts=settings.file.fidelity == "fine",
         fine_share=settings.dram.fine_share,
     )
+    if settings.cluster.on:
+        from kvstore.decide.heads import Heads
+
+        planner.index.heads = Heads()
     write_behind = WriteBehind(
         planner,
         arena,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from kvstore.decide.heads import Heads
 from kvstore.decide.namespaces import Namespaces, StoredNamespace
 from kvstore.model.block import BlockKey, Namespace, NamespaceId, Part, Slot
 
@@ -250,6 +251,7 @@ class Index:
         self._parts: dict[Part, Part] = {}  # one object per part: see `own_part`
         self._sizes: dict[int, int] = {}  # and for each of some sizes: see `own_size`
         self.namespaces = Namespaces()
+        self.heads: Heads | None = None  # told to other hosts, if there are some
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -315,6 +317,8 @@ class Index:
 
     def remove(self, block: StoredBlock) -> None:
         del self._blocks[block.key]
+        if self.heads is not None:
+            self.heads.left(block)
         self.namespaces.block_removed(block.namespace_id)
 
     def register(self, namespace: Namespace) -> NamespaceId:
@@ -323,7 +327,10 @@ class Index:
         return self.namespaces.register(namespace)
 
     def refresh(self, block: StoredBlock) -> None:
-        block.refresh(self.namespaces.spec(block.namespace_id))
+        namespace = self.namespaces.spec(block.namespace_id)
+        block.refresh(namespace)
+        if self.heads is not None:
+            self.heads.look(block, namespace)
 
 
 def _own_masks(masks: tuple[int, int]) -> tuple[int, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
@@ -14,6 +15,7 @@ from kvstore.metrics import Metrics
 from kvstore.model.block import BlockKey, Match, Namespace, NamespaceId
 from kvstore.model.errors import KVStoreError, Unavailable
 from kvstore.model.member import Member, NodeId, Origin, State
+from kvstore.move.peer_heads import PeerHeads
 from kvstore.move.peer_source import PeerListing, PeerSource
 from kvstore.move.source import Candidate
 from kvstore.peer.base import KEYS_MAX, NAMED_KEYS_MAX, PeerCorrupt, PeerError, PeerLink, PeerMatch
@@ -26,6 +28,8 @@ Dial = Callable[[Member, float], Awaitable[PeerLink]]
 ASKED_MAX = 3  # hosts that are asked about one prefix, and that may give parts of it
 MATCH_S = 0.05  # for an answer to that
 NAMED_MATCH_S = 0.5  # from the host that the request names
+LOOKED_AT_MAX = 16  # holders among which to choose
+VIEW_NBYTES_MAX = 256 << 20
 DIAL_S = 2.0
 PING_EVERY_S = 2.0
 PING_S = 2.0
@@ -119,7 +123,19 @@ class Peer:
 class Peers:
     """Every other member of the fleet. dial: makes a link to one. own: this daemon's id."""
 
-    def __init__(self, dial: Dial, own: NodeId, metrics: Metrics, now: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        dial: Dial,
+        own: NodeId,
+        metrics: Metrics,
+        now: Callable[[], float],
+        *,
+        view_nbytes_max: int = VIEW_NBYTES_MAX,
+        zone: str = "",
+    ) -> None:
+        """view_nbytes_max: of what is known of others' heads. zone: of this host."""
+        self.heads = PeerHeads(view_nbytes_max, now)
+        self._zone = zone
         self._dial = dial
         self._own = own
         self._metrics = metrics
@@ -136,7 +152,7 @@ class Peers:
         """Take note of who is in the fleet now."""
         for node in self._peers.keys() - members.keys():
             gone = self._peers.pop(node)
-            self._keep(node, gone.close())
+            self._keep(node, self._let_go(gone))
         for node, member in members.items():
             if node == self._own:
                 continue
@@ -152,12 +168,18 @@ class Peers:
         self._index_engines()
         self._changed.set()
 
+    async def _let_go(self, peer: Peer) -> None:
+        await peer.close()
+        await self.heads.forget(peer.member.node)
+
     async def run(self) -> None:
         """Keep a link to every peer: dial, ping, and dial again."""
         while True:
             for node, peer in list(self._peers.items()):
                 if node not in self._dialling and self._is_due(peer):
                     self._keep(node, self._tend(peer))
+                if (link := peer.link) is not None:
+                    self.heads.follow(node, link)
             counts = dict.fromkeys(("up", "down", "draining", "quarantined"), 0)
             for peer in self._peers.values():
                 counts[peer.state] += 1
@@ -223,6 +245,7 @@ class Peers:
 
     async def close(self) -> None:
         """End every link."""
+        await self.heads.close()
         tasks = list(self._dialling.values())
         for task in tasks:
             task.cancel()
@@ -252,15 +275,25 @@ class Peers:
             found = await self._asked(named, wish, NAMED_MATCH_S, expected)
             if found is not None:
                 return [found]
-        others = self._seem_to_have(besides=named)
+        others = self._seem_to_have(wish, besides=named)
         answers = await asyncio.gather(*(self._asked(each, wish, MATCH_S) for each in others))
         there = [each for each in answers if each is not None]
         return sorted(there, key=lambda each: -each.listing.found)
 
-    def _seem_to_have(self, *, besides: Peer | None) -> list[Peer]:
-        """Return the peers to ask. Few are asked always."""
-        usable = [peer for peer in self if peer.usable and peer is not besides]
-        return usable if len(usable) <= ASKED_MAX else []
+    def _seem_to_have(self, wish: Wish, *, besides: Peer | None) -> list[Peer]:
+        """Return the peers to ask: all if they are few, else those whose heads say that they have
+        more, the longest first. Of those within one head, any may be first, but for the zone."""
+        usable = {p.member.node: p for p in self if p.usable and p is not besides}
+        if len(usable) <= ASKED_MAX:
+            return list(usable.values())
+        found = self.heads.holders(
+            wish.ask.keys, wish.namespace.block_tokens, wish.match.hit_blocks, LOOKED_AT_MAX
+        )
+        there = [(usable[node], heads) for node, heads in found if node in usable]
+        most = max((heads for _, heads in there), default=0)
+        random.shuffle(there)
+        there.sort(key=lambda each: (each[1] < most - 1, each[0].member.zone != self._zone))
+        return [peer for peer, _ in there[:ASKED_MAX]]
 
     async def _asked(
         self, peer: Peer, wish: Wish, answer_s: float, expected: int = 0

@@ -46,7 +46,7 @@ class Fleet:
         self._ourselves = self._open_ourselves()
         self._server = PeerServer(
             self._ourselves,
-            store.lender(),
+            store.lender(self._instance),
             serve_reads=self._cluster.serve_reads,
             bytes_per_s=self._cluster.serve_bytes,
             refused=lambda word: metrics.peer_refused.labels(word).inc(),
@@ -97,7 +97,14 @@ class Fleet:
         self._node = await asyncio.to_thread(own_node_id, state_directory(self._settings))
         await self._server.start(*listen)
         self._port = self._server.port
-        peers = self._peers = Peers(self._dial, self._node, self._metrics, time.monotonic)
+        peers = self._peers = Peers(
+            self._dial,
+            self._node,
+            self._metrics,
+            time.monotonic,
+            view_nbytes_max=self._cluster.view_bytes,
+            zone=self._cluster.zone,
+        )
         membership = self._membership = open_membership(
             self._settings,
             hello=self._hello,

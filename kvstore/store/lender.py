@@ -6,15 +6,29 @@ or encrypted on its way to the disk is brought up first.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Sequence
 
+import numpy as np
+
+from kvstore.decide.heads import Heads
 from kvstore.decide.planner import DAEMON_SESSION, is_readable
 from kvstore.model.block import BlockKey, Namespace, NamespaceId, Span, check_keys
 from kvstore.model.errors import Unavailable, UnknownNamespace
 from kvstore.move.file_leases import FileLeases
 from kvstore.move.promote import Promotion
-from kvstore.peer.base import HeadsAsk, HeadsReply, LentRecord, Loan, PeerBusy, PeerMatch
+from kvstore.peer.base import (
+    CHANGES_MAX,
+    HEADS_MAX,
+    HEADS_WAIT_S_MAX,
+    HeadsAsk,
+    HeadsReply,
+    LentRecord,
+    Loan,
+    PeerBusy,
+    PeerMatch,
+)
 from kvstore.store.acquire import Acquisition
 from kvstore.store.deletes import Deletes
 from kvstore.store.gets import within
@@ -55,7 +69,14 @@ class StoreLender:
         acquisition: Acquisition,
         file_leases: FileLeases,
         deletes: Deletes,
+        instance: str,
     ) -> None:
+        """instance: of this start of the daemon."""
+        self._instance = instance
+        heads = node.planner.index.heads
+        self._heads = heads if heads is not None else Heads()
+        self._changed = asyncio.Event()
+        self._heads.on_change = self._changed.set
         self._node = node
         self._planner = node.planner
         self._namespaces = namespaces
@@ -125,7 +146,42 @@ class StoreLender:
         return StoreLoan(self._node, lease.id, lent_records)
 
     async def heads(self, ask: HeadsAsk) -> HeadsReply:
-        raise Unavailable("this daemon does not tell its heads")
+        if ask.instance == self._instance and ask.since >= 0:
+            changes = await self._changes(ask)
+            if changes is not None:
+                return changes
+        begin = ask.cursor if ask.instance == self._instance and ask.since < 0 else 0
+        since, listed = self._heads.number, self._heads.at(ask.level)
+
+        def chunk() -> tuple[bytes, int]:
+            ordered = np.sort(np.array(listed, dtype="<u8"))
+            first = int(np.searchsorted(ordered, np.uint64(begin)))
+            last = first + HEADS_MAX
+            cursor = int(ordered[last]) if last < len(ordered) else 0
+            return ordered[first:last].tobytes(), cursor
+
+        heads, cursor = await asyncio.to_thread(chunk)
+        return HeadsReply(self._instance, ask.level, since, True, cursor, heads)
+
+    async def _changes(self, ask: HeadsAsk) -> HeadsReply | None:
+        """Answer what has changed since, waiting for the first; None: that is not kept any more."""
+        if ask.since == self._heads.number:
+            self._changed.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(ask.wait_s, HEADS_WAIT_S_MAX)):
+                    await self._changed.wait()
+        changes = self._heads.since(ask.since, CHANGES_MAX)
+        if changes is None:
+            return None
+        told = [each for each in changes if each.level >= ask.level]
+        return HeadsReply(
+            self._instance,
+            ask.level,
+            ask.since + len(changes),
+            snapshot=False,
+            heads=np.array([each.head for each in told], dtype="<u8").tobytes(),
+            came=bytes(each.came for each in told),
+        )
 
     async def corrupt(self, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> None:
         await self._deletes.drop_wrong(namespace_id, keys)

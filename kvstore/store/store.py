@@ -165,8 +165,8 @@ class Store:
         self.caps = Caps(node, acquisition, file_leases, self.hints, scrub)
         self.report = Report(node, self.puts, log)
 
-    def lender(self) -> StoreLender:
-        """Return this store as other hosts see it. Call it once."""
+    def lender(self, instance: str) -> StoreLender:
+        """Return this store as other hosts see it. Call it once. instance: of this start."""
         from kvstore.store.lender import StoreLender
 
         return StoreLender(
@@ -176,6 +176,7 @@ class Store:
             acquisition=self._acquisition,
             file_leases=self._file_leases,
             deletes=self.deletes,
+            instance=instance,
         )
 
     def join_fleet(

@@ -162,7 +162,7 @@ def member(number: int, *, engines: tuple[str, ...] = ()) -> Member:
 def joined(node: Node, lenders: dict[Member, Node]) -> tuple[Peers, dict[NodeId, DirectLink]]:
     """Let a node borrow from others; returns its peers, and the links to them."""
     links = {
-        each.node: DirectLink(each, other.store.lender(), Faults())
+        each.node: DirectLink(each, other.store.lender(each.instance), Faults())
         for each, other in lenders.items()
     }
 

@@ -1,0 +1,154 @@
+"""Follows the heads of every peer, so that nobody has to be asked who may have a prefix.
+
+Each peer is asked for a snapshot, and then for what has changed. A gap in the numbers, or another
+start of the peer, is a snapshot again. Where all together would take more than is allowed, only
+every second head is asked for, then every fourth.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from kvstore.decide.heads import LEVELS_MAX, heads_of
+from kvstore.model.block import BlockKey
+from kvstore.model.member import NodeId
+from kvstore.peer.base import HEADS_WAIT_S_MAX, HeadsAsk, HeadsReply, PeerError, PeerLink
+from kvstore.peer.view import BYTES_A_HEAD, PENDING_MAX, View
+
+logger = logging.getLogger(__name__)
+
+WAIT_S = 10.0  # for the first change
+PAUSE_S = 1.0  # between two answers, at least
+PEERS_A_SECOND = 64  # whose changes are asked for
+AGAIN_S = 30.0  # after a peer that did not tell
+PLACES_MAX = 1 << 16
+
+
+@dataclass(slots=True)
+class _Snapshot:
+    """The chunks so far. since: what to ask for when it is complete."""
+
+    chunks: list[bytes] = field(default_factory=list)
+    since: int = 0
+
+    def begin(self, since: int) -> None:
+        self.chunks.clear()
+        self.since = since
+
+
+class PeerHeads:
+    """nbytes_max: of the view, all peers together."""
+
+    def __init__(self, nbytes_max: int, now: Callable[[], float]) -> None:
+        self.view = View()
+        self.level = 0
+        self._nbytes_max = nbytes_max
+        self._now = now
+        self._places: dict[NodeId, int] = {}
+        self._nodes: dict[int, NodeId] = {}
+        self._heard: dict[NodeId, float] = {}  # when each told its heads last
+        self._following: dict[NodeId, asyncio.Task[None]] = {}
+
+    def follow(self, node: NodeId, link: PeerLink) -> None:
+        """Follow a peer over a link, until that ends. Harmless if it is followed already."""
+        if node in self._following or len(self._places) >= PLACES_MAX:
+            return
+        if node not in self._places:
+            place = next(at for at in range(PLACES_MAX) if at not in self._nodes)
+            self._places[node], self._nodes[place] = place, node
+        task = asyncio.get_running_loop().create_task(self._follow(node, link))
+        self._following[node] = task
+        task.add_done_callback(lambda _: self._following.pop(node))
+
+    async def forget(self, node: NodeId) -> None:
+        """Drop what is known of a peer that has left the fleet."""
+        task = self._following.get(node)
+        if task is not None:
+            task.cancel()
+        place = self._places.pop(node, None)
+        if place is not None:
+            await self.view.forget(place)
+            del self._nodes[place]
+
+    async def close(self) -> None:
+        """Follow nobody any more."""
+        tasks = list(self._following.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def holders(
+        self, keys: Sequence[BlockKey], block_tokens: int, hit_blocks: int, most: int
+    ) -> list[tuple[NodeId, int]]:
+        """Return at most so many peers that seem to have more of a prefix, the longest first, and
+        how many heads of it each has."""
+        heads, step = heads_of(keys, block_tokens)
+        found = self.view.holders(heads, most, hit_blocks // step)
+        return [(self._nodes[each.place], each.heads) for each in found]
+
+    def age_s(self, node: NodeId) -> float | None:
+        """Return how old what is known of a peer may be; None: nothing is."""
+        heard = self._heard.get(node)
+        return None if heard is None else self._now() - heard
+
+    async def _follow(self, node: NodeId, link: PeerLink) -> None:
+        ask = HeadsAsk(level=self.level)
+        snapshot = _Snapshot()
+        while link.open and node in self._places:
+            try:
+                deadline = self._now() + min(WAIT_S, HEADS_WAIT_S_MAX) + AGAIN_S
+                reply = await link.heads(ask, deadline=deadline)
+                ask = await self._take(self._places[node], ask, reply, snapshot)
+            except PeerError as error:
+                logger.debug("heads=unknown node=%s reason=%r", node, str(error))
+                await asyncio.sleep(AGAIN_S)
+                ask = HeadsAsk(level=self.level)
+                continue
+            self._heard[node] = self._now()
+            if not ask.cursor:
+                await asyncio.sleep(max(PAUSE_S, len(self._following) / PEERS_A_SECOND))
+
+    async def _take(
+        self, place: int, ask: HeadsAsk, reply: HeadsReply, snapshot: _Snapshot
+    ) -> HeadsAsk:
+        """Take an answer; return what to ask for next."""
+        if reply.level != self.level:  # asked for before the level has risen
+            return HeadsAsk(level=self.level)
+        if not reply.snapshot:
+            self._apply(place, reply)
+            if self.view.pending > PENDING_MAX:
+                await self.view.settle()
+                self._bound()
+            return HeadsAsk(reply.instance, self.level, reply.since, wait_s=WAIT_S)
+        if not ask.cursor or reply.instance != ask.instance:
+            snapshot.begin(reply.since)
+        snapshot.chunks.append(reply.heads)
+        if sum(map(len, snapshot.chunks)) // 8 * BYTES_A_HEAD > self._nbytes_max:
+            self._rise()
+            return HeadsAsk(level=self.level)
+        if reply.cursor:
+            return HeadsAsk(reply.instance, self.level, cursor=reply.cursor)
+        heads = np.frombuffer(b"".join(snapshot.chunks), "<u8").astype(np.uint64)
+        await self.view.replace(place, heads)
+        self._bound()
+        return HeadsAsk(reply.instance, self.level, snapshot.since, wait_s=WAIT_S)
+
+    def _apply(self, place: int, reply: HeadsReply) -> None:
+        heads = np.frombuffer(reply.heads, "<u8").tolist()
+        for head, came in zip(heads, reply.came, strict=True):
+            self.view.change(place, head, came=bool(came))
+
+    def _bound(self) -> None:
+        if self.view.nbytes > self._nbytes_max:
+            self._rise()
+
+    def _rise(self) -> None:
+        """Know half as many heads from now on: every peer is asked for a snapshot again."""
+        if self.level < LEVELS_MAX:
+            self.level += 1
+            logger.info("heads=level level=%d nbytes=%d", self.level, self.view.nbytes)

@@ -1,0 +1,82 @@
+"""The view of all peers' heads answers as a plain dictionary would."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvstore.peer.view import BYTES_A_HEAD, View
+
+HEADS = list(range(1, 40))
+changes = st.tuples(
+    st.sampled_from(["came", "left", "snapshot", "forget", "settle"]),
+    st.integers(0, 4),
+    st.lists(st.sampled_from(HEADS), max_size=12),
+)
+
+
+def expected(plain: dict[int, set[int]], prefix: list[int], beyond: int) -> dict[int, int]:
+    found = {}
+    for place, heads in plain.items():
+        longest = max((at + 1 for at, head in enumerate(prefix) if head in heads), default=0)
+        if longest > beyond:
+            found[place] = longest
+    return found
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(changes, max_size=25), st.lists(st.sampled_from(HEADS), max_size=10), st.integers(0, 5)
+)
+def test_it_knows_who_has_the_longest_prefix(
+    steps: list[tuple[str, int, list[int]]], prefix: list[int], beyond: int
+) -> None:
+    async def run() -> None:
+        view, plain = View(), {place: set[int]() for place in range(5)}
+        for kind, place, heads in steps:
+            if kind == "snapshot":
+                await view.replace(place, np.array(sorted(set(heads)), dtype=np.uint64))
+                plain[place] = set(heads)
+            elif kind == "forget":
+                await view.forget(place)
+                plain[place] = set()
+            elif kind == "settle":
+                await view.settle()
+            else:
+                for head in heads:
+                    view.change(place, head, came=kind == "came")
+                    (plain[place].add if kind == "came" else plain[place].discard)(head)
+            assert len(view) == sum(map(len, plain.values()))
+        wanted = list(dict.fromkeys(prefix))
+        found = view.holders(wanted, 5, beyond)
+        assert {each.place: each.heads for each in found} == expected(plain, wanted, beyond)
+        assert [each.heads for each in found] == sorted(
+            (each.heads for each in found), reverse=True
+        )
+
+    asyncio.run(run())
+
+
+def test_it_takes_ten_bytes_a_head() -> None:
+    async def run() -> None:
+        view, drawn = View(), random.Random(1)
+        for place in range(3):
+            heads = sorted({drawn.getrandbits(64) for _ in range(1000)})
+            await view.replace(place, np.array(heads, dtype=np.uint64))
+        assert view.nbytes == BYTES_A_HEAD * len(view) == BYTES_A_HEAD * 3000
+
+    asyncio.run(run())
+
+
+def test_no_more_are_named_than_are_asked_for() -> None:
+    async def run() -> None:
+        view = View()
+        for place in range(10):
+            await view.replace(place, np.array([7], dtype=np.uint64))
+        assert len(view.holders([7], 3)) == 3
+
+    asyncio.run(run())
