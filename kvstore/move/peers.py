@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -313,6 +314,7 @@ class Peers:
         except PeerError as error:
             self._metrics.peer_match_seconds.labels(error.outcome).observe(self._now() - began)
             peer.source.failed(error)
+            peer.pinged_at = -math.inf  # is it there? The next requests may not have to wait
             return None
         self._metrics.peer_match_seconds.labels("answered").observe(self._now() - began)
         expected = min(expected, len(keys))
