@@ -35,13 +35,19 @@ class Etcd:
     """One etcd, or several that are one. A context manager: at its end nothing of it is left.
 
     tls: certificate, key, and, if it asks for certificates, the authorities of its clients.
+    options: more of etcd's own, without the dashes.
     """
 
     def __init__(
-        self, count: int = 1, *, tls: tuple[Path, Path, Path | None] | None = None
+        self,
+        count: int = 1,
+        *,
+        tls: tuple[Path, Path, Path | None] | None = None,
+        **options: str,
     ) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="kv-etcd-"))
         self._tls = tls
+        self._options = options
         ports = free_ports(2 * count)
         self.ports, self._peer_ports = ports[:count], ports[count:]
         self._processes: list[subprocess.Popen[bytes] | None] = [None] * count
@@ -148,6 +154,7 @@ class Etcd:
             "initial-cluster": ",".join(peers),
             "logger": "zap",
             "log-level": "error",
+            **self._options,
         }
         if self._tls is not None:
             cert, key, authorities = self._tls
