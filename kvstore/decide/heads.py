@@ -73,7 +73,7 @@ class Heads:
             return
         needed = sum(1 << i for i, g in enumerate(namespace.groups) if not g.window_tokens)
         head = head_of(block.key)
-        if block.complete & needed != needed:
+        if not block.complete or block.complete & needed != needed:
             self._left(head)
         elif head not in self._levels:
             level = min((place & -place).bit_length() - 1, LEVELS_MAX)

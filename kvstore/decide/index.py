@@ -279,7 +279,7 @@ class Index:
             for block in map(self._blocks.get, keys)
         ]
         if namespace.is_stale:
-            _judge(found, namespace)
+            self._judge(found, namespace)
         return found
 
     def own_part(self, part: Part) -> Part:
@@ -332,16 +332,17 @@ class Index:
         if self.heads is not None:
             self.heads.look(block, namespace)
 
+    def _judge(self, blocks: Iterable[StoredBlock | None], namespace: StoredNamespace) -> None:
+        """Compute the group masks of blocks that came, or changed, without their specification."""
+        for block in blocks:
+            if block is not None and block.complete == _UNJUDGED:
+                block.refresh(namespace.spec)
+                if self.heads is not None:
+                    self.heads.look(block, namespace.spec)
+
 
 def _own_masks(masks: tuple[int, int]) -> tuple[int, int]:
     """Return an equal pair that other blocks have, too: it costs them no memory."""
     if len(_masks) >= MASKS_MAX:
         return _masks.get(masks, masks)
     return _masks.setdefault(masks, masks)
-
-
-def _judge(blocks: Iterable[StoredBlock | None], namespace: StoredNamespace) -> None:
-    """Compute the group masks of blocks that came, or changed, without their specification."""
-    for block in blocks:
-        if block is not None and block.complete == _UNJUDGED:
-            block.refresh(namespace.spec)

@@ -18,7 +18,7 @@ from kvstore.decide.heads import LEVELS_MAX, heads_of
 from kvstore.model.block import BlockKey
 from kvstore.model.member import NodeId
 from kvstore.peer.base import HEADS_WAIT_S_MAX, HeadsAsk, HeadsReply, PeerError, PeerLink
-from kvstore.peer.view import BYTES_A_HEAD, PENDING_MAX, View
+from kvstore.peer.view import BYTES_A_HEAD, PENDING_MAX, Numbers, View
 
 logger = logging.getLogger(__name__)
 
@@ -120,7 +120,7 @@ class PeerHeads:
         if reply.level != self.level:  # asked for before the level has risen
             return HeadsAsk(level=self.level)
         if not reply.snapshot:
-            self._apply(place, reply)
+            self.view.change(place, _numbers(reply.heads), reply.came)
             if self.view.pending > PENDING_MAX:
                 await self.view.settle()
                 self._bound()
@@ -133,15 +133,9 @@ class PeerHeads:
             return HeadsAsk(level=self.level)
         if reply.cursor:
             return HeadsAsk(reply.instance, self.level, cursor=reply.cursor)
-        heads = np.frombuffer(b"".join(snapshot.chunks), "<u8").astype(np.uint64)
-        await self.view.replace(place, heads)
+        await self.view.replace(place, _numbers(b"".join(snapshot.chunks)))
         self._bound()
         return HeadsAsk(reply.instance, self.level, snapshot.since, wait_s=WAIT_S)
-
-    def _apply(self, place: int, reply: HeadsReply) -> None:
-        heads = np.frombuffer(reply.heads, "<u8").tolist()
-        for head, came in zip(heads, reply.came, strict=True):
-            self.view.change(place, head, came=bool(came))
 
     def _bound(self) -> None:
         if self.view.nbytes > self._nbytes_max:
@@ -152,3 +146,7 @@ class PeerHeads:
         if self.level < LEVELS_MAX:
             self.level += 1
             logger.info("heads=level level=%d nbytes=%d", self.level, self.view.nbytes)
+
+
+def _numbers(heads: bytes) -> Numbers:
+    return np.frombuffer(heads, "<u8").astype(np.uint64)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from kvstore.decide.heads import CHANGES_KEPT, Change, Heads, head_of, head_step, heads_of
-from kvstore.decide.index import StoredBlock
-from kvstore.model.block import Group, Namespace
+from kvstore.decide.index import Index, StoredBlock, StoredPart
+from kvstore.model.block import Group, Namespace, Part
 from kvstore.model.keys import KeyChain, root_key
 from tests.store.node import SPEC, Node, chain
 
@@ -43,6 +43,27 @@ def test_what_comes_and_leaves_is_told_once() -> None:
     assert heads.since(6, 10) == []
     assert heads.since(7, 10) is None  # of another start
     assert len(heads) == 2
+
+
+def test_a_block_of_windows_alone_is_told_when_it_has_something() -> None:
+    windows, heads = Namespace(16, (Group("window", 4096, window_tokens=64),), ()), Heads()
+    heads.look(stored(15, complete=0), windows)
+    assert not len(heads)
+    heads.look(stored(15, complete=1), windows)
+    assert len(heads) == 1
+
+
+def test_blocks_are_told_that_were_found_before_their_namespace_was_known() -> None:
+    index = Index()
+    index.heads = Heads()
+    block = StoredBlock(KEYS[15], FULL.id, 15, None)
+    index.add(block)
+    block.add(StoredPart(Part(0, 0), 4096, 1))
+    index.refresh(block)
+    assert not len(index.heads)
+    index.register(FULL)
+    index.find(FULL.id, KEYS)
+    assert index.heads.at(0) == [head_of(KEYS[15])]
 
 
 def test_a_gap_is_said() -> None:

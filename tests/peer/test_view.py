@@ -47,8 +47,9 @@ def test_it_knows_who_has_the_longest_prefix(
             elif kind == "settle":
                 await view.settle()
             else:
+                came = bytes([kind == "came"]) * len(heads)
+                view.change(place, np.array(heads, dtype=np.uint64), came)
                 for head in heads:
-                    view.change(place, head, came=kind == "came")
                     (plain[place].add if kind == "came" else plain[place].discard)(head)
             assert len(view) == sum(map(len, plain.values()))
         wanted = list(dict.fromkeys(prefix))
@@ -78,5 +79,43 @@ def test_no_more_are_named_than_are_asked_for() -> None:
         for place in range(10):
             await view.replace(place, np.array([7], dtype=np.uint64))
         assert len(view.holders([7], 3)) == 3
+
+    asyncio.run(run())
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(changes, max_size=12), st.lists(changes, max_size=12))
+def test_changes_while_others_are_merged_are_not_lost(
+    before: list[tuple[str, int, list[int]]], meanwhile: list[tuple[str, int, list[int]]]
+) -> None:
+    async def run() -> None:
+        view, plain = View(), {place: set[int]() for place in range(5)}
+
+        def change(steps: list[tuple[str, int, list[int]]]) -> None:
+            for kind, place, heads in steps:
+                came = bytes([kind != "left"]) * len(heads)
+                view.change(place, np.array(heads, dtype=np.uint64), came)
+                plain[place] = (
+                    plain[place] - {*heads} if kind == "left" else plain[place] | {*heads}
+                )
+
+        def check() -> None:
+            assert len(view) == sum(map(len, plain.values()))
+            for head in HEADS:
+                holders = {each.place for each in view.holders([head], 5)}
+                assert holders == {place for place, heads in plain.items() if head in heads}
+
+        change(before)
+        await view.settle()
+        change(meanwhile[::2])
+        settling = asyncio.ensure_future(view.settle())
+        await asyncio.sleep(0)  # its thread has begun
+        change(meanwhile)
+        check()
+        await settling
+        check()
+        await view.settle()
+        check()
+        assert not view.pending
 
     asyncio.run(run())
