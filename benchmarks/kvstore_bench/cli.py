@@ -11,6 +11,7 @@ from kvstore_bench.chat.command import chat
 from kvstore_bench.chat.options import PLOT, generator_options
 from kvstore_bench.chat.reports.compare_command import compare
 from kvstore_bench.chat.workloads.workload import Conversation, dump, save
+from kvstore_bench.cluster.command import cluster
 from kvstore_bench.codec.command import codec
 from kvstore_bench.console import ratio_tables
 from kvstore_bench.console.commands import JSON, PATH, measuring, show, steps
@@ -27,7 +28,10 @@ def bench() -> None:
     """Measure what a KV cache gains: multi-turn chat against any OpenAI-compatible server."""
 
 
-for command in (chat, compare, codec, fidelity, peers, store, tenants, tier, recovery, scrub):
+COMMANDS = (
+    chat, compare, cluster, codec, fidelity, peers, store, tenants, tier, recovery, scrub
+)  # fmt: skip
+for command in COMMANDS:
     bench.add_command(command)
 
 

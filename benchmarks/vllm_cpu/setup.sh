@@ -152,6 +152,8 @@ if ! done_before base; then
   "$VENV"/bin/python -c 'import kvstore, torch, importlib.metadata as m; print("setup: vllm", m.version("vllm"), "torch", torch.__version__)'
   command -v fio >/dev/null ||
     say "fio is not installed, so \`kvstore bench tier\` compares with nothing: apt-get install fio (or dnf install fio)"
+  command -v iperf3 >/dev/null ||
+    say "iperf3 is not installed, so \`kvstore bench cluster\` compares with nothing: apt-get install iperf3 (or dnf install iperf3)"
   command -v etcd >/dev/null ||
     say "etcd is not installed, so the tests of members by etcd are skipped: apt-get install etcd-server"
   echo "base $FINGERPRINT" >>"$STAMP"

@@ -65,6 +65,7 @@ READ_ONLY: dict[str, str] = {
     "kvstore bench transformers": "takes minutes",
     "kvstore bench recovery": "takes minutes",
     "kvstore bench index": "takes minutes",
+    "kvstore bench cluster": "takes minutes",
     "kvstore bench codec": "takes minutes, needs a model",
     "kvstore bench fidelity": "takes minutes, needs a model",
     "kvstore bench scrub": "takes minutes",

@@ -144,7 +144,7 @@ def print_tenants(result: Mapping[str, Any]) -> None:
 
 def print_tier(result: Mapping[str, Any]) -> None:
     """Print the ratios, then the speeds they were made of."""
-    _print_with_speeds("File tier", TIER_MEANINGS, result)
+    print_with_speeds("File tier", TIER_MEANINGS, result)
 
 
 def print_recovery(result: Mapping[str, Any]) -> None:
@@ -220,7 +220,7 @@ def print_gpu(result: Mapping[str, Any]) -> None:
 
 def print_object_tier(result: Mapping[str, Any]) -> None:
     """Print the ratios, then the speeds they were made of."""
-    _print_with_speeds("Object tier", OBJECT_MEANINGS, result)
+    print_with_speeds("Object tier", OBJECT_MEANINGS, result)
 
 
 ENCRYPTED_MEANINGS = {
@@ -234,15 +234,16 @@ ENCRYPTED_MEANINGS = {
 
 def print_encrypted(result: Mapping[str, Any]) -> None:
     """Print the ratios, then the speeds they were made of."""
-    _print_with_speeds("Encryption", ENCRYPTED_MEANINGS, result)
+    print_with_speeds("Encryption", ENCRYPTED_MEANINGS, result)
 
 
 def print_scrub(result: Mapping[str, Any]) -> None:
     """Print what was found and what it cost."""
-    _print_with_speeds("Scrub", SCRUB_MEANINGS, result)
+    print_with_speeds("Scrub", SCRUB_MEANINGS, result)
 
 
-def _print_with_speeds(title: str, meanings: Mapping[str, str], result: Mapping[str, Any]) -> None:
+def print_with_speeds(title: str, meanings: Mapping[str, str], result: Mapping[str, Any]) -> None:
+    """Print the ratios, then the speeds they were made of."""
     speeds = _table("MB/s", ("", "min", "median", "max"))
     for name, each in result["bytes_per_s"].items():
         speeds.add_row(name, *(f"{each[key] / 1e6:.0f}" for key in ("min", "p50", "max")))

@@ -148,8 +148,8 @@ def _timed(
     return {side: Timing.of(each) for side, each in seconds.items()}
 
 
-def make_pair(directory: Path) -> None:
-    """Write cert.pem, which signs itself, and key.pem, for 127.0.0.1 and an hour."""
+def make_pair(directory: Path, *names: str) -> None:
+    """Write cert.pem, which signs itself, and key.pem, for 127.0.0.1, `names` and an hour."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -158,6 +158,7 @@ def make_pair(directory: Path) -> None:
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "kvstore bench")])
     now = datetime.datetime.now(datetime.UTC)
     address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+    all_names = [address, *(x509.DNSName(each) for each in names)]
     cert = (
         x509.CertificateBuilder()
         .subject_name(name)
@@ -166,7 +167,7 @@ def make_pair(directory: Path) -> None:
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(minutes=5))
         .not_valid_after(now + datetime.timedelta(hours=1))
-        .add_extension(x509.SubjectAlternativeName([address]), critical=False)
+        .add_extension(x509.SubjectAlternativeName(all_names), critical=False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .sign(key, hashes.SHA256())
     )

@@ -1,0 +1,1 @@
+"""Daemons that share what they hold: how fast one reads from another, and what lending costs."""

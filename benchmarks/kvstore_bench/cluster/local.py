@@ -1,0 +1,89 @@
+"""Gets of the lender's own engines while another daemon borrows, beside the same without."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Event, Thread
+
+import numpy as np
+
+from kvstore import Client
+from kvstore.model.errors import KVStoreError, Unavailable
+from kvstore_bench.cluster.gets import borrowing
+from kvstore_bench.cluster.pair import Pair, Prefix
+from kvstore_bench.store.store import bench_namespace, views_of
+from kvstore_bench.tiers.tier import summed_up
+
+GET_BLOCKS = 8  # in one local get
+
+
+def measure_local(daemons: Pair, prefix: Prefix, tenth: int) -> dict[str, object]:
+    """Measure at full speed, then at `tenth` bytes a second."""
+    full, full_speeds = _measured(daemons, prefix)
+    daemons.restart_lender(f"cluster.serve_bytes_per_s={tenth}")
+    # it lends from its files now, as any daemon that has started again
+    limited, limited_speeds = _measured(daemons, prefix)
+    return {
+        "local_get_ratio": full,
+        "local_get_ratio_at_a_tenth": limited,
+        "local_bytes_per_s": {"full": full_speeds, "at_a_tenth": limited_speeds},
+    }
+
+
+def _measured(daemons: Pair, prefix: Prefix) -> tuple[float, dict[str, dict[str, float]]]:
+    plan = daemons.plan
+    own = daemons.put("own", plan.record_nbytes)
+    count = min(plan.blocks, GET_BLOCKS)
+    keys = own.keys[:count]
+    targets = views_of(np.ones((count, plan.record_nbytes), np.uint8))
+    speeds: dict[str, list[float]] = {"alone": [], "lending": []}
+    with Client(daemons.lender.target) as client:
+        client.register(bench_namespace(own.name, own.record_nbytes))
+
+        def timed() -> float:
+            end = time.perf_counter() + plan.seconds
+            began, nbytes = time.perf_counter(), 0
+            while time.perf_counter() < end:
+                if not all(client.get_into(own.namespace_id, keys, targets)):
+                    raise Unavailable("a record that was just stored is missing")
+                nbytes += count * plan.record_nbytes
+            return nbytes / (time.perf_counter() - began)
+
+        timed()
+        for _ in range(max(3, plan.rounds // 3)):
+            speeds["alone"].append(timed())
+            with _lending(daemons, prefix):
+                speeds["lending"].append(timed())
+    summed = summed_up(speeds)
+    return summed["lending"]["p50"] / summed["alone"]["p50"], summed
+
+
+@contextmanager
+def _lending(daemons: Pair, prefix: Prefix) -> Iterator[None]:
+    """Borrow again and again until the end. Raises what made it impossible."""
+    begun, over = Event(), Event()
+    errors: list[KVStoreError] = []
+
+    def borrow() -> None:
+        try:
+            with borrowing(daemons, prefix) as get:
+                begun.set()
+                while not over.is_set():
+                    get()
+        except KVStoreError as error:
+            errors.append(error)
+        finally:
+            begun.set()
+
+    thread = Thread(target=borrow)
+    thread.start()
+    try:
+        begun.wait()
+        yield
+    finally:
+        over.set()
+        thread.join()
+    if errors:
+        raise errors[0]
