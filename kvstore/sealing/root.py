@@ -159,7 +159,7 @@ def parse_root_key(data: bytes) -> bytes | None:
     text = data.strip()
     try:
         if len(text) == 2 * KEY_NBYTES:
-            return _unless_constant(bytes.fromhex(text.decode()))
+            return _unless_constant(binascii.unhexlify(text))  # fromhex skips white space
         key = base64.b64decode(text + b"=" * (-len(text) % 4), validate=True)
     except (ValueError, binascii.Error, UnicodeDecodeError):
         return None

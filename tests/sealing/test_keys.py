@@ -223,3 +223,10 @@ def test_a_secret_is_neither_printed_nor_pickled() -> None:
         assert "Secret" in repr(each) or "AeadKey" in repr(each)
     with pytest.raises(TypeError):
         pickle.dumps(secret)
+
+
+def test_white_space_inside_a_key_makes_it_none() -> None:
+    """As hex it would be a shorter key."""
+    text = KEY.hex().encode()
+    assert parse_root_key(text[:6] + b"\n" + text[7:]) is None
+    assert parse_root_key(text[:6] + b"  " + text[8:]) is None
