@@ -52,7 +52,7 @@ _REFUSALS = (
     ("UNKNOWN_CA", "it refuses the certificate in cluster.etcd_cert: another authority signed it"),
 )
 # gRPC tells these apart in no way.
-_CUT_OFF = ("losed", "losing", "TSI_DATA_CORRUPTED")
+_CUT_OFF = ("losed", "losing", "reset by peer", "roken pipe", "TSI_DATA_CORRUPTED")
 _HINTS = {  # by: is it TLS, and is a certificate shown
     (False, False): "if it speaks TLS, write https:// in cluster.etcd",
     (True, False): "if it asks for a certificate, set cluster.etcd_cert and etcd_key; if it speaks "
