@@ -34,6 +34,7 @@ def test_a_tenant_among_others_is_compared_with_one_alone() -> None:
 
 def test_a_quiet_tenant_is_measured_alone_and_beside_noisy_ones() -> None:
     arguments = ["tenants", "--tenants", "2", "--dram-mib", "256", "--seconds", "1", "--idle", "2"]
+    arguments += ["--durable", "2"]
     done = CliRunner().invoke(bench, [*arguments, "--json", "--path", "/tmp"])
     assert done.exit_code == 0, done.output
     result = json.loads(done.stdout)
@@ -42,5 +43,10 @@ def test_a_quiet_tenant_is_measured_alone_and_beside_noisy_ones() -> None:
     assert result["acquire_p99_vs_alone"] == pytest.approx(
         result["flooded"]["acquire_p99_s"] / result["alone"]["acquire_p99_s"]
     )
+    assert result["acquire_p99_copies_vs_alone"] == pytest.approx(
+        result["beside_copies"]["acquire_p99_s"] / result["alone"]["acquire_p99_s"]
+    )
     assert result["cap_overshoot_bytes"] >= 0
+    speeds = result["durable_bytes_per_s"]
+    assert result["durable_2_vs_1"] == pytest.approx(speeds["all"]["p50"] / speeds["one"]["p50"])
     assert result["idle_cpu_share"] < 1.0

@@ -80,6 +80,7 @@ GPU_MEANINGS = {
 TENANT_MEANINGS = {
     "hit_ratio_vs_alone": "hits of the quiet tenant, beside it alone",
     "acquire_p99_vs_alone": "p99 of its acquire, the same",
+    "acquire_p99_copies_vs_alone": "the same beside processes that only copy memory",
     "bandwidth_vs_guarantee": "its reads from disk, beside its part by weight of it alone",
     "borrowed_share": "part of the free room that one tenant got",
     "given_back_s": "seconds that a GiB more took to put, because it had to be given back",
@@ -139,7 +140,9 @@ def _milliseconds(seconds: Mapping[str, Any]) -> Any:
 
 def print_tenants(result: Mapping[str, Any]) -> None:
     """Print what a quiet tenant notices, and what idle ones cost."""
-    _print(_ratios("Tenants", TENANT_MEANINGS, result))
+    count = result["plan"]["durable_tenants"]
+    durable = {f"durable_{count}_vs_1": f"durable commits of 4 MiB, {count} tenants beside one"}
+    _print(_ratios("Tenants", TENANT_MEANINGS | durable, result))
 
 
 def print_tier(result: Mapping[str, Any]) -> None:

@@ -16,6 +16,7 @@ from kvstore_bench.console.commands import JSON, PATH, measuring, show
 @click.option("--record-mib", type=click.IntRange(1), default=1, show_default=True)
 @click.option("--seconds", type=click.FloatRange(1), default=20.0, show_default=True)
 @click.option("--idle", type=click.IntRange(2, 256), default=64, show_default=True)
+@click.option("--durable", type=click.IntRange(2, 64), default=32, show_default=True)
 @PATH
 @JSON
 def tenants(
@@ -25,14 +26,16 @@ def tenants(
     record_mib: int,
     seconds: float,
     idle: int,
+    durable: int,
     path: Path,
     as_json: bool,
 ) -> None:
     """Measure what a tenant within its guarantee notices of others that flood the daemon.
 
     The quiet tenant asks for its prefixes alone, then while all others put, read and lease as fast
-    as they can. Also measures what one tenant may borrow, how fast it is given back, and what idle
-    tenants cost.
+    as they can. To tell what any process would notice, it also asks while as many processes copy
+    memory of their own. Also measures what one tenant may borrow, how fast it is given back,
+    durable commits of many tenants at once beside those of one, and what idle tenants cost.
 
     \b
     Example:
@@ -48,6 +51,7 @@ def tenants(
             seconds=seconds,
             idle_tenants=idle,
             idle_seconds=seconds,
+            durable_tenants=durable,
         )
         result = run(plan, path, lambda text: click.echo(text, err=True))
         show(result, as_json, ratio_tables.print_tenants)

@@ -1,11 +1,14 @@
-"""Processes that flood a daemon as tenants: puts, reads, leases, as fast as they can."""
+"""Processes that flood a daemon as tenants: puts, reads, leases, as fast as they can. And processes
+that do as much to the processor and its memory, without a daemon.
+"""
 
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.synchronize import Event
+from typing import Any
 
 from kvstore import Client
 from kvstore.model.errors import KVStoreError, Unavailable
@@ -18,18 +21,32 @@ PREFIX_BLOCKS = 16
 @contextmanager
 def flooding(targets: Sequence[str], record_nbytes: int) -> Iterator[None]:
     """Run one flooding process for each target inside of the context."""
+    with _running(_flood, [(target, record_nbytes) for target in targets]):
+        yield
+
+
+@contextmanager
+def copying(processes: int, record_nbytes: int) -> Iterator[None]:
+    """Run processes that copy records within their own memory inside of the context."""
+    with _running(_copy, [(record_nbytes,)] * processes):
+        yield
+
+
+@contextmanager
+def _running(work: Callable[..., None], arguments: Sequence[tuple[Any, ...]]) -> Iterator[None]:
+    """Run a process for each arguments. Each tells when it is at work, and ends when told."""
     spawn = multiprocessing.get_context("spawn")
     stop = spawn.Event()
-    started = [spawn.Event() for _ in targets]
+    started = [spawn.Event() for _ in arguments]
     processes = [
-        spawn.Process(target=_flood, args=(target, record_nbytes, event, stop), daemon=True)
-        for target, event in zip(targets, started, strict=True)
+        spawn.Process(target=work, args=(*each, event, stop), daemon=True)
+        for each, event in zip(arguments, started, strict=True)
     ]
     for process in processes:
         process.start()
     try:
         if not all(event.wait(START_S) for event in started):
-            raise Unavailable("a flooding process did not start")
+            raise Unavailable("a process beside the quiet tenant did not start")
         yield
     finally:
         stop.set()
@@ -56,3 +73,11 @@ def _flood(target: str, record_nbytes: int, started: Event, stop: Event) -> None
             if number == PREFIX_BLOCKS:
                 started.set()
             number += 1
+
+
+def _copy(record_nbytes: int, started: Event, stop: Event) -> None:
+    record, copy = bytearray(record_nbytes), bytearray(record_nbytes)
+    started.set()
+    while not stop.is_set():
+        for _ in range(PREFIX_BLOCKS):
+            copy[:] = record

@@ -1,7 +1,9 @@
 """`kvstore bench tenants`: a quiet tenant within its guarantee, beside seven that flood.
 
 Every figure is a ratio of two phases of one run, against one daemon: the quiet tenant alone, and
-the same beside the others. A second daemon has idle tenants only.
+the same beside the others. How much of that the machine does to anybody is told by a phase beside
+as many processes that copy memory of their own. A second daemon has tenants that commit durably, a
+third idle ones.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from kvstore.model.errors import Unavailable
 from kvstore.model.hint import Prefix
 from kvstore.testing.daemon import Daemon
 from kvstore_bench.store.store import bench_namespace, chain
-from kvstore_bench.tenants.noise import PREFIX_BLOCKS, flooding
+from kvstore_bench.tenants.durable import measure_durable
+from kvstore_bench.tenants.noise import PREFIX_BLOCKS, copying, flooding
 
 Say = Callable[[str], None]
 MIB = 1 << 20
@@ -42,6 +45,7 @@ class TenantsPlan:
     seconds: float = 20.0
     idle_tenants: int = 64
     idle_seconds: float = 20.0
+    durable_tenants: int = 32
 
     @property
     def guaranteed_nbytes(self) -> int:
@@ -68,9 +72,12 @@ class Phase:
 
 
 def run(plan: TenantsPlan, path: Path, say: Say) -> dict[str, Any]:
-    """Measure both daemons; the file tier is in a scratch folder of `path`."""
+    """Measure all daemons; the file tiers are in scratch folders of `path`."""
     with tempfile.TemporaryDirectory(dir=path) as scratch:
         result = _busy(plan, Path(scratch), say)
+    say(f"durable commits by {plan.durable_tenants} tenants at once")
+    with tempfile.TemporaryDirectory(dir=path) as scratch:
+        result |= measure_durable(plan.durable_tenants, Path(scratch))
     say(f"{plan.idle_tenants} idle tenants, {plan.idle_seconds:.0f} s")
     return {**result, **_idle(plan), "plan": asdict(plan)}
 
@@ -99,6 +106,9 @@ def _busy(plan: TenantsPlan, scratch: Path, say: Say) -> dict[str, Any]:
             say("the quiet tenant alone")
             free_s = quiet.fill()
             alone = quiet.phase()
+            say(f"the same beside {len(plan.noisy)} processes that copy memory")
+            with copying(len(plan.noisy), plan.record_nbytes):
+                beside_copies = quiet.phase()
             quiet.empty()
             say("one tenant borrows what the others leave")
             borrowed_share = _borrow(targets[plan.noisy[0]], operator, plan)
@@ -112,11 +122,13 @@ def _busy(plan: TenantsPlan, scratch: Path, say: Say) -> dict[str, Any]:
     return {
         "hit_ratio_vs_alone": flooded.hit_ratio / alone.hit_ratio,
         "acquire_p99_vs_alone": flooded.acquire_p99_s / alone.acquire_p99_s,
+        "acquire_p99_copies_vs_alone": beside_copies.acquire_p99_s / alone.acquire_p99_s,
         "bandwidth_vs_guarantee": plan.tenants * flooded.nbytes_per_s / alone.nbytes_per_s,
         "borrowed_share": borrowed_share,
         "given_back_s": max(0.0, lent_s - free_s) / gib,
         "cap_overshoot_bytes": max(lending.values()),
         "alone": asdict(alone),
+        "beside_copies": asdict(beside_copies),
         "flooded": asdict(flooded),
     }
 
