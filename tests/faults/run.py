@@ -23,7 +23,7 @@ from typing import Any
 import click
 
 from tests.faults import cases_daemon as of_daemon
-from tests.faults import cases_members as of_members
+from tests.faults import cases_processes as of_processes
 from tests.faults.clocks import wall_clock_reads
 from tests.faults.records import KINDS
 from tests.faults.scene import ROOT, Dead, Hung, Scene
@@ -42,13 +42,13 @@ Case = tuple[Callable[[Scene], None], tuple[str, ...]]
 CASES: dict[str, Case] = {
     case.__name__: (case, overrides)
     for case, *overrides in (
-        (of_members.one_session_for_all_workers,),
-        (of_members.reader_stopped_past_its_lease, of_members.SHORT_LEASE, *SMALL_ARENA),
-        (of_members.writer_stopped_past_its_lease, of_members.SHORT_LEASE, *SMALL_ARENA),
-        (of_members.scheduler_killed, of_members.SHORT_LEASE),
-        (of_members.worker_killed, of_members.SHORT_LEASE),
-        (of_members.member_killed_while_another_is_stopped, of_members.SHORT_LEASE),
-        (of_members.leases_under_half_the_arena,),
+        (of_processes.one_session_for_all_workers,),
+        (of_processes.reader_stopped_past_its_lease, of_processes.SHORT_LEASE, *SMALL_ARENA),
+        (of_processes.writer_stopped_past_its_lease, of_processes.SHORT_LEASE, *SMALL_ARENA),
+        (of_processes.scheduler_killed, of_processes.SHORT_LEASE),
+        (of_processes.worker_killed, of_processes.SHORT_LEASE),
+        (of_processes.process_killed_while_another_is_stopped, of_processes.SHORT_LEASE),
+        (of_processes.leases_under_half_the_arena,),
         (of_daemon.daemon_killed_under_load,),
         (of_daemon.daemon_stopped,),
         (of_daemon.calls_are_refused_in_microseconds,),

@@ -69,15 +69,15 @@ def writer_stopped_past_its_lease(scene: Scene) -> None:
 
 def scheduler_killed(scene: Scene) -> None:
     """Leases, reservations and limbo of its session are freed although a worker lives."""
-    _kill_a_member(scene, victim=0)
+    _kill_a_process(scene, victim=0)
 
 
 def worker_killed(scene: Scene) -> None:
     """The same when a worker dies and the scheduler lives; the rest goes on in a new session."""
-    _kill_a_member(scene, victim=1)
+    _kill_a_process(scene, victim=1)
 
 
-def member_killed_while_another_is_stopped(scene: Scene) -> None:
+def process_killed_while_another_is_stopped(scene: Scene) -> None:
     """As long as the stopped one lives its slots stay in limbo; they are freed when it is gone."""
     token = secrets.token_hex(16)
     first, second = scene.engine(token), scene.engine(token)
@@ -131,7 +131,7 @@ def leases_under_half_the_arena(scene: Scene) -> None:
     scene.expect_freed()
 
 
-def _kill_a_member(scene: Scene, victim: int) -> None:
+def _kill_a_process(scene: Scene, victim: int) -> None:
     token = secrets.token_hex(16)
     engine = [scene.engine(token) for _ in range(2)]
     engine[0].ask("save", prefix="held", blocks=16)
