@@ -362,8 +362,9 @@ class Metrics:
         )
         self.peer_refused = self._counter(
             "peer_refused",
-            "Requests that named a source this daemon does not ask: unknown (of no member), "
-            "unreachable",
+            "What was refused between daemons, by why: a source that a request names and that is "
+            "no member (unknown) or cannot be asked (unreachable); peers that are busy or another "
+            "fleet's, that send garbage, do not read what they asked for (peer_slow), and others",
             "reason",
         )
         self.peers = self._gauge(

@@ -7,18 +7,19 @@ While the event loop has it, the socket does not block; while a thread has it, i
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 import struct
 from contextlib import suppress
 
 from kvstore.model.errors import Incompatible
-from kvstore.peer.base import PeerCorrupt, PeerGone
+from kvstore.peer.base import PeerCorrupt, PeerError, PeerGone, PeerSlow
 from kvstore.peer.seal import LENGTH, TAG_NBYTES, Opener, Sealer
 from kvstore.peer.wire import HEADER_NBYTES, NBYTES_MAX, Frame, parse_head
 
 SILENCE_S = 2.0
 _TIMEVAL = struct.pack("@ll", int(SILENCE_S), int(SILENCE_S % 1 * 1e6))
-_USER_TIMEOUT_MS = 5000  # for bytes that the other host does not confirm
+_USER_TIMEOUT_MS = 5000  # for bytes of a control connection that the other host does not confirm
 _SEALED_NBYTES_MAX = HEADER_NBYTES + max(NBYTES_MAX.values())
 
 
@@ -34,6 +35,8 @@ class Bulk:
         tune(connection)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL)
+        # What a call could still put into the kernel's buffer was not read by anybody.
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(SILENCE_S * 1000))
 
     def encode(self, frame: Frame) -> bytes:
         """Return a frame as it is sent."""
@@ -46,24 +49,24 @@ class Bulk:
         return bytes(piece)
 
     async def send(self, frame: Frame) -> None:
-        """Send a frame. Raises PeerGone."""
+        """Send a frame. Raises PeerGone, PeerSlow."""
         await self.send_bytes(self.encode(frame))
 
     async def send_bytes(self, data: bytes | memoryview) -> None:
         try:
             await asyncio.get_running_loop().sock_sendall(self.socket, data)
         except OSError as error:
-            raise PeerGone(f"a bulk connection has failed: {error.strerror or error}") from error
+            raise failed_connection(error, "a bulk connection") from error
 
     async def receive(self) -> Frame | None:
         """Receive one frame, and not a byte more; None: it ended before one. Raises PeerCorrupt,
-        PeerGone."""
+        PeerGone, PeerSlow."""
         try:
             return await self._receive()
         except Incompatible as error:
             raise PeerCorrupt(f"on a bulk connection: {error}") from error
         except OSError as error:
-            raise PeerGone(f"a bulk connection has failed: {error.strerror or error}") from error
+            raise failed_connection(error, "a bulk connection") from error
 
     async def _receive(self) -> Frame | None:
         if self.opener is not None:
@@ -120,6 +123,13 @@ class Bulk:
     def close(self) -> None:
         self.shut()
         self.socket.close()
+
+
+def failed_connection(error: OSError, what: str) -> PeerError:
+    """Return what to raise for a connection that has failed. One that timed out was not read."""
+    if error.errno == errno.ETIMEDOUT:
+        return PeerSlow(f"{what} was not read, or nothing of it confirmed, for too long")
+    return PeerGone(f"{what} has failed: {error.strerror or error}")
 
 
 def tune(connection: socket.socket) -> None:

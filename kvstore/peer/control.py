@@ -16,6 +16,7 @@ from kvstore.peer.base import (
     PeerIncompatible,
     PeerSlow,
 )
+from kvstore.peer.bulk import failed_connection
 from kvstore.peer.messages import Refusal, decode_refusal
 from kvstore.peer.trust import certificate_error
 from kvstore.peer.wire import TIMEOUT_S_MAX, Frame, Frames, Kind
@@ -58,6 +59,8 @@ class FrameLink(asyncio.Protocol):
         self._transport = None
         if self._error is None and isinstance(error, ssl.SSLError):
             self._error = certificate_error(error, "the peer")
+        elif self._error is None and isinstance(error, OSError):
+            self._error = failed_connection(error, "the connection to a peer")
         self._on_lost(self._error or PeerGone("the connection to a peer has ended"))
 
     def pause_writing(self) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from kvstore.model.checksum import PiecewiseChecksum
 from kvstore.peer.base import PeerCorrupt, PeerGone, PeerSlow
-from kvstore.peer.bulk import SILENCE_S, Bulk
+from kvstore.peer.bulk import SILENCE_S, Bulk, failed_connection
 from kvstore.peer.seal import PIECE_NBYTES, TAG_NBYTES, Opener
 from kvstore.peer.wire import HELD
 from kvstore.tier.bounces import BOUNCES
@@ -55,8 +55,7 @@ class Receipt:
         except BlockingIOError as error:
             raise PeerSlow(f"{self._name} sent nothing for {SILENCE_S:g} s") from error
         except OSError as error:
-            why = error.strerror or str(error)
-            raise PeerGone(f"the connection to {self._name} has failed: {why}") from error
+            raise failed_connection(error, f"the connection to {self._name}") from error
 
     def _records(self) -> list[int]:
         wrong = []

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 
 from kvstore.model.block import FilePlace, padded
 from kvstore.peer.base import LentRecord, PeerGone, PeerSlow
-from kvstore.peer.bulk import SILENCE_S, Bulk
+from kvstore.peer.bulk import SILENCE_S, Bulk, failed_connection
 from kvstore.peer.seal import PIECE_NBYTES, Sealer
 from kvstore.tier.bounces import BOUNCES
 
@@ -96,8 +96,7 @@ class _Output:
         except BlockingIOError as error:
             raise PeerSlow(f"{self._name} received nothing for {SILENCE_S:g} s") from error
         except OSError as error:
-            why = error.strerror or str(error)
-            raise PeerGone(f"the connection to {self._name} has failed: {why}") from error
+            raise failed_connection(error, f"the connection to {self._name}") from error
 
 
 def send_all(connection: socket.socket, buffers: Sequence[memoryview]) -> None:

@@ -22,6 +22,7 @@ from kvstore.peer.base import (
     PeerError,
     PeerGone,
     PeerIncompatible,
+    PeerSlow,
 )
 from kvstore.peer.control import CALLS_MAX, FrameLink, refusal_of
 from kvstore.peer.identity import Ourselves
@@ -144,6 +145,8 @@ class Borrower:
     def _lost(self, error: PeerError) -> None:
         if isinstance(error, PeerCorrupt):
             self._told("garbage")
+        elif isinstance(error, PeerSlow):
+            self._told(error.outcome)
         for task in (*self._requests.values(), *self.bulks):
             task.cancel()
         if not self.greeted.done():

@@ -16,10 +16,12 @@ from pathlib import Path
 
 import pytest
 
+from kvstore.peer import control
 from kvstore.peer.base import PeerCorrupt, PeerError, PeerGone, PeerSlow
 from kvstore.peer.bulk import SILENCE_S
 from kvstore.peer.identity import Ourselves
 from kvstore.peer.tcp import TcpLink, dial
+from kvstore.peer.wire import Frame, Kind
 from kvstore.testing.lender import MemoryLender
 from kvstore.testing.peer_link import LARGE_NBYTES, full_span, soon, until
 from kvstore.testing.samples import sample_keys, sample_namespace, sample_record
@@ -141,16 +143,47 @@ def test_a_slow_network_is_given_up_at_the_deadline() -> None:
 
 
 def test_a_borrower_that_does_not_read_ends_its_own_read() -> None:
-    """Its slots are given back, and others are served."""
+    """Its slots are given back, others are served, and it is counted: also where the kernel has
+    taken all of a small answer."""
 
     async def test(lender: MemoryLender, found: Served, relay: Relay, link: TcpLink) -> None:
-        incoming = await link.read(LARGE, KEYS[:1], full_span(1), deadline=soon())
-        assert found.server.lending.reads == 1
-        await until(lambda: found.server.lending.reads == 0)
-        assert lender.loans[-1].released == 1
-        with pytest.raises(PeerGone):
-            await incoming.fill([memoryview(bytearray(LARGE_NBYTES))])
-        assert await read_small(link) == EXPECTED
+        for count, (namespace, nbytes, keys) in enumerate(
+            ((LARGE, LARGE_NBYTES, KEYS[:1]), (SMALL, SMALL_NBYTES, KEYS))
+        ):
+            spans, here = full_span(len(keys)), ourselves(BORROWER)
+            direct = await found.dial(here)  # a relay would read
+            before = found.server.connections
+            incoming = await direct.read(namespace, keys, spans, deadline=soon())
+            began = time.monotonic()
+            await until(lambda before=before: found.server.connections == before)
+            assert time.monotonic() - began < 5 * SILENCE_S
+            assert found.server.lending.reads == 0
+            assert lender.loans[-1].released == 1
+            assert found.refused == {"peer_slow": count + 1}
+            with pytest.raises(PeerError):
+                await incoming.fill([memoryview(bytearray(nbytes)) for _ in keys])
+            assert await read_small(direct) == EXPECTED
+            await direct.close()
+
+    through_relay(test)
+
+
+def test_a_borrower_that_asks_and_does_not_read_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "UNREAD_NBYTES_MAX", 1 << 10)
+
+    async def test(lender: MemoryLender, found: Served, relay: Relay, link: TcpLink) -> None:
+        _, writer = await asyncio.open_connection("127.0.0.1", found.server.port, limit=1 << 10)
+        writer.write(Frame(Kind.HELLO, 1, ourselves(BORROWER).hello(), 5.0).encode())
+
+        async def ask() -> bool:
+            writer.write(b"".join(Frame(Kind.PING, 2, b"", 5.0).encode() for _ in range(2000)))
+            await asyncio.sleep(0.01)
+            return bool(found.refused["peer_slow"])
+
+        async with asyncio.timeout(20):
+            while not await ask():
+                pass
+        writer.transport.abort()
 
     through_relay(test)
 
