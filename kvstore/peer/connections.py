@@ -8,10 +8,11 @@ import time
 from collections import deque
 from contextlib import suppress
 
-from kvstore.peer.base import PeerError, PeerGone, PeerIncompatible, PeerSlow
+from kvstore.model.errors import Incompatible
+from kvstore.peer.base import PeerCorrupt, PeerError, PeerGone, PeerIncompatible, PeerSlow
 from kvstore.peer.bulk import Bulk
 from kvstore.peer.control import Calls
-from kvstore.peer.messages import BulkBody, decode_ticket, encode
+from kvstore.peer.messages import BulkBody, Ticket, decode_ticket, encode
 from kvstore.peer.seal import Opener, Sealer
 from kvstore.peer.wire import BULK_MAGIC, OPENING, Kind
 
@@ -91,7 +92,7 @@ class Connections:
     async def _opened(self, deadline: float) -> Bulk:
         body = encode(BulkBody(sealed=self._sealed))
         timeout_s = min(CONNECT_S, deadline - time.monotonic())
-        ticket = decode_ticket(await self._calls.call(Kind.BULK, body, timeout_s))
+        ticket = self._ticket(await self._calls.call(Kind.BULK, body, timeout_s))
         if self._sealed and not ticket.send_key:
             raise PeerIncompatible(
                 f"{self._calls.name} sends records in clear: see cluster.bulk", reason="bulk"
@@ -117,6 +118,15 @@ class Connections:
         except BaseException:
             connection.close()
             raise
+
+    def _ticket(self, answer: bytes) -> Ticket:
+        """Read a ticket. One that cannot be ends the link."""
+        try:
+            return decode_ticket(answer)
+        except Incompatible as error:
+            wrong = PeerCorrupt(f"{self._calls.name}: {error}")
+            self._calls.link.end(wrong)
+            raise wrong from error
 
 
 def _is_silent(connection: socket.socket) -> bool:

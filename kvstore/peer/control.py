@@ -24,6 +24,7 @@ from kvstore.peer.wire import TIMEOUT_S_MAX, Frame, Frames, Kind
 UNREAD_NBYTES_MAX = 2 << 20  # written to a peer that does not read: more than any answer
 CALLS_MAX = 1024  # under way on one link, most of them waits
 GRACE_S = 0.5  # longer than the other side's own deadline, so that its answer comes first
+NAMING = (Kind.MATCH, Kind.ARRIVAL, Kind.CORRUPT, Kind.DELETE)  # requests that name a namespace
 INCOMPATIBLE = ("protocol", "fleet", "self", "node", "certificate", "tls", "bulk")
 
 
@@ -116,7 +117,8 @@ class Calls:
     async def call(
         self, kind: Kind, body: bytes, timeout_s: float, *, told_s: float | None = None
     ) -> bytes:
-        """Return the body of the answer. Raises PeerError, UnknownNamespace.
+        """Return the body of the answer. Raises PeerError; UnknownNamespace for a request that
+        names one.
 
         told_s: the timeout that the peer is told, if it is a shorter one.
         """
@@ -137,6 +139,10 @@ class Calls:
         except TimeoutError:
             message = f"{self.name} did not answer in {timeout_s:.2f} s"
             raise PeerSlow(message, reason="deadline") from None
+        except UnknownNamespace as error:
+            if kind in NAMING:
+                raise
+            raise PeerGone(f"{error}, which was not asked", reason="failed") from error
         finally:
             del self._waiting[number]
             if answer.cancelled() or not answer.done():
