@@ -110,7 +110,11 @@ class StaticMembership:
             "bad_entries": 0,
             "left_out": self._roster.left_out + self._addresses.left_out,
             "silent": sorted(self._silent),
-            "unknown": sorted(set(self._addresses.now) - set(self._at)),
+            "unknown": sorted(
+                each
+                for each in self._addresses.now
+                if each not in self._at and (self._own is None or each != self._own.address)
+            ),
         }
 
     def _error(self) -> str:

@@ -45,7 +45,7 @@ RATE_WAIT_S_MAX = 1.0
 class Lending:
     """The reads of all peers. `serve` each bulk connection; `close` ends the threads.
 
-    sent_nbytes: by node, of as many nodes as there were links.
+    sent_nbytes: by node, of as many nodes as there were links. lent: told of each read's bytes.
     """
 
     def __init__(
@@ -56,8 +56,10 @@ class Lending:
         serve_reads: int,
         bytes_per_s: int = 0,
         refused: Callable[[str], None],
+        lent: Callable[[int], None] = lambda nbytes: None,
     ) -> None:
         self._lender = lender
+        self._lent = lent
         self._instance = instance
         self._reads_max = serve_reads
         self._refused = refused
@@ -137,6 +139,7 @@ class Lending:
                 loan.release()
         await self._send_held(bulk, held=held)
         self.sent_nbytes[node] += nbytes
+        self._lent(nbytes)
 
     async def _pace(self) -> None:
         wait_s = self._bucket.wait_s(time.monotonic())

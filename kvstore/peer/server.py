@@ -50,7 +50,8 @@ _HELLO_ID = 1
 class PeerServer:
     """Serves peers from `start` to `close`. port: where.
 
-    refused: is told a word for each connection and request that was not served.
+    refused: is told a word for each connection and request that was not served. lent: the bytes of
+    each read that was.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class PeerServer:
         serve_reads: int = 8,
         bytes_per_s: int = 0,
         refused: Callable[[str], None] = lambda word: None,
+        lent: Callable[[int], None] = lambda nbytes: None,
     ) -> None:
         self._ourselves = ourselves
         self._lender = lender
@@ -71,6 +73,7 @@ class PeerServer:
             serve_reads=serve_reads,
             bytes_per_s=bytes_per_s,
             refused=refused,
+            lent=lent,
         )
         self.port = 0
         self._listener: socket.socket | None = None

@@ -50,6 +50,7 @@ class Fleet:
             serve_reads=self._cluster.serve_reads,
             bytes_per_s=self._cluster.serve_bytes,
             refused=lambda word: metrics.peer_refused.labels(word).inc(),
+            lent=lambda nbytes: metrics.peer_bytes.labels("lent").inc(nbytes),
         )
         self._peers: Peers | None = None
         self._membership: Membership | None = None

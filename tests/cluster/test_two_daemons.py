@@ -63,7 +63,10 @@ def test_what_one_daemon_has_the_other_reads(pair: tuple[Daemon, Daemon]) -> Non
     assert totals["hit_blocks"]["peer"] == len(KEYS)
     assert totals["peer_bytes"]["borrowed"] == sum(map(len, RECORDS))
     with Client(one.target) as client:
-        node = client.admin.stats()["fleet"]["node"]
+        stats = client.admin.stats()
+    node = stats["fleet"]["node"]
+    assert stats["fleet"]["membership"]["unknown"] == []  # it knows itself
+    assert stats["totals"]["peer_bytes"]["lent"] == sum(map(len, RECORDS))
     assert (outcome.peer_blocks, outcome.peer, outcome.ending) == (len(KEYS), node, None)
     assert hit(one) == len(KEYS)
 
