@@ -11,13 +11,13 @@ from tests.peer.relay import Relay, relayed
 
 
 @contextmanager
-def relay_to(port: int) -> Iterator[Relay]:
-    """Relay to a port of loopback; its faults are set while it runs."""
+def relay_to(port: int, host: str = "127.0.0.1") -> Iterator[Relay]:
+    """Relay to a port of an address; its faults are set while it runs."""
     ready, done = threading.Event(), threading.Event()
     found: list[Relay] = []
 
     async def run() -> None:
-        async with relayed(port) as relay:
+        async with relayed(port, host) as relay:
             found.append(relay)
             ready.set()
             await asyncio.to_thread(done.wait)

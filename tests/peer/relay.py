@@ -3,32 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
 CHUNK_NBYTES = 64 << 10
+HOLD_S = 0.02
 
 
 class Relay:
     """port: where to connect instead. Harms connections whose answers are longer than `after`.
 
     flip: one bit of the byte at `after`. stall: nothing more passes. cut: the end. bytes_per_s: of
-    every answer, 0 for as many as come.
+    every answer, 0 for as many as come. hold_asks, hold_answers: one way nothing passes, until it
+    is False again.
     """
 
-    def __init__(self, target: int) -> None:
-        self._target = target
+    def __init__(self, target: int, host: str = "127.0.0.1") -> None:
+        self._target = host, target
         self.port = 0
         self.after = 0
         self.flip = self.stall = self.cut = False
         self.bytes_per_s = 0
+        self.hold_asks = self.hold_answers = False
         self.connections = 0
         self._open: set[asyncio.StreamWriter] = set()
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
         try:
-            there_reader, there_writer = await asyncio.open_connection("127.0.0.1", self._target)
+            there_reader, there_writer = await asyncio.open_connection(*self._target)
         except BaseException:
             writer.transport.abort()
             raise
@@ -47,6 +50,7 @@ class Relay:
 
     async def _asks(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(CHUNK_NBYTES):
+            await _released(lambda: self.hold_asks)
             writer.write(data)
             await writer.drain()
         writer.transport.abort()
@@ -56,6 +60,7 @@ class Relay:
         while data := bytearray(await reader.read(CHUNK_NBYTES)):
             at = self.after - passed
             passed += len(data)
+            await _released(lambda: self.hold_answers)
             if 0 <= at < len(data):
                 if self.flip:
                     data[at] ^= 1
@@ -76,10 +81,18 @@ class Relay:
             each.transport.abort()
 
 
+async def _released(held: Callable[[], bool]) -> None:
+    """Return when nothing is held any more, which another thread says."""
+    while True:
+        if not held():
+            return
+        await asyncio.sleep(HOLD_S)
+
+
 @asynccontextmanager
-async def relayed(target: int) -> AsyncIterator[Relay]:
-    """Relay to a port of loopback for the time of the context."""
-    relay = Relay(target)
+async def relayed(target: int, host: str = "127.0.0.1") -> AsyncIterator[Relay]:
+    """Relay to a port of an address for the time of the context."""
+    relay = Relay(target, host)
     tasks: set[asyncio.Task[None]] = set()
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
