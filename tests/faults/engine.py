@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kvstore import BlockKey, Client, Grant, KVStoreError, checksum
+from kvstore.model.member import Origin
 from kvstore.testing.samples import sample_keys
 from tests.faults.records import Records
 
@@ -51,17 +52,40 @@ class Engine:
             done = self._client.put(self._namespace.id, keys, records, durable=durable)
         return {"committed": done.committed, "refused": done.refused, "durable": done.durable}
 
-    def load(self, prefix: str, blocks: int) -> dict[str, Any]:
-        """Acquire, copy, verify, release, as a connector does; count what was served and wrong."""
-        lease = self.acquire(prefix, blocks)
+    def load(self, prefix: str, blocks: int, **options: Any) -> dict[str, Any]:
+        """Acquire, copy, verify, release, as a connector does; count what was served and wrong.
+        took_s: until the lease was there."""
+        began = time.monotonic()
+        lease = self.acquire(prefix, blocks, **options)
+        took_s = time.monotonic() - began
         read = self.read(lease["lease"])
         held = self.release(lease["lease"])["held"]
-        return {"hit": lease["hit"] if held else 0, "wrong": read["wrong"] if held else 0}
+        hit, wrong = (lease["hit"], read["wrong"]) if held else (0, 0)
+        return {"hit": hit, "wrong": wrong, "took_s": took_s}
 
-    def acquire(self, prefix: str, blocks: int, readers: int = 1) -> dict[str, Any]:
+    def acquire(
+        self,
+        prefix: str,
+        blocks: int,
+        *,
+        readers: int = 1,
+        wait_s: float = 1.0,
+        pace_s: float = 0.0,
+        source: str = "",
+        request_id: str = "",
+    ) -> dict[str, Any]:
+        """pace_s: of computing a block. source: who is named as having the prefix."""
         self._register()
         keys = sample_keys(prefix, blocks)
-        grant = self._client.acquire(self._namespace.id, keys, readers=readers, wait_s=1.0)
+        grant = self._client.acquire(
+            self._namespace.id,
+            keys,
+            readers=readers,
+            wait_s=wait_s,
+            recompute_s_per_block=pace_s,
+            request_id=request_id,
+            origin=Origin(source) if source else None,
+        )
         self._grants[grant.lease_id] = keys, grant
         return {"lease": grant.lease_id, "hit": grant.hit_blocks, "leased": grant.leased}
 
@@ -110,10 +134,16 @@ class Engine:
         return {"held": self._client.release(lease) == [True]}
 
     def delete(self, prefix: str, blocks: int) -> dict[str, Any]:
+        """Delete on every daemon of the fleet."""
         self._register()
         return {
             "deleted": self._client.admin.delete(self._namespace.id, sample_keys(prefix, blocks))
         }
+
+    def clear_here(self) -> dict[str, Any]:
+        """Forget all blocks at this daemon alone."""
+        self._register()
+        return {"cleared": self._client.admin.clear(self._namespace.id, this_daemon_only=True)}
 
     def extents(self) -> dict[str, Any]:
         return {"extents": sorted(self._client.extents())}

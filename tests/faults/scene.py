@@ -1,4 +1,4 @@
-"""What a fault case acts on: one daemon, engine processes, and the count of what went wrong."""
+"""What a fault case acts on: daemons, engine processes, and the count of what went wrong."""
 
 from __future__ import annotations
 
@@ -108,38 +108,58 @@ class EngineProcess:
         self._answers.put(b"")
 
 
-class Scene:
-    """One case's world. `wrong`, `hung`, `engine_dead` and `leaked` have to stay 0.
+class Skipped(Exception):
+    """The machine lacks what a case needs: in one line, what."""
 
-    kind: of the records of its engines, see `records.py`.
+
+class Scene:
+    """One case's world. `wrong`, `hung`, `engine_dead`, `leaked` and `resurrected` have to stay 0.
+
+    kind: of the records of its engines, see `records.py`. daemons: `daemon` is the first.
     """
 
     def __init__(self, *overrides: str, quick: bool = False, kind: str = "fixed") -> None:
         self.quick = quick
         self.kind = kind
-        self.wrong = self.hung = self.engine_dead = self.leaked = 0
+        self.wrong = self.hung = self.engine_dead = self.leaked = self.resurrected = 0
         self.details: dict[str, Any] = {}
-        self.daemon = Daemon(*overrides)
+        self.overrides = overrides
+        self.daemons: list[Daemon] = []
         self._engines: list[EngineProcess] = []
 
-    def __enter__(self) -> Self:
+    def open(self) -> None:
+        """Start the daemons."""
+        self.daemons.append(Daemon(*self.overrides))
         self.daemon.start()
+
+    def __enter__(self) -> Self:
+        try:
+            self.open()
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
         self.engine_dead += sum(engine.dead for engine in self._engines)
         for engine in self._engines:
             engine.close()
-        with contextlib.suppress(ProcessLookupError, AssertionError):
-            os.kill(self.daemon.pid, signal.SIGCONT)
-        self.daemon.__exit__(None, None, None)
+        for daemon in self.daemons:
+            with contextlib.suppress(ProcessLookupError, AssertionError):
+                os.kill(daemon.pid, signal.SIGCONT)
+            daemon.__exit__(None, None, None)
+
+    @property
+    def daemon(self) -> Daemon:
+        return self.daemons[0]
 
     def engine(
-        self, token: str | None = None, *, join: bool = True, **options: Any
+        self, token: str | None = None, *, join: bool = True, at: int = 0, **options: Any
     ) -> EngineProcess:
-        """Start a process of an engine; the same token, the same engine."""
+        """Start a process of an engine, beside a daemon; the same token, the same engine."""
         options.setdefault("kind", self.kind)
-        engine = EngineProcess(self.daemon.target, token or secrets.token_hex(16), **options)
+        target = self.daemons[at].target
+        engine = EngineProcess(target, token or secrets.token_hex(16), **options)
         self._engines.append(engine)
         if join:
             self.expect("local" in engine.ask("join"), "an engine could not join")
@@ -151,13 +171,13 @@ class Scene:
             self.wrong += 1
             self.details.setdefault("wrong", []).append(what)
 
-    def stats(self) -> dict[str, Any]:
-        with Client(self.daemon.target, arena=False, timeout_s=5.0) as client:
+    def stats(self, at: int = 0) -> dict[str, Any]:
+        with Client(self.daemons[at].target, arena=False, timeout_s=5.0) as client:
             return client.admin.stats()
 
-    def held(self) -> dict[str, int]:
+    def held(self, at: int = 0) -> dict[str, int]:
         """Return what leases, reservations and limbo keep now."""
-        stats = self.stats()
+        stats = self.stats(at)
         return {
             "leases": stats["leases"],
             "leased_bytes": stats["dram"]["leased_bytes"],
@@ -165,19 +185,22 @@ class Scene:
         }
 
     def expect_freed(self, within_s: float = FREED_WITHIN_S) -> None:
-        """Count as leaked what is still held after a while."""
+        """Count as leaked what is still held after a while, at any daemon that runs."""
         began = time.monotonic()
-        try:
-            until(lambda: not any(self.held().values()), within_s)
-        except TimeoutError:
-            self.leaked += 1
-            self.details["leaked"] = self.held()
+        for at, daemon in enumerate(self.daemons):
+            if not daemon.alive:
+                continue
+            try:
+                until(lambda at=at: not any(self.held(at).values()), within_s)  # type: ignore[misc]
+            except TimeoutError:
+                self.leaked += 1
+                self.details.setdefault("leaked", {})[at] = self.held(at)
         self.details["freed_after_s"] = round(time.monotonic() - began, 2)
 
     @contextlib.contextmanager
-    def frozen_daemon(self) -> Iterator[None]:
-        os.kill(self.daemon.pid, signal.SIGSTOP)
+    def frozen_daemon(self, at: int = 0) -> Iterator[None]:
+        os.kill(self.daemons[at].pid, signal.SIGSTOP)
         try:
             yield
         finally:
-            os.kill(self.daemon.pid, signal.SIGCONT)
+            os.kill(self.daemons[at].pid, signal.SIGCONT)
