@@ -113,10 +113,11 @@ class Node:
         """Drain, flush, upload, close: each takes at most `server.drain_s`."""
         drain_s = self.settings.server.drain_s
         logger.info("node=draining drain_s=%g", drain_s)
-        if self.fleet is not None:
-            self.fleet.drain()
+        lent = asyncio.ensure_future(self.fleet.drain(drain_s)) if self.fleet is not None else None
         if not await self.server.drain(drain_s):
             logger.warning("node=draining calls=cut_off")
+        if lent is not None and not await lent:
+            logger.warning("node=draining lent=cut_off")
         await self.server.close()
         if self.fleet is not None:
             await self.fleet.close()

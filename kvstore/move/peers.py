@@ -116,8 +116,9 @@ class Peer:
         )
 
     async def close(self) -> None:
+        """End the link. Reads on one that is lost already may still end well."""
         link, self.source.link = self.source.link, None
-        if link is not None:
+        if link is not None and link.open:
             await link.close()
 
 

@@ -70,12 +70,16 @@ class Connections:
         if self._sweep is None:
             self._sweep = asyncio.get_running_loop().call_later(IDLE_S, self._close_idle)
 
-    def close(self) -> None:
-        """Close what is idle, and end what is under way."""
+    def link_lost(self) -> None:
+        """Close what is idle. What is under way may end well: a lender that stops has sent it."""
         if self._sweep is not None:
             self._sweep.cancel()
         while self._idle:
             self._idle.pop()[1].close()
+
+    def close(self) -> None:
+        """Close what is idle, and end what is under way."""
+        self.link_lost()
         for bulk in self._taken:
             bulk.shut()  # its reader closes it
 

@@ -67,12 +67,23 @@ class Lending:
         self._threads = ThreadPoolExecutor(serve_reads, thread_name_prefix="kvstore-lend")
         self.reads = 0
         self.draining = False
+        self._idle = asyncio.Event()
+        self._idle.set()
         self.sent_nbytes: Counter[NodeId] = Counter()
 
     @property
     def busy(self) -> bool:
         """Whether one more read would be refused."""
         return self.draining or self.reads >= self._reads_max
+
+    async def ended(self, within_s: float) -> bool:
+        """Wait until no read is under way, for so long at most; say whether none is."""
+        try:
+            async with asyncio.timeout(within_s):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
 
     def set_rate(self, bytes_per_s: int) -> None:
         if bytes_per_s != self._bucket.bytes_per_s:
@@ -111,10 +122,13 @@ class Lending:
         if self.reads >= self._reads_max:
             raise PeerBusy(f"{self._reads_max} reads of peers are under way")
         self.reads += 1
+        self._idle.clear()
         try:
             yield
         finally:
             self.reads -= 1
+            if not self.reads:
+                self._idle.set()
 
     async def _answer(self, bulk: Bulk, frame: Frame, node: NodeId) -> None:
         """Answer one READ. Raises InvalidRequest and PeerBusy before anything is sent."""

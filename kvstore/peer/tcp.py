@@ -64,7 +64,7 @@ class TcpLink:
         self._ends_at = time.monotonic() + LINK_S_MAX if ourselves.trust else float("inf")
         address = calls.link.info("peername")
         connections = Connections(calls, address[:2], sealed=ourselves.sealed)
-        calls.on_lost = connections.close
+        calls.on_lost = connections.link_lost
         self.reads = Reads(connections, threads, name=self.name, instance=peer.instance)
 
     @property

@@ -128,11 +128,13 @@ class Fleet:
             len(membership.members()),
         )
 
-    def drain(self) -> None:
-        """Lend nothing more; what is under way ends."""
+    async def drain(self, within_s: float) -> bool:
+        """Lend nothing more, and wait for what is under way, for so long at most. False: some of it
+        will be cut off."""
         self._state = State.DRAINING
         self._server.drain()
         self._tell()
+        return await self._server.lending.ended(within_s)
 
     async def close(self) -> None:
         """Leave the fleet."""
@@ -140,11 +142,12 @@ class Fleet:
             self._running.cancel()
             await asyncio.gather(self._running, return_exceptions=True)
         await asyncio.gather(*self._telling, return_exceptions=True)
+        # First: who reads the last bytes of what was lent is not told yet that we are no member.
+        await self._server.close()
         if self._membership is not None:
             await self._membership.leave()
         if self._peers is not None:
             await self._peers.close()
-        await self._server.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def stats(self) -> dict[str, Any]:

@@ -87,9 +87,25 @@ def test_a_lender_that_drains_ends_what_it_began() -> None:
             await link.read(LARGE, [key], full_span(1), deadline=soon())
         assert caught.value.reason == "draining"
         assert (await link.match(LARGE, [key], deadline=soon())).busy
+        assert not await found.server.lending.ended(0.01)
         target = memoryview(bytearray(LARGE_NBYTES))
         await held.fill([target])
         assert target == sample_record(key, LARGE_NBYTES)
+        assert await found.server.lending.ended(5.0)
+
+    run(test)
+
+
+def test_what_a_lender_had_sent_when_it_stopped_counts() -> None:
+    async def test(lender: MemoryLender, found: Served, link: TcpLink) -> None:
+        keys = lend(lender, "stopped", 2)
+        incoming = await link.read(NAMESPACE, keys, full_span(2), deadline=soon())
+        assert await found.server.lending.ended(5.0)
+        await found.server.close()
+        await until(lambda: not link.open)
+        targets = [memoryview(bytearray(nbytes)) for nbytes in incoming.sizes]
+        await incoming.fill(targets)
+        assert targets == [sample_record(key, RECORD_NBYTES) for key in keys]
 
     run(test)
 
