@@ -82,6 +82,10 @@ class Daemon:
         """Return the `kvstore` command with these arguments; a test may run it its own way."""
         return [sys.executable, "-m", "kvstore.cli", *arguments]
 
+    def add(self, *overrides: str) -> None:
+        """Set something more at every start from now on."""
+        self._arguments += [f"--set={each}" for each in overrides]
+
     def start(self, *overrides: str, wait: bool = True) -> Self:
         """Start the process and wait until it serves. Raises RuntimeError with its log if not."""
         arguments = [*self._arguments, *(f"--set={each}" for each in overrides)]

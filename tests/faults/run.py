@@ -27,8 +27,10 @@ import click
 from tests.cluster.namespaces import why_not
 from tests.faults import cases_daemon as of_daemon
 from tests.faults import cases_liars as of_liars
+from tests.faults import cases_peers as of_peers
 from tests.faults import cases_processes as of_processes
 from tests.faults.clocks import wall_clock_reads
+from tests.faults.fleet import FleetScene
 from tests.faults.records import KINDS
 from tests.faults.scene import ROOT, Dead, Hung, Scene, Skipped
 
@@ -74,7 +76,20 @@ OF_ONE_DAEMON = {
 }
 OF_FLEETS = {
     case.__name__: Case(case, tuple(overrides), scene)
-    for case, scene, *overrides in ((of_liars.lying_peers, of_liars.LiarsScene),)
+    for case, scene, *overrides in (
+        (of_peers.peers_killed_under_load, FleetScene),
+        (of_peers.lender_stopped, FleetScene),
+        (of_peers.lender_killed_while_it_lends, FleetScene),
+        (of_peers.lender_stopped_while_it_lends, FleetScene),
+        (of_peers.lender_drains, FleetScene),
+        (of_peers.partitioned_both_ways, FleetScene),
+        (of_peers.partitioned_from_the_lender, FleetScene),
+        (of_peers.partitioned_towards_the_lender, FleetScene),
+        (of_peers.full_arena_at_the_borrower, FleetScene, *SMALL_ARENA),
+        (of_peers.another_fleet, of_peers.OtherFleet),
+        (of_peers.two_daemons_with_one_id, of_peers.ThreeHosts),
+        (of_liars.lying_peers, of_liars.LiarsScene),
+    )
 }
 CASES: dict[str, Case] = OF_ONE_DAEMON | OF_FLEETS
 
