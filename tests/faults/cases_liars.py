@@ -42,16 +42,11 @@ class LiarsScene(FleetScene):
             for each in LIES
             if each.__name__ in names
         ]
-        self.stack_of_liars = serving(self.liars)
-        self.stack_of_liars.__enter__()
+        self.stack.enter_context(serving(self.liars))
         (port,) = free_ports(1)
         settings = member_settings(port, [each.port for each in self.liars])
         self.daemons.append(Daemon(*settings, *self.overrides))
         self.daemon.start()
-
-    def __exit__(self, *_: object) -> None:
-        super().__exit__()
-        self.stack_of_liars.__exit__(None, None, None)
 
 
 def lying_peers(scene: LiarsScene) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import random
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -158,8 +159,9 @@ class Engine:
             answered = False
         return {"seconds": time.perf_counter() - began, "answered": answered}
 
-    def work(self, seconds: float, seed: int) -> dict[str, Any]:
-        """Save and load at random; `recomputed` counts what the cache could not do."""
+    def work(self, seconds: float, seed: int, saves: float = 0.5) -> dict[str, Any]:
+        """Save and load at random; `recomputed` counts what the cache could not do. saves: the
+        share of steps that save."""
         draw = random.Random(seed)
         count = dict.fromkeys(("steps", "hits", "wrong", "recomputed"), 0)
         longest_s, end = 0.0, time.monotonic() + seconds
@@ -167,7 +169,7 @@ class Engine:
             prefix, blocks = f"work {draw.randrange(PREFIXES)}", draw.randint(1, PREFIX_BLOCKS)
             began = time.monotonic()
             try:
-                if draw.random() < 0.5:
+                if draw.random() < saves:
                     self.save(prefix, blocks)
                 else:
                     loaded = self.load(prefix, blocks)
@@ -179,6 +181,29 @@ class Engine:
             count["steps"] += 1
             longest_s = max(longest_s, time.monotonic() - began)
         return {**count, "longest_s": round(longest_s, 3)}
+
+    def borrow_on(self, prefixes: list[str], blocks: int, source: str) -> dict[str, Any]:
+        """Load prefixes that another daemon has, and forget them, until told something else."""
+        count = dict.fromkeys(("loads", "hits_lost", "wrong"), 0)
+        told = threading.Event()
+
+        def listen() -> None:
+            sys.stdin.readline()
+            told.set()
+
+        threading.Thread(target=listen, daemon=True).start()
+        while not told.is_set():
+            try:
+                self.clear_here()
+                for prefix in prefixes:
+                    loaded = self.load(prefix, blocks, source=source, wait_s=5.0)
+                    count["loads"] += 1
+                    count["hits_lost"] += blocks - loaded["hit"]
+                    count["wrong"] += loaded["wrong"]
+            except KVStoreError:
+                count["hits_lost"] += blocks
+            told.wait(0.05)
+        return count
 
     def _register(self) -> None:
         if not self._registered:

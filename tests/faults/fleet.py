@@ -40,8 +40,11 @@ class FleetScene(Scene):
     strangers: ClassVar[tuple[int, ...]] = ()
     network: Network
 
-    def open(self) -> None:
+    def __init__(self, *overrides: str, **options: Any) -> None:
+        super().__init__(*overrides, **options)
         self.stack = ExitStack()
+
+    def open(self) -> None:
         self.network = self.stack.enter_context(network(self.hosts, relayed=self.relayed))
         self.details["hosts"] = self.network.kind
         for host in range(self.hosts):
@@ -57,8 +60,7 @@ class FleetScene(Scene):
 
     def __exit__(self, *_: object) -> None:
         super().__exit__()
-        if hasattr(self, "stack"):
-            self.stack.close()
+        self.stack.close()
 
     def meet(self, hosts: Sequence[int]) -> None:
         for host in hosts:

@@ -26,9 +26,12 @@ import click
 
 from tests.cluster.namespaces import why_not
 from tests.faults import cases_daemon as of_daemon
+from tests.faults import cases_etcd as of_etcd
 from tests.faults import cases_liars as of_liars
+from tests.faults import cases_network as of_network
 from tests.faults import cases_peers as of_peers
 from tests.faults import cases_processes as of_processes
+from tests.faults import cases_races as of_races
 from tests.faults.clocks import wall_clock_reads
 from tests.faults.fleet import FleetScene
 from tests.faults.records import KINDS
@@ -36,7 +39,6 @@ from tests.faults.scene import ROOT, Dead, Hung, Scene, Skipped
 
 COUNTS = ("wrong", "hung", "engine_dead", "leaked", "resurrected")
 OF_ETCD = ("hits_lost", "members_lost")
-WHOLE_AGAIN_S_MAX = 15.0
 SMALL_ARENA = ("dram.capacity=16MiB", "dram.extent=8MiB")
 
 
@@ -88,7 +90,18 @@ OF_FLEETS = {
         (of_peers.full_arena_at_the_borrower, FleetScene, *SMALL_ARENA),
         (of_peers.another_fleet, of_peers.OtherFleet),
         (of_peers.two_daemons_with_one_id, of_peers.ThreeHosts),
+        (of_network.link_fifty_times_slower, FleetScene),
+        (of_network.link_that_flips_bits, of_network.Relayed),
+        (of_network.link_that_stalls, of_network.Relayed),
+        (of_network.clocks_a_day_apart, of_network.ShiftedClock),
         (of_liars.lying_peers, of_liars.LiarsScene),
+        (of_races.delete_races_fetch, FleetScene),
+        (of_races.delete_while_a_daemon_is_dead, FleetScene),
+        (of_races.fetch_races_eviction, of_races.DramOnly, *SMALL_ARENA),
+        (of_etcd.etcd_stopped, of_etcd.EtcdScene),
+        (of_etcd.etcd_killed, of_etcd.EtcdScene),
+        (of_etcd.etcd_emptied, of_etcd.EtcdScene),
+        (of_etcd.etcd_leader_stopped, of_etcd.ThreeEtcds),
     )
 }
 CASES: dict[str, Case] = OF_ONE_DAEMON | OF_FLEETS

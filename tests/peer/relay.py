@@ -26,6 +26,7 @@ class Relay:
         self.bytes_per_s = 0
         self.hold_asks = self.hold_answers = False
         self.connections = 0
+        self._loop = asyncio.get_running_loop()
         self._open: set[asyncio.StreamWriter] = set()
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -76,8 +77,12 @@ class Relay:
                 await asyncio.sleep(len(data) / self.bytes_per_s)
         writer.transport.abort()
 
+    def end_soon(self) -> None:
+        """End every connection, from any thread."""
+        self._loop.call_soon_threadsafe(self.end)
+
     def end(self) -> None:
-        for each in self._open:
+        for each in list(self._open):
             each.transport.abort()
 
 
