@@ -114,7 +114,7 @@ class Loader:
             return blocks
 
     def wait(self, wait_s: float) -> None:
-        """Give the thread the interpreter until a load under way has ended, or for `wait_s`."""
+        """Wait until a load under way has ended, `wait_s` at most."""
         with self._changed:
             self._changed.wait_for(lambda: self._loaded or self._failed, timeout=wait_s)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 
 from kvstore import AsyncClient, Client
 from kvstore.model.block import BlockKey, Grant, Namespace, NamespaceId
@@ -30,6 +30,9 @@ async def registered(remote: AsyncClient, namespace: Namespace) -> NamespaceId:
         await remote.register(namespace)
     return namespace_id
 
+
+ESTIMATE_RETRY_S = 0.02
+"""Until an unpinned estimate is asked for again: others' leases must end."""
 
 KEYS_MAX = 8192
 """Blocks one lookup asks for: the daemon's bound on a batch. Longer prefixes hit up to here."""
@@ -97,6 +100,10 @@ class Lookup:
     def answered(self) -> bool:
         return self._future.done()
 
+    def wait(self, wait_s: float) -> None:
+        """Wait until there is an answer, `wait_s` at most."""
+        wait([self._future], wait_s)
+
     def grant(self) -> Grant | None:
         """Return the answer, None if the daemon could not give one. Only once `answered`."""
         if self._future.cancelled():
@@ -119,10 +126,12 @@ class Lookup:
         return self._asked_at + self._future.result(timeout=0).deadline_s
 
     @property
-    def is_estimate(self) -> bool:
-        """Whether the daemon had too much on lease to pin anything. Only once `answered`."""
+    def is_fresh_estimate(self) -> bool:
+        """Whether the daemon had too much on lease to pin anything, a moment ago. Only once
+        `answered`."""
         grant = self.grant()
-        return grant is not None and not grant.leased
+        estimate = grant is not None and not grant.leased
+        return estimate and time.monotonic() < self.answered_at + ESTIMATE_RETRY_S
 
     def usable(self, local_blocks: int) -> bool:
         """Whether the answer is a lease that lasts and starts within the blocks held locally."""

@@ -129,7 +129,6 @@ class StepMetadata:
     """One engine step.
 
     handed_out: device blocks that this step, or a load it starts, may overwrite.
-    waiting: some request waits for the cache; an empty step should yield the interpreter to it.
     epoch: changes when weights may have been changed in place; the namespace follows it.
     tokens: how many the step computes, of all requests.
     """
@@ -137,7 +136,6 @@ class StepMetadata:
     saves: list[SaveOrder] = field(default_factory=list)
     loads: list[LoadOrder] = field(default_factory=list)
     handed_out: list[int] = field(default_factory=list)
-    waiting: bool = False
     epoch: str = ""
     tokens: int = 0
 

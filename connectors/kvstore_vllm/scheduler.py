@@ -1,7 +1,7 @@
 """The scheduler side: what to ask the cache, what to offer the engine, what to save.
 
-Everything here runs in the engine's scheduling loop and never waits: questions go out through
-`Client.submit`, and answers are looked at when the scheduler comes by again.
+Everything here runs in the engine's scheduling loop and never keeps it from work: questions go out
+through `Client.submit`, and answers are looked at when the scheduler comes by again (see `idle`).
 
     on_new_request ........... ask (acquire: blocks are promoted while the request queues)
     num_new_matched_tokens ... answer yet? not yet -> None; a lease -> its length; else 0
@@ -25,6 +25,7 @@ from kvstore_vllm.counters import Counters
 from kvstore_vllm.device_blocks import DeviceBlocks, LossyBlocks
 from kvstore_vllm.handoff import handoff_params, read_origin
 from kvstore_vllm.hints import NO_HINTS, HintSender, read_hints
+from kvstore_vllm.idle import IdleWait
 from kvstore_vllm.load_orders import load_order
 from kvstore_vllm.lookup import KEYS_MAX, Lookup
 from kvstore_vllm.metadata import LoadOrder, SaveOrder, StepMetadata, in_epoch
@@ -33,8 +34,6 @@ from kvstore_vllm.settings import Settings
 from kvstore_vllm.tracked import NULL_BLOCK, Tables, Tracked, told_by_tokens
 
 logger = logging.getLogger(__name__)
-
-_ESTIMATE_RETRY_S = 0.02  # until an unpinned estimate is asked for again: others' leases must end
 
 
 class SchedulerSide:
@@ -75,7 +74,7 @@ class SchedulerSide:
         self._loads: list[LoadOrder] = []
         self._handed_out: list[int] = []
         self._adapters = Adapters(self.counters, settings=adapter_settings)
-        self._waiting = False
+        self._idle = IdleWait()
         self._epoch = ""
 
     def note_computed(self, tokens: int, seconds: float) -> None:
@@ -191,8 +190,9 @@ class SchedulerSide:
         if not tracked.asked_until:
             tracked.asked_until = now + self._settings.load_deadline_s
         offer = self._offer(tracked)
+        if offer is None and self._idle.answered(tracked.lookup, self._tracked.values()):
+            offer = self._offer(tracked)
         if offer is None and now < tracked.asked_until:
-            self._waiting = True
             return None, False
         if not offer:
             self._give_up(tracked, late=offer is None)
@@ -217,7 +217,7 @@ class SchedulerSide:
             return 0
         if lookup.usable(local_blocks):
             return max(0, grant.hit_blocks - local_blocks) * self._block_tokens
-        if lookup.is_estimate and time.monotonic() < lookup.answered_at + _ESTIMATE_RETRY_S:
+        if lookup.is_fresh_estimate:
             return None
         # Run out, or only an estimate because too much was leased, or the engine has lost local
         # blocks since: ask again, for what is missing now.
@@ -286,7 +286,6 @@ class SchedulerSide:
         noted: see `tracked`.
         """
         meta = StepMetadata(
-            waiting=self._waiting,
             epoch=self._epoch,
             tokens=sum(scheduler_output.num_scheduled_tokens.values()),
         )
@@ -300,7 +299,7 @@ class SchedulerSide:
         meta.loads, self._loads = self._loads, []
         meta.handed_out, self._handed_out = sorted(set(self._handed_out) - {NULL_BLOCK}), []
         self._lossy.follow(meta)
-        self._waiting = False
+        self._idle.next_step(scheduler_output.num_scheduled_tokens)
         return meta
 
     def _plan(self, tracked: Tracked) -> list[SaveOrder]:
@@ -359,6 +358,7 @@ class SchedulerSide:
     def request_finished(self, request: Any) -> dict[str, Any] | None:
         """Queue the last full blocks of the request, send its hints, and forget it. Returns with
         what another engine goes on with it, if it asked for that."""
+        self._idle.ended(request.request_id)
         tracked = self._tracked.pop(request.request_id, None)
         if tracked is None:
             return None

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from kvstore_vllm.pages import Pages
 
 CLOSE_WAIT_S = 2.0
-IDLE_WAIT_S = 0.001
+IDLE_WAIT_S = 0.005
+"""Of a step without work, for a load. A request that comes meanwhile is seen as much later."""
 
 
 class WorkerSide:
@@ -51,7 +52,6 @@ class WorkerSide:
         self._bounced_nbytes = 0
         self.saver = Saver(settings, client, pages, shard=shard, counters=self.counters)
         self.loader = Loader(client, pages, shard=shard, counters=self.counters)
-        self._waiting = False
         self.clock = StepClock(pages.event)
 
     def use_namespace(self, namespace: Namespace) -> None:
@@ -69,7 +69,6 @@ class WorkerSide:
         elif self._namespace is None:
             self.counters.add(saves_dropped_unknown_weights=len(meta.saves))
         self.saver.fence(meta.handed_out)
-        self._waiting = meta.waiting
         self.clock.begin(meta.tokens)
 
     def start_loads(self, meta: StepMetadata) -> None:
@@ -80,7 +79,7 @@ class WorkerSide:
         """Return the requests (loaded, failed) since the last step.
 
         computed: whether the step ran the model. If not, the engine is about to spin until a load
-        or a lookup has ended; a short wait here lets the threads that do it have the interpreter.
+        has ended; a short wait here leaves the processor to it.
         """
         bounced, before = self._pages.bounced_nbytes, self._bounced_nbytes
         if bounced > before:
@@ -88,7 +87,7 @@ class WorkerSide:
             self._bounced_nbytes = bounced
         if computed:
             self.clock.end()
-        elif self._waiting or self.loader.pending:
+        elif self.loader.pending:
             self.loader.wait(IDLE_WAIT_S)
         return self.loader.take()
 

@@ -9,6 +9,7 @@ import pytest
 from kvstore import (
     Unavailable,
 )
+from kvstore_vllm.idle import IDLE_WAIT_S
 from tests.connectors.vllm.scheduler_engine import (
     BLOCK,
     Engine,
@@ -68,7 +69,7 @@ def test_bytes_that_still_come_up_are_waited_for_until_the_deadline(engine, monk
     engine.client.hold, engine.client.hit_blocks = True, 5
     engine.side.on_new_request(request)
     assert engine.side.num_new_matched_tokens(request, 0) == (None, False)
-    assert engine.step().waiting
+    engine.step()
     now = 104.9
     assert engine.side.num_new_matched_tokens(request, 0) == (None, False)
     now = 105.1
@@ -87,6 +88,30 @@ def test_an_answer_in_time_is_offered(engine):
     assert engine.side.num_new_matched_tokens(request, 0) == (None, False)
     engine.client.answer()
     assert engine.side.num_new_matched_tokens(request, 0) == (20, True)
+
+
+def test_an_answer_is_waited_for_once_a_step_while_nothing_is_computed(engine, monkeypatch):
+    waited = []
+
+    def answers(lookup, wait_s):
+        waited.append(wait_s)
+        engine.client.answer()
+
+    monkeypatch.setattr("kvstore_vllm.lookup.Lookup.wait", answers)
+    engine.client.hold, engine.client.hit_blocks = True, 5
+    requests = [make_request(22, name) for name in ("first", "second")]
+    for request in requests:
+        engine.side.on_new_request(request)
+    engine.client._held, later = engine.client._held[:1], engine.client._held[1:]
+    assert engine.side.num_new_matched_tokens(requests[0], 0) == (20, True)
+    assert engine.side.num_new_matched_tokens(requests[1], 0) == (None, False), "waited already"
+    assert waited == [IDLE_WAIT_S]
+    engine.client._held = later
+    another = make_request(8, "another")
+    engine.step(cached=[(another, None, 1)])
+    assert engine.side.num_new_matched_tokens(requests[1], 0) == (None, False), "it is computing"
+    engine.side.request_finished(another)
+    assert engine.side.num_new_matched_tokens(requests[1], 0) == (20, True)
 
 
 def test_a_daemon_that_fails_is_a_miss(engine):
