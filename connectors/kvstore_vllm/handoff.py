@@ -19,6 +19,7 @@ import msgspec
 from kvstore.model.member import SOURCE_CHARS_MAX, Origin
 from kvstore_vllm.counters import Counters
 from kvstore_vllm.hints import FIELD
+from kvstore_vllm.settings import Settings
 from kvstore_vllm.tracked import Tracked
 
 PREFILLER, SOURCE, DECODER = "remote_prefiller", "remote_kv_source", "remote_decoder"
@@ -54,6 +55,14 @@ def read_origin(tracked: Tracked, counters: Counters) -> Origin | None:
             counters.add(hints_ignored=1)
             return None
     return None
+
+
+def load_deadline_s(tracked: Tracked, settings: Settings) -> float:
+    """Return how long a request may wait for its blocks."""
+    origin = tracked.origin
+    if origin is not None and origin.expect_blocks:
+        return max(settings.load_deadline_s, settings.handoff_deadline_s)
+    return settings.load_deadline_s
 
 
 def handoff_params(tracked: Tracked, address: str) -> dict[str, Any] | None:

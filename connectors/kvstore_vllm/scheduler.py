@@ -23,7 +23,7 @@ from kvstore.model.keys import root_key
 from kvstore_vllm.adapters import Adapters
 from kvstore_vllm.counters import Counters
 from kvstore_vllm.device_blocks import DeviceBlocks, LossyBlocks
-from kvstore_vllm.handoff import handoff_params, read_origin
+from kvstore_vllm.handoff import handoff_params, load_deadline_s, read_origin
 from kvstore_vllm.hints import NO_HINTS, HintSender, read_hints
 from kvstore_vllm.idle import IdleWait
 from kvstore_vllm.load_orders import load_order
@@ -163,7 +163,7 @@ class SchedulerSide:
             keys,
             skip_blocks=local_blocks,
             readers=self._readers,
-            wait_s=self._settings.load_deadline_s,
+            wait_s=load_deadline_s(tracked, self._settings),
             request_id=tracked.request.request_id,
             recompute_s_per_block=self.prefill.s_per_token * self._block_tokens,
             session_id=tracked.hints.session_id,
@@ -188,7 +188,7 @@ class SchedulerSide:
             return 0, False
         now = time.monotonic()
         if not tracked.asked_until:
-            tracked.asked_until = now + self._settings.load_deadline_s
+            tracked.asked_until = now + load_deadline_s(tracked, self._settings)
         offer = self._offer(tracked)
         if offer is None and self._idle.answered(tracked.lookup, self._tracked.values()):
             offer = self._offer(tracked)

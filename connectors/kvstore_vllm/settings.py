@@ -18,6 +18,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     target: the daemon's socket, "unix:/path/kvstore.sock"; blocks travel through shared memory.
     load_deadline_s: how long a request waits until its blocks are promoted. After that it gets the
         resident blocks alone. Longer finds more on slow disks and costs TTFT.
+    handoff_deadline_s: the same for a request that names its prefiller, which may still be
+        computing. While that engine is there, it is waited for up to twice as long as computing
+        takes, but no longer than this.
     save_deadline_s: how long a save may wait for room in the daemon before it is dropped.
     reuse_wait_s: how long a step may wait for a copy out of device blocks that it is about to
         overwrite; then the save is dropped. Saves delay the engine in no other way.
@@ -38,6 +41,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     target: Annotated[str, msgspec.Meta(pattern="^unix:.+")]
     load_deadline_s: Seconds = 5.0
+    handoff_deadline_s: Seconds = 30.0
     save_deadline_s: Seconds = 1.0
     reuse_wait_s: Seconds = 0.1
     save_queue_jobs: Annotated[int, msgspec.Meta(ge=1, le=65536)] = 256

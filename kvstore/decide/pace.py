@@ -8,8 +8,9 @@ that computing it would have taken, and nothing else does.
     loss so far = time waited - what computing the part that came up would have taken <= patience
 
 So where every part that came up can be used, an answer comes at most `patience_s` later than
-recomputing would have. Of a hybrid model's prefix that was cut, windows may be missing: then what
-came up is worth less than was counted.
+recomputing would have. What another engine is still computing (`elsewhere_s`) has to be computed
+there before it can come, so a load of that may lose as much more. Of a hybrid model's prefix that
+was cut, windows may be missing: then what came up is worth less than was counted.
 """
 
 from __future__ import annotations
@@ -40,15 +41,18 @@ class Stakes:
 
 @dataclass(frozen=True, slots=True)
 class Race:
-    """One load under way. predicted_s: None if nothing is known, or trusted any more."""
+    """One load under way. predicted_s: None if nothing is known, or trusted any more. elsewhere_s:
+    what computing takes of it that another engine is computing now."""
 
     stakes: Stakes
     patience_s: float
     predicted_s: float | None
+    elsewhere_s: float = 0.0
 
     def until(self, share: float) -> float:
         """Return how long to wait on, when `share` (0 to 1) of the bytes has arrived."""
-        return self.stakes.began + self.patience_s + share * self.stakes.saved_s
+        patience_s = self.patience_s + self.elsewhere_s
+        return self.stakes.began + patience_s + share * self.stakes.saved_s
 
 
 class Average:
@@ -103,7 +107,7 @@ class Pace:
         """Return whether computing takes less than loading, as far as is known."""
         return bool(self._behind) or (self.predict(nbytes) or 0.0) > saved_s
 
-    def race(self, nbytes: int, stakes: Stakes) -> Race | None:
+    def race(self, nbytes: int, stakes: Stakes, elsewhere_s: float = 0.0) -> Race | None:
         """Return the terms on which to bring `nbytes` up; None: computing them is faster."""
         known, now = self._by_size[_size(nbytes)], self._now()
         patience_s = PATIENCE * stakes.prompt_s
@@ -113,10 +117,10 @@ class Pace:
             self._behind_at = now
             known = None
         if known is None:
-            return Race(stakes, patience_s, None)
+            return Race(stakes, patience_s, None, elsewhere_s)
         usual_s = (known.mean + 4 * known.deviation) * nbytes
         patience_s = max(patience_s, min(usual_s, PATIENCE_SAVED_MAX * stakes.saved_s))
-        return Race(stakes, patience_s, known.mean * nbytes)
+        return Race(stakes, patience_s, known.mean * nbytes, elsewhere_s)
 
 
 def _size(nbytes: int) -> int:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from kvstore.decide.ask import Ask
+from kvstore.decide.pace import Race, Stakes
 from kvstore.decide.planner import (
     DAEMON_SESSION,
     Planner,
@@ -34,6 +35,9 @@ WINDOW_NBYTES = 16 << 20  # of records published at once: the first are up while
 WINDOWS_MAX = 8  # on their way at once; beyond that they queue in prefix order
 WAITING_WINDOWS_MAX = 256  # for blocks that are still being computed
 WAITING_WINDOW_NBYTES = 2 << 20  # of these, so that little is left when the last block has come
+TEACHING_SHARE = (
+    0.25  # of its blocks: if more are still to be computed, a load says nothing of pace
+)
 LEASE_MARGIN = 0.8  # of a lease's time, to read into its slots
 
 
@@ -99,7 +103,7 @@ class Fetch:
             if not nbytes or watch.dead:
                 return Ended.DONE
             stakes = ask.stakes(Match(goal, match.hit_blocks))
-            race = source.races.race(nbytes, stakes) if stakes is not None else None
+            race = self._race(load, goal, nbytes, stakes)
             if stakes is not None and race is None:
                 return Ended.CUT
             self._begin(load, rest)
@@ -110,7 +114,15 @@ class Fetch:
             deadline=deadline,
             race=race,
             arrived=lambda: all(part.result() for part in load.parts),
+            teaches=listing.coming <= TEACHING_SHARE * (goal - match.hit_blocks),
         )
+
+    @staticmethod
+    def _race(load: Load, goal: int, nbytes: int, stakes: Stakes | None) -> Race | None:
+        if stakes is None:
+            return None
+        share = min(1.0, load.listing.coming / (goal - load.hit))
+        return load.source.races.race(nbytes, stakes, elsewhere_s=share * stakes.saved_s)
 
     async def _begin_early(self, load: Load) -> None:
         """Begin what a hit of every length needs, in whole windows, as far as it is found.
@@ -221,7 +233,7 @@ class Fetch:
             return await self._in_turn(window, listing, watch)
 
     async def _in_turn(self, window: Window, listing: Listing, watch: Watch) -> bool:
-        async with self._waiting_room if listing.waits else self._room:
+        async with self._waiting_room if listing.coming else self._room:
             try:
                 return not watch.dead and await self._bring(window, listing, watch)
             except KVStoreError as error:
@@ -324,7 +336,7 @@ class Fetch:
 
 
 def window_blocks(namespace: Namespace, listing: Listing) -> int:
-    nbytes = WAITING_WINDOW_NBYTES if listing.waits else WINDOW_NBYTES
+    nbytes = WAITING_WINDOW_NBYTES if listing.coming else WINDOW_NBYTES
     return max(1, nbytes // block_nbytes(namespace))
 
 

@@ -27,9 +27,11 @@ class LoadRaces:
         self._metrics = metrics
         self._now = now
 
-    def race(self, nbytes: int, stakes: Stakes) -> Race | None:
-        """Return the terms on which to bring `nbytes` up; None: computing them is faster."""
-        race = self.pace.race(nbytes, stakes)
+    def race(self, nbytes: int, stakes: Stakes, elsewhere_s: float = 0.0) -> Race | None:
+        """Return the terms on which to bring `nbytes` up; None: computing them is faster.
+
+        elsewhere_s: as of `Race`."""
+        race = self.pace.race(nbytes, stakes, elsewhere_s)
         decision = "refuse" if race is None else "load" if race.predicted_s else "explore"
         self._metrics.load_decisions.labels(decision).inc()
         return race
@@ -43,11 +45,12 @@ class LoadRaces:
         deadline: float,
         race: Race | None,
         arrived: Callable[[], bool],
+        teaches: bool = True,
     ) -> Ended:
         """Wait for the parts of a load, for as long as that is worth it; nothing is cancelled.
 
-        came_up: asked when all have ended, whether they brought everything; else there is nothing
-        to learn from how long they took.
+        arrived: asked when all have ended, whether they brought everything; else there is nothing
+        to learn from how long they took. teaches: there is; not if they had to be computed first.
         """
         pending = set(parts)
         when = asyncio.ALL_COMPLETED if race is None else asyncio.FIRST_COMPLETED
@@ -59,15 +62,17 @@ class LoadRaces:
                 break
             _, pending = await asyncio.wait(pending, timeout=timeout_s, return_when=when)
         if not pending:
-            if arrived():
+            if teaches and arrived():
                 self._learn(nbytes, self._now() - began, race)
             return Ended.DONE
         if race is None or self._now() >= deadline:
             return Ended.LATE
-        self._give_up(pending, nbytes, began)
+        self._metrics.load_decisions.labels("cut").inc()
+        if teaches:
+            self._see_through(pending, nbytes, began)
         return Ended.CUT
 
-    def _give_up(self, late: set[asyncio.Task[Any]], nbytes: int, began: float) -> None:
+    def _see_through(self, late: set[asyncio.Task[Any]], nbytes: int, began: float) -> None:
         """See the rest through, while nobody waits: until it has ended, the tier is slow."""
         left = set(late)
 
@@ -77,7 +82,6 @@ class LoadRaces:
                 self.pace.caught_up()
                 self.pace.note(nbytes, self._now() - began)
 
-        self._metrics.load_decisions.labels("cut").inc()
         self.pace.fell_behind()
         for part in late:
             part.add_done_callback(ended)

@@ -130,7 +130,8 @@ class ObjectListing:
         self._aligned = run_blocks(namespace)
         self._start = hit // self._aligned * self._aligned
         self.found = 0
-        self.waits = self.copies = False
+        self.copies = False
+        self.coming = 0
         self.failure: Reason | None = None  # that of the ask says enough
         self.places: defaultdict[Part, dict[BlockKey, Place]] = defaultdict(dict)
         self._frames = 0

@@ -81,7 +81,7 @@ class PeerListing:
         until: float = 0.0,
     ) -> None:
         self.found = max(hit_blocks, expected)
-        self.waits = expected > hit_blocks
+        self.coming = max(0, expected - hit_blocks)
         self.failure: Reason | None = None
         self._source = source
         self._namespace = namespace

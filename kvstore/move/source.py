@@ -54,13 +54,14 @@ class Reading(Protocol):
 class Listing(Protocol):
     """What a source has of one prefix. found: how many of its blocks have been looked for.
 
-    brings_fine: fine parts come with their bases; else for those who insist on them. waits: some of
-    it is still being computed, so reading a window may take as long as that. copies: it
-    stays at the source, which is a host like this one. failure: why reading failed, None so far.
+    brings_fine: fine parts come with their bases; else for those who insist on them. coming: how
+    many of its blocks are still being computed, so reading a window may take as long as that.
+    copies: it stays at the source, which is a host like this one. failure: why reading failed, None
+    so far.
     """
 
     found: int
-    waits: bool
+    coming: int
     copies: bool
     failure: Reason | None
 

@@ -101,6 +101,30 @@ def test_a_prefix_still_being_computed_is_waited_for(pair: Pair) -> None:
     two.store.release(DAEMON_SESSION, [grant.lease_id])
 
 
+def test_who_could_compute_waits_for_an_engine_that_is_computing(pair: Pair) -> None:
+    pair.lender.put(A, 0, 4)
+    two = pair.borrower
+    acquiring = two.loop.create_task(
+        two.store.gets.acquire(
+            DAEMON_SESSION,
+            SPEC.id,
+            A,
+            wait_s=10.0,
+            origin=Origin(LENDER.node, 20),
+            recompute_s_per_block=0.4,  # what is not there yet: 6.4 s. Patience with a load: 0.6
+        )
+    )
+    two.run(asyncio.sleep(1.0))
+    assert not acquiring.done()
+    pair.lender.put(A, 4, 20)
+    grant = two.run(asyncio.wait_for(acquiring, 10))
+    assert grant.hit_blocks == 20
+    two.store.release(DAEMON_SESSION, [grant.lease_id])
+    (peer,) = pair.peers
+    nbytes = pair.borrower.metrics.totals()["peer_bytes"]["borrowed"]
+    assert peer.source.races.pace.predict(int(nbytes)) is None  # nothing of it was the link's
+
+
 def test_a_prefix_that_does_not_come_is_a_shorter_hit(pair: Pair) -> None:
     pair.lender.put(A, 0, 8)
     assert pair.borrower.get(A, wait_s=0.3, origin=Origin(LENDER.node, 20)) <= 8

@@ -116,6 +116,7 @@ class FakeClient:
                 session_id=session_id,
                 refined=refined,
                 origin=origin,
+                wait_s=wait_s,
             )
         )
         if self.error is not None:

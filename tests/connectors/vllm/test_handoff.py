@@ -38,6 +38,12 @@ def test_who_has_the_prefix_reaches_the_daemon(engine, params, origin):
     assert asked(engine, params) == origin
 
 
+def test_a_prefix_that_is_being_computed_is_waited_for_longer(engine):
+    for params, wait_s in ((None, 5.0), ({"remote_prefiller": REMOTE}, 30.0)):
+        asked(engine, params)
+        assert engine.client.asked[-1].wait_s == wait_s
+
+
 @pytest.mark.parametrize(
     "remote",
     [
