@@ -31,7 +31,6 @@ from kvstore.move.writer import Writer
 
 logger = logging.getLogger(__name__)
 
-WINDOW_NBYTES = 16 << 20  # of records published at once: the first are up while the last are asked
 WINDOWS_MAX = 8  # on their way at once; beyond that they queue in prefix order
 WAITING_WINDOWS_MAX = 256  # for blocks that are still being computed
 WAITING_WINDOW_NBYTES = 2 << 20  # of these, so that little is left when the last block has come
@@ -336,7 +335,7 @@ class Fetch:
 
 
 def window_blocks(namespace: Namespace, listing: Listing) -> int:
-    nbytes = WAITING_WINDOW_NBYTES if listing.coming else WINDOW_NBYTES
+    nbytes = WAITING_WINDOW_NBYTES if listing.coming else listing.window_nbytes
     return max(1, nbytes // block_nbytes(namespace))
 
 

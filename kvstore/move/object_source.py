@@ -21,6 +21,7 @@ from kvstore.move.load_race import LoadRaces
 from kvstore.move.source import STEP_BLOCKS, Candidate, Reading, Window
 from kvstore.tier.object import Found, FoundFrame, ObjectRead, ObjectTier, Outcome, run_blocks
 
+WINDOW_NBYTES = 16 << 20
 UNPAIRED_MAX = 4096  # fine parts of another base that are remembered, and not read again
 
 
@@ -131,6 +132,7 @@ class ObjectListing:
         self._start = hit // self._aligned * self._aligned
         self.found = 0
         self.copies = False
+        self.window_nbytes = WINDOW_NBYTES
         self.coming = 0
         self.failure: Reason | None = None  # that of the ask says enough
         self.places: defaultdict[Part, dict[BlockKey, Place]] = defaultdict(dict)

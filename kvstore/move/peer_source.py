@@ -25,6 +25,9 @@ from kvstore.peer.base import (
 
 READ_S = 10.0  # for the bytes of one window, whoever waits for them
 REPORT_S = 2.0
+# Small, so that all connections bring the start of a prefix first: each has the next read asked for
+# while one is on its way.
+WINDOW_NBYTES = 4 << 20
 
 
 class PeerSource:
@@ -69,6 +72,7 @@ class PeerListing:
 
     brings_fine = False
     copies = True
+    window_nbytes = WINDOW_NBYTES
 
     def __init__(
         self,
@@ -134,10 +138,13 @@ class PeerListing:
         """The host's own copies are verified by itself."""
 
     def fail(self, error: PeerError) -> None:
-        """Take note of why a read failed."""
+        """Take note of why a read failed. Wrong bytes are held against the host once a prefix,
+        however many reads they were in."""
+        repeated = self.failure is Reason.PEER_CORRUPT and isinstance(error, PeerCorrupt)
         self.failure = _REASONS.get(type(error), Reason.PEER_GONE)
         self._source.ended(error.outcome)
-        self._source.failed(error)
+        if not repeated:
+            self._source.failed(error)
 
     def now(self) -> float:
         return self._source.now()

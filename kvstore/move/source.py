@@ -56,13 +56,14 @@ class Listing(Protocol):
 
     brings_fine: fine parts come with their bases; else for those who insist on them. coming: how
     many of its blocks are still being computed, so reading a window may take as long as that.
-    copies: it stays at the source, which is a host like this one. failure: why reading failed, None
-    so far.
+    copies: it stays at the source, which is a host like this one. window_nbytes: of records to ask
+    for, and to publish, at once. failure: why reading failed, None so far.
     """
 
     found: int
     coming: int
     copies: bool
+    window_nbytes: int
     failure: Reason | None
 
     @property

@@ -1,7 +1,8 @@
 """One bulk connection, either end: frames on the event loop, records in threads, one at a time.
 
 While the event loop has it, the socket does not block; while a thread has it, it blocks for at most
-`SILENCE_S` without a byte. `shut` may be called from the loop meanwhile: the thread then ends.
+`SILENCE_S` without a byte. From the loop, frames may be sent meanwhile, and `shut` called: the
+thread then ends.
 """
 
 from __future__ import annotations
@@ -53,10 +54,24 @@ class Bulk:
         await self.send_bytes(self.encode(frame))
 
     async def send_bytes(self, data: bytes | memoryview) -> None:
+        left = memoryview(data)
         try:
-            await asyncio.get_running_loop().sock_sendall(self.socket, data)
+            while left:
+                try:
+                    left = left[self.socket.send(left, socket.MSG_DONTWAIT) :]
+                except BlockingIOError:
+                    await self._has_room()
         except OSError as error:
             raise failed_connection(error, "a bulk connection") from error
+
+    async def _has_room(self) -> None:
+        loop, fd = asyncio.get_running_loop(), self.socket.fileno()
+        room = asyncio.Event()
+        loop.add_writer(fd, room.set)
+        try:
+            await room.wait()
+        finally:
+            loop.remove_writer(fd)
 
     async def receive(self) -> Frame | None:
         """Receive one frame, and not a byte more; None: it ended before one. Raises PeerCorrupt,

@@ -11,7 +11,7 @@ from kvstore.model.block import Namespace, Span
 from kvstore.model.errors import Incompatible, InvalidRequest
 from kvstore.peer.base import READ_NBYTES_MAX, PeerCorrupt, PeerGone, PeerSlow
 from kvstore.peer.bulk import SILENCE_S, Bulk
-from kvstore.peer.connections import Connections
+from kvstore.peer.connections import CONNECTIONS_MAX, ConnectionEnded, Connections, Turn
 from kvstore.peer.control import error_of
 from kvstore.peer.messages import (
     ReadAnswer,
@@ -23,6 +23,8 @@ from kvstore.peer.messages import (
 from kvstore.peer.receive import Receipt, check_wrong
 from kvstore.peer.wire import Frame, Kind
 from kvstore.system.threads import ended, outlive
+
+ATTEMPTS = CONNECTIONS_MAX + 1  # to ask for a read: any connection may have ended meanwhile
 
 
 class Reads:
@@ -46,46 +48,58 @@ class Reads:
         sizes_max, varies: of each record; one that does not vary has its largest size, or is not
         there. Raises PeerError, UnknownNamespace.
         """
-        while True:
-            bulk, used = await self.connections.take(deadline)
+        for _ in range(ATTEMPTS):
+            turn = await self.connections.take(deadline)
             refusal: Refusal | None = None
             try:
-                frame = await self._asked(bulk, request, deadline)
+                frame = await self._asked(turn, request, deadline)
                 if frame is not None and frame.kind == Kind.REPLY:
                     answer = self._answer(frame, sizes_max, varies)
-                    return TcpIncoming(self, bulk, answer, deadline)
+                    return TcpIncoming(self, turn, answer, deadline)
                 refusal = decode_refusal(frame.body) if frame is not None else None
+            except ConnectionEnded:
+                self.connections.give(turn, good=False)
+                continue
             except Incompatible as error:
-                self.connections.give(bulk, good=False)
+                self.connections.give(turn, good=False)
                 raise PeerCorrupt(f"{self.name}: {error}") from error
             except BaseException:
-                self.connections.give(bulk, good=False)
+                self.connections.give(turn, good=False)
                 raise
-            self.connections.give(bulk, good=refusal is not None)
+            self.connections.give(turn, good=refusal is not None)
             if refusal is not None:
                 raise error_of(refusal, self.name)
-            if not used:  # else it was closed at the other end while nobody used it
+            if not turn.lane.used:  # else it was closed at the other end while nobody used it
                 raise PeerGone(f"{self.name} ended a new connection", reason="closed")
+        raise PeerGone(f"connections to {self.name} end again and again", reason="closed")
 
-    async def _asked(self, bulk: Bulk, request: bytes, deadline: float) -> Frame | None:
-        """Return the first frame of the answer, None if the connection ended before it."""
+    async def _asked(self, turn: Turn, request: bytes, deadline: float) -> Frame | None:
+        """Return the first frame of the answer, None if the connection ended before it. Raises
+        ConnectionEnded if it was ended by an earlier read on it."""
         left_s = deadline - time.monotonic()
         if left_s <= 0:
             raise PeerSlow(f"no time left to read from {self.name}", reason="deadline")
         self._last = number = (self._last + 1) & 0xFFFF_FFFF
+        reason = "deadline"
         try:
-            async with asyncio.timeout(min(left_s, SILENCE_S)):
-                await bulk.send(Frame(Kind.READ, number, request, left_s))
-                frame = await bulk.receive()
-        except TimeoutError:
+            async with asyncio.timeout(left_s):
+                frame = Frame(Kind.READ, number, request, left_s)
+                await self.connections.ask(turn, frame, deadline)
+                await turn.begun
+            if turn.lane.ended:
+                raise ConnectionEnded
+            left_s = deadline - time.monotonic()
             reason = "deadline" if left_s < SILENCE_S else "silent"
+            async with asyncio.timeout(min(left_s, SILENCE_S)):
+                answer = await turn.bulk.receive()
+        except TimeoutError:
             raise PeerSlow(f"{self.name} did not answer a read", reason=reason) from None
-        if frame is not None and (frame.id, frame.kind in (Kind.REPLY, Kind.ERROR)) != (
+        if answer is not None and (answer.id, answer.kind in (Kind.REPLY, Kind.ERROR)) != (
             number,
             True,
         ):
             raise PeerCorrupt(f"{self.name} answered something else than was asked")
-        return frame
+        return answer
 
     def _answer(self, frame: Frame, sizes_max: Sequence[int], varies: Sequence[bool]) -> ReadAnswer:
         answer = decode_read_head(frame.body, records=len(sizes_max))
@@ -100,34 +114,34 @@ class Reads:
 class TcpIncoming:
     """The records of one READ, on their way. Implements `Incoming`."""
 
-    def __init__(self, reads: Reads, bulk: Bulk, answer: ReadAnswer, deadline: float) -> None:
+    def __init__(self, reads: Reads, turn: Turn, answer: ReadAnswer, deadline: float) -> None:
         self.sizes = answer.sizes
         self.checksums = answer.checksums
         self._reads = reads
-        self._bulk: Bulk | None = bulk
+        self._turn: Turn | None = turn
         self._deadline = deadline
 
     async def fill(self, targets: Sequence[memoryview | None]) -> None:
         """See `Incoming`."""
-        bulk, self._bulk = self._bulk, None
-        if bulk is None:
+        turn, self._turn = self._turn, None
+        if turn is None:
             raise InvalidRequest("a read is filled once")
         good = False
         try:
             self._check(targets)
-            receipt = Receipt(bulk, self.sizes, self.checksums, targets, self._reads.name)
-            wrong = await self._received(receipt, bulk)
+            receipt = Receipt(turn.bulk, self.sizes, self.checksums, targets, self._reads.name)
+            wrong = await self._received(receipt, turn.bulk)
             self._reads.received_nbytes += sum(self.sizes)
             good = True
         finally:
-            self._reads.connections.give(bulk, good=good)
+            self._reads.connections.give(turn, good=good)
         check_wrong(wrong, self._reads.name)
 
     async def close(self) -> None:
         """See `Incoming`."""
-        bulk, self._bulk = self._bulk, None
-        if bulk is not None:
-            self._reads.connections.give(bulk, good=False)
+        turn, self._turn = self._turn, None
+        if turn is not None:
+            self._reads.connections.give(turn, good=False)
 
     def _check(self, targets: Sequence[memoryview | None]) -> None:
         if len(targets) != len(self.sizes):

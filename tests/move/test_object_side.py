@@ -16,7 +16,7 @@ from kvstore.model.block import PAGE_NBYTES, Buffer, Group, Namespace, Part, Spa
 from kvstore.model.checksum import checksum
 from kvstore.model.keys import KeyChain, root_key
 from kvstore.model.outcome import Reason
-from kvstore.move import fetch
+from kvstore.move import object_source
 from kvstore.tier.object import run_blocks
 from kvstore.tier.object.names import directory
 from tests.store.node import FULL, SPEC, WINDOW, Node, chain
@@ -87,7 +87,7 @@ def test_what_is_there_already_is_not_fetched_and_the_rest_is(tmp_path: Path, bu
 def test_the_start_of_a_prefix_comes_up_while_its_end_is_looked_for(
     tmp_path: Path, bucket: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetch, "WINDOW_NBYTES", 64 * PAGE_NBYTES)
+    monkeypatch.setattr(object_source, "WINDOW_NBYTES", 64 * PAGE_NBYTES)
     spec = Namespace(2, (Group("all", PAGE_NBYTES),), ())
     keys = KeyChain(root_key(spec.id), 2).update([7] * 2 * 600)
     assert run_blocks(spec) == 256

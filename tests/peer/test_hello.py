@@ -164,9 +164,11 @@ def test_records_are_sealed_if_either_side_says_so(fleet: Certificates) -> None:
 
         async def test(found: Served, here: Ourselves = here) -> None:
             link = await found.dial(here)
-            bulk, _ = await link.reads.connections.take(time.monotonic() + 5)
-            assert bulk.sealer is not None
-            link.reads.connections.give(bulk, good=True)
+            connections, deadline = link.reads.connections, time.monotonic() + 5
+            turn = await connections.take(deadline)
+            await connections.ask(turn, Frame(Kind.READ, 1, b"", 1.0), deadline)
+            assert turn.bulk.sealer is not None
+            connections.give(turn, good=False)
             await link.close()
 
         run(there, test)
