@@ -226,4 +226,3 @@ def _is_silent(connection: socket.socket) -> bool:
         connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         return False
     return True
-

@@ -18,8 +18,7 @@ from typing import Protocol
 
 from kvstore.testing.daemon import Daemon
 from kvstore.testing.ports import free_ports
-from tests.cluster.relays import relay_to
-from tests.peer.relay import Relay
+from kvstore.testing.relay import Relay, relay_to
 
 PORT = 7702
 BURST_NBYTES = 64 << 10  # of a slow link: less than a socket's buffer

@@ -16,10 +16,9 @@ import pytest
 from kvstore import Client
 from kvstore.model.outcome import Reason
 from kvstore.testing.daemon import Daemon
+from kvstore.testing.relay import Relay, relay_to
 from tests.cluster.fleet import free_ports, member_settings, met, peers_of, wait_for
-from tests.cluster.relays import relay_to
 from tests.cluster.test_two_daemons import KEYS, RECORDS, clear, hit, put
-from tests.peer.relay import Relay
 
 PACE_S = 0.01  # of computing a block
 WORST = 2.0  # of what computing takes; these machines stand still now and then

@@ -24,10 +24,10 @@ from kvstore.peer.tcp import TcpLink, dial
 from kvstore.peer.wire import Frame, Kind
 from kvstore.testing.lender import MemoryLender
 from kvstore.testing.peer_link import LARGE_NBYTES, full_span, soon, until
+from kvstore.testing.relay import Relay, relayed
 from kvstore.testing.samples import sample_keys, sample_namespace, sample_record
 from tests.peer.fleet import BORROWER, LENDER, Certificates, Served, ourselves, served
 from tests.peer.lender_process import MODEL
-from tests.peer.relay import Relay, relayed
 
 LARGE = sample_namespace("large", LARGE_NBYTES)
 SMALL_NBYTES = 200_000

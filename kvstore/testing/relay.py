@@ -1,38 +1,51 @@
-"""A TCP relay between two daemons that harms what passes, from a byte of the answers on."""
+"""A TCP relay between two daemons that harms what passes: that of one connection's answers, from a
+byte of them on, or of all.
+
+`relayed` runs on the caller's event loop, `relay_to` in a thread of its own.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 
 CHUNK_NBYTES = 64 << 10
 HOLD_S = 0.02
+START_S = 10.0
+LOOPBACK = "127.0.0.1"
 
 
 class Relay:
     """port: where to connect instead. Harms connections whose answers are longer than `after`.
 
-    flip: one bit of the byte at `after`. stall: nothing more passes. cut: the end. bytes_per_s: of
-    every answer, 0 for as many as come. hold_asks, hold_answers: one way nothing passes, until it
-    is False again.
+    flip: one bit of the byte at `after`. flip_every: one bit of every so many bytes of all answers,
+    0 for none. stall: nothing more passes. cut: the end. bytes_per_s: of every answer, 0 for as
+    many as come. hold_asks, hold_answers: one way nothing passes, until it is False again.
     """
 
-    def __init__(self, target: int, host: str = "127.0.0.1") -> None:
-        self._target = host, target
+    def __init__(self, host: str, target: int) -> None:
+        self._host = host
+        self._target = target
         self.port = 0
         self.after = 0
         self.flip = self.stall = self.cut = False
+        self.flip_every = 0
         self.bytes_per_s = 0
         self.hold_asks = self.hold_answers = False
         self.connections = 0
+        self.passed = 0  # bytes of answers
         self._loop = asyncio.get_running_loop()
         self._open: set[asyncio.StreamWriter] = set()
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
         try:
-            there_reader, there_writer = await asyncio.open_connection(*self._target)
+            there_reader, there_writer = await asyncio.open_connection(self._host, self._target)
+        except OSError:  # nobody is there
+            writer.transport.abort()
+            return
         except BaseException:
             writer.transport.abort()
             raise
@@ -71,11 +84,19 @@ class Relay:
                     if self.cut:
                         break
                     await asyncio.Event().wait()
+            self._flip_some(data)
             writer.write(data)
             await writer.drain()
             if self.bytes_per_s:
                 await asyncio.sleep(len(data) / self.bytes_per_s)
         writer.transport.abort()
+
+    def _flip_some(self, data: bytearray) -> None:
+        before, self.passed = self.passed, self.passed + len(data)
+        if self.flip_every:
+            next_one = -before % self.flip_every
+            for at in range(next_one, len(data), self.flip_every):
+                data[at] ^= 1
 
     def end_soon(self) -> None:
         """End every connection, from any thread."""
@@ -95,9 +116,11 @@ async def _released(held: Callable[[], bool]) -> None:
 
 
 @asynccontextmanager
-async def relayed(target: int, host: str = "127.0.0.1") -> AsyncIterator[Relay]:
-    """Relay to a port of an address for the time of the context."""
-    relay = Relay(target, host)
+async def relayed(
+    target: int, host: str = LOOPBACK, *, here: str = LOOPBACK
+) -> AsyncIterator[Relay]:
+    """Relay to a port of `host` for the time of the context. here: the address to listen at."""
+    relay = Relay(host, target)
     tasks: set[asyncio.Task[None]] = set()
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -105,7 +128,7 @@ async def relayed(target: int, host: str = "127.0.0.1") -> AsyncIterator[Relay]:
         tasks.add(task)
         await asyncio.wait([task])
 
-    server = await asyncio.start_server(connected, "127.0.0.1", 0)
+    server = await asyncio.start_server(connected, here, 0)
     relay.port = server.sockets[0].getsockname()[1]
     try:
         yield relay
@@ -117,3 +140,26 @@ async def relayed(target: int, host: str = "127.0.0.1") -> AsyncIterator[Relay]:
         with suppress(asyncio.CancelledError):
             await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.sleep(0.01)  # what was aborted closes
+
+
+@contextmanager
+def relay_to(target: int, host: str = LOOPBACK, *, here: str = LOOPBACK) -> Iterator[Relay]:
+    """The same in a thread of its own; its faults are set while it runs. Raises TimeoutError."""
+    ready, done = threading.Event(), threading.Event()
+    found: list[Relay] = []
+
+    async def run() -> None:
+        async with relayed(target, host=host, here=here) as relay:
+            found.append(relay)
+            ready.set()
+            await asyncio.to_thread(done.wait)
+
+    thread = threading.Thread(target=lambda: asyncio.run(run()), daemon=True)
+    thread.start()
+    if not ready.wait(START_S):
+        raise TimeoutError(f"no relay to {host}:{target} within {START_S:.0f} s")
+    try:
+        yield found[0]
+    finally:
+        done.set()
+        thread.join(START_S)
