@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from kvstore.decide.ask import Ask
@@ -26,7 +26,15 @@ from kvstore.model.errors import KVStoreError
 from kvstore.model.pair import belongs
 from kvstore.move.deletions import Deletions, Watch
 from kvstore.move.load_race import Ended
-from kvstore.move.source import STEP_BLOCKS, Candidate, Listing, Reading, Source, Window
+from kvstore.move.source import (
+    STEP_BLOCKS,
+    WINDOW_NBYTES,
+    Candidate,
+    Listing,
+    Reading,
+    Source,
+    Window,
+)
 from kvstore.move.writer import Writer
 
 logger = logging.getLogger(__name__)
@@ -131,12 +139,12 @@ class Fetch:
         ask, namespace = load.ask, load.namespace
         if any(group.window_tokens for group in namespace.groups):
             return
-        step = window_blocks(namespace, load.listing)
         first = max(load.begun, ask.skip_blocks)
         masks = await self._masks(load, first, min(load.listing.found, load.goal_max))
         everything = (1 << len(namespace.groups)) - 1
         there = next((i for i, mask in enumerate(masks) if mask != everything), len(masks))
-        goal = first + there // step * step
+        ends = window_ends(load, first, first + there)
+        goal = max((end for end in ends if end <= first + there), default=first)
         windows = await self._windows(load, first, goal) if goal > first else []
         nbytes = load.nbytes + sum(window.nbytes for window in windows)
         stakes = ask.stakes(Match(goal, load.hit))
@@ -192,11 +200,12 @@ class Fetch:
         ask, namespace = load.ask, load.namespace
         fine = load.listing.brings_fine or ask.refined
         spans = needed_spans(namespace, goal, ask.skip_blocks)
-        step = window_blocks(namespace, load.listing)
         windows = []
-        for first in range(max(begin, min(span.begin for span in spans)), goal, step):
+        last = max(begin, min(span.begin for span in spans))
+        for end_of_window in window_ends(load, last, goal):
             await asyncio.sleep(0)
-            keys = tuple(ask.keys[first : min(first + step, goal)])
+            first, last = last, min(end_of_window, goal)
+            keys = tuple(ask.keys[first:last])
             clipped = tuple(
                 Span(part, max(begin, first) - first, min(end, first + len(keys)) - first)
                 for part, begin, end in spans
@@ -334,9 +343,17 @@ class Fetch:
         return None if unpaired else checksums
 
 
-def window_blocks(namespace: Namespace, listing: Listing) -> int:
-    nbytes = WAITING_WINDOW_NBYTES if listing.coming else listing.window_nbytes
-    return max(1, nbytes // block_nbytes(namespace))
+def window_ends(load: Load, first: int, last: int) -> Iterator[int]:
+    """Yield where the windows from block `first` on end, until one ends at `last` or beyond."""
+    listing, each_nbytes = load.listing, block_nbytes(load.namespace)
+    while first < last:
+        nbytes = WINDOW_NBYTES
+        if listing.coming:
+            nbytes = WAITING_WINDOW_NBYTES
+        elif (first - load.hit) * each_nbytes < WINDOW_NBYTES:
+            nbytes = listing.start_window_nbytes
+        first += max(1, nbytes // each_nbytes)
+        yield first
 
 
 def block_nbytes(namespace: Namespace) -> int:

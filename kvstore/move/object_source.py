@@ -18,10 +18,9 @@ from kvstore.model.block import PAGE_NBYTES, BlockKey, Namespace, Part, Span, pa
 from kvstore.model.checksum import checksum
 from kvstore.model.outcome import Reason
 from kvstore.move.load_race import LoadRaces
-from kvstore.move.source import STEP_BLOCKS, Candidate, Reading, Window
+from kvstore.move.source import STEP_BLOCKS, WINDOW_NBYTES, Candidate, Reading, Window
 from kvstore.tier.object import Found, FoundFrame, ObjectRead, ObjectTier, Outcome, run_blocks
 
-WINDOW_NBYTES = 16 << 20
 UNPAIRED_MAX = 4096  # fine parts of another base that are remembered, and not read again
 
 
@@ -132,7 +131,7 @@ class ObjectListing:
         self._start = hit // self._aligned * self._aligned
         self.found = 0
         self.copies = False
-        self.window_nbytes = WINDOW_NBYTES
+        self.start_window_nbytes = WINDOW_NBYTES
         self.coming = 0
         self.failure: Reason | None = None  # that of the ask says enough
         self.places: defaultdict[Part, dict[BlockKey, Place]] = defaultdict(dict)

@@ -25,9 +25,7 @@ from kvstore.peer.base import (
 
 READ_S = 10.0  # for the bytes of one window, whoever waits for them
 REPORT_S = 2.0
-# Small, so that all connections bring the start of a prefix first: each has the next read asked for
-# while one is on its way.
-WINDOW_NBYTES = 4 << 20
+START_WINDOW_NBYTES = 8 << 20  # so that all connections bring the start of a prefix first
 
 
 class PeerSource:
@@ -72,7 +70,7 @@ class PeerListing:
 
     brings_fine = False
     copies = True
-    window_nbytes = WINDOW_NBYTES
+    start_window_nbytes = START_WINDOW_NBYTES
 
     def __init__(
         self,

@@ -15,6 +15,7 @@ from kvstore.model.block import BlockKey, NamespaceId, Part, Span
 from kvstore.model.outcome import Reason
 from kvstore.move.load_race import LoadRaces
 
+WINDOW_NBYTES = 16 << 20  # of records published at once: the first are up while the last are asked
 STEP_BLOCKS = 128  # looked at before others run: about a millisecond
 
 
@@ -56,14 +57,14 @@ class Listing(Protocol):
 
     brings_fine: fine parts come with their bases; else for those who insist on them. coming: how
     many of its blocks are still being computed, so reading a window may take as long as that.
-    copies: it stays at the source, which is a host like this one. window_nbytes: of records to ask
-    for, and to publish, at once. failure: why reading failed, None so far.
+    copies: it stays at the source, which is a host like this one. start_window_nbytes: of the first
+    windows of a load, instead of `WINDOW_NBYTES`. failure: why reading failed, None so far.
     """
 
     found: int
     coming: int
     copies: bool
-    window_nbytes: int
+    start_window_nbytes: int
     failure: Reason | None
 
     @property

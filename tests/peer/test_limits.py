@@ -161,6 +161,33 @@ def test_a_connection_that_the_lender_has_closed_is_replaced(
     run(test)
 
 
+@pytest.mark.parametrize("first_ends_well", [True, False])
+def test_the_next_read_is_asked_for_while_one_is_on_its_way(
+    monkeypatch: pytest.MonkeyPatch, *, first_ends_well: bool
+) -> None:
+    monkeypatch.setattr(connections, "CONNECTIONS_MAX", 1)
+    monkeypatch.setattr(connections, "READS_MAX", 3)
+
+    async def test(lender: MemoryLender, found: Served, link: TcpLink) -> None:
+        keys = lend(lender, "next", 3)
+        first = await link.read(NAMESPACE, keys, full_span(3), deadline=soon())
+        others = [asyncio.create_task(read(link, keys[:count])) for count in (1, 2)]
+        await until(lambda: link.reads.connections._lanes[0].bulk is not None)
+        await asyncio.sleep(0.1)
+        assert not any(each.done() for each in others), "records come in order"
+        (lane,) = link.reads.connections._lanes
+        assert len(lane.turns) == 3
+        if first_ends_well:
+            await first.fill([None] * 3)
+        else:
+            await first.close()  # and with it the connection: the others are asked for again
+        assert [len(await each) for each in others] == [1, 2]
+        assert lane.ended is not first_ends_well
+        assert link.reads.connections.count == 1
+
+    run(test)
+
+
 def test_a_ticket_is_good_once_and_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(lender: MemoryLender, found: Served, link: TcpLink) -> None:
         async def ticket() -> bytes:
