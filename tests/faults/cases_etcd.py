@@ -20,6 +20,7 @@ AWAY_S, QUICK_AWAY_S = 60.0, 6.0
 TTL_S, QUICK_TTL_S = 10, 2
 PREFIXES = 4
 WHOLE_AGAIN_S_MAX = 15.0
+DOUBLE = 3
 KEYS = "/kvstore/v1/default/nodes/"
 
 
@@ -41,17 +42,19 @@ class EtcdScene(FleetScene):
         self.leader = leader
         self.away_s = QUICK_AWAY_S if self.quick else AWAY_S
         ttl_s = QUICK_TTL_S if self.quick else TTL_S
+        self.common = (
+            "cluster.membership=etcd",
+            f"cluster.etcd={json.dumps(endpoints)}",
+            f"cluster.etcd_ttl_s={ttl_s}",
+        )
         for port in free_ports(self.hosts):
-            settings = (
-                "cluster.membership=etcd",
-                f"cluster.listen=127.0.0.1:{port}",
-                f"cluster.etcd={json.dumps(endpoints)}",
-                f"cluster.etcd_ttl_s={ttl_s}",
-            )
-            self.daemons.append(Daemon(*settings, *self.overrides))
+            self.daemons.append(Daemon(*self.settings(port), *self.overrides))
         for daemon in self.daemons:
             daemon.start()
         self.meet(range(self.hosts))
+
+    def settings(self, port: int) -> tuple[str, ...]:
+        return (*self.common, f"cluster.listen=127.0.0.1:{port}")
 
     def membership(self, at: int) -> dict[str, Any]:
         found: dict[str, Any] = self.stats(at)["fleet"]["membership"]
@@ -114,6 +117,35 @@ def etcd_leader_stopped(scene: ThreeEtcds) -> None:
         lambda: scene.etcd.resume(scene.leader),
         seen=others_asked,
     )
+
+
+def two_daemons_with_one_id_by_etcd(scene: EtcdScene) -> None:
+    """The second one is refused. One that starts while etcd is stopped is not registered when it
+    comes back, says so, and harms nobody."""
+    (port,) = free_ports(1)
+    double = Daemon(*scene.settings(port), *scene.overrides)
+    scene.daemons.append(double)
+    (double.directory / "file").mkdir()
+    (double.directory / "file" / "node_id").write_text(scene.node(LENDER))
+    double.start(wait=False)
+    scene.expect(double.wait() != 0, "a second daemon with the id has started")
+    scene.expect("has the node id" in double.output(), "its log does not say why")
+    lender, engine = scene.engine(at=LENDER), scene.engine()
+    scene.lend(lender, "before", "after")
+    scene.expect_borrowed(engine, "before", "nothing was lent before")
+    scene.etcd.pause()
+    double.start()
+    scene.etcd.resume()
+    seen_s = look_until(lambda: "has the node id" in scene.membership(DOUBLE)["error"], 40.0)
+    scene.details["seen_after_s"] = round(seen_s, 1)
+    scene.expect(not scene.membership(DOUBLE)["registered"], "it is registered")
+    scene.lend(scene.engine(at=DOUBLE), "of the second")
+    look_until(scene.whole, 40.0)
+    time.sleep(3.0)  # longer than a ping
+    scene.expect(scene.up() == scene.up(LENDER) == scene.hosts - 1, "links were lost")
+    scene.expect_borrowed(engine, "after", "the first one is not asked any more")
+    scene.expect(scene.borrow(engine, "of the second") == 0, "the second one was asked")
+    scene.expect_freed()
 
 
 def _away(

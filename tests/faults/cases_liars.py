@@ -14,9 +14,10 @@ from kvstore.testing.ports import free_ports
 from kvstore.testing.samples import RECORD_NBYTES
 from tests.cluster.fleet import member_settings
 from tests.faults.fleet import BLOCKS, SLACK_S, FleetScene, look_until
-from tests.faults.liars import LIES, Drip, OtherFleet, OtherProtocol, Peer, serving
+from tests.faults.liars import LIES, Drip, OtherFleet, OtherProtocol
 from tests.faults.records import Records
 from tests.faults.scene import EngineProcess
+from tests.faults.scripted import Peer, serving
 
 WAIT_S = 3.0  # of a load
 READ_S = 10.0  # after which a read that never ends is ended
@@ -66,6 +67,9 @@ def lying_peers(scene: LiarsScene) -> None:
     heads = {each.name: each.asked[Kind.HEADS] for each in scene.liars}
     scene.expect(max(heads.values()) <= HELLOS_MAX, f"heads were asked for without end: {heads}")
     log = scene.daemon.output()
+    for kind, words in ((OtherProtocol, "speaks versions 7 to 9"), (OtherFleet, "another fleet")):
+        if any(isinstance(each, kind) for each in scene.liars):
+            scene.expect(words in log, f"the log does not say {words!r}")
     for word in ("Traceback", "never retrieved"):
         scene.expect(word not in log, f"{word} in the log: {log[log.find(word) - 500 :][:1500]}")
 
@@ -88,7 +92,7 @@ def _ask(scene: LiarsScene, engine: EngineProcess, liar: Peer) -> None:
     scene.expect(took_s < WAIT_S + SLACK_S, f"{liar.name} cost {took_s:.1f} s")
     scene.expect(hit in ((BLOCKS, 0) if liar.full else (0,)), f"{liar.name}: a hit of {hit}")
     if type(liar) is Peer:
-        scene.expect(hit == BLOCKS, "an honest peer was not borrowed from")
+        scene.expect_borrowed(engine, liar.name, "an honest peer was not borrowed from")
 
     def seen() -> str:
         after = _evidence(scene, liar)

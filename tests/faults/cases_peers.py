@@ -6,6 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 from kvstore.testing.wait import until
 from tests.cluster.namespaces import HostDaemon
@@ -20,6 +21,7 @@ from tests.faults.fleet import (
 
 PROMPT_S = 0.8  # to compute what a load asks for
 LARGE_NBYTES = 256 << 10  # of a record, where a load has to take a while
+LARGEST_NBYTES = 1 << 20
 UNDER_WAY_BYTES_PER_S = 2 << 20  # so that it takes two seconds
 STRIKE_S = 0.4
 
@@ -112,13 +114,37 @@ def lender_stopped_while_it_lends(scene: FleetScene) -> None:
     scene.expect_freed()
 
 
+def borrower_stopped_while_it_reads(scene: FleetScene) -> None:
+    """It holds nothing of the lender for longer than two seconds of silence, and is counted."""
+    large: dict[str, Any] = {"record_nbytes": LARGEST_NBYTES, "kind": "fixed"}
+    lender, engine = scene.engine(at=LENDER, **large), scene.engine(**large)
+    scene.lend(lender, "under way")
+    scene.network.slow(LENDER, BLOCKS * LARGEST_NBYTES // 4)
+    source = scene.node(LENDER)
+    engine.tell("load", prefix="under way", blocks=BLOCKS, wait_s=8.0, source=source)
+    time.sleep(STRIKE_S)
+    scene.expect(scene.held(LENDER)["leases"], "no read was under way")
+    with scene.frozen_daemon(BORROWER):
+        seen_s = look_until(lambda: not scene.held(LENDER)["leases"], 20.0)
+        scene.details["freed_by_the_lender_after_s"] = round(seen_s, 2)
+        look_until(lambda: scene.count("peer_refused", "peer_slow", at=LENDER), 10.0)
+        own = lender.ask("load", prefix="under way", blocks=BLOCKS)
+        scene.expect(own.get("hit") == BLOCKS, "the lender's own engine is not served")
+    scene.wrong += engine.answer().get("wrong", 0)
+    scene.network.heal()
+    scene.meet([BORROWER, LENDER])
+    scene.expect_borrowed(engine, "under way", "not borrowed afterwards")
+    scene.expect_freed()
+
+
 def lender_drains(scene: FleetScene) -> None:
     """SIGTERM in the middle of a read: that one ends well, no other one begins."""
     lender = scene.engine(at=LENDER, record_nbytes=LARGE_NBYTES)
     scene.lend(lender, "under way", "later")
     engine = scene.engine(record_nbytes=LARGE_NBYTES)
     scene.network.slow(LENDER, UNDER_WAY_BYTES_PER_S)
-    engine.tell("load", prefix="under way", blocks=BLOCKS, wait_s=15.0)
+    source = scene.node(LENDER)
+    engine.tell("load", prefix="under way", blocks=BLOCKS, wait_s=15.0, source=source)
     time.sleep(STRIKE_S)
     codes: list[int] = []
     stopping = threading.Thread(target=lambda: codes.append(scene.daemons[LENDER].stop()))
@@ -149,7 +175,7 @@ def full_arena_at_the_borrower(scene: FleetScene) -> None:
             break
     scene.details["held_records"] = len(held)
     began = time.monotonic()
-    loaded = engine.ask("load", prefix="wanted", blocks=BLOCKS, request_id="full")
+    loaded = engine.ask("load", prefix="wanted", blocks=BLOCKS, source=scene.node(LENDER))
     took_s = time.monotonic() - began
     scene.expect(loaded.get("hit", 0) < BLOCKS, f"there was room: {loaded}")
     scene.expect(took_s < 5.0, f"it took {took_s:.1f} s")
@@ -160,7 +186,7 @@ def full_arena_at_the_borrower(scene: FleetScene) -> None:
     for lease in held:
         holder.ask("release", lease=lease)
     scene.expect_freed()
-    scene.expect(scene.borrow(engine, "wanted") == BLOCKS, "not borrowed when there was room")
+    scene.expect_borrowed(engine, "wanted", "not borrowed when there was room")
 
 
 def another_fleet(scene: OtherFleet) -> None:
@@ -177,7 +203,7 @@ def another_fleet(scene: OtherFleet) -> None:
     scene.expect(
         scene.borrow(stranger, "of ours", source=scene.node(LENDER)) == 0, "it was lent to"
     )
-    scene.expect(scene.borrow(engine, "of ours") == BLOCKS, "our own fleet does not work")
+    scene.expect_borrowed(engine, "of ours", "our own fleet does not work")
     scene.expect(not scene.peer(THIRD), "it is called a member")
     scene.expect_freed()
 
@@ -229,7 +255,7 @@ def _away(
     engine, lender = scene.engine(), scene.engine(at=LENDER)
     scene.lend(lender, *(f"lent {number}" for number in range(8)))
     scene.lend(engine, "own")
-    scene.expect(scene.borrow(engine, "lent 0") == BLOCKS, "nothing was lent before")
+    scene.expect_borrowed(engine, "lent 0", "nothing was lent before")
     with away():
         first = scene.race(engine, "lent 1", PROMPT_S)
         scene.expect(first == 0, "it was lent by who is away")
@@ -241,23 +267,27 @@ def _away(
         later = engine.ask("load", prefix="lent 6", blocks=BLOCKS, wait_s=5.0)
         scene.details["later_s"] = round(later["took_s"], 4)
         scene.expect(later["took_s"] < 1.5, f"a later request took {later['took_s']:.1f} s")
-        scene.expect(scene.borrow(engine, "own") == BLOCKS, "its own blocks are not served")
+        scene.expect_borrowed(engine, "own", "its own blocks are not served")
         if both_see:
             look_until(lambda: scene.peer(BORROWER, LENDER)["state"] == "down", 20.0)
-            scene.expect(scene.borrow(lender, "lent 0") == BLOCKS, "the other side is not served")
+            scene.expect_borrowed(lender, "lent 0", "the other side is not served")
     scene.details["whole_after_s"] = round(look_until(lambda: scene.up() == 1, 30.0), 2)
-    scene.expect(scene.borrow(engine, "lent 7") == BLOCKS, "nothing was lent afterwards")
+    scene.expect_borrowed(engine, "lent 7", "nothing was lent afterwards")
     scene.expect_freed()
 
 
 def _struck(scene: FleetScene, strike: Callable[[], object]) -> None:
-    """Harm the lender in the middle of a read of 4 MiB that takes two seconds."""
-    lender = scene.engine(at=LENDER, record_nbytes=LARGE_NBYTES)
+    """Harm the lender in the middle of a read that takes four seconds."""
+    large: dict[str, Any] = {
+        "record_nbytes": LARGEST_NBYTES,
+        "kind": "fixed",
+    }  # more than the kernel buffers
+    lender, engine = scene.engine(at=LENDER, **large), scene.engine(**large)
     scene.lend(lender, "under way")
-    engine = scene.engine(record_nbytes=LARGE_NBYTES)
-    scene.network.slow(LENDER, UNDER_WAY_BYTES_PER_S)
+    scene.network.slow(LENDER, BLOCKS * LARGEST_NBYTES // 4)
     began = time.monotonic()
-    engine.tell("load", prefix="under way", blocks=BLOCKS, wait_s=8.0, request_id="struck")
+    source = scene.node(LENDER)
+    engine.tell("load", prefix="under way", blocks=BLOCKS, wait_s=8.0, source=source)
     time.sleep(STRIKE_S)
     strike()
     loaded = engine.answer()

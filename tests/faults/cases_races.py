@@ -64,7 +64,7 @@ def delete_while_a_daemon_is_dead(scene: FleetScene) -> None:
     lender, reader = scene.engine(at=LENDER), scene.engine()
     saved = lender.ask("save", prefix="deleted", blocks=BLOCKS, durable=True)
     scene.expect(saved.get("durable"), f"not durable: {saved}")
-    scene.expect(scene.borrow(reader, "deleted") == BLOCKS, "not borrowed")
+    scene.expect_borrowed(reader, "deleted", "not borrowed")
     node = scene.node(LENDER)
     scene.daemons[LENDER].kill()
     refused = reader.ask("delete", prefix="deleted", blocks=BLOCKS)

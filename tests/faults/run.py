@@ -83,6 +83,7 @@ OF_FLEETS = {
         (of_peers.lender_stopped, FleetScene),
         (of_peers.lender_killed_while_it_lends, FleetScene),
         (of_peers.lender_stopped_while_it_lends, FleetScene),
+        (of_peers.borrower_stopped_while_it_reads, FleetScene),
         (of_peers.lender_drains, FleetScene),
         (of_peers.partitioned_both_ways, FleetScene),
         (of_peers.partitioned_from_the_lender, FleetScene),
@@ -102,6 +103,7 @@ OF_FLEETS = {
         (of_etcd.etcd_killed, of_etcd.EtcdScene),
         (of_etcd.etcd_emptied, of_etcd.EtcdScene),
         (of_etcd.etcd_leader_stopped, of_etcd.ThreeEtcds),
+        (of_etcd.two_daemons_with_one_id_by_etcd, of_etcd.EtcdScene),
     )
 }
 CASES: dict[str, Case] = OF_ONE_DAEMON | OF_FLEETS
