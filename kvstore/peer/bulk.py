@@ -16,7 +16,7 @@ from contextlib import suppress
 from kvstore.model.errors import Incompatible
 from kvstore.peer.base import PeerCorrupt, PeerError, PeerGone, PeerSlow
 from kvstore.peer.seal import LENGTH, TAG_NBYTES, Opener, Sealer
-from kvstore.peer.wire import HEADER_NBYTES, NBYTES_MAX, Frame, parse_head
+from kvstore.peer.wire import HEADER_NBYTES, NBYTES_MAX, Frame, parse, parse_head
 
 SILENCE_S = 2.0
 _TIMEVAL = struct.pack("@ll", int(SILENCE_S), int(SILENCE_S % 1 * 1e6))
@@ -89,10 +89,10 @@ class Bulk:
         start = memoryview(bytearray(HEADER_NBYTES))
         if not await self._fill(start, may_end=True):
             return None
-        head = parse_head(start)
-        body = memoryview(bytearray(head.nbytes))
-        await self._fill(body)
-        return Frame(head.kind, head.id, bytes(body), head.timeout_s)
+        whole = memoryview(bytearray(HEADER_NBYTES + parse_head(start).nbytes))
+        whole[:HEADER_NBYTES] = start
+        await self._fill(whole[HEADER_NBYTES:])
+        return parse(whole)
 
     async def _receive_sealed(self, opener: Opener) -> Frame | None:
         start = memoryview(bytearray(LENGTH.size))
@@ -105,10 +105,9 @@ class Bulk:
         await self._fill(piece)
         plain = memoryview(bytearray(nbytes))
         opener.open(piece, plain)
-        head = parse_head(plain)
-        if HEADER_NBYTES + head.nbytes != nbytes:
+        if HEADER_NBYTES + parse_head(plain).nbytes != nbytes:
             raise Incompatible("a sealed frame of another length than its header says")
-        return Frame(head.kind, head.id, bytes(plain[HEADER_NBYTES:]), head.timeout_s)
+        return parse(plain)
 
     async def _fill(self, target: memoryview, *, may_end: bool = False) -> bool:
         """Receive what fills `target`. False: it ended before. Raises PeerGone, OSError."""

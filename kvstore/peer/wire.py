@@ -4,9 +4,10 @@
     bulk      the opening (magic, token), then one READ at a time:
               READ -> REPLY(instance, sizes, checksums), the records back to back, then `held`
 
-A frame is a header (bytes of the body, id, kind, timeout) and a body: see `messages.py`. A kind
-that is not known is refused by an ERROR, a field that is not known is ignored: a newer peer may say
-more.
+A frame is a header (bytes of the body, id, kind, timeout, checksum) and a body: see `messages.py`.
+A kind that is not known is refused by an ERROR, a field that is not known is ignored: a newer peer
+may say more. The checksum is of all the rest: without it, a flipped bit makes a READ of one shard
+one of another shard, whose own checksums fit, and a DELETE one of nothing.
 Sealed bulk connections carry the same bytes in pieces: see `seal.py`.
 """
 
@@ -17,6 +18,7 @@ import struct
 from typing import NamedTuple
 
 from kvstore.model.block import KEY_NBYTES, SPEC_CHARS_MAX
+from kvstore.model.checksum import checksum
 from kvstore.model.errors import Incompatible
 from kvstore.peer.base import HEAD_NBYTES, HEADS_MAX, KEYS_MAX, NAMED_KEYS_MAX
 
@@ -31,8 +33,9 @@ SPANS_MAX = 4096
 TIMEOUT_S_MAX = 3600.0
 _ROOM = 1 << 10  # for what a body has beside its largest field
 _KEYS_NBYTES = KEYS_MAX * KEY_NBYTES
-_HEADER = struct.Struct("<IIB3xd")
-HEADER_NBYTES = _HEADER.size
+_START = struct.Struct("<IIB3xd")
+_SUM = struct.Struct("<Q")
+HEADER_NBYTES = _START.size + _SUM.size
 _SPAN_NBYTES_MAX = 24
 
 
@@ -83,7 +86,8 @@ class Frame(NamedTuple):
     timeout_s: float = 0.0
 
     def encode(self) -> bytes:
-        return _HEADER.pack(len(self.body), self.id, self.kind, self.timeout_s) + self.body
+        start = _START.pack(len(self.body), self.id, self.kind, self.timeout_s)
+        return b"".join((start, _SUM.pack(checksum(start + self.body)), self.body))
 
 
 class Head(NamedTuple):
@@ -96,13 +100,24 @@ class Head(NamedTuple):
 
 
 def parse_head(data: bytes | bytearray | memoryview) -> Head:
-    """Read a header. Raises Incompatible for one that cannot be."""
-    nbytes, number, kind, timeout_s = _HEADER.unpack_from(data)
+    """Read a header. Raises Incompatible for one that cannot be. It is believed as far as to wait
+    for the body, and not further: see `parse`."""
+    nbytes, number, kind, timeout_s = _START.unpack_from(data)
     if nbytes > NBYTES_MAX.get(kind, _UNKNOWN_NBYTES_MAX):
         raise Incompatible(f"a frame of kind {kind} with {nbytes} bytes")
     if not 0.0 <= timeout_s <= TIMEOUT_S_MAX:  # which NaN is not, either
         raise Incompatible("a frame with an impossible timeout")
     return Head(nbytes, number, kind, timeout_s)
+
+
+def parse(data: bytes | bytearray | memoryview) -> Frame:
+    """Read a whole frame. Raises Incompatible for one that is not what was sent."""
+    head = parse_head(data)
+    start, body = bytes(data[: _START.size]), bytes(data[HEADER_NBYTES:])
+    (expected,) = _SUM.unpack_from(data, _START.size)
+    if checksum(start + body) != expected:
+        raise Incompatible("a frame that does not match its checksum")
+    return Frame(head.kind, head.id, body, head.timeout_s)
 
 
 class Frames:
@@ -122,12 +137,10 @@ class Frames:
         at = 0
         with memoryview(self._received) as received:
             while len(received) - at >= HEADER_NBYTES:
-                nbytes, number, kind, timeout_s = parse_head(received[at : at + HEADER_NBYTES])
-                end = at + HEADER_NBYTES + nbytes
+                end = at + HEADER_NBYTES + parse_head(received[at : at + HEADER_NBYTES]).nbytes
                 if end > len(received):
                     break
-                body = bytes(received[at + HEADER_NBYTES : end])
-                frames.append(Frame(kind, number, body, timeout_s))
+                frames.append(parse(received[at:end]))
                 at = end
         del self._received[:at]
         return frames

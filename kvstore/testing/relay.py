@@ -11,6 +11,9 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 
+from kvstore.peer.wire import BULK_MAGIC, OPENING
+
+KIND_AT = 8  # in the header of a frame
 CHUNK_NBYTES = 64 << 10
 HOLD_S = 0.02
 START_S = 10.0
@@ -22,7 +25,8 @@ class Relay:
 
     flip: one bit of the byte at `after`. flip_every: one bit of every so many bytes of all answers,
     0 for none. stall: nothing more passes. cut: the end. bytes_per_s: of every answer, 0 for as
-    many as come. hold_asks, hold_answers: one way nothing passes, until it is False again.
+    many as come. flip_ask: a kind, and a byte of the next request of it: its lowest bit is flipped,
+    once. hold_asks, hold_answers: one way nothing passes, until it is False again.
     """
 
     def __init__(self, host: str, target: int) -> None:
@@ -34,6 +38,7 @@ class Relay:
         self.flip_every = 0
         self.bytes_per_s = 0
         self.hold_asks = self.hold_answers = False
+        self.flip_ask: tuple[int, int] | None = None
         self.connections = 0
         self.passed = 0  # bytes of answers
         self._loop = asyncio.get_running_loop()
@@ -65,9 +70,21 @@ class Relay:
     async def _asks(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(CHUNK_NBYTES):
             await _released(lambda: self.hold_asks)
-            writer.write(data)
+            writer.write(self._flipped(data))
             await writer.drain()
         writer.transport.abort()
+
+    def _flipped(self, data: bytes) -> bytes:
+        """Return what passes on of bytes that were sent at once."""
+        begin = OPENING.size if data.startswith(BULK_MAGIC) else 0
+        if self.flip_ask is None or data[begin + KIND_AT : begin + KIND_AT + 1] != bytes(
+            self.flip_ask[:1]
+        ):
+            return data
+        harmed = bytearray(data)
+        harmed[begin + self.flip_ask[1]] ^= 1
+        self.flip_ask = None
+        return bytes(harmed)
 
     async def _answers(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         passed = 0
