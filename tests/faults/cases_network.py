@@ -143,7 +143,7 @@ def _timed(scene: FleetScene, engine: EngineProcess, prefix: str, took_s: list[f
 def link_that_flips_bits(scene: Relayed) -> None:
     """Anywhere in what the lender sends, greetings included: a miss each time, never a wrong
     record. A lender that goes on like this is not asked any more."""
-    draw, rounds = random.Random(1), 6 if scene.quick else 40
+    draw, rounds = random.Random(1), 9 if scene.quick else 40
     relay = scene.network.relays[BORROWER, LENDER]
     lender, engine = scene.engine(at=LENDER), scene.engine()
     names = [f"flipped {number}" for number in range(rounds)]
@@ -153,8 +153,8 @@ def link_that_flips_bits(scene: Relayed) -> None:
     hits: list[int] = []
     errors: set[str] = set()
     for number, name in enumerate(names):
-        # Greetings, answers and heads of reads; or the records.
-        relay.after = draw.randrange(1000) if number % 3 == 2 else draw.randrange(300_000)
+        # First greetings, answers and heads of reads; then the records.
+        relay.after = draw.randrange(1000) if number < rounds // 3 else draw.randrange(300_000)
         relay.end_soon()  # each of the new connections is harmed once
         with contextlib.suppress(TimeoutError):
             look_until(lambda: not scene.up(), 1.0)

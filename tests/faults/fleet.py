@@ -14,7 +14,7 @@ from tests.faults.scene import EngineProcess, Scene
 BORROWER, LENDER, THIRD = 0, 1, 2
 BLOCKS = 16
 MEET_S = 30.0
-WORST = 3.0  # of what computing takes; the design's bar of 1.15 is for `kvstore bench cluster`
+WORST = 2.0  # of what computing takes; these machines stand still now and then
 SLACK_S = 1.5
 
 
