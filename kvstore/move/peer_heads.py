@@ -2,13 +2,14 @@
 
 Each peer is asked for a snapshot, and then for what has changed. A gap in the numbers, or another
 start of the peer, is a snapshot again. Where all together would take more than is allowed, only
-every second head is asked for, then every fourth.
+every second head is asked for, then every fourth; when there are fewer of them again, more.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -27,6 +28,8 @@ PAUSE_S = 1.0  # between two answers, at least
 PEERS_A_SECOND = 64  # whose changes are asked for
 AGAIN_S = 30.0  # after a peer that did not tell
 PLACES_MAX = 1 << 16
+FALL_SHARE = 0.75  # of what is allowed: what twice as many heads have to fit into
+FALL_S = 60.0  # between two changes of the level: each is a snapshot of every peer
 
 
 @dataclass(slots=True)
@@ -52,6 +55,9 @@ class PeerHeads:
         self._places: dict[NodeId, int] = {}
         self._nodes: dict[int, NodeId] = {}
         self._heard: dict[NodeId, float] = {}  # when each told its heads last
+        self._told: dict[NodeId, int] = {}  # the level of the snapshot that is known of each
+        self._changed_at = -math.inf  # the level
+        self._rising = False
         self._following: dict[NodeId, asyncio.Task[None]] = {}
 
     def follow(self, node: NodeId, link: PeerLink) -> None:
@@ -70,10 +76,13 @@ class PeerHeads:
         task = self._following.get(node)
         if task is not None:
             task.cancel()
+        self._told.pop(node, None)
+        self._heard.pop(node, None)
         place = self._places.pop(node, None)
         if place is not None:
             await self.view.forget(place)
             del self._nodes[place]
+            await self._bound()
 
     async def close(self) -> None:
         """Follow nobody any more."""
@@ -96,6 +105,10 @@ class PeerHeads:
         heard = self._heard.get(node)
         return None if heard is None else self._now() - heard
 
+    def stats(self) -> dict[str, int]:
+        """Return how many heads are known, what they take, and which are asked for."""
+        return {"heads": len(self.view), "bytes": self.view.nbytes, "level": self.level}
+
     async def _follow(self, node: NodeId, link: PeerLink) -> None:
         ask = HeadsAsk(level=self.level)
         snapshot = _Snapshot()
@@ -103,7 +116,7 @@ class PeerHeads:
             try:
                 deadline = self._now() + min(WAIT_S, HEADS_WAIT_S_MAX) + AGAIN_S
                 reply = await link.heads(ask, deadline=deadline)
-                ask = await self._take(self._places[node], ask, reply, snapshot)
+                ask = await self._take(node, ask, reply, snapshot)
             except PeerError as error:
                 logger.debug("heads=unknown node=%s reason=%r", node, str(error))
                 await asyncio.sleep(AGAIN_S)
@@ -114,37 +127,71 @@ class PeerHeads:
                 await asyncio.sleep(max(PAUSE_S, len(self._following) / PEERS_A_SECOND))
 
     async def _take(
-        self, place: int, ask: HeadsAsk, reply: HeadsReply, snapshot: _Snapshot
+        self, node: NodeId, ask: HeadsAsk, reply: HeadsReply, snapshot: _Snapshot
     ) -> HeadsAsk:
         """Take an answer; return what to ask for next."""
-        if reply.level != self.level:  # asked for before the level has risen
+        place = self._places[node]
+        if reply.level != self.level:  # asked for before the level has changed
             return HeadsAsk(level=self.level)
         if not reply.snapshot:
             self.view.change(place, _numbers(reply.heads), reply.came)
             if self.view.pending > PENDING_MAX:
                 await self.view.settle()
-                self._bound()
-            return HeadsAsk(reply.instance, self.level, reply.since, wait_s=WAIT_S)
+            await self._bound()
+            return self._changes_of(reply, reply.since)
         if not ask.cursor or reply.instance != ask.instance:
             snapshot.begin(reply.since)
         snapshot.chunks.append(reply.heads)
         if sum(map(len, snapshot.chunks)) // 8 * BYTES_A_HEAD > self._nbytes_max:
-            self._rise()
+            await self._rise()
             return HeadsAsk(level=self.level)
         if reply.cursor:
             return HeadsAsk(reply.instance, self.level, cursor=reply.cursor)
         await self.view.replace(place, _numbers(b"".join(snapshot.chunks)))
-        self._bound()
-        return HeadsAsk(reply.instance, self.level, snapshot.since, wait_s=WAIT_S)
+        if reply.level < self.level:  # it has risen meanwhile
+            await self.view.forget(place)
+        else:
+            self._told[node] = reply.level
+            await self._bound()
+        return self._changes_of(reply, snapshot.since)
 
-    def _bound(self) -> None:
+    def _changes_of(self, reply: HeadsReply, since: int) -> HeadsAsk:
+        """Return what asks for changes; for a snapshot, if the level is another one by now."""
+        if reply.level != self.level:
+            return HeadsAsk(level=self.level)
+        return HeadsAsk(reply.instance, reply.level, since, wait_s=WAIT_S)
+
+    async def _bound(self) -> None:
+        """Know fewer heads if they take too much, or more if twice as many would fit."""
         if self.view.nbytes > self._nbytes_max:
-            self._rise()
+            await self._rise()
+        elif (
+            self.level
+            and all(self._told.get(node) == self.level for node in self._following)
+            and 2 * self.view.nbytes <= FALL_SHARE * self._nbytes_max
+            and self._now() - self._changed_at >= FALL_S
+        ):
+            self._change_level(-1)
 
-    def _rise(self) -> None:
-        """Know half as many heads from now on: every peer is asked for a snapshot again."""
-        if self.level < LEVELS_MAX:
-            self.level += 1
+    async def _rise(self) -> None:
+        """Know half as many heads from now on, and none until they were told: else the view would
+        grow on, or the level, while peers are still asked by the old one."""
+        if self._rising:
+            return
+        self._rising = True
+        try:
+            self._change_level(1)
+            places = [self._places[node] for node in self._told]
+            self._told.clear()
+            await self.view.forget(*places)
+        finally:
+            self._rising = False
+
+    def _change_level(self, by: int) -> None:
+        """Let every peer be asked for a snapshot of another level."""
+        if 0 <= self.level + by <= LEVELS_MAX:
+            self.level += by
+            self._changed_at = self._now()
             logger.info("heads=level level=%d nbytes=%d", self.level, self.view.nbytes)
 
 

@@ -81,20 +81,23 @@ class View:
 
     async def replace(self, place: int, heads: Numbers) -> None:
         """Take a snapshot of a peer in the place of all that was known of it."""
+        await self._replace((place,), heads, np.full(len(heads), place, np.uint16))
+
+    async def forget(self, *places: int) -> None:
+        """Drop what is known of peers."""
+        await self._replace(places, np.empty(0, np.uint64), np.empty(0, np.uint16))
+
+    async def _replace(self, gone: Sequence[int], heads: Numbers, places: Places) -> None:
+        """Drop what is known of some peers, then take heads."""
         async with self._making:
-            self._drop_changes(place)
+            self._drop_changes({*gone})
             before = self._heads, self._places
 
             def made() -> tuple[Numbers, Places]:
-                kept = before[1] != place
-                own = np.full(len(heads), place, np.uint16)
-                return _merged(before[0][kept], before[1][kept], heads, own)
+                kept = ~np.isin(before[1], gone)
+                return _merged(before[0][kept], before[1][kept], heads, places)
 
             self._heads, self._places = await asyncio.to_thread(made)
-
-    async def forget(self, place: int) -> None:
-        """Drop what is known of a peer."""
-        await self.replace(place, np.empty(0, np.uint64))
 
     async def settle(self) -> None:
         """Put the changes into the table. Lookups and changes go on meanwhile."""
@@ -138,10 +141,10 @@ class View:
                 break
         return [Holder(place, count) for place, count in found.items()][:most]
 
-    def _drop_changes(self, place: int) -> None:
-        self._left = {each for each in self._left if each[1] != place}
-        for head in [head for head, places in self._came.items() if place in places]:
-            self._came[head].discard(place)
+    def _drop_changes(self, gone: set[int]) -> None:
+        self._left = {each for each in self._left if each[1] not in gone}
+        for head in [head for head, places in self._came.items() if places & gone]:
+            self._came[head] -= gone
             if not self._came[head]:
                 del self._came[head]
 

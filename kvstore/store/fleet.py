@@ -167,6 +167,7 @@ class Fleet:
             "engines": list(own.engines),
             "secured": self._security,
             "membership": self._membership.stats() if self._membership is not None else {},
+            "view": self._peers.heads.stats() if self._peers is not None else {},
             "members": members,
         }
 
