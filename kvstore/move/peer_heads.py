@@ -11,7 +11,6 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -23,25 +22,14 @@ from kvstore.peer.view import BYTES_A_HEAD, PENDING_MAX, Numbers, View
 
 logger = logging.getLogger(__name__)
 
-WAIT_S = 10.0  # for the first change
+WAIT_S = min(10.0, HEADS_WAIT_S_MAX)  # for the first change
 PAUSE_S = 1.0  # between two answers, at least
 PEERS_A_SECOND = 64  # whose changes are asked for
 AGAIN_S = 30.0  # after a peer that did not tell
 PLACES_MAX = 1 << 16
+SNAPSHOTS_MAX = 4  # on their way at once: they are in memory before they are in the view
 FALL_SHARE = 0.75  # of what is allowed: what twice as many heads have to fit into
 FALL_S = 60.0  # between two changes of the level: each is a snapshot of every peer
-
-
-@dataclass(slots=True)
-class _Snapshot:
-    """The chunks so far. since: what to ask for when it is complete."""
-
-    chunks: list[bytes] = field(default_factory=list)
-    since: int = 0
-
-    def begin(self, since: int) -> None:
-        self.chunks.clear()
-        self.since = since
 
 
 class PeerHeads:
@@ -58,6 +46,7 @@ class PeerHeads:
         self._told: dict[NodeId, int] = {}  # the level of the snapshot that is known of each
         self._changed_at = -math.inf  # the level
         self._rising = False
+        self._room = asyncio.Semaphore(SNAPSHOTS_MAX)
         self._following: dict[NodeId, asyncio.Task[None]] = {}
 
     def follow(self, node: NodeId, link: PeerLink) -> None:
@@ -100,6 +89,10 @@ class PeerHeads:
         found = self.view.holders(heads, most, hit_blocks // step)
         return [(self._nodes[each.place], each.heads) for each in found]
 
+    def knows(self, keys: Sequence[BlockKey], block_tokens: int) -> bool:
+        """Say whether any peer seems to have some of a prefix."""
+        return self.view.knows(heads_of(keys, block_tokens)[0])
+
     def age_s(self, node: NodeId) -> float | None:
         """Return how old what is known of a peer may be; None: nothing is."""
         heard = self._heard.get(node)
@@ -110,55 +103,63 @@ class PeerHeads:
         return {"heads": len(self.view), "bytes": self.view.nbytes, "level": self.level}
 
     async def _follow(self, node: NodeId, link: PeerLink) -> None:
-        ask = HeadsAsk(level=self.level)
-        snapshot = _Snapshot()
+        ask: HeadsAsk | None = None  # for changes; None: a snapshot is wanted
         while link.open and node in self._places:
             try:
-                deadline = self._now() + min(WAIT_S, HEADS_WAIT_S_MAX) + AGAIN_S
-                reply = await link.heads(ask, deadline=deadline)
-                ask = await self._take(node, ask, reply, snapshot)
+                if ask is None:
+                    async with self._room:
+                        ask = await self._snapshot(node, link)
+                else:
+                    ask = await self._changes(node, link, ask)
             except PeerError as error:
                 logger.debug("heads=unknown node=%s reason=%r", node, str(error))
+                ask = None
                 await asyncio.sleep(AGAIN_S)
-                ask = HeadsAsk(level=self.level)
                 continue
             self._heard[node] = self._now()
-            if not ask.cursor:
-                await asyncio.sleep(max(PAUSE_S, len(self._following) / PEERS_A_SECOND))
+            await asyncio.sleep(max(PAUSE_S, len(self._following) / PEERS_A_SECOND))
 
-    async def _take(
-        self, node: NodeId, ask: HeadsAsk, reply: HeadsReply, snapshot: _Snapshot
-    ) -> HeadsAsk:
-        """Take an answer; return what to ask for next."""
+    async def _snapshot(self, node: NodeId, link: PeerLink) -> HeadsAsk | None:
+        """Take all heads of a peer; return what asks for changes. None: of another level now."""
+        level, chunks, since = self.level, list[bytes](), 0
+        ask = HeadsAsk(level=level)
+        while True:
+            reply = await link.heads(ask, deadline=self._now() + AGAIN_S)
+            if self.level != level:
+                return None
+            if not ask.cursor or reply.instance != ask.instance:
+                chunks.clear()
+                since = reply.since
+            chunks.append(reply.heads)
+            if sum(map(len, chunks)) // 8 * BYTES_A_HEAD > self._nbytes_max:
+                await self._rise()
+                return None
+            if not reply.cursor:
+                break
+            ask = HeadsAsk(reply.instance, level, cursor=reply.cursor)
         place = self._places[node]
-        if reply.level != self.level:  # asked for before the level has changed
-            return HeadsAsk(level=self.level)
-        if not reply.snapshot:
-            self.view.change(place, _numbers(reply.heads), reply.came)
-            if self.view.pending > PENDING_MAX:
-                await self.view.settle()
-            await self._bound()
-            return self._changes_of(reply, reply.since)
-        if not ask.cursor or reply.instance != ask.instance:
-            snapshot.begin(reply.since)
-        snapshot.chunks.append(reply.heads)
-        if sum(map(len, snapshot.chunks)) // 8 * BYTES_A_HEAD > self._nbytes_max:
-            await self._rise()
-            return HeadsAsk(level=self.level)
-        if reply.cursor:
-            return HeadsAsk(reply.instance, self.level, cursor=reply.cursor)
-        await self.view.replace(place, _numbers(b"".join(snapshot.chunks)))
-        if reply.level < self.level:  # it has risen meanwhile
+        await self.view.replace(place, _numbers(b"".join(chunks)))
+        if level < self.level:  # it has risen meanwhile
             await self.view.forget(place)
-        else:
-            self._told[node] = reply.level
-            await self._bound()
-        return self._changes_of(reply, snapshot.since)
+            return None
+        self._told[node] = level
+        await self._bound()
+        return self._changes_of(reply, since)
 
-    def _changes_of(self, reply: HeadsReply, since: int) -> HeadsAsk:
-        """Return what asks for changes; for a snapshot, if the level is another one by now."""
+    async def _changes(self, node: NodeId, link: PeerLink, ask: HeadsAsk) -> HeadsAsk | None:
+        """Take what has changed; return what asks for more. None: a snapshot is wanted."""
+        reply = await link.heads(ask, deadline=self._now() + ask.wait_s + AGAIN_S)
+        if reply.snapshot or reply.level != self.level:  # a gap, or the level has changed
+            return None
+        self.view.change(self._places[node], _numbers(reply.heads), reply.came)
+        if self.view.pending > PENDING_MAX:
+            await self.view.settle()
+        await self._bound()
+        return self._changes_of(reply, reply.since)
+
+    def _changes_of(self, reply: HeadsReply, since: int) -> HeadsAsk | None:
         if reply.level != self.level:
-            return HeadsAsk(level=self.level)
+            return None
         return HeadsAsk(reply.instance, reply.level, since, wait_s=WAIT_S)
 
     async def _bound(self) -> None:

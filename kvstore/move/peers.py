@@ -278,20 +278,31 @@ class Peers:
             if found is not None:
                 return [found]
         others = self._seem_to_have(wish, besides=named)
+        if not others:
+            return []
         answers = await asyncio.gather(*(self._asked(each, wish, MATCH_S) for each in others))
         there = [each for each in answers if each is not None]
         return sorted(there, key=lambda each: -each.listing.found)
 
+    def may_have(self, ask: Ask, namespace: Namespace) -> bool:
+        """Say, without asking them, whether any may have some of a prefix: most acquires of what
+        nobody has end here."""
+        if ask.origin is not None or len(self._peers) <= ASKED_MAX:
+            return True
+        return self.heads.knows(ask.keys, namespace.block_tokens)
+
     def _seem_to_have(self, wish: Wish, *, besides: Peer | None) -> list[Peer]:
         """Return the peers to ask: all if they are few, else those whose heads say that they have
         more, the longest first. Of those within one head, any may be first, but for the zone."""
-        usable = {p.member.node: p for p in self if p.usable and p is not besides}
-        if len(usable) <= ASKED_MAX:
-            return list(usable.values())
+        if len(self._peers) <= ASKED_MAX:
+            return [peer for peer in self if peer.usable and peer is not besides]
         found = self.heads.holders(
             wish.ask.keys, wish.namespace.block_tokens, wish.match.hit_blocks, LOOKED_AT_MAX
         )
-        there = [(usable[node], heads) for node, heads in found if node in usable]
+        if not found:
+            return []
+        known = ((self._peers.get(node), heads) for node, heads in found)
+        there = [(p, heads) for p, heads in known if p and p.usable and p is not besides]
         most = max((heads for _, heads in there), default=0)
         random.shuffle(there)
         there.sort(key=lambda each: (each[1] < most - 1, each[0].member.zone != self._zone))

@@ -47,6 +47,9 @@ class Peers(Protocol):
     ) -> Sequence[Candidate]:
         """Return those that have more of a prefix than `match`, the best first."""
 
+    def may_have(self, ask: Ask, namespace: Namespace) -> bool:
+        """Say, without asking them, whether any may have some of a prefix."""
+
 
 class Sources:
     """match: returns how long the prefix of an ask is now."""
@@ -65,10 +68,13 @@ class Sources:
         self._bucket = bucket
         self.peers: Peers | None = None  # set once they are known
 
-    @property
-    def any(self) -> bool:
-        """Whether there are some."""
-        return self._bucket is not None or self.peers is not None
+    def may_have(self, ask: Ask) -> bool:
+        """Say, without asking them, whether any may have some of a prefix."""
+        if self._bucket is not None:
+            return True
+        if self.peers is None:
+            return False
+        return self.peers.may_have(ask, self._planner.namespace(ask.namespace_id))
 
     async def promote(self, ask: Ask, match: Match, deadline: float) -> Brought:
         """Make the hit of a prefix longer than `match`, as far as a source has more of it."""
@@ -76,16 +82,18 @@ class Sources:
         if self.peers is None:
             await self._from_bucket(ask, match, deadline, brought)
             return brought
+        if self._bucket is None:
+            await self._from_peers(self.peers, ask, match, deadline, brought)
+            return brought
         asking = asyncio.create_task(self._from_peers(self.peers, ask, match, deadline, brought))
         try:
-            if self._bucket is not None:
-                await asyncio.wait({asking}, timeout=ANSWER_S)
-                if not brought.peer:  # they have not said yet that they have some
-                    await self._from_bucket(ask, match, deadline, brought)
+            await asyncio.wait({asking}, timeout=ANSWER_S)
+            if not brought.peer:  # they have not said yet that they have some
+                await self._from_bucket(ask, match, deadline, brought)
             await asking
         finally:
             asking.cancel()
-        if self._bucket is not None and brought.peer:
+        if brought.peer:
             await self._from_bucket(ask, self._match(ask), deadline, brought)
         return brought
 

@@ -7,18 +7,23 @@ into a small dictionary, which is merged into the table now and then: 10 bytes a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+import mmap
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 BYTES_A_HEAD = 10
+PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+STEP = 1 << 16  # entries of a table that are merged at once
 PENDING_MAX = 1 << 15  # changes, before the table is made anew: 0.13 s of a thread for 6 M heads
 
 Numbers = NDArray[np.uint64]
 Places = NDArray[np.uint16]
 Indices = NDArray[np.intp]
+Kept = Callable[[int, int], NDArray[np.bool_]]
+"""Says which entries of a part of a table are kept."""
 
 
 class Holder(NamedTuple):
@@ -94,8 +99,10 @@ class View:
             before = self._heads, self._places
 
             def made() -> tuple[Numbers, Places]:
-                kept = ~np.isin(before[1], gone)
-                return _merged(before[0][kept], before[1][kept], heads, places)
+                def kept(begin: int, end: int) -> NDArray[np.bool_]:
+                    return ~np.isin(before[1][begin:end], gone)
+
+                return _merged(*before, kept, heads, places)
 
             self._heads, self._places = await asyncio.to_thread(made)
 
@@ -110,7 +117,7 @@ class View:
                 kept = np.ones(len(before[0]), bool)
                 gone = _find(*before, *_columns(left))
                 kept[gone[gone >= 0]] = False
-                return _merged(before[0][kept], before[1][kept], *_columns(came))
+                return _merged(*before, lambda a, b: kept[a:b], *_columns(came))
 
             self._meanwhile = []
             try:
@@ -121,6 +128,15 @@ class View:
             for each in meanwhile:
                 self.change(*each)
 
+    def knows(self, heads: Sequence[int]) -> bool:
+        """Say whether any peer seems to have any of these heads."""
+        if self._came and not self._came.keys().isdisjoint(heads):
+            return True
+        wanted = np.array(heads, dtype=np.uint64)
+        at = np.searchsorted(self._heads, wanted)
+        there = self._heads.take(at, mode="clip") if len(self._heads) else self._heads
+        return bool(len(there) and (there == wanted).any())
+
     def holders(self, heads: Sequence[int], most: int, beyond: int = 0) -> list[Holder]:
         """Return at most so many peers that have more than `beyond` heads of a prefix, the longest
         first."""
@@ -128,6 +144,8 @@ class View:
         begins = np.searchsorted(self._heads, wanted, "left")
         ends = np.searchsorted(self._heads, wanted, "right")
         there = ends > begins
+        if not self._came and not there.any():
+            return []
         found: dict[int, int] = {}
         for at in range(len(heads) - 1, beyond - 1, -1):
             places: Iterable[int] = self._came.get(heads[at], ()) if self._came else ()
@@ -172,10 +190,32 @@ def _columns(pairs: Sequence[tuple[int, int]]) -> tuple[Numbers, Places]:
 
 
 def _merged(
-    heads: Numbers, places: Places, more_heads: Numbers, more_places: Places
+    heads: Numbers, places: Places, kept: Kept, more_heads: Numbers, more_places: Places
 ) -> tuple[Numbers, Places]:
-    """Return a table, and more of it in any order, as one."""
+    """Return what is kept of a table, and more of it in any order, as one.
+
+    It is made in steps, so that the only large memory is that of the new table.
+    """
     order = np.argsort(more_heads, kind="stable")
     more_heads, more_places = more_heads[order], more_places[order]
     at = np.searchsorted(heads, more_heads)
-    return np.insert(heads, at, more_heads), np.insert(places, at, more_places)
+    new_heads, new_places = _room(len(heads) + len(more_heads))
+    count = 0
+    for begin in range(0, max(1, len(heads)), STEP):
+        end = begin + STEP
+        first, last = np.searchsorted(at, (begin, end if end < len(heads) else len(heads) + 1))
+        keep = kept(begin, end)
+        before = np.concatenate(([0], np.cumsum(keep)))[at[first:last] - begin]
+        piece = np.insert(heads[begin:end][keep], before, more_heads[first:last])
+        new_heads[count : count + len(piece)] = piece
+        new_places[count : count + len(piece)] = np.insert(
+            places[begin:end][keep], before, more_places[first:last]
+        )
+        count += len(piece)
+    return new_heads[:count], new_places[:count]
+
+
+def _room(count: int) -> tuple[Numbers, Places]:
+    """Return room for a table, in pages of its own. malloc would keep those of several tables."""
+    pages = [mmap.mmap(-1, max(1, count) * nbytes, PRIVATE) for nbytes in (8, 2)]
+    return np.frombuffer(pages[0], np.uint64), np.frombuffer(pages[1], np.uint16)

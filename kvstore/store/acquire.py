@@ -98,7 +98,7 @@ class Acquisition:
         return True
 
     async def _promote_all(self, ask: Ask, deadline: float) -> Acquired:
-        if not self.sources.any:
+        if not self.sources.may_have(ask):
             return await self._promote(ask, deadline)
         match = self._match(ask)
         if match.hit_blocks == len(ask.keys):

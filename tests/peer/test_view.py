@@ -54,6 +54,7 @@ def test_it_knows_who_has_the_longest_prefix(
             assert len(view) == sum(map(len, plain.values()))
         wanted = list(dict.fromkeys(prefix))
         found = view.holders(wanted, 5, beyond)
+        assert view.knows(wanted) or not expected(plain, wanted, 0)
         assert {each.place: each.heads for each in found} == expected(plain, wanted, beyond)
         assert [each.heads for each in found] == sorted(
             (each.heads for each in found), reverse=True
