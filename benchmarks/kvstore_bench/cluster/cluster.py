@@ -24,10 +24,11 @@ from kvstore_bench.cluster.local import measure_local
 from kvstore_bench.cluster.pair import Pair, Prefix, pair
 from kvstore_bench.cluster.plain import PlainReads
 from kvstore_bench.cluster.plan import WAIT_S, ClusterPlan
+from kvstore_bench.cluster.view import measure_staleness, measure_view
 from kvstore_bench.store.store import Timing, bench_namespace
 from kvstore_bench.tiers.tier import Say, summed_up
 
-STEPS = 6  # of progress
+STEPS = 9  # of progress
 
 Sides = Mapping[str, Callable[[], float]]
 
@@ -47,6 +48,7 @@ def run(plan: ClusterPlan, path: Path, say: Say) -> dict[str, Any]:
         with pair(plan, path, sealed=True) as sealed:
             prefix = sealed.put("sealed", plan.record_nbytes)
             speeds |= _gets(sealed, prefix, "peer_get_sealed", iperf3)
+    result |= measure_view(plan, say) | measure_staleness(plan, say)
     for name in ("peer_get", "peer_get_sealed", "peer_get_256k"):
         result[f"{name}_vs_iperf3"] = _ratio(speeds, name, f"iperf3_{name}")
     result["peer_files_vs_plain_reads"] = _ratio(speeds, "peer_files", "plain_reads")

@@ -16,7 +16,9 @@ FIRST_NBYTES = 16 << 20  # of the prefix: what an engine can begin with
 @dataclass(frozen=True, slots=True)
 class ClusterPlan:
     """streams: threads of a daemon for peers, and streams of iperf3. seconds: of a round of local
-    gets."""
+    gets. peers, peer_blocks: how many, of which all heads are known, and what each has; of
+    changes_per_s heads a second. hosts, puts: of each, whose being found is timed. asks: of what
+    nobody has. view_s: for which processor time is looked at."""
 
     record_nbytes: int = 2 << 20
     small_nbytes: int = 256 << 10
@@ -24,6 +26,13 @@ class ClusterPlan:
     rounds: int = 15
     streams: int = 4
     seconds: float = 1.0
+    peers: int = 100
+    peer_blocks: int = 1_000_000
+    changes_per_s: int = 62
+    asks: int = 2000
+    view_s: float = 10.0
+    hosts: int = 8
+    puts: int = 15
 
     @property
     def nbytes(self) -> int:

@@ -16,6 +16,7 @@ EXIT_FAILED_REQUESTS = 1
 EXIT_IMPOSSIBLE = 2
 EXIT_INTERRUPTED = 130
 EXTRA_OF = {
+    "aiohttp": "vllm",
     "cryptography": "security",
     "cupy": "cuda",
     "matplotlib": "bench",
@@ -25,6 +26,7 @@ EXTRA_OF = {
     "torch": "transformers",
     "transformers": "transformers",
     "uvloop": "bench",
+    "vllm": "vllm",
 }
 
 

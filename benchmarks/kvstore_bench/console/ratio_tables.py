@@ -245,6 +245,21 @@ def print_scrub(result: Mapping[str, Any]) -> None:
     print_with_speeds("Scrub", SCRUB_MEANINGS, result)
 
 
+def print_ratios(
+    title: str, meanings: Mapping[str, str], result: Mapping[str, Any], *tables: Table
+) -> None:
+    """Print the ratios, then tables."""
+    _print(_ratios(title, meanings, result), *tables)
+
+
+def table_of(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """Return a table whose first column is text and whose others are numbers."""
+    table = _table(title, columns)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
 def print_with_speeds(title: str, meanings: Mapping[str, str], result: Mapping[str, Any]) -> None:
     """Print the ratios, then the speeds they were made of."""
     speeds = _table("MB/s", ("", "min", "median", "max"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from kvstore_bench.demo.book import Book
 from kvstore_bench.demo.engine import Engine, Reply
@@ -26,19 +27,46 @@ class Side:
     answer_tokens: int = REPLAY_TOKENS
 
 
+class Alone:
+    """Asks one engine at a time, when no other one spins any more."""
+
+    def __init__(self, *, spins: bool = True) -> None:
+        """spins: engines keep a core busy for a while after a request, as they do on a CPU."""
+        self._spins = spins
+        self._asked: Engine | None = None
+        self._answered_s = 0.0
+
+    def ask(
+        self, engine: Engine, prompt: Sequence[int], answer_tokens: int, **options: Any
+    ) -> Reply:
+        """Return the answer. options: of `Engine.ask`. Raises Unavailable."""
+        self.wait_for_others(engine)
+        try:
+            return engine.ask(prompt, answer_tokens, **options)
+        finally:
+            self.note(engine)
+
+    def wait_for_others(self, engine: Engine) -> None:
+        """Wait until no engine but this one spins."""
+        if self._asked is not engine and self._spins:
+            time.sleep(max(0.0, self._answered_s + SPIN_S - time.monotonic()))
+
+    def note(self, engine: Engine) -> None:
+        """Note that an engine has answered."""
+        self._asked, self._answered_s = engine, time.monotonic()
+
+
 class Asker:
     """Asks one engine at a time; what is answered goes to `book`."""
 
     def __init__(
         self, workload: Workload, progress: Progress, book: Book, *, spins: bool = True
     ) -> None:
-        """spins: engines keep a core busy for a while after a request, as they do on a CPU."""
+        """spins: as of `Alone`."""
         self._workload = workload
         self._progress = progress
         self._book = book
-        self._spins = spins
-        self._asked: Engine | None = None
-        self._answered_s = 0.0
+        self._alone = Alone(spins=spins)
 
     def repeat(self, title: str, turns: Sequence[Turn], *sides: Side, passes: int = PASSES) -> None:
         """Ask every side the turns, in several passes; answers matter in the first."""
@@ -77,11 +105,7 @@ class Asker:
 
     def alone(self, engine: Engine, prompt: Sequence[int], answer_tokens: int) -> Reply:
         """Ask when no other engine spins any more."""
-        if self._asked is not engine and self._spins:
-            time.sleep(max(0.0, self._answered_s + SPIN_S - time.monotonic()))
-        reply = engine.ask(prompt, answer_tokens)
-        self._asked, self._answered_s = engine, time.monotonic()
-        return reply
+        return self._alone.ask(engine, prompt, answer_tokens)
 
     def warm_up(self, *engines: Engine) -> None:
         """Let each engine make its buffers, on a prompt that is a prefix of no other."""

@@ -42,7 +42,8 @@ CORE_PROCESS = "VLLM::EngineCor"  # as far as Linux keeps the name
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
     """What tells engines apart. blocks: size of its own KV space, None is all there is, in blocks
-    of block_tokens."""
+    of block_tokens. chunk_tokens: computed in one step. host: where it listens. enter: what runs
+    its command there, such as in a network namespace."""
 
     name: str
     model: Path
@@ -53,15 +54,19 @@ class EngineSpec:
     blocks: int | None = None
     block_tokens: int = BLOCK_TOKENS
     connector: Mapping[str, Any] | None = None
+    chunk_tokens: int = CHUNK_TOKENS
+    host: str = "127.0.0.1"
+    enter: tuple[str, ...] = ()
 
     def arguments(self, port: int) -> list[str]:
         """Return the command line."""
         command = [
+            *self.enter,
             *(str(Path(sys.executable).with_name("vllm")), "serve", str(self.model)),
-            *("--host", "127.0.0.1", "--port", str(port), "--served-model-name", SERVED_NAME),
+            *("--host", self.host, "--port", str(port), "--served-model-name", SERVED_NAME),
             *("--dtype", self.dtype, "--max-model-len", str(self.tokens_max)),
             *("--block-size", str(self.block_tokens), "--max-num-seqs", "4"),
-            *("--max-num-batched-tokens", str(CHUNK_TOKENS), "--enforce-eager"),
+            *("--max-num-batched-tokens", str(self.chunk_tokens), "--enforce-eager"),
             # Prompts and answers are token ids; making its pools of tokenizers takes vLLM 20 s.
             "--skip-tokenizer-init",
         ]
@@ -87,6 +92,7 @@ class EngineSpec:
         return {
             **os.environ,
             **({} if self.machine.gpu else cpu),
+            "VLLM_HOST_IP": self.host,
             "HF_HUB_OFFLINE": "1",
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_SERVER_DEV_MODE": "1",  # for reset_prefix_cache
@@ -119,7 +125,7 @@ class Engine:
         while time.monotonic() < deadline:
             self.child.check()
             try:
-                with urllib.request.urlopen(f"{self._url}/health", timeout=5):
+                with urllib.request.urlopen(f"{self.url}/health", timeout=5):
                     break
             except (urllib.error.URLError, OSError):
                 time.sleep(0.2)
@@ -130,25 +136,34 @@ class Engine:
             self.child.yield_to_others(CORE_PROCESS)
         return time.monotonic() - self.started_s
 
-    def ask(self, prompt: Sequence[int], answer_tokens: int) -> Reply:
-        """Stream one greedy answer of exactly so many tokens. Raises Unavailable."""
-        question = {
-            "model": SERVED_NAME,
-            "prompt": list(prompt),
-            "max_tokens": answer_tokens,
-            "temperature": 0,
-            "ignore_eos": True,
-            "stream": True,
-            "return_token_ids": True,
-        }
-        body = json.dumps(question)
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=REQUEST_TIMEOUT_S)
+    def ask(
+        self, prompt: Sequence[int], answer_tokens: int, *, port: int = 0, request_id: str = ""
+    ) -> Reply:
+        """Stream one greedy answer of exactly so many tokens. Raises Unavailable.
+
+        port: of a proxy on the engine's host, instead of its own.
+        """
+        body = json.dumps(
+            {
+                "model": SERVED_NAME,
+                "prompt": list(prompt),
+                "max_tokens": answer_tokens,
+                "temperature": 0,
+                "ignore_eos": True,
+                "stream": True,
+                "return_token_ids": True,
+            }
+        )
+        headers = {"Content-Type": "application/json"}
+        if request_id:
+            headers["X-Request-Id"] = request_id
+        connection = http.client.HTTPConnection(
+            self.spec.host, port or self.port, timeout=REQUEST_TIMEOUT_S
+        )
         try:
             connection.connect()
             started = time.perf_counter()
-            connection.request(
-                "POST", "/v1/completions", body, {"Content-Type": "application/json"}
-            )
+            connection.request("POST", "/v1/completions", body, headers)
             reply = _read_stream(connection.getresponse(), started)
         except (OSError, http.client.HTTPException, ValueError) as error:
             self.child.check()
@@ -161,22 +176,23 @@ class Engine:
 
     def counters(self) -> Counters:
         """Return its Prometheus counters. Raises Unavailable."""
-        return fetch_counters(f"{self._url}/metrics", self.spec.name)
+        return fetch_counters(f"{self.url}/metrics", self.spec.name)
 
     def forget_prefixes(self) -> None:
         """Empty the engine's own prefix cache, so that a hit can only come from elsewhere."""
-        request = urllib.request.Request(f"{self._url}/reset_prefix_cache", method="POST")
+        request = urllib.request.Request(f"{self.url}/reset_prefix_cache", method="POST")
         with urllib.request.urlopen(request, timeout=30):
             pass
 
     @property
-    def _url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+    def url(self) -> str:
+        """Its origin."""
+        return f"http://{self.spec.host}:{self.port}"
 
 
-def start_engine(spec: EngineSpec, *, scratch: Path, log: Path) -> Engine:
-    """Start `vllm serve`; `wait_healthy` comes next."""
-    port = free_port()
+def start_engine(spec: EngineSpec, *, scratch: Path, log: Path, port: int = 0) -> Engine:
+    """Start `vllm serve`; `wait_healthy` comes next. port: a free one of loopback by default."""
+    port = port or free_port()
     child = Child(spec.name, spec.arguments(port), environ=spec.environ(scratch), log=log)
     return Engine(spec, child, port)
 

@@ -28,7 +28,7 @@ from kvstore.testing.seaweed import Seaweed
 from kvstore_bench.chat.metrics import server_counts
 from kvstore_bench.console.exits import EXIT_FAILED_REQUESTS, explained
 from kvstore_bench.demo import workload
-from kvstore_bench.demo.asker import SPIN_S
+from kvstore_bench.demo.asker import Alone
 from kvstore_bench.demo.course import Plan
 from kvstore_bench.demo.daemon import Daemon
 from kvstore_bench.demo.engine import Engine, with_kvstore
@@ -76,8 +76,7 @@ class Course:
         self._workload = asked
         self._factor = factor
         self._prompts = [list(each[0]) for each in asked.questions]
-        self._last: Engine | None = None
-        self._last_s = 0.0
+        self._alone = Alone()
 
     def run(self, progress: Progress) -> None:
         """Save the prompts, then ask for them in every case."""
@@ -114,11 +113,7 @@ class Course:
 
     def _ask(self, engine: Engine, prompt: Sequence[int]) -> float:
         """Return the TTFT, in seconds, when no other engine spins any more."""
-        if self._last is not engine:
-            time.sleep(max(0.0, self._last_s + SPIN_S - time.monotonic()))
-        ttft_s = engine.ask(prompt, 1).ttft_s
-        self._last, self._last_s = engine, time.monotonic()
-        return ttft_s
+        return self._alone.ask(engine, prompt, 1).ttft_s
 
     def _daemon(self, slowed: str, *, empty: bool = False) -> Daemon:
         """Start a daemon. empty: on a new disk, so that only the bucket holds anything."""
