@@ -56,7 +56,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         Panel(
             "Hit ratio by tier",
             "percentunit",
-            (ratio("dram"), ratio("file"), ratio("object"), ratio("peer")),
+            (ratio("dram"), ratio("file"), ratio("object"), ratio("peer"), ratio("pool")),
             "Blocks served over blocks asked for.",
         ),
         Panel(
@@ -319,6 +319,16 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "reqps",
             (rate("kvstore_peer_refused_total", "reason"),),
             "Requests that named a source of no member, and what other daemons were refused.",
+        ),
+    ),
+    "Pool": (
+        Panel("Answers", "short", (gauge("kvstore_pool_up", "up"),)),
+        Panel("Calls", "reqps", (rate("kvstore_pool_requests_total", "operation", "outcome"),)),
+        Panel(
+            "Not put",
+            "short",
+            (rate("kvstore_pool_refused_records_total", "reason"),),
+            "Records a second.",
         ),
     ),
     "In the engine (vLLM)": (

@@ -24,7 +24,7 @@ FIDELITY = ("fidelity", "tier")  # labels
 
 
 class Metrics:
-    """The metrics of one node. `tier` is dram, file or object; `direction` is read or write."""
+    """The metrics of one node. `tier`: dram, file, object, pool; `direction` is read or write."""
 
     def __init__(self, registry: CollectorRegistry | None = None, version: str = "") -> None:
         self.registry = registry or CollectorRegistry()
@@ -36,6 +36,7 @@ class Metrics:
         self._losses()
         self._objects()
         self._peers()
+        self._pool()
         self._clients()
         self._gauge("build_info", "1; its label is the version", "version").labels(version).set(1)
         ProcessCollector(registry=self.registry)  # CPU, memory and descriptors of the daemon
@@ -88,7 +89,7 @@ class Metrics:
         for gone in self._models - shown:  # it has made room for another one
             _remove(self.model_blocks, gone)
             _remove(self.model_lookups, gone)
-            for tier in ("dram", "file", "object", "peer"):
+            for tier in ("dram", "file", "object", "peer", "pool"):
                 _remove(self.model_hits, gone, tier)
                 _remove(self.model_bytes, gone, tier)
         self._models = shown
@@ -288,8 +289,8 @@ class Metrics:
             "corrupt_blocks",
             "Blocks dropped because bytes did not match a checksum, by where it was found: put, "
             "write_behind, promote, reader, scrub (rewritten where the arena has a copy), arena "
-            "(holes that a client punched into it), object (whole objects), pair (fine parts found "
-            "beside another base than their own)",
+            "(holes that a client punched into it), object (whole objects), pool (values), pair "
+            "(fine parts found beside another base than their own)",
             "where",
         )
         self.punched_bytes = self._counter(
@@ -370,6 +371,22 @@ class Metrics:
         self.peers = self._gauge(
             "peers", "Other daemons of the fleet: up, down, draining, quarantined", "state"
         )
+
+    def _pool(self) -> None:
+        self.pool_requests = self._counter(
+            "pool_requests",
+            "Calls to the pool, by operation (exists, sizes, get, put, remove, purge) and outcome: "
+            "ok, gone, slow, busy",
+            "operation",
+            "outcome",
+        )
+        self.pool_refused_records = self._counter(
+            "pool_refused_records",
+            "Records not put into the pool: queue, evicted and not_durable (before their turn), "
+            "large, corrupt, full (the pool has no room), gone, slow, busy",
+            "reason",
+        )
+        self.pool_up = self._gauge("pool_up", "1 while the pool answers")
 
     def _clients(self) -> None:
         self.sessions = self._gauge("sessions", "Sessions open")

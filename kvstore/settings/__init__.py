@@ -13,6 +13,7 @@ from kvstore.settings.places import (
     default_sockets,
     default_target_text,
 )
+from kvstore.settings.pool import PoolSettings
 from kvstore.settings.sections import (
     DramSettings,
     FileSettings,
@@ -41,6 +42,7 @@ __all__ = [
     "FileSettings",
     "LimitSettings",
     "ObjectSettings",
+    "PoolSettings",
     "SecuritySettings",
     "ServerSettings",
     "Settings",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from kvstore.model.errors import ConfigError
 from kvstore.settings.cluster import VIEW_BYTES_MIN, check_cluster
+from kvstore.settings.pool import check_pool
 from kvstore.settings.root_key import check_root_key
 from kvstore.settings.security import check_security
 from kvstore.settings.tenants import check_tenants
@@ -50,7 +51,7 @@ def _check_object(settings: ObjectSettings, *, has_file_tier: bool) -> None:
 def _bounds(settings: Settings) -> list[tuple[str, float, float, float]]:
     """Return (key, value, lowest, highest) of each number."""
     server, dram, file, limits = settings.server, settings.dram, settings.file, settings.limits
-    object_, cluster = settings.object, settings.cluster
+    object_, pool, cluster = settings.object, settings.pool, settings.cluster
     return [
         ("server.drain_s", server.drain_s, 0, 3600),
         ("dram.capacity", dram.capacity_bytes, MIB, 1 << 50),
@@ -71,6 +72,8 @@ def _bounds(settings: Settings) -> list[tuple[str, float, float, float]]:
         ("object.timeout_s", object_.timeout_s, 0.05, 3600),
         ("object.requests_max", object_.requests_max, 1, 1024),
         ("object.in_flight_max", object_.in_flight_bytes_max, MIB, 1 << 40),
+        ("pool.segment", pool.segment_bytes, 0, 1 << 50),
+        ("pool.buffer", pool.buffer_bytes, 4 * MIB, 1 << 40),
         ("limits.batch_keys_max", limits.batch_keys_max, 1, 1 << 16),
         ("limits.sessions_max", limits.sessions_max, 1, 1 << 20),
         ("limits.lease_s", limits.lease_s, 0.01, 86400),
@@ -109,6 +112,7 @@ def check(settings: Settings) -> None:
     check_security(settings)
     check_root_key(settings.security)
     check_cluster(settings)
+    check_pool(settings)
     for key, value, low, high in _bounds(settings):
         if not low <= value <= high:
             sized = _is_size_key(settings, key)

@@ -16,6 +16,7 @@ from kvstore.settings.checks import check
 from kvstore.settings.cluster import ClusterSettings
 from kvstore.settings.declare import GIB, LIVE, MIB, setting
 from kvstore.settings.places import default_directory, default_socket
+from kvstore.settings.pool import PoolSettings
 from kvstore.settings.security import SecuritySettings, TlsSettings
 from kvstore.settings.tenants import SOCKET_NAME, TenantSettings
 from kvstore.settings.values import declared, toml_key, toml_value
@@ -342,6 +343,7 @@ class Settings:
     dram: DramSettings = field(default_factory=DramSettings)
     file: FileSettings = field(default_factory=FileSettings)
     object: ObjectSettings = field(default_factory=ObjectSettings)
+    pool: PoolSettings = field(default_factory=PoolSettings)
     limits: LimitSettings = field(default_factory=LimitSettings)
     tls: TlsSettings = field(default_factory=TlsSettings)
     security: SecuritySettings = field(default_factory=SecuritySettings)
