@@ -45,6 +45,7 @@ from kvstore.tier.file.keys import destroy_keys
 
 if TYPE_CHECKING:
     from kvstore.move.object_side import Objects
+    from kvstore.move.pool_side import Pool
     from kvstore.store.fleet import Fleet  # one without others, the same
 
 logger = logging.getLogger(__name__)
@@ -182,9 +183,7 @@ def wire_store(
         fine_share=settings.dram.fine_share,
     )
     if settings.cluster.on:
-        from kvstore.decide.heads import Heads
-
-        planner.index.heads = Heads()
+        _announce_heads(planner)
     write_behind = WriteBehind(
         planner,
         arena,
@@ -204,7 +203,14 @@ def wire_store(
         metrics=metrics,
         scrub=_scrub(settings.file, planner, write_behind, metrics) if file else None,
         objects=_objects(settings, planner, arena, metrics, sealing=sealing, lanes=lanes),
+        pool=_pool(settings, planner, arena, metrics),
     )
+
+
+def _announce_heads(planner: Planner) -> None:
+    from kvstore.decide.heads import Heads
+
+    planner.index.heads = Heads()
 
 
 def _scrub(
@@ -247,6 +253,27 @@ def _objects(
         metrics=metrics,
         deletions=deletions,
         fine=settings.object.fidelity == "fine",
+        now=time.monotonic,
+    )
+
+
+def _pool(
+    settings: Settings, planner: Planner, arena: Arena, metrics: Metrics
+) -> Callable[[Deletions], Pool] | None:
+    """Return what makes the node's side of a pool, None if there is none."""
+    if not settings.pool.on:
+        return None
+    from kvstore.move.pool_side import Pool
+    from kvstore.tier.pool import PoolTier
+
+    tier = PoolTier(settings.pool, metrics, time.monotonic)
+    return lambda deletions: Pool(
+        tier,
+        planner,
+        arena,
+        deletions=deletions,
+        metrics=metrics,
+        has_file=bool(settings.file.paths),
         now=time.monotonic,
     )
 

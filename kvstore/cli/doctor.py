@@ -13,6 +13,7 @@ from kvstore.cli.check_disk import check_disk
 from kvstore.cli.check_gpu import check_gpus
 from kvstore.cli.check_keys import check_keys
 from kvstore.cli.check_machine import check_machine
+from kvstore.cli.check_pool import check_pool
 from kvstore.cli.check_security import check_security, check_shown
 from kvstore.cli.check_vllm import check_vllm, read_arguments, read_config
 from kvstore.cli.health import Finding, is_wrong
@@ -100,5 +101,6 @@ def check_all(settings: Settings, target: str) -> list[Finding]:
         *check_shown(shown().get("token_file"), shown().get("tls_key")),
         # A running daemon has other credentials than this command, and says itself how it goes.
         *([] if daemon.running else check_bucket(judged.object)),
+        *check_pool(judged.pool, running=daemon.running),
         *daemon.findings,
     ]

@@ -156,10 +156,13 @@ def _where(each: BlockRange) -> str:
 def _outcome_lines(outcome: Outcome, block_tokens: int) -> list[str]:
     asked = outcome.asked_blocks - outcome.skip_blocks
     hit = outcome.hit_blocks - outcome.skip_blocks
-    below = outcome.file_blocks + outcome.object_blocks + outcome.peer_blocks
+    below = outcome.file_blocks + outcome.object_blocks
+    below += outcome.peer_blocks + outcome.pool_blocks
     objects = f", {outcome.object_blocks} from object" if outcome.object_blocks else ""
     if outcome.peer_blocks:
         objects += f", {outcome.peer_blocks} from peer {outcome.peer[:8]}"
+    if outcome.pool_blocks:
+        objects += f", {outcome.pool_blocks} from pool"
     again = f", asked {outcome.asks} times" if outcome.asks > 1 else ""
     own = f" beyond the engine's own {outcome.skip_blocks}" if outcome.skip_blocks else ""
     lines = [

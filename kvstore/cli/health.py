@@ -59,6 +59,7 @@ def daemon_health(stats: dict[str, Any]) -> list[Finding]:
         _file_tier(stats),
         *_devices(stats),
         *_bucket(stats),
+        *_pool(stats),
         *_fleet(stats),
         _durability(stats),
         _arena(stats),
@@ -127,6 +128,25 @@ def _bucket(stats: dict[str, Any]) -> list[Finding]:
             or "look at the daemon's log; the daemon tries it again by itself",
         )
     ]
+
+
+def _pool(stats: dict[str, Any]) -> list[Finding]:
+    """Judge the pool, if there is one."""
+    pool = stats.get("pool")
+    if pool is None:
+        return []
+    about = "pool"
+    if pool["state"] != "up":
+        text = f"{pool['url']}: {pool['state']}: {pool['last_error'] or 'no answer yet'}"
+        advice = "look at mooncake_master; the daemon tries it again by itself, deletes are refused"
+        return [wrong(about, text, advice)]
+    if pool["segment_state"] not in ("none", "up"):
+        text = f"{pool['url']}: what this host gives to it is {pool['segment_state']}"
+        return [wrong(about, f"{text}: {pool['segment_error']}", "look at free memory")]
+    text = f"{pool['url']}: up"
+    if pool["hung"]:
+        return [note(about, f"{text}; its calls hung {pool['hung']} times", "see the log")]
+    return [ok(about, text)]
 
 
 def _fleet(stats: dict[str, Any]) -> list[Finding]:

@@ -99,6 +99,13 @@ def _screen(target: str, stats: dict[str, Any], findings: list[Finding], *, bad:
             f"{objects['objects']} objects, {objects['state']}, "
             f"{objects['uploads_waiting']} prefixes to upload"
         )
+    if "pool" in stats:
+        pool = stats["pool"]
+        given = f", {size(pool['segment_bytes'])} of it from here" * bool(pool["segment_bytes"])
+        lines.append(
+            f"pool  {pool['url']}: {pool['state']}{given}, {pool['put_records']} records put, "
+            f"{pool['puts_waiting']} blocks to put"
+        )
     return [
         *lines,
         *_fidelities(stats),
@@ -125,7 +132,7 @@ def _fidelities(stats: dict[str, Any]) -> list[str]:
 
 def _hits(totals: dict[str, Any]) -> list[str]:
     asked, hits = totals["lookup_blocks"], {"dram": 0, "file": 0} | totals.get("hit_blocks", {})
-    hits = {tier: count for tier, count in hits.items() if count or tier not in ("object", "peer")}
+    hits = {tier: count for tier, count in hits.items() if count or tier in ("dram", "file")}
     shares = ", ".join(f"{percent(count, asked)} from {tier}" for tier, count in hits.items())
     lines = [
         f"hits  {percent(sum(hits.values()), asked)} of {asked:.0f} blocks asked for since the "

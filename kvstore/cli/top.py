@@ -17,7 +17,7 @@ from kvstore.model.errors import Unavailable
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-TIERS = ("dram", "file", "object", "peer")
+TIERS = ("dram", "file", "object", "peer", "pool")
 _CALLS = ("Match", "Acquire", "Reserve", "Commit", "Release", "Put", "Get")
 
 
@@ -183,7 +183,7 @@ def _rows(frame: dict[str, Any]) -> Iterator[tuple[str, str]]:
         + ", ".join(
             f"{_ratio(hits[f'{tier}_ratio'])} {tier}"
             for tier in TIERS
-            if tier not in ("object", "peer") or hits[f"{tier}_ratio"]
+            if tier in ("dram", "file") or hits[f"{tier}_ratio"]
         ),
     )
     yield "ended by", _counts(frame["ended_by"])

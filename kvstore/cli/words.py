@@ -91,6 +91,18 @@ _REASONS: dict[Reason, tuple[str, str]] = {
         "look at its disks and memory, and at the network to it; three such answers in ten "
         "minutes, and it is not asked any more for as long",
     ),
+    Reason.POOL_GONE: (
+        "the pool had more of the prefix, but does not answer any more, or has dropped it",
+        "look at `kvstore status`, and at mooncake_master and the hosts that give it memory",
+    ),
+    Reason.POOL_SLOW: (
+        "the pool has more of the prefix, but did not answer in time",
+        "look at mooncake_master, and at the network to it and to the hosts of the pool",
+    ),
+    Reason.POOL_CORRUPT: (
+        "the pool sent bytes that are not what was put; they were not used, and are removed there",
+        "look at the memory of its hosts and at the network; who may reach it may change it",
+    ),
     Reason.OVER_SHARE: (
         "evicted {left} ago: tenant over its share, and others took back what was lent to it",
         "raise what this tenant is guaranteed (tenants.NAME.dram.guaranteed, .file.guaranteed)",

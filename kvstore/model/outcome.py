@@ -35,9 +35,14 @@ class Reason(StrEnum):
     PEER_BUSY = "peer_busy"  # it serves others
     PEER_SLOW = "peer_slow"  # it did not answer in time
     PEER_CORRUPT = "peer_corrupt"  # it sent wrong bytes
+    POOL_GONE = "pool_gone"  # the pool had more of the prefix, and lost it or does not answer
+    POOL_SLOW = "pool_slow"  # it did not answer in time
+    POOL_CORRUPT = "pool_corrupt"  # its bytes are not what was put
     OVER_SHARE = "over_share"  # evicted because its tenant gave room back that was lent to it
     UNKNOWN = "unknown"  # from a daemon that is newer than its client
 
+
+POOL_REASONS = frozenset((Reason.POOL_GONE, Reason.POOL_SLOW, Reason.POOL_CORRUPT))
 
 COMPLETE = "complete"
 """In the place of a reason where nothing ended the hit."""
@@ -68,7 +73,7 @@ class Outcome:
     the call to the answer. age_s: seconds since the answer. lease: "held" or "expired" after its
     release, else "". base_blocks: of the hit, how many came without a fine part that they should
     have. peer_blocks, peer: how many came from other daemons, and the node id of the one that gave
-    most, or should have.
+    most, or should have. pool_blocks: how many came from the pool.
     """
 
     request_id: str
@@ -87,6 +92,7 @@ class Outcome:
     base_blocks: int = 0
     peer_blocks: int = 0
     peer: str = ""
+    pool_blocks: int = 0
 
 
 def is_request(asked: str, request_id: str) -> bool:

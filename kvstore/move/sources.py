@@ -1,5 +1,5 @@
-"""All the sources of a node, in the order in which they are asked: hosts of the fleet, then the
-bucket."""
+"""All the sources of a node, in the order in which they are asked: hosts of the fleet, the pool,
+then the bucket, which costs money and takes longer."""
 
 from __future__ import annotations
 
@@ -17,17 +17,19 @@ from kvstore.move.load_race import Ended
 from kvstore.move.source import Candidate
 
 ANSWER_S = 0.02
-"""A bucket costs money: it is asked for what no other host has, or when they take longer to say."""
+"""The others are asked for what no host has, or when they take longer to say."""
 
 
 @dataclass(slots=True)
 class Brought:
     """What sources added to a hit. why: what kept it from being longer. peer: the other host that
-    gave most, or should have. peer_blocks: how much longer the hit is by such hosts."""
+    gave most, or should have. peer_blocks, pool_blocks: how much longer the hit is by such hosts,
+    and by the pool."""
 
     why: Reason | None = None
     peer: str = ""
     peer_blocks: int = 0
+    pool_blocks: int = 0
 
 
 class Bucket(Protocol):
@@ -37,6 +39,16 @@ class Bucket(Protocol):
     def name(self) -> str: ...
 
     def candidate(self, ask: Ask, namespace: Namespace, hit: int) -> Candidate: ...
+
+
+class Pool(Protocol):
+    """The pool as a source."""
+
+    @property
+    def name(self) -> str: ...
+
+    def candidate(self, ask: Ask, namespace: Namespace, hit: int) -> Candidate | None:
+        """Return what will be found of a prefix; None while the pool does not answer."""
 
 
 class Peers(Protocol):
@@ -61,40 +73,47 @@ class Sources:
         match: Callable[[Ask], Match],
         *,
         bucket: Bucket | None,
+        pool: Pool | None = None,
     ) -> None:
         self._fetch = fetch
         self._planner = planner
         self._match = match
         self._bucket = bucket
+        self._pool = pool
         self.peers: Peers | None = None  # set once they are known
 
     def may_have(self, ask: Ask) -> bool:
         """Say, without asking them, whether any may have some of a prefix."""
-        if self._bucket is not None:
+        if self._far:
             return True
         if self.peers is None:
             return False
         return self.peers.may_have(ask, self._planner.namespace(ask.namespace_id))
 
+    @property
+    def _far(self) -> bool:
+        """Whether there are some that are no hosts of the fleet."""
+        return self._bucket is not None or self._pool is not None
+
     async def promote(self, ask: Ask, match: Match, deadline: float) -> Brought:
         """Make the hit of a prefix longer than `match`, as far as a source has more of it."""
         brought = Brought()
         if self.peers is None:
-            await self._from_bucket(ask, match, deadline, brought)
+            await self._from_far(ask, match, deadline, brought)
             return brought
-        if self._bucket is None:
+        if not self._far:
             await self._from_peers(self.peers, ask, match, deadline, brought)
             return brought
         asking = asyncio.create_task(self._from_peers(self.peers, ask, match, deadline, brought))
         try:
             await asyncio.wait({asking}, timeout=ANSWER_S)
             if not brought.peer:  # they have not said yet that they have some
-                await self._from_bucket(ask, match, deadline, brought)
+                await self._from_far(ask, match, deadline, brought)
             await asking
         finally:
             asking.cancel()
         if brought.peer:
-            await self._from_bucket(ask, self._match(ask), deadline, brought)
+            await self._from_far(ask, self._match(ask), deadline, brought)
         return brought
 
     async def _from_peers(
@@ -109,6 +128,22 @@ class Sources:
             brought.peer_blocks += await self._from(candidate, ask, match, deadline, brought)
             if brought.why is Reason.DEADLINE:
                 return
+
+    async def _from_far(self, ask: Ask, match: Match, deadline: float, brought: Brought) -> None:
+        """Fetch from the pool, and from the bucket what is still missing."""
+        if self._pool is not None:
+            namespace = self._planner.namespace(ask.namespace_id)
+            candidate = self._pool.candidate(ask, namespace, match.hit_blocks)
+            if candidate is not None and match.hit_blocks < len(ask.keys):
+                more = await self._from(candidate, ask, match, deadline, brought)
+                brought.pool_blocks += more
+                if brought.why is Reason.DEADLINE:
+                    return
+                match = self._match(ask) if more else match
+        why = brought.why
+        await self._from_bucket(ask, match, deadline, brought)
+        if brought.why is None and self._match(ask).hit_blocks < len(ask.keys):
+            brought.why = why  # of the pool, which should have had it
 
     async def _from_bucket(self, ask: Ask, match: Match, deadline: float, brought: Brought) -> None:
         if self._bucket is None or match.hit_blocks == len(ask.keys):

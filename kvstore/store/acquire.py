@@ -12,11 +12,11 @@ from typing import NamedTuple
 from kvstore.decide.ask import Ask
 from kvstore.decide.planner import Leases, Planner, is_readable, needed_spans
 from kvstore.model.block import Match, Namespace, Span, padded
-from kvstore.model.outcome import Reason
+from kvstore.model.outcome import POOL_REASONS, Reason
 from kvstore.move.fetch import Fetch
 from kvstore.move.file_reads import Reads
 from kvstore.move.promote import Promotion
-from kvstore.move.sources import Bucket, Sources
+from kvstore.move.sources import Bucket, Pool, Sources
 
 ROUNDS_MAX = 6  # each but the first for what is left, or for a prefix that may find room
 SHORTENED_SHARE = 4  # one block in so many is given up where all came but the windows
@@ -35,6 +35,7 @@ class Acquired(NamedTuple):
     objects: int = 0  # of the hit, from the object tier
     peers: int = 0  # of the hit, from other hosts
     peer: str = ""  # the one of these that gave most, or should have
+    pool: int = 0  # of the hit, from the pool
 
 
 class Acquisition:
@@ -49,6 +50,7 @@ class Acquisition:
         *,
         fetch: Fetch,
         bucket: Bucket | None = None,
+        pool: Pool | None = None,
         leasable_bytes: int,
         now: Callable[[], float],
     ) -> None:
@@ -56,7 +58,7 @@ class Acquisition:
         self._promotion = promotion
         self._reads = reads
         self._leases = leases
-        self.sources = Sources(fetch, planner, self._match, bucket=bucket)
+        self.sources = Sources(fetch, planner, self._match, bucket=bucket, pool=pool)
         self.leasable_bytes = leasable_bytes
         self._now = now
 
@@ -115,12 +117,15 @@ class Acquisition:
         again = await self._promote(ask, deadline)
         fetched = max(0, again.hit - max(ask.skip_blocks, match.hit_blocks))
         peers = min(fetched, brought.peer_blocks)
+        pool = min(fetched - peers, brought.pool_blocks)
+        told = brought.peer or brought.why in POOL_REASONS
         return again._replace(
             resident=reached.resident,
-            objects=fetched - peers,
+            objects=fetched - peers - pool,
             peers=peers,
             peer=brought.peer,
-            why=again.why or (brought.why if brought.peer else None),
+            pool=pool,
+            why=again.why or (brought.why if told else None),
         )
 
     async def _promote(self, ask: Ask, deadline: float) -> Acquired:

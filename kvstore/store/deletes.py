@@ -32,6 +32,7 @@ class Deletes:
         self._planner = node.planner
         self._write_behind = node.write_behind
         self._objects = node.objects
+        self._pool = node.pool
         self._verifier = verifier
         self._lingering: set[asyncio.Task[None]] = set()
         self.peers: FleetDeletes | None = None  # set once they are known
@@ -132,7 +133,7 @@ class Deletes:
             if self._objects is not None:
                 namespaces |= self._objects.found_namespaces
         try:
-            await self._bury(namespaces, None)
+            await self._bury(namespaces, None, everything=namespace_id is None)
         finally:
             self._node.room.set()
         if uncounted is not None:
@@ -140,12 +141,21 @@ class Deletes:
         return deletion.deleted
 
     async def _bury(
-        self, namespaces: Collection[NamespaceId], keys: Sequence[BlockKey] | None
+        self,
+        namespaces: Collection[NamespaceId],
+        keys: Sequence[BlockKey] | None,
+        *,
+        everything: bool = False,
     ) -> None:
-        """Make a delete durable, here and in the bucket. Call it in one step with the planner's."""
+        """Make a delete durable, here, in the bucket and in the pool; everything: in the pool also
+        of namespaces that this node does not know. Call it in one step with the planner's."""
         with self._node.deletions.deleting(namespaces, keys):
             try:
                 await self._write_behind.bury(namespaces, keys)
-            finally:  # a disk that is out of use keeps no other copy alive
-                if self._objects is not None:
-                    await self._objects.delete(namespaces, keys)
+            finally:  # a disk that is out of use keeps no other copy alive, nor does a bucket
+                try:
+                    if self._objects is not None:
+                        await self._objects.delete(namespaces, keys)
+                finally:
+                    if self._pool is not None:
+                        await self._pool.delete(namespaces, keys, everything=everything)

@@ -157,7 +157,7 @@ class Gets:
         if not affordable:
             self._request_log.note(ask, hit, Reason.LEASED_BYTES)
             return Grant(0, 0.0, (), (), hit_blocks=hit, leased=False)
-        fetched = acquired.objects + acquired.peers
+        fetched = acquired.objects + acquired.peers + acquired.pool
         file = max(0, hit - max(skip, acquired.resident)) - fetched
         self._request_log.count(
             ask,
@@ -166,6 +166,7 @@ class Gets:
             file=file,
             objects=acquired.objects,
             peers=acquired.peers,
+            pool=acquired.pool,
         )
         if namespace.fine and not ask.in_files:
             spans = needed_spans(namespace, hit, skip, fine=True)
@@ -179,8 +180,11 @@ class Gets:
             objects=acquired.objects,
             peers=acquired.peers,
             peer=acquired.peer,
+            pool=acquired.pool,
             base=base_blocks(namespace, grant),
         )
+        if self._node.pool is not None:
+            self._node.pool.used(ask.namespace_id, ask.keys[skip:hit])
         return grant
 
     def _grant(self, ask: Ask, spans: tuple[Span, ...], readers: int, *, hit_blocks: int) -> Grant:

@@ -23,6 +23,7 @@ from kvstore.tier.dram import Arena
 
 if TYPE_CHECKING:  # a daemon without a bucket starts without what it takes to use one
     from kvstore.move.object_side import Objects
+    from kvstore.move.pool_side import Pool
 
 RECALL_STEP_KEYS = 64
 SPANS_MAX = 4096
@@ -48,12 +49,14 @@ class Node:
         metrics: Metrics,
         now: Callable[[], float],
         staging: Staging | None = None,
+        pool: Pool | None = None,
     ) -> None:
         self.arena = arena
         self.write_behind = write_behind
         self.planner = planner
         self.leases = leases
         self.objects = objects
+        self.pool = pool
         self.deletions = deletions
         self.fetch = fetch
         self.limits = limits

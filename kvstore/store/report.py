@@ -42,6 +42,7 @@ class Report:
         self._write_behind = node.write_behind
         self._leases = node.leases
         self._objects = node.objects
+        self._pool = node.pool
         self._now = node.now
         self._puts = puts
         self._request_log = request_log
@@ -131,10 +132,12 @@ class Report:
         }
         fleet = {"fleet": self.fleet()} if self.fleet is not None else {}
         objects = {"object": self._objects.stats()} if self._objects is not None else {}
+        pool = {"pool": self._pool.stats()} if self._pool is not None else {}
         return {
             "uptime_s": self._now() - self._started,
             "queues": queues,
             **now,
             **objects,
+            **pool,
             **fleet,
         }

@@ -9,7 +9,7 @@ from kvstore.decide.ask import Ask
 from kvstore.decide.planner import Explainer, Leases, Outcomes, Planner, SessionId
 from kvstore.metrics import Metrics
 from kvstore.model.block import BlockKey, NamespaceId
-from kvstore.model.outcome import COMPLETE, Ending, Explanation, Outcome, Reason
+from kvstore.model.outcome import COMPLETE, POOL_REASONS, Ending, Explanation, Outcome, Reason
 
 
 class RequestLog:
@@ -40,16 +40,25 @@ class RequestLog:
         return self._explainer.explanation(namespace_id, keys, match)
 
     def count(
-        self, ask: Ask, *, asked: int, dram: int, file: int, objects: int = 0, peers: int = 0
+        self,
+        ask: Ask,
+        *,
+        asked: int,
+        dram: int,
+        file: int,
+        objects: int = 0,
+        peers: int = 0,
+        pool: int = 0,
     ) -> None:
         """Count blocks asked for and served."""
         metrics, known = self._metrics, self._planner.index.namespaces
         tokens = known.use(ask.namespace_id).block_tokens
-        model = known.asked(ask.namespace_id, asked, dram + file + objects + peers)
+        model = known.asked(ask.namespace_id, asked, dram + file + objects + peers + pool)
         metrics.lookups.inc(asked)
         metrics.lookup_tokens.inc(asked * tokens)
         metrics.model_lookups.labels(model).inc(asked)
-        for tier, blocks in (("dram", dram), ("file", file), ("object", objects), ("peer", peers)):
+        served = {"dram": dram, "file": file, "object": objects, "peer": peers, "pool": pool}
+        for tier, blocks in served.items():
             metrics.hits.labels(tier).inc(blocks)
             metrics.hit_tokens.labels(tier).inc(blocks * tokens)
             metrics.model_hits.labels(model, tier).inc(blocks)
@@ -65,10 +74,11 @@ class RequestLog:
         objects: int = 0,
         peers: int = 0,
         peer: str = "",
+        pool: int = 0,
         base: int = 0,
     ) -> None:
         """Remember an answer, and how many blocks of the hit came from the file and object tiers,
-        and from other hosts.
+        from other hosts, and from the pool.
 
         peer: the host that gave most of these, or should have. base: how many came without a fine
         part that they should have. why: what kept the hit from being what is stored, if anything
@@ -91,6 +101,7 @@ class RequestLog:
             base_blocks=base,
             peer_blocks=peers,
             peer=peer,
+            pool_blocks=pool,
         )
         self._outcomes.note(ask.session, outcome, lease_id)
 
@@ -99,7 +110,7 @@ class RequestLog:
         self._outcomes.released(session, lease_id, held=held)
 
     def _ending(self, ask: Ask, hit: int, why: Reason | None, peer: str) -> Ending | None:
-        if why is not None and peer and hit < len(ask.keys):
+        if why is not None and (peer or why in POOL_REASONS) and hit < len(ask.keys):
             return Ending(why, hit)
         if why is not None:
             stored = self._planner.match(

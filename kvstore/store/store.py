@@ -47,6 +47,7 @@ from kvstore.tier.dram import Arena
 
 if TYPE_CHECKING:  # a daemon without a bucket starts without what it takes to use one
     from kvstore.move.object_side import Objects
+    from kvstore.move.pool_side import Pool
     from kvstore.store.lender import StoreLender  # one without a fleet, the same
 
 logger = logging.getLogger(__name__)
@@ -79,8 +80,10 @@ class Store:
         new_id: Callable[[], int] = random_id,
         scrub: Scrub | None = None,
         objects: Callable[[Promotion, Deletions], Objects] | None = None,
+        pool: Callable[[Deletions], Pool] | None = None,
     ) -> None:
-        """new_id: as for `Leases`. objects: makes the node's object tier, if it has one."""
+        """new_id: as for `Leases`. objects, pool: make the node's object tier, and its side
+        of a pool, if it has them."""
         self.node_id = NodeId("")  # of a fleet
         self._metrics = metrics
         self._leases = Leases(
@@ -111,6 +114,7 @@ class Store:
             metrics=metrics,
             now=now,
             staging=Staging(arena) if arena.sealed else None,
+            pool=pool(deletions) if pool is not None else None,
         )
         if node.staging is not None:
             self._leases.on_over = node.staging.over
@@ -131,6 +135,7 @@ class Store:
             node.leases,
             fetch=node.fetch,
             bucket=node.objects.source if node.objects is not None else None,
+            pool=node.pool.source if node.pool is not None else None,
             leasable_bytes=0,
             now=node.now,
         )
@@ -213,6 +218,8 @@ class Store:
         self._keep("cap", self.caps.keep)
         if self._objects is not None:
             self._objects.start()
+        if self._node.pool is not None:
+            self._node.pool.start()
         if self._scrub is not None:
             self._keep("scrub", self._scrub.run)
 
@@ -228,6 +235,8 @@ class Store:
         await self.hints.close()
         await self._fetch.close()
         await self.deletes.close()
+        if self._node.pool is not None:
+            await self._node.pool.close()
         if self._objects is not None:
             await self._node.write_behind.flush(self._node.now() + drain_s)
             await self._objects.close(drain_s)
