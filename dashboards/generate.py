@@ -322,7 +322,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         ),
     ),
     "Pool": (
-        Panel("Answers", "short", (gauge("kvstore_pool_up", "up"),)),
+        Panel("State", "short", (gauge("kvstore_pool_state", "{{state}}"),)),
         Panel("Calls", "reqps", (rate("kvstore_pool_requests_total", "operation", "outcome"),)),
         Panel(
             "Not put",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import importlib.util
 import logging
 import os
 import shutil
@@ -22,7 +23,7 @@ from kvstore.decide.policy import WriteBudget, policy_by_name
 from kvstore.format.codec import codec_by_name
 from kvstore.metrics import Metrics
 from kvstore.model.block import PAGE_NBYTES
-from kvstore.model.errors import KVStoreError
+from kvstore.model.errors import ConfigError, KVStoreError
 from kvstore.model.tenant import DEFAULT_TENANT, NO_TENANT_ID, TenantId, tenant_id
 from kvstore.move.deletions import Deletions
 from kvstore.move.promote import Promotion
@@ -260,12 +261,14 @@ def _objects(
 def _pool(
     settings: Settings, planner: Planner, arena: Arena, metrics: Metrics
 ) -> Callable[[Deletions], Pool] | None:
-    """Return what makes the node's side of a pool, None if there is none."""
+    """Return what makes the node's side of a pool, None if there is none. Raises ConfigError."""
     if not settings.pool.on:
         return None
     from kvstore.move.pool_side import Pool
     from kvstore.tier.pool import PoolTier
 
+    if importlib.util.find_spec("mooncake") is None:  # its own process imports it, not this one
+        raise ConfigError("pool.url needs Mooncake: pip install 'kvstore-tiers[pool]'")
     tier = PoolTier(settings.pool, metrics, time.monotonic)
     return lambda deletions: Pool(
         tier,

@@ -386,7 +386,9 @@ class Metrics:
             "large, corrupt, full (the pool has no room), gone, slow, busy",
             "reason",
         )
-        self.pool_up = self._gauge("pool_up", "1 while the pool answers")
+        self.pool_state = self._gauge(
+            "pool_state", "1 for the state the pool is in: starting, up, down", "state"
+        )
 
     def _clients(self) -> None:
         self.sessions = self._gauge("sessions", "Sessions open")

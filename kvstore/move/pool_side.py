@@ -29,6 +29,7 @@ from kvstore.tier.pool.names import PATTERN_KEYS_MAX
 logger = logging.getLogger(__name__)
 
 DELETE_S = 15.0  # for all namespaces of one delete together
+STATES = ("starting", "up", "down")
 CONNECT_S = 3.0  # of that, for a pool that is just being connected to
 
 
@@ -138,9 +139,11 @@ class Pool:
             await self._tier.purge(keys_pattern(namespace_id, some), deadline)
 
     def stats(self) -> dict[str, Any]:
-        self._metrics.pool_up.set(self._tier.up)
+        stats = self._tier.stats()
+        for state in STATES:
+            self._metrics.pool_state.labels(state).set(state == stats["state"])
         return {
-            **self._tier.stats(),
+            **stats,
             "puts_waiting": self._sink.waiting,
             "put_records": self._sink.put_records,
         }

@@ -343,11 +343,11 @@ class Settings:
     dram: DramSettings = field(default_factory=DramSettings)
     file: FileSettings = field(default_factory=FileSettings)
     object: ObjectSettings = field(default_factory=ObjectSettings)
-    pool: PoolSettings = field(default_factory=PoolSettings)
     limits: LimitSettings = field(default_factory=LimitSettings)
     tls: TlsSettings = field(default_factory=TlsSettings)
     security: SecuritySettings = field(default_factory=SecuritySettings)
     cluster: ClusterSettings = field(default_factory=ClusterSettings)
+    pool: PoolSettings = field(default_factory=PoolSettings)
     tenants: tuple[TenantSettings, ...] = ()  # by name
 
     def __post_init__(self) -> None:

@@ -16,9 +16,10 @@ from click.testing import Result
 
 import kvstore as package
 from kvstore.cli.check_machine import huge_pages, judge_native
+from kvstore.cli.check_pool import check_pool
 from kvstore.cli.check_vllm import check_vllm, read_arguments
 from kvstore.cli.health import Level
-from kvstore.settings import ObjectSettings
+from kvstore.settings import ObjectSettings, PoolSettings
 from kvstore.testing.daemon import Daemon
 from kvstore.testing.seaweed import Seaweed
 from kvstore.tier.object.bucket import open_store
@@ -263,6 +264,18 @@ def credentials(s3: Seaweed, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("credentials")
+def test_a_pool_that_is_not_there_and_one_that_others_reach(doctor: Doctor) -> None:
+    level, found, do = doctor.finding("pool", "pool.url=mooncake://127.0.0.1:1")
+    assert level == Level.WRONG
+    if "cannot be imported" in found:
+        assert "kvstore-tiers[pool]" in do
+    else:
+        assert "mooncake_master --rpc_port=1" in do
+    settings = PoolSettings(url="mooncake://192.0.2.1:1", insecure=True)
+    (warned,) = check_pool(settings, running=True)
+    assert "neither TLS nor credentials" in warned.found
+
+
 def test_a_bucket_is_tried_out_and_nothing_is_left_in_it(doctor: Doctor, s3: Seaweed) -> None:
     level, found, _ = bucket(doctor, s3)
     assert level == "ok", found

@@ -81,7 +81,7 @@ MAY_FIND_NOTHING = {"doctor", "explain", "hint", "get", "delete"}
 # Other programs: nothing of ours is in their arguments, or a check below looks for it.
 PROGRAMS = {
     "cp", "docker", "echo", "jq", "kill", "man", "mkdir", "sha256sum", "source", "sudo",
-    "systemctl", "tee",
+    "mooncake_master", "systemctl", "tee",
 }  # fmt: skip
 
 

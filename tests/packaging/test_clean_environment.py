@@ -79,6 +79,7 @@ EXTRAS: dict[tuple[str, ...], str] = {
     ("explain", "--target", "{target}", "--prompt", "{prompt}", "--tokenizer", "{scratch}"): "cli",
     ("replay", "{trace}", "--dram", "50%", "--plot", "{scratch}/hits.png"): "bench",
     ("serve", "--set", "object.url=file://{scratch}/bucket"): "object",
+    ("serve", "--set", "pool.url=mooncake://127.0.0.1:1"): "pool",
     ("serve", "--set", "server.traces_endpoint=http://127.0.0.1:1/v1/traces"): "otel",
     ("bench", "chat"): "bench",
     ("bench", "compare", "a.json", "b.json"): "bench",

@@ -19,14 +19,16 @@ from kvstore.model.hint import Hint, HintKind, HintReport
 from kvstore.model.keys import KeyChain, root_key
 from kvstore.move.deletions import Deletions
 from kvstore.move.object_side import Objects
+from kvstore.move.pool_side import Pool
 from kvstore.move.promote import Promotion
 from kvstore.move.write_behind import WriteBehind
-from kvstore.settings import LimitSettings, ObjectSettings
+from kvstore.settings import LimitSettings, ObjectSettings, PoolSettings
 from kvstore.store.store import Store
 from kvstore.tier.dram import Arena
 from kvstore.tier.file import Devices, Disk
 from kvstore.tier.object import ObjectTier
 from kvstore.tier.object.connect import connect
+from kvstore.tier.pool import PoolTier
 from tests.sim.loop import SimLoop
 from tests.tier.object.gate import GatedBucket
 
@@ -51,7 +53,7 @@ class Node:
 
     beside: another node, on whose loop this one runs. fine: files and bucket keep fine parts.
     loop: runs it in virtual time. bucket: the folder of an
-    object tier, whose requests `gate` holds back if told to.
+    object tier, whose requests `gate` holds back if told to. pool: the address of one.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class Node:
         disk: Disk | None = None,
         loop: SimLoop | None = None,
         bucket: Path | None = None,
+        pool: str = "",
         disks: Sequence[Disk] = (),
         hang_s: float = 10.0,
         free_bytes_min: int = 0,
@@ -77,7 +80,7 @@ class Node:
         **limits: Any,
     ) -> None:
         threads = loop.threads if loop else None
-        now = loop.time if loop else time.monotonic
+        now = self.now = loop.time if loop else time.monotonic
         self._owns_loop = beside is None
         self.loop = beside.loop if beside else loop or asyncio.new_event_loop()
         self.metrics = Metrics()
@@ -133,6 +136,7 @@ class Node:
             metrics=self.metrics,
             now=now,
             objects=self._objects(codec, fine=fine) if bucket else None,
+            pool=self._pool(pool) if pool else None,
         )
 
     def _objects(self, codec: str, *, fine: bool) -> Callable[[Promotion, Deletions], Objects]:
@@ -148,11 +152,25 @@ class Node:
             now=time.monotonic,
         )
 
+    def _pool(self, url: str) -> Callable[[Deletions], Pool]:
+        self.pool = PoolTier(PoolSettings(url=url, buffer_bytes=4 << 20), self.metrics, self.now)
+        return lambda deletions: Pool(
+            self.pool,
+            self.planner,
+            self.arena,
+            deletions=deletions,
+            metrics=self.metrics,
+            has_file=self.file is not None,
+            now=self.now,
+        )
+
     def __enter__(self) -> Node:
         self.run(self.store.start())
         self.store.namespaces.register(SPEC)
         if hasattr(self, "objects"):
             self.run(self.objects.ready(time.monotonic() + 10))
+        if hasattr(self, "pool"):
+            self.until(lambda: self.pool.up)
         return self
 
     def __exit__(self, *_: object) -> None:
