@@ -204,7 +204,7 @@ def wire_store(
         metrics=metrics,
         scrub=_scrub(settings.file, planner, write_behind, metrics) if file else None,
         objects=_objects(settings, planner, arena, metrics, sealing=sealing, lanes=lanes),
-        pool=_pool(settings, planner, arena, metrics),
+        pool=_pool(settings, planner, arena, file, metrics),
     )
 
 
@@ -259,7 +259,7 @@ def _objects(
 
 
 def _pool(
-    settings: Settings, planner: Planner, arena: Arena, metrics: Metrics
+    settings: Settings, planner: Planner, arena: Arena, file: Devices | None, metrics: Metrics
 ) -> Callable[[Deletions], Pool] | None:
     """Return what makes the node's side of a pool, None if there is none. Raises ConfigError."""
     if not settings.pool.on:
@@ -276,7 +276,7 @@ def _pool(
         arena,
         deletions=deletions,
         metrics=metrics,
-        has_file=bool(settings.file.paths),
+        file=file,
         now=time.monotonic,
     )
 

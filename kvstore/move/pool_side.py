@@ -12,10 +12,12 @@ from kvstore.metrics import Metrics
 from kvstore.model.block import BlockKey, NamespaceId
 from kvstore.model.errors import Unavailable
 from kvstore.move.deletions import Deletions
+from kvstore.move.pool_graves import PoolGraves
 from kvstore.move.pool_sink import PoolSink
 from kvstore.move.pool_source import PoolSource, base_parts
 from kvstore.system.background import keep_running
 from kvstore.tier.dram import Arena
+from kvstore.tier.file import Devices
 from kvstore.tier.pool import (
     EVERYTHING,
     PoolFailed,
@@ -44,39 +46,43 @@ class Pool:
         *,
         deletions: Deletions,
         metrics: Metrics,
-        has_file: bool,
+        file: Devices | None,
         now: Callable[[], float],
     ) -> None:
-        """has_file: see `PoolSink`."""
+        """file: the file tier, if there is one."""
         self._tier = tier
         self._planner = planner
         self._metrics = metrics
         self._now = now
-        self.source = PoolSource(tier, metrics, now)
+        self._graves = PoolGraves(file)
+        self.source = PoolSource(tier, self._graves, metrics, now)
         self._sink = PoolSink(
             tier,
+            self._graves,
             planner,
             arena,
             deletions=deletions,
             metrics=metrics,
-            has_file=has_file,
+            has_file=file is not None,
             now=now,
         )
         self.used = self._sink.used
         self._putting: asyncio.Task[None] | None = None
+        self._loading: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Begin; a pool that does not answer delays nothing."""
         self._tier.start()
+        self._loading = asyncio.create_task(self._graves.load())
         self._putting = asyncio.create_task(
             keep_running("pool_put", self._sink.run, self._metrics.task_failed)
         )
 
     async def close(self) -> None:
         """Stop. What waits to be put is not: it will be used again, or never."""
-        if self._putting is not None:
-            self._putting.cancel()
-            await asyncio.gather(self._putting, return_exceptions=True)
+        for task in filter(None, (self._putting, self._loading)):
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
         await self._tier.close()
 
     async def delete(
@@ -90,9 +96,11 @@ class Pool:
         namespaces that this node does not know as well.
 
         Forget them elsewhere first, so that no put of them begins any more; this waits for the one
-        under way. Raises Unavailable if the pool does not confirm: its copies may come back then.
+        under way. From here on this node does not believe older values of them. Raises Unavailable
+        if the pool does not confirm: its copies may come back to others then; DiskFailed.
         """
         deadline = self._now() + DELETE_S
+        await self._graves.bury(namespaces, keys, everything=everything)
         try:
             await self._connected(self._now() + CONNECT_S)
             if not await self._sink.settled(deadline):
@@ -110,7 +118,7 @@ class Pool:
         except PoolFailed as error:
             raise Unavailable(
                 f"deleted here, and the pool did not confirm it ({error}): delete again once it "
-                "answers, or its copies may return; without pool.url nothing comes from there",
+                "answers, or other hosts may serve its copies; without pool.url none does",
                 reason="pool",
             ) from error
 

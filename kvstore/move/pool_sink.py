@@ -19,6 +19,7 @@ from kvstore.decide.planner import Planner
 from kvstore.metrics import Metrics
 from kvstore.model.block import PAGE_NBYTES, BlockKey, NamespaceId
 from kvstore.move.deletions import Deletions
+from kvstore.move.pool_graves import PoolGraves
 from kvstore.tier.dram import Arena
 from kvstore.tier.pool import PoolFailed, PoolRecord, PoolTier, PoolWrite
 
@@ -48,6 +49,7 @@ class PoolSink:
     def __init__(
         self,
         tier: PoolTier,
+        graves: PoolGraves,
         planner: Planner,
         arena: Arena,
         *,
@@ -58,6 +60,7 @@ class PoolSink:
     ) -> None:
         self.put_records = 0
         self._tier = tier
+        self._graves = graves
         self._planner = planner
         self._arena = arena
         self._deletions = deletions
@@ -101,7 +104,8 @@ class PoolSink:
 
     async def put_some(self) -> bool:
         """Put one batch; say whether there may be more to put now."""
-        if not self._tier.up or self._now() < self._not_before:
+        ready = self._tier.up and self._graves.loaded
+        if not ready or self._now() < self._not_before:
             return False
         async with self._turn:
             try:
@@ -177,9 +181,12 @@ class PoolSink:
         namespace_id, keys = batch[0].namespace_id, [block.key for block in batch]
         with self._deletions.watch(namespace_id, keys) as watch:
             writes = self._writes(batch)
-            there = await self._tier.exists(
-                [write.record.name for write in writes], self._now() + WAIT_S
-            )
+            try:
+                names = [write.record.name for write in writes]
+                there = await self._tier.exists(names, self._now() + WAIT_S)
+            except PoolFailed as error:
+                self._refuse(error.reason, len(writes))
+                raise
             live = [block for block in batch if block.key not in watch.dead]
             held = [record.resident for block in live for record in block.records]
             slots = [slot for slot in held if slot is not None]
@@ -209,6 +216,7 @@ class PoolSink:
                 record.checksum,
                 block.block_index,
                 block.parent,
+                self._graves.stamp(block.namespace_id, block.key),
             )
             for block in blocks
             for record in block.records

@@ -10,6 +10,7 @@ from kvstore.metrics import Metrics
 from kvstore.model.block import BlockKey, Namespace, NamespaceId, Part, Span
 from kvstore.model.outcome import Reason
 from kvstore.move.load_race import LoadRaces
+from kvstore.move.pool_graves import PoolGraves
 from kvstore.move.source import WINDOW_NBYTES, Candidate, Reading, Window
 from kvstore.tier.pool import PoolFailed, PoolRecord, PoolTier, record_name
 
@@ -24,15 +25,24 @@ class PoolSource:
 
     name = "pool"
 
-    def __init__(self, tier: PoolTier, metrics: Metrics, now: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        tier: PoolTier,
+        graves: PoolGraves,
+        metrics: Metrics,
+        now: Callable[[], float],
+    ) -> None:
+        self.graves = graves
         self.races = LoadRaces(metrics, now)
         self.tier = tier
         self.now = now
 
     def candidate(self, ask: Ask, namespace: Namespace, hit: int) -> Candidate | None:
         """Return what will be found of a prefix of which `hit` blocks are here; None while the pool
-        does not answer."""
-        return Candidate(self, PoolListing(self, ask, namespace, hit)) if self.tier.up else None
+        does not answer, or what was deleted is not known yet."""
+        if not (self.tier.up and self.graves.loaded):
+            return None
+        return Candidate(self, PoolListing(self, ask, namespace, hit))
 
 
 class PoolListing:
@@ -109,8 +119,9 @@ class PoolListing:
             except PoolFailed as error:
                 self.fail(error)
                 return None
+        floor = self._source.graves.floor
         found = [
-            PoolRecord(window.namespace_id, part, key, nbytes)
+            PoolRecord(window.namespace_id, part, key, nbytes, floor(window.namespace_id, key))
             for (part, key), nbytes in zip(records, sizes, strict=True)
         ]
         return PoolReading(self, found)

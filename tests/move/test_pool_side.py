@@ -119,6 +119,44 @@ def test_what_is_deleted_while_it_is_put_is_not_there_afterwards(
         assert there == [True, True, False, False, True, True]
 
 
+def test_what_the_pool_brings_back_by_itself_stays_deleted(
+    mooncake: Mooncake, tmp_path: Path
+) -> None:
+    """From a disk, or a stale copy of its master. A restarted node still knows, by its files."""
+    keys, path = chain(8, 6), tmp_path / "one"
+    names = [record_name(SPEC.id, key, part) for key in keys for part in (FULL, WINDOW)]
+    with Node(path, pool=mooncake.url) as node:
+        node.put(keys)
+        assert node.flush()
+        assert node.get(keys) == 6
+        shared(node)
+        for name in names:
+            mooncake.copy(name, f"saved/{name}")
+        node.run(node.store.deletes.delete(SPEC.id, keys[3:]))
+        node.run(node.store.deletes.clear(SPEC.id))
+    with Node(path, pool=mooncake.url) as node:
+        for name in names:
+            mooncake.copy(f"saved/{name}", name)
+        assert node.get(keys) == 0
+        node.until(lambda: not mooncake.exists(names[0]))  # it is removed once it was seen
+        node.put(keys)  # again: that is another value
+        assert node.flush()
+        assert node.get(keys) == 6
+        shared(node)
+        assert mooncake.exists(names[0])
+    (path / "POOL.a").write_bytes(b"x" * 100)  # a damaged one counts as none: there is its twin
+    with Node(path, pool=mooncake.url) as node:
+        graves = node.store._node.pool._graves  # type: ignore[union-attr]
+        assert graves.loaded
+        assert graves.floor(SPEC.id, keys[0]) > 0
+
+        async def evicted() -> None:
+            node.planner.clear(SPEC.id)
+
+        node.run(evicted())
+        assert node.get(keys) == 6  # from the pool: put after the delete
+
+
 def test_a_put_that_ended_nobody_knows_how_holds_deletes_up(
     mooncake: Mooncake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

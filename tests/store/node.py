@@ -160,7 +160,7 @@ class Node:
             self.arena,
             deletions=deletions,
             metrics=self.metrics,
-            has_file=self.file is not None,
+            file=self.file,
             now=self.now,
         )
 

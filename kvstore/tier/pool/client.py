@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from itertools import accumulate
@@ -213,6 +214,7 @@ class PoolClient:
         await asyncio.wait([future], timeout=max(0.0, deadline - now))
         if not future.done():
             self._counted(operation, "slow")
+            self._probed_at = -math.inf  # does it answer? The next requests may not have to wait
             if self._now() - now >= SLOW_S:
                 self._failed(f"{operation}: no answer for {self._now() - now:.1f} s")
             raise PoolFailed(f"{operation}: no answer in time", reason="slow")

@@ -23,6 +23,7 @@ from kvstore.tier.pool.value import encode_page, parse_page, value_nbytes
 
 logger = logging.getLogger(__name__)
 
+WRONG, DEAD = -1, -2  # in the place of a checksum
 THREADS = 2  # that copy and verify
 AGAIN_S = 0.2  # until what was being put is removed once more
 REMOVES_MAX = 2048  # names in one call
@@ -32,12 +33,13 @@ _REMOVED = (0, MISSING)
 
 
 class PoolRecord(NamedTuple):
-    """One record. nbytes: of it, without its page."""
+    """One record. nbytes: of it, without its page. floor: a value that was put no later is dead."""
 
     namespace_id: NamespaceId
     part: Part
     key: BlockKey
     nbytes: int
+    floor: int = 0
 
     @property
     def name(self) -> str:
@@ -45,13 +47,14 @@ class PoolRecord(NamedTuple):
 
 
 class PoolWrite(NamedTuple):
-    """A record to be put, where it is, and what its writer said of it."""
+    """A record to be put, where it is, what its writer said of it, and the time it is put at."""
 
     record: PoolRecord
     source: memoryview
     checksum: int
     block_index: int
     parent: BlockKey | None
+    stamp: int = 1
 
 
 class PoolTier:
@@ -138,11 +141,8 @@ class PoolTier:
                     found = await asyncio.shield(job)
                 finally:
                     await outlive([job])
-            wrong = [name for name, value in zip(names, found, strict=True) if value is None]
-            if wrong:
-                self._drop(wrong)
-                raise PoolFailed(f"{len(wrong)} values are not what was put", reason="corrupt")
-            checksums += [value for value in found if value is not None]
+            self._check_found(names, found)
+            checksums += found
             self._metrics.bytes.labels("pool", "read").inc(sum(sizes))
         return checksums
 
@@ -176,10 +176,21 @@ class PoolTier:
             raise PoolFailed(f"{len(wrong)} values of a wrong size", reason="corrupt")
         raise PoolFailed("it has lost some of what it had", reason="missing")
 
-    def _drop(self, names: Sequence[str]) -> None:
-        """Count wrong values, and remove them, so that right ones can be put."""
-        self._metrics.corrupt_blocks.labels("pool").inc(len(names))
-        logger.warning("pool=corrupt values=%d", len(names))
+    def _check_found(self, names: Sequence[str], found: Sequence[int]) -> None:
+        """Raise PoolFailed unless every value is what was put, and was not deleted."""
+        pairs = list(zip(names, found, strict=True))
+        if wrong := [name for name, value in pairs if value == WRONG]:
+            self._drop(wrong)
+            raise PoolFailed(f"{len(wrong)} values are not what was put", reason="corrupt")
+        if dead := [name for name, value in pairs if value == DEAD]:
+            self._drop(dead, corrupt=False)
+            raise PoolFailed(f"{len(dead)} values were deleted", reason="missing")
+
+    def _drop(self, names: Sequence[str], *, corrupt: bool = True) -> None:
+        """Remove values that are wrong, which is counted, or dead: right ones can be put then."""
+        if corrupt:
+            self._metrics.corrupt_blocks.labels("pool").inc(len(names))
+        logger.warning("pool=%s values=%d", "corrupt" if corrupt else "deleted", len(names))
         if len(self._drops) < DROPS_MAX:
             task = asyncio.get_running_loop().create_task(self._drop_quietly(names))
             self._drops.add(task)
@@ -271,16 +282,17 @@ class PutResult(NamedTuple):
     corrupt: int
 
 
-def _take_in(view: memoryview, piece: Sequence[tuple[PoolRecord, memoryview]]) -> list[int | None]:
-    """Copy records out of a lane, each verified where it has arrived; None: it is wrong.
+def _take_in(view: memoryview, piece: Sequence[tuple[PoolRecord, memoryview]]) -> list[int]:
+    """Copy records out of a lane, each verified where it has arrived; return their checksums, or
+    WRONG, or DEAD.
 
     Blocking.
     """
-    found: list[int | None] = []
+    found: list[int] = []
     at = 0
     for record, target in piece:
         page = bytes(view[at : at + PAGE_NBYTES])
-        expected = parse_page(
+        told = parse_page(
             memoryview(page),
             record.name,
             record.namespace_id,
@@ -290,8 +302,15 @@ def _take_in(view: memoryview, piece: Sequence[tuple[PoolRecord, memoryview]]) -
         )
         begin = at + PAGE_NBYTES
         at = begin + record.nbytes
-        good = expected is not None and copy_out(view[begin:at], target) == expected
-        found.append(expected if good else None)
+        if told is None:
+            found.append(WRONG)
+            continue
+        expected, stamp = told
+        if stamp <= record.floor:
+            found.append(DEAD)
+        else:
+            good = copy_out(view[begin:at], target) == expected
+            found.append(expected if good else WRONG)
     return found
 
 
@@ -317,6 +336,7 @@ def _lay_out(view: memoryview, writes: Sequence[PoolWrite]) -> list[PoolWrite]:
             block_index=write.block_index,
             nbytes=record.nbytes,
             checksum=write.checksum,
+            stamp=write.stamp,
         )
         good.append(write)
         at = end

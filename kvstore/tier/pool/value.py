@@ -1,7 +1,8 @@
 """A value of the pool: the header page of a frame of one block, then its record. Pure.
 
 The page is that of files (`kvstore.format.frame`), with offset and segment number 0; its checksum
-is seeded with the value's name, so what was put under another name does not pass.
+is seeded with the value's name, so what was put under another name does not pass. Its sequence is
+the time at which it was put, in ms since the epoch: see `graves`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from kvstore.format.frame import (
 )
 from kvstore.model.block import PAGE_NBYTES, BlockKey, NamespaceId, Part
 
-SEQUENCE = 1  # of every value: one that is deleted is removed
 RAW = 0
 
 
@@ -36,11 +36,13 @@ def encode_page(
     block_index: int,
     nbytes: int,
     checksum: int,
+    stamp: int,
 ) -> bytes:
-    """Return the page before a record. checksum: of the record, as its writer told it."""
+    """Return the page before a record. checksum: of the record, as its writer told it. stamp: when
+    it is put."""
     header = FrameHeader(
         kind=FrameKind.RUN,
-        sequence=SEQUENCE,
+        sequence=stamp,
         namespace_id=namespace_id,
         part=part,
         first_block=block_index,
@@ -59,15 +61,18 @@ def parse_page(
     *,
     key: BlockKey,
     nbytes: int,
-) -> int | None:
-    """Return the checksum of the record after a page; None if the page is not the record's."""
+) -> tuple[int, int] | None:
+    """Return checksum and stamp of the record after a page; None if the page is not the
+    record's."""
     header = parse_header(page, _tag(name), 0)
     if header is None or (header.kind, header.codec_id) != (FrameKind.RUN, RAW):
         return None
     if (header.namespace_id, header.part, len(header.blocks)) != (namespace_id, part, 1):
         return None
     block = header.blocks[0]
-    return block.raw_checksum if (block.key, block.raw_nbytes) == (key, nbytes) else None
+    if (block.key, block.raw_nbytes) != (key, nbytes):
+        return None
+    return block.raw_checksum, header.sequence
 
 
 def _tag(name: str) -> SegmentTag:
