@@ -72,7 +72,7 @@ class Admission:
 
     def used(self, prefix: Sequence[BlockKey]) -> None:
         """Offer to the file tier what it lacks of a prefix that was just used."""
-        own, again = self._ledger.copies.use(prefix)
+        own, again = self._ledger.copies.use(prefix, self._index.by_key)
         if self._ledger.demotion is not None:
             self._ledger.demotion.want(own)
         if self._offered_again is not None:

@@ -5,7 +5,7 @@ Else copies of copies would fill the disks of a fleet, and wear them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from kvstore.model.block import BlockKey
 
@@ -31,20 +31,25 @@ class Copies:
         """Forget a block that is not in the arena any more."""
         self._used.pop(key, None)
 
-    def use(self, prefix: Sequence[BlockKey]) -> tuple[Sequence[BlockKey], bool]:
-        """Note that a prefix was used. Returns the start of it that is of this host, or is from now
+    def use(
+        self, prefix: Sequence[BlockKey], is_here: Callable[[BlockKey], object]
+    ) -> tuple[Sequence[BlockKey], bool]:
+        """Note that a prefix was used, as far as `is_here` says of each block: what lies behind a
+        gap is asked for and not used. Returns the start of it that is of this host, or is from now
         on, and whether some of it was a copy until now."""
         if not self._used:
             return prefix, False
         first, again = len(prefix), False
         for i, key in enumerate(prefix):
+            if not is_here(key):
+                break
             was_used = self._used.get(key)
             if was_used is None:
                 continue
-            if was_used:
-                del self._used[key]
-                again = True
-            else:
+            if not was_used:
                 self._used[key] = True
                 first = min(first, i)
+            elif first == len(prefix):  # else it is written with the copy before it, not sooner
+                del self._used[key]
+                again = True
         return prefix[:first], again

@@ -65,11 +65,31 @@ def test_a_copy_used_once_leaves_without_a_write(tmp_path: Path) -> None:
 
 
 def test_only_the_start_before_the_first_copy_is_this_hosts_own() -> None:
-    copies = Copies()
+    copies, all_here = Copies(), KEYS.__contains__
     copies.came(KEYS[2])
-    assert copies.use(KEYS) == (KEYS[:2], False)
-    assert copies.use(KEYS) == (KEYS, True)
-    assert copies.use(KEYS) == (KEYS, False)
+    assert copies.use(KEYS, all_here) == (KEYS[:2], False)
+    assert copies.use(KEYS, all_here) == (KEYS, True)
+    assert copies.use(KEYS, all_here) == (KEYS, False)
     copies.came(KEYS[1])
     copies.left(KEYS[1])
+    assert len(copies) == 0
+
+
+def test_what_lies_behind_a_gap_is_not_used() -> None:
+    copies = Copies()
+    copies.came(KEYS[4])
+    for _ in range(3):
+        copies.use(KEYS, lambda key: key != KEYS[3])
+    assert copies.use(KEYS, KEYS.__contains__) == (KEYS[:4], False)
+    assert copies.use(KEYS, KEYS.__contains__) == (KEYS, True)
+
+
+def test_a_copy_behind_a_newer_one_is_written_with_it_and_not_forgotten() -> None:
+    copies, all_here = Copies(), KEYS.__contains__
+    copies.came(KEYS[4])
+    copies.use(KEYS, all_here)
+    copies.came(KEYS[2])
+    assert copies.use(KEYS, all_here) == (KEYS[:2], False)
+    assert KEYS[4] in copies, "nobody has written it"
+    assert copies.use(KEYS, all_here) == (KEYS, True)
     assert len(copies) == 0
