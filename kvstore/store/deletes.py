@@ -74,7 +74,9 @@ class Deletes:
             return await here
         deleted = asyncio.ensure_future(here)
         there = self.peers.delete(namespace_id, keys)
-        _, outcome = await asyncio.gather(deleted, there, return_exceptions=True)
+        # From a host that is told last nothing may come meanwhile.
+        with self._node.deletions.deleting(self._of(namespace_id), keys):
+            _, outcome = await asyncio.gather(deleted, there, return_exceptions=True)
         self.forbid(namespace_id, keys)
         if isinstance(outcome, BaseException):
             await deleted
@@ -83,8 +85,7 @@ class Deletes:
 
     def forbid(self, namespace_id: NamespaceId | None, keys: Sequence[BlockKey] | None) -> None:
         """Let nothing of a delete come from other hosts until all of them know of it."""
-        namespaces = {namespace_id} if namespace_id is not None else self._known()
-        lingering = self._node.deletions.linger(namespaces, keys, FORBID_S)
+        lingering = self._node.deletions.linger(self._of(namespace_id), keys, FORBID_S)
         task = asyncio.get_running_loop().create_task(lingering)
         self._lingering.add(task)
         task.add_done_callback(self._lingering.discard)
@@ -94,6 +95,9 @@ class Deletes:
         for task in self._lingering:
             task.cancel()
         await asyncio.gather(*self._lingering, return_exceptions=True)
+
+    def _of(self, namespace_id: NamespaceId | None) -> set[NamespaceId]:
+        return {namespace_id} if namespace_id is not None else self._known()
 
     def _known(self) -> set[NamespaceId]:
         return {each.id for each in self._planner.index.namespaces}

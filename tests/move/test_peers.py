@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -222,6 +223,23 @@ def test_what_was_deleted_does_not_come_back_from_a_host_that_computes_it_again(
     two.run(two.store.deletes.delete_everywhere(SPEC.id, A[:20]))
     pair.lender.put(A, 0, 20)
     assert two.get(A) == 0  # for now: a host that had not been told yet would look the same
+
+
+def test_what_is_being_deleted_does_not_come_from_a_host_that_is_told_last(pair: Pair) -> None:
+    pair.lender.put(A, 0, 20)
+    two, told = pair.borrower, pair.link.delete
+
+    async def late(*args: Any, **more: Any) -> None:
+        await asyncio.sleep(0.3)
+        await told(*args, **more)
+
+    pair.link.delete = late  # type: ignore[method-assign]
+    deleting = two.loop.create_task(two.store.deletes.delete_everywhere(SPEC.id, A[:20]))
+    two.run(asyncio.sleep(0.1))
+    assert two.get(A) == 0
+    two.run(asyncio.wait_for(deleting, 10))
+    assert two.get(A) == 0
+    assert two.planner.index.get(SPEC.id, A[0]) is None
 
 
 def test_a_delete_that_a_host_did_not_confirm_says_which(pair: Pair) -> None:
