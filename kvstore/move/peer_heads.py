@@ -114,6 +114,8 @@ class PeerHeads:
             except PeerError as error:
                 logger.debug("heads=unknown node=%s reason=%r", node, str(error))
                 ask = None
+                if not link.open:  # the next link follows at once
+                    return
                 await asyncio.sleep(AGAIN_S)
                 continue
             self._heard[node] = self._now()

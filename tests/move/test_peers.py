@@ -15,9 +15,11 @@ from kvstore.decide.planner import DAEMON_SESSION
 from kvstore.model.errors import Unavailable
 from kvstore.model.member import Origin
 from kvstore.model.outcome import Reason
+from kvstore.move.peer_heads import PeerHeads
 from kvstore.move.peers import Peers
+from kvstore.peer.base import HeadsReply, PeerGone
 from tests.store.node import FULL, SPEC, WINDOW, Node, chain
-from tests.store.peers import DirectLink, joined, member
+from tests.store.peers import DirectLink, Faults, joined, member
 
 A, B = chain(1), chain(2)
 LENDER = member(1, engines=("10.0.0.1:8000",))
@@ -213,6 +215,29 @@ def test_a_delete_reaches_every_host(pair: Pair) -> None:
     assert two.get(A) <= 4
     assert two.run(two.store.deletes.clear_everywhere(None)) > 0
     assert pair.lender.planner.match(SPEC.id, A).hit_blocks == 0
+
+
+def test_heads_are_followed_over_the_next_link_at_once(pair: Pair) -> None:
+    async def lost(*_: object, **more: object) -> HeadsReply:
+        pair.link.faults.dead = True  # open no more
+        raise PeerGone("the link has ended")
+
+    pair.lender.put(A, 0, 20)
+    node = LENDER.node
+    old = DirectLink(LENDER, pair.lender.store.lender(LENDER.instance), Faults())
+    old.heads = pair.link.heads = lost  # type: ignore[method-assign]
+    two, heads = pair.borrower, PeerHeads(1 << 20, pair.borrower.loop.time)
+
+    async def follow(link: DirectLink) -> None:
+        heads.follow(node, link)
+        await asyncio.sleep(0.01)
+
+    two.run(follow(pair.link))
+    assert heads.age_s(node) is None
+    del old.heads  # type: ignore[attr-defined]
+    two.run(follow(old))
+    two.until(lambda: heads.age_s(node) is not None)
+    two.run(heads.close())
 
 
 def test_what_was_deleted_does_not_come_back_from_a_host_that_computes_it_again(
