@@ -89,7 +89,7 @@ hostile: setup ## attack real daemons as other users, tenants and thieves (root)
 torture: setup ## kill a daemon KILLS times, on a disk that fills up, fails, hangs and rots; writes build/torture.json
 	$(BIN)/python -m tests.torture.run --kills $(KILLS) --seed $(SEED) --json build/torture.json $(ARGS)
 
-sim: setup ## simulate power cuts and lost messages with a thousand seeds; writes build/sim.json
+sim: setup ## simulate power cuts, lost messages and fleets with a thousand seeds; writes build/sim.json
 	$(BIN)/python -m tests.sim.run --seeds $(SIM_SEEDS) --json build/sim.json $(ARGS)
 
 fuzz: setup ## send hostile bytes to every parser for FUZZ_SECONDS; writes build/fuzz.json

@@ -21,6 +21,9 @@ from kvstore.metrics import Metrics
 from kvstore.model.block import PAGE_NBYTES, BlockKey, Committed, Grant, Slot, Span
 from kvstore.model.errors import KVStoreError
 from kvstore.model.hint import Hint, HintKind
+from kvstore.move.deletions import Deletions
+from kvstore.move.object_side import Objects
+from kvstore.move.promote import Promotion
 from kvstore.move.scrub import Scrub
 from kvstore.move.write_behind import WriteBehind
 from kvstore.sealing import Sealing
@@ -82,6 +85,8 @@ class Framed(NamedTuple):
 class Daemon:
     """Alive from `start` to `die` or `close`. Methods of engines raise KVStoreError."""
 
+    scrub_every_s = SCRUB_EVERY_S
+
     def __init__(
         self,
         loop: SimLoop,
@@ -92,8 +97,11 @@ class Daemon:
         *,
         new_id: Callable[[], int] | None = None,
         sealing: Sealing | None = None,
+        now: Callable[[], float] | None = None,
     ) -> None:
-        """sealing: of its file tier, if the settings say that it is encrypted."""
+        """sealing: of its file tier, if the settings say that it is encrypted. now: its clock, the
+        loop's if none is given."""
+        now = now or loop.time
         self._loop = loop
         self._platters = platters
         self._failing = settings.failing
@@ -128,7 +136,7 @@ class Daemon:
         self.planner = Planner(
             self.arena,
             file.frames,
-            now=loop.time,
+            now=now,
             run_nbytes_max=file.space.frame_nbytes_max - PAGE_NBYTES,
             write_fine_parts=settings.fine,
         )
@@ -140,7 +148,7 @@ class Daemon:
             metrics=self.metrics,
             group_commit_bytes=limits.group_commit_bytes,
             executor=loop.threads,
-            now=loop.time,
+            now=now,
         )
         _tell_evictions(self.planner.eviction, self._evicts)
         _tell(self.planner.writes, "done", self._written)
@@ -153,17 +161,24 @@ class Daemon:
             planner=self.planner,
             limits=limits,
             metrics=self.metrics,
-            now=loop.time,
+            objects=self.object_side(now),
+            now=now,
             new_id=new_id or partial(draw.randrange, 1, 1 << 63),
             scrub=Scrub(
                 self.planner,
                 write_behind,
                 nbytes_per_s=settings.file_bytes,
-                every_s=SCRUB_EVERY_S,
+                every_s=self.scrub_every_s,
                 metrics=self.metrics,
-                now=loop.time,
+                now=now,
             ),
         )
+
+    def object_side(
+        self, now: Callable[[], float]
+    ) -> Callable[[Promotion, Deletions], Objects] | None:
+        """Return what makes its object tier: none. The planner and the arena are there."""
+        return None
 
     async def start(self, expected: dict[Item, Framed], asked: Sequence[BlockKey]) -> None:
         """Serve, and be asked for some keys, one by one, before everything is indexed.
@@ -360,7 +375,7 @@ class Daemon:
         self.model.bury(self.space.keys, event)
 
     async def flush(self) -> bool:
-        before = dict(self.records())
+        before = {i: record for i, record in self.records() if not self.is_spared(i.key)}
         durable = await self.store.puts.flush(3.0)
         if durable:
             now = dict(self.records())
@@ -370,6 +385,10 @@ class Daemon:
                 if now.get(item) is record and item.part in self.space.bases
             )
         return durable
+
+    def is_spared(self, key: BlockKey) -> bool:
+        """Say whether a flush need not write a block: another host has it."""
+        return False
 
     # ---- what is checked ---------------------------------------------------------------------
 

@@ -131,6 +131,8 @@ class Process:
 class Engine:
     """Opens sessions one after the other, and saves and loads in each until it ends."""
 
+    think_s = THINK_S
+
     def __init__(
         self, name: str, wire: Wire, draw: Random, note: Callable[[Exception], None], space: Space
     ) -> None:
@@ -157,7 +159,7 @@ class Engine:
                 self._note(error)
             finally:
                 self._leave()
-            await asyncio.sleep(self._draw.expovariate(1 / THINK_S))
+            await asyncio.sleep(self._draw.expovariate(1 / self.think_s))
 
     async def _live(self, token: str) -> None:
         daemon = self._wire.daemon
@@ -192,13 +194,20 @@ class Engine:
             process.member = None
         self._processes = []
 
+    def _ops(self) -> list[Callable[[Daemon], Awaitable[None]]]:
+        """Return what it does, each as often as it is there."""
+        often = [self._save] * 8 + [self._load] * 8 + [self._load_parts] * 2
+        return often + [self._delete] * 2 + [self._flush] + [self._hint] * 2
+
+    def _chain_to_save(self) -> list[BlockKey]:
+        return self._draw.choice(self._space.chains)
+
     async def _work(self, daemon: Daemon) -> None:
-        ops = [self._save] * 8 + [self._load] * 8 + [self._load_parts] * 2
-        ops += [self._delete] * 2 + [self._flush] + [self._hint] * 2
+        ops = self._ops()
         if self._draw.random() < 0.2:
             ops.append(self._clear)
         while True:
-            await asyncio.sleep(self._draw.expovariate(1 / THINK_S))
+            await asyncio.sleep(self._draw.expovariate(1 / self.think_s))
             try:
                 await self._draw.choice(ops)(daemon)
             except (SessionEnded, Killed):
@@ -213,7 +222,7 @@ class Engine:
 
     async def _save(self, daemon: Daemon) -> None:
         process = self._draw.choice(self._processes)
-        chain = self._draw.choice(self._space.chains)
+        chain = self._chain_to_save()
         begin = self._draw.randrange(CHAIN_BLOCKS)
         keys = chain[begin : begin + self._draw.randint(1, 8)]
         parent = chain[begin - 1] if begin else None

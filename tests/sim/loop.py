@@ -6,12 +6,16 @@ Nothing waits and nothing runs beside anything else, so one seed gives one cours
 from __future__ import annotations
 
 import asyncio
+import itertools
 import selectors
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor, Future
-from contextvars import Context
+from contextvars import Context, ContextVar
 from random import Random
 from typing import Any
+
+OWNER: ContextVar[str] = ContextVar("owner", default="-")
+"""Whose tasks are made in this context. A task, and what it starts, belongs to its maker."""
 
 
 class Stuck(Exception):
@@ -40,6 +44,8 @@ class SimLoop(asyncio.SelectorEventLoop):
         super().__init__(self._jump)
         self.threads = SimThreads(self, draw)
         self.unhandled: list[str] = []
+        self._numbers = itertools.count(1)
+        self.set_task_factory(self._new_task)
         self.set_exception_handler(self._note)
 
     def time(self) -> float:
@@ -53,7 +59,21 @@ class SimLoop(asyncio.SelectorEventLoop):
     def run_in_executor(  # type: ignore[override]
         self, executor: Executor | None, func: Callable[..., Any], *args: Any
     ) -> asyncio.Future[Any]:
-        return asyncio.wrap_future((executor or self.threads).submit(func, *args), loop=self)
+        threads = executor if isinstance(executor, SimThreads) else self.threads
+        return asyncio.wrap_future(threads.submit(func, *args), loop=self)
+
+    def tasks_of(self, owner: str) -> list[asyncio.Task[Any]]:
+        """Return the tasks of one owner that have not ended, in the order in which they began."""
+        tasks = [t for t in asyncio.all_tasks(self) if t.get_name().startswith(f"{owner} ")]
+        return sorted(tasks, key=lambda task: task.get_name())
+
+    def _new_task(
+        self, _: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any], **more: Any
+    ) -> asyncio.Task[Any]:
+        """Number tasks by their loop, so that their order does not depend on earlier seeds."""
+        context: Context | None = more.get("context")
+        owner = context.get(OWNER, "-") if context is not None else OWNER.get()
+        return asyncio.Task(work, loop=self, name=f"{owner} {next(self._numbers):09d}", **more)
 
     def _note(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         self.unhandled.append(f"{context['message']}: {context.get('exception')!r}")

@@ -29,15 +29,17 @@ class Space:
     bases: the parts that have to survive; fine: those that refine others, in the same order.
     """
 
-    def __init__(self, kind: str, spec: Namespace) -> None:
+    def __init__(self, kind: str, spec: Namespace, chains: int = 5) -> None:
         self.kind = kind
         self.spec = spec
         base = [i for i in range(len(spec.groups)) if i not in spec.fine]
         self.bases = tuple(Part(group, 0) for group in base)
         self.fine = tuple(Part(group, 0) for group in spec.fine)
         self.parts = self.bases + self.fine
+        tokens = spec.block_tokens
         self.chains = [
-            KeyChain(root_key(spec.id), 2).update([name] * 2 * CHAIN_BLOCKS) for name in range(1, 6)
+            KeyChain(root_key(spec.id), tokens).update([name] * tokens * CHAIN_BLOCKS)
+            for name in range(1, chains + 1)
         ]
         self.keys = [key for chain in self.chains for key in chain]
 

@@ -2,10 +2,15 @@
 
     python -m tests.sim.run --seeds 1000 --json sim.json
     python -m tests.sim.run --seed 4711        one seed again, with what it found
+    python -m tests.sim.run --stores 8         with so many stores that borrow from each other
+
+Two seeds in five have 3 to 8 stores on a network that loses, doubles, delays, reorders, parts, cuts
+and flips (tests/sim/fleet). The others have one store.
 
 `lost` counts broken promises about what was answered as durable, `wrong` bytes that nobody put,
 `resurrected` what came back after a delete was answered, `leaked` leases, slots or bytes over a cap
-that stayed behind, `bug` everything else that must not happen. All have to be 0.
+that stayed behind, `hung` calls that took longer than they may, and hosts that do not find together
+when all is quiet, `bug` everything else that must not happen. All have to be 0.
 
 `seeds_of` says how many seeds had records of one size, of sizes that vary, and lossy ones with fine
 parts. Of these, planes of two writers together, or a block without its fine part for who insists on
@@ -26,15 +31,21 @@ import os
 import sys
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import click
 
-from tests.sim.world import Outcome, run_seed
+from tests.sim.fleet.world import run_fleet_seed
+from tests.sim.outcome import Outcome
+from tests.sim.world import run_seed
 
-AGAIN = "python -m tests.sim.run --seed"
-KINDS = ("lost", "wrong", "resurrected", "foreign", "leaked", "bug")
+AGAIN = "python -m tests.sim.run"
+KINDS = ("lost", "wrong", "resurrected", "foreign", "leaked", "bug", "hung")
+FLEET_STORES = range(3, 9)
+FLEETS = 2  # of five seeds
 COUNTS = (
     "calls",
     "loads",
@@ -53,6 +64,15 @@ COUNTS = (
     "lent",
     "nonces",
     "nonce_reused",
+    "messages",
+    "copies",
+    "cuts",
+    "flips",
+    "partitions",
+    "twins",
+    "quarantined",
+    "fleet_deletes",
+    "fleet_refused",
 )
 
 
@@ -60,12 +80,19 @@ COUNTS = (
 @click.option("--seeds", default=1000, show_default=True, help="How many.")
 @click.option("--start", default=0, show_default=True, help="The first of them.")
 @click.option("--seed", type=int, help="Only this one, and show what it found.")
+@click.option(
+    "--stores",
+    type=click.IntRange(1, max(FLEET_STORES)),
+    help="How many stores each seed has.  [default: 1, or 3 to 8, by the seed]",
+)
 @click.option("--jobs", default=2, show_default=True, help="Processes to use.")
 @click.option("--json", "file", type=click.Path(path_type=Path), help="Write the result here too.")
-def main(seeds: int, start: int, seed: int | None, jobs: int, file: Path | None) -> None:
+def main(
+    *, seeds: int, start: int, seed: int | None, stores: int | None, jobs: int, file: Path | None
+) -> None:
     chosen = range(start, start + seeds) if seed is None else range(seed, seed + 1)
     began = time.monotonic()
-    outcomes = _run(chosen, min(jobs, len(chosen)))
+    outcomes = _run(chosen, stores, min(jobs, len(chosen)))
     result = summary(outcomes) | {"seconds": round(time.monotonic() - began, 1)}
     text = json.dumps(result)
     click.echo(text)
@@ -82,11 +109,25 @@ def summary(outcomes: list[Outcome]) -> dict[str, Any]:
     result |= {name: sum(getattr(outcome, name) for outcome in outcomes) for name in COUNTS}
     kinds = Counter(outcome.kind for outcome in outcomes)
     result |= {"seeds_of": dict(sorted(kinds.items()))}
+    stores = Counter(outcome.stores for outcome in outcomes)
+    result |= {"stores_of": {str(count): stores[count] for count in sorted(stores)}}
     failed = [outcome for outcome in outcomes if outcome.violations]
     return result | {"failed": [outcome.as_dict() for outcome in failed]}
 
 
-def _run(seeds: range, jobs: int) -> list[Outcome]:
+def stores_of(seed: int) -> int:
+    """Return how many stores a seed has, if nobody says so."""
+    draw = Random(f"stores {seed}")
+    return draw.choice(FLEET_STORES) if draw.randrange(5) < FLEETS else 1
+
+
+def run_any(seed: int, stores: int | None = None) -> Outcome:
+    """Simulate one seed. stores: None: by the seed."""
+    count = stores or stores_of(seed)
+    return run_seed(seed) if count == 1 else run_fleet_seed(seed, count)
+
+
+def _run(seeds: range, stores: int | None, jobs: int) -> list[Outcome]:
     # Bytes are hashed with a salt, which would give each process its own order of some sets.
     os.environ["PYTHONHASHSEED"] = "0"
     with (
@@ -94,12 +135,13 @@ def _run(seeds: range, jobs: int) -> list[Outcome]:
         click.progressbar(length=len(seeds), label="seeds", file=sys.stderr) as bar,
     ):
         outcomes = []
-        for outcome in pool.imap_unordered(run_seed, seeds):
+        for outcome in pool.imap_unordered(partial(run_any, stores=stores), seeds):
             outcomes.append(outcome)
             bar.update(1)
             if outcome.violations:
                 click.echo(f"\nseed {outcome.seed}: {outcome.violations[:3]}", err=True)
-                click.echo(f"  again: {AGAIN} {outcome.seed}", err=True)
+                again = f"{AGAIN} --seed {outcome.seed} --stores {outcome.stores}"
+                click.echo(f"  again: {again}", err=True)
     return sorted(outcomes, key=lambda outcome: outcome.seed)
 
 

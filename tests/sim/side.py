@@ -35,6 +35,7 @@ class Side:
         self.model = model
         self.away = 0  # starts without one of the devices
         self.rotten_pages = 0
+        self.encrypted = settings.encrypted
         self.platters = [Platter() for _ in range(settings.devices)]
         self.wire = Wire(draw, note)
         self.expected: dict[Item, Framed] = {}
@@ -58,11 +59,19 @@ class Side:
     async def start(self, *, again: bool) -> None:
         """Start on what the last life left and look at everything it found. again: it is not the
         first one."""
-        self.model.restart()
+        await self.recover(again=again)
+        self.wire.arrive(self.daemon)
+
+    def new_daemon(self) -> Daemon:
         sealing = Sealing(ROOT, TenantId(self.model.owner)) if self._settings.encrypted else None
-        daemon = self._daemon = Daemon(
+        return Daemon(
             self._loop, self.platters, self.model, self._draw, self._settings, sealing=sealing
         )
+
+    async def recover(self, *, again: bool) -> None:
+        """The same, without answering anybody."""
+        self.model.restart()
+        daemon = self._daemon = self.new_daemon()
         daemon.rewritten = self._rewritten
         if again and len(daemon.disks) > 1 and self._draw.random() < 0.3:
             self._draw.choice(daemon.disks).away = True
@@ -77,7 +86,6 @@ class Side:
         except Violation as error:
             self._note(error)
         self.model.owed = {item: record.checksum for item, record in daemon.framed().items()}
-        self.wire.arrive(daemon)
 
     def engines(self, life: int) -> list[Engine]:
         """Return those of one life."""

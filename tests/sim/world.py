@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from random import Random
 from typing import Any
 from unittest.mock import patch
@@ -14,6 +14,7 @@ from kvstore.store.lending import FilePart, Lending
 from tests.sim.daemon import Settings
 from tests.sim.loop import SimLoop, Stuck
 from tests.sim.model import SPACES, Model, Violation
+from tests.sim.outcome import Outcome
 from tests.sim.sealing import recorded
 from tests.sim.side import DRAIN_S, Side, stop_everything
 
@@ -26,38 +27,6 @@ STEP_NBYTES = 64 << 10  # by which that room moves; a daemon's is larger than al
 LIVES = (2, 4)
 LIFE_S = 2.2  # mean
 CHECK_EVERY_S = 0.25
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What one seed found. Counts are there to see that it did something. kind: of the records."""
-
-    seed: int
-    kind: str = ""
-    violations: list[str] = field(default_factory=list)
-    calls: int = 0
-    loads: int = 0
-    files_read: int = 0
-    lives: int = 0
-    durable: int = 0
-    faults: int = 0
-    rotten: int = 0
-    evicted: int = 0
-    away: int = 0
-    taken_out: int = 0
-    fine_served: int = 0
-    thinned: int = 0
-    encrypted: int = 0
-    tenants: int = 0
-    lent: int = 0
-    nonces: int = 0
-    nonce_reused: int = 0
-
-    def count(self, kind: str) -> int:
-        return sum(text.startswith(f"{kind}:") for text in self.violations)
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def run_seed(seed: int) -> Outcome:

@@ -1,0 +1,139 @@
+"""A few seeds with several stores; and each check can fail: the product is broken on purpose."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from kvstore.membership.registration import Registration
+from kvstore.model.member import NodeId
+from kvstore.move.deletions import Watch
+from kvstore.move.peer_heads import PeerHeads
+from kvstore.move.peers import Peer, Peers
+from kvstore.move.sources import Brought, Sources
+from kvstore.store.lender import StoreLender, StoreLoan
+from kvstore.tier.file.durability import Durability
+from tests.sim.fleet.link import SimIncoming
+from tests.sim.fleet.network import Weather
+from tests.sim.fleet.world import run_fleet_seed
+from tests.sim.run import stores_of
+
+SEEDS_MAX = 12  # of a control: the first that finds it is enough
+
+
+def test_a_seed_keeps_every_promise_and_takes_the_same_course_again() -> None:
+    outcome = run_fleet_seed(2, 3)
+    assert outcome.violations == [], "again: python -m tests.sim.run --seed 2 --stores 3"
+    assert outcome.copies > 20, "hosts read from each other"
+    assert run_fleet_seed(2, 3) == outcome
+
+
+@pytest.mark.parametrize(("seed", "stores"), [(4, 4), (5, 5)])
+def test_seeds_with_more_hosts_keep_them_too(seed: int, stores: int) -> None:
+    again = f"again: python -m tests.sim.run --seed {seed} --stores {stores}"
+    assert run_fleet_seed(seed, stores).violations == [], again
+
+
+def test_a_thousand_seeds_have_one_store_and_each_number_from_three_to_eight() -> None:
+    assert {stores_of(seed) for seed in range(200)} == {1, *range(3, 9)}
+
+
+def _found(kind: str, words: str = "", *, first: int = 0) -> bool:
+    for seed in range(first, first + SEEDS_MAX):
+        for text in run_fleet_seed(seed, 3).violations:
+            if text.startswith(f"{kind}:") and words in text:
+                return True
+    return False
+
+
+def test_flipped_bits_that_nobody_verifies_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SimIncoming, "verifies", False)
+    monkeypatch.setattr(Weather, "drawn", lambda _: Weather(flipped=0.02))
+    assert _found("wrong", "other bytes than were put")
+
+
+def test_a_delete_that_skips_a_member_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    delete = Peers._delete_at
+
+    async def skips(self: Peers, peer: Peer, *what: Any) -> None:
+        if peer.member.node != NodeId(f"{1:032x}"):
+            await delete(self, peer, *what)
+
+    monkeypatch.setattr(Peers, "_delete_at", skips)
+    assert _found("resurrected", "in the whole fleet")
+
+
+def test_a_copy_that_comes_while_it_is_deleted_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Watch, "deleted", lambda *_: None)  # no fetch is told of a delete
+    monkeypatch.setattr(Weather, "drawn", lambda _: Weather(late_orders=0.7))
+    assert _found("resurrected")
+
+
+def test_a_sync_that_lies_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def sync(self: Durability, extents: object = ()) -> None:
+        """Say that all is durable."""
+
+    monkeypatch.setattr(Durability, "sync", sync)
+    assert _found("lost")
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "words"),
+    [
+        (StoreLoan, "release", "leases"),
+        (PeerHeads, "close", "tasks outlive"),
+        (Peer, "close", "links"),
+    ],
+)
+def test_what_is_left_behind_is_found(
+    monkeypatch: pytest.MonkeyPatch, where: type, name: str, words: str
+) -> None:
+    async def nothing(*_: object) -> None:
+        """Do not let go."""
+
+    forgets = (lambda *_: None) if where is StoreLoan else nothing
+    if where is StoreLoan:
+        monkeypatch.setattr(StoreLoan, "held", lambda _: True)
+    monkeypatch.setattr(where, name, forgets)
+    assert _found("leaked", words)
+
+
+def test_an_error_without_a_type_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def match(*_: object) -> None:
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(StoreLender, "match", match)
+    assert _found("bug", "a bug")
+
+
+def test_a_second_daemon_that_gets_the_node_id_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    make = Registration._make
+
+    async def takes(self: Registration, own: Any, lease: int) -> Any:
+        owner = await make(self, own, lease)
+        return None if owner is not None and own.address.startswith("10.0.9.") else owner
+
+    monkeypatch.setattr(Registration, "_make", takes)
+    assert _found("bug", "not refused")
+
+
+def test_a_call_without_an_end_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvstore.move.peers.DELETE_S", 20.0)  # longer than the fleet allows
+    monkeypatch.setattr(Weather, "drawn", lambda _: Weather(lost=0.1))
+    assert _found("hung", "a fleet's delete took")
+
+
+def test_a_peer_that_is_not_dialled_again_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Peers, "_is_due", lambda self, peer: peer.link is None and not peer.rtt_s)
+    assert _found("hung", "does not use")
+
+
+def test_a_host_that_nobody_finds_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def promote(*_: object) -> Any:
+        await asyncio.sleep(0)
+        return Brought()
+
+    monkeypatch.setattr(Sources, "promote", promote)
+    assert _found("hung", "at rest a host finds 0")
