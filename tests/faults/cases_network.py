@@ -53,6 +53,13 @@ class ShiftedClock(FleetScene):
                 }
         return daemon
 
+    def __exit__(self, *_: object) -> None:
+        pids = [daemon.pid for daemon in self.daemons[LENDER:] if daemon.alive]
+        super().__exit__()
+        for pid in pids:  # what libfaketime leaves of a process that is killed
+            for name in (f"faketime_shm_{pid}", f"sem.faketime_sem_{pid}"):
+                Path("/dev/shm", name).unlink(missing_ok=True)
+
 
 @cache
 def time_namespaces() -> bool:
