@@ -6,22 +6,22 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import click
 
-from kvstore.cli import replay_table
+from kvstore.cli import replay_hosts, replay_table
 from kvstore.cli.model import model_options, ratio_options
 from kvstore.cli.outputs import check_outputs, check_plot
+from kvstore.cli.replay_asked import Asked, Replays
 from kvstore.cli.replay_plot import check_matplotlib, plot_results
 from kvstore.decide.policy import policy_by_name
 from kvstore.model.block import RECORD_NBYTES_MAX
 from kvstore.model.errors import ConfigError
 from kvstore.plan import ModelKV, load_model
-from kvstore.replay import FORMATS, RECLAIMS, Setup, Workload, load_workload, replay
+from kvstore.replay import FORMATS, RECLAIMS, Result, Setup, Workload, load_workload
 from kvstore.replay.bounds import Bounds
 from kvstore.settings import ADMISSIONS, DramSettings, FileSettings, parse_size
 
@@ -116,6 +116,7 @@ DAY_S = 86400.0
 @click.option(
     "--seed", default=1, show_default=True, help="Seed of random session starts and hints."
 )
+@replay_hosts.hosts_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per replay.")
 @click.option("--csv", "csv_path", type=click.Path(path_type=Path), help="Write a table as well.")
 @click.option(
@@ -131,6 +132,9 @@ def replay_command(
     hit ratios of prompt tokens beside those of an infinite cache and of the offline optimum of the
     same size, which no policy can beat.
 
+    With --hosts, requests go to many hosts that lend each other blocks, and the line says what each
+    source gave: the host itself, its peers, or nobody. Beside it is one host with all their room.
+
     \b
     Examples:
       kvstore replay trace.jsonl.gz --dram 64GiB --file 2TiB
@@ -140,12 +144,21 @@ def replay_command(
       kvstore replay trace.jsonl.gz --dram 64GiB --ratio 1.38
       kvstore replay trace.jsonl.gz --dram 64GiB --file 1TiB --ratio 1.8 --file-ratio 3.0
       kvstore replay trace.jsonl --lenient --max-requests 10000 --csv hits.csv
+      kvstore replay trace.jsonl.gz --hosts 8 --dram 64GiB --router random,affinity,kv
     """
     check_outputs(csv_path)
     check_plot(plot)
     if plot is not None:
         check_matplotlib()
-    asked = _Asked(**options)
+    asked = Asked(**options)
+    routers = replay_hosts.routers(
+        asked.hosts,
+        asked.router,
+        view_age=asked.view_age,
+        load_bound=asked.load_bound,
+        restart_at=asked.restart_at,
+        plot=plot,
+    )
     share = _end_share(asked.hints)
     pairs = _policies(asked.policy, asked.dram_policy, asked.file_policy, asked.compare)
     if asked.model is not None and asked.kv_bytes_per_token is not None:
@@ -155,30 +168,19 @@ def replay_command(
     nbytes = _record_nbytes(asked.kv_bytes_per_token, kv, workload)
     setups = _setups(asked, pairs, workload, nbytes)
     bounds = Bounds(workload)
-    results = []
+    replays = Replays(workload, bounds, asked, share, kv)
+    rows: list[dict[str, Any]] = []
+    results: list[Result] = []
     if not as_json:
         click.echo("\n".join(replay_table.about(workload, nbytes, bounds)))
     for setup in setups:
-        with _replaying(len(workload.requests)) as done:
-            result = replay(
-                workload,
-                setup,
-                bounds,
-                end_hints=share,
-                restart_at=asked.restart_at,
-                seed=asked.seed,
-                prefill_flops=kv.prefill_flops if kv is not None else None,
-                progress=done,
-            )
-        results.append(result)
-        if as_json:
-            click.echo(json.dumps(replay_table.as_dict(workload, result)))
-        else:
-            click.echo("\n".join(replay_table.lines(result, with_head=len(results) == 1)))
+        for row, text in (
+            replays.over_hosts(setup, routers) if routers else replays.one(setup, results)
+        ):
+            click.echo(json.dumps(row) if as_json else text)
+            rows.append(row)
     if csv_path is not None:
-        replay_table.write_csv(
-            csv_path, [replay_table.as_dict(workload, result) for result in results]
-        )
+        replay_table.write_csv(csv_path, rows)
     if plot is not None:
         plot_results(results, plot, title=f"{workload.name}: {len(workload.requests):,} requests")
 
@@ -186,35 +188,7 @@ def replay_command(
 # ---- what was asked for ------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
-    """The options that say what is replayed, and how: named as on the command line."""
-
-    dram: str
-    file_: str
-    policy: str | None
-    dram_policy: str | None
-    file_policy: str | None
-    compare: str | None
-    admission: str
-    write_budget: str
-    reclaim: str
-    hints: str | None
-    format_: str | None
-    lenient: bool
-    block_tokens: int | None
-    kv_bytes_per_token: str | None
-    model: Path | None
-    kv_dtype: str
-    ratio: float
-    file_ratio: float | None
-    restart_at: float | None
-    max_requests: int | None
-    window_hours: float | None
-    seed: int
-
-
-def _read(trace: Path, asked: _Asked) -> Workload:
+def _read(trace: Path, asked: Asked) -> Workload:
     with _reading() as done:
         return load_workload(
             trace,
@@ -229,7 +203,7 @@ def _read(trace: Path, asked: _Asked) -> Workload:
 
 
 def _setups(
-    asked: _Asked, pairs: Sequence[tuple[str, str]], workload: Workload, nbytes: int
+    asked: Asked, pairs: Sequence[tuple[str, str]], workload: Workload, nbytes: int
 ) -> list[Setup]:
     """Return a setup for each pair of sizes and each pair of policies.
 
@@ -335,14 +309,3 @@ def _reading() -> Iterator[Callable[[int], None]]:
         return
     yield lambda requests: click.echo(f"\rreading {requests:,} requests", nl=False, err=True)
     click.echo("\r\033[K", nl=False, err=True)
-
-
-@contextmanager
-def _replaying(requests: int) -> Iterator[Callable[[int], None]]:
-    """Draw a bar on stderr where somebody looks at it."""
-    if not sys.stderr.isatty():
-        yield lambda answered: None
-        return
-    with click.progressbar(length=requests, label="replaying", file=sys.stderr) as bar:
-        yield lambda answered: bar.update(answered - bar.pos)
-    click.echo("\033[A\r\033[K", nl=False, err=True)

@@ -32,6 +32,11 @@ FALL_SHARE = 0.75  # of what is allowed: what twice as many heads have to fit in
 FALL_S = 60.0  # between two changes of the level: each is a snapshot of every peer
 
 
+def pause_s(peers: int) -> float:
+    """Return how long a host waits between two answers of a peer, with so many peers."""
+    return max(PAUSE_S, peers / PEERS_A_SECOND)
+
+
 class PeerHeads:
     """nbytes_max: of the view, all peers together."""
 
@@ -119,7 +124,7 @@ class PeerHeads:
                 await asyncio.sleep(AGAIN_S)
                 continue
             self._heard[node] = self._now()
-            await asyncio.sleep(max(PAUSE_S, len(self._following) / PEERS_A_SECOND))
+            await asyncio.sleep(pause_s(len(self._following)))
 
     async def _snapshot(self, node: NodeId, link: PeerLink) -> HeadsAsk | None:
         """Take all heads of a peer; return what asks for changes. None: of another level now."""

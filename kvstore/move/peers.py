@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
@@ -20,16 +19,15 @@ from kvstore.move.peer_heads import PeerHeads
 from kvstore.move.peer_source import PeerListing, PeerSource
 from kvstore.move.source import Candidate
 from kvstore.peer.base import KEYS_MAX, NAMED_KEYS_MAX, PeerCorrupt, PeerError, PeerLink, PeerMatch
+from kvstore.peer.choice import ASKED_MAX, LOOKED_AT_MAX, choose
 from kvstore.system.breaker import Breaker
 
 logger = logging.getLogger(__name__)
 
 Dial = Callable[[Member, float], Awaitable[PeerLink]]
 
-ASKED_MAX = 3  # hosts that are asked about one prefix, and that may give parts of it
 MATCH_S = 0.05  # for an answer to that
 NAMED_MATCH_S = 0.5  # from the host that the request names
-LOOKED_AT_MAX = 16  # holders among which to choose
 VIEW_NBYTES_MAX = 256 << 20
 DIAL_S = 2.0
 PING_EVERY_S = 2.0
@@ -303,10 +301,7 @@ class Peers:
             return []
         known = ((self._peers.get(node), heads) for node, heads in found)
         there = [(p, heads) for p, heads in known if p and p.usable and p is not besides]
-        most = max((heads for _, heads in there), default=0)
-        random.shuffle(there)
-        there.sort(key=lambda each: (each[1] < most - 1, each[0].member.zone != self._zone))
-        return [peer for peer, _ in there[:ASKED_MAX]]
+        return choose(there, is_near=lambda peer: bool(peer.member.zone == self._zone))
 
     async def _asked(
         self, peer: Peer, wish: Wish, answer_s: float, expected: int = 0

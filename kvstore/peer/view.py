@@ -24,6 +24,7 @@ Places = NDArray[np.uint16]
 Indices = NDArray[np.intp]
 Kept = Callable[[int, int], NDArray[np.bool_]]
 """Says which entries of a part of a table are kept."""
+_Make = Callable[[], tuple[Numbers, Places]]  # a table anew: on any thread
 
 
 class Holder(NamedTuple):
@@ -95,30 +96,30 @@ class View:
     async def _replace(self, gone: Sequence[int], heads: Numbers, places: Places) -> None:
         """Drop what is known of some peers, then take heads."""
         async with self._making:
-            self._drop_changes({*gone})
-            before = self._heads, self._places
-
-            def made() -> tuple[Numbers, Places]:
-                def kept(begin: int, end: int) -> NDArray[np.bool_]:
-                    return ~np.isin(before[1][begin:end], gone)
-
-                return _merged(*before, kept, heads, places)
-
+            made = self._replacing(gone, heads, places)
             self._heads, self._places = await asyncio.to_thread(made)
+
+    def replace_at_once(self, place: int, heads: Numbers) -> None:
+        """Take a snapshot of a peer where nothing else goes on: in a replay."""
+        places = np.full(len(heads), place, np.uint16)
+        self._heads, self._places = self._replacing((place,), heads, places)()
+
+    def _replacing(self, gone: Sequence[int], heads: Numbers, places: Places) -> _Make:
+        self._drop_changes({*gone})
+        before = self._heads, self._places
+
+        def made() -> tuple[Numbers, Places]:
+            def kept(begin: int, end: int) -> NDArray[np.bool_]:
+                return ~np.isin(before[1][begin:end], gone)
+
+            return _merged(*before, kept, heads, places)
+
+        return made
 
     async def settle(self) -> None:
         """Put the changes into the table. Lookups and changes go on meanwhile."""
         async with self._making:
-            before = self._heads, self._places
-            came = [(head, place) for head, at in self._came.items() for place in at]
-            left = list(self._left)
-
-            def made() -> tuple[Numbers, Places]:
-                kept = np.ones(len(before[0]), bool)
-                gone = _find(*before, *_columns(left))
-                kept[gone[gone >= 0]] = False
-                return _merged(*before, lambda a, b: kept[a:b], *_columns(came))
-
+            made = self._settling()
             self._meanwhile = []
             try:
                 self._heads, self._places = await asyncio.to_thread(made)
@@ -127,6 +128,24 @@ class View:
                 meanwhile, self._meanwhile = self._meanwhile, None
             for each in meanwhile:
                 self.change(*each)
+
+    def settle_at_once(self) -> None:
+        """Put the changes into the table where nothing else goes on: in a replay."""
+        self._heads, self._places = self._settling()()
+        self._came, self._left = {}, set()
+
+    def _settling(self) -> _Make:
+        before = self._heads, self._places
+        came = [(head, place) for head, at in self._came.items() for place in at]
+        left = list(self._left)
+
+        def made() -> tuple[Numbers, Places]:
+            kept = np.ones(len(before[0]), bool)
+            gone = _find(*before, *_columns(left))
+            kept[gone[gone >= 0]] = False
+            return _merged(*before, lambda a, b: kept[a:b], *_columns(came))
+
+        return made
 
     def knows(self, heads: Sequence[int]) -> bool:
         """Say whether any peer seems to have any of these heads."""

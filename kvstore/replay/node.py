@@ -7,7 +7,7 @@ time, so nobody waits, no lease expires and no promotion comes too late.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import count
@@ -27,6 +27,8 @@ ROUNDS_MAX = 4  # as often as the store asks again for room
 WRITE_NBYTES = 1 << 40  # all there is
 
 T = TypeVar("T")
+Borrow = Callable[[Sequence[BlockKey], int], int]
+"""Makes the hit of a prefix longer than it is here; returns how long it is then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +99,7 @@ class Node:
         self._sequence = count(1)
         self._moved_nbytes_before = 0
         self.planner = self._begin()
-        self._namespace = self._spec.id
+        self.namespace = self._spec.id
 
     def _begin(self) -> Planner:
         """Return the planner of a life: its arena is empty."""
@@ -129,28 +131,42 @@ class Node:
             frame = StoredFrame(old.extent, PART, old.codec_id, old.stored_nbytes, old.sequence)
             position, block = min(old.blocks.items())
             self.planner.recovery.add(
-                self._namespace,
+                self.namespace,
                 frame,
                 [(at, each.key, self._setup.record_nbytes, 0) for at, each in old.blocks.items()],
                 first_block=block.block_index - position,
                 parent=block.parent if not position else None,
             )
 
-    def ask(self, keys: Sequence[BlockKey]) -> int:
-        """Answer a request: returns how many blocks it hit, and stores what it computed."""
+    def ask(self, keys: Sequence[BlockKey], borrow: Borrow | None = None) -> int:
+        """Answer a request: returns how many blocks it hit, and stores what it computed.
+
+        borrow: asked for what this node lacks.
+        """
         if not keys:
             return 0
         planner, traffic = self.planner, self.traffic
-        match = planner.match(self._namespace, keys)
+        match = planner.match(self.namespace, keys)
         hit = match.hit_blocks
         if hit > match.resident_blocks:
             hit = self._promote(keys[:hit], match.resident_blocks)
-        planner.touch(keys)
         traffic.dram_hits += min(hit, match.resident_blocks)
         traffic.file_hits += max(0, hit - match.resident_blocks)
+        if borrow is not None and hit == match.hit_blocks < len(keys):
+            hit = borrow(keys, hit)
+        planner.touch(keys)
         if hit < len(keys):
             self._store(keys, hit)
         return hit
+
+    def take(self, keys: Sequence[BlockKey], hit: int) -> int:
+        """Take copies of what another node has of a prefix beyond `hit`, as far as there is room;
+        returns how long the hit is then."""
+        self._put(keys, hit, copy=True)
+        match = self.planner.match(self.namespace, keys)
+        if match.hit_blocks > match.resident_blocks:
+            return self._promote(keys[: match.hit_blocks], match.resident_blocks)
+        return match.resident_blocks
 
     def count_anew(self) -> None:
         """Forget what was counted so far: that was the warm-up."""
@@ -178,12 +194,12 @@ class Node:
         for _ in range(ROUNDS_MAX):
             self._make_room(len(keys) - hit)
             with planner.pinned(self._tail(keys, hit)):
-                reads = planner.reads.plan(self._namespace, keys, (Span(PART, 0, len(keys)),))
+                reads = planner.reads.plan(self.namespace, keys, (Span(PART, 0, len(keys)),))
                 with closing(reads) as plan:
                     for read in list(plan):
                         came += len(read.blocks)
                         planner.reads.done(read, (), corrupt=False)
-            hit = planner.match(self._namespace, keys).resident_blocks
+            hit = planner.match(self.namespace, keys).resident_blocks
             if hit == len(keys) or not self._write_behind():
                 break
         used = min(came, max(0, hit - resident))
@@ -194,24 +210,30 @@ class Node:
 
     def _store(self, keys: Sequence[BlockKey], hit: int) -> None:
         """Put what was not hit, as far as there is room, and write it behind."""
+        stored, refused = self._put(keys, hit)
+        self.traffic.dram_writes += stored
+        self.traffic.refused += refused
+        self._write_behind()
+
+    def _put(self, keys: Sequence[BlockKey], hit: int, *, copy: bool = False) -> tuple[int, int]:
+        """Put the blocks of a prefix after the first `hit`; returns how many records are new, and
+        how many had no room."""
         planner = self.planner
         new, parent = keys[hit:], keys[hit - 1] if hit else None
         spans = (Span(PART, 0, len(new)),)
         for _ in range(ROUNDS_MAX):
             self._make_room(len(new))
-            placed = _at_once(planner.puts.place(self._namespace, new, spans, parent))
+            placed = _at_once(planner.puts.place(self.namespace, new, spans, parent))
             slots = [slot for slot in placed.held if slot is not None]
             if not placed.refused or not self._write_behind():
                 break
             for slot in slots:  # something was held back until it was written
                 planner.unpin(slot)
         with planner.pinned(slots):
-            write = Reservation(self._namespace, new, hit, parent, spans, placed.refused)
+            write = Reservation(self.namespace, new, hit, parent, spans, placed.refused, copy=copy)
             checksums = (0,) * len(placed.held)
             stored, _ = _at_once(planner.puts.commit(write, placed.held, checksums))
-        self.traffic.dram_writes += stored
-        self.traffic.refused += placed.refused
-        self._write_behind()
+        return stored, placed.refused
 
     def _make_room(self, blocks: int) -> None:
         """Write what will leave the arena for so many blocks and was not written yet."""

@@ -110,7 +110,7 @@ def replay(
     now and then.
     """
     node = Node(setup, workload.block_tokens)
-    ending = _ending(workload, end_hints, seed)
+    ending = ending_requests(workload, end_hints, seed)
     keys = workload.keys
     asked, saved, hit_requests = 0, 0.0, 0
     restart = -1 if restart_at is None else int(restart_at * len(workload.requests))
@@ -151,7 +151,7 @@ def replay(
     )
 
 
-def _ending(workload: Workload, share: float, seed: int) -> set[int]:
+def ending_requests(workload: Workload, share: float, seed: int) -> set[int]:
     """Return the numbers of the requests after which a session says that it ends."""
     last: dict[Any, int] = {}
     for number, request in enumerate(workload.requests):

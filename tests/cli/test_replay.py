@@ -182,3 +182,34 @@ def test_hints_are_given_to_a_share_of_the_sessions(trace: Path) -> None:
 def test_what_is_wrong_is_said(trace: Path, options: list[str], code: int, reason: str) -> None:
     done = run(trace, *options)
     assert (done.exit_code, reason in done.stderr) == (code, True), done.output
+
+
+def test_over_many_hosts_it_says_what_each_source_gave(trace: Path, tmp_path: Path) -> None:
+    table = tmp_path / "hosts.csv"
+    options = ("--hosts", 6, "--dram", "20%", "--router", "random,affinity", "--csv", table)
+    done = run(trace, *options, "--view-age", 0, "--json")
+    assert done.exit_code == 0, done.output
+    random, affinity = map(json.loads, done.stdout.splitlines())
+    assert random["hosts"] == 6
+    assert (random["router"], affinity["router"]) == ("random", "affinity")
+    assert affinity["own_tokens"] > random["own_tokens"]
+    assert random["peer_tokens"] > 0
+    for each in (random, affinity):
+        hit = each["own_tokens"] + each["peer_tokens"]
+        assert hit + each["computed_tokens"] == each["tokens"]
+        assert each["hit_tokens"] == pytest.approx(hit / each["one_host_tokens"])
+    with table.open(newline="") as file:
+        assert [row["router"] for row in csv.DictReader(file)] == ["random", "affinity"]
+    lines = run(trace, *options).output.splitlines()
+    assert lines[-3].split()[:2] == ["hosts", "router"]
+    assert [line.split()[1] for line in lines[-2:]] == ["random", "affinity"]
+    for wrong, word in (
+        (("--router", "kv"), "--hosts"),
+        (("--hosts", 2, "--router", "best"), "random, round-robin, affinity, kv"),
+        (("--hosts", 2, "--restart-at", 0.5), "--restart-at is for one host"),
+        (("--hosts", 2, "--load-bound", 2), "--router kv"),
+        (("--hosts", 5000), "1000"),
+    ):
+        refused = run(trace, *wrong)
+        assert refused.exit_code == 2
+        assert word in refused.output

@@ -58,6 +58,7 @@ _TURNS = (1, 2, 3, 6)  # the first of each class
 _starts = FIRST_BIN_S * 2.0 ** (np.arange(BINS + 1) / 2)
 _starts[0] = 0.0
 _widths = np.diff(_starts)
+_SLOTS = tuple(range(SAMPLES_MAX - 1, -1, -1))  # numbers that many policies of a process share
 
 
 def gap_class(gap_s: float) -> int:
@@ -99,7 +100,7 @@ class Hazard:
     def __init__(self) -> None:
         self._sampled = SAMPLED_OF_256
         self._slot: dict[BlockKey, int] = {}
-        self._free = list(range(SAMPLES_MAX - 1, -1, -1))
+        self._free = list(_SLOTS)
         self._used_at = array("d", bytes(8 * SAMPLES_MAX))
         self._class = array("B", bytes(SAMPLES_MAX))
         self._uses = array("B", bytes(SAMPLES_MAX))
