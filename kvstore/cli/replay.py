@@ -148,8 +148,7 @@ def replay_command(
     """
     check_outputs(csv_path)
     check_plot(plot)
-    if plot is not None:
-        check_matplotlib()
+    plot is None or check_matplotlib()
     asked = Asked(**options)
     routers = replay_hosts.routers(
         asked.hosts,

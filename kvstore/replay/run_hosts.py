@@ -12,7 +12,7 @@ from kvstore.move.peer_heads import pause_s
 from kvstore.peer.view import BYTES_A_HEAD
 from kvstore.replay.hosts import Hosts, Lent
 from kvstore.replay.node import Setup, Traffic
-from kvstore.replay.routers import LOAD_BOUND, make_router
+from kvstore.replay.routers import LOAD_BOUND, Router, make_router
 from kvstore.replay.run import PROGRESS_REQUESTS, Result, ending_requests
 from kvstore.replay.told import Staleness
 from kvstore.replay.workload import Workload
@@ -153,21 +153,7 @@ def replay_hosts(
     setup: of each of them. one: what one host did with the room of all: see `all_of`. The rest is
     as in `replay`. Raises InvalidRequest for a setup that holds no block, or a router that is none.
     """
-    hosts = Hosts(
-        fleet.hosts,
-        setup,
-        workload.block_tokens,
-        age_s=fleet.age_s,
-        view_nbytes_max=ClusterSettings().view_bytes,
-        seed=fleet.seed,
-    )
-    router = make_router(
-        fleet.router,
-        fleet.hosts,
-        seed=fleet.seed,
-        holding=hosts.holding,
-        load_bound=fleet.load_bound,
-    )
+    hosts, router = _begin(setup, fleet, workload.block_tokens)
     ending = ending_requests(workload, end_hints, fleet.seed)
     keys = workload.keys
     asked, hit_requests, saved = 0, 0, 0.0
@@ -204,3 +190,22 @@ def replay_hosts(
         blocks_per_s=asked / max(took_s, 1e-9),
         saved_flops=saved if prefill_flops is not None else None,
     )
+
+
+def _begin(setup: Setup, fleet: Fleet, block_tokens: int) -> tuple[Hosts, Router]:
+    hosts = Hosts(
+        fleet.hosts,
+        setup,
+        block_tokens,
+        age_s=fleet.age_s,
+        view_nbytes_max=ClusterSettings().view_bytes,
+        seed=fleet.seed,
+    )
+    router = make_router(
+        fleet.router,
+        fleet.hosts,
+        seed=fleet.seed,
+        holding=hosts.holding,
+        load_bound=fleet.load_bound,
+    )
+    return hosts, router
