@@ -147,8 +147,7 @@ def replay_command(
       kvstore replay trace.jsonl.gz --hosts 8 --dram 64GiB --router random,affinity,kv
     """
     check_outputs(csv_path)
-    check_plot(plot)
-    plot is None or check_matplotlib()
+    _check_plot(plot)
     asked = Asked(**options)
     routers = replay_hosts.routers(
         asked.hosts,
@@ -182,6 +181,12 @@ def replay_command(
         replay_table.write_csv(csv_path, rows)
     if plot is not None:
         plot_results(results, plot, title=f"{workload.name}: {len(workload.requests):,} requests")
+
+
+def _check_plot(plot: Path | None) -> None:
+    check_plot(plot)
+    if plot is not None:
+        check_matplotlib()
 
 
 # ---- what was asked for ------------------------------------------------------------------------
