@@ -64,7 +64,7 @@ def cluster(
     With --vllm, two engines of --model, on two hosts: as root, in network namespaces. Time to first
     token of a prompt of --tokens that only the other host has; the same with the other host dead,
     stopped, slow, or flipping bits; prefill here and decode there, on a link of 200 Mbit/s. It
-    takes some minutes, 4 GB of memory and no GPU. --plot draws that.
+    takes some minutes, 10 GB of memory and no GPU. --plot draws that.
 
     \b
     Examples:
