@@ -49,7 +49,7 @@ def measure_view(plan: ClusterPlan, say: Say) -> dict[str, Any]:
     say(f"a daemon among {plan.peers} peers that have nothing")
     with _peers(plan.peers, 0) as (ports, _), _among(ports) as daemon:
         _await_links(daemon, plan.peers)
-        time.sleep(SETTLE_S)
+        time.sleep(min(SETTLE_S, plan.view_s))
         empty_nbytes = _resident(daemon.pid)
         idle = _loop_share(daemon.pid, plan.view_s)
     say(f"the same, of {heads:,} heads each")
@@ -59,11 +59,11 @@ def measure_view(plan: ClusterPlan, say: Say) -> dict[str, Any]:
         Daemon(*SMALL, file=False) as alone,
     ):
         _await_heads(daemon, plan.peers * heads)
-        time.sleep(SETTLE_S)
+        time.sleep(min(SETTLE_S, plan.view_s))
         nbytes = (_resident(daemon.pid) - empty_nbytes) / (plan.peers * heads)
         added = _added(daemon, alone.start(), plan.asks)
         change(plan.changes_per_s)
-        time.sleep(SETTLE_S)
+        time.sleep(min(SETTLE_S, plan.view_s))
         share = _loop_share(daemon.pid, plan.view_s)
     return {
         **added,

@@ -21,7 +21,7 @@ OTHERS = (
 VIEW = ("acquire_added_us_p50", "acquire_added_us_p99", "view_bytes_per_head", "view_cpu_share")
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_every_field_is_measured(tmp_path: Path) -> None:
     pytest.importorskip("cryptography")
     small = ["--record-mib=1", "--blocks=4", "--rounds=2", "--streams=2", "--seconds=0.05"]
