@@ -123,7 +123,7 @@ class Pool:
             ) from error
 
     async def _connected(self, deadline: float) -> None:
-        while not self._tier.up and self._now() < deadline:  # noqa: ASYNC110 - changed by several
+        while self._tier.connecting and self._now() < deadline:  # noqa: ASYNC110 - of a process
             await asyncio.sleep(0.05)
 
     async def _purge(self, pattern: str, prefix: str, deadline: float) -> None:

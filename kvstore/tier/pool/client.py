@@ -15,7 +15,7 @@ from itertools import accumulate
 
 from kvstore.settings import PoolSettings
 from kvstore.system.breaker import Breaker
-from kvstore.tier.pool.failure import PoolFailed, is_unreachable
+from kvstore.tier.pool.failure import PoolFailed, is_master_gone
 from kvstore.tier.pool.memory import LANES, Lane
 from kvstore.tier.pool.messages import Operation, Reply, Request, Setup
 from kvstore.tier.pool.names import PROBE
@@ -112,6 +112,8 @@ class PoolClient:
         self.breaker.trip()
         if process.memory is not None:
             process.memory.retire()
+        if self._segment_bytes:
+            await process.leave()
         await process.end()
 
     async def _probe(self, process: PoolProcess) -> None:
@@ -206,8 +208,8 @@ class PoolClient:
         deadline: float,
         began: Callable[[asyncio.Future[Reply]], None] = lambda future: None,
     ) -> list[int]:
-        """Return a code for each name. Raises PoolFailed, also if all codes say that nobody is
-        there. began: told of the call, which may end later than this."""
+        """Return a code for each name. Raises PoolFailed, also if all codes say that the
+        master does not answer. began: told of the call, which may end later than this."""
         operation, now = request.operation, self._now()
         future = process.send(request, now)
         began(future)
@@ -224,7 +226,7 @@ class PoolClient:
             self._counted(operation, error.reason)
             raise
         wanted = 1 if operation is Operation.PURGE else len(request.names)
-        if len(codes) != wanted or (codes and all(map(is_unreachable, codes))):
+        if len(codes) != wanted or (codes and all(map(is_master_gone, codes))):
             self._counted(operation, "gone")
             self._failed(f"{operation}: code {codes[0] if codes else 'none'}")
             raise PoolFailed(f"{operation}: code {codes[0] if codes else 'none'}", reason="gone")

@@ -8,8 +8,8 @@ from kvstore.model.errors import Unavailable
 NO_ROOM = -200
 TOO_LARGE = -600  # for the place it was to be read into
 MISSING = -704
-_RPC = range(-999, -899)  # the master did not answer, or not in time
-_TRANSFER = range(-899, -799)  # the host that has it did not
+_RPC = range(-999, -899)
+_TRANSFER = range(-899, -799)
 
 
 class PoolFailed(Unavailable):
@@ -21,6 +21,11 @@ class PoolFailed(Unavailable):
     """
 
 
-def is_unreachable(code: int) -> bool:
-    """Say whether a code tells that somebody of the pool does not answer."""
-    return code in _RPC or code in _TRANSFER
+def is_master_gone(code: int) -> bool:
+    """Say whether a code tells that the master does not answer."""
+    return code in _RPC
+
+
+def is_host_gone(code: int) -> bool:
+    """Say whether a code tells that a host which has, or should take, a value does not."""
+    return code in _TRANSFER

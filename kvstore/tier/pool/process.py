@@ -29,6 +29,7 @@ from kvstore.tier.pool.messages import (
 
 WORKER = "kvstore.tier.pool.worker"
 START_S = 20.0  # Python and Mooncake's libraries take a second; a master that hangs, for ever
+LEAVE_S = 3.0
 END_S = 5.0  # from SIGKILL to the end of a process
 TOLD_LINES = 8  # of what it has printed, to be told when it ends
 QUIET = {"GLOG_minloglevel": "3", "MC_LOG_LEVEL": "ERROR", "PYTHONFAULTHANDLER": "1"}
@@ -124,6 +125,15 @@ class PoolProcess:
         except TimeoutError:
             return False
         return True
+
+    async def leave(self) -> None:
+        """Let it take its memory out of the pool by itself: else the master offers it to others
+        until it misses the process."""
+        for task in self._tasks[1:]:  # its errors are read on, or it might wait for that
+            task.cancel()
+        if self._writer is not None:
+            self._writer.close()
+        await self.ended(LEAVE_S)
 
     async def end(self) -> None:
         """Kill it, and wait until it is gone: then nothing writes into its memory any more."""

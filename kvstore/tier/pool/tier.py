@@ -15,7 +15,7 @@ from kvstore.settings import PoolSettings
 from kvstore.system.background import keep_running
 from kvstore.system.threads import outlive
 from kvstore.tier.pool.client import PoolClient
-from kvstore.tier.pool.failure import MISSING, NO_ROOM, TOO_LARGE, PoolFailed
+from kvstore.tier.pool.failure import MISSING, NO_ROOM, TOO_LARGE, PoolFailed, is_host_gone
 from kvstore.tier.pool.memory import lane_nbytes
 from kvstore.tier.pool.messages import NAMES_MAX, Operation
 from kvstore.tier.pool.names import record_name
@@ -86,6 +86,11 @@ class PoolTier:
     def up(self) -> bool:
         """Whether it is worth asking."""
         return self._client.up
+
+    @property
+    def connecting(self) -> bool:
+        """Whether it has not been up yet, nor failed."""
+        return self._client.state == "starting"
 
     @property
     def trips(self) -> int:
@@ -174,6 +179,8 @@ class PoolTier:
         if wrong:
             self._drop(wrong)
             raise PoolFailed(f"{len(wrong)} values of a wrong size", reason="corrupt")
+        if any(map(is_host_gone, codes)):
+            raise PoolFailed("a host that has some of it does not answer", reason="gone")
         raise PoolFailed("it has lost some of what it had", reason="missing")
 
     def _check_found(self, names: Sequence[str], found: Sequence[int]) -> None:

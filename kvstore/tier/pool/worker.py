@@ -33,6 +33,7 @@ from kvstore.tier.pool.messages import (
 
 MISSING = "mooncake is not installed: pip install 'kvstore-tiers[pool]' ({})"
 LOCAL_NBYTES = 16 << 20  # of Mooncake's own: what it moves for calls that we do not make
+LEAVE_S = 2.0
 ERROR_CHARS_MAX = 500
 
 
@@ -57,6 +58,13 @@ class Worker:
         threads = ThreadPoolExecutor(setup.threads)
         while (request := self._receive(Request)) is not None:
             threads.submit(self._answer, request)
+
+    def leave(self) -> None:
+        """Take what it gives out of the pool, if that does not take long."""
+        if self._store is not None:
+            closing = threading.Thread(target=self._store.close, daemon=True)
+            closing.start()
+            closing.join(LEAVE_S)
 
     def _set_up(self, setup: Setup, memory: int) -> str:
         """Connect to the master; return what is wrong."""
@@ -157,7 +165,9 @@ def main() -> None:
     with socket.socket(fileno=int(sys.argv[1])) as link:
         code = 1
         try:
-            Worker(link).run(int(sys.argv[2]))
+            worker = Worker(link)
+            worker.run(int(sys.argv[2]))
+            worker.leave()
             code = 0
         except Exception:
             traceback.print_exc()

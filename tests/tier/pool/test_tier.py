@@ -55,8 +55,10 @@ def write(number: int) -> PoolWrite:
 
 
 @asynccontextmanager
-async def opened(mooncake: Mooncake) -> AsyncIterator[PoolTier]:
-    settings = PoolSettings(url=mooncake.url, buffer_bytes=BUFFER_NBYTES)
+async def opened(mooncake: Mooncake, segment_bytes: int = 0) -> AsyncIterator[PoolTier]:
+    settings = PoolSettings(
+        url=mooncake.url, buffer_bytes=BUFFER_NBYTES, segment_bytes=segment_bytes
+    )
     tier = PoolTier(settings, Metrics(), time.monotonic)
     tier.start()
     try:
@@ -98,7 +100,8 @@ async def get(tier: PoolTier, *numbers: int) -> list[bytes]:
 
 def test_records_come_back_and_leave(mooncake: Mooncake) -> None:
     async def course() -> None:
-        async with opened(mooncake) as tier:
+        async with opened(mooncake, segment_bytes=16 << 20) as tier:
+            await until(lambda: tier.stats()["segment_state"] == "up")
             numbers = range(7)  # more than a lane takes at once
             await put(tier, *numbers)
             assert await get(tier, *numbers) == [content(number) for number in numbers]
@@ -173,6 +176,8 @@ def test_a_full_pool_refuses_or_makes_room() -> None:
 def test_its_deaths_cost_misses_and_it_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """Process, host, master: each killed; the master stopped, so that calls hang."""
     monkeypatch.setattr(pool_client, "HANG_S", 0.8)
+    monkeypatch.setattr(pool_client, "PROBE_EVERY_S", 0.2)
+    monkeypatch.setattr(pool_client, "BACKOFF_MAX_S", 0.5)
 
     async def course(mooncake: Mooncake) -> None:
         async with opened(mooncake) as tier:
