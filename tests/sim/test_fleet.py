@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from kvstore.membership.registration import Registration
 from kvstore.model.member import NodeId
 from kvstore.move.deletions import Watch
-from kvstore.move.peer_heads import PeerHeads
 from kvstore.move.peers import Peer, Peers
 from kvstore.move.sources import Brought, Sources
 from kvstore.store.lender import StoreLender, StoreLoan
 from kvstore.tier.file.durability import Durability
+from tests.sim.fleet import world
 from tests.sim.fleet.link import SimIncoming
 from tests.sim.fleet.network import Weather
 from tests.sim.fleet.world import run_fleet_seed
 from tests.sim.run import stores_of
 
+SHORT_S = 12.0  # of a control's fleets
 SEEDS_MAX = 12  # of a control: the first that finds it is enough
 
 
@@ -30,10 +32,9 @@ def test_a_seed_keeps_every_promise_and_takes_the_same_course_again() -> None:
     assert run_fleet_seed(2, 3) == outcome
 
 
-@pytest.mark.parametrize(("seed", "stores"), [(4, 4), (5, 5)])
-def test_seeds_with_more_hosts_keep_them_too(seed: int, stores: int) -> None:
-    again = f"again: python -m tests.sim.run --seed {seed} --stores {stores}"
-    assert run_fleet_seed(seed, stores).violations == [], again
+def test_a_seed_with_more_hosts_keeps_them_too() -> None:
+    again = "again: python -m tests.sim.run --seed 4 --stores 4"
+    assert run_fleet_seed(4, 4).violations == [], again
 
 
 def test_a_thousand_seeds_have_one_store_and_each_number_from_three_to_eight() -> None:
@@ -41,16 +42,17 @@ def test_a_thousand_seeds_have_one_store_and_each_number_from_three_to_eight() -
 
 
 def _found(kind: str, words: str = "", *, first: int = 0) -> bool:
-    for seed in range(first, first + SEEDS_MAX):
-        for text in run_fleet_seed(seed, 3).violations:
-            if text.startswith(f"{kind}:") and words in text:
-                return True
-    return False
+    with patch.object(world, "LIFE_S", SHORT_S):
+        return any(
+            text.startswith(f"{kind}:") and words in text
+            for seed in range(first, first + SEEDS_MAX)
+            for text in run_fleet_seed(seed, 3).violations
+        )
 
 
 def test_flipped_bits_that_nobody_verifies_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SimIncoming, "verifies", False)
-    monkeypatch.setattr(Weather, "drawn", lambda _: Weather(flipped=0.02))
+    monkeypatch.setattr(Weather, "drawn", lambda _: Weather(flipped=0.2))
     assert _found("wrong", "other bytes than were put")
 
 
@@ -83,7 +85,6 @@ def test_a_sync_that_lies_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     ("where", "name", "words"),
     [
         (StoreLoan, "release", "leases"),
-        (PeerHeads, "close", "tasks outlive"),
         (Peer, "close", "links"),
     ],
 )
@@ -121,7 +122,7 @@ def test_a_second_daemon_that_gets_the_node_id_is_found(monkeypatch: pytest.Monk
 
 def test_a_call_without_an_end_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvstore.move.peers.DELETE_S", 20.0)  # longer than the fleet allows
-    monkeypatch.setattr(Weather, "drawn", lambda _: Weather(lost=0.1))
+    monkeypatch.setattr(Weather, "drawn", lambda _: Weather(lost=0.3))
     assert _found("hung", "a fleet's delete took")
 
 
