@@ -368,6 +368,12 @@ class Metrics:
             "fleet's, that send garbage, do not read what they asked for (peer_slow), and others",
             "reason",
         )
+        self.fleet_deletes = self._counter(
+            "fleet_deletes",
+            "Deletes of the fleet that etcd keeps: kept, not_kept, applied, unread (etcd did not "
+            "answer), refused (no delete), dropped_all (away for too long)",
+            "outcome",
+        )
         self.peers = self._gauge(
             "peers", "Other daemons of the fleet: up, down, draining, quarantined", "state"
         )

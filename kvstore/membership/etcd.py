@@ -20,6 +20,7 @@ from typing import Any
 from kvstore.membership.base import MEMBERS_MAX, NodeIdTaken, Ping
 from kvstore.membership.etcd_access import Access
 from kvstore.membership.etcd_calls import EtcdCalls
+from kvstore.membership.etcd_deletes import EtcdDeletes
 from kvstore.membership.etcd_entries import Entries
 from kvstore.membership.held import Held
 from kvstore.membership.registration import Registration
@@ -36,6 +37,7 @@ logger = logging.getLogger(__name__)
 LIST_EVERY_S = 15.0
 LIST_S = 1.0  # for a list
 RETRY_S = 0.5  # after a call that nobody answered
+DAY_S = 86400.0
 RENEWALS = 3  # in the time after which etcd forgets
 
 
@@ -61,6 +63,8 @@ class EtcdMembership:
         self._roster = Roster(last)
         self._held = Held(self._roster, ping)
         self._registration = Registration(self._calls, self._begin, settings.etcd_ttl_s, ping)
+        days = settings.deletes_kept
+        self.deletes = EtcdDeletes(self._calls, settings.fleet, days * DAY_S)
         self._tasks: list[asyncio.Task[None]] = []
         self._away_since: float | None = None
         self._returned_at = float("-inf")
@@ -114,6 +118,15 @@ class EtcdMembership:
             await self._registration.end()
         await self._roster.save()
         await self._calls.close()
+
+    @property
+    def claims(self) -> int:
+        """How often this daemon was registered: others may know of it since then."""
+        return self._registration.claims
+
+    async def refresh(self) -> None:
+        """Learn now who is there. Raises Unavailable, ConfigError."""
+        await self._list()
 
     @property
     def away_s(self) -> float | None:

@@ -76,6 +76,9 @@ class EtcdCalls:
     ) -> pb.RangeResponse:
         """Return the keys from `begin` to before `end`, at most `limit`."""
         request = pb.RangeRequest(key=begin, range_end=end, limit=limit)
+        return await self.range(request, timeout_s=timeout_s)
+
+    async def range(self, request: pb.RangeRequest, *, timeout_s: float) -> pb.RangeResponse:
         return await self._unary("KV/Range", request, pb.RangeResponse, timeout_s)
 
     async def txn(self, request: pb.TxnRequest, *, timeout_s: float) -> pb.TxnResponse:

@@ -29,6 +29,7 @@ class Registration:
     def __init__(self, calls: EtcdCalls, prefix: bytes, ttl_s: float, ping: Ping) -> None:
         self.own = NOBODY
         self.lease = 0
+        self.claims = 0  # how often the key was made
         self.ttl_s = float(math.ceil(ttl_s))
         self._calls = calls
         self._prefix = prefix
@@ -107,6 +108,7 @@ class Registration:
             await self._revoke(grant.lease)
             return owner
         self.lease, self.ttl_s, self._published = grant.lease, grant.ttl_s, own
+        self.claims += 1
         logger.info("member=registered node=%s ttl_s=%.0f", own.node, self.ttl_s)
         return None
 

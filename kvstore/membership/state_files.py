@@ -1,6 +1,7 @@
-"""What a daemon keeps for its next start, in files of its own: its node id, and the last members.
+"""What a daemon keeps for its next start, in files of its own: its node id, the last members, and
+how far it has applied the fleet's deletes.
 
-Both are small, replaced at once, and synced. What cannot be read is ignored with a warning: a start
+They are small, replaced at once, and synced. What cannot be read is ignored with a warning: a start
 can do without.
 """
 
@@ -24,7 +25,9 @@ logger = logging.getLogger(__name__)
 
 NODE_ID_FILE = "node_id"
 MEMBERS_FILE = "members.json"
+DELETES_FILE = "deletes.json"
 MEMBERS_NBYTES_MAX = 8 << 20
+DELETES_NBYTES_MAX = 4096
 NODE_ID_NBYTES_MAX = 64
 
 
@@ -94,6 +97,41 @@ class LastMembers:
             self._path,
             msgspec.json.encode({"fleet": self._fleet, "members": list(members)}) + b"\n",
         )
+
+
+class AppliedNote(msgspec.Struct, frozen=True):
+    """How far this daemon has applied the fleet's deletes. tokens: one of them is in etcd for as
+    long as every delete since is."""
+
+    fleet: str
+    revision: int
+    tokens: list[str]
+
+
+class AppliedDeletes:
+    """The note of that, in a file. Its methods block."""
+
+    def __init__(self, directory: Path, fleet: str) -> None:
+        self._path = directory / DELETES_FILE
+        self._fleet = fleet
+
+    def read(self) -> AppliedNote | None:
+        """Return the note; None if there is none. One that cannot be read has no token, so it is
+        that of a daemon that was away for too long."""
+        data = _read(self._path, DELETES_NBYTES_MAX)
+        if data is None:
+            return AppliedNote(self._fleet, 0, []) if self._path.exists() else None
+        try:
+            found = msgspec.json.decode(data, type=AppliedNote)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            logger.warning("file=broken path=%s error=%r", self._path, str(error)[:200])
+            return AppliedNote(self._fleet, 0, [])
+        return found if found.fleet == self._fleet else None
+
+    def write(self, revision: int, tokens: Iterable[str]) -> None:
+        """Replace the note. What keeps it from being written is logged."""
+        note = AppliedNote(self._fleet, revision, list(tokens))
+        _write(self._path, msgspec.json.encode(note) + b"\n")
 
 
 def _read(path: Path, nbytes_max: int) -> bytes | None:

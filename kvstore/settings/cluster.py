@@ -61,6 +61,11 @@ class ClusterSettings:
         "pauses; shorter notices deaths sooner.",
         10.0,
     )
+    deletes_kept: float = setting(
+        "For etcd: days for which it keeps deletes of the fleet. A daemon that was away for longer "
+        "than four fifths of that drops what its files hold.",
+        7.0,
+    )
     zone: str = setting(
         'Name of what is near, such as a rack; "" is none. Of two daemons that have the same, the '
         "one of this zone is asked.",

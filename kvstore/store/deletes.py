@@ -144,6 +144,20 @@ class Deletes:
             raise uncounted
         return deletion.deleted
 
+    async def forget_files(self) -> int:
+        """Drop every block of this node, for good, and leave the bucket as it is. Returns how many
+        there were."""
+        deletion = self._planner.clear(None)
+        namespaces = (
+            deletion.namespaces | self._known() | self._write_behind.recall.found_namespaces
+        )
+        try:
+            with self._node.deletions.deleting(namespaces, None):
+                await self._write_behind.bury(namespaces, None)
+        finally:
+            self._node.room.set()
+        return deletion.deleted
+
     async def _bury(
         self,
         namespaces: Collection[NamespaceId],

@@ -6,13 +6,14 @@ import asyncio
 import logging
 import secrets
 import time
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from kvstore.membership.base import PING_S, Membership
 from kvstore.membership.opening import open_membership
-from kvstore.membership.state_files import own_node_id, state_directory
+from kvstore.membership.state_files import AppliedDeletes, own_node_id, state_directory
 from kvstore.metrics import Metrics
 from kvstore.model.errors import ConfigError, KVStoreError
 from kvstore.model.member import ENGINES_MAX, Member, NodeId, State
@@ -23,6 +24,7 @@ from kvstore.peer.server import PeerServer
 from kvstore.peer.tcp import TcpLink, dial
 from kvstore.peer.trust import Trust
 from kvstore.settings import Settings, parse_address, peer_listen_address
+from kvstore.store.fleet_deletes import KeepsDeletes, KeptDeletes
 from kvstore.store.store import Store
 from kvstore.system.background import keep_running
 
@@ -44,9 +46,10 @@ class Fleet:
         self._port = 0
         self._threads = ThreadPoolExecutor(self._cluster.threads, thread_name_prefix="kvstore-peer")
         self._ourselves = self._open_ourselves()
+        self._lender = store.lender(self._instance)
         self._server = PeerServer(
             self._ourselves,
-            store.lender(self._instance),
+            self._lender,
             serve_reads=self._cluster.serve_reads,
             bytes_per_s=self._cluster.serve_bytes,
             refused=lambda word: metrics.peer_refused.labels(word).inc(),
@@ -54,7 +57,8 @@ class Fleet:
         )
         self._peers: Peers | None = None
         self._membership: Membership | None = None
-        self._running: asyncio.Task[None] | None = None
+        self._running: list[asyncio.Task[None]] = []
+        self._kept: KeptDeletes | None = None
         self._telling: set[asyncio.Task[None]] = set()
 
     def _open_ourselves(self) -> Ourselves:
@@ -113,12 +117,12 @@ class Fleet:
             failed=self._metrics.task_failed,
         )
         membership.on_change(lambda: peers.know(membership.members()))
+        self._lender.may_lend = lambda: self._kept is not None and self._kept.current
         await membership.join(self.member())
         peers.know(membership.members())
-        self._running = asyncio.create_task(
-            keep_running("peers", peers.run, self._metrics.task_failed)
-        )
         self._store.join_fleet(self._node, peers, self.stats)
+        await self._apply_deletes(membership, peers)
+        self._keep("peers", peers.run)
         self._store.sessions.on_engines.append(self._tell)
         logger.info(
             "fleet=%s node=%s address=%s members=%d",
@@ -127,6 +131,31 @@ class Fleet:
             self.member().address,
             len(membership.members()),
         )
+
+    async def _apply_deletes(self, membership: Membership, peers: Peers) -> None:
+        """Apply what was deleted while this daemon was away, if the membership keeps that."""
+        if not isinstance(membership, KeepsDeletes):
+            self._lender.may_lend = lambda: True
+            return
+        directory = state_directory(self._settings)
+        note = AppliedDeletes(directory, self._cluster.fleet) if directory is not None else None
+        deletes = self._store.deletes
+        kept = self._kept = KeptDeletes(
+            membership,
+            node=self._node,
+            deletes=deletes,
+            told=peers,
+            note=note,
+            metrics=self._metrics,
+        )
+        deletes.peers = kept
+        self._lender.on_delete = kept.look
+        await kept.start()
+        self._keep("deletes", kept.run)
+
+    def _keep(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
+        run = keep_running(name, work, self._metrics.task_failed)
+        self._running.append(asyncio.create_task(run))
 
     async def drain(self, within_s: float) -> bool:
         """Lend nothing more, and wait for what is under way, for so long at most. False: some of it
@@ -138,9 +167,9 @@ class Fleet:
 
     async def close(self) -> None:
         """Leave the fleet."""
-        if self._running is not None:
-            self._running.cancel()
-            await asyncio.gather(self._running, return_exceptions=True)
+        for task in self._running:
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
         await asyncio.gather(*self._telling, return_exceptions=True)
         # First: who reads the last bytes of what was lent is not told yet that we are no member.
         await self._server.close()

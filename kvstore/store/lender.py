@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -84,6 +84,8 @@ class StoreLender:
         self._acquisition = acquisition
         self._file_leases = file_leases
         self._deletes = deletes
+        self.may_lend: Callable[[], bool] = lambda: True
+        self.on_delete: Callable[[], None] = lambda: None
 
     def register(self, namespace: Namespace) -> None:
         self._namespaces.register(namespace)
@@ -92,6 +94,8 @@ class StoreLender:
         self, namespace_id: NamespaceId, keys: Sequence[BlockKey], skip_blocks: int, refined: bool
     ) -> PeerMatch:
         check_keys(keys)
+        if not self.may_lend():
+            return PeerMatch(0, 0, busy=True)
         with self._node.in_use(namespace_id):
             await self._node.recall(keys)
             match = self._planner.match(namespace_id, keys, skip_blocks, refined=refined)
@@ -123,6 +127,8 @@ class StoreLender:
         refined: bool,
     ) -> Loan:
         check_keys(keys)
+        if not self.may_lend():
+            raise PeerBusy("it has not applied the deletes of the fleet yet", reason="deletes")
         self._node.check_spans(namespace_id, keys, spans)
         with self._node.in_use(namespace_id):
             await self._node.recall(keys)
@@ -190,6 +196,7 @@ class StoreLender:
         self, namespace_id: NamespaceId | None, keys: Sequence[BlockKey] | None
     ) -> None:
         self._deletes.forbid(namespace_id, keys)
+        self.on_delete()
         if keys is None:
             await self._deletes.clear(namespace_id)
         elif namespace_id is not None:

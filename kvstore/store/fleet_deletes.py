@@ -1,0 +1,208 @@
+"""Deletes of the fleet, with an engine that keeps them for those who are away.
+
+Who deletes: keeps the delete in etcd, then learns who is in the fleet, then tells them all. Who
+joins: registers, and then applies what etcd keeps, before it lends or borrows. So either the one
+who deletes knows of the one who joins, or that one finds the delete. Deletes that are applied twice
+cost misses alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
+
+from kvstore.membership.etcd_deletes import Delete, EtcdDeletes
+from kvstore.membership.state_files import AppliedDeletes
+from kvstore.metrics import Metrics
+from kvstore.model.block import BlockKey, NamespaceId
+from kvstore.model.errors import ConfigError, KVStoreError, Unavailable, UnknownNamespace
+from kvstore.model.member import NodeId
+from kvstore.store.deletes import Deletes, FleetDeletes
+
+logger = logging.getLogger(__name__)
+
+LOOK_S = 15.0
+RETRY_S = 0.5
+STARTS_MAX = 4  # attempts of a start, if etcd answers others of its calls
+TOKENS_MAX = 16  # that etcd did not confirm, and may have
+RENEWALS = 20  # of the token, in its time
+
+
+@runtime_checkable
+class KeepsDeletes(Protocol):
+    """The driver of the members. claims: how often this daemon was registered."""
+
+    @property
+    def claims(self) -> int: ...
+
+    @property
+    def away_s(self) -> float | None: ...
+
+    @property
+    def deletes(self) -> EtcdDeletes: ...
+
+    async def refresh(self) -> None: ...
+
+
+class KeptDeletes:
+    """Applies what etcd keeps, and lets deletes of this daemon be kept. note: None: nothing here
+    outlives a restart. told: the members that are there."""
+
+    def __init__(
+        self,
+        engine: KeepsDeletes,
+        *,
+        node: NodeId,
+        deletes: Deletes,
+        told: FleetDeletes,
+        note: AppliedDeletes | None,
+        metrics: Metrics,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._engine = engine
+        self._node = node
+        self._deletes = deletes
+        self._told = told
+        self._note = note
+        self._metrics = metrics
+        self._now = now
+        self._revision = 0  # of what was applied
+        self._tokens: list[str] = []
+        self._begun = self._unread = False
+        self._claims = 0  # whose deletes were applied
+        self._applied_at = now()
+        self._renewed_at = float("-inf")
+        self._look = asyncio.Event()
+
+    @property
+    def current(self) -> bool:
+        """Whether all is applied that was deleted before others could know of this daemon."""
+        return self._begun and self._claims == self._engine.claims
+
+    def look(self) -> None:
+        """Look soon for what is new."""
+        self._look.set()
+
+    async def start(self) -> None:
+        """Apply what is kept; if etcd does not answer, `run` does it later."""
+        for _ in range(STARTS_MAX):
+            if await self._try() or self._engine.away_s is not None:
+                return
+            await asyncio.sleep(RETRY_S)
+
+    async def run(self) -> None:
+        while True:
+            self._look.clear()
+            done = await self._try()
+            wait_s = LOOK_S if done and self.current else RETRY_S
+            until = self._now() + wait_s
+            while self._now() < until and not self._look.is_set():
+                if self.current is not done:  # registered anew meanwhile
+                    break
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(RETRY_S):
+                        await self._look.wait()
+
+    async def delete(
+        self, namespace_id: NamespaceId | None, keys: Sequence[BlockKey] | None
+    ) -> None:
+        """Keep a delete, and tell every member. Raises Unavailable if one of that failed."""
+        forgotten: KVStoreError | None = None
+        try:
+            await self._engine.deletes.write(namespace_id, keys)
+            await self._engine.refresh()
+        except (Unavailable, ConfigError) as error:
+            forgotten = error
+            self._metrics.fleet_deletes.labels("not_kept").inc()
+        else:
+            self._metrics.fleet_deletes.labels("kept").inc()
+        await self._told.delete(namespace_id, keys)
+        if forgotten is not None:
+            raise Unavailable(
+                "deleted on this daemon and on every member that is there, but etcd did not keep "
+                f"it for those that are away ({forgotten}): delete again once it answers, or their "
+                "copies may return",
+                reason="fleet",
+            )
+
+    # ---- applying ------------------------------------------------------------------------------
+
+    async def _try(self) -> bool:
+        try:
+            await self._apply()
+        except (Unavailable, ConfigError) as error:
+            self._metrics.fleet_deletes.labels("unread").inc()
+            if not self._unread:
+                logger.warning("deletes=unread error=%s", error)
+            self._unread = True
+            return False
+        self._unread = False
+        return True
+
+    async def _apply(self) -> None:
+        """Read what is kept and apply it. Raises Unavailable, ConfigError."""
+        engine, log = self._engine, self._engine.deletes
+        claims = engine.claims
+        if not self._begun:
+            await self._begin()
+        found = await log.read(self._revision)
+        if found.revision < self._revision:  # etcd begins anew: what it keeps is all new
+            logger.warning(
+                "deletes=etcd_lost revision=%d before=%d", found.revision, self._revision
+            )
+            found = await log.read(0)
+        elif self._begun and self._now() - self._applied_at > log.token_s:
+            await self._drop_all("away")
+        self._metrics.fleet_deletes.labels("refused").inc(found.refused)
+        for delete in found.deletes:
+            await self._apply_one(delete)
+        self._revision, self._applied_at, self._begun = found.revision, self._now(), True
+        if self._now() - self._renewed_at > log.token_s / RENEWALS or found.deletes:
+            await self._renew(log)
+        if claims:
+            self._claims = claims
+
+    async def _begin(self) -> None:
+        """Find out how far an earlier start has come, and whether etcd keeps all since then."""
+        note = await asyncio.to_thread(self._note.read) if self._note is not None else None
+        if note is None:
+            return
+        token = await self._engine.deletes.token(self._node)
+        newest = (await self._engine.deletes.read(1 << 62)).revision
+        if token in note.tokens and newest >= note.revision:
+            self._revision, self._tokens = note.revision, [token]
+            return
+        await self._drop_all("unknown")
+
+    async def _drop_all(self, why: str) -> None:
+        dropped = await self._deletes.forget_files()
+        self._metrics.fleet_deletes.labels("dropped_all").inc()
+        logger.warning("deletes=away_too_long why=%s dropped_blocks=%d", why, dropped)
+
+    async def _apply_one(self, delete: Delete) -> None:
+        namespace_id, keys = delete
+        self._deletes.forbid(namespace_id, keys)
+        if keys is None:
+            await self._deletes.clear(namespace_id)
+        elif namespace_id is not None:
+            with contextlib.suppress(UnknownNamespace):  # then nothing of it is here
+                await self._deletes.delete(namespace_id, keys)
+        self._metrics.fleet_deletes.labels("applied").inc()
+
+    async def _renew(self, log: EtcdDeletes) -> None:
+        """Note how far this daemon is, and let etcd say for how long that is enough."""
+        token = secrets.token_hex(8)
+        self._tokens = [*self._tokens[-TOKENS_MAX:], token]  # whichever of them etcd has then
+        await self._write_note(self._tokens)
+        await log.renew(self._node, token)
+        self._tokens, self._renewed_at = [token], self._now()
+        await self._write_note(self._tokens)
+
+    async def _write_note(self, tokens: Sequence[str]) -> None:
+        if self._note is not None:
+            await asyncio.to_thread(self._note.write, self._revision, tokens)
