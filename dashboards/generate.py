@@ -320,6 +320,12 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             (rate("kvstore_peer_refused_total", "reason"),),
             "Requests that named a source of no member, and what other daemons were refused.",
         ),
+        Panel(
+            "Deletes that etcd keeps",
+            "ops",
+            (rate("kvstore_fleet_deletes_total", "outcome"),),
+            "Kept, applied, and not kept: those may come back with a daemon that was away.",
+        ),
     ),
     "Pool": (
         Panel("State", "short", (gauge("kvstore_pool_state", "{{state}}"),)),

@@ -7,6 +7,7 @@ import sys
 
 import click
 
+from kvstore import Client
 from kvstore.cli.namespaces import Start, find_namespace_id, namespace_id_option
 from kvstore.cli.target import Hash, connect, daemon_options
 from kvstore.model.block import BlockKey
@@ -49,7 +50,9 @@ def delete(target: str, as_json: bool, namespace: str, keys: tuple[bytes, ...]) 
         only = find_namespace_id(client, namespace)
         assert only is not None
         deleted = client.admin.delete(only, [BlockKey(key) for key in keys])
-    _say(as_json, {"deleted": deleted}, f"deleted {deleted} of {len(keys)} blocks")
+        reach = _reach(client)
+    text = f"deleted {deleted} of {len(keys)} blocks{_in_words(reach)}"
+    _say(as_json, {"deleted": deleted} | reach, text)
 
 
 @click.command()
@@ -73,7 +76,19 @@ def clear(
         _ask(target)
     with connect(target) as client:
         deleted = client.admin.clear(find_namespace_id(client, namespace))
-    _say(as_json, {"deleted": deleted}, f"deleted {deleted} blocks")
+        reach = _reach(client)
+    _say(as_json, {"deleted": deleted} | reach, f"deleted {deleted} blocks{_in_words(reach)}")
+
+
+def _reach(client: Client) -> dict[str, object]:
+    """Return whom a delete reaches beside this daemon: members only, or kept, for those that are
+    away as well. Without a fleet, nothing."""
+    fleet = client.admin.stats().get("fleet") or {}
+    return {"fleet": fleet["deletes"]} if "deletes" in fleet else {}
+
+
+def _in_words(reach: dict[str, object]) -> str:
+    return f", fleet: {reach['fleet']}" if reach else ""
 
 
 def _ask(target: str) -> None:

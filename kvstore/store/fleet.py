@@ -195,6 +195,7 @@ class Fleet:
             "zone": own.zone,
             "engines": list(own.engines),
             "secured": self._security,
+            "deletes": "kept" if self._kept is not None else "members only",
             "membership": self._membership.stats() if self._membership is not None else {},
             "view": self._peers.heads.stats() if self._peers is not None else {},
             "members": members,

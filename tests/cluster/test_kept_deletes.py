@@ -9,8 +9,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from kvstore import Client, Unavailable
+from kvstore.cli import main
 from kvstore.membership.etcd_access import Access
 from kvstore.membership.etcd_calls import EtcdCalls
 from kvstore.membership.etcd_deletes import (
@@ -137,6 +139,8 @@ def test_who_is_down_while_a_delete_is_answered_has_it_applied_before_it_serves(
     found = in_etcd(etcd, lambda log: log.read(0))
     assert found.refused == 2
     assert found.deletes[-1].keys == tuple(KEYS[5:7])
+    # Compaction takes old revisions of keys, and no delete.
+    etcd._post(etcd.ports[0], "kv/compaction", {"revision": found.revision, "physical": True})
     two.start()
     assert hit(two) == 5
     wait_for(lambda: hit(one) == 5)  # it looks every 15 s
@@ -211,3 +215,12 @@ def test_entries_are_bounded_and_nothing_else_is_believed(etcd: Etcd) -> None:
     many = all_keys[:1] * (KEYS_MAX * ENTRIES_MAX)
     with pytest.raises(Unavailable, match="whole namespaces"):
         in_etcd(etcd, lambda log: log.write(SPEC.id, many))
+
+
+def test_a_delete_says_whom_it_reaches(pair: tuple[Daemon, Daemon]) -> None:
+    put(pair[0])
+    options = ["--target", pair[0].target, "--namespace", SPEC.id.hex()]
+    done = CliRunner().invoke(main, ["delete", *options, KEYS[-1].hex()])
+    assert done.output == "deleted 1 of 1 blocks, fleet: kept\n"
+    done = CliRunner().invoke(main, ["clear", *options, "--json"])
+    assert json.loads(done.output)["fleet"] == "kept"

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Iterator
 
 import pytest
+from click.testing import CliRunner
 
 from kvstore import Client, Unavailable
+from kvstore.cli import main
 from kvstore.model.block import Group, Namespace
 from kvstore.model.checksum import checksum
 from kvstore.model.keys import KeyChain, root_key
@@ -139,3 +142,12 @@ def test_clear_reaches_the_other_daemon_or_says_that_it_did_not(
             client.admin.clear(SPEC.id)
     one.start()
     wait_for(lambda: met(one) and met(two))
+
+
+def test_a_delete_says_whom_it_reaches(pair: tuple[Daemon, Daemon]) -> None:
+    put(pair[0])
+    options = ["--target", pair[0].target, "--namespace", SPEC.id.hex()]
+    done = CliRunner().invoke(main, ["delete", *options, KEYS[-1].hex()])
+    assert done.output == "deleted 1 of 1 blocks, fleet: members only\n"
+    done = CliRunner().invoke(main, ["clear", *options, "--json"])
+    assert json.loads(done.output)["fleet"] == "members only"
