@@ -89,7 +89,7 @@ class SimIncoming:
     async def close(self) -> None:
         stream, self._stream = self._stream, None
         if stream is not None:
-            self._link.streams.discard(stream)
+            self._link.streams.pop(stream, None)
             stream.end(PeerGone("the reader has gone", reason="closed"))
 
 
@@ -108,7 +108,7 @@ class SimLink:
         self.server = server
         self.source = source
         self.peer = server.member()
-        self.streams: set[Stream] = set()
+        self.streams: dict[Stream, None] = {}  # in the order in which they began
         self._now = now
         self._closed = False
         self._heads = 0
@@ -185,7 +185,7 @@ class SimLink:
         if left_s <= 0 or not self.open:
             raise PeerGone("no open link, or no time", reason="closed")
         until, stream = loop.time() + left_s, Stream(self)
-        self.streams.add(stream)
+        self.streams[stream] = None
 
         async def asked() -> None:
             if await self.network.travel(self.source, self.server.node) and not self.server.dead:
