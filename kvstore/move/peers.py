@@ -346,8 +346,9 @@ class Peers:
         )
         missing = [
             f"{peer.member.node[:8]} at {peer.member.address}"
-            for peer, failed in zip(peers, results, strict=True)
-            if failed is not None
+            for peer, link in zip(peers, results, strict=True)
+            # One that ended since: a new start of it may have read from who was told last.
+            if isinstance(link, BaseException) or not link.open
         ]
         if missing:
             raise Unavailable(
@@ -359,15 +360,17 @@ class Peers:
 
     async def _delete_at(
         self, peer: Peer, namespace_id: NamespaceId | None, keys: Sequence[BlockKey] | None
-    ) -> None:
+    ) -> PeerLink:
+        """Delete blocks on one member; return the link by which it has confirmed."""
         link, deadline = peer.source.open_link(), self._now() + DELETE_S
         if keys is None:
             await link.delete(namespace_id, None, deadline=deadline)
-            return
+            return link
         assert namespace_id is not None
         for first in range(0, len(keys), NAMED_KEYS_MAX):
             part = keys[first : first + NAMED_KEYS_MAX]
             await link.delete(namespace_id, part, deadline=deadline)
+        return link
 
     def stats(self) -> list[dict[str, Any]]:
         """Return a status of each, by address."""

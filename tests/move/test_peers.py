@@ -267,6 +267,18 @@ def test_what_is_being_deleted_does_not_come_from_a_host_that_is_told_last(pair:
     assert two.planner.index.get(SPEC.id, A[0]) is None
 
 
+def test_a_host_that_ends_after_it_confirmed_a_delete_has_not(pair: Pair) -> None:
+    told = pair.link.delete
+
+    async def then_dies(*args: Any, **more: Any) -> None:
+        await told(*args, **more)
+        pair.link.faults.dead = True  # its next start does not know what may not come back
+
+    pair.link.delete = then_dies  # type: ignore[method-assign]
+    with pytest.raises(Unavailable, match="not on 00000000"):
+        pair.borrower.run(pair.borrower.store.deletes.delete_everywhere(SPEC.id, A[:1]))
+
+
 def test_a_delete_that_a_host_did_not_confirm_says_which(pair: Pair) -> None:
     pair.lender.put(A, 0, 20)
     two = pair.borrower

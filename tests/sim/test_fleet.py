@@ -59,9 +59,10 @@ def test_flipped_bits_that_nobody_verifies_are_found(monkeypatch: pytest.MonkeyP
 def test_a_delete_that_skips_a_member_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     delete = Peers._delete_at
 
-    async def skips(self: Peers, peer: Peer, *what: Any) -> None:
+    async def skips(self: Peers, peer: Peer, *what: Any) -> Any:
         if peer.member.node != NodeId(f"{1:032x}"):
-            await delete(self, peer, *what)
+            return await delete(self, peer, *what)
+        return peer.source.open_link()
 
     monkeypatch.setattr(Peers, "_delete_at", skips)
     assert _found("resurrected", "in the whole fleet")
