@@ -59,6 +59,11 @@ class Wire:
         flying, self._flying = self._flying, {}
         return list(flying.values())
 
+    def cut_off(self) -> None:
+        """End the calls that are still being carried out, as a drain does that is over."""
+        for task in sorted(self._tasks, key=lambda task: task.get_name()):
+            task.cancel()
+
     def fly(self, calls: list[Call]) -> None:
         """Let some of what was sent to a daemon that has died arrive at the next one."""
         self._late += [work for work in calls if self._draw.random() < 0.5]

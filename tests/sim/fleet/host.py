@@ -260,6 +260,7 @@ class Host(Side):
         self.server.draining = True
         self._tell()
         await asyncio.sleep(DRAIN_S)  # what was being carried out ends
+        self.wire.cut_off()
         if self._tending is not None:
             self._tending.cancel()
             await asyncio.gather(self._tending, return_exceptions=True)
