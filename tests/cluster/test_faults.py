@@ -121,9 +121,8 @@ def test_a_lender_that_ends_or_stops_while_it_lends(pair: Pair, number: signal.S
 
 
 def test_who_is_wrong_again_and_again_is_not_asked(pair: Pair) -> None:
-    pair.relay.flip = True
-    for turn in range(3):  # the connection stays: each turn flips a bit further on
-        pair.relay.after = (1 << 20) + turn * sum(map(len, RECORDS))
+    pair.relay.flip_every = 2 << 20
+    for _ in range(3):
         assert hit(pair.borrower) < len(KEYS)
         clear(pair.borrower)
     assert peers_of(pair.borrower)[0]["state"] == "quarantined"
