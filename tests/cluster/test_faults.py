@@ -18,7 +18,7 @@ from kvstore.model.outcome import Reason
 from kvstore.testing.daemon import Daemon
 from kvstore.testing.relay import Relay, relay_to
 from tests.cluster.fleet import free_ports, member_settings, met, peers_of, wait_for
-from tests.cluster.test_two_daemons import KEYS, RECORDS, clear, hit, put
+from tests.cluster.test_two_daemons import KEYS, clear, hit, put
 
 PACE_S = 0.01  # of computing a block
 WORST = 2.0  # of what computing takes; these machines stand still now and then
