@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 import secrets
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -115,9 +114,9 @@ class EtcdDeletes:
                 reason="fleet",
             )
         grant = await self._calls.grant(int(self._kept_s), timeout_s=CALL_S)
-        began = f"{int(time.time() * 1000):012x}-{secrets.token_hex(8)}"
+        name = secrets.token_hex(16)
         for number, delete in enumerate(deletes):
-            key = self._prefix + f"{began}-{number:04x}".encode()
+            key = self._prefix + f"{name}-{number:04x}".encode()
             await self._put(key, encode_delete(delete), grant.lease)
 
     async def read(self, after: int) -> Found:

@@ -263,7 +263,6 @@ def credentials(s3: Seaweed, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
-@pytest.mark.usefixtures("credentials")
 def test_a_pool_that_is_not_there_and_one_that_others_reach(doctor: Doctor) -> None:
     level, found, do = doctor.finding("pool", "pool.url=mooncake://127.0.0.1:1")
     assert level == Level.WRONG
@@ -276,6 +275,7 @@ def test_a_pool_that_is_not_there_and_one_that_others_reach(doctor: Doctor) -> N
     assert "neither TLS nor credentials" in warned.found
 
 
+@pytest.mark.usefixtures("credentials")
 def test_a_bucket_is_tried_out_and_nothing_is_left_in_it(doctor: Doctor, s3: Seaweed) -> None:
     level, found, _ = bucket(doctor, s3)
     assert level == "ok", found

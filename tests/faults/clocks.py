@@ -33,6 +33,10 @@ FILE_TIMES = (
     "connectors/kvstore_vllm/adapters.py",
     "connectors/kvstore_vllm/fingerprint.py",
 )
+# Values of a pool say when they were put. Only a pool that restores what it has confirmed as removed
+# is judged by that.
+PUT_TIMES = ("kvstore/move/pool_graves.py",)
+ALLOWED = (*STAMPS, *EXPIRIES, *FILE_TIMES, *PUT_TIMES)
 
 
 def wall_clock_reads(root: Path) -> list[str]:
@@ -40,7 +44,7 @@ def wall_clock_reads(root: Path) -> list[str]:
     found = []
     for package in PACKAGES:
         for file in sorted((root / package).rglob("*.py")):
-            if any(file.is_relative_to(root / each) for each in (*STAMPS, *EXPIRIES, *FILE_TIMES)):
+            if any(file.is_relative_to(root / each) for each in ALLOWED):
                 continue
             tree = ast.parse(file.read_text(encoding="utf-8"))
             found += [f"{file.relative_to(root)}:{line}" for line in _reads(tree)]

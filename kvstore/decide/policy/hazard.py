@@ -100,7 +100,7 @@ class Hazard:
     def __init__(self) -> None:
         self._sampled = SAMPLED_OF_256
         self._slot: dict[BlockKey, int] = {}
-        self._free = list(_SLOTS)
+        self._free = list(_SLOTS[-SAMPLES_MAX:])
         self._used_at = array("d", bytes(8 * SAMPLES_MAX))
         self._class = array("B", bytes(SAMPLES_MAX))
         self._uses = array("B", bytes(SAMPLES_MAX))
