@@ -33,8 +33,8 @@ FILE_TIMES = (
     "connectors/kvstore_vllm/adapters.py",
     "connectors/kvstore_vllm/fingerprint.py",
 )
-# Values of a pool say when they were put. Only a pool that restores what it has confirmed as removed
-# is judged by that.
+# Values of a pool say when they were put. Only what a pool brings back, after it has confirmed that
+# it was removed, is judged by that.
 PUT_TIMES = ("kvstore/move/pool_graves.py",)
 ALLOWED = (*STAMPS, *EXPIRIES, *FILE_TIMES, *PUT_TIMES)
 
