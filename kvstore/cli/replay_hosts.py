@@ -30,7 +30,7 @@ def hosts_options(command: Callable[..., Any]) -> Callable[..., Any]:
             type=click.FloatRange(0, 86400),
             metavar="SECONDS",
             help="With --hosts, how old what they know of each other may be; default: as in the"
-            " daemon, 1 s or a second for every 64 peers.",
+            " daemon, 1 s or a second for every 32 peers.",
         ),
         click.option(
             "--load-bound",

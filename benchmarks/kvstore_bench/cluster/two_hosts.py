@@ -151,12 +151,17 @@ class TwoHosts:
         wait_until(met, "the daemons did not meet")
 
     def connect(self, side: Side) -> None:
-        """Wait until an engine uses its daemon: it hashes its weights first, and dials again."""
+        """Wait until an engine uses its daemon: it hashes its weights first, and dials again.
+
+        The daemon may know the namespace from before: what counts is that a new prompt is stored.
+        """
+        asked: list[list[int]] = []
 
         def connected() -> bool:
-            self.alone.ask(side.engine, self.prompts.next(WARM_UP_TOKENS), 2)
+            asked.append(self.prompts.next(WARM_UP_TOKENS))
+            self.alone.ask(side.engine, asked[-1], 2)
             try:
-                return side.namespace() != b""
+                return any(side.hit_blocks(prompt) for prompt in asked)
             except Unavailable:
                 return False
 
