@@ -42,9 +42,7 @@ logger = logging.getLogger(__name__)
 WINDOWS_MAX = 8  # on their way at once; beyond that they queue in prefix order
 WAITING_WINDOWS_MAX = 256  # for blocks that are still being computed
 WAITING_WINDOW_NBYTES = 2 << 20  # of these, so that little is left when the last block has come
-TEACHING_SHARE = (
-    0.25  # of its blocks: if more are still to be computed, a load says nothing of pace
-)
+TEACHING_SHARE = 0.25  # of a load's blocks: if more are still to be computed, it tells no pace
 LEASE_MARGIN = 0.8  # of a lease's time, to read into its slots
 
 
@@ -128,7 +126,7 @@ class Fetch:
     def _race(load: Load, goal: int, nbytes: int, stakes: Stakes | None) -> Race | None:
         if stakes is None:
             return None
-        share = min(1.0, load.listing.coming / (goal - load.hit))
+        share = min(1.0, load.listing.coming / max(1, goal - load.hit))  # some may be gone
         return load.source.races.race(nbytes, stakes, elsewhere_s=share * stakes.saved_s)
 
     async def _begin_early(self, load: Load) -> None:
