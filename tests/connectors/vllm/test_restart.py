@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 
 import pytest
+
+from kvstore.testing.daemon import Daemon
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
 
@@ -49,9 +52,24 @@ def test_a_new_engine_continues_where_the_last_one_stopped(start_engine, daemon,
     assert loading("metrics")["loads"] == 2
 
 
-@pytest.mark.parametrize("model", ["llama", "gemma3"])
-def test_loaded_blocks_equal_the_engines_own_hit_bit_for_bit(model, start_engine, daemon, prompt):
+SEALED = ("tenants.acme.arena=sealed", "tenants.acme.dram.guaranteed=256MiB")
+
+
+@pytest.fixture
+def sealed() -> Iterator[Daemon]:
+    """A daemon with one tenant, whose arena nobody but the daemon writes to."""
+    with Daemon("dram.capacity=256MiB", "dram.extent=64MiB", *SEALED) as daemon:
+        daemon.start()
+        daemon.socket = daemon.socket.parent / "acme/kvstore.sock"
+        yield daemon
+
+
+@pytest.mark.parametrize(("model", "arena"), [("llama", "daemon"), ("gemma3", "sealed")])
+def test_loaded_blocks_equal_the_engines_own_hit_bit_for_bit(
+    model, arena, start_engine, request, prompt
+):
     """In bfloat16 a cold run may round differently, but a load may not differ from a local hit."""
+    daemon = request.getfixturevalue(arena)
     engine = start_engine(model, daemon, dtype="bfloat16")
     prompts = [prompt(tokens, seed) for seed, tokens in enumerate((33, 320, 641, 1500))]
     for each in prompts:
