@@ -46,6 +46,7 @@ AGAIN = "python -m tests.sim.run"
 KINDS = ("lost", "wrong", "resurrected", "foreign", "leaked", "bug", "hung")
 FLEET_STORES = range(3, 9)
 FLEETS = 2  # of five seeds
+SEED_S = 300  # of real time; one takes 1 to 10
 COUNTS = (
     "calls",
     "loads",
@@ -134,8 +135,14 @@ def _run(seeds: range, stores: int | None, jobs: int) -> list[Outcome]:
         multiprocessing.get_context("spawn").Pool(jobs, logging.disable) as pool,
         click.progressbar(length=len(seeds), label="seeds", file=sys.stderr) as bar,
     ):
-        outcomes = []
-        for outcome in pool.imap_unordered(partial(run_any, stores=stores), seeds):
+        outcomes: list[Outcome] = []
+        ended = pool.imap_unordered(partial(run_any, stores=stores), seeds)
+        for _ in seeds:
+            try:
+                outcome = ended.next(SEED_S)
+            except multiprocessing.TimeoutError:
+                left = sorted(set(seeds) - {each.seed for each in outcomes})[:jobs]
+                sys.exit(f"\nno seed has ended for {SEED_S} s: look at {left}")
             outcomes.append(outcome)
             bar.update(1)
             if outcome.violations:
