@@ -13,6 +13,7 @@ from kvstore.tier.object.names import Listed
 from kvstore.tier.object.requests import Filled
 
 REQUEST_S = 0.01
+AWAY_S = 1.0  # how often a request that nobody answers looks whether its connection was reset
 
 
 @dataclass(slots=True)
@@ -87,7 +88,9 @@ class SimBucket:
     async def _request(self, kind: str) -> None:
         await asyncio.sleep(self._objects.draw.expovariate(1 / REQUEST_S))
         if self._objects.away:
-            await asyncio.Event().wait()
+            while self._objects.away:
+                await asyncio.sleep(AWAY_S)
+            raise ObjectFailed(f"{kind}: connection reset", reason="connection")
         if self._objects.draw.random() < self._objects.failing:
             raise ObjectFailed(f"{kind}: HTTP 500", reason="server")
 
