@@ -65,6 +65,7 @@ class Lending:
         self._refused = refused
         self._bucket = TokenBucket(bytes_per_s)
         self._threads = ThreadPoolExecutor(serve_reads, thread_name_prefix="kvstore-lend")
+        self._readers = ThreadPoolExecutor(serve_reads, thread_name_prefix="kvstore-ahead")
         self.reads = 0
         self.draining = False
         self._idle = asyncio.Event()
@@ -91,6 +92,7 @@ class Lending:
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self._readers.shutdown(wait=False, cancel_futures=True)
 
     async def serve(self, bulk: Bulk, node: NodeId) -> None:
         """Answer one bulk connection until it ends. Raises PeerError, TimeoutError."""
@@ -175,7 +177,7 @@ class Lending:
         checksums = [record.checksum if record is not None else 0 for record in records]
         head = encode_read_head(self._instance(), sizes, checksums)
         start = bulk.encode(Frame(Kind.REPLY, frame.id, head))
-        dispatch = Dispatch(bulk, start, records, f"node {node[:8]}")
+        dispatch = Dispatch(bulk, start, records, f"node {node[:8]}", self._readers)
         bulk.lend_to_thread()
         job = self._threads.submit(dispatch.run)
         end = asyncio.wrap_future(job)

@@ -4,14 +4,14 @@ thread. What lies in files is not brought into the arena: strangers evict nothin
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Sequence
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 
-from kvstore.model.block import FilePlace, padded
 from kvstore.peer.base import LentRecord, PeerGone, PeerSlow
 from kvstore.peer.bulk import SILENCE_S, Bulk, failed_connection
+from kvstore.peer.read_ahead import read_ahead
 from kvstore.peer.seal import PIECE_NBYTES, Sealer
 from kvstore.tier.bounces import BOUNCES
 
@@ -20,15 +20,22 @@ GATHERED_NBYTES = 4 << 20
 
 
 class Dispatch:
-    """The answer to one READ. start: the encoded frame before the records."""
+    """The answer to one READ. start: the encoded frame before the records. readers: threads that
+    read files ahead of what is sent."""
 
     def __init__(
-        self, bulk: Bulk, start: bytes, records: Sequence[LentRecord | None], name: str
+        self,
+        bulk: Bulk,
+        start: bytes,
+        records: Sequence[LentRecord | None],
+        name: str,
+        readers: ThreadPoolExecutor,
     ) -> None:
         self._bulk = bulk
         self._start = start
-        self._records = records
+        self._records = [record for record in records if record is not None]
         self._name = name
+        self._readers = readers
         self._stopped = False
 
     def stop(self) -> None:
@@ -40,26 +47,21 @@ class Dispatch:
         """Send everything. Raises PeerSlow, PeerGone; OSError if a file cannot be read."""
         if self._stopped:
             raise PeerGone(f"a read of {self._name} was stopped", reason="closed")
-        with ExitStack() as stack:
-            files = _Files(stack)
+        places = [each.place for each in self._records if each.place is not None]
+        with (
+            ExitStack() as stack,
+            closing(read_ahead(places, PIECE_NBYTES, self._readers)) as pieces,
+        ):
             output = _Output(self._bulk, self._name, stack)
             output.add(memoryview(self._start), sealed=False)
             for record in self._records:
-                if record is None:
-                    continue
                 if record.view is not None:
                     output.add(record.view)
                 elif record.place is not None:
-                    self._send_file(record.place, files, output)
+                    for _ in range(0, record.place.nbytes, PIECE_NBYTES):
+                        output.add(next(pieces))
+                        output.flush()  # the memory is used again
             output.flush()
-
-    def _send_file(self, place: FilePlace, files: _Files, output: _Output) -> None:
-        with BOUNCES.taken(PIECE_NBYTES) as bounce:
-            for start in range(0, place.nbytes, PIECE_NBYTES):
-                count = min(PIECE_NBYTES, place.nbytes - start)
-                files.read(place, start, bounce[: padded(count)], count)
-                output.add(bounce[:count])
-                output.flush()  # the bounce is used again
 
 
 class _Output:
@@ -109,30 +111,3 @@ def send_all(connection: socket.socket, buffers: Sequence[memoryview]) -> None:
             del left[0]
         if count:
             left[0] = left[0][count:]
-
-
-class _Files:
-    """The files of one answer, each opened once, past the page cache where that works."""
-
-    def __init__(self, stack: ExitStack) -> None:
-        self._stack = stack
-        self._fds: dict[str, int] = {}
-
-    def read(self, place: FilePlace, start: int, target: memoryview, least: int) -> None:
-        """Read whole pages of a record from byte `start` on, `least` bytes of them at least. Raises
-        OSError."""
-        fd = self._fds.get(place.path)
-        if fd is None:
-            fd = self._fds[place.path] = _opened(place.path)
-            self._stack.callback(os.close, fd)
-        count = os.preadv(fd, [target], place.offset + start)
-        if count < least:
-            raise OSError(f"{place.path} ends early")
-
-
-def _opened(path: str) -> int:
-    flags = os.O_RDONLY | os.O_CLOEXEC
-    try:
-        return os.open(path, flags | os.O_DIRECT)
-    except OSError:
-        return os.open(path, flags)
