@@ -283,6 +283,9 @@ class Lender(Protocol):
     trusted, except that keys have 32 bytes and spans lie within them.
     """
 
+    def engines_busy(self) -> bool:
+        """Whether engines of this host copy records now. Called by any thread."""
+
     def register(self, namespace: Namespace) -> None:
         """Know a namespace from now on, as with a client's. Raises InvalidRequest, Unavailable."""
 

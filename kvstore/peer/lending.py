@@ -1,7 +1,8 @@
 """READs of peers, answered: leases on the event loop, bytes in threads.
 
-At most `serve_reads` at once, and so many bytes a second; beyond that a peer is told `busy`, so
-that the engines of this host come first. A peer that does not read ends its own read, after 2 s.
+At most `serve_reads` at once, and so many bytes a second; beyond that a peer is told `busy`. While
+engines of this host copy, threads that send rest between pieces: engines come first. A peer that
+does not read ends its own read, after 2 s.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from kvstore.peer.messages import PartsBody, decode_parts, encode, encode_read_h
 from kvstore.peer.seal import TAG_NBYTES
 from kvstore.peer.send import Dispatch
 from kvstore.peer.wire import HELD, NOT_HELD, Frame, Kind
+from kvstore.peer.yielding import Turns, Yielding
 from kvstore.system.bandwidth import TokenBucket
 from kvstore.system.threads import ended, outlive
 
@@ -66,6 +68,7 @@ class Lending:
         self._bucket = TokenBucket(bytes_per_s)
         self._threads = ThreadPoolExecutor(serve_reads, thread_name_prefix="kvstore-lend")
         self._readers = ThreadPoolExecutor(serve_reads, thread_name_prefix="kvstore-ahead")
+        self._yielding = Yielding(lender.engines_busy)
         self.reads = 0
         self.draining = False
         self._idle = asyncio.Event()
@@ -177,7 +180,8 @@ class Lending:
         checksums = [record.checksum if record is not None else 0 for record in records]
         head = encode_read_head(self._instance(), sizes, checksums)
         start = bulk.encode(Frame(Kind.REPLY, frame.id, head))
-        dispatch = Dispatch(bulk, start, records, f"node {node[:8]}", self._readers)
+        name = f"node {node[:8]}"
+        dispatch = Dispatch(bulk, start, records, name, readers=self._readers, turns=self._turns)
         bulk.lend_to_thread()
         job = self._threads.submit(dispatch.run)
         end = asyncio.wrap_future(job)
@@ -199,6 +203,9 @@ class Lending:
         except OSError as error:
             logger.warning("lending=failed reason=%r", str(error))
             raise PeerGone(f"a file could not be read: {error}", reason="failed") from error
+
+    def _turns(self) -> Turns:
+        return Turns(self._yielding, lambda: self.reads)
 
     async def _send_held(self, bulk: Bulk, *, held: bool) -> None:
         data = HELD if held else NOT_HELD

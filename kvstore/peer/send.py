@@ -5,7 +5,7 @@ thread. What lies in files is not brought into the arena: strangers evict nothin
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 
@@ -13,6 +13,7 @@ from kvstore.peer.base import LentRecord, PeerGone, PeerSlow
 from kvstore.peer.bulk import SILENCE_S, Bulk, failed_connection
 from kvstore.peer.read_ahead import read_ahead
 from kvstore.peer.seal import PIECE_NBYTES, Sealer
+from kvstore.peer.yielding import Turns
 from kvstore.tier.bounces import BOUNCES
 
 GATHERED_MAX = 64  # buffers in one call of the kernel
@@ -21,7 +22,7 @@ GATHERED_NBYTES = 4 << 20
 
 class Dispatch:
     """The answer to one READ. start: the encoded frame before the records. readers: threads that
-    read files ahead of what is sent."""
+    read files ahead of what is sent. turns: makes those of the thread that sends."""
 
     def __init__(
         self,
@@ -29,13 +30,16 @@ class Dispatch:
         start: bytes,
         records: Sequence[LentRecord | None],
         name: str,
+        *,
         readers: ThreadPoolExecutor,
+        turns: Callable[[], Turns],
     ) -> None:
         self._bulk = bulk
         self._start = start
         self._records = [record for record in records if record is not None]
         self._name = name
         self._readers = readers
+        self._turns = turns
         self._stopped = False
 
     def stop(self) -> None:
@@ -52,7 +56,7 @@ class Dispatch:
             ExitStack() as stack,
             closing(read_ahead(places, PIECE_NBYTES, self._readers)) as pieces,
         ):
-            output = _Output(self._bulk, self._name, stack)
+            output = _Output(self._bulk, self._name, stack, self._turns())
             output.add(memoryview(self._start), sealed=False)
             for record in self._records:
                 if record.view is not None:
@@ -67,9 +71,10 @@ class Dispatch:
 class _Output:
     """Sends buffers in order, several in one call where they are small."""
 
-    def __init__(self, bulk: Bulk, name: str, stack: ExitStack) -> None:
+    def __init__(self, bulk: Bulk, name: str, stack: ExitStack, turns: Turns) -> None:
         self._bulk = bulk
         self._name = name
+        self._turns = turns
         self._waiting: list[memoryview] = []
         self._nbytes = 0
         if bulk.sealer is not None:
@@ -99,6 +104,7 @@ class _Output:
             raise PeerSlow(f"{self._name} received nothing for {SILENCE_S:g} s") from error
         except OSError as error:
             raise failed_connection(error, f"the connection to {self._name}") from error
+        self._turns.rest()
 
 
 def send_all(connection: socket.socket, buffers: Sequence[memoryview]) -> None:

@@ -36,6 +36,7 @@ from kvstore.store.node import Node
 from kvstore.store.sessions import Namespaces
 
 BRING_UP_S = 1.0
+BUSY_S = 0.05  # an engine that copies takes its next lease, or gives one back, within that
 
 
 class StoreLoan:
@@ -86,6 +87,9 @@ class StoreLender:
         self._deletes = deletes
         self.may_lend: Callable[[], bool] = lambda: True
         self.on_delete: Callable[[], None] = lambda: None
+
+    def engines_busy(self) -> bool:
+        return self._node.now() - self._node.leases.engines_at < BUSY_S
 
     def register(self, namespace: Namespace) -> None:
         self._namespaces.register(namespace)

@@ -32,12 +32,13 @@ class MemoryLoan:
 
 
 class MemoryLender:
-    """Implements `Lender`. holds: what `held` answers. fails: raised by the next `lend`. corrupted,
-    deleted: what it was told. loans: all it has made."""
+    """Implements `Lender`. holds: what `held` answers. busy: whether its engines are. fails: raised
+    by the next `lend`. corrupted, deleted: what it was told. loans: all it has made."""
 
     def __init__(self, instance: str = "1" * 16) -> None:
         self.instance = instance
         self.holds = True
+        self.busy = False
         self.fails: KVStoreError | None = None
         self.namespaces: dict[NamespaceId, Namespace] = {}
         self.records: dict[Record, LentRecord] = {}
@@ -73,6 +74,9 @@ class MemoryLender:
         self._wake()
 
     # ---- Lender ----------------------------------------------------------------------------------
+
+    def engines_busy(self) -> bool:
+        return self.busy
 
     def register(self, namespace: Namespace) -> None:
         self.namespaces[namespace.id] = namespace

@@ -43,6 +43,9 @@ class Teller:
         self._first = 0  # number of the first change that is kept
         self._news = asyncio.Event()
 
+    def engines_busy(self) -> bool:
+        return False
+
     def _draw(self, count: int) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
         return self._drawn.integers(0, 1 << 63, count, dtype=np.uint64)
 

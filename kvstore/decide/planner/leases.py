@@ -126,6 +126,7 @@ class Leases:
         self._numbers = itertools.count(1)
         self.leased_bytes = 0
         self.framed_bytes = 0  # of the file tier, in frames that leases hold
+        self.engines_at = -math.inf  # when an engine was last given a lease, or gave one back
 
     @property
     def limbo_bytes(self) -> int:
@@ -209,6 +210,8 @@ class Leases:
         for frame in frames:
             frame.pins += 1
         session.leases[lease.id] = lease
+        if session_id != DAEMON_SESSION:
+            self.engines_at = self._now()
         self.leased_bytes += lease.nbytes
         self.framed_bytes += lease.framed_nbytes
         return lease
@@ -248,7 +251,10 @@ class Leases:
         lease = session.leases.get(lease_id) if session else None
         if session is None or lease is None:
             return False
-        held = not (lease.expired or session.ended) and self._now() <= lease.deadline
+        now = self._now()
+        if session_id != DAEMON_SESSION:
+            self.engines_at = now
+        held = not (lease.expired or session.ended) and now <= lease.deadline
         held = held and not any(frame.is_out for frame in lease.frames)
         lease.readers -= 1
         if lease.readers <= 0:
