@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 WAIT_S = min(10.0, HEADS_WAIT_S_MAX)  # for the first change
 PAUSE_S = 1.0  # between two answers, at least
-PEERS_A_SECOND = 32  # whose changes are asked for: each costs the loop a millisecond
+PEERS_A_SECOND = 24  # whose changes are asked for: each costs the loop a millisecond
 AGAIN_S = 30.0  # after a peer that did not tell
 PLACES_MAX = 1 << 16
 SNAPSHOTS_MAX = 4  # on their way at once: they are in memory before they are in the view
