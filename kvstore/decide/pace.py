@@ -2,15 +2,15 @@
 
 A load races the engine, which could compute the same blocks at a pace it tells. `Pace` remembers
 how long loads of about this size took, and refuses those that would lose. A prediction may be
-wrong, so a `Race` bounds what is lost then: every share of the bytes that has arrived buys the time
-that computing it would have taken, and nothing else does.
+wrong, so a `Race` bounds what is lost then: what has come of the prefix, without a gap, buys the
+time that computing it would have taken, and nothing else does.
 
-    loss so far = time waited - what computing the part that came up would have taken <= patience
+    loss so far = time waited - what computing the start that came would have taken <= patience
 
-So where every part that came up can be used, an answer comes at most `patience_s` later than
-recomputing would have. What another engine is still computing (`elsewhere_s`) has to be computed
-there before it can come, so a load of that may lose as much more. Of a hybrid model's prefix that
-was cut, windows may be missing: then what came up is worth less than was counted.
+So an answer comes at most `patience_s` later than recomputing would have. What another engine is
+still computing (`elsewhere_s`) has to be computed there before it can come, so a load of that may
+lose as much more. A hybrid model cannot use a prefix that was cut: the windows that it would need
+there were not asked for. Of such a load only the whole counts.
 """
 
 from __future__ import annotations
@@ -42,17 +42,21 @@ class Stakes:
 @dataclass(frozen=True, slots=True)
 class Race:
     """One load under way. predicted_s: None if nothing is known, or trusted any more. elsewhere_s:
-    what computing takes of it that another engine is computing now."""
+    what computing takes of it that another engine is computing now. whole: nothing of it can be
+    used before all of it has come."""
 
     stakes: Stakes
     patience_s: float
     predicted_s: float | None
     elsewhere_s: float = 0.0
+    whole: bool = False
 
     def until(self, share: float) -> float:
-        """Return how long to wait on, when `share` (0 to 1) of the bytes has arrived."""
+        """Return how long to wait on, when `share` (0 to 1) of the prefix has come, from its start
+        on and without a gap."""
         patience_s = self.patience_s + self.elsewhere_s
-        return self.stakes.began + patience_s + share * self.stakes.saved_s
+        usable = 0.0 if self.whole and share < 1.0 else share
+        return self.stakes.began + patience_s + usable * self.stakes.saved_s
 
 
 class Average:
@@ -103,24 +107,28 @@ class Pace:
         known = self._by_size[_size(nbytes)]
         return known.mean * nbytes if known else None
 
-    def loses(self, nbytes: int, saved_s: float) -> bool:
-        """Return whether computing takes less than loading, as far as is known."""
-        return bool(self._behind) or (self.predict(nbytes) or 0.0) > saved_s
+    def loses(self, nbytes: int, saved_s: float, *, whole: bool = False) -> bool:
+        """Return whether computing takes less than loading, as far as is known. whole: or the load
+        would be given up before it has come: see `Race`."""
+        allowed_s = PATIENCE_SAVED_MAX * saved_s if whole else saved_s
+        return bool(self._behind) or (self.predict(nbytes) or 0.0) > allowed_s
 
-    def race(self, nbytes: int, stakes: Stakes, elsewhere_s: float = 0.0) -> Race | None:
+    def race(
+        self, nbytes: int, stakes: Stakes, *, elsewhere_s: float = 0.0, whole: bool = False
+    ) -> Race | None:
         """Return the terms on which to bring `nbytes` up; None: computing them is faster."""
         known, now = self._by_size[_size(nbytes)], self._now()
         patience_s = PATIENCE * stakes.prompt_s
-        if self.loses(nbytes, stakes.saved_s):
+        if self.loses(nbytes, stakes.saved_s, whole=whole):
             if now - max(known.at if known else 0.0, self._behind_at) < FORGET_S:
                 return None
             self._behind_at = now
             known = None
         if known is None:
-            return Race(stakes, patience_s, None, elsewhere_s)
+            return Race(stakes, patience_s, None, elsewhere_s, whole)
         usual_s = (known.mean + 4 * known.deviation) * nbytes
         patience_s = max(patience_s, min(usual_s, PATIENCE_SAVED_MAX * stakes.saved_s))
-        return Race(stakes, patience_s, known.mean * nbytes, elsewhere_s)
+        return Race(stakes, patience_s, known.mean * nbytes, elsewhere_s, whole)
 
 
 def _size(nbytes: int) -> int:

@@ -135,6 +135,12 @@ class Namespace:
                 f"1..{base.record_nbytes}"
             )
 
+    @property
+    def has_windows(self) -> bool:
+        """Whether a resume needs only the last window of some groups: the parts that one of a
+        certain length needs are of no use to a shorter one."""
+        return any(group.window_tokens for group in self.groups)
+
     def to_json(self) -> str:
         """Return the canonical text: sorted keys, no spaces, ASCII. Equal text, equal namespace."""
         groups = [

@@ -60,7 +60,7 @@ class Load:
     begun: int = 0
     nbytes: int = 0
     began: float = 0.0
-    parts: list[asyncio.Task[bool]] = field(default_factory=list)
+    parts: dict[asyncio.Task[bool], int] = field(default_factory=dict)  # and bytes of each
 
     @property
     def goal_max(self) -> int:
@@ -126,8 +126,13 @@ class Fetch:
     def _race(load: Load, goal: int, nbytes: int, stakes: Stakes | None) -> Race | None:
         if stakes is None:
             return None
-        share = min(1.0, load.listing.coming / max(1, goal - load.hit))  # some may be gone
-        return load.source.races.race(nbytes, stakes, elsewhere_s=share * stakes.saved_s)
+        coming = load.listing.coming
+        share = min(1.0, coming / max(1, goal - load.hit))  # some may be gone
+        # What another engine is computing is waited for as it comes: when most of it is there, the
+        # time that it took is lost already.
+        whole = load.namespace.has_windows and not coming
+        elsewhere_s = share * stakes.saved_s
+        return load.source.races.race(nbytes, stakes, elsewhere_s=elsewhere_s, whole=whole)
 
     async def _begin_early(self, load: Load) -> None:
         """Begin what a hit of every length needs, in whole windows, as far as it is found.
@@ -135,7 +140,7 @@ class Fetch:
         Which windows of a window group are needed, only the length of the hit can say.
         """
         ask, namespace = load.ask, load.namespace
-        if any(group.window_tokens for group in namespace.groups):
+        if namespace.has_windows:
             return
         first = max(load.begun, ask.skip_blocks)
         masks = await self._masks(load, first, min(load.listing.found, load.goal_max))
@@ -154,7 +159,7 @@ class Fetch:
     def _begin(self, load: Load, windows: Sequence[Window]) -> None:
         if not load.parts:
             load.began = self._now()
-        load.parts += [self._started(load, window) for window in windows]
+        load.parts |= {self._started(load, window): window.nbytes for window in windows}
         load.nbytes += sum(window.nbytes for window in windows)
 
     async def close(self) -> None:

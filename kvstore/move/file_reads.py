@@ -85,9 +85,11 @@ class Reads:
         """Say whether all of `records` are being read."""
         return all(record in self._reads for record in records)
 
-    def of(self, records: Sequence[StoredPart]) -> set[asyncio.Task[None]]:
-        """Return the tasks that are bringing any of `records` up."""
-        return {self._reads[record] for record in records if record in self._reads}
+    def of(self, records: Sequence[StoredPart]) -> list[asyncio.Task[None]]:
+        """Return the tasks that are bringing any of `records` up, in the order they began."""
+        wanted = set(records)
+        found = (task for record, task in self._reads.items() if record in wanted)
+        return list(dict.fromkeys(found))
 
     async def _read(self, read: Read) -> None:
         bad: Sequence[int] = read.positions

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections import deque
+from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any
 
@@ -27,18 +28,20 @@ class LoadRaces:
         self._metrics = metrics
         self._now = now
 
-    def race(self, nbytes: int, stakes: Stakes, elsewhere_s: float = 0.0) -> Race | None:
+    def race(
+        self, nbytes: int, stakes: Stakes, *, elsewhere_s: float = 0.0, whole: bool = False
+    ) -> Race | None:
         """Return the terms on which to bring `nbytes` up; None: computing them is faster.
 
-        elsewhere_s: as of `Race`."""
-        race = self.pace.race(nbytes, stakes, elsewhere_s)
+        elsewhere_s, whole: as of `Race`."""
+        race = self.pace.race(nbytes, stakes, elsewhere_s=elsewhere_s, whole=whole)
         decision = "refuse" if race is None else "load" if race.predicted_s else "explore"
         self._metrics.load_decisions.labels(decision).inc()
         return race
 
     async def wait(
         self,
-        parts: Collection[asyncio.Task[Any]],
+        parts: Mapping[asyncio.Task[Any], int],
         nbytes: int,
         *,
         began: float,
@@ -49,14 +52,18 @@ class LoadRaces:
     ) -> Ended:
         """Wait for the parts of a load, for as long as that is worth it; nothing is cancelled.
 
-        arrived: asked when all have ended, whether they brought everything; else there is nothing
-        to learn from how long they took. teaches: there is; not if they had to be computed first.
+        parts: in prefix order, with what each counts beside the others. One that returns False was
+        not brought, and what is behind a part that is missing is of no use. arrived: asked when all
+        have ended, whether they brought everything; else there is nothing to learn from how long
+        they took. teaches: there is; not if they had to be computed first.
         """
-        pending = set(parts)
+        pending, in_order = set(parts), deque(parts)
+        came, whole = 0, sum(parts.values())
         when = asyncio.ALL_COMPLETED if race is None else asyncio.FIRST_COMPLETED
         while pending:
-            share = 1 - len(pending) / len(parts)
-            until = deadline if race is None else min(deadline, race.until(share))
+            while in_order and _was_brought(in_order[0]):
+                came += parts[in_order.popleft()]
+            until = deadline if race is None else min(deadline, race.until(came / whole))
             timeout_s = until - self._now()
             if timeout_s <= 0:
                 break
@@ -91,3 +98,8 @@ class LoadRaces:
         if race is not None and race.predicted_s is not None:
             self._metrics.load_predicted_seconds.observe(race.predicted_s)
             self._metrics.load_seconds.observe(took_s)
+
+
+def _was_brought(part: asyncio.Task[Any]) -> bool:
+    failed = not part.done() or part.cancelled() or part.exception() is not None
+    return not failed and part.result() is not False

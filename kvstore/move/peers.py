@@ -311,9 +311,8 @@ class Peers:
         began = self._now()
         until = min(deadline, ask.look_until, began + answer_s)
         keys = ask.keys[:KEYS_MAX]
-        windows = any(group.window_tokens for group in namespace.groups)
         # Of a window group, it may be this host that lacks blocks before the end of its own hit.
-        skip = ask.skip_blocks if windows else match.hit_blocks
+        skip = ask.skip_blocks if namespace.has_windows else match.hit_blocks
         try:
             answer = await peer.source.open_link().match(
                 namespace, keys, skip_blocks=skip, refined=ask.refined, deadline=until

@@ -68,7 +68,10 @@ class Promotion:
             if not missing:
                 break
             nbytes = sum(record.nbytes for record in missing)
-            race = self._loads.race(nbytes, stakes) if stakes is not None else None
+            race = None
+            if stakes is not None:
+                whole = self._planner.namespace(namespace_id).has_windows
+                race = self._loads.race(nbytes, stakes, whole=whole)
             if stakes is not None and race is None:
                 return Promoted(absent, slower=True)
             # What is resident already must not be evicted for what is promoted.
@@ -89,7 +92,7 @@ class Promotion:
                 if not reads:
                     break  # there is no room for them
                 ended = await self._loads.wait(
-                    reads,
+                    dict.fromkeys(reads, 1),
                     nbytes,
                     began=began,
                     deadline=deadline,

@@ -69,7 +69,8 @@ class Gets:
         nbytes = sum(r.nbytes for r in found if r is not None and r.resident is None)
         pace = self._promotion.pace
         saved = match.hit_blocks - max(skip_blocks, match.resident_blocks)
-        if recompute_s_per_block and pace.loses(nbytes, saved * recompute_s_per_block):
+        saved_s = saved * recompute_s_per_block
+        if recompute_s_per_block and pace.loses(nbytes, saved_s, whole=namespace.has_windows):
             return replace(match, worth_blocks=match.resident_blocks)
         return replace(match, load_s=pace.predict(nbytes) or 0.0)
 

@@ -17,7 +17,7 @@ def longest_hit(namespace: Namespace, masks: Sequence[int], skip_blocks: int = 0
     if masks.count((1 << len(namespace.groups)) - 1) == len(masks):
         return len(masks)  # everything is there, found out at the speed of C
     limit = reach(namespace, masks, skip_blocks)
-    if limit <= skip_blocks or not any(spec.window_tokens for spec in namespace.groups):
+    if limit <= skip_blocks or not namespace.has_windows:
         return limit
     return _longest_window_hit(namespace, masks, skip_blocks, limit)
 
