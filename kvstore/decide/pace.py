@@ -72,6 +72,11 @@ class Average:
         self.mean += (sample - self.mean) / 8
         self.at = at
 
+    @property
+    def usual(self) -> float:
+        """What few samples exceed."""
+        return self.mean + 4 * self.deviation
+
 
 class Pace:
     """How long loads from one tier take: seconds per byte, by the power of two of their size.
@@ -109,9 +114,13 @@ class Pace:
 
     def loses(self, nbytes: int, saved_s: float, *, whole: bool = False) -> bool:
         """Return whether computing takes less than loading, as far as is known. whole: or the load
-        would be given up before it has come: see `Race`."""
-        allowed_s = PATIENCE_SAVED_MAX * saved_s if whole else saved_s
-        return bool(self._behind) or (self.predict(nbytes) or 0.0) > allowed_s
+        might be given up before it has come, when all the time waited is lost: see `Race`."""
+        known = self._by_size[_size(nbytes)]
+        if known is None or self._behind:
+            return bool(self._behind)
+        if whole:
+            return known.usual * nbytes > PATIENCE_SAVED_MAX * saved_s
+        return known.mean * nbytes > saved_s
 
     def race(
         self, nbytes: int, stakes: Stakes, *, elsewhere_s: float = 0.0, whole: bool = False
@@ -126,7 +135,7 @@ class Pace:
             known = None
         if known is None:
             return Race(stakes, patience_s, None, elsewhere_s, whole)
-        usual_s = (known.mean + 4 * known.deviation) * nbytes
+        usual_s = known.usual * nbytes
         patience_s = max(patience_s, min(usual_s, PATIENCE_SAVED_MAX * stakes.saved_s))
         return Race(stakes, patience_s, known.mean * nbytes, elsewhere_s, whole)
 
