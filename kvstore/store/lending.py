@@ -213,7 +213,9 @@ class Lending:
         grown = max(0, used - self._used.get(name, used))
         self._used[name] = used
         usual = min(HEADROOM_NBYTES_MAX, part.guaranteed // HEADROOM_SHARE)
-        ahead = max(GROWTH_LOOKS * grown, self._asked(name))
+        asked = self._asked(name)
+        asked += STEP_NBYTES - 1 if asked else 0  # caps are whole steps, rounded down
+        ahead = max(GROWTH_LOOKS * grown, asked)
         headroom = max(part.least, STEP_NBYTES, usual if ahead else 0, ahead)
         # Under its cap's last part it evicts, so it does not grow: but it could use more.
         if used and part.cap - used < headroom:

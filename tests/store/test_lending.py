@@ -163,3 +163,36 @@ def test_those_who_wait_for_room_go_on_in_turn_and_are_looked_for_together() -> 
         return order
 
     assert asyncio.run(main()) == list(range(20))
+
+
+def test_who_asks_for_less_than_its_guarantee_has_it_whole() -> None:
+    """Caps are whole MiB, rounded down: the last part of one that is asked for is owed as well."""
+
+    class Part(DramPart):
+        """A part whose cap is all its room."""
+
+        def __init__(self) -> None:
+            self.guaranteed, self.most, self.weight, self.now = 8 * MIB, 8 * MIB, 1.0, MIB
+
+        used = held = 0
+        least = MIB // 16
+
+        @property
+        def cap(self) -> int:
+            return self.now
+
+        @property
+        def free(self) -> int:
+            return self.now
+
+        def set_cap(self, nbytes: int) -> None:
+            self.now = nbytes
+
+    async def ask() -> None:
+        lending = Lending(64 * MIB)
+        lending.add("late", part)
+        await asyncio.wait_for(lending.room("late", MIB + MIB // 4, wait_s=20.0), 20.0)
+
+    part = Part()
+    asyncio.run(ask())
+    assert part.free >= MIB + MIB // 4
