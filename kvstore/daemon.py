@@ -24,7 +24,7 @@ from kvstore.format.codec import codec_by_name
 from kvstore.metrics import Metrics
 from kvstore.model.block import PAGE_NBYTES
 from kvstore.model.errors import ConfigError, KVStoreError
-from kvstore.model.tenant import DEFAULT_TENANT, NO_TENANT_ID, TenantId, tenant_id
+from kvstore.model.tenant import NO_TENANT_ID, TenantId, tenant_id
 from kvstore.move.deletions import Deletions
 from kvstore.move.promote import Promotion
 from kvstore.move.scrub import Scrub
@@ -107,8 +107,7 @@ class Node:
     async def _join_fleet(self) -> None:
         from kvstore.store.fleet import Fleet
 
-        store = self.tenants.get(DEFAULT_TENANT).store
-        self.fleet = Fleet(self.settings, store, self.metrics, kvstore.__version__)
+        self.fleet = Fleet(self.settings, self.tenants, self.metrics, kvstore.__version__)
         await self.fleet.start()
 
     async def stop(self) -> None:

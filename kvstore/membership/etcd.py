@@ -28,6 +28,7 @@ from kvstore.membership.roster import Roster
 from kvstore.membership.state_files import LastMembers
 from kvstore.model.errors import ConfigError, KVStoreError, Unavailable
 from kvstore.model.member import Member, NodeId
+from kvstore.model.tenant import TenantId
 from kvstore.rpc.etcd import etcd_pb2 as pb
 from kvstore.settings import ClusterSettings
 from kvstore.system.background import keep_running
@@ -64,7 +65,7 @@ class EtcdMembership:
         self._held = Held(self._roster, ping)
         self._registration = Registration(self._calls, self._begin, settings.etcd_ttl_s, ping)
         days = settings.deletes_kept
-        self.deletes = EtcdDeletes(self._calls, settings.fleet, days * DAY_S)
+        self._fleet, self._kept_s = settings.fleet, days * DAY_S
         self._tasks: list[asyncio.Task[None]] = []
         self._away_since: float | None = None
         self._returned_at = float("-inf")
@@ -102,6 +103,10 @@ class EtcdMembership:
     async def update(self, member: Member) -> None:
         self._registration.own = member
         self._renew_now.set()
+
+    def deletes_of(self, tenant: TenantId) -> EtcdDeletes:
+        """Return what etcd keeps of a tenant's deletes."""
+        return EtcdDeletes(self._calls, self._fleet, self._kept_s, tenant)
 
     def members(self) -> Mapping[NodeId, Member]:
         return self._roster.members

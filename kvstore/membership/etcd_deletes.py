@@ -23,6 +23,7 @@ from kvstore.membership.etcd_calls import EtcdCalls
 from kvstore.model.block import KEY_NBYTES, BlockKey, NamespaceId
 from kvstore.model.errors import InvalidRequest, KVStoreError, Unavailable
 from kvstore.model.member import NodeId
+from kvstore.model.tenant import NO_TENANT_ID, TenantId
 from kvstore.rpc.etcd import etcd_pb2 as pb
 
 logger = logging.getLogger(__name__)
@@ -83,14 +84,17 @@ def decode_delete(data: bytes) -> Delete:
 
 
 class EtcdDeletes:
-    """The deletes of one fleet. kept_s: how long each is kept. Every method raises Unavailable and
-    ConfigError as the calls do."""
+    """The deletes of one tenant of a fleet. kept_s: how long each is kept. Every method raises
+    Unavailable and ConfigError as the calls do."""
 
-    def __init__(self, calls: EtcdCalls, fleet: str, kept_s: float) -> None:
+    def __init__(
+        self, calls: EtcdCalls, fleet: str, kept_s: float, tenant: TenantId = NO_TENANT_ID
+    ) -> None:
+        whose = f"tenants/{tenant.hex()}/" if tenant != NO_TENANT_ID else ""
         self._calls = calls
-        self._prefix = f"/kvstore/v1/{fleet}/deletes/".encode()
+        self._prefix = f"/kvstore/v1/{fleet}/{whose}deletes/".encode()
         self._end = self._prefix[:-1] + b"0"
-        self._applied = f"/kvstore/v1/{fleet}/applied/".encode()
+        self._applied = f"/kvstore/v1/{fleet}/{whose}applied/".encode()
         self._kept_s = kept_s
         self.token_s = TOKEN_SHARE * kept_s
         self._lease = 0  # of the token

@@ -38,12 +38,19 @@ def pause_s(peers: int) -> float:
 
 
 class PeerHeads:
-    """nbytes_max: of the view, all peers together."""
+    """nbytes_max: of the view, all peers together. asked: how many peers' changes are asked for by
+    this daemon, all tenants together; None: there is one."""
 
-    def __init__(self, nbytes_max: int, now: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        nbytes_max: int,
+        now: Callable[[], float],
+        asked: Callable[[], int] | None = None,
+    ) -> None:
         self.view = View()
         self.level = 0
-        self._nbytes_max = nbytes_max
+        self.nbytes_max = nbytes_max
+        self._asked = asked if asked is not None else lambda: self.following
         self._now = now
         self._places: dict[NodeId, int] = {}
         self._nodes: dict[int, NodeId] = {}
@@ -53,6 +60,15 @@ class PeerHeads:
         self._rising = False
         self._room = asyncio.Semaphore(SNAPSHOTS_MAX)
         self._following: dict[NodeId, asyncio.Task[None]] = {}
+
+    @property
+    def following(self) -> int:
+        """How many peers are asked."""
+        return len(self._following)
+
+    def follows(self, node: NodeId) -> bool:
+        """Say whether a peer is asked."""
+        return node in self._following
 
     def follow(self, node: NodeId, link: PeerLink) -> None:
         """Follow a peer over a link, until that ends. Harmless if it is followed already."""
@@ -124,7 +140,7 @@ class PeerHeads:
                 await asyncio.sleep(AGAIN_S)
                 continue
             self._heard[node] = self._now()
-            await asyncio.sleep(pause_s(len(self._following)))
+            await asyncio.sleep(pause_s(self._asked()))
 
     async def _snapshot(self, node: NodeId, link: PeerLink) -> HeadsAsk | None:
         """Take all heads of a peer; return what asks for changes. None: of another level now."""
@@ -138,7 +154,7 @@ class PeerHeads:
                 chunks.clear()
                 since = reply.since
             chunks.append(reply.heads)
-            if sum(map(len, chunks)) // 8 * BYTES_A_HEAD > self._nbytes_max:
+            if sum(map(len, chunks)) // 8 * BYTES_A_HEAD > self.nbytes_max:
                 await self._rise()
                 return None
             if not reply.cursor:
@@ -171,12 +187,12 @@ class PeerHeads:
 
     async def _bound(self) -> None:
         """Know fewer heads if they take too much, or more if twice as many would fit."""
-        if self.view.nbytes > self._nbytes_max:
+        if self.view.nbytes > self.nbytes_max:
             await self._rise()
         elif (
             self.level
             and all(self._told.get(node) == self.level for node in self._following)
-            and 2 * self.view.nbytes <= FALL_SHARE * self._nbytes_max
+            and 2 * self.view.nbytes <= FALL_SHARE * self.nbytes_max
             and self._now() - self._changed_at >= FALL_S
         ):
             self._change_level(-1)

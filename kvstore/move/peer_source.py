@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Protocol
 
 from kvstore.decide.ask import Ask
 from kvstore.decide.index import StoredBlock
 from kvstore.metrics import Metrics
 from kvstore.model.block import BlockKey, Namespace, Part, Span
+from kvstore.model.errors import Unavailable
+from kvstore.model.member import Member
 from kvstore.model.outcome import Reason
+from kvstore.model.tenant import NO_TENANT_ID, TenantId
 from kvstore.move.load_race import LoadRaces
 from kvstore.move.source import Reading, Window
 from kvstore.peer.base import (
@@ -22,35 +27,61 @@ from kvstore.peer.base import (
     PeerLink,
     PeerSlow,
 )
+from kvstore.system.bandwidth import Lane
+
+logger = logging.getLogger(__name__)
 
 READ_S = 10.0  # for the bytes of one window, whoever waits for them
 REPORT_S = 2.0
 START_WINDOW_NBYTES = 8 << 20  # so that all connections bring the start of a prefix first
 
 
+class Holder(Protocol):
+    """One other host, whoever asks it. failed: told of each error."""
+
+    borrowed_bytes: int
+
+    @property
+    def member(self) -> Member: ...
+
+    @property
+    def link(self) -> PeerLink | None: ...
+
+    def failed(self, error: PeerError) -> None: ...
+
+
 class PeerSource:
-    """One other host. failed: told of each error. Its pace is its own, and outlives its links."""
+    """One other host, as one tenant knows it. Its pace outlives its links. lane: what the tenant
+    may move; None: no bound. borrowed_bytes: by this tenant."""
 
     def __init__(
         self,
-        name: str,
+        holder: Holder,
         metrics: Metrics,
         now: Callable[[], float],
-        failed: Callable[[PeerError], None],
+        *,
+        tenant: TenantId = NO_TENANT_ID,
+        lane: Lane | None = None,
     ) -> None:
-        self.name = name
+        self.name = holder.member.node
         self.races = LoadRaces(metrics, now)
-        self.link: PeerLink | None = None
-        self.failed = failed
+        self.lane = lane
         self.borrowed_bytes = 0
+        self._holder = holder
+        self._tenant = tenant
         self._metrics = metrics
         self._now = now
 
     def open_link(self) -> PeerLink:
-        """Return the link. Raises PeerGone if there is none."""
-        if self.link is None or not self.link.open:
+        """Return the link, for this tenant's blocks. Raises PeerGone if there is none."""
+        link = self._holder.link
+        if link is None:
             raise PeerGone(f"{self.name} has no open link", reason="closed")
-        return self.link
+        return link.of(self._tenant)
+
+    def failed(self, error: PeerError) -> None:
+        """Take note of an error of it."""
+        self._holder.failed(error)
 
     def now(self) -> float:
         return self._now()
@@ -60,6 +91,7 @@ class PeerSource:
         self._metrics.peer_reads.labels(outcome).inc()
         self._metrics.peer_bytes.labels("borrowed").inc(nbytes)
         self.borrowed_bytes += nbytes
+        self._holder.borrowed_bytes += nbytes
 
 
 class PeerListing:
@@ -119,6 +151,8 @@ class PeerListing:
         wait_s = max(0.0, self._until - source.now()) if end > self._hit_blocks else 0.0
         wait_s = min(wait_s, READ_WAIT_S_MAX)
         try:
+            if source.lane is not None:
+                await source.lane.take(window.nbytes)
             incoming = await source.open_link().read(
                 self._namespace,
                 window.keys,
@@ -129,6 +163,11 @@ class PeerListing:
             )
         except PeerError as error:
             self.fail(error)
+            return None
+        except Unavailable as error:  # of this tenant's own bandwidth: no fault of the host
+            self.failure = Reason.PEER_BUSY
+            source.ended(PeerBusy.outcome)
+            logger.debug("borrowing=refused reason=%r", str(error))
             return None
         return PeerReading(self, window, incoming)
 

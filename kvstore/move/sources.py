@@ -59,6 +59,10 @@ class Peers(Protocol):
     ) -> Sequence[Candidate]:
         """Return those that have more of a prefix than `match`, the best first."""
 
+    async def reach(self, ask: Ask, namespace: Namespace, match: Match, deadline: float) -> int:
+        """Return how long a prefix would be with what some host has. No host is told of a namespace
+        that it does not know."""
+
     def may_have(self, ask: Ask, namespace: Namespace) -> bool:
         """Say, without asking them, whether any may have some of a prefix."""
 

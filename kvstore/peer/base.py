@@ -26,6 +26,7 @@ from typing import ClassVar, NamedTuple, Protocol
 from kvstore.model.block import BlockKey, FilePlace, Namespace, NamespaceId, Span
 from kvstore.model.errors import Unavailable
 from kvstore.model.member import Member
+from kvstore.model.tenant import TenantId
 
 KEYS_MAX = 8192  # in one MATCH or READ
 NAMED_KEYS_MAX = 1024  # in one CORRUPT or DELETE
@@ -106,7 +107,8 @@ class PeerIncompatible(PeerError):
     reason: "protocol" (no version in common), "fleet" (another one), "self" (it is this daemon),
     "node" (its id is ours, or not the expected one), "certificate" (expired, of another authority,
     or not for this node), "tls" (one side has it, the other not), "bulk" (sealed there, clear
-    here), "request" (the peer refuses what we sent).
+    here), "tenant" (it has none of that name, or knows no tenants), "request" (the peer refuses
+    what we sent).
     """
 
     outcome = "peer_incompatible"
@@ -135,7 +137,7 @@ class HeadsAsk:
     instance: the start of the peer that `since` and `cursor` are of, "" for none yet. level: only
     heads whose (index + 1) is divisible by g x 2^level. since: the number of the first change that
     is not known, -1 for a snapshot. cursor: of a snapshot, the first head that is wanted. wait_s:
-    for changes, if there are none yet.
+    for changes, if there are none yet. tenant: set by the link that sends it.
     """
 
     instance: str = ""
@@ -143,6 +145,7 @@ class HeadsAsk:
     since: int = -1
     cursor: int = 0
     wait_s: float = 0.0
+    tenant: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,9 +195,16 @@ class Incoming(Protocol):
 
 class PeerLink(Protocol):
     """One peer. peer: as its HELLO said, or its last answer to a ping. open: calls may succeed.
-    Lives on the event loop."""
+    Lives on the event loop.
+
+    What it asks is about the blocks of one tenant: of the daemon's own, unless it was made by `of`.
+    """
 
     peer: Member
+
+    def of(self, tenant: TenantId) -> PeerLink:
+        """Return the same link, for another tenant's blocks. Its calls raise PeerIncompatible,
+        reason "tenant", if the peer does not have that tenant."""
 
     @property
     def open(self) -> bool: ...
@@ -210,9 +220,13 @@ class PeerLink(Protocol):
         *,
         skip_blocks: int = 0,
         refined: bool = False,
+        registers: bool = True,
         deadline: float,
     ) -> PeerMatch:
-        """Ask how long a prefix would hit. Raises PeerError; InvalidRequest over KEYS_MAX."""
+        """Ask how long a prefix would hit. Raises PeerError; InvalidRequest over KEYS_MAX.
+
+        registers: False: of a namespace that the peer does not know, it has nothing.
+        """
 
     async def read(
         self,

@@ -25,7 +25,7 @@ UNREAD_NBYTES_MAX = 2 << 20  # written to a peer that does not read: more than a
 CALLS_MAX = 1024  # under way on one link, most of them waits
 GRACE_S = 0.5  # longer than the other side's own deadline, so that its answer comes first
 NAMING = (Kind.MATCH, Kind.ARRIVAL, Kind.CORRUPT, Kind.DELETE)  # requests that name a namespace
-INCOMPATIBLE = ("protocol", "fleet", "self", "node", "certificate", "tls", "bulk")
+INCOMPATIBLE = ("protocol", "fleet", "self", "node", "certificate", "tls", "bulk", "tenant")
 
 
 class FrameLink(asyncio.Protocol):

@@ -1,8 +1,9 @@
 """READs of peers, answered: leases on the event loop, bytes in threads.
 
 At most `serve_reads` at once, and so many bytes a second; beyond that a peer is told `busy`. While
-engines of this host copy, threads that send rest between pieces: engines come first. A peer that
-does not read ends its own read, after 2 s.
+engines of this host copy, threads that send rest between pieces: engines come first. Of several
+tenants, none has more than half of the reads, and each has a bandwidth of its own. A peer that does
+not read ends its own read, after 2 s.
 """
 
 from __future__ import annotations
@@ -18,18 +19,20 @@ from contextlib import contextmanager
 from kvstore.model.block import Span
 from kvstore.model.errors import InvalidRequest, KVStoreError
 from kvstore.model.member import NodeId
+from kvstore.model.tenant import TenantId
 from kvstore.peer.base import (
     READ_NBYTES_MAX,
-    Lender,
     LentRecord,
     Loan,
     PeerBusy,
     PeerGone,
+    PeerIncompatible,
     PeerSlow,
 )
 from kvstore.peer.bulk import Bulk
 from kvstore.peer.control import refusal_of
-from kvstore.peer.messages import PartsBody, decode_parts, encode, encode_read_head
+from kvstore.peer.lenders import Lenders
+from kvstore.peer.messages import PartsBody, decode_parts, encode, encode_read_head, tenant_of
 from kvstore.peer.seal import TAG_NBYTES
 from kvstore.peer.send import Dispatch
 from kvstore.peer.wire import HELD, NOT_HELD, Frame, Kind
@@ -47,20 +50,20 @@ RATE_WAIT_S_MAX = 1.0
 class Lending:
     """The reads of all peers. `serve` each bulk connection; `close` ends the threads.
 
-    sent_nbytes: by node, of as many nodes as there were links. lent: told of each read's bytes.
+    sent_nbytes: by node and tenant, of as many nodes as there were links. lent: told of each read.
     """
 
     def __init__(
         self,
-        lender: Lender,
+        lenders: Lenders,
         instance: Callable[[], str],
         *,
         serve_reads: int,
         bytes_per_s: int = 0,
         refused: Callable[[str], None],
-        lent: Callable[[int], None] = lambda nbytes: None,
+        lent: Callable[[TenantId, int], None] = lambda tenant, nbytes: None,
     ) -> None:
-        self._lender = lender
+        self._lenders = lenders
         self._lent = lent
         self._instance = instance
         self._reads_max = serve_reads
@@ -68,17 +71,21 @@ class Lending:
         self._bucket = TokenBucket(bytes_per_s)
         self._threads = ThreadPoolExecutor(serve_reads, thread_name_prefix="kvstore-lend")
         self._readers = ThreadPoolExecutor(serve_reads, thread_name_prefix="kvstore-ahead")
-        self._yielding = Yielding(lender.engines_busy)
+        self._yielding = Yielding(lenders.engines_busy)
         self.reads = 0
+        self._reads_of: Counter[TenantId] = Counter()
         self.draining = False
         self._idle = asyncio.Event()
         self._idle.set()
-        self.sent_nbytes: Counter[NodeId] = Counter()
+        self.sent_nbytes: Counter[tuple[NodeId, TenantId]] = Counter()
 
-    @property
-    def busy(self) -> bool:
-        """Whether one more read would be refused."""
-        return self.draining or self.reads >= self._reads_max
+    def busy(self, tenant: TenantId) -> bool:
+        """Say whether one more read of a tenant's blocks would be refused."""
+        return self.draining or self.reads >= self._reads_max or self._has_part(tenant)
+
+    def _has_part(self, tenant: TenantId) -> bool:
+        """Say whether a tenant has the part of the reads that it may have beside others."""
+        return len(self._lenders) > 1 and self._reads_of[tenant] >= max(1, self._reads_max // 2)
 
     async def ended(self, within_s: float) -> bool:
         """Wait until no read is under way, for so long at most; say whether none is."""
@@ -111,7 +118,7 @@ class Lending:
             try:
                 with self._permit():
                     await self._answer(bulk, frame, node)
-            except (InvalidRequest, PeerBusy) as error:
+            except (InvalidRequest, PeerBusy, PeerIncompatible) as error:
                 await self._refuse(bulk, frame, error)
 
     async def _refuse(self, bulk: Bulk, frame: Frame, error: KVStoreError) -> None:
@@ -136,29 +143,46 @@ class Lending:
                 self._idle.set()
 
     async def _answer(self, bulk: Bulk, frame: Frame, node: NodeId) -> None:
-        """Answer one READ. Raises InvalidRequest and PeerBusy before anything is sent."""
-        deadline = time.monotonic() + min(frame.timeout_s, SEND_S_MAX)
+        """Answer one READ. Raises InvalidRequest, PeerBusy and PeerIncompatible before anything is
+        sent."""
         keys, body = decode_parts(frame.body)
-        await self._pace()
-        try:
-            loan = await self._lender.lend(keys.namespace_id, keys.keys, body.spans, body.refined)
-        except KVStoreError as error:
-            await self._refuse(bulk, frame, error)
-            return
-        released = False
-        try:
-            nbytes = _check_loan(loan, body)
-            self._bucket.take(nbytes)
-            await self._send(bulk, frame, loan.records, deadline, node)
-            held = loan.held()
-            loan.release()
-            released = True
-        finally:
-            if not released:
+        tenant = tenant_of(body.tenant)
+        lender = self._lenders.of(tenant)
+        deadline = time.monotonic() + min(frame.timeout_s, SEND_S_MAX)
+        with self._permit_of(tenant):
+            await self._pace()
+            try:
+                loan = await lender.lend(keys.namespace_id, keys.keys, body.spans, body.refined)
+            except KVStoreError as error:
+                await self._refuse(bulk, frame, error)
+                return
+            released = False
+            try:
+                nbytes = _check_loan(loan, body)
+                self._bucket.take(nbytes)
+                await self._send(bulk, frame, loan.records, deadline, node)
+                held = loan.held()
                 loan.release()
-        await self._send_held(bulk, held=held)
-        self.sent_nbytes[node] += nbytes
-        self._lent(nbytes)
+                released = True
+            finally:
+                if not released:
+                    loan.release()
+            await self._send_held(bulk, held=held)
+        self.sent_nbytes[node, tenant] += nbytes
+        self._lent(tenant, nbytes)
+
+    @contextmanager
+    def _permit_of(self, tenant: TenantId) -> Iterator[None]:
+        """Be one of a tenant's reads. Raises PeerBusy."""
+        if self._has_part(tenant):
+            raise PeerBusy("a tenant's part of the reads is under way")
+        self._reads_of[tenant] += 1
+        try:
+            yield
+        finally:
+            self._reads_of[tenant] -= 1
+            if not self._reads_of[tenant]:
+                del self._reads_of[tenant]
 
     async def _pace(self) -> None:
         wait_s = self._bucket.wait_s(time.monotonic())

@@ -17,6 +17,7 @@ import msgspec
 from kvstore.model.block import BlockKey, NamespaceId, Span, split_keys
 from kvstore.model.errors import Incompatible, InvalidRequest
 from kvstore.model.member import ENGINES_MAX, Member, check_fleet_name, check_node_id
+from kvstore.model.tenant import NO_TENANT_ID, TENANT_ID_NBYTES, TenantId
 from kvstore.peer.base import (
     CHANGES_MAX,
     HEAD_NBYTES,
@@ -47,14 +48,21 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
     member: Member
 
 
-class NamespaceBody(msgspec.Struct, frozen=True, kw_only=True):
+class Body(msgspec.Struct, frozen=True, kw_only=True):
+    """What all requests have. tenant: whose blocks it is about, its id; empty: the default one,
+    which a peer without tenants has alone."""
+
+    tenant: bytes = b""
+
+
+class NamespaceBody(Body, frozen=True, kw_only=True):
     """A namespace: its canonical text, and its name for people."""
 
     spec: str
     name: str = ""
 
 
-class KeysBody(msgspec.Struct, frozen=True, kw_only=True):
+class KeysBody(Body, frozen=True, kw_only=True):
     """CORRUPT and DELETE. keys: packed; None: all of the namespace, or of every one (""), which
     DELETE alone may say."""
 
@@ -62,7 +70,7 @@ class KeysBody(msgspec.Struct, frozen=True, kw_only=True):
     keys: bytes | None = None
 
 
-class MatchBody(msgspec.Struct, frozen=True, kw_only=True):
+class MatchBody(Body, frozen=True, kw_only=True):
     """MATCH."""
 
     namespace: bytes
@@ -71,7 +79,7 @@ class MatchBody(msgspec.Struct, frozen=True, kw_only=True):
     refined: bool = False
 
 
-class PartsBody(msgspec.Struct, frozen=True, kw_only=True):
+class PartsBody(Body, frozen=True, kw_only=True):
     """READ, and ARRIVAL, which waits for what a READ then asks for."""
 
     namespace: bytes
@@ -190,18 +198,27 @@ def decode_parts(body: bytes) -> tuple[Keys, PartsBody]:
     return keys, found
 
 
-def decode_delete(body: bytes) -> tuple[NamespaceId | None, list[BlockKey] | None]:
+class Deleted(NamedTuple):
+    """What a DELETE is about; None: all of the namespace, or of every one."""
+
+    tenant: TenantId
+    namespace_id: NamespaceId | None
+    keys: list[BlockKey] | None
+
+
+def decode_delete(body: bytes) -> Deleted:
     """Read a DELETE: of keys, of a namespace, or of all. Raises Incompatible, InvalidRequest."""
     found = _keys_body(body)
+    tenant = tenant_of(found.tenant)
     if found.keys is None:
-        return (_namespace_id(found.namespace) if found.namespace else None), None
-    return _keys(found.namespace, found.keys, NAMED_KEYS_MAX)
+        return Deleted(tenant, _namespace_id(found.namespace) if found.namespace else None, None)
+    return Deleted(tenant, *_keys(found.namespace, found.keys, NAMED_KEYS_MAX))
 
 
-def decode_keys(body: bytes) -> tuple[NamespaceId, list[BlockKey]]:
+def decode_keys(body: bytes) -> tuple[TenantId, Keys]:
     """Read a CORRUPT. Raises Incompatible, InvalidRequest."""
     found = _keys_body(body)
-    return _keys(found.namespace, found.keys or b"", NAMED_KEYS_MAX)
+    return tenant_of(found.tenant), _keys(found.namespace, found.keys or b"", NAMED_KEYS_MAX)
 
 
 def decode_heads_ask(body: bytes) -> HeadsAsk:
@@ -216,6 +233,7 @@ def decode_heads_ask(body: bytes) -> HeadsAsk:
     )
     if not possible:
         raise InvalidRequest("not what heads are asked by")
+    tenant_of(ask.tenant)
     return ask
 
 
@@ -317,6 +335,13 @@ def check_parts(keys: int, spans: Sequence[Span]) -> int:
     if records > RECORDS_MAX:
         raise InvalidRequest(f"{records} records in one read; the limit is {RECORDS_MAX}")
     return records
+
+
+def tenant_of(data: bytes) -> TenantId:
+    """Return whose blocks a request is about. Raises InvalidRequest."""
+    if data and len(data) != TENANT_ID_NBYTES:
+        raise InvalidRequest(f"a tenant's id of {len(data)} bytes")
+    return TenantId(data) if data else NO_TENANT_ID
 
 
 def _namespace_id(data: bytes) -> NamespaceId:

@@ -19,11 +19,13 @@ from typing import Any
 
 from kvstore.model.errors import ConfigError
 from kvstore.model.member import NodeId
-from kvstore.peer.base import Lender, PeerBusy, PeerError, PeerGone, PeerIncompatible
+from kvstore.model.tenant import TenantId
+from kvstore.peer.base import PeerBusy, PeerError, PeerGone, PeerIncompatible
 from kvstore.peer.bulk import Bulk, tune
 from kvstore.peer.connections import CONNECTIONS_MAX
 from kvstore.peer.control import refusal_of
 from kvstore.peer.identity import Ourselves
+from kvstore.peer.lenders import Lenders
 from kvstore.peer.lending import Lending
 from kvstore.peer.messages import Ticket, encode
 from kvstore.peer.seal import Opener, Sealer
@@ -50,25 +52,25 @@ _HELLO_ID = 1
 class PeerServer:
     """Serves peers from `start` to `close`. port: where.
 
-    refused: is told a word for each connection and request that was not served. lent: the bytes of
-    each read that was.
+    refused: is told a word for each connection and request that was not served. lent: whose bytes
+    were sent, and how many, of each read that was.
     """
 
     def __init__(
         self,
         ourselves: Ourselves,
-        lender: Lender,
+        lenders: Lenders,
         *,
         serve_reads: int = 8,
         bytes_per_s: int = 0,
         refused: Callable[[str], None] = lambda word: None,
-        lent: Callable[[int], None] = lambda nbytes: None,
+        lent: Callable[[TenantId, int], None] = lambda tenant, nbytes: None,
     ) -> None:
         self._ourselves = ourselves
-        self._lender = lender
+        self._lenders = lenders
         self._refused = refused
         self.lending = Lending(
-            lender,
+            lenders,
             lambda: ourselves.member().instance,
             serve_reads=serve_reads,
             bytes_per_s=bytes_per_s,
@@ -88,8 +90,8 @@ class PeerServer:
         return self._openings.total() + len(links) + sum(len(each.bulks) for each in links)
 
     @property
-    def sent_nbytes(self) -> Mapping[NodeId, int]:
-        """What each node was sent since the start."""
+    def sent_nbytes(self) -> Mapping[tuple[NodeId, TenantId], int]:
+        """What each node was sent of each tenant since the start."""
         return self.lending.sent_nbytes
 
     async def start(self, host: str, port: int) -> None:
@@ -188,7 +190,7 @@ class PeerServer:
         loop = asyncio.get_running_loop()
         borrower = Borrower(
             self._ourselves,
-            self._lender,
+            self._lenders,
             self.lending,
             on_lost=self._forget,
             refused=self._refused,

@@ -13,10 +13,10 @@ from typing import NamedTuple
 from kvstore.model.block import Namespace
 from kvstore.model.errors import Incompatible, KVStoreError
 from kvstore.model.member import Member
+from kvstore.model.tenant import TenantId
 from kvstore.peer.base import (
     HEADS_WAIT_S_MAX,
     READ_WAIT_S_MAX,
-    Lender,
     PeerBusy,
     PeerCorrupt,
     PeerError,
@@ -26,6 +26,7 @@ from kvstore.peer.base import (
 )
 from kvstore.peer.control import CALLS_MAX, FrameLink, refusal_of
 from kvstore.peer.identity import Ourselves
+from kvstore.peer.lenders import Lenders
 from kvstore.peer.lending import Lending
 from kvstore.peer.messages import (
     BULK_KEY_NBYTES,
@@ -40,6 +41,7 @@ from kvstore.peer.messages import (
     decode_namespace,
     decode_parts,
     encode,
+    tenant_of,
 )
 from kvstore.peer.trust import names_of
 from kvstore.peer.wire import TOKEN_NBYTES, Frame, Kind
@@ -49,7 +51,6 @@ logger = logging.getLogger(__name__)
 TICKETS_MAX = 8  # that are not used yet
 TICKET_S = 5.0
 REQUEST_S_MAX = 120.0
-HEADS_AT_ONCE = 1
 
 
 class Issued(NamedTuple):
@@ -69,14 +70,14 @@ class Borrower:
     def __init__(
         self,
         ourselves: Ourselves,
-        lender: Lender,
+        lenders: Lenders,
         lending: Lending,
         *,
         on_lost: Callable[[Borrower], None],
         refused: Callable[[str], None],
     ) -> None:
         self._ourselves = ourselves
-        self._lender = lender
+        self._lenders = lenders
         self._lending = lending
         self._on_lost = on_lost
         self._told = refused
@@ -86,7 +87,7 @@ class Borrower:
         self.greeted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.bulks: set[asyncio.Task[None]] = set()
         self._requests: dict[int, asyncio.Task[None]] = {}
-        self._heads = 0
+        self._heads: set[TenantId] = set()  # whose are asked for: one question at a time
         self._tickets: dict[bytes, Issued] = {}
         self._handlers: dict[int, Callable[[Frame], Awaitable[bytes]]] = {
             Kind.NAMESPACE: self._namespace,
@@ -184,19 +185,23 @@ class Borrower:
 
     async def _namespace(self, frame: Frame) -> bytes:
         body = decode_namespace(frame.body)
-        self._lender.register(Namespace.from_json(body.spec, body.name))
+        lender = self._lenders.of(tenant_of(body.tenant))
+        lender.register(Namespace.from_json(body.spec, body.name))
         return b""
 
     async def _match(self, frame: Frame) -> bytes:
         keys, body = decode_match(frame.body)
-        found = await self._lender.match(keys.namespace_id, keys.keys, body.skip, body.refined)
-        return encode(replace(found, busy=found.busy or self._lending.busy))
+        tenant = tenant_of(body.tenant)
+        lender = self._lenders.of(tenant)
+        found = await lender.match(keys.namespace_id, keys.keys, body.skip, body.refined)
+        return encode(replace(found, busy=found.busy or self._lending.busy(tenant)))
 
     async def _arrival(self, frame: Frame) -> bytes:
         keys, body = decode_parts(frame.body)
+        lender = self._lenders.of(tenant_of(body.tenant))
         try:
             async with asyncio.timeout(min(frame.timeout_s, READ_WAIT_S_MAX)):
-                await self._lender.arrival(keys.namespace_id, keys.keys, body.spans)
+                await lender.arrival(keys.namespace_id, keys.keys, body.spans)
         except TimeoutError:
             pass  # the READ that follows says what is there
         return b""
@@ -220,21 +225,23 @@ class Borrower:
 
     async def _heads_of(self, frame: Frame) -> bytes:
         ask = decode_heads_ask(frame.body)
-        if self._heads >= HEADS_AT_ONCE:
+        tenant = tenant_of(ask.tenant)
+        lender = self._lenders.of(tenant)
+        if tenant in self._heads:
             raise PeerBusy("heads are asked for already")
-        self._heads += 1
+        self._heads.add(tenant)
         try:
             wait_s = min(ask.wait_s, HEADS_WAIT_S_MAX, frame.timeout_s)
-            return encode(await self._lender.heads(replace(ask, wait_s=wait_s)))
+            return encode(await lender.heads(replace(ask, wait_s=wait_s)))
         finally:
-            self._heads -= 1
+            self._heads.discard(tenant)
 
     async def _corrupt(self, frame: Frame) -> bytes:
-        namespace_id, keys = decode_keys(frame.body)
-        await self._lender.corrupt(namespace_id, keys or [])
+        tenant, (namespace_id, keys) = decode_keys(frame.body)
+        await self._lenders.of(tenant).corrupt(namespace_id, keys)
         return b""
 
     async def _delete(self, frame: Frame) -> bytes:
-        namespace_id, keys = decode_delete(frame.body)
-        await self._lender.delete(namespace_id, keys)
+        tenant, namespace_id, keys = decode_delete(frame.body)
+        await self._lenders.of(tenant).delete(namespace_id, keys)
         return b""

@@ -7,16 +7,19 @@ read -> READ on a bulk connection, its head on the event loop -> `fill` in a thr
 from __future__ import annotations
 
 import asyncio
+import copy
 import ssl
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
 from kvstore.model.block import BlockKey, Namespace, NamespaceId, Span
 from kvstore.model.errors import Incompatible, InvalidRequest, UnknownNamespace
 from kvstore.model.member import Member, NodeId
+from kvstore.model.tenant import NO_TENANT_ID, TenantId
 from kvstore.peer.base import (
     KEYS_MAX,
     NAMED_KEYS_MAX,
@@ -44,7 +47,7 @@ from kvstore.peer.messages import (
     encode,
 )
 from kvstore.peer.trust import certificate_error, names_of
-from kvstore.peer.wire import Kind
+from kvstore.peer.wire import TENANTS_SINCE, Kind
 
 CONNECT_S = 2.0
 HELLO_S = 2.0
@@ -57,15 +60,32 @@ T = TypeVar("T")
 class TcpLink:
     """One peer. Implements `PeerLink`. `dial` makes it."""
 
-    def __init__(self, peer: Member, calls: Calls, ourselves: Ourselves, threads: Executor) -> None:
+    def __init__(
+        self,
+        peer: Member,
+        calls: Calls,
+        ourselves: Ourselves,
+        threads: Executor,
+        *,
+        version: int,
+    ) -> None:
+        """version: of the protocol, that both speak."""
         self.peer = peer
         self.name = calls.name
+        self._version = version
+        self._tenant = b""  # on the wire: see `messages.Body`
         self._calls = calls
         self._ends_at = time.monotonic() + LINK_S_MAX if ourselves.trust else float("inf")
         address = calls.link.info("peername")
         connections = Connections(calls, address[:2], sealed=ourselves.sealed)
         calls.on_lost = connections.link_lost
         self.reads = Reads(connections, threads, name=self.name, instance=peer.instance)
+
+    def of(self, tenant: TenantId) -> TcpLink:
+        """See `PeerLink`."""
+        link = copy.copy(self)
+        link._tenant = tenant if tenant != NO_TENANT_ID else b""
+        return link
 
     @property
     def open(self) -> bool:
@@ -83,14 +103,24 @@ class TcpLink:
         *,
         skip_blocks: int = 0,
         refined: bool = False,
+        registers: bool = True,
         deadline: float,
     ) -> PeerMatch:
         """See `PeerLink`."""
         _check_count(keys, KEYS_MAX)
         packed = b"".join(keys)
-        body = MatchBody(namespace=namespace.id, keys=packed, skip=skip_blocks, refined=refined)
+        body = MatchBody(
+            tenant=self._tenant,
+            namespace=namespace.id,
+            keys=packed,
+            skip=skip_blocks,
+            refined=refined,
+        )
         call = partial(self._call, Kind.MATCH, encode(body), deadline)
-        answer = await self._registered(namespace, call, deadline)
+        try:
+            answer = await (self._registered(namespace, call, deadline) if registers else call())
+        except UnknownNamespace:
+            return PeerMatch(0, 0)
         return self._decoded(partial(decode_match_reply, answer, keys=len(keys)))
 
     async def read(
@@ -107,9 +137,15 @@ class TcpLink:
         _check_count(keys, KEYS_MAX)
         sizes_max, varies = check_read(namespace, len(keys), spans)
         packed = b"".join(keys)
-        body = encode(
-            PartsBody(namespace=namespace.id, keys=packed, spans=tuple(spans), refined=refined)
+        parts = PartsBody(
+            tenant=self._tenant,
+            namespace=namespace.id,
+            keys=packed,
+            spans=tuple(spans),
+            refined=refined,
         )
+        body = encode(parts)
+        self._check_version()
         if wait_s > 0:
             arrival = partial(self._arrival, body, min(wait_s, READ_WAIT_S_MAX), deadline)
             await self._registered(namespace, arrival, deadline)
@@ -118,7 +154,8 @@ class TcpLink:
 
     async def heads(self, ask: HeadsAsk, *, deadline: float) -> HeadsReply:
         """See `PeerLink`."""
-        answer = await self._call(Kind.HEADS, encode(ask), deadline)
+        named = replace(ask, tenant=self._tenant)
+        answer = await self._call(Kind.HEADS, encode(named), deadline)
         found = self._decoded(partial(decode_heads_reply, answer, ask=ask))
         if found.instance != self.peer.instance:
             raise PeerCorrupt(f"{self.name} tells heads of another start of it")
@@ -129,7 +166,7 @@ class TcpLink:
     ) -> None:
         """See `PeerLink`."""
         _check_count(keys, NAMED_KEYS_MAX)
-        body = KeysBody(namespace=namespace_id, keys=b"".join(keys))
+        body = KeysBody(tenant=self._tenant, namespace=namespace_id, keys=b"".join(keys))
         await self._known(self._call(Kind.CORRUPT, encode(body), deadline))
 
     async def delete(
@@ -138,7 +175,7 @@ class TcpLink:
         """See `PeerLink`."""
         _check_count(keys or (), NAMED_KEYS_MAX)
         packed = b"".join(keys) if keys is not None else None
-        body = KeysBody(namespace=namespace_id or b"", keys=packed)
+        body = KeysBody(tenant=self._tenant, namespace=namespace_id or b"", keys=packed)
         await self._known(self._call(Kind.DELETE, encode(body), deadline))
 
     async def ping(self, deadline: float) -> float:
@@ -158,7 +195,15 @@ class TcpLink:
         self._calls.link.end(PeerGone(f"the link to {self.name} was closed", reason="closed"))
         self.reads.connections.close()
 
+    def _check_version(self) -> None:
+        """Raise PeerIncompatible if the peer would not look at the tenant that is named."""
+        if self._tenant and self._version < TENANTS_SINCE:
+            raise PeerIncompatible(
+                f"{self.name} knows no tenants: upgrade it", reason="tenant", peer=self.peer
+            )
+
     async def _call(self, kind: Kind, body: bytes, deadline: float) -> bytes:
+        self._check_version()
         return await self._calls.call(kind, body, deadline - time.monotonic())
 
     async def _arrival(self, body: bytes, wait_s: float, deadline: float) -> bytes:
@@ -175,7 +220,9 @@ class TcpLink:
         try:
             return await ask()
         except UnknownNamespace:
-            body = encode(NamespaceBody(spec=namespace.to_json(), name=namespace.name))
+            body = encode(
+                NamespaceBody(tenant=self._tenant, spec=namespace.to_json(), name=namespace.name)
+            )
             timeout_s = min(NAMESPACE_S, deadline - time.monotonic())
             await self._calls.call(Kind.NAMESPACE, body, timeout_s)
         return await self._known(ask())
@@ -215,7 +262,8 @@ async def dial(
         await _connect(calls, address, ourselves, min(deadline, time.monotonic() + CONNECT_S))
         hello = decode_hello(await _greeting(calls, ourselves, deadline))
         tls = calls.link.info("ssl_object")
-        ourselves.check(hello, names_of(tls) if tls is not None else (), expected)
+        names = names_of(tls) if tls is not None else ()
+        version = ourselves.check(hello, names, expected)
     except Incompatible as error:
         calls.link.end(PeerGone("not a peer", reason="closed"))
         raise PeerCorrupt(f"{name}: {error}") from error
@@ -223,7 +271,7 @@ async def dial(
         calls.link.end(PeerGone("the link was not made", reason="closed"))
         raise
     calls.name = f"peer {hello.member.node[:8]} at {address[0]}:{address[1]}"
-    return TcpLink(hello.member, calls, ourselves, threads)
+    return TcpLink(hello.member, calls, ourselves, threads, version=version)
 
 
 async def _greeting(calls: Calls, ourselves: Ourselves, deadline: float) -> bytes:

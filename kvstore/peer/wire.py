@@ -22,8 +22,10 @@ from kvstore.model.checksum import checksum
 from kvstore.model.errors import Incompatible
 from kvstore.peer.base import HEAD_NBYTES, HEADS_MAX, KEYS_MAX, NAMED_KEYS_MAX
 
-PROTOCOL = (1, 1)
-"""The lowest and the highest version that this code speaks."""
+PROTOCOL = (1, 2)
+"""The lowest and the highest version that this code speaks. 2: requests name a tenant, which a peer
+of version 1 would not look at."""
+TENANTS_SINCE = 2
 
 BULK_MAGIC = b"KVSB"  # as the length of a frame it would be far beyond its bound
 TOKEN_NBYTES = 32

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvstore.decide.planner import SessionId
+from kvstore.model.block import NamespaceId
 from kvstore.model.errors import UnknownNamespace
 from kvstore.rpc.v1 import kvstore_pb2 as pb
 from kvstore.server.boundary import Context
@@ -53,12 +54,18 @@ class SharingService(Service):
         self, request: pb.AcquireRequest, context: Context, *, is_guest: bool = False
     ) -> pb.GrantReply:
         session = request.session
-        if (
-            not self._store.sessions.processes(SessionId(session))
-            or not await self._is_longer(request, context)
-            or not self._has_part(session)
-        ):
+        if not (self._store.sessions.processes(SessionId(session)) and self._has_part(session)):
             return await super().Acquire(request, context)
+        if not await self._is_longer(request, context):
+            own = await super().Acquire(request, context)
+            if not await self._is_longer_elsewhere(request, own.hit_blocks):
+                return own
+            if own.lease:
+                self._store.release(SessionId(session), [own.lease])
+        return await self._acquire_public(request, context)
+
+    async def _acquire_public(self, request: pb.AcquireRequest, context: Context) -> pb.GrantReply:
+        session = request.session
         guest = self._guest(session)
         asked = pb.AcquireRequest()
         asked.CopyFrom(request)
@@ -109,6 +116,21 @@ class SharingService(Service):
         if not public.hit_blocks:
             return False
         return public.hit_blocks > (await super().Match(asked, context)).hit_blocks
+
+    async def _is_longer_elsewhere(self, request: pb.AcquireRequest, hit_blocks: int) -> bool:
+        """Say whether the shared tenant of another host has a longer prefix of these keys; then
+        the shared tenant of this one can fetch it. A host that has nothing is told nothing."""
+        keys = self._requests.keys(request.keys)
+        if hit_blocks >= len(keys) or request.spans:
+            return False
+        namespace = self._store.namespaces.get(NamespaceId(request.namespace_id))
+        reach = await self._public_store.elsewhere(
+            namespace, keys, request.skip_blocks, refined=request.refined
+        )
+        if reach <= max(hit_blocks, request.skip_blocks):
+            return False
+        self._public_store.namespaces.learn(namespace)
+        return True
 
     async def _match(self, request: pb.MatchRequest, context: Context) -> pb.MatchReply:
         try:

@@ -63,6 +63,7 @@ class TenantAdmin:
             except BaseException:
                 self._tenants.remove(name)
                 await self._unhost(name, 0.0)
+                await self._tenants.leave_fleet(tenant)
                 await tenant.store.close(0.0)
                 self._tenants.gone(name)
                 raise
@@ -103,6 +104,7 @@ class TenantAdmin:
             blocks = tenant.store.report.stats()["blocks"]
             await self._unhost(name, DELETE_S)
             self._tenants.remove(name)
+            await self._tenants.leave_fleet(tenant)
             left, erased = "", []
             try:
                 erased.append(await tenant.store.erase_objects(DELETE_S))

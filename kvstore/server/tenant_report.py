@@ -17,6 +17,7 @@ _OF_THE_DAEMON: Final = (
     "kvstore_audit",
     "kvstore_build",
     "kvstore_credential",
+    "kvstore_peer",
     "kvstore_rpc",
     "kvstore_task",
 )
@@ -55,10 +56,14 @@ class TenantReport:
         }
         if not own:
             return {"tenants": {}, "lending": lending}
+        for stats in own.values():
+            stats.pop("fleet", None)  # it says of the whole fleet what the tenant may know
         total = summed(list(own.values()))
         for name, stats in own.items():
             stats["share"] = self._share(name)
         told = {**total, "tenants": own, "lending": lending}
+        if self._tenants.elsewhere is not None:
+            told["fleet"] = self._tenants.elsewhere.stats()
         told["uptime_s"] = max(each["uptime_s"] for each in own.values())
         return told
 

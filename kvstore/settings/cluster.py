@@ -221,8 +221,3 @@ def _check_membership(settings: Settings) -> None:
             f"cluster.listen={cluster.listen!r} is no address that others can connect to: set "
             "cluster.address as well"
         )
-    if settings.tenants:
-        raise ConfigError(
-            "cluster.membership with [tenants.NAME]: tenants do not share across hosts yet: "
-            "leave one of them out"
-        )

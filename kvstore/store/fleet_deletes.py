@@ -22,6 +22,7 @@ from kvstore.metrics import Metrics
 from kvstore.model.block import BlockKey, NamespaceId
 from kvstore.model.errors import ConfigError, KVStoreError, Unavailable, UnknownNamespace
 from kvstore.model.member import NodeId
+from kvstore.model.tenant import TenantId
 from kvstore.store.deletes import Deletes, FleetDeletes
 
 logger = logging.getLogger(__name__)
@@ -43,8 +44,8 @@ class KeepsDeletes(Protocol):
     @property
     def away_s(self) -> float | None: ...
 
-    @property
-    def deletes(self) -> EtcdDeletes: ...
+    def deletes_of(self, tenant: TenantId) -> EtcdDeletes:
+        """Return what is kept of a tenant's deletes."""
 
     async def refresh(self) -> None: ...
 
@@ -56,6 +57,7 @@ class KeptDeletes:
     def __init__(
         self,
         engine: KeepsDeletes,
+        log: EtcdDeletes,
         *,
         node: NodeId,
         deletes: Deletes,
@@ -65,6 +67,7 @@ class KeptDeletes:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
+        self._log = log
         self._node = node
         self._deletes = deletes
         self._told = told
@@ -114,7 +117,7 @@ class KeptDeletes:
         """Keep a delete, and tell every member. Raises Unavailable if one of that failed."""
         forgotten: KVStoreError | None = None
         try:
-            await self._engine.deletes.write(namespace_id, keys)
+            await self._log.write(namespace_id, keys)
             await self._engine.refresh()
         except (Unavailable, ConfigError) as error:
             forgotten = error
@@ -146,7 +149,7 @@ class KeptDeletes:
 
     async def _apply(self) -> None:
         """Read what is kept and apply it. Raises Unavailable, ConfigError."""
-        engine, log = self._engine, self._engine.deletes
+        engine, log = self._engine, self._log
         claims = engine.claims
         if not self._begun:
             await self._begin()
@@ -172,8 +175,8 @@ class KeptDeletes:
         note = await asyncio.to_thread(self._note.read) if self._note is not None else None
         if note is None:
             return
-        token = await self._engine.deletes.token(self._node)
-        newest = (await self._engine.deletes.read(1 << 62)).revision
+        token = await self._log.token(self._node)
+        newest = (await self._log.read(1 << 62)).revision
         if token in note.tokens and newest >= note.revision:
             self._revision, self._tokens = note.revision, [token]
             return

@@ -34,16 +34,25 @@ from kvstore.store.deletes import Deletes
 from kvstore.store.gets import within
 from kvstore.store.node import Node
 from kvstore.store.sessions import Namespaces
+from kvstore.system.bandwidth import Lane
 
 BRING_UP_S = 1.0
 BUSY_S = 0.05  # an engine that copies takes its next lease, or gives one back, within that
+TURN_S = 1.0  # for the bandwidth of a tenant
 
 
 class StoreLoan:
     """One lease of the daemon's own, on what another host reads."""
 
-    def __init__(self, node: Node, lease_id: int, records: Sequence[LentRecord | None]) -> None:
+    def __init__(
+        self,
+        node: Node,
+        lease_id: int,
+        records: Sequence[LentRecord | None],
+        released: Callable[[], None],
+    ) -> None:
         self.records = records
+        self._released = released
         self._node = node
         self._lease_id = lease_id
         self._held: bool | None = None
@@ -56,6 +65,7 @@ class StoreLoan:
     def release(self) -> None:
         if self.held():
             self._node.room.set()
+        self._released()
 
 
 class StoreLender:
@@ -85,6 +95,9 @@ class StoreLender:
         self._acquisition = acquisition
         self._file_leases = file_leases
         self._deletes = deletes
+        self._loans = 0
+        self._none_lent = asyncio.Event()
+        self.lane: Lane | None = None  # of a tenant among several
         self.may_lend: Callable[[], bool] = lambda: True
         self.on_delete: Callable[[], None] = lambda: None
 
@@ -137,6 +150,9 @@ class StoreLender:
         with self._node.in_use(namespace_id):
             await self._node.recall(keys)
             records = self._planner.find(namespace_id, keys, spans)
+            if self.lane is not None:
+                await self._turn(sum(record.nbytes for record in records if record is not None))
+                records = self._planner.find(namespace_id, keys, spans)
             if any(r is not None and r.resident is None and not is_readable(r) for r in records):
                 await self._promotion.promote(
                     namespace_id, keys, spans, self._node.now() + BRING_UP_S, in_files=True
@@ -153,7 +169,27 @@ class StoreLender:
                 continue
             view = self._node.arena.view(slot.slot).toreadonly() if slot is not None else None
             lent_records.append(LentRecord(record.checksum, record.nbytes, view, place))
-        return StoreLoan(self._node, lease.id, lent_records)
+        self._loans += 1
+        return StoreLoan(self._node, lease.id, lent_records, self._given_back)
+
+    async def _turn(self, nbytes: int) -> None:
+        """Wait until the tenant may move so much. Raises PeerBusy."""
+        assert self.lane is not None
+        try:
+            await self.lane.take(nbytes, TURN_S)
+        except Unavailable as error:
+            raise PeerBusy(str(error)) from error
+
+    def _given_back(self) -> None:
+        self._loans -= 1
+        if not self._loans:
+            self._none_lent.set()
+
+    async def given_back(self) -> None:
+        """Return when nothing is lent any more."""
+        while self._loans:
+            self._none_lent.clear()
+            await self._none_lent.wait()
 
     async def heads(self, ask: HeadsAsk) -> HeadsReply:
         if ask.instance == self._instance and ask.since >= 0:

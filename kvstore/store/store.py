@@ -16,9 +16,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
-from kvstore.decide.planner import Leases, Planner, SessionId
+from kvstore.decide.ask import Ask
+from kvstore.decide.planner import DAEMON_SESSION, Leases, Planner, SessionId
 from kvstore.metrics import Metrics
-from kvstore.model.block import NamespaceId, Slot
+from kvstore.model.block import BlockKey, Match, Namespace, NamespaceId, Slot
 from kvstore.model.member import NodeId
 from kvstore.move.deletions import Deletions
 from kvstore.move.fetch import Fetch
@@ -53,6 +54,7 @@ if TYPE_CHECKING:  # a daemon without a bucket starts without what it takes to u
 logger = logging.getLogger(__name__)
 
 HOUSEKEEPING_S = 0.5
+REACH_S = 0.05  # for others to say how much they have
 DEMOTED_AHEAD = 16  # of the arena, one part may leave without waiting for the disk
 
 
@@ -192,6 +194,20 @@ class Store:
         self._acquisition.sources.peers = peers
         self.deletes.peers = peers
         self.report.fleet = stats
+
+    async def elsewhere(
+        self, namespace: Namespace, keys: Sequence[BlockKey], skip_blocks: int, *, refined: bool
+    ) -> int:
+        """Return how long a prefix would be with what other hosts have of it, 0 without any. The
+        namespace need not be registered here."""
+        peers = self._acquisition.sources.peers
+        if peers is None:
+            return 0
+        now = self._node.now()
+        ask = Ask(DAEMON_SESSION, "", "", namespace.id, keys, skip_blocks, now, refined=refined)
+        if not peers.may_have(ask, namespace):
+            return 0
+        return await peers.reach(ask, namespace, Match(skip_blocks, skip_blocks), now + REACH_S)
 
     @property
     def arena(self) -> Arena:

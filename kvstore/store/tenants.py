@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any, Protocol
 
 from kvstore.metrics import Metrics
 from kvstore.model.errors import ConfigError, InvalidRequest, Unavailable
@@ -47,6 +48,19 @@ class Tenant:
     lanes: Lanes | None = None
 
 
+class Elsewhere(Protocol):
+    """The rest of the fleet, for tenants that come and go."""
+
+    async def add(self, tenant: Tenant) -> None:
+        """Let a tenant lend and borrow."""
+
+    async def remove(self, tenant: Tenant) -> None:
+        """Let a tenant neither lend nor borrow; return when nobody reads any of it."""
+
+    def stats(self) -> dict[str, Any]:
+        """Return what the operator sees of the fleet."""
+
+
 class Tenants:
     """All tenants of a daemon, by name. make: puts one store together of settings of its own."""
 
@@ -62,6 +76,7 @@ class Tenants:
         self.erase = erase
         self._make = make
         self._metrics = metrics
+        self.elsewhere: Elsewhere | None = None  # set once this daemon is in a fleet
         self.configured = bool(settings.tenants)
         self._by_name: dict[str, Tenant] = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -164,6 +179,13 @@ class Tenants:
         elif not await self.dram.given_back(tenant.name):
             raise Unavailable("others hold what a sealed arena would need: try again in a while")
         await tenant.store.start(house=False)
+        if self.elsewhere is not None:
+            await self.elsewhere.add(tenant)
+
+    async def leave_fleet(self, tenant: Tenant) -> None:
+        """Let a tenant that is about to be closed be read by no other host."""
+        if self.elsewhere is not None:
+            await self.elsewhere.remove(tenant)
 
     async def close(self, drain_s: float) -> None:
         """Flush and close every store, each for at most `drain_s`, all at once."""

@@ -42,7 +42,7 @@ def wait_for(true: Callable[[], object]) -> None:
 
 def peers_of(daemon: Daemon) -> list[dict[str, object]]:
     """Return what a daemon says of the other members."""
-    with Client(daemon.target) as client:
+    with Client(daemon.target, arena=False) as client:
         members: list[dict[str, object]] = client.admin.stats()["fleet"]["members"]
         return members
 

@@ -26,6 +26,8 @@ from kvstore.membership.etcd_deletes import (
 from kvstore.model.block import BlockKey, Group, Namespace, NamespaceId
 from kvstore.model.errors import InvalidRequest
 from kvstore.model.keys import KeyChain, root_key
+from kvstore.model.member import NodeId
+from kvstore.model.tenant import tenant_id
 from kvstore.settings import ClusterSettings
 from kvstore.testing.daemon import Daemon
 from kvstore.testing.etcd import INSTALL, Etcd, has_etcd
@@ -97,6 +99,24 @@ def in_etcd(etcd: Etcd, work: Any) -> Any:
             await calls.close()
 
     return asyncio.run(run())
+
+
+def test_deletes_of_one_tenant_are_not_told_to_another(etcd: Etcd) -> None:
+    settings = ClusterSettings(membership="etcd", etcd=etcd.endpoints, fleet=FLEET)
+
+    async def run() -> list[int]:
+        calls = EtcdCalls(settings.endpoints, Access(settings))
+        names = ("default", "acme", "beta")
+        logs = [EtcdDeletes(calls, "tenants", 3600.0, tenant_id(name)) for name in names]
+        try:
+            await logs[1].write(SPEC.id, KEYS[:2])
+            await logs[1].renew(NodeId("a" * 32), "token")
+            assert [await log.token(NodeId("a" * 32)) for log in logs] == ["", "token", ""]
+            return [len((await log.read(0)).deletes) for log in logs]
+        finally:
+            await calls.close()
+
+    assert asyncio.run(run()) == [0, 1, 0]
 
 
 def both_have_all(one: Daemon, two: Daemon) -> None:

@@ -123,9 +123,11 @@ def test_who_could_compute_waits_for_an_engine_that_is_computing(pair: Pair) -> 
     grant = two.run(asyncio.wait_for(acquiring, 10))
     assert grant.hit_blocks == 20
     two.store.release(DAEMON_SESSION, [grant.lease_id])
-    (peer,) = pair.peers
+    (tenant,), (peer,) = pair.peers.tenants, pair.peers
     nbytes = pair.borrower.metrics.totals()["peer_bytes"]["borrowed"]
-    assert peer.source.races.pace.predict(int(nbytes)) is None  # nothing of it was the link's
+    assert (
+        tenant.source(peer).races.pace.predict(int(nbytes)) is None
+    )  # nothing of it was the link's
 
 
 def test_a_prefix_that_does_not_come_is_a_shorter_hit(pair: Pair) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from kvstore.model.member import Member, NodeId
 from kvstore.peer.base import Lender
 from kvstore.peer.identity import Ourselves
+from kvstore.peer.lenders import Lenders
 from kvstore.peer.server import PeerServer
 from kvstore.peer.tcp import TcpLink, dial
 from kvstore.peer.trust import Trust
@@ -56,9 +57,9 @@ class Certificates:
 class Served:
     """A server of peers, and how to reach it. refused: how often, by word."""
 
-    def __init__(self, me: Ourselves, lender: Lender, **limits: int) -> None:
+    def __init__(self, me: Ourselves, lenders: Lenders, **limits: int) -> None:
         self.refused: Counter[str] = Counter()
-        self.server = PeerServer(me, lender, refused=self._count, **limits)
+        self.server = PeerServer(me, lenders, refused=self._count, **limits)
         self.threads = ThreadPoolExecutor(4)
 
     def _count(self, word: str) -> None:
@@ -77,9 +78,10 @@ class Served:
 
 
 @asynccontextmanager
-async def served(me: Ourselves, lender: Lender, **limits: int) -> AsyncIterator[Served]:
+async def served(me: Ourselves, lender: Lender | Lenders, **limits: int) -> AsyncIterator[Served]:
     """Serve a lender on loopback for the time of the context."""
-    found = Served(me, lender, **limits)
+    lenders = lender if isinstance(lender, Lenders) else Lenders.only(lender)
+    found = Served(me, lenders, **limits)
     await found.server.start("127.0.0.1", 0)
     try:
         yield found

@@ -13,6 +13,7 @@ import pytest
 from kvstore.model.block import PAGE_NBYTES, BlockKey, FilePlace, Part, Span
 from kvstore.model.checksum import checksum
 from kvstore.model.errors import InvalidRequest
+from kvstore.model.tenant import NO_TENANT_ID
 from kvstore.peer import connections, lending, serving
 from kvstore.peer.base import PeerBusy, PeerCorrupt, PeerGone, PeerIncompatible, PeerSlow
 from kvstore.peer.messages import BulkBody, decode_ticket, encode
@@ -265,7 +266,7 @@ def test_what_lies_in_files_is_read_from_its_place(tmp_path: Path) -> None:
         targets = [memoryview(bytearray(nbytes)) for _ in keys]
         await incoming.fill(targets)
         assert targets == [*data, sample_record(keys[3], nbytes)]
-        assert found.server.sent_nbytes == {BORROWER: 4 * nbytes}
+        assert found.server.sent_nbytes == {(BORROWER, NO_TENANT_ID): 4 * nbytes}
         assert link.reads.received_nbytes == 4 * nbytes
 
     run(test)

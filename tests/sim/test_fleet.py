@@ -13,6 +13,7 @@ from kvstore.model.member import NodeId
 from kvstore.move.deletions import Watch
 from kvstore.move.peers import Peer, Peers
 from kvstore.move.sources import Brought, Sources
+from kvstore.move.tenant_peers import TenantPeers
 from kvstore.store.lender import StoreLender, StoreLoan
 from kvstore.tier.file.durability import Durability
 from tests.sim.fleet import world
@@ -57,14 +58,14 @@ def test_flipped_bits_that_nobody_verifies_are_found(monkeypatch: pytest.MonkeyP
 
 
 def test_a_delete_that_skips_a_member_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    delete = Peers._delete_at
+    delete = TenantPeers._delete_at
 
-    async def skips(self: Peers, peer: Peer, *what: Any) -> Any:
+    async def skips(self: TenantPeers, peer: Peer, *what: Any) -> Any:
         if peer.member.node != NodeId(f"{1:032x}"):
             return await delete(self, peer, *what)
-        return peer.source.open_link()
+        return self.source(peer).open_link()
 
-    monkeypatch.setattr(Peers, "_delete_at", skips)
+    monkeypatch.setattr(TenantPeers, "_delete_at", skips)
     assert _found("resurrected", "in the whole fleet")
 
 
@@ -122,7 +123,7 @@ def test_a_second_daemon_that_gets_the_node_id_is_found(monkeypatch: pytest.Monk
 
 
 def test_a_call_without_an_end_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvstore.move.peers.DELETE_S", 20.0)  # longer than the fleet allows
+    monkeypatch.setattr("kvstore.move.tenant_peers.DELETE_S", 20.0)  # longer than the fleet allows
     monkeypatch.setattr(Weather, "drawn", lambda _: Weather(lost=0.3))
     assert _found("hung", "a fleet's delete took", first=14)
 

@@ -11,7 +11,9 @@ from kvstore.model.block import BlockKey, Namespace, NamespaceId, Span
 from kvstore.model.checksum import checksum
 from kvstore.model.errors import UnknownNamespace
 from kvstore.model.member import Member, NodeId
+from kvstore.model.tenant import TenantId
 from kvstore.move.peers import Peers
+from kvstore.move.tenant_peers import TenantPeers
 from kvstore.peer.base import (
     HeadsAsk,
     HeadsReply,
@@ -86,6 +88,9 @@ class DirectLink:
 
     worn = False
 
+    def of(self, tenant: TenantId) -> DirectLink:
+        return self
+
     async def wait(self) -> None:
         await asyncio.sleep(self.faults.delay_s)
         if self.faults.dead:
@@ -98,6 +103,7 @@ class DirectLink:
         *,
         skip_blocks: int = 0,
         refined: bool = False,
+        registers: bool = True,
         deadline: float,
     ) -> PeerMatch:
         self.matches += 1
@@ -172,7 +178,7 @@ def joined(node: Node, lenders: dict[Member, Node]) -> tuple[Peers, dict[NodeId,
         return links[to.node]
 
     peers = Peers(dial, node_id(0), node.metrics, node.loop.time)
-    node.store.join_fleet(node_id(0), peers, dict)
+    node.store.join_fleet(node_id(0), TenantPeers(peers, node.metrics, node.loop.time), dict)
     node.tending = node.loop.create_task(peers.run())  # type: ignore[attr-defined]
     peers.know({each.node: each for each in lenders})
     node.until(lambda: all(peer.usable for peer in peers))

@@ -25,6 +25,7 @@ from kvstore.peer.base import (
     PeerMatch,
 )
 from kvstore.peer.identity import Ourselves
+from kvstore.peer.lenders import Lenders
 from kvstore.peer.server import PeerServer
 
 KEPT = 1 << 16  # changes
@@ -112,7 +113,7 @@ class Teller:
 async def serve(peers: int, heads: int, fleet: str) -> None:
     """Serve peers until stdin ends."""
     tellers = [Teller(number, heads) for number in range(1, peers + 1)]
-    servers = [PeerServer(_ourselves(teller, fleet), teller) for teller in tellers]
+    servers = [PeerServer(_ourselves(teller, fleet), Lenders.only(teller)) for teller in tellers]
     for server in servers:
         await server.start("127.0.0.1", 0)
     print(json.dumps([server.port for server in servers]), flush=True)

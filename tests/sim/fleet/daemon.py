@@ -19,8 +19,8 @@ from kvstore.model.member import Origin
 from kvstore.move.deletions import Deletions
 from kvstore.move.object_side import DELETE_S as BUCKET_DELETE_S
 from kvstore.move.object_side import Objects
-from kvstore.move.peers import DELETE_S
 from kvstore.move.promote import Promotion
+from kvstore.move.tenant_peers import DELETE_S
 from kvstore.peer.base import NAMED_KEYS_MAX
 from kvstore.settings import ObjectSettings
 from kvstore.tier.object import ObjectTier

@@ -18,6 +18,7 @@ from kvstore.model.errors import KVStoreError
 from kvstore.model.keys import KeyChain, root_key
 from kvstore.model.member import Member, NodeId, State
 from kvstore.move.peers import Peers
+from kvstore.move.tenant_peers import TenantPeers
 from kvstore.sealing import Sealing
 from kvstore.settings import ClusterSettings
 from kvstore.system.background import keep_running
@@ -138,7 +139,8 @@ class Host(Side):
             world.network, self.member, lender, copy_context(), daemon.read_file
         )
         zone = self.member().zone
-        peers = self.peers = Peers(self._dial, self.node, daemon.metrics, self.now, zone=zone)
+        peers = self.peers = Peers(self._dial, self.node, daemon.metrics, self.now)
+        tenant = TenantPeers(peers, daemon.metrics, self.now, zone=zone)
         membership = self.membership = self._new_membership(self._last)
         daemon.membership = membership
         membership.on_change(lambda: peers.know(membership.members()))
@@ -150,7 +152,7 @@ class Host(Side):
         peers.know(membership.members())
         tending = keep_running("peers", peers.run, daemon.metrics.task_failed)
         self._tending = asyncio.create_task(tending)
-        daemon.store.join_fleet(self.node, peers, dict)
+        daemon.store.join_fleet(self.node, tenant, dict)
         daemon.store.sessions.on_engines.append(self._tell)
         self.wire.arrive(daemon)
         self.up = True

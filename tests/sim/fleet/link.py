@@ -16,6 +16,7 @@ from kvstore.model.block import BlockKey, Namespace, NamespaceId, Span
 from kvstore.model.checksum import checksum
 from kvstore.model.errors import Incompatible, KVStoreError, UnknownNamespace
 from kvstore.model.member import Member
+from kvstore.model.tenant import TenantId
 from kvstore.peer.base import (
     READ_WAIT_S_MAX,
     HeadsAsk,
@@ -115,6 +116,9 @@ class SimLink:
         self._waiting: dict[asyncio.Future[Any], None] = {}
         network.links.add(self)
 
+    def of(self, tenant: TenantId) -> SimLink:
+        return self
+
     @property
     def open(self) -> bool:
         return not self._closed
@@ -126,6 +130,7 @@ class SimLink:
         *,
         skip_blocks: int = 0,
         refined: bool = False,
+        registers: bool = True,
         deadline: float,
     ) -> PeerMatch:
         async def ask(lender: StoreLender) -> bytes:
