@@ -19,24 +19,32 @@ OWNER: ContextVar[str] = ContextVar("owner", default="-")
 """Whose tasks are made in this context. A task, and what it starts, belongs to its maker."""
 
 
+STILL_TURNS_MAX = 10_000
+
+
 class Stuck(Exception):
     """Every task waits for something that no timer will bring."""
 
 
 class _Jump(selectors.DefaultSelector):
-    """Waits by moving the clock, by a hair at least: a real clock never stands still.
+    """Waits by moving the clock.
 
-    Else one who waits for less than the clock can tell apart would wait for ever.
+    It moves by a hair, too, when it has stood still for many turns, because a real clock does: one
+    who waits for less than the clock can tell apart would wait for ever.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
+        self._still = 0
 
     def select(self, timeout: float | None = None) -> list[Any]:
         if timeout is None:
             raise Stuck
-        self.now = math.nextafter(self.now + timeout, math.inf)
+        self._still = 0 if timeout else self._still + 1
+        self.now += timeout
+        if self._still > STILL_TURNS_MAX:
+            self.now = math.nextafter(self.now, math.inf)
         return []
 
 
