@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any, TypeVar
@@ -103,13 +103,13 @@ class FleetDaemon(Daemon):
         delete, clear, commit = deletes.delete, deletes.clear, puts.commit
 
         async def told_delete(namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> int:
-            event = self.model.forget(keys)
+            event = self._forget(keys)
             deleted = await delete(namespace_id, keys)
             self.model.bury(keys, event)
             return deleted
 
         async def told_clear(namespace_id: NamespaceId | None) -> int:
-            event = self.model.forget(self.space.keys)
+            event = self._forget(self.space.keys)
             deleted = await clear(namespace_id)
             self.model.bury(self.space.keys, event)
             return deleted
@@ -124,6 +124,13 @@ class FleetDaemon(Daemon):
         deletes.delete = told_delete  # type: ignore[method-assign]
         deletes.clear = told_clear  # type: ignore[method-assign]
         puts.commit = told_commit  # type: ignore[method-assign]
+
+    def _forget(self, keys: Collection[BlockKey]) -> int:
+        """Note that a delete is carried out. What a disk has that is out of use may be gone, too,
+        even if the same bytes come again from a host that no delete has reached."""
+        gone = set(keys)
+        self.out = {item: framed for item, framed in self.out.items() if item.key not in gone}
+        return self.model.forget(keys)
 
     def _arrives(self, lease_id: int, checksums: Sequence[int]) -> None:
         """Look at a copy before it is published: are its bytes what was put under its key?"""
