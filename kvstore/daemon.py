@@ -75,7 +75,7 @@ class Node:
         logger.info("node=starting version=%s pid=%d", kvstore.__version__, os.getpid())
         try:
             await self.server.open()
-            await check_memory(self.settings.dram.capacity_bytes)
+            await check_memory(self.settings.dram.capacity_bytes, self.settings.pool.host_bytes)
             await self.tenants.start()
             if self.settings.cluster.on:
                 await self._join_fleet()
@@ -130,18 +130,21 @@ MEMORY_WAIT_S = 5.0
 MEMORY_LOOK_S = 0.25
 
 
-async def check_memory(capacity_bytes: int) -> None:
-    """Raise ConfigError if the arena does not fit, with what to type; warn if it is tight.
+async def check_memory(capacity_bytes: int, pool_bytes: int = 0) -> None:
+    """Raise ConfigError if the arena does not fit beside what the pool takes, with what to type;
+    warn if it is tight.
 
     What would fit but for others is waited for, a little: engines unmap a dead daemon's arena
     only when they have noticed.
     """
     deadline = time.monotonic() + MEMORY_WAIT_S
     memory = await asyncio.to_thread(read_memory)
-    while memory.judge(capacity_bytes).fit is Fit.NOT_NOW and time.monotonic() < deadline:
+    judged = memory.judge(capacity_bytes, pool_bytes=pool_bytes)
+    while judged.fit is Fit.NOT_NOW and time.monotonic() < deadline:
         await asyncio.sleep(MEMORY_LOOK_S)
         memory = await asyncio.to_thread(read_memory)
-    judged = check_capacity(capacity_bytes, memory)
+        judged = memory.judge(capacity_bytes, pool_bytes=pool_bytes)
+    judged = check_capacity(capacity_bytes, memory, pool_bytes=pool_bytes)
     if judged.fit is Fit.TIGHT:
         logger.warning("memory=tight reason=%r do=%r", judged.text, judged.do)
 

@@ -24,7 +24,7 @@ def check_machine(settings: Settings, *, running: bool) -> Iterator[Finding]:
     """Yield findings. running: a daemon of these settings has its memory already."""
     yield _descriptors(settings.limits.sessions_max)
     yield _locked_memory()
-    yield _memory(settings.dram.capacity_bytes, running=running)
+    yield _memory(settings, running=running)
     yield huge_pages(Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled"))
     yield _shm(Path("/dev/shm"))
     yield judge_native(native.reason())
@@ -54,11 +54,12 @@ def _locked_memory() -> Finding:
     )
 
 
-def _memory(capacity_bytes: int, *, running: bool) -> Finding:
+def _memory(settings: Settings, *, running: bool) -> Finding:
     """Judge as `kvstore serve` does."""
     if running:
         return ok("memory", "the running daemon has its arena")
-    judged = read_memory().judge(capacity_bytes)
+    pool_bytes = settings.pool.host_bytes
+    judged = read_memory().judge(settings.dram.capacity_bytes, pool_bytes=pool_bytes)
     if judged.fit is Fit.FITS:
         return ok("memory", judged.text)
     return (note if judged.fit is Fit.TIGHT else wrong)("memory", judged.text, judged.do)

@@ -49,9 +49,10 @@ LEASE_MARGIN = 0.8  # of a lease's time, to read into its slots
 @dataclass(slots=True)
 class Load:
     """A prefix that is being fetched. hit: how long it was without the source; begun: before it,
-    nothing is left to begin."""
+    nothing is left to begin; watch: what of it is being deleted."""
 
     ask: Ask
+    watch: Watch
     namespace: Namespace
     source: Source
     listing: Listing
@@ -64,7 +65,13 @@ class Load:
 
     @property
     def goal_max(self) -> int:
-        return self.hit + self.blocks_max
+        """How long the hit may become: nothing comes from a block on that is being deleted."""
+        most = self.hit + self.blocks_max
+        dead = self.watch.dead
+        if not dead:
+            return most
+        keys = self.ask.keys
+        return min(most, next((at for at, key in enumerate(keys) if key in dead), len(keys)))
 
 
 class Fetch:
@@ -97,15 +104,14 @@ class Fetch:
         namespace = self._planner.namespace(ask.namespace_id)
         most = self.nbytes_max // block_nbytes(namespace)
         source, listing = candidate
-        load = Load(ask, namespace, source, listing, match.hit_blocks, most)
         with self._deletions.watch(ask.namespace_id, ask.keys) as watch:
+            load = Load(ask, watch, namespace, source, listing, match.hit_blocks, most)
             async for _ in listing.look(min(deadline, ask.look_until)):
-                if not watch.dead:
-                    await self._begin_early(load)
+                await self._begin_early(load)
             goal = await self._goal(load)
             rest = await self._windows(load, load.begun, goal) if goal > match.hit_blocks else []
             nbytes = load.nbytes + sum(window.nbytes for window in rest)
-            if not nbytes or watch.dead:
+            if not nbytes:
                 return Ended.DONE
             stakes = ask.stakes(Match(goal, match.hit_blocks))
             race = self._race(load, goal, nbytes, stakes)
@@ -172,7 +178,8 @@ class Fetch:
     async def _goal(self, load: Load) -> int:
         """Return how long the hit is with what the source has."""
         masks = await self._masks(load, 0, load.listing.found)
-        return min(longest_hit(load.namespace, masks, load.ask.skip_blocks), load.goal_max)
+        alive = masks[: max(load.goal_max, load.ask.skip_blocks)]
+        return min(longest_hit(load.namespace, alive, load.ask.skip_blocks), load.goal_max)
 
     async def _masks(self, load: Load, begin: int, end: int) -> list[int]:
         """Return which groups of some blocks are here or at the source: bit g for group g."""

@@ -35,10 +35,12 @@ DEMERITS_S = 600.0  # this time: then it is not asked for as long again
 class Peer:
     """One other host. What is known of it outlives its links. borrowed_bytes: by all tenants."""
 
-    def __init__(self, member: Member, now: Callable[[], float]) -> None:
+    def __init__(self, member: Member, metrics: Metrics, now: Callable[[], float]) -> None:
         self.member = member
+        self._metrics = metrics
         self.borrowed_bytes = 0
         self._link: PeerLink | None = None
+        self._faulty: PeerLink | None = None  # the last link whose fault was counted
         self.breaker = Breaker(now, BACKOFF_MIN_S, BACKOFF_MAX_S)
         self.rtt_s: float | None = None
         self.last_error = ""
@@ -97,14 +99,28 @@ class Peer:
     def failed(self, error: PeerError) -> None:
         """Take note of an error of it."""
         self.last_error = str(error)[:200]
-        if isinstance(error, PeerCorrupt):
+        # What ended the link counts once, whoever waited for it: see `look_at_fault`.
+        ended_link = self._link is not None and self._link.fault is not None
+        if isinstance(error, PeerCorrupt) and not ended_link:
             self._demerits.append(self._now())
         logger.warning(
             "peer=failed node=%s outcome=%s reason=%r", self.member.node, error.outcome, str(error)
         )
 
+    def look_at_fault(self) -> None:
+        """Hold it against the peer, once, if its link has ended by what nobody can read, whether or
+        not anybody waited for an answer."""
+        link = self._link
+        if link is None or link is self._faulty or link.fault is None:
+            return
+        self._faulty = link
+        self.last_error = str(link.fault)[:200]
+        self._demerits.append(self._now())
+        self._metrics.peer_refused.labels("garbage").inc()
+
     async def close(self) -> None:
         """End the link. Reads on one that is lost already may still end well."""
+        self.look_at_fault()
         link, self._link = self._link, None
         if link is not None and link.open:
             await link.close()
@@ -154,7 +170,7 @@ class Peers:
                 continue
             known = self._peers.get(node)
             if known is None:
-                self._peers[node] = Peer(member, self._now)
+                self._peers[node] = Peer(member, self._metrics, self._now)
             elif known.member != member:
                 moved = known.member.address != member.address
                 restarted = known.member.instance != member.instance
@@ -173,6 +189,7 @@ class Peers:
         """Keep a link to every peer: dial, ping, and dial again."""
         while True:
             for node, peer in list(self._peers.items()):
+                peer.look_at_fault()
                 if node not in self._dialling and self._is_due(peer):
                     self._keep(node, self._tend(peer))
                 if (link := peer.link) is not None:

@@ -25,7 +25,7 @@ from typing import ClassVar, NamedTuple, Protocol
 
 from kvstore.model.block import BlockKey, FilePlace, Namespace, NamespaceId, Span
 from kvstore.model.errors import Unavailable
-from kvstore.model.member import Member
+from kvstore.model.member import Member, NodeId
 from kvstore.model.tenant import TenantId
 
 KEYS_MAX = 8192  # in one MATCH or READ
@@ -202,6 +202,10 @@ class PeerLink(Protocol):
 
     peer: Member
 
+    @property
+    def fault(self) -> PeerCorrupt | None:
+        """What ended the link, if the peer sent what nobody can read: to whomever it was sent."""
+
     def of(self, tenant: TenantId) -> PeerLink:
         """Return the same link, for another tenant's blocks. Its calls raise PeerIncompatible,
         reason "tenant", if the peer does not have that tenant."""
@@ -320,8 +324,10 @@ class Lender(Protocol):
         keys: Sequence[BlockKey],
         spans: Sequence[Span],
         refined: bool,
+        borrower: NodeId,
     ) -> Loan:
-        """Lease what is stored of these parts, without displacing anything. Raises PeerBusy."""
+        """Lease what is stored of these parts to a peer, without displacing anything. Raises
+        PeerBusy."""
 
     async def heads(self, ask: HeadsAsk) -> HeadsReply:
         """Answer a chunk, or changes, waiting for the first one at most `ask.wait_s`."""

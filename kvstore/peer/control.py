@@ -111,6 +111,11 @@ class Calls:
         return self._error is None and self.link.open
 
     @property
+    def error(self) -> PeerError | None:
+        """Why the link has ended, None while it has not."""
+        return self._error
+
+    @property
     def idle(self) -> bool:
         return not self._waiting
 

@@ -152,7 +152,9 @@ class Lending:
         with self._permit_of(tenant):
             await self._pace()
             try:
-                loan = await lender.lend(keys.namespace_id, keys.keys, body.spans, body.refined)
+                loan = await lender.lend(
+                    keys.namespace_id, keys.keys, body.spans, body.refined, node
+                )
             except KVStoreError as error:
                 await self._refuse(bulk, frame, error)
                 return

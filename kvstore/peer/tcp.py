@@ -81,6 +81,11 @@ class TcpLink:
         calls.on_lost = connections.link_lost
         self.reads = Reads(connections, threads, name=self.name, instance=peer.instance)
 
+    @property
+    def fault(self) -> PeerCorrupt | None:
+        error = self._calls.error
+        return error if isinstance(error, PeerCorrupt) else None
+
     def of(self, tenant: TenantId) -> TcpLink:
         """See `PeerLink`."""
         link = copy.copy(self)

@@ -69,6 +69,11 @@ class PoolSettings:
         return bool(self.url)
 
     @property
+    def host_bytes(self) -> int:
+        """What the pool takes of this host's memory, beside dram.capacity."""
+        return self.segment_bytes + self.buffer_bytes if self.on else 0
+
+    @property
     def master(self) -> str:
         """HOST:PORT of the master."""
         found = urlsplit(self.url)

@@ -16,6 +16,7 @@ from kvstore.decide.heads import Heads
 from kvstore.decide.planner import DAEMON_SESSION, is_readable
 from kvstore.model.block import BlockKey, Namespace, NamespaceId, Span, check_keys
 from kvstore.model.errors import Unavailable, UnknownNamespace
+from kvstore.model.member import NodeId
 from kvstore.move.file_leases import FileLeases
 from kvstore.move.promote import Promotion
 from kvstore.peer.base import (
@@ -142,6 +143,7 @@ class StoreLender:
         keys: Sequence[BlockKey],
         spans: Sequence[Span],
         refined: bool,
+        borrower: NodeId,
     ) -> Loan:
         check_keys(keys)
         if not self.may_lend():
@@ -161,7 +163,12 @@ class StoreLender:
             room = self._acquisition.room_bytes
             held = within(room, [r.resident if r is not None else None for r in records])
             lent = self._file_leases.places(records, held)
-            lease = self._node.leases.grant(DAEMON_SESSION, held, frames=lent.frames)
+            try:
+                lease = self._node.leases.grant(
+                    DAEMON_SESSION, held, frames=lent.frames, borrower=borrower
+                )
+            except Unavailable as error:  # it reads too slowly: others are not refused for that
+                raise PeerBusy(str(error)) from error
         lent_records: list[LentRecord | None] = []
         for record, slot, place in zip(records, held, lent.places, strict=True):
             if record is None or (slot is None and place is None):

@@ -82,9 +82,13 @@ class Memory:
         """What may be taken now."""
         return self.tightest.spare_nbytes
 
-    def judge(self, capacity_bytes: int, held_bytes: int = 0) -> Judgement:
-        """Say whether an arena fits, of which `held_bytes` are taken already."""
+    def judge(self, capacity_bytes: int, held_bytes: int = 0, *, pool_bytes: int = 0) -> Judgement:
+        """Say whether an arena fits, of which `held_bytes` are taken already. pool_bytes: what a
+        pool takes of this host beside it."""
         wanted = f"dram.capacity={_exact_size(capacity_bytes)}"
+        if pool_bytes:
+            wanted += f" with {_exact_size(pool_bytes)} of pool.segment and pool.buffer"
+        capacity_bytes += pool_bytes
         smallest = min(self.bounds, key=lambda bound: bound.total_nbytes)
         for bound, fit, room in (
             (smallest, Fit.NEVER, smallest.total_nbytes - smallest.floor_nbytes),
@@ -95,16 +99,17 @@ class Memory:
                     f"{wanted} does not fit: {bound.text()}, and "
                     f"{_size(bound.floor_nbytes)} must stay free"
                 )
-                return Judgement(fit, text, self._advice(held_bytes))
+                return Judgement(fit, text, self._advice(held_bytes - pool_bytes))
         bound = self.tightest
         left = bound.free_nbytes + held_bytes - capacity_bytes
         if left < bound.total_nbytes // TIGHT_SHARE:
             text = f"{wanted} leaves {_size(left)} for engines and the page cache: {bound.text()}"
-            return Judgement(Fit.TIGHT, text, self._advice(held_bytes))
+            return Judgement(Fit.TIGHT, text, self._advice(held_bytes - pool_bytes))
         return Judgement(Fit.FITS, f"{wanted} fits: {bound.text()}")
 
     def _advice(self, held_bytes: int) -> str:
-        """Return what to type: an arena that leaves something for everybody else."""
+        """Return what to type: an arena that leaves something for everybody else. held_bytes: what
+        it has already, less what is taken beside it."""
         bound = self.tightest
         free = bound.free_nbytes + held_bytes
         room = max(free - bound.total_nbytes // ADVISED_SHARE, (free - bound.floor_nbytes) // 2)
@@ -126,9 +131,11 @@ def read_memory(root: Path = Path("/")) -> Memory:
     return Memory((*machine, *_groups(root)))
 
 
-def check_capacity(capacity_bytes: int, memory: Memory, held_bytes: int = 0) -> Judgement:
+def check_capacity(
+    capacity_bytes: int, memory: Memory, held_bytes: int = 0, *, pool_bytes: int = 0
+) -> Judgement:
     """Return how an arena fits. Raises ConfigError, with what to type, if it does not."""
-    judged = memory.judge(capacity_bytes, held_bytes)
+    judged = memory.judge(capacity_bytes, held_bytes, pool_bytes=pool_bytes)
     if judged.fit in (Fit.NEVER, Fit.NOT_NOW):
         raise ConfigError(f"{judged.text}. Type: {judged.do}")
     return judged

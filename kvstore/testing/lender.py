@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from kvstore.model.block import BlockKey, FilePlace, Namespace, NamespaceId, Part, Span
 from kvstore.model.checksum import checksum
 from kvstore.model.errors import KVStoreError, UnknownNamespace
+from kvstore.model.member import NodeId
 from kvstore.peer.base import HeadsAsk, HeadsReply, LentRecord, PeerMatch
 
 Record = tuple[NamespaceId, BlockKey, Part]
@@ -108,6 +109,7 @@ class MemoryLender:
         keys: Sequence[BlockKey],
         spans: Sequence[Span],
         refined: bool,
+        borrower: NodeId,
     ) -> MemoryLoan:
         fails, self.fails = self.fails, None
         if fails is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +13,17 @@ from typing import Any
 import pytest
 
 from kvstore.decide.planner import DAEMON_SESSION
+from kvstore.metrics import Metrics
 from kvstore.model.errors import Unavailable
-from kvstore.model.member import Origin
+from kvstore.model.member import Member, NodeId, Origin
 from kvstore.model.outcome import Reason
 from kvstore.move.peer_heads import PeerHeads
 from kvstore.move.peers import Peers
 from kvstore.peer.base import HeadsReply, PeerGone
+from kvstore.testing.lender import MemoryLender
+from kvstore.testing.peer_link import until
+from tests.peer.fleet import BORROWER, INSTANCES, ourselves, served
+from tests.peer.fleet import LENDER as LENDING
 from tests.store.node import FULL, SPEC, WINDOW, Node, chain
 from tests.store.peers import DirectLink, Faults, joined, member
 
@@ -252,6 +258,16 @@ def test_what_was_deleted_does_not_come_back_from_a_host_that_computes_it_again(
     assert two.get(A) == 0  # for now: a host that had not been told yet would look the same
 
 
+def test_a_deleted_block_keeps_only_what_is_behind_it_from_coming(pair: Pair) -> None:
+    pair.lender.put(A, 0, 20)
+    two = pair.borrower
+    two.run(two.store.deletes.delete_everywhere(SPEC.id, A[12:13]))
+    pair.lender.put(A, 0, 20)  # it is computed again
+    assert two.get(A) == 12
+    for key in A[12:20]:
+        assert two.planner.index.get(SPEC.id, key) is None
+
+
 def test_what_is_being_deleted_does_not_come_from_a_host_that_is_told_last(pair: Pair) -> None:
     pair.lender.put(A, 0, 20)
     two, told = pair.borrower, pair.link.delete
@@ -289,3 +305,31 @@ def test_a_delete_that_a_host_did_not_confirm_says_which(pair: Pair) -> None:
     with pytest.raises(Unavailable, match="deleted on 0 of 1 other daemons, not on 00000000"):
         two.run(two.store.deletes.delete_everywhere(SPEC.id, A[:1]))
     assert two.planner.index.get(SPEC.id, A[0]) is None
+
+
+def test_garbage_that_nobody_waits_for_is_held_against_a_host() -> None:
+    async def main() -> None:
+        async with served(ourselves(LENDING), MemoryLender()) as found:
+            metrics = Metrics()
+            peers = Peers(
+                lambda member, deadline: found.dial(ourselves(BORROWER)),
+                BORROWER,
+                metrics,
+                time.monotonic,
+            )
+            peers.know({LENDING: member_of(LENDING)})
+            running = asyncio.create_task(peers.run())
+            (peer,) = peers
+            for demerits in (1, 2):
+                await until(lambda: peer.usable)
+                found.server._borrowers[BORROWER][-1].link._transport.write(b"\xff" * 64)  # type: ignore[union-attr]
+                await until(lambda wanted=demerits: peer.status()["demerits"] == wanted)
+            assert metrics.totals()["peer_refused"] == {"garbage": 2}
+            running.cancel()
+            await peers.close()
+
+    asyncio.run(main())
+
+
+def member_of(node: NodeId) -> Member:
+    return Member(node, INSTANCES[node], "127.0.0.1:1")

@@ -87,6 +87,7 @@ class DirectLink:
         return not self.faults.dead
 
     worn = False
+    fault = None
 
     def of(self, tenant: TenantId) -> DirectLink:
         return self
@@ -133,7 +134,9 @@ class DirectLink:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
                     await self._lender.arrival(namespace.id, keys, spans)
-        return DirectIncoming(self, await self._lender.lend(namespace.id, keys, spans, refined))
+        return DirectIncoming(
+            self, await self._lender.lend(namespace.id, keys, spans, refined, node_id(0))
+        )
 
     async def heads(self, ask: HeadsAsk, *, deadline: float) -> HeadsReply:
         return await self._lender.heads(ask)

@@ -157,3 +157,13 @@ def test_what_others_have_taken_is_another_refusal_than_what_can_never_be() -> N
 
 def test_no_arena_is_advised_where_there_is_room_for_none() -> None:
     assert "--set" not in memory(GIB, 64 * MIB).judge(GIB).do
+
+
+def test_what_a_pool_takes_counts_beside_the_arena(host: Host) -> None:
+    memory = host.read()
+    assert memory.judge(10 * GIB).fit is Fit.FITS
+    with pytest.raises(ConfigError, match=r"dram\.capacity=10GiB with 12GiB of pool\.segment and"):
+        check_capacity(10 * GIB, memory, pool_bytes=12 * GIB)
+    advised = memory.judge(10 * GIB, pool_bytes=12 * GIB).do
+    assert advised == "--set dram.capacity=3GiB"
+    assert memory.judge(3 * GIB, pool_bytes=12 * GIB).fit is Fit.FITS

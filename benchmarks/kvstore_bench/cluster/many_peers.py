@@ -100,6 +100,7 @@ class Teller:
         keys: Sequence[BlockKey],
         spans: Sequence[Span],
         refined: bool,
+        borrower: NodeId,
     ) -> Loan:
         raise PeerBusy("it has heads alone")
 

@@ -3,7 +3,8 @@
 A lease is a pin with a deadline. A client that was stopped past its deadline may still have a copy
 under way, so the slots of an expired lease are not reused: they are in *limbo* until the holder
 releases the lease (and is told it was no longer held) or all processes of its session are gone.
-Limbo is bounded: a session with too much of it gets no new leases.
+Limbo is bounded: a session with too much of it gets no new leases. What the daemon leases for other
+hosts is bounded for each of them: a slow one keeps nobody else waiting.
 
 A lease may hold frames as well, for a client that reads them in their files. These need no limbo:
 nothing is ever written where a frame was, so who is late reads a hole, or finds no file, and
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NewType
@@ -35,7 +37,8 @@ DAEMON_SESSION = SessionId(-1)  # no message can name it: theirs are not negativ
 class Lease:
     """Slots pinned for a session. `write` is set for a reservation and says where it will go.
 
-    frames: pinned too, each once; framed_nbytes of the file tier.
+    frames: pinned too, each once; framed_nbytes of the file tier. borrower: the other host that the
+    daemon holds it for, "" for none.
     """
 
     id: int
@@ -48,6 +51,7 @@ class Lease:
     write: Reservation | None = None
     frames: Sequence[StoredFrame] = ()
     framed_nbytes: int = 0
+    borrower: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,13 +128,15 @@ class Leases:
         self._by_token: dict[str, SessionId] = {}
         self._new_id = new_id
         self._numbers = itertools.count(1)
+        self._limbo_of: Counter[str] = Counter()  # bytes, by borrower
         self.leased_bytes = 0
         self.framed_bytes = 0  # of the file tier, in frames that leases hold
         self.engines_at = -math.inf  # when an engine was last given a lease, or gave one back
 
     @property
     def limbo_bytes(self) -> int:
-        return sum(session.limbo_bytes for session in self._sessions.values())
+        sessions = sum(session.limbo_bytes for session in self._sessions.values())
+        return sessions + self._limbo_of.total()
 
     @property
     def count(self) -> int:
@@ -189,10 +195,15 @@ class Leases:
         readers: int = 1,
         write: Reservation | None = None,
         frames: Sequence[StoredFrame] = (),
+        borrower: str = "",
     ) -> Lease:
         """Pin slots, and frames, for a session. Raises SessionEnded, or Unavailable over the limbo
-        bound."""
-        session = self.check(session_id)
+        bound, which a borrower has for itself."""
+        if borrower:
+            session = self._live(session_id)
+            self._check_limbo(f"host {borrower[:8]}", self._limbo_of[borrower])
+        else:
+            session = self.check(session_id)
         lease = Lease(
             id=self._new_id(),
             session=session_id,
@@ -203,6 +214,7 @@ class Leases:
             write=write,
             frames=frames,
             framed_nbytes=sum(frame.extent.nbytes for frame in frames),
+            borrower=borrower,
         )
         for slot in held:
             if slot is not None:
@@ -221,13 +233,15 @@ class Leases:
         session = self._live(session_id)
         if session_id != DAEMON_SESSION and not session.processes:
             raise SessionEnded("the session has not joined the arena")
-        if session.limbo_bytes > self.limbo_bytes_max:
+        self._check_limbo(session.name, session.limbo_bytes)
+        return session
+
+    def _check_limbo(self, name: str, nbytes: int) -> None:
+        if nbytes > self.limbo_bytes_max:
             raise Unavailable(
-                f"{session.name} has {session.limbo_bytes} bytes in limbo: its leases expire "
-                "before it releases them",
+                f"{name} has {nbytes} bytes in limbo: its leases expire before it releases them",
                 reason="limbo",
             )
-        return session
 
     def reservation(self, session_id: SessionId, lease_id: int) -> Lease | None:
         """Return a reservation that may still be committed, or None."""
@@ -296,8 +310,16 @@ class Leases:
 
     def _to_limbo(self, session: Session, lease: Lease) -> None:
         lease.expired = True
-        session.limbo_bytes += lease.nbytes
+        self._count_limbo(session, lease, lease.nbytes)
         self._let_go(lease)
+
+    def _count_limbo(self, session: Session, lease: Lease, nbytes: int) -> None:
+        if not lease.borrower:
+            session.limbo_bytes += nbytes
+            return
+        self._limbo_of[lease.borrower] += nbytes
+        if not self._limbo_of[lease.borrower]:
+            del self._limbo_of[lease.borrower]
 
     def _let_go(self, lease: Lease) -> None:
         frames, lease.frames = lease.frames, ()
@@ -312,7 +334,7 @@ class Leases:
         self.leased_bytes -= lease.nbytes
         self._let_go(lease)
         if lease.expired:
-            session.limbo_bytes -= lease.nbytes
+            self._count_limbo(session, lease, -lease.nbytes)
         for held in lease.held:
             if held is not None:
                 held.pins -= 1

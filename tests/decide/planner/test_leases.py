@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from kvstore.decide.index import HeldSlot, StoredFrame
-from kvstore.decide.planner import Leases, ProcessId, Reservation, SessionId
+from kvstore.decide.planner import DAEMON_SESSION, Leases, ProcessId, Reservation, SessionId
 from kvstore.model.block import Part, Slot
 from kvstore.model.errors import SessionEnded, Unavailable
 
@@ -201,3 +201,19 @@ def test_frames_are_let_go_of_before_the_file_tier_closes() -> None:
     assert not desk.leases.release(session, lease.id)
     assert not desk.leases.release(session, lease.id)
     assert read.pins == 0
+
+
+def test_a_slow_host_keeps_no_other_host_from_borrowing() -> None:
+    desk = Desk(limbo_bytes_max=4096)
+    late = [desk.leases.grant(DAEMON_SESSION, [slot(n)], borrower="slow") for n in (0, 1)]
+    desk.time = 31.0
+    assert desk.leases.expire() == 2
+    assert desk.leases.limbo_bytes == 8192
+    with pytest.raises(Unavailable, match="host slow has 8192 bytes in limbo"):
+        desk.leases.grant(DAEMON_SESSION, [slot(2)], borrower="slow")
+    desk.leases.grant(DAEMON_SESSION, [slot(3)], borrower="other")
+    desk.leases.grant(DAEMON_SESSION, [slot(4)])  # what the daemon itself brings
+    for lease in late:
+        assert not desk.leases.release(DAEMON_SESSION, lease.id)
+    assert desk.leases.limbo_bytes == 0
+    desk.leases.grant(DAEMON_SESSION, [slot(2)], borrower="slow")

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from kvstore.model.block import BlockKey, Namespace, NamespaceId, Span
 from kvstore.model.checksum import checksum
 from kvstore.model.errors import Incompatible, KVStoreError, UnknownNamespace
-from kvstore.model.member import Member
+from kvstore.model.member import Member, NodeId
 from kvstore.model.tenant import TenantId
 from kvstore.peer.base import (
     READ_WAIT_S_MAX,
@@ -98,6 +98,7 @@ class SimLink:
     """One peer. Implements `PeerLink`. now: the borrower's clock. source: the borrower's node."""
 
     worn = False
+    fault = None
     numbers = 0
 
     def __init__(
@@ -161,7 +162,7 @@ class SimLink:
             )
 
         def lend(lender: StoreLender) -> Awaitable[Loan]:
-            return lender.lend(namespace.id, keys, spans, refined)
+            return lender.lend(namespace.id, keys, spans, refined, NodeId(self.source))
 
         begin = partial(self._begin, lend, sum(span.end - span.begin for span in spans), deadline)
         try:
