@@ -19,6 +19,7 @@ from kvstore.model.block import NamespaceId
 from kvstore.model.errors import UnknownNamespace
 from kvstore.rpc.v1 import kvstore_pb2 as pb
 from kvstore.server.boundary import Context
+from kvstore.server.requests import pace_of
 from kvstore.server.service import Service
 from kvstore.store.sessions import Process
 from kvstore.store.store import Store
@@ -60,8 +61,12 @@ class SharingService(Service):
             own = await super().Acquire(request, context)
             if not await self._is_longer_elsewhere(request, own.hit_blocks):
                 return own
-            if own.lease:
-                self._store.release(SessionId(session), [own.lease])
+            public = await self._acquire_public(request, context)
+            shorter, longer = sorted((public, own), key=lambda reply: reply.hit_blocks)
+            if shorter.lease:
+                ended = pb.ReleaseRequest(session=session, leases=[shorter.lease])
+                await self.Release(ended, context)
+            return longer
         return await self._acquire_public(request, context)
 
     async def _acquire_public(self, request: pb.AcquireRequest, context: Context) -> pb.GrantReply:
@@ -121,11 +126,15 @@ class SharingService(Service):
         """Say whether the shared tenant of another host has a longer prefix of these keys; then
         the shared tenant of this one can fetch it. A host that has nothing is told nothing."""
         keys = self._requests.keys(request.keys)
-        if hit_blocks >= len(keys) or request.spans:
+        if hit_blocks >= len(keys) or request.spans or not request.wait_s:
             return False
         namespace = self._store.namespaces.get(NamespaceId(request.namespace_id))
         reach = await self._public_store.elsewhere(
-            namespace, keys, request.skip_blocks, refined=request.refined
+            namespace,
+            keys,
+            request.skip_blocks,
+            recompute_s_per_block=pace_of(request.recompute_s_per_block),
+            refined=request.refined,
         )
         if reach <= max(hit_blocks, request.skip_blocks):
             return False

@@ -81,8 +81,8 @@ class ClusterSettings:
         "PEM file with the certificate authorities of the fleet, and of it alone.", ""
     )
     insecure: bool = setting(
-        "Allow cluster.listen beyond loopback without certificates: everybody who reaches it may "
-        "read what is stored.",
+        "Allow cluster.listen beyond loopback, or with [tenants.NAME], without certificates: "
+        "everybody who reaches it may read what is stored.",
         False,
     )
     bulk: str = setting(
@@ -214,6 +214,12 @@ def _check_membership(settings: Settings) -> None:
         raise ConfigError(
             f"cluster.membership={cluster.membership} needs an address for the other daemons: set "
             "cluster.listen"
+        )
+    if settings.tenants and not (cluster.cert or cluster.insecure):
+        raise ConfigError(
+            "cluster.listen without certificates lets everybody who reaches it, tenants of this "
+            "host among them, read every tenant's blocks: set cluster.cert, cluster.key and "
+            "cluster.ca. If all of them are yours, add --set cluster.insecure=true"
         )
     listen = peer_listen_address(cluster)
     if listen is not None and listen[0] in ("0.0.0.0", "::") and not cluster.address:

@@ -193,7 +193,8 @@ class StoreLender:
             self._none_lent.set()
 
     async def given_back(self) -> None:
-        """Return when nothing is lent any more."""
+        """Return when nothing is lent any more. No read takes longer than `peer.lending` lets it,
+        half a minute."""
         while self._loans:
             self._none_lent.clear()
             await self._none_lent.wait()

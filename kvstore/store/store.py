@@ -196,16 +196,29 @@ class Store:
         self.report.fleet = stats
 
     async def elsewhere(
-        self, namespace: Namespace, keys: Sequence[BlockKey], skip_blocks: int, *, refined: bool
+        self,
+        namespace: Namespace,
+        keys: Sequence[BlockKey],
+        skip_blocks: int,
+        *,
+        recompute_s_per_block: float,
+        refined: bool,
     ) -> int:
         """Return how long a prefix would be with what other hosts have of it, 0 without any. The
         namespace need not be registered here."""
-        peers = self._acquisition.sources.peers
-        if peers is None:
-            return 0
-        now = self._node.now()
-        ask = Ask(DAEMON_SESSION, "", "", namespace.id, keys, skip_blocks, now, refined=refined)
-        if not peers.may_have(ask, namespace):
+        peers, now = self._acquisition.sources.peers, self._node.now()
+        ask = Ask(
+            DAEMON_SESSION,
+            "",
+            "",
+            namespace.id,
+            keys,
+            skip_blocks,
+            now,
+            recompute_s_per_block,
+            refined=refined,
+        )
+        if peers is None or not peers.may_have(ask, namespace):
             return 0
         return await peers.reach(ask, namespace, Match(skip_blocks, skip_blocks), now + REACH_S)
 

@@ -19,6 +19,7 @@ SETTINGS = (
     *(f"tenants.{name}.file.guaranteed=64MiB" for name in TENANTS),
     "tenants.public.arena=sealed",
     "tenants.public.shared=true",
+    "cluster.insecure=true",
 )
 SPEC = Namespace(16, (Group("all", 64 << 10),), (("model", "tenants"),))
 

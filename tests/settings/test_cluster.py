@@ -48,6 +48,7 @@ def test_a_fleet_of_addresses() -> None:
             [*STATIC, "cluster.listen=0.0.0.0:7702", "cluster.insecure=true"],
             "set cluster.address as well",
         ),
+        ([*STATIC, "tenants.acme.weight=1"], "read every tenant's blocks: set cluster.cert"),
     ],
 )
 def test_what_cannot_work_is_refused(overrides: list[str], named: str) -> None:
