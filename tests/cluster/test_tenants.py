@@ -11,7 +11,9 @@ from kvstore import Client
 from kvstore.model.block import Group, Namespace
 from kvstore.model.keys import KeyChain, root_key
 from kvstore.testing.daemon import Daemon
+from kvstore.testing.root_key import root_key_in_memory
 from tests.cluster.fleet import fleet, wait_for
+from tests.tls import Authority
 
 TENANTS = ("acme", "beta", "public")
 SETTINGS = (
@@ -19,7 +21,6 @@ SETTINGS = (
     *(f"tenants.{name}.file.guaranteed=64MiB" for name in TENANTS),
     "tenants.public.arena=sealed",
     "tenants.public.shared=true",
-    "cluster.insecure=true",
 )
 SPEC = Namespace(16, (Group("all", 64 << 10),), (("model", "tenants"),))
 
@@ -31,9 +32,19 @@ def prefix(name: int) -> tuple[list[bytes], list[bytes]]:
 
 
 @pytest.fixture(scope="module")
-def pair() -> Iterator[tuple[Daemon, Daemon]]:
-    with fleet(2, *SETTINGS) as (one, two):
-        yield one, two
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Daemon, Daemon]]:
+    """Two daemons that encrypt what they store, and show each other certificates."""
+    authority = Authority(tmp_path_factory.mktemp("fleet"))
+    files = authority.issue("node", "*.default.kvstore")
+    with root_key_in_memory() as root:
+        secured = (
+            f"security.root_key_file={root}",
+            f"cluster.cert={files.cert}",
+            f"cluster.key={files.key}",
+            f"cluster.ca={authority.ca}",
+        )
+        with fleet(2, *SETTINGS, *secured) as (one, two):
+            yield one, two
 
 
 def client_of(daemon: Daemon, tenant: str) -> Client:
@@ -78,6 +89,7 @@ def test_a_tenant_borrows_of_itself_and_of_nobody_else(pair: tuple[Daemon, Daemo
     with Client(one.target, arena=False) as operator:
         stats = operator.admin.stats()
     assert [each["state"] for each in stats["fleet"]["members"]] == ["up"]
+    assert stats["fleet"]["secured"] == "sealed"
     assert stats["fleet"]["members"][0]["lent_bytes"] == seen["lent_bytes"]
 
 
