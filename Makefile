@@ -28,7 +28,7 @@ SIM_SEEDS ?= 1000
 FUZZ_SECONDS ?= 120
 KILLS ?= 100
 # Tests on as many cores as there are, up to 4; PARALLEL= runs them one by one.
-PARALLEL ?= -n auto --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
+PARALLEL ?= -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 SEED ?= 1
 
 # `make gpu` runs from a plain checkout, by the Python that has torch, cupy and transformers.

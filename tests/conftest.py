@@ -1,24 +1,21 @@
-"""How the tests share the machine's cores: files whole, and all real engines in one process."""
+"""In which order files of tests begin, where `make test` runs several at once."""
 
 from __future__ import annotations
 
 import pytest
 
 # Files that take a minute or more: what begins last must be short, or one core waits for it.
-LONG = ("test_clean_environment.py", "test_readme.py", "test_namespaces.py", "test_torture.py")
+LONG = ("test_clean_environment.py", "test_namespaces.py", "test_torture.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Group for `--dist loadgroup`. Engines take longest, so they begin first; they share what is
-    made for a session, and two at once would not fit into small machines."""
-    for item in items:
-        group = "engines" if item.get_closest_marker("vllm") else str(item.path)
-        item.add_marker(pytest.mark.xdist_group(group))
-    items.sort(key=_begins)
+    """Put files with engines first, then other long ones. `--dist loadfile` runs a file whole, so
+    what is made for a file is made once."""
+    engines = {item.path for item in items if item.get_closest_marker("vllm")}
 
+    def begins(item: pytest.Item) -> int:
+        if item.path in engines:
+            return 0
+        return 1 if item.path.name in LONG else 2
 
-def _begins(item: pytest.Item) -> int:
-    """Return 0 for engines, which take longest, 1 for long files, 2 for others."""
-    if item.get_closest_marker("vllm"):
-        return 0
-    return 1 if item.path.name in LONG else 2
+    items.sort(key=begins)
