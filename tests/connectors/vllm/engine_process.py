@@ -1,31 +1,27 @@
-"""A vLLM engine that obeys: one JSON command per line on stdin, one JSON answer per line.
+"""A vLLM engine that obeys: a command comes over a pipe, and an answer goes back.
 
-Answers go to the file descriptor given as the only argument; vLLM itself writes to stdout. The
-engine core runs in this process, unless VLLM_ENABLE_V1_MULTIPROCESSING says otherwise, so commands
-can look into both halves of the connector. What happens inside workers is in `in_worker.py`.
+The process is forked from one that has imported vLLM, because the import takes seconds. The
+engine core runs in this process, unless VLLM_ENABLE_V1_MULTIPROCESSING says otherwise: commands can
+look into both halves of the connector. What happens inside workers is in `in_worker.py`.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 import threading
+from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
-import in_worker
-from traffic import Traffic, reference
-
 from kvstore.testing.wait import until
+from tests.connectors.vllm import in_worker
+from tests.connectors.vllm.traffic import Traffic, reference
 
 SAVED_WITHIN_S = 10.0
 
 
 class Engine:
     """The commands; every public method is one."""
-
-    def __init__(self, answers: Any) -> None:
-        self._answers = answers
 
     def start(self, model: str, transfer: dict[str, Any] | None, **options: Any) -> None:
         """transfer: fields of KVTransferConfig; None: no connector."""
@@ -224,21 +220,26 @@ class Engine:
     def _core(self) -> Any:
         return self.llm.llm_engine.engine_core.engine_core
 
-    def _say(self, answer: Any) -> None:
-        self._answers.write(json.dumps(answer) + "\n")
-        self._answers.flush()
-
-    def obey(self) -> None:
-        """Answer commands until stdin ends."""
-        for line in sys.stdin:
-            command = json.loads(line)
-            name, arguments = command["do"], command["with"]
+    def obey(self, commands: Connection) -> None:
+        """Answer commands until the other end is closed."""
+        while True:
             try:
-                self._say({"answer": getattr(self, name)(**arguments)})
+                name, arguments = commands.recv()
+            except (EOFError, ConnectionError):
+                return
+            try:
+                answer = {"answer": getattr(self, name)(**arguments)}
             except Exception as error:
-                self._say({"error": f"{type(error).__name__}: {error}"})
+                answer = {"error": f"{type(error).__name__}: {error}"}
+            commands.send(answer)
 
 
-if __name__ == "__main__":
-    with os.fdopen(int(sys.argv[1]), "w") as answers:
-        Engine(answers).obey()
+def run(commands: Connection, log: Path, environment: dict[str, str]) -> None:
+    """Be an engine: with this environment, in a session of its own, all output into the log."""
+    os.setsid()
+    with log.open("ab") as output:
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
+    os.environ.clear()
+    os.environ.update(environment)
+    Engine().obey(commands)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import multiprocessing
 import os
-import select
 import subprocess
 import sys
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
 from kvstore.testing.daemon import Daemon
+from tests.connectors.vllm.engine_process import run
 
 HERE = Path(__file__).parent
 ANSWER_TIMEOUT_S = 120.0
@@ -29,41 +30,55 @@ _ENVIRONMENT = {
 }
 
 
+_ctx = multiprocessing.get_context("forkserver")
+_IMPORTED = ["torch", "vllm", "vllm.entrypoints.llm", "vllm.v1.engine.llm_engine"]
+"""Modules that a server imports once; each engine is forked from it. They start no thread."""
+
+
+def _start_server() -> None:
+    """Start the server of engines unless it runs. What is read at import is in its environment."""
+    before = {name: os.environ.get(name) for name in _ENVIRONMENT}
+    os.environ.update(_ENVIRONMENT)
+    try:
+        _ctx.set_forkserver_preload(_IMPORTED)
+        forkserver.ensure_running()
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
 class EngineProcess:
     """A vLLM engine in a child process. Methods of `engine_process.Engine` are called by name."""
 
     def __init__(self, log: Path, **environment: str) -> None:
         self.log = log
-        reading, writing = os.pipe()
-        self._answers = os.fdopen(reading)
-        with log.open("wb") as output:
-            self._process = subprocess.Popen(
-                [sys.executable, str(HERE / "engine_process.py"), str(writing)],
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=output,
-                text=True,
-                pass_fds=[writing],
-                env={**os.environ, **_ENVIRONMENT, **environment},
-                start_new_session=True,
-            )
-        os.close(writing)
+        log.touch()
+        _start_server()
+        self._commands, theirs = _ctx.Pipe()
+        environ = {**os.environ, **_ENVIRONMENT, **environment}
+        self._process = _ctx.Process(target=run, args=(theirs, log, environ))
+        self._process.start()
+        theirs.close()
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        pid = self._process.pid
+        assert pid is not None
+        return pid
 
     def send(self, name: str, /, **arguments: Any) -> None:
         """Start a command without waiting for its answer."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"do": name, "with": arguments}) + "\n")
-        self._process.stdin.flush()
+        self._commands.send((name, arguments))
 
     def receive(self) -> Any:
         """Return the next answer. Raises RuntimeError with the log's end on an error."""
-        ready, _, _ = select.select([self._answers], [], [], ANSWER_TIMEOUT_S)
-        line = self._answers.readline() if ready else ""
-        message = json.loads(line) if line else {"error": "no answer"}
+        message = {"error": "no answer"}
+        with contextlib.suppress(EOFError, ConnectionError):
+            if self._commands.poll(ANSWER_TIMEOUT_S):
+                message = self._commands.recv()
         if "error" in message:
             raise RuntimeError(f"{message['error']}\n{self.log.read_text()[-6000:]}")
         return message["answer"]
@@ -91,15 +106,11 @@ class EngineProcess:
 
     def close(self) -> None:
         """End the process."""
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
-        try:
-            self._process.wait(END_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
+        self._commands.close()
+        self._process.join(END_TIMEOUT_S)
+        if self._process.exitcode is None:
             self._process.kill()
-            self._process.wait()
-        self._answers.close()
+            self._process.join()
 
 
 def make_models(out: Path) -> None:

@@ -33,7 +33,7 @@ def offloading(daemon, **tier) -> dict:
         "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": {
             "spec_name": "HostTieringSpec",
-            "spec_module_path": "host_tiering_spec",
+            "spec_module_path": "tests.connectors.vllm.host_tiering_spec",
             "cpu_bytes_to_use": 8 << 20,
             "secondary_tiers": [
                 {"type": "kvstore", "target": daemon.target, "plain_text": True, **tier}
