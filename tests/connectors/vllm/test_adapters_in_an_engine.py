@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -67,7 +68,10 @@ def test_adapters_under_one_path_share_nothing_and_the_same_one_hits(
     assert len({tuple(answer) for answer in (base, first, second)}) == 3
     plain.close()
 
-    options["environment"] = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    options["environment"] = {
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "VLLM_CACHE_ROOT": os.environ.get("VLLM_CACHE_ROOT", str(Path.home() / ".cache/vllm")),
+    }
     engine = start_engine("llama", daemon, **options)
     assert answer_with(engine, turn, here) == first
     assert engine.counter("loads") == 0
