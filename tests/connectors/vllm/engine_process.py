@@ -7,6 +7,7 @@ look into both halves of the connector. What happens inside workers is in `in_wo
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 from multiprocessing.connection import Connection
@@ -243,3 +244,4 @@ def run(commands: Connection, log: Path, environment: dict[str, str]) -> None:
     os.environ.clear()
     os.environ.update(environment)
     Engine().obey(commands)
+    atexit._run_exitfuncs()  # a fork ends without them, and vLLM ends its own processes by one
