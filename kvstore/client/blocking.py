@@ -144,6 +144,7 @@ class Client:
         file_places: bool = False,
         refined: bool = False,
         origin: Origin | None = None,
+        early: bool = False,
     ) -> Grant:
         return self._thread.wait(
             lambda client: client.acquire(
@@ -159,6 +160,7 @@ class Client:
                 file_places=file_places,
                 refined=refined,
                 origin=origin,
+                early=early,
             )
         )
 

@@ -13,6 +13,7 @@ from kvstore.model.block import (
     Match,
     Namespace,
     NamespaceId,
+    Ready,
     Slot,
     Span,
     check_keys,
@@ -140,28 +141,27 @@ class Session:
         file_places: bool = False,
         refined: bool = False,
         origin: Origin | None = None,
+        early: bool = False,
     ) -> Grant:
         """Lease the longest stored prefix, or exactly the parts that `spans` names.
 
-        Read through `view`, verify with `checksum`, then `release`. The bytes that were read are
-        valid only if the release answers True. `readers` releases end the lease.
+        Read through `view`, verify with `checksum`, then `release`. What was read is valid only if
+        the release answers True. `readers` releases end the lease.
 
         recompute_s_per_block: time to compute a block; no longer load is waited for. 0: any is.
-        request_id: `kvstore explain` shows why its hit was not longer; 256 characters count.
-        session_id: the conversation that the request belongs to; hints may name it later.
+        request_id: `kvstore explain` shows why its hit was not longer. session_id: its
+        conversation; hints may name it later.
         file_places: the caller reads the daemon's files itself, with its own rights. A record that
-        only the file tier has, stored as it was put, is then not promoted. It has no slot but a
-        place (`Grant.places`), valid until the lease ends. After the lease's deadline, or when the
-        disk fails, the place may become a hole, or its file may vanish. A daemon that leases no
-        places, or no more of them now, promotes the records as usual.
+        only the file tier has, stored as it was put, is then not promoted, but has a place instead
+        of a slot (`Grant.places`), valid until the lease ends. Later, or when the disk fails, that
+        may be a hole, or no file. A daemon that leases no more places promotes the records.
         refined: a block of a lossy namespace without its fine part is a miss. Else fine parts come
-        along as far as they are there in time, behind the other spans, and a missing one has no
-        slot.
-        origin: the daemon of the fleet that has the prefix, or is about to: it is asked first.
+        along as far as they are there in time, behind the others; a missing one has no slot.
+        origin: the daemon of the fleet that has it, or is about to: it is asked first. early: the
+        last slots may still be read into (`Grant.ready_blocks`): wait for them by `ready`.
         """
         self._caller.check_may_lease()
         namespace, joined = self.namespace(namespace_id), self._caller.joined(keys)
-        messages = spans_to_messages(spans or ())
 
         def call(
             stub: KVStoreAsyncStub, session: int, timeout_s: float
@@ -173,18 +173,34 @@ class Session:
                 skip_blocks=skip_blocks,
                 readers=readers,
                 wait_s=wait_s,
-                spans=messages,
+                spans=spans_to_messages(spans or ()),
                 request_id=request_id[:REQUEST_ID_CHARS_MAX],
                 recompute_s_per_block=recompute_s_per_block,
                 session_id=session_id,
                 file_places=file_places,
                 refined=refined,
                 origin=origin_to_message(origin),
+                early=early,
             )
             return stub.Acquire(request, timeout=timeout_s)
 
         reply = await self._caller.call(call, wait_s=wait_s, repeat=True, namespace_id=namespace_id)
         return grant_of(reply, namespace, reading=True)
+
+    async def ready(self, lease_id: int, blocks: int, *, wait_s: float = 0.0) -> Ready:
+        """Wait until the slots of the first `blocks` blocks of a lease are filled, or will not be.
+
+        Answers after 5 s + `wait_s` at most, else raises Unavailable.
+        """
+
+        def call(
+            stub: KVStoreAsyncStub, session: int, timeout_s: float
+        ) -> Awaitable[pb.AwaitReply]:
+            request = pb.AwaitRequest(session=session, lease=lease_id, blocks=blocks)
+            return stub.Await(request, timeout=timeout_s)
+
+        reply = await self._caller.call(call, wait_s=wait_s)
+        return Ready(reply.ready_blocks, reply.over)
 
     async def release(self, *lease_ids: int) -> list[bool]:
         """End leases, or abandon reservations. True: the lease was valid until now."""

@@ -28,6 +28,7 @@ class Ask:
     in_files: bool = False  # it can read the files of the file tier itself
     refined: bool = False  # a block without its fine part is a miss
     origin: Origin | None = None  # who has it, as the request says
+    early: bool = False  # it takes slots that are still read into
 
     @property
     def look_until(self) -> float:

@@ -313,6 +313,8 @@ class Grant:
     places: for a lease with `file_places`, one item per slot, else empty. A place replaces a slot:
         the client reads the record in its file. The bytes are valid if their checksum matches and
         the lease was held, as with a slot.
+    ready_blocks: the slots of the first so many blocks are filled, the others are still being read
+        into; None: all are filled.
     """
 
     lease_id: int
@@ -325,6 +327,15 @@ class Grant:
     refused: int = 0
     places: tuple[FilePlace | None, ...] = ()
     varies: bool = False
+    ready_blocks: int | None = None
+
+
+class Ready(NamedTuple):
+    """How far the slots of a lease are filled: those of its first `blocks` blocks are. over: the
+    others will not be."""
+
+    blocks: int
+    over: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ RIGHTS: Final[Mapping[str, Role]] = MappingProxyType(
         "RegisterNamespace": Role.READER,
         "Match": Role.READER,
         "Acquire": Role.READER,
+        "Await": Role.READER,
         "Release": Role.READER,
         "Get": Role.READER,
         "Explain": Role.READER,

@@ -157,10 +157,17 @@ class Service(AdminCalls):
             in_files=request.file_places,
             refined=request.refined,
             origin=origin_of(request),
+            early=request.early,
         )
         if self._recorder.listening:
             self._note(request, grant, grant.hit_blocks if is_guest else None)
         return await self._granted(grant, session, context)
+
+    async def Await(self, request: pb.AwaitRequest, context: Context) -> pb.AwaitReply:
+        ready = await self._store.gets.ready(
+            SessionId(request.session), request.lease, request.blocks
+        )
+        return pb.AwaitReply(ready_blocks=ready.blocks, over=ready.over)
 
     async def Reserve(self, request: pb.ReserveRequest, context: Context) -> pb.GrantReply:
         session = SessionId(request.session)

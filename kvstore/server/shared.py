@@ -81,6 +81,15 @@ class SharingService(Service):
             guest.leases.add(reply.lease)
         return reply
 
+    async def Await(self, request: pb.AwaitRequest, context: Context) -> pb.AwaitReply:
+        guest = self._guests.get(request.session)
+        if guest is None or request.lease not in guest.leases:
+            return await super().Await(request, context)
+        asked = pb.AwaitRequest(
+            session=guest.process.session, lease=request.lease, blocks=request.blocks
+        )
+        return await self._public.Await(asked, context)
+
     async def Release(self, request: pb.ReleaseRequest, context: Context) -> pb.ReleaseReply:
         guest = self._guests.get(request.session)
         there = [lease for lease in request.leases if guest and lease in guest.leases]

@@ -15,6 +15,7 @@ from kvstore.model.block import Match, Namespace, Span, padded
 from kvstore.model.outcome import POOL_REASONS, Reason
 from kvstore.move.fetch import Fetch
 from kvstore.move.file_reads import Reads
+from kvstore.move.filling import Filling
 from kvstore.move.promote import Promotion
 from kvstore.move.sources import Bucket, Pool, Sources
 
@@ -36,6 +37,7 @@ class Acquired(NamedTuple):
     peers: int = 0  # of the hit, from other hosts
     peer: str = ""  # the one of these that gave most, or should have
     pool: int = 0  # of the hit, from the pool
+    filling: Filling | None = None  # what of the hit is still read into its slots
 
 
 class Acquisition:
@@ -101,10 +103,10 @@ class Acquisition:
 
     async def _promote_all(self, ask: Ask, deadline: float) -> Acquired:
         if not self.sources.may_have(ask):
-            return await self._promote(ask, deadline)
+            return await self._promote(ask, deadline, early=ask.early)
         match = self._match(ask)
         if match.hit_blocks == len(ask.keys):
-            return await self._promote(ask, deadline)
+            return await self._promote(ask, deadline, early=ask.early)
         fetch = asyncio.create_task(self.sources.promote(ask, match, deadline))
         try:
             reached = await self._promote(ask, deadline)
@@ -128,9 +130,10 @@ class Acquisition:
             why=again.why or (brought.why if told else None),
         )
 
-    async def _promote(self, ask: Ask, deadline: float) -> Acquired:
-        """Promote what this node has of a prefix."""
+    async def _promote(self, ask: Ask, deadline: float, *, early: bool = False) -> Acquired:
+        """Promote what this node has of a prefix. early: the last of it may still be on its way."""
         namespace = self._planner.namespace(ask.namespace_id)
+        early = early and not ask.in_files and not namespace.fine
         failed_reads = self._reads.failed
         match = self._match(ask)
         resident = match.resident_blocks
@@ -152,14 +155,21 @@ class Acquisition:
             spans = needed_spans(namespace, wanted, ask.skip_blocks, fine=ask.refined)
             stakes = ask.stakes(replace(match, hit_blocks=wanted))
             brought = await self._promotion.promote(
-                ask.namespace_id, ask.keys, spans, deadline, stakes, in_files=ask.in_files
+                ask.namespace_id,
+                ask.keys,
+                spans,
+                deadline,
+                stakes,
+                in_files=ask.in_files,
+                early_blocks=wanted if early else 0,
             )
             if ask.in_files:
                 await asyncio.sleep(0)
-            hit = self._match(ask, wanted).resident_blocks
+            hit = wanted if brought.filling else self._match(ask, wanted).resident_blocks
             if hit == wanted:
                 short = Reason.NO_ROOM if cut else Reason.LEASED_BYTES
-                return Acquired(hit, short if wanted < match.hit_blocks else None, resident)
+                why = short if wanted < match.hit_blocks else None
+                return Acquired(hit, why, resident, filling=brought.filling)
             if brought.slower:
                 return Acquired(hit, Reason.SLOWER, resident)
             if self._now() >= deadline:

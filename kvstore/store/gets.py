@@ -6,13 +6,23 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from kvstore.decide.ask import Ask
-from kvstore.decide.index import HeldSlot
+from kvstore.decide.index import HeldSlot, StoredPart
 from kvstore.decide.planner import SessionId, base_blocks, needed_spans
-from kvstore.model.block import BlockKey, Grant, Match, NamespaceId, Span, check_keys, padded
+from kvstore.model.block import (
+    BlockKey,
+    Grant,
+    Match,
+    NamespaceId,
+    Ready,
+    Span,
+    check_keys,
+    padded,
+)
 from kvstore.model.errors import InvalidRequest
 from kvstore.model.member import Origin
 from kvstore.model.outcome import Reason
 from kvstore.move.file_leases import NO_FILE_LEASE, FileLeases
+from kvstore.move.filling import Filling
 from kvstore.move.promote import Promotion
 from kvstore.store.acquire import Acquisition
 from kvstore.store.hints import Hints
@@ -44,6 +54,8 @@ class Gets:
         self._file_leases = file_leases
         self._hints = hints
         self._request_log = request_log
+        self._fillings: dict[int, tuple[SessionId, Filling]] = {}  # by lease
+        self._leases.on_over.append(lambda lease_id: self._fillings.pop(lease_id, None))
 
     def match(
         self,
@@ -90,6 +102,7 @@ class Gets:
         in_files: bool = False,
         refined: bool = False,
         origin: Origin | None = None,
+        early: bool = False,
     ) -> Grant:
         """Promote the longest stored prefix and lease it; with `spans`, exactly those parts.
 
@@ -102,7 +115,8 @@ class Gets:
         and its place is leased, as far as leases may hold the file tier; else it is promoted like
         everything. refined: a block of a lossy namespace without its fine part is a miss; else fine
         parts come along as far as they are there in time, and a missing one has no slot. origin:
-        the daemon that has the prefix, as the request says.
+        the daemon that has the prefix, as the request says. early: slots may be leased while the
+        last bytes are still read into them; `ready` waits for these.
         """
         client = self._leases.check(session).client
         _check_skip(keys, skip_blocks)
@@ -123,6 +137,7 @@ class Gets:
                 in_files,
                 refined,
                 origin,
+                early,
             )
             if spans is None:
                 return await self._lease_prefix(ask, readers, deadline)
@@ -134,13 +149,13 @@ class Gets:
     ) -> Grant:
         if not self._lends(ask, spans):
             ask = replace(ask, in_files=False)
-        absent, _ = await self._promotion.promote(
+        promoted = await self._promotion.promote(
             ask.namespace_id, ask.keys, spans, deadline, in_files=ask.in_files
         )
         grant = self._grant(ask, spans, readers, hit_blocks=0)
         lent = sum(place is not None for place in grant.places)
         found = lent + sum(slot is not None for slot in grant.slots)
-        file = min(absent + lent, found)
+        file = min(promoted.absent + lent, found)
         self._request_log.count(ask, asked=len(grant.slots), dram=found - file, file=file)
         return grant
 
@@ -171,7 +186,7 @@ class Gets:
         )
         if namespace.fine and not ask.in_files:
             spans = needed_spans(namespace, hit, skip, fine=True)
-        grant = self._grant(ask, spans, readers, hit_blocks=hit)
+        grant = self._grant(ask, spans, readers, hit_blocks=hit, filling=acquired.filling)
         self._request_log.note(
             ask,
             hit,
@@ -188,11 +203,30 @@ class Gets:
             self._node.pool.used(ask.namespace_id, ask.keys[skip:hit])
         return grant
 
-    def _grant(self, ask: Ask, spans: tuple[Span, ...], readers: int, *, hit_blocks: int) -> Grant:
+    async def ready(self, session: SessionId, lease_id: int, blocks: int) -> Ready:
+        """Wait until the slots of the first `blocks` blocks of a lease are filled, or will not be:
+        no longer than the acquire might have waited."""
+        known = self._fillings.get(lease_id)
+        if known is None or known[0] != session:
+            return Ready(0, over=True)
+        return await known[1].reach(blocks)
+
+    def _grant(
+        self,
+        ask: Ask,
+        spans: tuple[Span, ...],
+        readers: int,
+        *,
+        hit_blocks: int,
+        filling: Filling | None = None,
+    ) -> Grant:
         records = self._planner.find(ask.namespace_id, ask.keys, spans)
-        held = within(self._acquisition.room_bytes, [r.resident if r else None for r in records])
+        slots = [_slot_of(record, coming=filling is not None) for record in records]
+        held = within(self._acquisition.room_bytes, slots)
         lent = self._file_leases.places(records, held) if ask.in_files else NO_FILE_LEASE
         lease = self._leases.grant(ask.session, held, readers=max(1, readers), frames=lent.frames)
+        if filling is not None:
+            self._fillings[lease.id] = (ask.session, filling)
         self._metrics.bytes.labels("dram", "read").inc(lease.nbytes)
         self._metrics.bytes.labels("file", "lent").inc(lent.nbytes)
         self._planner.touch(ask.keys)
@@ -206,12 +240,20 @@ class Gets:
             hit_blocks=hit_blocks,
             places=lent.places,
             varies=self._planner.namespace(ask.namespace_id).varies,
+            ready_blocks=filling.ready_blocks if filling is not None else None,
         )
 
     def _lends(self, ask: Ask, spans: Sequence[Span]) -> bool:
         """Say whether what the asker would read in files may be leased now, all of it."""
         records = self._planner.find(ask.namespace_id, ask.keys, spans)
         return ask.in_files and self._file_leases.has_room(records)
+
+
+def _slot_of(record: StoredPart | None, *, coming: bool) -> HeldSlot | None:
+    """Return the slot of a record. coming: even if it is still read into."""
+    if record is None:
+        return None
+    return record.resident or (record.loading if coming else None)
 
 
 def within(nbytes: int, slots: Sequence[HeldSlot | None]) -> list[HeldSlot | None]:

@@ -119,7 +119,7 @@ class Store:
             pool=pool(deletions) if pool is not None else None,
         )
         if node.staging is not None:
-            self._leases.on_over = node.staging.over
+            self._leases.on_over.append(node.staging.over)
         self._wire(node, scrub)
         write_behind.namespace_notes.on_found = self.namespaces.learn
         self._tasks: list[asyncio.Task[None]] = []
@@ -263,6 +263,7 @@ class Store:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.hints.close()
         await self._fetch.close()
+        self._promotion.close()
         await self.deletes.close()
         if self._node.pool is not None:
             await self._node.pool.close()

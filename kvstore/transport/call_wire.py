@@ -48,6 +48,7 @@ METHODS = (
     Method("Reserve", pb.ReserveRequest, pb.GrantReply),
     Method("Commit", pb.CommitRequest, pb.CommitReply),
     Method("Release", pb.ReleaseRequest, pb.ReleaseReply, at_once=True),
+    Method("Await", pb.AwaitRequest, pb.AwaitReply),
 )
 
 

@@ -69,6 +69,7 @@ def grant_to_message(grant: Grant, epoch: Epoch) -> pb.GrantReply:
         place_files=[numbers[place.path] if place else NO_PLACE for place in placed],
         place_offsets=[place.offset if place else 0 for place in placed],
         nbytes=_sizes(grant) if grant.varies else (),
+        ready_blocks=grant.ready_blocks,
     )
 
 
@@ -118,6 +119,7 @@ def grant_of(reply: pb.GrantReply, namespace: Namespace, *, reading: bool) -> Gr
         refused=reply.refused,
         places=_places_of(reply, sizes),
         varies=bool(reply.nbytes),
+        ready_blocks=reply.ready_blocks if reply.HasField("ready_blocks") else None,
     )
 
 

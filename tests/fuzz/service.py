@@ -46,6 +46,7 @@ REQUESTS: list[tuple[str, type[Message]]] = [
     ("Acquire", pb.AcquireRequest),
     ("Reserve", pb.ReserveRequest),
     ("Commit", pb.CommitRequest),
+    ("Await", pb.AwaitRequest),
     ("Release", pb.ReleaseRequest),
     ("Get", pb.GetRequest),
     ("Delete", pb.DeleteRequest),
@@ -189,6 +190,7 @@ def seeds(session: int) -> list[tuple[str, Any]]:
                 session=session, namespace_id=space, keys=keys, spans=[span], file_places=True
             ),
         ),
+        ("Await", pb.AwaitRequest(session=session, lease=1005, blocks=3)),
         ("Release", pb.ReleaseRequest(session=session, leases=[1005, 1006])),
         ("Get", pb.GetRequest(namespace_id=space, keys=keys)),
         ("Put", pb.PutRequest(header=header)),

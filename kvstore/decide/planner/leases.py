@@ -118,7 +118,7 @@ class Leases:
         self.lease_s = lease_s
         self.limbo_bytes_max = limbo_bytes_max
         self.sessions_max = sessions_max
-        self.on_over: Callable[[int], None] = lambda _: None  # told the id of each that has ended
+        self.on_over: list[Callable[[int], object]] = []  # told the id of each that has ended
         self._now = now
         self._unpin = unpin
         self._unpin_frame = unpin_frame
@@ -330,7 +330,8 @@ class Leases:
 
     def _drop(self, session: Session, lease: Lease) -> None:
         del session.leases[lease.id]
-        self.on_over(lease.id)
+        for told in self.on_over:
+            told(lease.id)
         self.leased_bytes -= lease.nbytes
         self._let_go(lease)
         if lease.expired:

@@ -119,7 +119,7 @@ class MatchReply(_message.Message):
     def __init__(self, hit_blocks: _Optional[int] = ..., resident_blocks: _Optional[int] = ..., worth_blocks: _Optional[int] = ..., load_s: _Optional[float] = ...) -> None: ...
 
 class AcquireRequest(_message.Message):
-    __slots__ = ("session", "namespace_id", "keys", "skip_blocks", "readers", "wait_s", "spans", "request_id", "recompute_s_per_block", "session_id", "file_places", "refined", "origin")
+    __slots__ = ("session", "namespace_id", "keys", "skip_blocks", "readers", "wait_s", "spans", "request_id", "recompute_s_per_block", "session_id", "file_places", "refined", "origin", "early")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
@@ -133,6 +133,7 @@ class AcquireRequest(_message.Message):
     FILE_PLACES_FIELD_NUMBER: _ClassVar[int]
     REFINED_FIELD_NUMBER: _ClassVar[int]
     ORIGIN_FIELD_NUMBER: _ClassVar[int]
+    EARLY_FIELD_NUMBER: _ClassVar[int]
     session: int
     namespace_id: bytes
     keys: bytes
@@ -146,7 +147,8 @@ class AcquireRequest(_message.Message):
     file_places: bool
     refined: bool
     origin: Origin
-    def __init__(self, session: _Optional[int] = ..., namespace_id: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., skip_blocks: _Optional[int] = ..., readers: _Optional[int] = ..., wait_s: _Optional[float] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., request_id: _Optional[str] = ..., recompute_s_per_block: _Optional[float] = ..., session_id: _Optional[str] = ..., file_places: _Optional[bool] = ..., refined: _Optional[bool] = ..., origin: _Optional[_Union[Origin, _Mapping]] = ...) -> None: ...
+    early: bool
+    def __init__(self, session: _Optional[int] = ..., namespace_id: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., skip_blocks: _Optional[int] = ..., readers: _Optional[int] = ..., wait_s: _Optional[float] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., request_id: _Optional[str] = ..., recompute_s_per_block: _Optional[float] = ..., session_id: _Optional[str] = ..., file_places: _Optional[bool] = ..., refined: _Optional[bool] = ..., origin: _Optional[_Union[Origin, _Mapping]] = ..., early: _Optional[bool] = ...) -> None: ...
 
 class Origin(_message.Message):
     __slots__ = ("source", "expect_blocks")
@@ -181,7 +183,7 @@ class ReserveRequest(_message.Message):
     def __init__(self, session: _Optional[int] = ..., namespace_id: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., first_block: _Optional[int] = ..., parent: _Optional[bytes] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., wait_s: _Optional[float] = ..., session_id: _Optional[str] = ..., nbytes: _Optional[_Iterable[int]] = ..., refined: _Optional[bool] = ...) -> None: ...
 
 class GrantReply(_message.Message):
-    __slots__ = ("lease", "deadline_s", "spans", "extents", "offsets", "checksums", "hit_blocks", "leased", "refused", "files", "place_files", "place_offsets", "nbytes")
+    __slots__ = ("lease", "deadline_s", "spans", "extents", "offsets", "checksums", "hit_blocks", "leased", "refused", "files", "place_files", "place_offsets", "nbytes", "ready_blocks")
     LEASE_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
     SPANS_FIELD_NUMBER: _ClassVar[int]
@@ -195,6 +197,7 @@ class GrantReply(_message.Message):
     PLACE_FILES_FIELD_NUMBER: _ClassVar[int]
     PLACE_OFFSETS_FIELD_NUMBER: _ClassVar[int]
     NBYTES_FIELD_NUMBER: _ClassVar[int]
+    READY_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     lease: int
     deadline_s: float
     spans: _containers.RepeatedCompositeFieldContainer[Span]
@@ -208,7 +211,26 @@ class GrantReply(_message.Message):
     place_files: _containers.RepeatedScalarFieldContainer[int]
     place_offsets: _containers.RepeatedScalarFieldContainer[int]
     nbytes: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, lease: _Optional[int] = ..., deadline_s: _Optional[float] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., extents: _Optional[_Iterable[int]] = ..., offsets: _Optional[_Iterable[int]] = ..., checksums: _Optional[_Iterable[int]] = ..., hit_blocks: _Optional[int] = ..., leased: _Optional[bool] = ..., refused: _Optional[int] = ..., files: _Optional[_Iterable[str]] = ..., place_files: _Optional[_Iterable[int]] = ..., place_offsets: _Optional[_Iterable[int]] = ..., nbytes: _Optional[_Iterable[int]] = ...) -> None: ...
+    ready_blocks: int
+    def __init__(self, lease: _Optional[int] = ..., deadline_s: _Optional[float] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., extents: _Optional[_Iterable[int]] = ..., offsets: _Optional[_Iterable[int]] = ..., checksums: _Optional[_Iterable[int]] = ..., hit_blocks: _Optional[int] = ..., leased: _Optional[bool] = ..., refused: _Optional[int] = ..., files: _Optional[_Iterable[str]] = ..., place_files: _Optional[_Iterable[int]] = ..., place_offsets: _Optional[_Iterable[int]] = ..., nbytes: _Optional[_Iterable[int]] = ..., ready_blocks: _Optional[int] = ...) -> None: ...
+
+class AwaitRequest(_message.Message):
+    __slots__ = ("session", "lease", "blocks")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    session: int
+    lease: int
+    blocks: int
+    def __init__(self, session: _Optional[int] = ..., lease: _Optional[int] = ..., blocks: _Optional[int] = ...) -> None: ...
+
+class AwaitReply(_message.Message):
+    __slots__ = ("ready_blocks", "over")
+    READY_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    OVER_FIELD_NUMBER: _ClassVar[int]
+    ready_blocks: int
+    over: bool
+    def __init__(self, ready_blocks: _Optional[int] = ..., over: _Optional[bool] = ...) -> None: ...
 
 class CommitRequest(_message.Message):
     __slots__ = ("session", "lease", "checksums", "durable")

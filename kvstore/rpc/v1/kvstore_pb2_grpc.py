@@ -54,6 +54,11 @@ class KVStoreStub:
                 request_serializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.AcquireRequest.SerializeToString,
                 response_deserializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.GrantReply.FromString,
                 _registered_method=True)
+        self.Await = channel.unary_unary(
+                '/kvstore.rpc.v1.KVStore/Await',
+                request_serializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.AwaitRequest.SerializeToString,
+                response_deserializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.AwaitReply.FromString,
+                _registered_method=True)
         self.Reserve = channel.unary_unary(
                 '/kvstore.rpc.v1.KVStore/Reserve',
                 request_serializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.ReserveRequest.SerializeToString,
@@ -188,6 +193,13 @@ class KVStoreServicer:
 
     def Acquire(self, request, context):
         """Brings the longest stored prefix (or the named parts) into the arena and leases it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Await(self, request, context):
+        """Waits for blocks of a lease that was granted while their bytes were on their way to its slots.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -357,6 +369,11 @@ def add_KVStoreServicer_to_server(servicer, server):
                     servicer.Acquire,
                     request_deserializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.AcquireRequest.FromString,
                     response_serializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.GrantReply.SerializeToString,
+            ),
+            'Await': grpc.unary_unary_rpc_method_handler(
+                    servicer.Await,
+                    request_deserializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.AwaitRequest.FromString,
+                    response_serializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.AwaitReply.SerializeToString,
             ),
             'Reserve': grpc.unary_unary_rpc_method_handler(
                     servicer.Reserve,
@@ -572,6 +589,33 @@ class KVStore:
             '/kvstore.rpc.v1.KVStore/Acquire',
             kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.AcquireRequest.SerializeToString,
             kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.GrantReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Await(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.rpc.v1.KVStore/Await',
+            kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.AwaitRequest.SerializeToString,
+            kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.AwaitReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -47,6 +47,8 @@ class KVStoreStub:
     """How long a prefix would hit now. Pins nothing."""
     Acquire: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.AcquireRequest, _kvstore_pb2.GrantReply]
     """Brings the longest stored prefix (or the named parts) into the arena and leases it."""
+    Await: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.AwaitRequest, _kvstore_pb2.AwaitReply]
+    """Waits for blocks of a lease that was granted while their bytes were on their way to its slots."""
     Reserve: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.ReserveRequest, _kvstore_pb2.GrantReply]
     """Leases empty slots to write records into."""
     Commit: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.CommitRequest, _kvstore_pb2.CommitReply]
@@ -100,6 +102,8 @@ class KVStoreAsyncStub(KVStoreStub):
     """How long a prefix would hit now. Pins nothing."""
     Acquire: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.AcquireRequest, _kvstore_pb2.GrantReply]  # type: ignore[assignment]
     """Brings the longest stored prefix (or the named parts) into the arena and leases it."""
+    Await: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.AwaitRequest, _kvstore_pb2.AwaitReply]  # type: ignore[assignment]
+    """Waits for blocks of a lease that was granted while their bytes were on their way to its slots."""
     Reserve: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.ReserveRequest, _kvstore_pb2.GrantReply]  # type: ignore[assignment]
     """Leases empty slots to write records into."""
     Commit: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.CommitRequest, _kvstore_pb2.CommitReply]  # type: ignore[assignment]
@@ -174,6 +178,14 @@ class KVStoreServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_kvstore_pb2.GrantReply, _abc.Awaitable[_kvstore_pb2.GrantReply]]:
         """Brings the longest stored prefix (or the named parts) into the arena and leases it."""
+
+    @_abc_1.abstractmethod
+    def Await(
+        self,
+        request: _kvstore_pb2.AwaitRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_kvstore_pb2.AwaitReply, _abc.Awaitable[_kvstore_pb2.AwaitReply]]:
+        """Waits for blocks of a lease that was granted while their bytes were on their way to its slots."""
 
     @_abc_1.abstractmethod
     def Reserve(
