@@ -17,6 +17,8 @@ COUNTERS = {
     "computed_tokens": "Tokens computed by large steps, on each worker.",
     "computed_seconds": "Time of these steps; loads compete with it.",
     "loads": "Requests loaded.",
+    "loads_early": "Requests among them whose first blocks were copied while the last were still "
+    "read from a file.",
     "loads_failed": "Requests that were recomputed because their load failed.",
     "corrupt_blocks": "Records that did not match their checksum; dropped from the cache.",
     "corrupt_fine_blocks": "Fine parts that did not match their record; reported to the daemon, "

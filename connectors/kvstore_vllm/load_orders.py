@@ -56,15 +56,10 @@ def load_order(
                 checksums=tuple(checksum for _, _, checksum in taken),
                 device_blocks=tuple(table[block] for block, _, _ in taken),
                 fines=found if namespace.fine else (),
+                blocks=tuple(block for block, _, _ in taken),
             )
         )
-    wanted = {
-        (index, shard, block)
-        for index, group in enumerate(engine_groups(namespace))
-        for shard in range(group.shards)
-        for block in range(first, last)
-        if tables[index][block] != NULL_BLOCK
-    }
+    wanted = _wanted(namespace, tables, range(first, last))
     lossy = list(_lossy(namespace, spans))
     is_refined = all(fine is not None for _, fine in lossy)
     tracked.note_stored(lookup.skip_blocks, grant.hit_blocks)
@@ -79,7 +74,20 @@ def load_order(
         complete=wanted <= covered and (is_refined or not lookup.refined),
         refined=lookup.refined,
         lossy_blocks=tuple({block for block, _ in lossy}),
+        ready_blocks=grant.ready_blocks,
+        give_up_at=lookup.give_up_at,
     )
+
+
+def _wanted(namespace: Namespace, tables: Tables, blocks: range) -> set[tuple[int, int, int]]:
+    """Return group, shard and index of the blocks that the engine has device blocks for."""
+    return {
+        (index, shard, block)
+        for index, group in enumerate(engine_groups(namespace))
+        for shard in range(group.shards)
+        for block in blocks
+        if tables[index][block] != NULL_BLOCK
+    }
 
 
 def _by_part(grant: Grant) -> Iterator[tuple[Part, list[_Leased]]]:

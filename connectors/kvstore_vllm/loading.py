@@ -6,6 +6,9 @@ daemon gives the slots to nobody else. Past it, the daemon's answer to `release`
 else is a failure of the *request*: the engine recomputes it. Whatever happens, every load is
 reported exactly once, or its request would wait for ever.
 
+A load may begin while the daemon still reads the last blocks into their slots: each block is copied
+once the daemon says that it is there. Such loads have a thread of their own, because they wait.
+
 A lossy record is its base part. A fine part that is missing is none the less a load; one that is
 wrong is not used, and fails only the request that insists on it.
 """
@@ -16,6 +19,7 @@ import logging
 import queue
 import threading
 import time
+from bisect import bisect_left
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
@@ -23,7 +27,7 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvstore import Client
-from kvstore.model.block import BlockKey, NamespaceId
+from kvstore.model.block import BlockKey, NamespaceId, Ready
 from kvstore.model.errors import CorruptBlock, KVStoreError, Unavailable
 from kvstore_kernels.codec.copies import Decoded, Fine
 from kvstore_vllm.counters import Counters
@@ -33,6 +37,9 @@ if TYPE_CHECKING:
     from kvstore_vllm.pages import Pages
 
 logger = logging.getLogger(__name__)
+
+WINDOW_NBYTES = 4 << 20
+"""Copied at once of what is still coming: what is left to copy when the last byte has come."""
 
 
 class _Copy(NamedTuple):
@@ -44,11 +51,18 @@ class _Copy(NamedTuple):
     checksums: Sequence[int]
     device_blocks: Sequence[int]
     fines: Sequence[Fine | None]
+    blocks: Sequence[int]
 
     def share(self, part: int, parts: int) -> _Copy:
         """Return one of `parts` about equal parts."""
         count = len(self.records)
-        cut = slice(count * part // parts, count * (part + 1) // parts)
+        return self._cut(slice(count * part // parts, count * (part + 1) // parts))
+
+    def between(self, begin: int, end: int) -> _Copy:
+        """Return what belongs to blocks [begin, end) of the prefix."""
+        return self._cut(slice(bisect_left(self.blocks, begin), bisect_left(self.blocks, end)))
+
+    def _cut(self, cut: slice) -> _Copy:
         return _Copy(
             self.group,
             self.keys[cut],
@@ -56,6 +70,7 @@ class _Copy(NamedTuple):
             self.checksums[cut],
             self.device_blocks[cut],
             self.fines[cut],
+            self.blocks[cut],
         )
 
 
@@ -74,8 +89,12 @@ class _Found(NamedTuple):
         )
 
 
+_Item = tuple[LoadOrder, Any] | None
+"""An order, and the point that the engine has reached; None: the thread is to end."""
+
+
 class Loader:
-    """Owns the load thread of one worker."""
+    """Owns the load threads of one worker."""
 
     def __init__(self, client: Client, pages: Pages, *, shard: int, counters: Counters) -> None:
         self._client = client
@@ -85,20 +104,27 @@ class Loader:
         self._helpers = ThreadPoolExecutor(
             max(1, pages.writers - 1), thread_name_prefix="kvstore-load-helper"
         )
-        self._orders: queue.SimpleQueue[tuple[LoadOrder, Any] | None] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[_Item] = queue.SimpleQueue()
+        self._coming: queue.SimpleQueue[_Item] = queue.SimpleQueue()
+        self._copying = threading.Lock()  # pages take no more than `writers` at once
         self._changed = threading.Condition()
         self._pending = 0
         self._loaded: set[str] = set()
         self._failed: set[str] = set()
         self._failed_blocks: set[int] = set()
-        self._thread = threading.Thread(target=self._run, name="kvstore-load", daemon=True)
-        self._thread.start()
+        self._threads = [
+            threading.Thread(target=self._run, args=[orders], name=name, daemon=True)
+            for name, orders in (("kvstore-load", self._orders), ("kvstore-follow", self._coming))
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def put(self, order: LoadOrder) -> None:
         """Queue a load. Bounded by the requests the engine keeps waiting for loads."""
         with self._changed:
             self._pending += 1
-        self._orders.put((order, self._pages.mark()))
+        orders = self._orders if order.ready_blocks is None else self._coming
+        orders.put((order, self._pages.mark()))
 
     def take(self) -> tuple[set[str], set[str]]:
         """Return the requests (loaded, failed) since the last call."""
@@ -124,17 +150,19 @@ class Loader:
 
     def close(self, wait_s: float) -> None:
         self._orders.put(None)
-        self._thread.join(timeout=wait_s)
+        self._coming.put(None)
+        for thread in self._threads:
+            thread.join(timeout=wait_s)
         self._helpers.shutdown(wait=False)
 
-    # The thread -----------------------------------------------------------------------------------
+    # The threads ----------------------------------------------------------------------------------
 
-    def _run(self) -> None:
+    def _run(self, orders: queue.SimpleQueue[_Item]) -> None:
         try:
             self._pages.enter_thread()
         except Exception:  # if it cannot copy, it fails, and reports it
             logger.exception("load=unbound")
-        while (item := self._orders.get()) is not None:
+        while (item := orders.get()) is not None:
             order, after = item
             loaded = False
             try:
@@ -158,12 +186,11 @@ class Loader:
 
     def _load(self, order: LoadOrder, after: Any) -> None:
         """Copy and verify this shard's records. Raises if the result may not be used."""
-        started = time.perf_counter()
         spans = [span for span in order.spans if span.shard == self._shard]
         try:
             self._client.connect()  # this process may not have mapped the arena yet
             self._check(order)
-            found = self._copy(spans, after)
+            found = self._copy(order, spans, after)
             in_time = time.monotonic() < order.deadline
         finally:
             release = self._client.submit(lambda remote: remote.release(order.lease_id))
@@ -179,7 +206,8 @@ class Loader:
             )
         if found.coarse:
             self._note_coarse(order, found.coarse, release)
-        self._count(spans, found, time.perf_counter() - started)
+        self._counters.add(loads_early=int(order.ready_blocks is not None))
+        self._count(spans, found)
 
     def _note_coarse(
         self, order: LoadOrder, keys: list[BlockKey], release: Future[list[bool]]
@@ -192,7 +220,7 @@ class Loader:
         if order.refined:
             raise CorruptBlock(f"{len(keys)} fine parts do not match their records")
 
-    def _count(self, spans: Sequence[LoadSpan], found: _Found, seconds: float) -> None:
+    def _count(self, spans: Sequence[LoadSpan], found: _Found) -> None:
         slots = [slot for span in spans for slot in span.slots]
         fines = [fine.slot for span in spans for fine in span.fines if fine is not None]
         lossy = self._pages.lossy
@@ -207,7 +235,6 @@ class Loader:
             loaded_bytes=sum(slot.nbytes for slot in (*slots, *fines)),
             loaded_lossy_blocks=len(base),
             loaded_base_blocks=len(base) - found.refined,
-            load_seconds=seconds,
         )
 
     def _check(self, order: LoadOrder) -> None:
@@ -219,10 +246,40 @@ class Loader:
         if time.monotonic() >= order.deadline:
             raise Unavailable("the lease ran out before the load began")
 
-    def _copy(self, spans: Sequence[LoadSpan], after: Any) -> _Found:
-        """Copy all records, by as many threads as the pages take."""
+    def _copy(self, order: LoadOrder, spans: Sequence[LoadSpan], after: Any) -> _Found:
+        """Copy all records, each once it is there."""
         # All views at once: from here on the arena stays mapped, whatever the daemon does.
         copies = [self._copy_of(span) for span in spans]
+        if order.ready_blocks is None:
+            return self._share_out(copies, after)
+        blocks = 1 + max((span.blocks[-1] for span in spans if span.blocks), default=-1)
+        step = _window_blocks(spans)
+        found, begin, ready = _Found([], [], 0), 0, order.ready_blocks
+        while ready < blocks:
+            wanted = min(ready + step, blocks)
+            answer = self._ask_for(order, wanted)
+            found = found.and_(self._share_out([c.between(begin, ready) for c in copies], after))
+            begin, ready = ready, _arrived(answer, order, wanted)
+        return found.and_(self._share_out([c.between(begin, blocks) for c in copies], after))
+
+    def _ask_for(self, order: LoadOrder, blocks: int) -> Future[Ready]:
+        wait_s = max(0.0, order.give_up_at - time.monotonic())
+        return self._client.submit(
+            lambda remote: remote.ready(order.lease_id, blocks, wait_s=wait_s)
+        )
+
+    def _share_out(self, copies: Sequence[_Copy], after: Any) -> _Found:
+        """Copy records by as many threads as the pages take."""
+        copies = [copy for copy in copies if copy.records]
+        if not copies:
+            return _Found([], [], 0)
+        started = time.perf_counter()
+        with self._copying:
+            found = self._copy_shares(copies, after)
+        self._counters.add(load_seconds=time.perf_counter() - started)
+        return found
+
+    def _copy_shares(self, copies: Sequence[_Copy], after: Any) -> _Found:
         mine, *others = (
             [copy.share(part, self._pages.writers) for copy in copies]
             for part in range(self._pages.writers)
@@ -244,7 +301,15 @@ class Loader:
             Fine(self._client.view(fine.slot), fine.checksum) if fine is not None else None
             for fine in span.fines or [None] * len(records)
         ]
-        return _Copy(span.group, span.keys, records, span.checksums, span.device_blocks, fines)
+        return _Copy(
+            span.group,
+            span.keys,
+            records,
+            span.checksums,
+            span.device_blocks,
+            fines,
+            span.blocks,
+        )
 
     def _carry_out(self, copies: Sequence[_Copy], after: Any) -> _Found:
         """Copy records, and say what was wrong with them."""
@@ -270,3 +335,24 @@ class Loader:
             self._client.admin.delete(namespace_id, sorted(set(keys)), corrupt=True)
         except KVStoreError as error:
             logger.warning("drop=failed blocks=%d error=%r", len(keys), error)
+
+
+def _window_blocks(spans: Sequence[LoadSpan]) -> int:
+    """Return how many blocks to copy at once of records that are still coming."""
+    sizes = [slot.nbytes for span in spans for slot in span.slots]
+    blocks = len({block for span in spans for block in span.blocks})
+    return max(1, blocks * WINDOW_NBYTES // max(1, sum(sizes)))
+
+
+def _arrived(answer: Future[Ready], order: LoadOrder, wanted: int) -> int:
+    """Return how many blocks are there, once those that are wanted are. Raises Unavailable if they
+    do not come, or not in time."""
+    until = min(order.give_up_at, order.deadline)
+    try:
+        ready = answer.result(max(0.0, until - time.monotonic()))
+    except TimeoutError:
+        answer.cancel()
+        raise Unavailable("the blocks have not come in time") from None
+    if ready.blocks < wanted:
+        raise Unavailable(f"only {ready.blocks} of the blocks have come")
+    return ready.blocks

@@ -55,13 +55,14 @@ class Lookup:
         session_id: str = "",
         refined: bool = False,
         origin: Origin | None = None,
+        early: bool = False,
     ) -> None:
         """Ask for `keys`, of which the engine holds the first `skip_blocks` itself.
 
         recompute_s_per_block: what computing a block takes the engine, 0 while that is unknown.
         session_id: the client's name of the conversation, if it gave one.
         refined: a lossy block without its fine part is a miss. origin: who has the prefix, as the
-        request says.
+        request says. early: the answer may be a lease whose last slots are still read into.
         """
         keys = keys[:KEYS_MAX]
         self.skip_blocks = skip_blocks
@@ -72,6 +73,7 @@ class Lookup:
         self._client = client
         self._readers = readers
         self._asked_at = self.answered_at = time.monotonic()  # answered_at: set with the answer
+        self.give_up_at = self._asked_at + wait_s
 
         async def acquire(remote: AsyncClient) -> Grant:
             namespace_id = await registered(remote, namespace)
@@ -86,6 +88,7 @@ class Lookup:
                 session_id=session_id,
                 refined=refined,
                 origin=origin,
+                early=early,
             )
             self.instance, self.node = remote.instance, remote.node
             return grant

@@ -88,7 +88,8 @@ class FinePart(NamedTuple):
 class LoadSpan:
     """Leased slots of one part, with the device block each is to be copied to.
 
-    fines: the fine part of each, None where there is none; nothing in an exact namespace.
+    fines: the fine part of each, None where there is none; nothing in an exact namespace. blocks:
+    the index of each in the prefix.
     """
 
     group: int
@@ -98,6 +99,7 @@ class LoadSpan:
     checksums: tuple[int, ...]
     device_blocks: tuple[int, ...]
     fines: tuple[FinePart | None, ...] = ()
+    blocks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +112,8 @@ class LoadOrder:
     deadline: time.monotonic() until when the lease is surely held; no copy begins past it.
     refined: the load fails if a fine part is wrong; else the base part alone is used.
     lossy_blocks: the device blocks that will hold what the engine did not compute just so.
+    ready_blocks: the slots of the first so many blocks of the prefix are filled, the others are
+    still read into; None: all are filled. give_up_at: time.monotonic() until when to wait for that.
     """
 
     request_id: str
@@ -122,6 +126,8 @@ class LoadOrder:
     complete: bool
     refined: bool = False
     lossy_blocks: tuple[int, ...] = ()
+    ready_blocks: int | None = None
+    give_up_at: float = 0.0
 
 
 @dataclass(slots=True)

@@ -169,6 +169,7 @@ class SchedulerSide:
             session_id=tracked.hints.session_id,
             refined=tracked.hints.refined,
             origin=tracked.origin,
+            early=not tracked.waits_for_all,
         )
 
     # What to offer --------------------------------------------------------------------------------
@@ -258,14 +259,13 @@ class SchedulerSide:
             assert self._namespace is not None
             order = load_order(tracked, tables, num_external_tokens, self._namespace)
             self._loads.append(order)
-            tracked.loading, tracked.load_begins = True, order.first_block
-            tracked.lossy_blocks = order.lossy_blocks
+            tracked.note_loading(order)
             tracked.lookup = None  # the lease is the workers' now: each of them releases it
         else:
             self._give_up(tracked, late=False)  # not taken, e.g. another connector's hit was longer
 
     def loads_failed(self, request_ids: set[str]) -> None:
-        """Note requests whose load failed: they are recomputed, and not offered a load again."""
+        """Note requests whose load failed: they are recomputed, as far as `Tracked` says."""
         for request_id in request_ids:
             tracked = self._tracked.get(request_id)
             if tracked is not None:

@@ -18,7 +18,7 @@ from kvstore.model.keys import KeyChain, encode_extras
 from kvstore.model.member import Origin
 from kvstore_vllm.hints import NO_HINTS, RequestHints
 from kvstore_vllm.lookup import Lookup
-from kvstore_vllm.metadata import SaveOrder, SaveSpan, engine_groups
+from kvstore_vllm.metadata import LoadOrder, SaveOrder, SaveSpan, engine_groups
 
 Tables = Sequence[Sequence[int]]
 """Per KV cache group the device block of each block of a request; 0 is vLLM's null block."""
@@ -48,6 +48,7 @@ class Tracked:
         self.lookup: Lookup | None = None
         self.asked_until = 0.0  # when the scheduler stops waiting for an answer; 0: not asked yet
         self.load_failed = False
+        self.waits_for_all = False  # of its blocks to be there, before any is loaded
         self.gave_up = False
         self.loading = False
         self.load_begins = NULL_BLOCK  # the first device block that the load writes
@@ -64,6 +65,7 @@ class Tracked:
         self._planned_blocks = 0
         self._stored = [range(0) for _ in groups]
         self._preemptions = 0
+        self._came_until = 0.0  # when what is loaded was to have come; 0: it was all there
         resume_blocks = (request.num_prompt_tokens - 1) // block_tokens
         if self._blocks_max is not None:
             resume_blocks = min(resume_blocks, self._blocks_max)
@@ -89,10 +91,21 @@ class Tracked:
             needed = group.blocks_needed(hit_blocks, self._block_tokens)
             self._stored[index] = range(max(first_block, needed.start), hit_blocks)
 
+    def note_loading(self, order: LoadOrder) -> None:
+        """Note that what is leased is loaded into device blocks of the request."""
+        self.loading, self.load_begins = True, order.first_block
+        self.lossy_blocks = order.lossy_blocks
+        self._came_until = 0.0 if order.ready_blocks is None else order.give_up_at
+
     def note_load_failed(self) -> None:
-        """Expect nothing from the cache any more: what is computed now is saved."""
-        self.load_failed = True
-        self.loading = False
+        """Expect nothing from the cache any more: what is computed now is saved.
+
+        But if it was loaded while it still came, what has come of it is asked for once, within the
+        same time: the rest may have been slower than computing, or wrong.
+        """
+        self.load_failed, self.loading = not self._came_until, False
+        if self._came_until:
+            self.waits_for_all, self.asked_until = True, self._came_until
         self._stored = [range(0) for _ in self._groups]
 
     def admit(self, tables: Tables, *, computed: int, scheduled: int) -> None:

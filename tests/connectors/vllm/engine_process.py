@@ -166,6 +166,11 @@ class Engine:
                 totals["preemptions"] = metric.value
         return totals
 
+    def connected(self) -> bool:
+        """Say whether both halves may ask the daemon."""
+        clients = self._scheduler._client, self._worker.loader._client
+        return all(client.available and client.local for client in clients)
+
     def metrics(self) -> dict[str, float]:
         """Return the connector's counters as Prometheus would see them."""
         return {

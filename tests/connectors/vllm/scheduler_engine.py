@@ -60,6 +60,7 @@ class FakeClient:
         self.instance = "daemon-1"
         self.node = ""
         self.hit_blocks = 0
+        self.ready_blocks: int | None = None  # of an answer that comes early
         self.leased = True
         self.deadline_s = 30.0
         self.error: Exception | None = None
@@ -105,6 +106,7 @@ class FakeClient:
         session_id,
         refined,
         origin,
+        early,
     ):
         self.asked.append(
             SimpleNamespace(
@@ -117,6 +119,7 @@ class FakeClient:
                 refined=refined,
                 origin=origin,
                 wait_s=wait_s,
+                early=early,
             )
         )
         if self.error is not None:
@@ -140,6 +143,7 @@ class FakeClient:
             slots=tuple(slots),
             checksums=tuple(range(len(slots))),
             hit_blocks=hit,
+            ready_blocks=self.ready_blocks if early else None,
         )
 
     async def end_session(self, target):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,7 @@ from kvstore.testing.wait import until
 pytestmark = [pytest.mark.vllm, pytest.mark.fault, pytest.mark.timeout(300)]
 
 BACK_WITHIN_S = 10.0
+HELD_S = 0.3
 
 
 def flip_bits(path: Path) -> None:
@@ -62,6 +65,7 @@ def test_the_engine_survives_all_that_happens_to_the_daemon(start_engine, daemon
     killed_before_a_load(engine, daemon, turn, answer)
     hung_while_bytes_are_awaited(engine, daemon, turn, answer)
     stopped_for_a_while(engine, daemon, turn, answer, other=prompt(320))
+    loaded_while_it_comes(engine, daemon, turn, answer, tmp_path / "reads")
     restarted_on_files_that(flip_bits, engine, daemon, turn, answer)
     restarted_on_files_that(cut_off, engine, daemon, turn, answer)
 
@@ -129,6 +133,56 @@ def stopped_for_a_while(engine, daemon, turn, answer, other):
     finally:
         os.kill(daemon.pid, signal.SIGCONT)
     engine("reset_prefix_cache")
+    loads_again(engine, turn, answer)
+
+
+def loaded_while_it_comes(engine, daemon, turn, answer, gate):
+    """The load begins before the disk has read all of it. Then the rest does not come, or wrong, or
+    the daemon dies, or stands still."""
+    gated = [sys.executable, str(Path(__file__).with_name("gated_daemon.py")), str(gate)]
+    daemon.command = lambda *arguments: [*gated, *arguments]
+    held = gate.with_suffix(".held")
+
+    def from_files() -> None:
+        gate.unlink(missing_ok=True)
+        if daemon.alive:
+            daemon.stop()
+        daemon.start()
+        until(lambda: engine("connected"), BACK_WITHIN_S)
+        engine("reset_prefix_cache")
+
+    def asked_until_held(way: str = "") -> None:
+        from_files()
+        gate.write_text(way)
+        engine.send("generate", prompts=[turn])
+        until(held.exists)
+        held.unlink()
+        time.sleep(HELD_S)  # the engine has its answer, and begins to load
+
+    def not_loaded() -> float:
+        names = ("loads_failed", "lookups_failed", "lookups_late")
+        return sum(engine.counter(name) for name in names)
+
+    early = engine.counter("loads_early")
+    from_files()
+    assert engine.generate(turn) == answer
+    assert engine.counter("loads_early") == early + 1
+    failed, missed = engine.counter("loads_failed"), not_loaded()
+    asked_until_held()
+    daemon.kill()
+    assert engine.receive() == [answer]
+    assert not_loaded() > missed
+    asked_until_held()
+    os.kill(daemon.pid, signal.SIGSTOP)
+    try:
+        assert engine.receive() == [answer]
+    finally:
+        os.kill(daemon.pid, signal.SIGCONT)
+    asked_until_held("damage")
+    assert engine.receive() == [answer]
+    assert engine.counter("loads_failed") > failed
+    del daemon.command
+    from_files()
     loads_again(engine, turn, answer)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import queue
 import threading
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from kvstore import (
     Slot,
     checksum,
 )
+from kvstore.model.block import Ready
 from kvstore_kernels.codec.copies import Decoded
 from kvstore_vllm.metadata import LossySizes
 from kvstore_vllm.prefill import HostEvent
@@ -102,14 +104,30 @@ class FakeClient:
         self.held = True
         self.error: Exception | None = None
         self.existing = 0
+        self.arrivals: queue.SimpleQueue[Ready | Exception] = queue.SimpleQueue()
+        self.waited_for: list[int] = []
 
     def submit(self, make):
         future: Future = Future()
+        remote = Remote(self)
         try:
-            future.set_result(asyncio.run(make(Remote(self))))
+            found = asyncio.run(make(remote))
+            if remote.waits:
+                threading.Thread(target=self._deliver, args=[future]).start()
+            else:
+                future.set_result(found)
         except Exception as error:
             future.set_exception(error)
         return future
+
+    def _deliver(self, future):
+        arrival = self.arrivals.get()
+        if future.cancelled():
+            return
+        if isinstance(arrival, Exception):
+            future.set_exception(arrival)
+        else:
+            future.set_result(arrival)
 
     def connect(self):
         if self.error:
@@ -135,6 +153,11 @@ class FakeClient:
 class Remote:
     def __init__(self, client: FakeClient) -> None:
         self._client = client
+        self.waits = False
+
+    async def ready(self, lease_id, blocks, *, wait_s):
+        self._client.waited_for.append(blocks)
+        self.waits = True
 
     def namespace(self, namespace_id): ...
 
