@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -48,7 +48,12 @@ class Alone:
 
     def wait_for_others(self, engine: Engine) -> None:
         """Wait until no engine but this one spins."""
-        if self._asked is not engine and self._spins:
+        if self._asked is not engine:
+            self.wait_for_all()
+
+    def wait_for_all(self) -> None:
+        """Wait until no engine spins."""
+        if self._spins:
             time.sleep(max(0.0, self._answered_s + SPIN_S - time.monotonic()))
 
     def note(self, engine: Engine) -> None:
@@ -68,12 +73,20 @@ class Asker:
         self._book = book
         self._alone = Alone(spins=spins)
 
-    def repeat(self, title: str, turns: Sequence[Turn], *sides: Side, passes: int = PASSES) -> None:
+    def repeat(
+        self,
+        title: str,
+        turns: Sequence[Turn],
+        *sides: Side,
+        passes: int = PASSES,
+        after_pass: Callable[[], None] = lambda: None,
+    ) -> None:
         """Ask every side the turns, in several passes; answers matter in the first."""
         for number in range(passes):
             asked = [replace(side, answer_tokens=1) for side in sides] if number else sides
             order = asked[::-1] if number % 2 else asked
             self.ask(f"{title}, {number + 1} of {passes}", turns, *order)
+            after_pass()
 
     def ask(
         self,
@@ -106,6 +119,10 @@ class Asker:
     def alone(self, engine: Engine, prompt: Sequence[int], answer_tokens: int) -> Reply:
         """Ask when no other engine spins any more."""
         return self._alone.ask(engine, prompt, answer_tokens)
+
+    def wait_for_all(self) -> None:
+        """Wait until no engine spins any more."""
+        self._alone.wait_for_all()
 
     def warm_up(self, *engines: Engine) -> None:
         """Let each engine make its buffers, on a prompt that is a prefix of no other."""

@@ -27,11 +27,13 @@ class Sample:
 
 @dataclass(slots=True)
 class Book:
-    """answers: the recorded ones, that every history is made of. counts: by phase."""
+    """answers: the recorded ones, that every history is made of. counts: by phase. disk_s: times of
+    plain direct reads of as many bytes as a resumed turn loads, after each pass off the disk."""
 
     answers: dict[Turn, Tokens] = field(default_factory=dict)
     samples: list[Sample] = field(default_factory=list)
     counts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    disk_s: list[float] = field(default_factory=list)
 
     def add(self, phase: str, turn: Turn, reply: Reply) -> None:
         """Write down one answer."""

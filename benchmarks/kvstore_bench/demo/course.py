@@ -26,8 +26,9 @@ engines repeat some of it in float32 (`exact`). At last three engines compare th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from kvstore.model.block import PAGE_NBYTES
@@ -35,6 +36,7 @@ from kvstore_bench.demo import forms
 from kvstore_bench.demo.asker import Asker, Side
 from kvstore_bench.demo.book import RESUMED, Book
 from kvstore_bench.demo.daemon import Daemon
+from kvstore_bench.demo.disk import PlainReads
 from kvstore_bench.demo.engine import (
     BLOCK_TOKENS,
     CHUNK_TOKENS,
@@ -53,6 +55,7 @@ DEVICE_TOKENS = 1  # answers that are not even compared
 FRESH_TOKENS = 4
 EXACT_CONVERSATIONS = 4
 EXACT_TOKENS = 16
+DISK_READS = 8  # after each pass
 MIB = 1 << 20
 
 
@@ -146,7 +149,7 @@ class Course:
                 "flush, then SIGKILL to the engines with the connector and the daemon"
             )
             daemon, cached = self._kill_and_restart(daemon, [cached, *replicas], cached_spec)
-            self._again("restart", cached, roomy, daemon)
+            self._again("restart", cached, roomy, daemon, after_pass=partial(self._disk, cached))
         if "exact" in self.plan.phases and self.plan.dtype != "float32":
             for engine in (cached, roomy, *replicas):
                 engine.child.stop()
@@ -187,7 +190,14 @@ class Course:
             }
             self.pairs.append((ttft_s["cached"], ttft_s["roomy"]))
 
-    def _again(self, phase: str, engine: Engine, roomy: Engine, daemon: Daemon) -> None:
+    def _again(
+        self,
+        phase: str,
+        engine: Engine,
+        roomy: Engine,
+        daemon: Daemon,
+        after_pass: Callable[[], None] = lambda: None,
+    ) -> None:
         """Ask the resumed turns again, beside hits in the engine that has room for everything."""
         sides = [Side(phase, engine)]
         if "device" in self.plan.phases:
@@ -196,7 +206,20 @@ class Course:
             self.book.counting(phase, engine, daemon),
             self.book.counting(f"device_{phase}", roomy),
         ):
-            self.asker.repeat(f"resumed turns, {phase}", self._resumed, *sides)
+            title = f"resumed turns, {phase}"
+            self.asker.repeat(title, self._resumed, *sides, after_pass=after_pass)
+
+    def _disk(self, engine: Engine) -> None:
+        """Time plain reads of what a resumed turn of the engine has loaded."""
+        counters = engine.counters()
+        loads, nbytes = (
+            sum(value for (name, _), value in counters.items() if name == f"vllm:kvstore_{what}")
+            for what in ("loads_total", "loaded_bytes_total")
+        )
+        if loads:
+            self.asker.wait_for_all()
+            reads = PlainReads(self.stage.store)
+            self.book.disk_s += [reads.seconds(int(nbytes / loads)) for _ in range(DISK_READS)]
 
     def _fill(self, roomy: Engine) -> None:
         """Make the roomy engine compute every last turn, which holds the turns before it."""

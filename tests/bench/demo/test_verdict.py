@@ -1,8 +1,14 @@
 """What counts as passed."""
 
+import os
+from itertools import islice
+from pathlib import Path
+
 import pytest
 
+from kvstore.model.errors import Unavailable
 from kvstore_bench.demo.book import Book
+from kvstore_bench.demo.disk import PIECE_NBYTES, PlainReads
 from kvstore_bench.demo.engine import Reply
 from kvstore_bench.demo.verdict import (
     LIMITS,
@@ -33,6 +39,25 @@ def test_ratios_are_of_the_phase_and_the_turns_without_connector() -> None:
     assert numbers["ttft_ratio_dram"] == 0.1
     assert numbers["ttft_vs_device_hit_dram"] == 1.25
     assert numbers["ttft_ratio_restart"] is None
+
+
+def test_what_a_restart_costs_is_compared_with_plain_reads_of_its_bytes() -> None:
+    book = book_with(none=10.0, restart=1.0, device_restart=0.7)
+    assert headline(book, PAIRS, 0, 0)["restart_extra_vs_disk"] is None
+    book.disk_s += [0.1, 0.2, 9.0]
+    assert headline(book, PAIRS, 0, 0)["restart_extra_vs_disk"] == pytest.approx(1.5)
+
+
+def test_plain_reads_are_of_what_files_hold(tmp_path: Path) -> None:
+    with pytest.raises(Unavailable):
+        PlainReads(tmp_path)
+    with (tmp_path / "a.segment").open("wb") as file:
+        file.write(os.urandom(2 * PIECE_NBYTES))
+        file.truncate(64 * PIECE_NBYTES)
+    reads = PlainReads(tmp_path)
+    assert {offset for _, offset in islice(reads._pieces, 9)} == {0, PIECE_NBYTES}
+    assert reads.seconds(PIECE_NBYTES // 2) > 0
+    assert reads.seconds(5 * PIECE_NBYTES) > 0
 
 
 def test_phases_that_did_not_run_are_not_judged() -> None:
