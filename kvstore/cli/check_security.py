@@ -14,6 +14,7 @@ from kvstore.model.errors import ConfigError
 from kvstore.server.audit import key_path_of
 from kvstore.settings import Settings
 from kvstore.system.pem import read_authorities, read_pair
+from kvstore.system.private_files import is_open_to_others
 from kvstore.system.token_file import read_tokens
 
 ENDS_SOON_S = 7 * 86400.0
@@ -102,10 +103,11 @@ def _tokens(path: Path) -> Finding:
 
 def _private(about: str, path: Path) -> Finding:
     try:
-        mode = stat.S_IMODE(os.stat(path).st_mode)
+        status = os.stat(path)
     except OSError as error:
         return wrong(about, f"{path}: {error.strerror}", "see the settings")
-    if mode & 0o077:
+    mode = stat.S_IMODE(status.st_mode)
+    if is_open_to_others(status):
         return wrong(about, f"{path}: mode {mode:04o}: others may read it", f"chmod 600 {path}")
     return ok(about, f"{path}: mode {mode:04o}")
 

@@ -26,16 +26,19 @@ def reach(stats: dict[str, Any]) -> list[Finding]:
     return [
         _socket(addresses["socket"]),
         _tcp(addresses["tcp"], guard),
-        _metrics(addresses["metrics"]),
+        _metrics(addresses["metrics"], is_open=addresses.get("metrics_open", False)),
     ]
 
 
 def reach_of(settings: Settings) -> list[Finding]:
     """Say who could ask a daemon with these settings, other than by its unix socket."""
     guard = {"tls": bool(settings.tls.cert), "asks_who": has_credentials(settings)}
+    server = settings.server
     return [
-        _tcp(settings.server.listen if listen_address(settings) else "", guard),
-        _metrics(settings.server.metrics_listen if metrics_address(settings) else ""),
+        _tcp(server.listen if listen_address(settings) else "", guard),
+        _metrics(
+            server.metrics_listen if metrics_address(settings) else "", is_open=server.metrics_open
+        ),
     ]
 
 
@@ -67,9 +70,12 @@ def _tcp(address: str, guard: dict[str, bool]) -> Finding:
     )
 
 
-def _metrics(address: str) -> Finding:
+def _metrics(address: str, *, is_open: bool) -> Finding:
     if not address:
         return ok("metrics", "off")
     if not is_loopback(address.rpartition(":")[0].strip("[]")):
+        if is_open:
+            text = f"{address} is open: everybody who reaches it may read counts, sizes and times"
+            return note("metrics", text, "let a NetworkPolicy or a firewall say who reaches it")
         return ok("metrics", f"{address}, over TLS: /metrics takes the role operator")
     return ok("metrics", f"{address}: every user of this host may read counts, sizes and times")

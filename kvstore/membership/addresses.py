@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import threading
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from kvstore.settings import parse_address
 from kvstore.settings.cluster import ADDRESSES_MAX
+from kvstore.system.detached import in_detached_thread
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class Addresses:
         if not self._names:
             return
         if self._asking is None:
-            self._asking = _in_thread(self._ask)
+            self._asking = in_detached_thread(self._ask, name="kvstore-resolve")
         done, _ = await asyncio.wait([self._asking], timeout=RESOLVE_S)
         if not done:  # it goes on; nobody asks a resolver that hangs a second time
             self._note(dict.fromkeys(self._names))
@@ -82,25 +82,3 @@ class Addresses:
         except (OSError, UnicodeError):  # the latter of a label that IDNA refuses
             return None
         return [f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}" for ip in sorted(set(found))]
-
-
-def _in_thread(
-    ask: Callable[[], dict[str, list[str] | None]],
-) -> asyncio.Future[dict[str, list[str] | None]]:
-    """Run `ask` in a thread that a process which ends does not wait for."""
-    loop = asyncio.get_running_loop()
-    answer: asyncio.Future[dict[str, list[str] | None]] = loop.create_future()
-
-    def tell(found: dict[str, list[str] | None]) -> None:
-        if not answer.done():
-            answer.set_result(found)
-
-    def run() -> None:
-        found = ask()
-        try:
-            loop.call_soon_threadsafe(tell, found)
-        except RuntimeError:  # the loop was closed meanwhile
-            pass
-
-    threading.Thread(target=run, name="kvstore-resolve", daemon=True).start()
-    return answer

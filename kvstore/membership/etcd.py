@@ -23,6 +23,7 @@ from kvstore.membership.etcd_calls import EtcdCalls
 from kvstore.membership.etcd_deletes import EtcdDeletes
 from kvstore.membership.etcd_entries import Entries
 from kvstore.membership.held import Held
+from kvstore.membership.outage import Outage
 from kvstore.membership.registration import Registration
 from kvstore.membership.roster import Roster
 from kvstore.membership.state_files import LastMembers
@@ -58,6 +59,7 @@ class EtcdMembership:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._now = now
+        self._outage = Outage("etcd", now)
         self._task_failed = failed
         self._begin, self._end = _keys(settings.fleet)
         self._calls = EtcdCalls(settings.endpoints, Access(settings))
@@ -67,9 +69,6 @@ class EtcdMembership:
         days = settings.deletes_kept
         self._fleet, self._kept_s = settings.fleet, days * DAY_S
         self._tasks: list[asyncio.Task[None]] = []
-        self._away_since: float | None = None
-        self._returned_at = float("-inf")
-        self._error = ""  # why it is away
         self._refused = ""  # why this daemon is not registered although it is not
         self._renew_now = asyncio.Event()
         self._watch: asyncio.Task[None] | None = None
@@ -81,13 +80,13 @@ class EtcdMembership:
 
     async def join(self, member: Member) -> None:
         self._registration.own = member
-        self._away_since = self._now()  # until a list says otherwise
+        self._outage.begin()  # until a list says otherwise
         self._roster.change(put=[m for m in await self._roster.load() if m.node != member.node])
         try:
             await self._registration.claim()
             await self._list()
         except Unavailable as error:
-            self._lost(error)
+            self._outage.lost(error)
         except BaseException:
             await self._registration.end()
             await self._calls.close()
@@ -119,7 +118,7 @@ class EtcdMembership:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._away_since is None:
+        if self.away_s is None:
             await self._registration.end()
         await self._roster.save()
         await self._calls.close()
@@ -135,7 +134,7 @@ class EtcdMembership:
 
     @property
     def away_s(self) -> float | None:
-        return None if self._away_since is None else self._now() - self._away_since
+        return self._outage.away_s
 
     def stats(self) -> dict[str, Any]:
         return {
@@ -144,7 +143,7 @@ class EtcdMembership:
             "endpoint": self._calls.endpoint,
             "registered": self._registration.lease != 0,
             "away_s": self.away_s,
-            "error": self._error or self._refused,
+            "error": self._outage.error or self._refused,
             "held": sorted(self._held.nodes),
             "bad_entries": len(self._entries.bad),
             "left_out": self._roster.left_out,
@@ -166,7 +165,7 @@ class EtcdMembership:
                     logger.error("member=refused error=%s", error)
                 self._refused = str(error)
             except (Unavailable, ConfigError) as error:
-                self._lost(error)
+                self._outage.lost(error)
                 pause_s = RETRY_S
                 continue
             else:
@@ -186,7 +185,7 @@ class EtcdMembership:
             try:
                 revision = await self._list()
             except (Unavailable, ConfigError) as error:
-                self._lost(error)
+                self._outage.lost(error)
                 await asyncio.sleep(RETRY_S)
                 continue
             began = self._now()
@@ -196,7 +195,7 @@ class EtcdMembership:
                 await asyncio.wait([self._watch])
                 self._watch.cancelled() or self._watch.result()
             except KVStoreError as error:
-                self._lost(error)
+                self._outage.lost(error)
             finally:
                 self._watch.cancel()
                 self._watch = None
@@ -215,7 +214,7 @@ class EtcdMembership:
         if not right:
             self._look_at_own_key()
         if not right or reply.header.revision < self._revision:  # emptied, and nobody noticed
-            self._returned_at = self._now()
+            self._outage.doubt()
         self._revision = reply.header.revision
         self._take(there, gone=[node for node in self._roster.members if node not in there])
         return reply.header.revision
@@ -246,7 +245,7 @@ class EtcdMembership:
     def _take(self, there: Mapping[NodeId, Member], *, gone: Sequence[NodeId]) -> None:
         """Note who is there, and who is not any more."""
         self._held.release(there)
-        if self._is_shielded():
+        if self._outage.shields(self._registration.ttl_s):  # nobody may have been able to renew
             self._held.hold(gone)
         held = self._held.nodes
         gone = [node for node in gone if node not in held]
@@ -254,27 +253,12 @@ class EtcdMembership:
 
     # ---- etcd comes and goes -----------------------------------------------------------------
 
-    def _is_shielded(self) -> bool:
-        """Whether a key that is gone may be one that nobody was able to renew."""
-        since_s = self._now() - self._returned_at
-        return self._away_since is not None or since_s <= self._registration.ttl_s
-
-    def _lost(self, error: KVStoreError) -> None:
-        if self._away_since is None:
-            self._away_since = self._now()
-        if not self._error:
-            logger.warning("etcd=away error=%s", error)
-        self._error = str(error)
-
     def _reached(self) -> None:
-        if self._away_since is not None:
-            logger.info("etcd=answers after_s=%.1f", self._now() - self._away_since)
-            self._away_since, self._returned_at = None, self._now()
+        if self._outage.reached():
             self._renew_now.set()
             self._end_watch()  # it may be silent for ever
         elif self._watched != self._calls.endpoint:
             self._end_watch()
-        self._error = ""
 
     def _end_watch(self) -> None:
         if self._watch is not None:
@@ -293,7 +277,8 @@ def _keys(fleet: str) -> tuple[bytes, bytes]:
 
 async def _set_within(event: asyncio.Event, timeout_s: float) -> bool:
     try:
-        await asyncio.wait_for(event.wait(), timeout_s)
+        async with asyncio.timeout(timeout_s):  # wait_for may lose a cancellation
+            await event.wait()
     except TimeoutError:
         return False
     return True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from kvstore.settings import ClusterSettings, parse_address
 from kvstore.settings.values import is_loopback
 from kvstore.system.file_watch import Watched
 from kvstore.system.pem import read_authorities, read_pair
+from kvstore.system.private_files import is_open_to_others
 
 PASSWORD_NBYTES_MAX = 4096
 DETAILS_CHARS_MAX = 300
@@ -89,7 +89,7 @@ class Access:
                 data = file.read(PASSWORD_NBYTES_MAX + 1)
         except OSError as error:
             raise ConfigError(f"{key}={path}: cannot be read: {error.strerror}") from error
-        if stat.S_IMODE(status.st_mode) & 0o077:
+        if is_open_to_others(status):
             raise ConfigError(f"{key}={path}: others may read or write it: chmod 600 {path}")
         if not 0 < len(data.strip()) <= PASSWORD_NBYTES_MAX:
             raise ConfigError(

@@ -19,7 +19,7 @@ def open_membership(
 ) -> Membership:
     """Return the driver of cluster.membership, to be joined. Raises ConfigError.
 
-    hello and ping: how this daemon asks others; a driver uses one of them. failed: told the name of
+    hello and ping: how this daemon asks others. failed: told the name of
     a background task that met a bug.
     """
     cluster = settings.cluster
@@ -33,4 +33,16 @@ def open_membership(
         from kvstore.membership.etcd import EtcdMembership
 
         return EtcdMembership(cluster, ping=ping, last=last, failed=failed)
+    if cluster.membership == "kubernetes":
+        from kvstore.membership.kubernetes import KubernetesMembership
+        from kvstore.membership.kubernetes_account import own_account
+
+        return KubernetesMembership(
+            own_account(),
+            cluster.kubernetes_service,
+            hello=hello,
+            ping=ping,
+            last=last,
+            failed=failed,
+        )
     raise ConfigError(f"cluster.membership={cluster.membership}: there is no driver for it")

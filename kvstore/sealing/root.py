@@ -28,6 +28,7 @@ from typing import Protocol
 
 from kvstore.model.errors import ConfigError
 from kvstore.sealing.secret import KEY_NBYTES, Secret
+from kvstore.system.private_files import is_open_to_others
 
 COMMAND_S = 10.0
 FILE_NBYTES_MAX = 4096
@@ -173,7 +174,7 @@ def _unless_constant(key: bytes) -> bytes | None:
 def _file_problem(status: os.stat_result) -> str:
     if not stat.S_ISREG(status.st_mode):
         return "is no file"
-    if status.st_mode & 0o077:
+    if is_open_to_others(status):
         return f"has mode {stat.S_IMODE(status.st_mode):04o}: chmod 0400 it, for it is a root key"
     if status.st_uid not in (os.geteuid(), 0):
         return f"belongs to user {status.st_uid}: chown it to the daemon's user"

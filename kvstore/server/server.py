@@ -313,7 +313,11 @@ class Server:
             "tcp": self._tcp.address(),
             "tcp_guard": self._access.guard(),
             "metrics": f"{metrics_host}:{self.metrics_port}" if self.metrics_port else "",
+            "metrics_open": self._settings.metrics_open,
         }
+
+    def _metrics_open(self, host: str) -> bool:
+        return is_loopback(host) or self._settings.metrics_open
 
     def _open_metrics(self, stack: contextlib.AsyncExitStack) -> None:
         address = metrics_address(self._config.settings)
@@ -328,7 +332,7 @@ class Server:
                 not_alive=self._health.not_alive,
                 not_ready=self._health.not_ready,
                 tls=certificates.http_context if certificates else None,
-                check=None if is_loopback(address[0]) else self._check_metrics,
+                check=None if self._metrics_open(address[0]) else self._check_metrics,
             )
         except OSError as error:
             raise ConfigError(

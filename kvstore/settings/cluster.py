@@ -14,10 +14,11 @@ from kvstore.settings.values import is_loopback, is_path, parse_listen
 if TYPE_CHECKING:
     from kvstore.settings.sections import Settings
 
-MEMBERSHIPS = ("none", "static", "etcd")
+MEMBERSHIPS = ("none", "static", "etcd", "kubernetes")
 BULKS = ("sealed", "clear")
 ADDRESSES_MAX = 1024
 VIEW_BYTES_MIN = MIB
+_SERVICE = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")  # RFC 1035
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\]")
 
 
@@ -26,8 +27,8 @@ class ClusterSettings:
     """Daemons of other hosts. A prefix that this host lacks is read from one that has it."""
 
     membership: str = setting(
-        "Who says which daemons there are: none (this host is alone), static (cluster.static) "
-        "or etcd (cluster.etcd).",
+        "Who says which daemons there are: none (this host is alone), static (cluster.static), "
+        "etcd (cluster.etcd) or kubernetes (cluster.kubernetes_service).",
         "none",
     )
     fleet: str = setting(
@@ -46,6 +47,12 @@ class ClusterSettings:
     static: str | tuple[str, ...] = setting(
         "For static: addresses of daemons, HOST:PORT, or dns:NAME:PORT for all addresses of a "
         "name, which is resolved again every 15 s. This daemon may be among them.",
+        "",
+    )
+    kubernetes_service: str = setting(
+        "For kubernetes: name of the headless Service whose ready pods are the daemons; its port "
+        "`peer` is cluster.listen's. It is in this pod's namespace. The pod's service account "
+        "needs to list and watch endpointslices.",
         "",
     )
     etcd: str | tuple[str, ...] = setting(
@@ -168,6 +175,9 @@ def check_cluster(settings: Settings) -> None:
             check_fleet_name(name)
         except InvalidRequest as error:
             raise ConfigError(f"{key}: {error}") from error
+    service = cluster.kubernetes_service
+    if service and not _SERVICE.fullmatch(service):
+        raise ConfigError(f"cluster.kubernetes_service={service[:200]!r} is no name of a Service")
     _check_files(cluster)
     peer_listen_address(cluster)
     if cluster.address:
@@ -202,14 +212,18 @@ def _check_endpoint(text: str) -> None:
 
 def _check_membership(settings: Settings) -> None:
     cluster = settings.cluster
-    needed = {"static": cluster.addresses, "etcd": cluster.endpoints}[cluster.membership]
+    name, needed = {
+        "static": ("static", cluster.addresses),
+        "etcd": ("etcd", cluster.endpoints),
+        "kubernetes": ("kubernetes_service", _several(cluster.kubernetes_service)),
+    }[cluster.membership]
     if not needed:
         raise ConfigError(
-            f"cluster.membership={cluster.membership}: set cluster.{cluster.membership} to where "
-            "the others, or etcd, are"
+            f"cluster.membership={cluster.membership}: set cluster.{name} to where the others, or "
+            "who knows them, are"
         )
     if len(needed) > ADDRESSES_MAX:
-        raise ConfigError(f"cluster.{cluster.membership} names more than {ADDRESSES_MAX}")
+        raise ConfigError(f"cluster.{name} names more than {ADDRESSES_MAX}")
     if not cluster.listen:
         raise ConfigError(
             f"cluster.membership={cluster.membership} needs an address for the other daemons: set "

@@ -57,8 +57,15 @@ class ServerSettings:
         'takes a free port, "" switches it off. On loopback every user of this host may '
         "read counts, sizes, times and directories there, but no keys and no prompts. "
         "Beyond loopback it needs tls.cert and credentials, and /metrics a credential of "
-        "the role operator, or admin of several tenants. With tls.cert it is HTTPS.",
+        "the role operator, or admin of several tenants. With tls.cert it is HTTPS. Or else "
+        "it needs server.metrics_open.",
         "127.0.0.1:7701",
+    )
+    metrics_open: bool = setting(
+        "Allow server.metrics_listen beyond loopback without TLS and credentials: everybody "
+        "who reaches it may read counts, sizes, times and directories. For networks that "
+        "keep others away, such as a pod's behind a NetworkPolicy.",
+        False,
     )
     traces_endpoint: str = setting(
         "OTLP over HTTP address that receives a span for each call, e.g. "

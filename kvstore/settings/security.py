@@ -74,7 +74,10 @@ def listen_address(settings: Settings) -> tuple[str, int] | None:
 
 def metrics_address(settings: Settings) -> tuple[str, int] | None:
     """Return (host, port) of server.metrics_listen, None for "". Raises ConfigError."""
-    return _address(settings, "server.metrics_listen", settings.server.metrics_listen)
+    server = settings.server
+    if server.metrics_open:
+        return parse_listen("server.metrics_listen", server.metrics_listen, loopback_only=False)
+    return _address(settings, "server.metrics_listen", server.metrics_listen)
 
 
 def _address(settings: Settings, key: str, text: str) -> tuple[str, int] | None:
@@ -117,6 +120,11 @@ def check_security(settings: Settings) -> None:
 def _check_listen(settings: Settings) -> None:
     server = settings.server
     metrics_address(settings)
+    if server.metrics_open and has_credentials(settings):
+        raise ConfigError(
+            "server.metrics_open=true lets everybody read /metrics without credentials, and there "
+            "are some: leave it out"
+        )
     if listen_address(settings) is None:
         return
     if has_credentials(settings):

@@ -14,7 +14,6 @@ import hashlib
 import hmac
 import os
 import secrets
-import stat
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -23,6 +22,7 @@ import msgspec
 
 from kvstore.model.errors import ConfigError, InvalidRequest
 from kvstore.model.tenant import Role, check_tenant_name, role_of
+from kvstore.system.private_files import is_open_to_others
 
 KIND = "kvs1"
 ID_CHARS = 12
@@ -175,7 +175,7 @@ def _digest(text: str) -> bytes:
 
 
 def _check_private(path: Path, status: os.stat_result) -> None:
-    if stat.S_IMODE(status.st_mode) & 0o077:
+    if is_open_to_others(status):
         raise ConfigError(f"{path}: others may read or write it: chmod 600 {path}")
     if status.st_uid not in (os.geteuid(), 0):
         raise ConfigError(f"{path}: it belongs to user {status.st_uid}: chown it to your own")

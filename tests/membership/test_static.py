@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.membership import LastMembers, Membership
+from kvstore.membership import LastMembers, Membership, asking
 from kvstore.membership import static as driver
 from kvstore.membership.static import StaticMembership
 from kvstore.model.member import Member, NodeId
@@ -25,8 +25,9 @@ SOON_S = 0.05
 @pytest.fixture(autouse=True)
 def _hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ask often: the tests wait for what a daemon learns in seconds."""
-    for name in ("ASK_EVERY_S", "ASK_AGAIN_S", "RESOLVE_EVERY_S"):
-        monkeypatch.setattr(driver, name, SOON_S)
+    monkeypatch.setattr(driver, "RESOLVE_EVERY_S", SOON_S)
+    for name in ("ASK_EVERY_S", "ASK_AGAIN_S"):
+        monkeypatch.setattr(asking, name, SOON_S)
 
 
 class TestContract(MembershipContract):
@@ -158,8 +159,8 @@ def test_what_answers_nothing_or_rubbish_is_no_member() -> None:
 
 
 def test_nobody_waits_for_an_address_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver, "FIRST_ROUND_S", 0.2)
-    monkeypatch.setattr(driver, "ASKED_AT_ONCE", 2)
+    monkeypatch.setattr(asking, "FIRST_ROUND_S", 0.2)
+    monkeypatch.setattr(asking, "ASKED_AT_ONCE", 2)
 
     async def test(answering: Answering) -> None:
         asked: list[str] = []
