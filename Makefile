@@ -1,7 +1,7 @@
 # Every command a developer or CI runs. `make` alone lists them.
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-demo demo demo-native slowed test test-fast test-vllm-matrix soak
-.PHONY: gpu gpu-site faults hostile torture sim fuzz check fmt proto dashboard man docs clean
+.PHONY: gpu gpu-site faults hostile torture sim fuzz check fmt proto dashboard helm helm-dry-run man docs clean
 .SILENT:
 
 BIN := .venv/bin
@@ -135,6 +135,13 @@ proto: setup ## generate the code in kvstore/rpc from the .proto files
 
 dashboard: setup ## write the Grafana dashboard from the metric names
 	$(BIN)/python dashboards/generate.py
+
+helm: setup ## lint, render and validate the chart with every file of helm/tests; writes build/helm.json
+	$(BIN)/python helm/generate.py
+	$(BIN)/python -m tests.helm.check --json build/helm.json
+
+helm-dry-run: setup ## let the API server of your kubeconfig judge the chart; changes nothing there
+	$(BIN)/python -m tests.helm.dry_run $(ARGS)
 
 man: setup ## write a man page for each command into build/man
 	$(BIN)/python -m kvstore man build/man

@@ -27,7 +27,7 @@ from kvstore.testing.ports import free_ports
 from tests.tls import Authority
 
 kmock = pytest.importorskip("kmock")
-from kvstore.testing.kubernetes import SERVICE, Cluster, cluster, slice_of  # noqa: E402
+from tests.membership.api_server import SERVICE, Cluster, cluster, slice_of  # noqa: E402
 
 SOON_S = 0.05
 SETTLE_S = 20.0
