@@ -3,7 +3,7 @@
 #   docker build -t kvstore .                          the daemon
 #   docker build -t kvstore-vllm --target vllm .       vLLM with the connector, from $VLLM_IMAGE
 #
-# deploy/compose.yaml runs the two together.
+# deploy/compose.yaml runs the two together on one host, helm/kvstore on Kubernetes.
 ARG PYTHON_IMAGE=python:3.12-slim
 ARG VLLM_IMAGE=vllm/vllm-openai:v0.32.0
 
@@ -25,8 +25,9 @@ ENV HOME=/models
 USER kvstore
 
 FROM ${PYTHON_IMAGE} AS daemon
-# For more: --build-arg EXTRAS=[object,otel]
-ARG EXTRAS=[object]
+# security: daemons that show each other certificates seal records with it. For more:
+# --build-arg EXTRAS=[object,security,otel]
+ARG EXTRAS=[object,security]
 COPY --from=wheel /dist /tmp/dist
 RUN pip install --no-cache-dir "$(ls /tmp/dist/*.whl)${EXTRAS}" && rm -r /tmp/dist \
  && useradd --system --uid 10001 --home-dir /var/lib/kvstore --shell /usr/sbin/nologin kvstore \

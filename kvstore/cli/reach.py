@@ -26,7 +26,7 @@ def reach(stats: dict[str, Any]) -> list[Finding]:
     return [
         _socket(addresses["socket"]),
         _tcp(addresses["tcp"], guard),
-        _metrics(addresses["metrics"], is_open=addresses.get("metrics_open", False)),
+        _metrics(addresses["metrics"], is_open=guard.get("metrics_open", False)),
     ]
 
 

@@ -45,6 +45,7 @@ class TcpAccess:
     ) -> None:
         """reloaded: is told what file was read again, and "ok" or why not; by any thread.
         certified: see `CertifiedNames`. Raises ConfigError."""
+        self._metrics_open = settings.server.metrics_open
         self._tokens: TokenFile | None = None
         self.certificates: Certificates | None = None
         if settings.tls.cert:
@@ -71,6 +72,7 @@ class TcpAccess:
         return {
             "tls": self.certificates is not None,
             "asks_who": self._credentials is not None,
+            "metrics_open": self._metrics_open,
         }
 
     @property

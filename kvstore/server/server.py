@@ -35,7 +35,7 @@ from kvstore.server.tenant_admin import TenantAdmin
 from kvstore.server.tenant_report import TenantCollector, TenantReport
 from kvstore.server.tenant_sockets import Access
 from kvstore.server.tracing import Tracing
-from kvstore.settings import is_loopback, metrics_address
+from kvstore.settings import metrics_address, metrics_are_open
 from kvstore.store.live_settings import LiveSettings
 from kvstore.store.tenants import Tenant, Tenants
 from kvstore.system.background import keep_running
@@ -313,11 +313,7 @@ class Server:
             "tcp": self._tcp.address(),
             "tcp_guard": self._access.guard(),
             "metrics": f"{metrics_host}:{self.metrics_port}" if self.metrics_port else "",
-            "metrics_open": self._settings.metrics_open,
         }
-
-    def _metrics_open(self, host: str) -> bool:
-        return is_loopback(host) or self._settings.metrics_open
 
     def _open_metrics(self, stack: contextlib.AsyncExitStack) -> None:
         address = metrics_address(self._config.settings)
@@ -332,7 +328,7 @@ class Server:
                 not_alive=self._health.not_alive,
                 not_ready=self._health.not_ready,
                 tls=certificates.http_context if certificates else None,
-                check=None if self._metrics_open(address[0]) else self._check_metrics,
+                check=None if metrics_are_open(self._config.settings) else self._check_metrics,
             )
         except OSError as error:
             raise ConfigError(

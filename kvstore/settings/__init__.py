@@ -28,6 +28,7 @@ from kvstore.settings.security import (
     has_credentials,
     listen_address,
     metrics_address,
+    metrics_are_open,
 )
 from kvstore.settings.tenants import TenantSettings
 from kvstore.settings.values import is_loopback, parse_listen, parse_size
@@ -60,6 +61,7 @@ __all__ = [
     "live_part",
     "load_settings",
     "metrics_address",
+    "metrics_are_open",
     "overridden",
     "parse_address",
     "parse_listen",

@@ -9,7 +9,7 @@ from kvstore.model.errors import ConfigError, InvalidRequest
 from kvstore.model.tenant import Role, role_of
 from kvstore.settings.declare import setting
 from kvstore.settings.root_key import RootKeySettings
-from kvstore.settings.values import is_path, parse_listen
+from kvstore.settings.values import is_loopback, is_path, parse_listen
 
 if TYPE_CHECKING:
     from kvstore.settings.sections import Settings
@@ -78,6 +78,12 @@ def metrics_address(settings: Settings) -> tuple[str, int] | None:
     if server.metrics_open:
         return parse_listen("server.metrics_listen", server.metrics_listen, loopback_only=False)
     return _address(settings, "server.metrics_listen", server.metrics_listen)
+
+
+def metrics_are_open(settings: Settings) -> bool:
+    """Tell whether everybody who reaches server.metrics_listen may read /metrics."""
+    address = metrics_address(settings)
+    return settings.server.metrics_open or (address is not None and is_loopback(address[0]))
 
 
 def _address(settings: Settings, key: str, text: str) -> tuple[str, int] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -58,6 +59,15 @@ def test_what_is_open_is_said(command: str) -> None:
         found = told(command, daemon)
         assert found["unix socket"]["level"] == "wrong"
         assert "chmod 600" in found["unix socket"]["do"]
+
+
+def test_open_metrics_are_said_and_served_beyond_loopback(own: Daemon) -> None:
+    own.start("server.metrics_listen=0.0.0.0:0", "server.metrics_open=true")
+    found = told("status", own)["metrics"]
+    assert found["level"] == "note"
+    assert "everybody who reaches it may read counts" in found["found"]
+    with urllib.request.urlopen(f"http://127.0.0.2:{own.metrics_port}/metrics") as answer:
+        assert b"kvstore_rpc_seconds" in answer.read()
 
 
 def test_doctor_says_it_of_a_daemon_that_does_not_run_yet(own: Daemon) -> None:

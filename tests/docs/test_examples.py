@@ -81,7 +81,7 @@ MAY_FIND_NOTHING = {"doctor", "explain", "hint", "get", "delete"}
 # Other programs: nothing of ours is in their arguments, or a check below looks for it.
 PROGRAMS = {
     "cp", "docker", "echo", "jq", "kill", "man", "mkdir", "sha256sum", "source", "sudo",
-    "mooncake_master", "systemctl", "tee",
+    "helm", "kubectl", "mooncake_master", "systemctl", "tee",
 }  # fmt: skip
 
 
@@ -357,9 +357,16 @@ def test_a_block_of_json(block: Any) -> None:
 
 
 @pytest.mark.parametrize("block", every_block("yaml"), ids=lambda block: block.place)
-def test_a_block_of_alerts(block: Any) -> None:
+def test_a_block_of_alerts_or_of_a_pod(block: Any) -> None:
     yaml = pytest.importorskip("yaml")
-    (group,) = yaml.safe_load(block.text)["groups"]
+    found = yaml.safe_load(block.text)
+    if "spec" in found:
+        mounts = found["spec"]["containers"][0]["volumeMounts"]
+        assert {"name": "kvstore", "mountPath": "/run/kvstore"} in mounts
+        (config,) = re.findall(r"--kv-transfer-config=(\{.*\})", block.text)
+        _transfer(json.loads(config))
+        return
+    (group,) = found["groups"]
     for rule in group["rules"]:
         assert rule["alert"].startswith("KVStore")
         assert rule["annotations"]["summary"].endswith(".")

@@ -336,6 +336,7 @@ def test_beyond_loopback_metrics_take_a_credential_and_probes_do_not(tmp_path: P
         (["server.listen=0.0.0.0:7700", "tls.cert=/c", "tls.key=/k"], "not a loopback address"),
         (["server.listen=0.0.0.0:7700", "security.tokens=/t"], "not a loopback address"),
         (["server.metrics_listen=0.0.0.0:7701"], "not a loopback address"),
+        (["server.metrics_open=true", "security.tokens=/t"], "without credentials"),
         (["server.listen=127.0.0.1:7700", "tls.cert=/c", "tls.key=/k"], "listen_open"),
         (
             ["server.listen=127.0.0.1:7700", "security.tokens=/t", "server.listen_open=true"],

@@ -26,9 +26,11 @@ def test_a_fleet_of_addresses() -> None:
 @pytest.mark.parametrize(
     ("overrides", "named"),
     [
-        (["cluster.membership=gossip"], "choose one of none, static, etcd"),
+        (["cluster.membership=gossip"], "choose one of none, static, etcd, kubernetes"),
         (["cluster.membership=static"], "set cluster.static"),
         (["cluster.membership=etcd"], "set cluster.etcd"),
+        (["cluster.membership=kubernetes", FLEET[0]], "set cluster.kubernetes_service"),
+        (["cluster.kubernetes_service=a/b"], "cluster.kubernetes_service='a/b' is no name"),
         (["cluster.membership=static", FLEET[1]], "set cluster.listen"),
         (["cluster.fleet=a/b"], "'a/b' is no name"),
         (["cluster.zone=a b"], "'a b' is no name"),
