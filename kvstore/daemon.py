@@ -24,7 +24,7 @@ from kvstore.format.codec import codec_by_name
 from kvstore.metrics import Metrics
 from kvstore.model.block import PAGE_NBYTES
 from kvstore.model.errors import ConfigError, KVStoreError
-from kvstore.model.tenant import NO_TENANT_ID, TenantId, tenant_id
+from kvstore.model.tenant import DEFAULT_TENANT, NO_TENANT_ID, TenantId, tenant_id
 from kvstore.move.deletions import Deletions
 from kvstore.move.promote import Promotion
 from kvstore.move.scrub import Scrub
@@ -45,6 +45,7 @@ from kvstore.tier.file import Devices, RealDisk
 from kvstore.tier.file.keys import destroy_keys
 
 if TYPE_CHECKING:
+    from kvstore.events.service import Events
     from kvstore.move.object_side import Objects
     from kvstore.move.pool_side import Pool
     from kvstore.store.fleet import Fleet  # one without others, the same
@@ -67,6 +68,7 @@ class Node:
         self.tenants = Tenants(settings, make, self.metrics, erase)
         self.config = LiveSettings(settings, self.tenants, path=path, overrides=overrides)
         self.fleet: Fleet | None = None
+        self.events: Events | None = None
         self.server = Server(self.tenants, self.config, self.metrics, kvstore.__version__)
 
     async def start(self) -> None:
@@ -79,11 +81,17 @@ class Node:
             await self.tenants.start()
             if self.settings.cluster.on:
                 await self._join_fleet()
+            if self.settings.events.on:
+                from kvstore.events.opening import open_events
+
+                store = self.tenants.get(DEFAULT_TENANT).store
+                self.events = open_events(self.settings, store, self.metrics)
             await self.server.start()
         except BaseException:
             await self.server.close()
             if self.fleet is not None:
                 await self.fleet.close()
+            await self._close_events()
             await self.tenants.close(0.0)
             raise
         settings = self.settings
@@ -110,6 +118,10 @@ class Node:
         self.fleet = Fleet(self.settings, self.tenants, self.metrics, kvstore.__version__)
         await self.fleet.start()
 
+    async def _close_events(self) -> None:
+        if self.events is not None:
+            await self.events.close()
+
     async def stop(self) -> None:
         """Drain, flush, upload, close: each takes at most `server.drain_s`."""
         drain_s = self.settings.server.drain_s
@@ -122,6 +134,7 @@ class Node:
         await self.server.close()
         if self.fleet is not None:
             await self.fleet.close()
+        await self._close_events()
         await self.tenants.close(drain_s)
         logger.info("node=stopped")
 

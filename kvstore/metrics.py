@@ -37,6 +37,7 @@ class Metrics:
         self._objects()
         self._peers()
         self._pool()
+        self._events()
         self._clients()
         self._gauge("build_info", "1; its label is the version", "version").labels(version).set(1)
         ProcessCollector(registry=self.registry)  # CPU, memory and descriptors of the daemon
@@ -395,6 +396,32 @@ class Metrics:
         self.pool_state = self._gauge(
             "pool_state", "1 for the state the pool is in: starting, up, down", "state"
         )
+
+    def _events(self) -> None:
+        self.events = self._counter(
+            "events",
+            "KV events sent to routers: BlockStored (of consecutive blocks), BlockRemoved, "
+            "AllBlocksCleared",
+            "type",
+        )
+        self.event_batches = self._counter("event_batches", "Batches of KV events sent")
+        self.event_joins = self._counter(
+            "event_joins", "Subscriptions to KV events; each is told everything again"
+        )
+        self.event_replays = self._counter(
+            "event_replays",
+            "Replays of KV events: kept, whole (not kept any more, so all is told), future "
+            "(nothing to send yet), refused (no sequence number), busy, unread (not taken in 10 s)",
+            "outcome",
+        )
+        self.event_drops = self._counter(
+            "event_drops",
+            "What was not announced, or not sent, by why: unread (a batch, to subscribers that do "
+            "not read), queue (the publisher is behind), name (an @ in a model's or an engine's), "
+            "namespaces (too many), failed",
+            "reason",
+        )
+        self.event_blocks = self._gauge("event_blocks", "Blocks whose tokens are kept for events")
 
     def _clients(self) -> None:
         self.sessions = self._gauge("sessions", "Sessions open")

@@ -16,6 +16,7 @@ from kvstore_bench.codec.command import codec
 from kvstore_bench.console import ratio_tables
 from kvstore_bench.console.commands import JSON, PATH, measuring, show, steps
 from kvstore_bench.console.exits import explained
+from kvstore_bench.events.command import events
 from kvstore_bench.fidelity.command import fidelity
 from kvstore_bench.peers.command import peers
 from kvstore_bench.store.command import store
@@ -29,7 +30,7 @@ def bench() -> None:
 
 
 COMMANDS = (
-    chat, compare, cluster, codec, fidelity, peers, store, tenants, tier, recovery, scrub
+    chat, compare, cluster, codec, events, fidelity, peers, store, tenants, tier, recovery, scrub
 )  # fmt: skip
 for command in COMMANDS:
     bench.add_command(command)

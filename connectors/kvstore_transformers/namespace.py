@@ -14,7 +14,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from kvstore import Group, Incompatible, Namespace
-from kvstore.model.block import model_name
+from kvstore.model.names import model_name
 
 _VOLATILE = {"_name_or_path", "transformers_version", "torch_dtype", "dtype"}
 

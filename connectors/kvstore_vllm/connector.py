@@ -25,8 +25,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from kvstore import Client
-from kvstore.model.block import Namespace, model_name
+from kvstore.model.block import Namespace
 from kvstore.model.errors import ConfigError, Incompatible, KVStoreError
+from kvstore.model.names import model_name
 from kvstore_vllm import compat
 from kvstore_vllm.agreement import all_workers
 from kvstore_vllm.metadata import StepMetadata, WorkerFacts

@@ -14,6 +14,7 @@ from kvstore import AsyncClient, Client
 from kvstore.model.block import BlockKey, Grant, Namespace, NamespaceId
 from kvstore.model.errors import InvalidRequest, KVStoreError
 from kvstore.model.member import Origin
+from kvstore.model.tokens import BlockTokens
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +57,7 @@ class Lookup:
         refined: bool = False,
         origin: Origin | None = None,
         early: bool = False,
+        tokens: BlockTokens | None = None,
     ) -> None:
         """Ask for `keys`, of which the engine holds the first `skip_blocks` itself.
 
@@ -63,6 +65,7 @@ class Lookup:
         session_id: the client's name of the conversation, if it gave one.
         refined: a lossy block without its fine part is a miss. origin: who has the prefix, as the
         request says. early: the answer may be a lease whose last slots are still read into.
+        tokens: of the keys, if the daemon wants them.
         """
         keys = keys[:KEYS_MAX]
         self.skip_blocks = skip_blocks
@@ -89,6 +92,7 @@ class Lookup:
                 refined=refined,
                 origin=origin,
                 early=early,
+                tokens=tokens,
             )
             self.instance, self.node = remote.instance, remote.node
             return grant

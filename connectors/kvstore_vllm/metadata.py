@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from kvstore.model.block import BlockKey, Group, Namespace, NamespaceId, Slot
+from kvstore.model.tokens import BlockTokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,8 @@ class SaveOrder:
     """Blocks of one prefix whose KV is complete. Every worker saves its own shard of them.
 
     spans: one per engine group at most. session_id: the conversation they belong to, "" unknown.
-    refined: blocks that are stored without their fine parts are replaced.
+    refined: blocks that are stored without their fine parts are replaced. tokens: of the blocks, if
+    the daemon wants them.
     """
 
     keys: tuple[BlockKey, ...]
@@ -36,6 +38,7 @@ class SaveOrder:
     spans: tuple[SaveSpan, ...]
     session_id: str = ""
     refined: bool = False
+    tokens: BlockTokens | None = None
 
 
 def pieces(order: SaveOrder, record_nbytes: Sequence[int], nbytes_max: int) -> list[SaveOrder]:
@@ -64,6 +67,7 @@ def pieces(order: SaveOrder, record_nbytes: Sequence[int], nbytes_max: int) -> l
                 first_block=order.first_block + begin,
                 parent=order.keys[begin - 1] if begin else order.parent,
                 spans=tuple(spans),
+                tokens=order.tokens.part(begin, end, len(order.keys)) if order.tokens else None,
             )
             cut.append(part)
     return cut

@@ -23,8 +23,9 @@ from vllm.v1.kv_cache_interface import (
     UniformTypeKVCacheSpecs,
 )
 
-from kvstore.model.block import SALTED, Group, Namespace, model_name
+from kvstore.model.block import SALTED, Group, Namespace
 from kvstore.model.errors import Incompatible
+from kvstore.model.names import model_name
 from kvstore_vllm import compat
 from kvstore_vllm.fingerprint import Fingerprints, Source, weights_files
 from kvstore_vllm.metadata import LossySizes

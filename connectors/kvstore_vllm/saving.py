@@ -312,6 +312,7 @@ class Saver:
             session_id=order.session_id,
             sizes=sizes,
             refined=order.refined,
+            tokens=order.tokens,
         )
 
     def _spans(self, namespace: Namespace, order: SaveOrder) -> list[Span]:

@@ -132,18 +132,14 @@ class SchedulerSide:
 
     def _bypasses(self, request: Any) -> bool:
         """Whether the tokens do not tell what the KV of `request` is, or a salt is missing."""
-        # A streaming session rewrites its own past.
-        bypasses = request.prompt_embeds is not None or bool(request.resumable)
+        bypasses = request.prompt_embeds is not None or bool(request.resumable)  # rewrites its past
         unsalted = self._settings.require_salt and not request.cache_salt
         self.counters.add(bypassed_inputs=int(bypasses), bypassed_unsalted=int(unsalted))
         return bypasses or unsalted
 
     def _may_load(self, tracked: Tracked) -> bool:
-        return (
-            self._loads_on
-            and not tracked.load_failed
-            and not tracked.request.skip_reading_prefix_cache
-        )
+        reads = not tracked.request.skip_reading_prefix_cache
+        return self._loads_on and reads and not tracked.load_failed
 
     @property
     def _block_tokens(self) -> int:
@@ -170,6 +166,7 @@ class SchedulerSide:
             refined=tracked.hints.refined,
             origin=tracked.origin,
             early=not tracked.waits_for_all,
+            tokens=tracked.tokens(0, min(len(keys), KEYS_MAX)) if self._client.announces else None,
         )
 
     # What to offer --------------------------------------------------------------------------------
@@ -310,6 +307,7 @@ class SchedulerSide:
                 unsettled_tokens=self._unsettled_tokens,
                 held_tables=lambda: self._held_tables(tracked),
                 lossy=self._lossy,
+                announced=self._client.announces,
             )
         )
         adapter = tracked.request.lora_request

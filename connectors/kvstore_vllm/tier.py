@@ -35,8 +35,9 @@ from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
 
 from kvstore import AsyncClient, Client
-from kvstore.model.block import BlockKey, Committed, Grant, Group, Namespace, Part, Span, model_name
+from kvstore.model.block import BlockKey, Committed, Grant, Group, Namespace, Part, Span
 from kvstore.model.errors import ConfigError, Incompatible, KVStoreError
+from kvstore.model.names import model_name
 from kvstore_vllm.fingerprint import Fingerprints, Source, weights_files
 from kvstore_vllm.lookup import KEYS_MAX, registered
 from kvstore_vllm.settings import Seconds

@@ -16,6 +16,7 @@ from typing import Any
 from kvstore.model.block import BlockKey, Namespace
 from kvstore.model.keys import KeyChain, encode_extras
 from kvstore.model.member import Origin
+from kvstore.model.tokens import BlockTokens
 from kvstore_vllm.hints import NO_HINTS, RequestHints
 from kvstore_vllm.lookup import Lookup
 from kvstore_vllm.metadata import LoadOrder, SaveOrder, SaveSpan, engine_groups
@@ -84,6 +85,18 @@ class Tracked:
     def loadable_keys(self) -> list[BlockKey]:
         """Return the keys a load may use: at least one token is left to compute."""
         return self.keys()[: (self.request.num_tokens - 1) // self._block_tokens]
+
+    def tokens(self, begin: int, end: int) -> BlockTokens | None:
+        """Return the tokens of the blocks [begin, end), for routers; None if nobody may know them.
+
+        A salt makes a prompt private, and no router matches by it.
+        """
+        request, size = self.request, self._block_tokens
+        if request.cache_salt:
+            return None
+        adapter = request.lora_request
+        name = adapter.lora_name if adapter is not None else ""
+        return BlockTokens.of(request.all_token_ids[begin * size : end * size], name)
 
     def note_stored(self, first_block: int, hit_blocks: int) -> None:
         """Remember that the cache holds blocks [first_block, hit_blocks): they need no save."""
@@ -158,12 +171,14 @@ class Tracked:
         unsettled_tokens: int,
         held_tables: Callable[[], Tables | None],
         lossy: Container[int] = (),
+        announced: bool = False,
     ) -> Iterator[SaveOrder]:
         """Yield orders for the blocks completed since the last plan.
 
         held_tables: returns the block tables the request holds now, None if it holds none; asked
         only for blocks that are planned late. lossy: device blocks that hold lossy records as they
-        were loaded, for whatever request: encoded again they would lose once more.
+        were loaded, for whatever request: encoded again they would lose once more. announced: the
+        daemon wants the tokens.
         """
         complete = self.complete_blocks(unsettled_tokens)
         begin, self._planned_blocks = self._planned_blocks, max(self._planned_blocks, complete)
@@ -180,12 +195,15 @@ class Tracked:
             ]
             # Nearly always one run per group; an order names each group once at most.
             for nth in zip_longest(*runs):
-                yield self._order(keys, [(i, run) for i, run in enumerate(nth) if run is not None])
+                found = [(i, run) for i, run in enumerate(nth) if run is not None]
+                yield self._order(keys, found, announced=announced)
 
     def _order(
         self,
         keys: Sequence[BlockKey],
         runs: Sequence[tuple[int, tuple[int, list[int]]]],
+        *,
+        announced: bool,
     ) -> SaveOrder:
         first = min(begin for _, (begin, _) in runs)
         last = max(begin + len(blocks) for _, (begin, blocks) in runs)
@@ -198,6 +216,7 @@ class Tracked:
             ),
             session_id=self.hints.session_id,
             refined=self.hints.refined,
+            tokens=self.tokens(first, last) if announced else None,
         )
 
     def _runs(

@@ -30,6 +30,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "stats": ("kvstore.cli.inspect:stats", "Print all counters of a daemon."),
         "explain": ("kvstore.cli.explain:explain", "Explain why a request missed."),
         "members": ("kvstore.cli.members:members", "List the daemons that share what they hold."),
+        "events": ("kvstore.cli.events:events", "Read KV events; tell an indexer of them."),
         "namespaces": ("kvstore.cli.namespaces:namespaces", "List models and their namespaces."),
         "scan": ("kvstore.cli.inspect:scan", "List stored blocks."),
     },

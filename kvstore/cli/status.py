@@ -108,11 +108,23 @@ def _screen(target: str, stats: dict[str, Any], findings: list[Finding], *, bad:
         )
     return [
         *lines,
+        *_events(stats),
         *_fidelities(stats),
         *_hits(stats["totals"]),
         *_models(stats),
         *_tenants(stats),
         *_clients(stats),
+    ]
+
+
+def _events(stats: dict[str, Any]) -> list[str]:
+    if "events" not in stats:
+        return []
+    events = stats["events"]
+    topics = f", topics {', '.join(events['topics'])}" if any(events["topics"]) else ""
+    return [
+        f"events {events['publish']}, {events['subscribers']} subscribers, {events['blocks']} "
+        f"blocks announced in {size(events['nbytes'])}{topics}"
     ]
 
 

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from kvstore.client.async_client import AsyncClient
-from kvstore.client.blocking_parts import BlockingAdmin, BlockingHints
+from kvstore.client.blocking_parts import BlockingAdmin, BlockingHints, BlockingState
 from kvstore.client.loop_thread import LoopThread, Work
 from kvstore.model.block import (
     BlockKey,
@@ -23,11 +23,12 @@ from kvstore.model.block import (
     Span,
 )
 from kvstore.model.member import Origin
+from kvstore.model.tokens import BlockTokens
 
 T = TypeVar("T")
 
 
-class Client:
+class Client(BlockingState):
     """Same methods and arguments as AsyncClient, from any thread. `with Client(target) as client`.
 
     Do not carry one across a fork: make it in the process that uses it.
@@ -87,20 +88,12 @@ class Client:
         return self._client.available
 
     @property
-    def breaker_trips(self) -> int:
-        return self._client.breaker_trips
-
-    @property
     def local(self) -> bool:
         return self._client.local
 
     @property
     def instance(self) -> str:
         return self._client.instance
-
-    @property
-    def corrupt_blocks(self) -> int:
-        return self._client.corrupt_blocks
 
     def connect(self) -> None:
         self._thread.wait(lambda client: client.connect())
@@ -116,6 +109,7 @@ class Client:
         skip_blocks: int = 0,
         recompute_s_per_block: float = 0.0,
         refined: bool = False,
+        fleet: bool = False,
         timeout_s: float | None = None,
     ) -> Match:
         return self._thread.wait(
@@ -125,6 +119,7 @@ class Client:
                 skip_blocks=skip_blocks,
                 recompute_s_per_block=recompute_s_per_block,
                 refined=refined,
+                fleet=fleet,
                 timeout_s=timeout_s,
             )
         )
@@ -145,6 +140,7 @@ class Client:
         refined: bool = False,
         origin: Origin | None = None,
         early: bool = False,
+        tokens: BlockTokens | None = None,
     ) -> Grant:
         return self._thread.wait(
             lambda client: client.acquire(
@@ -161,6 +157,7 @@ class Client:
                 refined=refined,
                 origin=origin,
                 early=early,
+                tokens=tokens,
             )
         )
 
@@ -179,6 +176,7 @@ class Client:
         session_id: str = "",
         sizes: Sequence[int] = (),
         refined: bool = False,
+        tokens: BlockTokens | None = None,
     ) -> Grant:
         return self._thread.wait(
             lambda client: client.reserve(
@@ -191,6 +189,7 @@ class Client:
                 session_id=session_id,
                 sizes=sizes,
                 refined=refined,
+                tokens=tokens,
             )
         )
 

@@ -16,6 +16,24 @@ from kvstore.rpc.v1 import kvstore_pb2 as pb
 from kvstore.settings import Entry
 
 
+class BlockingState:
+    """What a blocking client knows without asking."""
+
+    _client: AsyncClient
+
+    @property
+    def announces(self) -> bool:
+        return self._client.announces
+
+    @property
+    def breaker_trips(self) -> int:
+        return self._client.breaker_trips
+
+    @property
+    def corrupt_blocks(self) -> int:
+        return self._client.corrupt_blocks
+
+
 class BlockingHints:
     """Same methods and arguments as `Hints`, from any thread."""
 

@@ -16,7 +16,7 @@ import grpc
 import grpc.aio
 
 from kvstore.client.arena import ClientArena
-from kvstore.client.connection import Connection
+from kvstore.client.connection import NO_DAEMON, Connection, Daemon
 from kvstore.client.credentials import NO_CREDENTIALS, Certificates, ClientCredentials
 from kvstore.model.block import BlockKey, Namespace, NamespaceId, check_keys
 from kvstore.model.errors import (
@@ -100,13 +100,9 @@ class Caller:
         return self._connection.arena if self._connection else None
 
     @property
-    def node(self) -> str:
-        """The id of the daemon in its fleet, "" without one."""
-        return self._connection.node if self._connection else ""
-
-    @property
-    def instance(self) -> str:
-        return self._connection.instance if self._connection else ""
+    def daemon(self) -> Daemon:
+        """What the daemon says of itself."""
+        return self._connection.daemon if self._connection else NO_DAEMON
 
     async def call(
         self,
@@ -358,7 +354,9 @@ class Caller:
             raise
         self._connection = connection
         self._breaker.success()
-        logger.info("client=connected target=%s instance=%s", self.target, connection.instance)
+        logger.info(
+            "client=connected target=%s instance=%s", self.target, connection.daemon.instance
+        )
         return connection
 
     def _retire(self, connection: Connection) -> None:

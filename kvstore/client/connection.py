@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Sequence
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, NamedTuple, Protocol, cast
 
 import grpc
 import grpc.aio
@@ -50,6 +50,18 @@ class Watcher(Protocol):
         """The session has ended; the daemon lives."""
 
 
+class Daemon(NamedTuple):
+    """What a daemon says of itself. instance: changes at a restart. node: its id in its fleet, ""
+    without one. announces: it wants the tokens of blocks, to tell routers of them."""
+
+    instance: str = ""
+    node: str = ""
+    announces: bool = False
+
+
+NO_DAEMON = Daemon()
+
+
 class Connection:
     """What a client has while a daemon lives. `session` is 0 and `arena` None without a token."""
 
@@ -63,7 +75,7 @@ class Connection:
             stubs = AuthorizedChannel(self.channel, TokenReader(credentials.token_file))
         self.stub: rpc.KVStoreAsyncStub = rpc.KVStoreStub(stubs)
         self.session = 0
-        self.instance = self.node = ""
+        self.daemon = NO_DAEMON
         self._engines: Sequence[str] = ()
         self.batch_keys_max = 0
         self.arena: ClientArena | None = None
@@ -113,9 +125,8 @@ class Connection:
         for last in (False, True):
             reply = await self.stub.OpenSession(request, timeout=timeout_s)
             self.session = reply.session
-            self.instance = reply.instance
             self.batch_keys_max = reply.batch_keys_max
-            self.node = reply.node
+            self.daemon = Daemon(reply.instance, reply.node, reply.announces)
             if not token:
                 return
             hello = Hello(RPC_VERSION, reply.session, token)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvstore.client.caller import DURABLE_WAIT_S, Caller
 from kvstore.model.block import (
@@ -21,8 +21,15 @@ from kvstore.model.block import (
 from kvstore.model.errors import Incompatible, InvalidRequest, SessionEnded, Unavailable
 from kvstore.model.member import Origin
 from kvstore.model.outcome import REQUEST_ID_CHARS_MAX
+from kvstore.model.tokens import BlockTokens, check_tokens
 from kvstore.rpc.v1 import kvstore_pb2 as pb
-from kvstore.transport.messages import committed_of, grant_of, origin_to_message, spans_to_messages
+from kvstore.transport.messages import (
+    committed_of,
+    grant_of,
+    holders_of,
+    origin_to_message,
+    spans_to_messages,
+)
 
 if TYPE_CHECKING:
     from kvstore.rpc.v1.kvstore_pb2_grpc import KVStoreAsyncStub
@@ -55,12 +62,17 @@ class Session:
     @property
     def node(self) -> str:
         """The id of the daemon in its fleet, "" without one."""
-        return self._caller.node
+        return self._caller.daemon.node
+
+    @property
+    def announces(self) -> bool:
+        """Whether the daemon wants the tokens of blocks, to tell routers of them."""
+        return self._caller.daemon.announces
 
     @property
     def instance(self) -> str:
         """Identity of the running daemon: it changes at a restart, "" when not connected."""
-        return self._caller.instance
+        return self._caller.daemon.instance
 
     async def connect(self) -> None:
         """Connect now; calls connect on demand. Raises Unavailable, Unauthorized, Incompatible."""
@@ -105,11 +117,12 @@ class Session:
         skip_blocks: int = 0,
         recompute_s_per_block: float = 0.0,
         refined: bool = False,
+        fleet: bool = False,
         timeout_s: float | None = None,
     ) -> Match:
         """Return how long the prefix would hit now, and how much is worth loading.
 
-        Leases nothing. refined: as for `acquire`.
+        Leases nothing. refined: as for `acquire`. fleet: say which other hosts seem to have some.
         """
         request = pb.MatchRequest(
             namespace_id=namespace_id,
@@ -117,6 +130,7 @@ class Session:
             skip_blocks=skip_blocks,
             recompute_s_per_block=recompute_s_per_block,
             refined=refined,
+            fleet=fleet,
         )
         reply = await self._caller.call(
             lambda stub, _, t: stub.Match(request, timeout=t),
@@ -124,7 +138,8 @@ class Session:
             namespace_id=namespace_id,
         )
         worth = reply.worth_blocks if reply.HasField("worth_blocks") else None
-        return Match(reply.hit_blocks, reply.resident_blocks, worth, reply.load_s)
+        hits, holders = (reply.hit_blocks, reply.resident_blocks), holders_of(reply.holders)
+        return Match(*hits, worth, reply.load_s, holders)
 
     async def acquire(
         self,
@@ -142,30 +157,29 @@ class Session:
         refined: bool = False,
         origin: Origin | None = None,
         early: bool = False,
+        tokens: BlockTokens | None = None,
     ) -> Grant:
         """Lease the longest stored prefix, or exactly the parts that `spans` names.
 
         Read through `view`, verify with `checksum`, then `release`. What was read is valid only if
         the release answers True. `readers` releases end the lease.
-
         recompute_s_per_block: time to compute a block; no longer load is waited for. 0: any is.
         request_id: `kvstore explain` shows why its hit was not longer. session_id: its
-        conversation; hints may name it later.
-        file_places: the caller reads the daemon's files itself, with its own rights. A record that
-        only the file tier has, stored as it was put, is then not promoted, but has a place instead
-        of a slot (`Grant.places`), valid until the lease ends. Later, or when the disk fails, that
+        conversation; hints may name it later. file_places: the caller reads the daemon's files
+        itself. A record that only the file tier has, stored as it was put, is then not promoted,
+        but has a place instead of a slot (`Grant.places`), valid until the lease ends. Later, that
         may be a hole, or no file. A daemon that leases no more places promotes the records.
         refined: a block of a lossy namespace without its fine part is a miss. Else fine parts come
         along as far as they are there in time, behind the others; a missing one has no slot.
         origin: the daemon of the fleet that has it, or is about to: it is asked first. early: the
-        last slots may still be read into (`Grant.ready_blocks`): wait for them by `ready`.
+        last slots may still be read into (`Grant.ready_blocks`): wait for them by `ready`. tokens:
+        as for `reserve`.
         """
         self._caller.check_may_lease()
         namespace, joined = self.namespace(namespace_id), self._caller.joined(keys)
+        messages, told = spans_to_messages(spans or ()), self._told(tokens, namespace, len(keys))
 
-        def call(
-            stub: KVStoreAsyncStub, session: int, timeout_s: float
-        ) -> Awaitable[pb.GrantReply]:
+        def call(stub: KVStoreAsyncStub, session: int, t: float) -> Awaitable[pb.GrantReply]:
             request = pb.AcquireRequest(
                 session=session,
                 namespace_id=namespace_id,
@@ -173,7 +187,7 @@ class Session:
                 skip_blocks=skip_blocks,
                 readers=readers,
                 wait_s=wait_s,
-                spans=spans_to_messages(spans or ()),
+                spans=messages,
                 request_id=request_id[:REQUEST_ID_CHARS_MAX],
                 recompute_s_per_block=recompute_s_per_block,
                 session_id=session_id,
@@ -181,8 +195,9 @@ class Session:
                 refined=refined,
                 origin=origin_to_message(origin),
                 early=early,
+                **told,
             )
-            return stub.Acquire(request, timeout=timeout_s)
+            return stub.Acquire(request, timeout=t)
 
         reply = await self._caller.call(call, wait_s=wait_s, repeat=True, namespace_id=namespace_id)
         return grant_of(reply, namespace, reading=True)
@@ -232,13 +247,15 @@ class Session:
         session_id: str = "",
         sizes: Sequence[int] = (),
         refined: bool = False,
+        tokens: BlockTokens | None = None,
     ) -> Grant:
         """Lease slots for the records of `spans` that are not stored yet; then `commit`.
 
         session_id: the conversation they belong to; hints may name it later. sizes: bytes of each
         record, over the spans in order, where the namespace's records vary. A fine part has a slot
         only where its base has one: planes of two encodings never mix. refined: a base that lacks
-        its fine part is not stored, and both are replaced together.
+        its fine part is not stored, and both are replaced together. tokens: of the keys, from the
+        first on; sent to a daemon that announces blocks to routers, and to no other.
         """
         self._caller.check_may_lease()
         namespace, joined = self.namespace(namespace_id), self._caller.joined(keys)
@@ -246,6 +263,7 @@ class Session:
         if sizes:
             namespace.check_sizes(spans, sizes)
         messages = spans_to_messages(spans)
+        told = self._told(tokens, namespace, len(keys))
 
         def call(
             stub: KVStoreAsyncStub, session: int, timeout_s: float
@@ -261,12 +279,23 @@ class Session:
                 session_id=session_id,
                 nbytes=sizes,
                 refined=refined,
+                **told,
             )
             return stub.Reserve(request, timeout=timeout_s)
 
         reply = await self._caller.call(call, wait_s=wait_s, repeat=True, namespace_id=namespace_id)
         self._caller.reserved(reply.lease)
         return grant_of(reply, namespace, reading=False)
+
+    def _told(
+        self, tokens: BlockTokens | None, namespace: Namespace, blocks: int
+    ) -> dict[str, Any]:
+        """Return the tokens that go with a call, as its fields. Raises InvalidRequest."""
+        if tokens is None or not self.announces:
+            return {}
+        told = tokens.first(blocks, namespace.block_tokens)
+        check_tokens(told, blocks, namespace.block_tokens)
+        return {"tokens": told.packed, "lora_name": told.lora_name}
 
     async def commit(
         self, lease_id: int, checksums: Sequence[int], *, durable: bool = False

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from kvstore.decide.changed import Changed
 from kvstore.decide.heads import Heads
 from kvstore.decide.namespaces import Namespaces, StoredNamespace
 from kvstore.model.block import BlockKey, Namespace, NamespaceId, Part, Slot
@@ -252,6 +253,7 @@ class Index:
         self._sizes: dict[int, int] = {}  # and for each of some sizes: see `own_size`
         self.namespaces = Namespaces()
         self.heads: Heads | None = None  # told to other hosts, if there are some
+        self.changed: Changed | None = None  # told to routers, if somebody announces
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -319,6 +321,8 @@ class Index:
         del self._blocks[block.key]
         if self.heads is not None:
             self.heads.left(block)
+        if self.changed is not None:
+            self.changed.note(block)
         self.namespaces.block_removed(block.namespace_id)
 
     def register(self, namespace: Namespace) -> NamespaceId:
@@ -331,6 +335,8 @@ class Index:
         block.refresh(namespace)
         if self.heads is not None:
             self.heads.look(block, namespace)
+        if self.changed is not None:
+            self.changed.note(block)
 
     def _judge(self, blocks: Iterable[StoredBlock | None], namespace: StoredNamespace) -> None:
         """Compute the group masks of blocks that came, or changed, without their specification."""
@@ -339,6 +345,8 @@ class Index:
                 block.refresh(namespace.spec)
                 if self.heads is not None:
                     self.heads.look(block, namespace.spec)
+                if self.changed is not None:
+                    self.changed.note(block)
 
 
 def _own_masks(masks: tuple[int, int]) -> tuple[int, int]:

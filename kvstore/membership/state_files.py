@@ -8,7 +8,6 @@ can do without.
 from __future__ import annotations
 
 import logging
-import os
 import secrets
 from collections.abc import Iterable
 from pathlib import Path
@@ -19,8 +18,10 @@ from kvstore.membership.base import MEMBERS_MAX
 from kvstore.membership.entry import decode_member
 from kvstore.model.errors import InvalidRequest
 from kvstore.model.member import Member, NodeId, check_node_id
-from kvstore.settings import Settings
+from kvstore.settings import state_directory
+from kvstore.system.notes import read_note, write_note
 
+__all__ = ["AppliedDeletes", "AppliedNote", "LastMembers", "own_node_id", "state_directory"]
 logger = logging.getLogger(__name__)
 
 NODE_ID_FILE = "node_id"
@@ -36,12 +37,6 @@ class _File(msgspec.Struct, frozen=True):
     members: list[msgspec.Raw]
 
 
-def state_directory(settings: Settings) -> Path | None:
-    """Return where the two files are: cluster.state, or else the first of file.path."""
-    named = settings.cluster.state or next(iter(settings.file.paths), "")
-    return Path(named) if named else None
-
-
 def own_node_id(directory: Path | None) -> NodeId:
     """Return this daemon's node id, which is made and kept at its first start.
 
@@ -52,13 +47,13 @@ def own_node_id(directory: Path | None) -> NodeId:
         logger.warning("node_id=new why='neither cluster.state nor file.path is set'")
         return fresh
     path = directory / NODE_ID_FILE
-    data = _read(path, NODE_ID_NBYTES_MAX)
+    data = read_note(path, NODE_ID_NBYTES_MAX)
     if data is not None:
         try:
             return check_node_id(data.decode("ascii", "replace").strip())
         except InvalidRequest as error:
             logger.warning("file=ignored path=%s error=%s", path, error)
-    _write(path, fresh.encode() + b"\n")
+    write_note(path, fresh.encode() + b"\n")
     return fresh
 
 
@@ -71,7 +66,7 @@ class LastMembers:
 
     def read(self) -> list[Member]:
         """Return the members that are in the file, without those that cannot be understood."""
-        data = _read(self._path, MEMBERS_NBYTES_MAX)
+        data = read_note(self._path, MEMBERS_NBYTES_MAX)
         if data is None:
             return []
         try:
@@ -93,7 +88,7 @@ class LastMembers:
 
     def write(self, members: Iterable[Member]) -> None:
         """Replace the file. What keeps it from being written is logged."""
-        _write(
+        write_note(
             self._path,
             msgspec.json.encode({"fleet": self._fleet, "members": list(members)}) + b"\n",
         )
@@ -118,7 +113,7 @@ class AppliedDeletes:
     def read(self) -> AppliedNote | None:
         """Return the note; None if there is none. One that cannot be read has no token, so it is
         that of a daemon that was away for too long."""
-        data = _read(self._path, DELETES_NBYTES_MAX)
+        data = read_note(self._path, DELETES_NBYTES_MAX)
         if data is None:
             return AppliedNote(self._fleet, 0, []) if self._path.exists() else None
         try:
@@ -131,43 +126,4 @@ class AppliedDeletes:
     def write(self, revision: int, tokens: Iterable[str]) -> None:
         """Replace the note. What keeps it from being written is logged."""
         note = AppliedNote(self._fleet, revision, list(tokens))
-        _write(self._path, msgspec.json.encode(note) + b"\n")
-
-
-def _read(path: Path, nbytes_max: int) -> bytes | None:
-    """Return a file's bytes; None if there is none, or none that could be ours."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(nbytes_max + 1)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        logger.warning("file=ignored path=%s error=%r", path, error.strerror)
-        return None
-    if len(data) > nbytes_max:
-        logger.warning("file=ignored path=%s error='more than %d bytes'", path, nbytes_max)
-        return None
-    return data
-
-
-def _write(path: Path, data: bytes) -> None:
-    fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            with os.fdopen(fd, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(fresh, path)
-        except BaseException:
-            fresh.unlink(missing_ok=True)
-            raise
-        directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
-    except OSError as error:
-        logger.warning("file=not_written path=%s error=%r", path, error.strerror)
+        write_note(self._path, msgspec.json.encode(note) + b"\n")

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, NewType, TypeAlias
 
 from kvstore.model.errors import InvalidRequest
+from kvstore.model.member import Holds
 
 BlockKey = NewType("BlockKey", bytes)
 NamespaceId = NewType("NamespaceId", bytes)
@@ -358,22 +359,14 @@ class Match:
     worth_blocks: how many blocks are faster to load than to recompute; None: all of them, or the
         caller did not say how fast it recomputes.
     load_s: predicted time to promote them; 0: they are resident, or no such load was measured yet.
+    holders: which other hosts seem to have some of it, if that was asked for.
     """
 
     hit_blocks: int
     resident_blocks: int
     worth_blocks: int | None = None
     load_s: float = 0.0
-
-
-def model_name(source: str) -> str:
-    """Return the common name of a model that was loaded from a directory or by a hub's name."""
-    parts = [part for part in source.split("/") if part]
-    for part in parts:
-        if part.startswith("models--"):  # a directory of the hub's cache
-            return part.removeprefix("models--").replace("--", "/")
-    is_path = source.startswith(("/", "."))
-    return parts[-1] if parts and is_path else source
+    holders: tuple[Holds, ...] = ()
 
 
 def _printable(name: str) -> str:

@@ -73,3 +73,14 @@ def check_fleet_name(name: str) -> str:
             "'-', beginning with a letter or digit"
         )
     return name
+
+
+class Holds(NamedTuple):
+    """What another host seems to have of a prefix, by its heads: to 256 tokens. engines: where the
+    engines that it serves answer. age_s: how old that is; None: unknown."""
+
+    node: NodeId
+    address: str
+    engines: tuple[str, ...]
+    blocks: int
+    age_s: float | None

@@ -8,7 +8,7 @@ from contextlib import closing
 from typing import Any, NamedTuple
 
 from kvstore.decide.index import StoredBlock, StoredPart
-from kvstore.decide.pace import Stakes
+from kvstore.decide.pace import Race, Stakes
 from kvstore.decide.planner import Planner, Read, frames_of, is_readable
 from kvstore.metrics import Metrics
 from kvstore.model.block import BlockKey, NamespaceId, Span, padded
@@ -75,10 +75,7 @@ class Promotion:
             if not missing:
                 break
             nbytes = sum(record.nbytes for record in missing)
-            race = None
-            if stakes is not None:
-                whole = self._planner.namespace(namespace_id).has_windows
-                race = self._loads.race(nbytes, stakes, whole=whole)
+            race = self._race(namespace_id, nbytes, stakes)
             if stakes is not None and race is None:
                 return Promoted(absent, slower=True)
             # What is resident already must not be evicted for what is promoted.
@@ -111,6 +108,12 @@ class Promotion:
             if ended is not Ended.DONE:
                 return Promoted(absent, slower=ended is Ended.CUT)
         return Promoted(absent)
+
+    def _race(self, namespace_id: NamespaceId, nbytes: int, stakes: Stakes | None) -> Race | None:
+        if stakes is None:
+            return None
+        whole = self._planner.namespace(namespace_id).has_windows
+        return self._loads.race(nbytes, stakes, whole=whole)
 
     async def _begin(
         self,

@@ -10,7 +10,8 @@ from typing import Protocol
 
 from kvstore.decide.ask import Ask
 from kvstore.decide.planner import Planner
-from kvstore.model.block import Match, Namespace
+from kvstore.model.block import BlockKey, Match, Namespace
+from kvstore.model.member import Holds
 from kvstore.model.outcome import Reason
 from kvstore.move.fetch import Fetch
 from kvstore.move.load_race import Ended
@@ -62,6 +63,12 @@ class Peers(Protocol):
     async def reach(self, ask: Ask, namespace: Namespace, match: Match, deadline: float) -> int:
         """Return how long a prefix would be with what some host has. No host is told of a namespace
         that it does not know."""
+
+    def seem_to_have(
+        self, namespace: Namespace, keys: Sequence[BlockKey], most: int
+    ) -> list[Holds]:
+        """Return at most so many that seem to have some of a prefix, the longest first, without
+        asking them."""
 
     def may_have(self, ask: Ask, namespace: Namespace) -> bool:
         """Say, without asking them, whether any may have some of a prefix."""

@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from kvstore.decide.ask import Ask
+from kvstore.decide.heads import head_step
 from kvstore.metrics import Metrics
 from kvstore.model.block import BlockKey, Match, Namespace, NamespaceId
 from kvstore.model.errors import Unavailable
-from kvstore.model.member import NodeId, Origin
+from kvstore.model.member import Holds, NodeId, Origin
 from kvstore.model.tenant import NO_TENANT_ID, TenantId
 from kvstore.move.peer_heads import PeerHeads
 from kvstore.move.peer_source import PeerListing, PeerSource
@@ -131,6 +132,18 @@ class TenantPeers:
         answers = await asyncio.gather(*(self._asked(each, wish, MATCH_S) for each in others))
         there = [each for each in answers if each is not None]
         return sorted(there, key=lambda each: -each.listing.found)
+
+    def seem_to_have(
+        self, namespace: Namespace, keys: Sequence[BlockKey], most: int
+    ) -> list[Holds]:
+        """See `kvstore.move.sources.Peers`."""
+        size, found = namespace.block_tokens, []
+        for node, heads in self.heads.holders(keys, size, 0, most):
+            if (peer := self._peers.get(node)) is not None and peer.usable:
+                at, engines = peer.member.address, peer.member.engines
+                blocks, age_s = heads * head_step(size), self.heads.age_s(node)
+                found.append(Holds(node, at, engines, blocks, age_s))
+        return sorted(found, key=lambda each: -each.blocks)
 
     def _named(self, origin: Origin) -> Peer | None:
         """Return the host that a request names, None if it may not be asked."""

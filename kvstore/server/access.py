@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from kvstore.model.errors import Unauthorized
-from kvstore.model.tenant import Role, role_of
+from kvstore.model.tenant import Principal, Role, role_of
 from kvstore.server.credentials import Credentials, TokenFile, evidence_of
 from kvstore.server.identity import OPEN_LOOPBACK, Fixed, Identity
 from kvstore.server.tls import Certificates
@@ -86,6 +86,16 @@ class TcpAccess:
             await self._tokens.look()
         if self.certificates is not None:
             await asyncio.to_thread(self.certificates.look)
+
+    def caller(
+        self, authorization: str, names: tuple[str, ...] | None, host: str
+    ) -> Principal | None:
+        """Return who asks by HTTP; None where nobody has credentials. Raises Unauthorized. Any
+        thread may call it."""
+        if self._credentials is None:
+            return None
+        evidence = evidence_of(authorization, names)
+        return self._credentials.admit_evidence(evidence, host).principal
 
     def check_metrics(
         self, authorization: str, names: tuple[str, ...] | None, host: str, tenant: str

@@ -1,4 +1,5 @@
-"""The HTTP port: /metrics for Prometheus, /healthz and /readyz for whoever restarts and routes.
+"""The HTTP port: /metrics for Prometheus, /healthz and /readyz for whoever restarts, /v1/match for
+whoever routes.
 
 It has threads of its own, so it answers also while the event loop does not.
 """
@@ -21,6 +22,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from kvstore.model.errors import Unauthorized
+from kvstore.server.match_page import BODY_NBYTES_MAX, MATCH_PATH, MatchPage
 
 logger = logging.getLogger(__name__)
 
@@ -52,8 +54,9 @@ class MetricsPort:
         registry_of: Callable[[str], CollectorRegistry | None] = lambda _: None,
         tls: Callable[[], ssl.SSLContext] | None = None,
         check: Check | None = None,
+        match: MatchPage | None = None,
     ) -> None:
-        """Bind. Raises OSError."""
+        """match: answers /v1/match. Bind. Raises OSError."""
         pages = {
             "/metrics": lambda handler: handler.metrics(
                 lambda tenant: registry_of(tenant) if tenant else registry, check
@@ -61,6 +64,8 @@ class MetricsPort:
             "/healthz": lambda handler: handler.probe(not_alive()),
             "/readyz": lambda handler: handler.probe(not_ready()),
         }
+        if match is not None:
+            pages[MATCH_PATH] = lambda handler: handler.match(match)
         server = _Server6 if ":" in host else _Server
         handler = type("Handler", (_Handler,), {"pages": pages})
         self._server = server((host, port), handler, tls)
@@ -87,7 +92,8 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         page = self.pages.get(urlsplit(self.path).path)
         if page is None:
-            self.answer(HTTPStatus.NOT_FOUND, "not found: /metrics, /healthz and /readyz are\n")
+            there = ", ".join(self.pages)
+            self.answer(HTTPStatus.NOT_FOUND, f"not found: {there} are\n")
         else:
             page(self)
 
@@ -96,7 +102,13 @@ class _Handler(BaseHTTPRequestHandler):
     def refuse(self) -> None:
         self.answer(HTTPStatus.METHOD_NOT_ALLOWED, "GET and HEAD only\n", Allow="GET, HEAD")
 
-    do_POST = do_PUT = do_DELETE = do_PATCH = do_OPTIONS = refuse  # noqa: N815
+    def do_POST(self) -> None:
+        if urlsplit(self.path).path == MATCH_PATH and MATCH_PATH in self.pages:
+            self.do_GET()
+        else:
+            self.refuse()
+
+    do_PUT = do_DELETE = do_PATCH = do_OPTIONS = refuse  # noqa: N815
 
     def metrics(
         self, registry_of: Callable[[str], CollectorRegistry | None], check: Check | None
@@ -118,6 +130,30 @@ class _Handler(BaseHTTPRequestHandler):
         encode, kind = choose_encoder(self.headers.get("Accept", ""))
         shown: Any = registry.restricted_registry(names) if names else registry
         self.answer(HTTPStatus.OK, encode(shown), kind)
+
+    def match(self, page: MatchPage) -> None:
+        body = self._body() if self.command == "POST" else b""
+        if body is None:
+            return
+        authorization, host = self.headers.get("Authorization", ""), self.client_address[0]
+        status, data = page.answer(
+            urlsplit(self.path).query, body, authorization, self._certified_names(), host
+        )
+        headers = {"WWW-Authenticate": "Bearer"} if status == HTTPStatus.UNAUTHORIZED else {}
+        self.answer(status, data, "application/json", **headers)
+
+    def _body(self) -> bytes | None:
+        """Return what was posted; None: it was refused."""
+        length = self.headers.get("Content-Length", "")
+        if not length.isdecimal() or len(length) > 10:
+            self.answer(HTTPStatus.LENGTH_REQUIRED, "a body needs its Content-Length\n")
+            return None
+        if int(length) > BODY_NBYTES_MAX:
+            self.close_connection = True
+            words = f"a body has at most {BODY_NBYTES_MAX} bytes\n"
+            self.answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, words)
+            return None
+        return self.rfile.read(int(length))
 
     def _certified_names(self) -> tuple[str, ...] | None:
         """Return the names of the client's certificate, None without one."""

@@ -9,6 +9,7 @@ from kvstore.model.block import KEY_NBYTES, BlockKey, NamespaceId, split_keys
 from kvstore.model.errors import InvalidRequest
 from kvstore.model.hint import SESSION_ID_CHARS_MAX
 from kvstore.model.member import SESSION_ENGINES_MAX, SOURCE_CHARS_MAX, Origin
+from kvstore.model.tokens import BlockTokens, check_tokens
 from kvstore.rpc.v1 import kvstore_pb2 as pb
 from kvstore.store.store import Store
 
@@ -47,6 +48,15 @@ def session_id_of(session_id: str) -> str:
     if len(session_id) > SESSION_ID_CHARS_MAX:
         raise InvalidRequest(f"a session id has at most {SESSION_ID_CHARS_MAX} characters")
     return session_id
+
+
+def tokens_of(
+    request: pb.AcquireRequest | pb.ReserveRequest, keys: Sequence[BlockKey], block_tokens: int
+) -> BlockTokens:
+    """Return the tokens of a request's blocks. Raises InvalidRequest."""
+    tokens = BlockTokens(request.tokens, request.lora_name)
+    check_tokens(tokens, len(keys), block_tokens)
+    return tokens
 
 
 def origin_of(request: pb.AcquireRequest) -> Origin | None:

@@ -22,8 +22,10 @@ from kvstore.server.access import WATCH_S, CertifiedNames, TcpAccess
 from kvstore.server.audit import open_audit
 from kvstore.server.boundary import Boundary
 from kvstore.server.health import Health
+from kvstore.server.http_rights import HttpRights
 from kvstore.server.identity import UNIX_SOCKET, Fixed, Identity
 from kvstore.server.listeners import Served, TcpListener, UnixListener, drain_all
+from kvstore.server.match_page import MatchPage
 from kvstore.server.metrics_port import MetricsPort
 from kvstore.server.operator import OperatorService
 from kvstore.server.quota import Quota, Quotas
@@ -320,6 +322,7 @@ class Server:
         if address is None:
             return
         certificates = self._access.certificates
+        allowed = HttpRights(self._access, self._tenants, self._metrics, self.audit)
         try:
             http = MetricsPort(
                 *address,
@@ -328,7 +331,8 @@ class Server:
                 not_alive=self._health.not_alive,
                 not_ready=self._health.not_ready,
                 tls=certificates.http_context if certificates else None,
-                check=None if metrics_are_open(self._config.settings) else self._check_metrics,
+                check=None if metrics_are_open(self._config.settings) else allowed.check_metrics,
+                match=MatchPage(asyncio.get_running_loop(), allowed.store_of),
             )
         except OSError as error:
             raise ConfigError(
@@ -338,18 +342,6 @@ class Server:
         http.start()
         self.metrics_port = http.port
         stack.push_async_callback(asyncio.to_thread, http.close)
-
-    def _check_metrics(
-        self, authorization: str, names: tuple[str, ...] | None, host: str, tenant: str
-    ) -> None:
-        """See `TcpAccess.check_metrics`; count who is refused."""
-        try:
-            self._access.check_metrics(authorization, names, host, tenant)
-        except Unauthorized as error:
-            self._metrics.rpc_errors.labels("metrics", "Unauthorized", error.reason).inc()
-            if self.audit is not None:
-                self.audit.refused("metrics", None, host, error.reason, str(error))
-            raise
 
     def _trouble(self, *, named: bool = False) -> str:
         """Return why clients should not ask this daemon now. named: of which tenant it is; no word

@@ -4,19 +4,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from kvstore.decide.planner import SessionId
 from kvstore.metrics import Metrics
 from kvstore.model.block import (
     KEY_NBYTES,
+    BlockKey,
     Grant,
     Namespace,
 )
 from kvstore.model.errors import InvalidRequest, Unavailable
 from kvstore.model.hint import EXPECT_S_MAX, Hint, HintKind
 from kvstore.model.outcome import REQUEST_ID_CHARS_MAX
+from kvstore.model.tokens import BlockTokens
 from kvstore.rpc.v1 import kvstore_pb2 as pb
 from kvstore.server.admin_calls import AdminCalls
 from kvstore.server.boundary import Context
@@ -28,6 +30,7 @@ from kvstore.server.requests import (
     pace_of,
     seconds_of,
     session_id_of,
+    tokens_of,
 )
 from kvstore.server.stream_bounds import check_deadline
 from kvstore.server.streams import Streams
@@ -40,12 +43,14 @@ from kvstore.transport.messages import (
     Epoch,
     committed_to_message,
     grant_to_message,
+    holders_to_messages,
     parent_of,
     spans_of,
 )
 
 TOKEN_CHARS = range(16, 129)
 CLIENT_CHARS_MAX = 256
+HOLDERS_MAX = 16
 READERS_MAX = 1 << 16
 ANSWER_S_MIN = 0.02
 LARGE_GRANT_SLOTS = 64
@@ -110,6 +115,7 @@ class Service(AdminCalls):
             batch_keys_max=self._store.limits.batch_keys_max,
             server_version=self._version,
             node=self._store.node_id,
+            announces=self._store.announcer is not None,
         )
 
     async def RegisterNamespace(
@@ -120,9 +126,11 @@ class Service(AdminCalls):
         return pb.RegisterNamespaceReply(namespace_id=namespace_id)
 
     async def Match(self, request: pb.MatchRequest, context: Context) -> pb.MatchReply:
+        namespace_id = self._requests.known(request.namespace_id)
+        keys = self._requests.keys(request.keys)
         match = self._store.gets.match(
-            self._requests.known(request.namespace_id),
-            self._requests.keys(request.keys),
+            namespace_id,
+            keys,
             request.skip_blocks,
             pace_of(request.recompute_s_per_block),
             refined=request.refined,
@@ -132,6 +140,9 @@ class Service(AdminCalls):
             resident_blocks=match.resident_blocks,
             worth_blocks=match.worth_blocks,
             load_s=match.load_s,
+            holders=holders_to_messages(self._store.holders(namespace_id, keys, HOLDERS_MAX))
+            if request.fleet
+            else (),
         )
 
     async def Acquire(
@@ -142,11 +153,12 @@ class Service(AdminCalls):
             raise InvalidRequest(f"{request.readers} readers; the limit is {READERS_MAX}")
         if len(request.request_id) > REQUEST_ID_CHARS_MAX:
             raise InvalidRequest(f"a request id has at most {REQUEST_ID_CHARS_MAX} characters")
-        session = SessionId(request.session)
+        session, keys = SessionId(request.session), self._requests.keys(request.keys)
+        self._check_tokens(request, keys)
         grant = await self._store.gets.acquire(
             session,
             self._requests.known(request.namespace_id),
-            self._requests.keys(request.keys),
+            keys,
             skip_blocks=request.skip_blocks,
             readers=request.readers or 1,
             wait_s=self._requests.wait_s(request.wait_s),
@@ -159,6 +171,8 @@ class Service(AdminCalls):
             origin=origin_of(request),
             early=request.early,
         )
+        if request.tokens:
+            self._announce(request, keys[: grant.hit_blocks])
         if self._recorder.listening:
             self._note(request, grant, grant.hit_blocks if is_guest else None)
         return await self._granted(grant, session, context)
@@ -170,11 +184,12 @@ class Service(AdminCalls):
         return pb.AwaitReply(ready_blocks=ready.blocks, over=ready.over)
 
     async def Reserve(self, request: pb.ReserveRequest, context: Context) -> pb.GrantReply:
-        session = SessionId(request.session)
+        session, keys = SessionId(request.session), self._requests.keys(request.keys)
+        self._check_tokens(request, keys)
         grant = await self._store.puts.reserve(
             session,
             self._requests.known(request.namespace_id),
-            self._requests.keys(request.keys),
+            keys,
             first_block=request.first_block,
             parent=parent_of(request.parent),
             spans=spans_of(request.spans),
@@ -183,7 +198,43 @@ class Service(AdminCalls):
             sizes=request.nbytes,
             refined=request.refined,
         )
+        if request.tokens:
+            self._announce(request, keys, request.first_block, parent_of(request.parent), grant)
         return await self._granted(grant, session, context)
+
+    def _check_tokens(
+        self, request: pb.AcquireRequest | pb.ReserveRequest, keys: Sequence[BlockKey]
+    ) -> None:
+        """Raise InvalidRequest for tokens that are not those of whole blocks."""
+        if request.tokens:
+            namespace = self._store.namespaces.get(self._requests.known(request.namespace_id))
+            tokens_of(request, keys, namespace.block_tokens)
+
+    def _announce(
+        self,
+        request: pb.AcquireRequest | pb.ReserveRequest,
+        keys: Sequence[BlockKey],
+        first_block: int = 0,
+        parent: BlockKey | None = None,
+        grant: Grant | None = None,
+    ) -> None:
+        """Tell whoever announces blocks which tokens these are of. grant: of new ones."""
+        announcer = self._store.announcer
+        if announcer is None or not keys:
+            return
+        namespace_id = self._requests.known(request.namespace_id)
+        block_tokens = self._store.namespaces.get(namespace_id).block_tokens
+        tokens = BlockTokens(request.tokens, request.lora_name).first(len(keys), block_tokens)
+        announcer.tokens(
+            SessionId(request.session),
+            namespace_id,
+            keys,
+            first_block=first_block,
+            parent=parent,
+            tokens=tokens.packed,
+            lora_name=tokens.lora_name,
+            stored=grant is None or None in grant.slots,
+        )
 
     async def Commit(self, request: pb.CommitRequest, context: Context) -> pb.CommitReply:
         done = await self._store.puts.commit(

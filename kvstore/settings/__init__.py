@@ -4,7 +4,13 @@ Unknown keys are errors, so a typing mistake never silently means "the default".
 """
 
 from kvstore.settings.checks import ADMISSIONS, LOG_FORMATS, LOG_LEVELS
-from kvstore.settings.cluster import ClusterSettings, parse_address, peer_listen_address
+from kvstore.settings.cluster import (
+    ClusterSettings,
+    parse_address,
+    peer_listen_address,
+    state_directory,
+)
+from kvstore.settings.events import EventSettings
 from kvstore.settings.load import Entry, entries, live_part, load_settings, overridden, settings_of
 from kvstore.settings.places import (
     default_digest_memory,
@@ -40,6 +46,7 @@ __all__ = [
     "ClusterSettings",
     "DramSettings",
     "Entry",
+    "EventSettings",
     "FileSettings",
     "LimitSettings",
     "ObjectSettings",
@@ -68,4 +75,5 @@ __all__ = [
     "parse_size",
     "peer_listen_address",
     "settings_of",
+    "state_directory",
 ]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from kvstore.model.errors import ConfigError
 from kvstore.settings.cluster import VIEW_BYTES_MIN, check_cluster
+from kvstore.settings.events import check_events
 from kvstore.settings.pool import check_pool
 from kvstore.settings.root_key import check_root_key
 from kvstore.settings.security import check_security
@@ -92,6 +93,8 @@ def _bounds(settings: Settings) -> list[tuple[str, float, float, float]]:
         ("cluster.serve_reads", cluster.serve_reads, 1, 256),
         ("cluster.serve_bytes_per_s", cluster.serve_bytes, 0, 1 << 50),
         ("cluster.view_bytes", cluster.view_bytes, VIEW_BYTES_MIN, 1 << 40),
+        ("events.dp_rank", settings.events.dp_rank, 0, (1 << 31) - 1),
+        ("events.replay_batches", settings.events.replay_batches, 1, 1 << 20),
     ]
 
 
@@ -114,6 +117,7 @@ def check(settings: Settings) -> None:
     check_root_key(settings.security)
     check_cluster(settings)
     check_pool(settings)
+    check_events(settings)
     for key, value, low, high in _bounds(settings):
         if not low <= value <= high:
             sized = _is_size_key(settings, key)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvstore.model.errors import ConfigError, InvalidRequest
@@ -133,6 +134,13 @@ class ClusterSettings:
     def endpoints(self) -> tuple[str, ...]:
         """What cluster.etcd names."""
         return _several(self.etcd)
+
+
+def state_directory(settings: Settings) -> Path | None:
+    """Return where a daemon keeps notes for its next start: cluster.state, or else the first of
+    file.path. None: nowhere."""
+    named = settings.cluster.state or next(iter(settings.file.paths), "")
+    return Path(named) if named else None
 
 
 def _several(value: str | tuple[str, ...]) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from typing import Any
 from kvstore.settings.checks import check
 from kvstore.settings.cluster import ClusterSettings
 from kvstore.settings.declare import GIB, LIVE, MIB, setting
+from kvstore.settings.events import EventSettings
 from kvstore.settings.places import default_directory, default_socket
 from kvstore.settings.pool import PoolSettings
 from kvstore.settings.security import SecuritySettings, TlsSettings
@@ -55,7 +56,8 @@ class ServerSettings:
         "HTTP address of /metrics for Prometheus, /healthz (200 while the event loop "
         "answers) and /readyz (503 while clients should use another daemon). Port 0 "
         'takes a free port, "" switches it off. On loopback every user of this host may '
-        "read counts, sizes, times and directories there, but no keys and no prompts. "
+        "read counts, sizes, times and directories there, but no keys and no prompts; without "
+        "credentials they may ask /v1/match whether a prompt that they know is stored. "
         "Beyond loopback it needs tls.cert and credentials, and /metrics a credential of "
         "the role operator, or admin of several tenants. With tls.cert it is HTTPS. Or else "
         "it needs server.metrics_open.",
@@ -355,6 +357,7 @@ class Settings:
     security: SecuritySettings = field(default_factory=SecuritySettings)
     cluster: ClusterSettings = field(default_factory=ClusterSettings)
     pool: PoolSettings = field(default_factory=PoolSettings)
+    events: EventSettings = field(default_factory=EventSettings)
     tenants: tuple[TenantSettings, ...] = ()  # by name
 
     def __post_init__(self) -> None:

@@ -47,6 +47,7 @@ class Report:
         self._puts = puts
         self._request_log = request_log
         self._started = node.now()
+        self.events: Callable[[], dict[str, Any]] | None = None  # of what is told to routers
         self.fleet: Callable[[], dict[str, Any]] | None = None  # what there is to say of it
 
     def outcomes(self, request_id: str, limit: int) -> list[Outcome]:
@@ -68,6 +69,11 @@ class Report:
                 f"{self._write_behind.recall.unrecalled_runs} runs found on disk are not indexed "
                 "yet: try again in a while"
             )
+
+    @property
+    def recalling(self) -> bool:
+        """Whether something that was found on disk is not indexed yet."""
+        return bool(self._write_behind.recall.unrecalled_runs)
 
     def scan(
         self, namespace_id: NamespaceId | None, after: BlockKey | None, limit: int
@@ -131,6 +137,7 @@ class Report:
             "recall": self._write_behind.recall.unrecalled_runs,
         }
         fleet = {"fleet": self.fleet()} if self.fleet is not None else {}
+        events = {"events": self.events()} if self.events is not None else {}
         objects = {"object": self._objects.stats()} if self._objects is not None else {}
         pool = {"pool": self._pool.stats()} if self._pool is not None else {}
         return {
@@ -140,4 +147,5 @@ class Report:
             **objects,
             **pool,
             **fleet,
+            **events,
         }

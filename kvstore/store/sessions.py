@@ -116,6 +116,11 @@ class Sessions:
         found = (e for s in self._leases.sessions() if not s.ended for e in s.engines)
         return tuple(sorted(set(found)))
 
+    def engines_of(self, session: SessionId) -> tuple[str, ...] | None:
+        """Return where the engine of a session answers; None: it has ended."""
+        found = self._leases.find(session)
+        return found.engines if found is not None and not found.ended else None
+
     def join(self, session: SessionId, token: str, pid: int = 0) -> Process:
         """Add a process to a session; `leave` when its socket closes. Raises SessionEnded.
 

@@ -17,10 +17,11 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kvstore.decide.ask import Ask
+from kvstore.decide.index import Index
 from kvstore.decide.planner import DAEMON_SESSION, Leases, Planner, SessionId
 from kvstore.metrics import Metrics
 from kvstore.model.block import BlockKey, Match, Namespace, NamespaceId, Slot
-from kvstore.model.member import NodeId
+from kvstore.model.member import Holds, NodeId
 from kvstore.move.deletions import Deletions
 from kvstore.move.fetch import Fetch
 from kvstore.move.file_leases import FileLeases
@@ -32,6 +33,7 @@ from kvstore.move.verify import Verifier
 from kvstore.move.write_behind import WriteBehind
 from kvstore.settings import LimitSettings
 from kvstore.store.acquire import Acquisition
+from kvstore.store.announcing import Announcer
 from kvstore.store.caps import Caps
 from kvstore.store.deletes import Deletes, FleetDeletes
 from kvstore.store.gets import Gets
@@ -87,6 +89,7 @@ class Store:
         """new_id: as for `Leases`. objects, pool: make the node's object tier, and its side
         of a pool, if it has them."""
         self.node_id = NodeId("")  # of a fleet
+        self.announcer: Announcer | None = None  # None: nothing is told to routers
         self._metrics = metrics
         self._leases = Leases(
             lease_s=limits.lease_s,
@@ -221,6 +224,22 @@ class Store:
         if peers is None or not peers.may_have(ask, namespace):
             return 0
         return await peers.reach(ask, namespace, Match(skip_blocks, skip_blocks), now + REACH_S)
+
+    def announce(self, announcer: Announcer | None) -> Index:
+        """Tell somebody the tokens of blocks from now on, None for nobody; returns the index, for
+        whoever is to be told what changes in it."""
+        self.announcer = announcer
+        return self._node.planner.index
+
+    def holders(
+        self, namespace_id: NamespaceId, keys: Sequence[BlockKey], most: int
+    ) -> list[Holds]:
+        """Return which other hosts seem to have some of a prefix, longest first. Asks nobody."""
+        peers = self._acquisition.sources.peers
+        spec = self._node.planner.index.namespaces.spec(namespace_id)
+        return (
+            peers.seem_to_have(spec, keys, most) if peers is not None and spec is not None else []
+        )
 
     @property
     def arena(self) -> Arena:

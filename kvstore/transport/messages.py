@@ -24,7 +24,7 @@ from kvstore.model.block import (
     Span,
 )
 from kvstore.model.errors import Incompatible, InvalidRequest
-from kvstore.model.member import Origin
+from kvstore.model.member import Holds, NodeId, Origin
 from kvstore.rpc.v1 import kvstore_pb2 as pb
 
 NO_SLOT = NO_PLACE = 0xFFFFFFFF
@@ -149,6 +149,33 @@ def origin_to_message(origin: Origin | None) -> pb.Origin | None:
     if origin is None:
         return None
     return pb.Origin(source=origin.source, expect_blocks=origin.expect_blocks)
+
+
+def holders_to_messages(holders: Iterable[Holds]) -> list[pb.Holder]:
+    return [
+        pb.Holder(
+            node=each.node,
+            address=each.address,
+            engines=each.engines,
+            blocks=each.blocks,
+            age_s=each.age_s,
+        )
+        for each in holders
+    ]
+
+
+def holders_of(messages: Iterable[pb.Holder]) -> tuple[Holds, ...]:
+    """Return what a daemon says of others."""
+    return tuple(
+        Holds(
+            NodeId(each.node),
+            each.address,
+            tuple(each.engines),
+            each.blocks,
+            each.age_s if each.HasField("age_s") else None,
+        )
+        for each in messages
+    )
 
 
 def spans_to_messages(spans: Iterable[Span]) -> list[pb.Span]:

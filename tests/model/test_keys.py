@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.model.block import Group, Namespace, NamespaceId, model_name
+from kvstore.model.block import Group, Namespace, NamespaceId
 from kvstore.model.errors import InvalidRequest
 from kvstore.model.keys import KeyChain, block_key, encode_extras, root_key
+from kvstore.model.names import model_name
 
 NAMESPACE = Namespace(
     block_tokens=4,

@@ -156,6 +156,23 @@ def print_recovery(result: Mapping[str, Any]) -> None:
     _print(_ratios(title, RECOVERY_MEANINGS, result))
 
 
+def print_events(result: Mapping[str, Any]) -> None:
+    """Print what events cost, and how true an index is."""
+    bars = {
+        "event_to_visible_ms_p50": ("commit to the indexer's answer, p50 ms", "at most 50"),
+        "put_ratio_with_events": ("puts with events / without", "0.95"),
+        "memory_bytes_per_block": ("bytes a block of 16 tokens", "at most 120"),
+        "index_equals_daemon": ("prompts of which indexer and daemon say the same", "1.0"),
+        "claimed_but_absent": ("blocks claimed and not there, after faults", "at most 0.01"),
+        "present_but_unknown": ("blocks there and not claimed, after faults", "at most 0.05"),
+    }
+    table = _table("KV events", ("what", "measured", "goal"))
+    for field, (what, goal) in bars.items():
+        if field in result:
+            table.add_row(what, f"{result[field]:.4g}", goal)
+    _print(table)
+
+
 def print_index(result: Mapping[str, Any]) -> None:
     """Print a row a policy."""
     title = f"{result['plan']['blocks']:,} resident blocks"

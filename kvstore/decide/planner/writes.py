@@ -67,6 +67,7 @@ class Writes:
                 self._ledger.dirty.clean(record)
                 self._ledger.detach(block, record)  # that of a disk that came back meanwhile
                 self._ledger.attach(frame, position, block, record)
+                self._ledger.moved(block)
         self._ledger.drop_pins(write.held)
         self._ledger.free_if_dead(frame)
 

@@ -49,7 +49,7 @@ class OpenSessionRequest(_message.Message):
     def __init__(self, rpc_version: _Optional[int] = ..., token: _Optional[str] = ..., client: _Optional[str] = ..., engines: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class OpenSessionReply(_message.Message):
-    __slots__ = ("session", "instance", "arena_socket", "batch_keys_max", "server_version", "call_socket", "node")
+    __slots__ = ("session", "instance", "arena_socket", "batch_keys_max", "server_version", "call_socket", "node", "announces")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     ARENA_SOCKET_FIELD_NUMBER: _ClassVar[int]
@@ -57,6 +57,7 @@ class OpenSessionReply(_message.Message):
     SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
     CALL_SOCKET_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
+    ANNOUNCES_FIELD_NUMBER: _ClassVar[int]
     session: int
     instance: str
     arena_socket: str
@@ -64,7 +65,8 @@ class OpenSessionReply(_message.Message):
     server_version: str
     call_socket: str
     node: str
-    def __init__(self, session: _Optional[int] = ..., instance: _Optional[str] = ..., arena_socket: _Optional[str] = ..., batch_keys_max: _Optional[int] = ..., server_version: _Optional[str] = ..., call_socket: _Optional[str] = ..., node: _Optional[str] = ...) -> None: ...
+    announces: bool
+    def __init__(self, session: _Optional[int] = ..., instance: _Optional[str] = ..., arena_socket: _Optional[str] = ..., batch_keys_max: _Optional[int] = ..., server_version: _Optional[str] = ..., call_socket: _Optional[str] = ..., node: _Optional[str] = ..., announces: _Optional[bool] = ...) -> None: ...
 
 class RegisterNamespaceRequest(_message.Message):
     __slots__ = ("spec_json", "name")
@@ -93,33 +95,51 @@ class Span(_message.Message):
     def __init__(self, group: _Optional[int] = ..., shard: _Optional[int] = ..., begin: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
 
 class MatchRequest(_message.Message):
-    __slots__ = ("namespace_id", "keys", "skip_blocks", "recompute_s_per_block", "refined")
+    __slots__ = ("namespace_id", "keys", "skip_blocks", "recompute_s_per_block", "refined", "fleet")
     NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     SKIP_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     RECOMPUTE_S_PER_BLOCK_FIELD_NUMBER: _ClassVar[int]
     REFINED_FIELD_NUMBER: _ClassVar[int]
+    FLEET_FIELD_NUMBER: _ClassVar[int]
     namespace_id: bytes
     keys: bytes
     skip_blocks: int
     recompute_s_per_block: float
     refined: bool
-    def __init__(self, namespace_id: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., skip_blocks: _Optional[int] = ..., recompute_s_per_block: _Optional[float] = ..., refined: _Optional[bool] = ...) -> None: ...
+    fleet: bool
+    def __init__(self, namespace_id: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., skip_blocks: _Optional[int] = ..., recompute_s_per_block: _Optional[float] = ..., refined: _Optional[bool] = ..., fleet: _Optional[bool] = ...) -> None: ...
+
+class Holder(_message.Message):
+    __slots__ = ("node", "address", "engines", "blocks", "age_s")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    ENGINES_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    address: str
+    engines: _containers.RepeatedScalarFieldContainer[str]
+    blocks: int
+    age_s: float
+    def __init__(self, node: _Optional[str] = ..., address: _Optional[str] = ..., engines: _Optional[_Iterable[str]] = ..., blocks: _Optional[int] = ..., age_s: _Optional[float] = ...) -> None: ...
 
 class MatchReply(_message.Message):
-    __slots__ = ("hit_blocks", "resident_blocks", "worth_blocks", "load_s")
+    __slots__ = ("hit_blocks", "resident_blocks", "worth_blocks", "load_s", "holders")
     HIT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     RESIDENT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     WORTH_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     LOAD_S_FIELD_NUMBER: _ClassVar[int]
+    HOLDERS_FIELD_NUMBER: _ClassVar[int]
     hit_blocks: int
     resident_blocks: int
     worth_blocks: int
     load_s: float
-    def __init__(self, hit_blocks: _Optional[int] = ..., resident_blocks: _Optional[int] = ..., worth_blocks: _Optional[int] = ..., load_s: _Optional[float] = ...) -> None: ...
+    holders: _containers.RepeatedCompositeFieldContainer[Holder]
+    def __init__(self, hit_blocks: _Optional[int] = ..., resident_blocks: _Optional[int] = ..., worth_blocks: _Optional[int] = ..., load_s: _Optional[float] = ..., holders: _Optional[_Iterable[_Union[Holder, _Mapping]]] = ...) -> None: ...
 
 class AcquireRequest(_message.Message):
-    __slots__ = ("session", "namespace_id", "keys", "skip_blocks", "readers", "wait_s", "spans", "request_id", "recompute_s_per_block", "session_id", "file_places", "refined", "origin", "early")
+    __slots__ = ("session", "namespace_id", "keys", "skip_blocks", "readers", "wait_s", "spans", "request_id", "recompute_s_per_block", "session_id", "file_places", "refined", "origin", "early", "tokens", "lora_name")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
@@ -134,6 +154,8 @@ class AcquireRequest(_message.Message):
     REFINED_FIELD_NUMBER: _ClassVar[int]
     ORIGIN_FIELD_NUMBER: _ClassVar[int]
     EARLY_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LORA_NAME_FIELD_NUMBER: _ClassVar[int]
     session: int
     namespace_id: bytes
     keys: bytes
@@ -148,7 +170,9 @@ class AcquireRequest(_message.Message):
     refined: bool
     origin: Origin
     early: bool
-    def __init__(self, session: _Optional[int] = ..., namespace_id: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., skip_blocks: _Optional[int] = ..., readers: _Optional[int] = ..., wait_s: _Optional[float] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., request_id: _Optional[str] = ..., recompute_s_per_block: _Optional[float] = ..., session_id: _Optional[str] = ..., file_places: _Optional[bool] = ..., refined: _Optional[bool] = ..., origin: _Optional[_Union[Origin, _Mapping]] = ..., early: _Optional[bool] = ...) -> None: ...
+    tokens: bytes
+    lora_name: str
+    def __init__(self, session: _Optional[int] = ..., namespace_id: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., skip_blocks: _Optional[int] = ..., readers: _Optional[int] = ..., wait_s: _Optional[float] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., request_id: _Optional[str] = ..., recompute_s_per_block: _Optional[float] = ..., session_id: _Optional[str] = ..., file_places: _Optional[bool] = ..., refined: _Optional[bool] = ..., origin: _Optional[_Union[Origin, _Mapping]] = ..., early: _Optional[bool] = ..., tokens: _Optional[bytes] = ..., lora_name: _Optional[str] = ...) -> None: ...
 
 class Origin(_message.Message):
     __slots__ = ("source", "expect_blocks")
@@ -159,7 +183,7 @@ class Origin(_message.Message):
     def __init__(self, source: _Optional[str] = ..., expect_blocks: _Optional[int] = ...) -> None: ...
 
 class ReserveRequest(_message.Message):
-    __slots__ = ("session", "namespace_id", "keys", "first_block", "parent", "spans", "wait_s", "session_id", "nbytes", "refined")
+    __slots__ = ("session", "namespace_id", "keys", "first_block", "parent", "spans", "wait_s", "session_id", "nbytes", "refined", "tokens", "lora_name")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
@@ -170,6 +194,8 @@ class ReserveRequest(_message.Message):
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     NBYTES_FIELD_NUMBER: _ClassVar[int]
     REFINED_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LORA_NAME_FIELD_NUMBER: _ClassVar[int]
     session: int
     namespace_id: bytes
     keys: bytes
@@ -180,7 +206,9 @@ class ReserveRequest(_message.Message):
     session_id: str
     nbytes: _containers.RepeatedScalarFieldContainer[int]
     refined: bool
-    def __init__(self, session: _Optional[int] = ..., namespace_id: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., first_block: _Optional[int] = ..., parent: _Optional[bytes] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., wait_s: _Optional[float] = ..., session_id: _Optional[str] = ..., nbytes: _Optional[_Iterable[int]] = ..., refined: _Optional[bool] = ...) -> None: ...
+    tokens: bytes
+    lora_name: str
+    def __init__(self, session: _Optional[int] = ..., namespace_id: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., first_block: _Optional[int] = ..., parent: _Optional[bytes] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., wait_s: _Optional[float] = ..., session_id: _Optional[str] = ..., nbytes: _Optional[_Iterable[int]] = ..., refined: _Optional[bool] = ..., tokens: _Optional[bytes] = ..., lora_name: _Optional[str] = ...) -> None: ...
 
 class GrantReply(_message.Message):
     __slots__ = ("lease", "deadline_s", "spans", "extents", "offsets", "checksums", "hit_blocks", "leased", "refused", "files", "place_files", "place_offsets", "nbytes", "ready_blocks")

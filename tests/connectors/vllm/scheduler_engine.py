@@ -57,6 +57,7 @@ class FakeClient:
         self._namespace = namespace
         self.coarse: set[int] = set()
         self.available = True
+        self.announces = False
         self.instance = "daemon-1"
         self.node = ""
         self.hit_blocks = 0
@@ -107,6 +108,7 @@ class FakeClient:
         refined,
         origin,
         early,
+        tokens=None,
     ):
         self.asked.append(
             SimpleNamespace(
@@ -120,6 +122,7 @@ class FakeClient:
                 origin=origin,
                 wait_s=wait_s,
                 early=early,
+                tokens=tokens,
             )
         )
         if self.error is not None:

@@ -6,8 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from kvstore.model.block import BlockKey
+from kvstore.model.tokens import BlockTokens
+from kvstore_vllm.metadata import pieces
+from kvstore_vllm.tracked import Tracked
 from tests.connectors.vllm.scheduler_engine import (
     BLOCK,
+    NAMESPACE,
     Engine,
     keys_of,
     make_request,
@@ -170,3 +175,31 @@ def test_salts_keep_prefixes_apart(engine):
     first_keys = [asked.keys[0] for asked in engine.client.asked]
     assert len(set(first_keys)) == 3
     assert first_keys[1] == keys_of(make_request(18), b"alice")[0]
+
+
+def test_tokens_go_to_a_daemon_that_announces_and_to_no_other(engine):
+    adapter = SimpleNamespace(lora_name="poet", lora_int_id=1, lora_path="/nowhere")
+    tables = ([1, 2, 3, 4, 5], [11, 12, 13, 14, 15])
+
+    def orders(**fields):
+        request = make_request(18, **fields)
+        assert saved(run_prompt(engine, request, tables)) == {}
+        engine.sample(request, 99)
+        return engine.step(cached=[(request, None, 1)]).saves
+
+    assert [order.tokens for order in orders(name="a")] == [None]
+    assert engine.client.asked[-1].tokens is None
+    engine.client.announces = True
+    (order,) = orders(name="b")
+    assert order.tokens == BlockTokens.of(range(4 * BLOCK))
+    assert engine.client.asked[-1].tokens == BlockTokens.of(range(4 * BLOCK))
+    (one, two) = pieces(order, [1, 1], 4)
+    assert (one.tokens, two.tokens) == (
+        BlockTokens.of(range(2 * BLOCK)),
+        BlockTokens.of(range(2 * BLOCK, 4 * BLOCK)),
+    )
+    # A prompt with a salt is nobody else's.
+    assert [order.tokens for order in orders(name="c", cache_salt="s")] == [None]
+    assert engine.client.asked[-1].tokens is None
+    tracked = Tracked(make_request(18, lora_request=adapter), BlockKey(bytes(32)), NAMESPACE)
+    assert tracked.tokens(1, 2) == BlockTokens.of(range(BLOCK, 2 * BLOCK), "poet")

@@ -176,6 +176,7 @@ class Remote:
         session_id,
         sizes=(),
         refined=False,
+        tokens=None,
     ):
         client = self._client
         if client.error:

@@ -1,0 +1,230 @@
+"""The event loop's side: what changed in the index, and the tokens that engines send.
+
+It looks at most ten times a second, a thousand blocks at a turn, and hands arrays of bytes to the
+publisher's thread. What cannot be handed over stays where it is, and is told later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import NamedTuple
+
+from kvstore.decide.changed import Changed, place_of, prefix_groups
+from kvstore.decide.index import Index, StoredBlock
+from kvstore.decide.planner import SessionId
+from kvstore.events.book import Told
+from kvstore.events.publisher import BATCH_S, Publisher, Seen, Tokens, Topics
+from kvstore.metrics import Metrics
+from kvstore.model.block import KEY_NBYTES, BlockKey, Namespace, NamespaceId
+from kvstore.store.sessions import Sessions
+
+STEP_BLOCKS = 1024
+AGAIN_S = 0.05  # where the publisher takes no more
+SESSIONS_MAX = 4096
+SPACES_MAX = 1024
+TOPICS_MAX = 256
+_from_bytes = int.from_bytes
+
+
+class _Space(NamedTuple):
+    """What is asked of a namespace for each block. needed: its prefix groups."""
+
+    spec: Namespace
+    model: str
+    block_tokens: int
+    needed: int
+
+
+class Feed:
+    """Made before anything is stored; `start` when there is a publisher.
+
+    model: of which blocks are told; "" is all. engines: whether topics are those of engines.
+    recalling: whether what was found on disk is still being indexed.
+    """
+
+    def __init__(
+        self,
+        index: Index,
+        sessions: Sessions,
+        metrics: Metrics,
+        *,
+        model: str,
+        engines: bool,
+        recalling: Callable[[], bool],
+    ) -> None:
+        self._index = index
+        self._sessions = sessions
+        self._metrics = metrics
+        self._model = model
+        self._engines = engines
+        self._recalling = recalling
+        self._publisher: Publisher | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._looked_at = 0.0
+        self._looking: Iterator[StoredBlock] = iter(())
+        self._finding = self._more_to_find = True  # what is seen may have been found on disk
+        self._spaces: dict[NamespaceId, _Space] = {}
+        self._models: OrderedDict[SessionId, set[str]] = OrderedDict()  # of engines
+        self._topics: frozenset[tuple[str, str]] = frozenset()
+        self.changed = Changed()
+
+    def start(self, publisher: Publisher) -> None:
+        self._publisher = publisher
+        self._loop = asyncio.get_running_loop()
+        self.changed.on_change = self._soon
+        self._index.changed = self.changed
+        if self._engines:
+            self._sessions.on_engines.append(self._tell_topics)
+            for block in self._index:  # another life may have announced it
+                self.changed.note(block)
+
+    def close(self) -> None:
+        self.changed.on_change = lambda: None
+        self._index.changed = None
+        self._publisher = None
+        if self._timer is not None:
+            self._timer.cancel()
+
+    # ---- what changed ------------------------------------------------------------------------
+
+    def _soon(self) -> None:
+        if self._timer is None and self._loop is not None:
+            self._timer = self._loop.call_at(self._looked_at + BATCH_S, self._look)
+
+    def _look(self) -> None:
+        """Hand over a step of what changed; the rest has its turn after others."""
+        loop, publisher = self._loop, self._publisher
+        assert loop is not None
+        self._timer = None
+        if publisher is None:
+            return
+        blocks = list(islice(self._looking, STEP_BLOCKS))
+        if not blocks:
+            self._looked_at = loop.time()
+            self._looking = self.changed.take()
+            self._finding = self._finding and self._more_to_find
+            self._more_to_find = self._recalling()
+            blocks = list(islice(self._looking, STEP_BLOCKS))
+        refused = self._hand_over(publisher, blocks)
+        for block in refused:
+            self.changed.note(block)
+        if len(blocks) == STEP_BLOCKS:
+            self._timer = loop.call_later(AGAIN_S if refused else 0, self._look)
+        elif len(self.changed):
+            self._soon()
+
+    def _hand_over(
+        self, publisher: Publisher, blocks: Sequence[StoredBlock]
+    ) -> Sequence[StoredBlock]:
+        """Post where blocks are; returns those that did not fit."""
+        spaces: dict[NamespaceId, list[StoredBlock]] = {}
+        for block in blocks:
+            of_space = spaces.get(block.namespace_id)
+            if of_space is None:
+                of_space = spaces[block.namespace_id] = []
+            of_space.append(block)
+        refused: list[StoredBlock] = []
+        for namespace_id, these in spaces.items():
+            space = self._space(namespace_id)
+            if space is None:
+                continue
+            needed = space.needed
+            seen = Seen(
+                namespace_id,
+                space.model,
+                space.block_tokens,
+                b"".join([block.key[:8] for block in these]),
+                bytes([place_of(block, needed) for block in these]),
+                self._engines and self._finding,
+            )
+            if not publisher.post(seen, wake=True):
+                self._metrics.event_drops.labels("queue").inc()
+                refused += these
+        return refused
+
+    def _space(self, namespace_id: NamespaceId) -> _Space | None:
+        """Return a namespace that is announced; None for another."""
+        spec = self._index.namespaces.spec(namespace_id)
+        if spec is None:
+            return None
+        known = self._spaces.get(namespace_id)
+        if known is None or known.spec is not spec:
+            if len(self._spaces) > SPACES_MAX:
+                self._spaces.clear()
+            known = _Space(spec, spec.title, spec.block_tokens, prefix_groups(spec))
+            self._spaces[namespace_id] = known
+        return known if self._model in ("", known.model) else None
+
+    def ask(self, namespace_id: NamespaceId, keys: bytes) -> None:
+        """Look where blocks are that were stored before their tokens came. Any thread may call."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._ask, keys)
+
+    def _ask(self, keys: bytes) -> None:
+        for at in range(0, len(keys), KEY_NBYTES):
+            block = self._index.by_key(BlockKey(keys[at : at + KEY_NBYTES]))
+            if block is not None and self._publisher is not None:
+                self.changed.note(block)
+
+    # ---- tokens ------------------------------------------------------------------------------
+
+    def tokens(
+        self,
+        session: SessionId,
+        namespace_id: NamespaceId,
+        keys: Sequence[BlockKey],
+        *,
+        first_block: int,
+        parent: BlockKey | None,
+        tokens: bytes,
+        lora_name: str,
+        stored: bool,
+    ) -> None:
+        """See `kvstore.store.announcing`."""
+        space = self._space(namespace_id)
+        if space is None or self._publisher is None:
+            return
+        count = len(tokens) // (4 * space.block_tokens)
+        told = Told(
+            b"".join(keys[:count]),
+            tokens,
+            first_block,
+            _from_bytes(parent[:8], "little") if parent else 0,
+        )
+        what = Tokens(namespace_id, space.model, space.block_tokens, told, lora_name, stored)
+        if not self._publisher.post(what, wake=stored):
+            self._metrics.event_drops.labels("queue").inc()
+        if self._engines:
+            self._note_engine(session, space.model)
+
+    # ---- topics of engines -------------------------------------------------------------------
+
+    def _note_engine(self, session: SessionId, model: str) -> None:
+        models = self._models.setdefault(session, set())
+        if model not in models and len(models) < TOPICS_MAX:
+            models.add(model)
+            while len(self._models) > SESSIONS_MAX:
+                self._models.popitem(last=False)
+            self._tell_topics()
+
+    def _tell_topics(self) -> None:
+        """Tell which engines of which models are here now. A name with @ would be another topic."""
+        topics: set[tuple[str, str]] = set()
+        for session, models in list(self._models.items()):
+            engines = self._sessions.engines_of(session)
+            if engines is None:
+                del self._models[session]
+                continue
+            for engine in engines:
+                for model in models:
+                    if "@" in engine or "@" in model:
+                        self._metrics.event_drops.labels("name").inc()
+                    elif len(topics) < TOPICS_MAX:
+                        topics.add((f"kv@{engine}@{model}", model))
+        if self._publisher is not None and topics != self._topics:
+            self._topics = frozenset(topics)
+            self._publisher.post(Topics(self._topics), wake=True)

@@ -1,0 +1,60 @@
+"""Who may ask what on the HTTP port; refusals are counted, and noted."""
+
+from __future__ import annotations
+
+from kvstore.metrics import Metrics
+from kvstore.model.errors import Unauthorized
+from kvstore.model.tenant import DEFAULT_TENANT
+from kvstore.server import rights
+from kvstore.server.access import TcpAccess
+from kvstore.server.audit import AuditLog
+from kvstore.store.store import Store
+from kvstore.store.tenants import Tenants
+
+
+class HttpRights:
+    """Any thread may ask."""
+
+    def __init__(
+        self, access: TcpAccess, tenants: Tenants, metrics: Metrics, audit: AuditLog | None
+    ) -> None:
+        self._access = access
+        self._tenants = tenants
+        self._metrics = metrics
+        self._audit = audit
+
+    def check_metrics(
+        self, authorization: str, names: tuple[str, ...] | None, host: str, tenant: str
+    ) -> None:
+        """See `TcpAccess.check_metrics`."""
+        try:
+            self._access.check_metrics(authorization, names, host, tenant)
+        except Unauthorized as error:
+            self._refused("metrics", host, error)
+            raise
+
+    def store_of(self, authorization: str, names: tuple[str, ...] | None, host: str) -> Store:
+        """Return the store that a caller may ask what is stored, as by gRPC's Match. On loopback,
+        where nobody has credentials, that is everybody. Raises Unauthorized."""
+        try:
+            principal = self._access.caller(authorization, names, host)
+            if principal is not None:
+                rights.check("Match", principal)
+            elif self._tenants.configured:
+                raise Unauthorized(
+                    "a tenant's prompts are told to its credentials only: set security.tokens",
+                    reason="credential",
+                )
+            tenant = principal.tenant if principal is not None else DEFAULT_TENANT
+            found = self._tenants.find(tenant)
+            if found is None:
+                raise Unauthorized(f"there is no tenant {tenant} here", reason="tenant")
+        except Unauthorized as error:
+            self._refused("match", host, error)
+            raise
+        return found.store
+
+    def _refused(self, what: str, host: str, error: Unauthorized) -> None:
+        self._metrics.rpc_errors.labels(what, "Unauthorized", error.reason).inc()
+        if self._audit is not None:
+            self._audit.refused(what, None, host, error.reason, str(error))
