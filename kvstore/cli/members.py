@@ -10,7 +10,17 @@ import click
 from kvstore.cli.target import connect, daemon_options
 from kvstore.cli.words import duration, size
 
-COLUMNS = ("NODE", "ADDRESS", "STATE", "VERSION", "ROUND TRIP", "BORROWED", "LENT", "DEMERITS")
+COLUMNS = (
+    "NODE",
+    "ADDRESS",
+    "STATE",
+    "VERSION",
+    "ROUND TRIP",
+    "LINK",
+    "BORROWED",
+    "LENT",
+    "DEMERITS",
+)
 
 
 @click.command()
@@ -66,6 +76,7 @@ def _row(member: dict[str, Any]) -> tuple[str, ...]:
         member["state"],
         member["version"],
         "-" if trip is None else duration(trip),
+        member["link"] or "-",
         size(member["borrowed_bytes"]),
         size(member["lent_bytes"]),
         str(member["demerits"]),

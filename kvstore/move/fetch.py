@@ -298,9 +298,20 @@ class Fetch:
                     return False
                 return True
             finally:
-                self.store.release(DAEMON_SESSION, [grant.lease_id])
+                self._let_go(grant, reading)
         finally:
             await reading.close()
+
+    def _let_go(self, grant: Grant, reading: Reading) -> None:
+        """Give reserved slots back, when nothing can write into them any more. Until then they
+        stay leased, or in limbo when that lease is over."""
+        limbo = reading.limbo
+        if limbo is None or limbo.done():
+            self.store.release(DAEMON_SESSION, [grant.lease_id])
+            return
+        self._metrics.read_errors.inc()
+        logger.error("fetch=limbo slots=%d", len(grant.slots))
+        limbo.add_done_callback(lambda _: self.store.release(DAEMON_SESSION, [grant.lease_id]))
 
     async def _reserve(self, window: Window, reading: Reading, *, copy: bool) -> Grant:
         namespace, sizes = self._planner.namespace(window.namespace_id), list[int]()

@@ -267,6 +267,8 @@ class ObjectListing:
 class ObjectReading:
     """Records of the bucket; None where it has none."""
 
+    limbo = None
+
     def __init__(self, source: ObjectSource, places: Sequence[Place | None]) -> None:
         self._source = source
         self._places = places

@@ -20,6 +20,7 @@ from kvstore.move.source import Reading, Window
 from kvstore.peer.base import (
     READ_WAIT_S_MAX,
     Incoming,
+    Limbo,
     PeerBusy,
     PeerCorrupt,
     PeerError,
@@ -214,6 +215,10 @@ class PeerReading:
         self._window = window
         self._incoming = incoming
         self.sizes = list(incoming.sizes)
+
+    @property
+    def limbo(self) -> Limbo | None:
+        return self._incoming.limbo
 
     async def fill(self, targets: Sequence[memoryview | None], deadline: float) -> list[int] | None:
         if any(

@@ -90,6 +90,8 @@ class Peer:
             "arena_bytes": self.member.arena_bytes,
             "file_bytes": self.member.file_bytes,
             "round_trip_s": self.rtt_s,
+            "link": self.link.medium if self.link is not None else None,
+            "read_bytes": self.link.read_bytes if self.link is not None else {},
             "borrowed_bytes": self.borrowed_bytes,
             "breaker": self.breaker.state.value,
             "demerits": sum(self._now() - at < DEMERITS_S for at in self._demerits),

@@ -162,6 +162,8 @@ class PoolListing:
 class PoolReading:
     """Records of the pool; of no bytes where it has none."""
 
+    limbo = None
+
     def __init__(self, listing: PoolListing, records: Sequence[PoolRecord]) -> None:
         self._listing = listing
         self._records = records

@@ -14,6 +14,7 @@ from kvstore.decide.index import StoredBlock
 from kvstore.model.block import BlockKey, NamespaceId, Part, Span
 from kvstore.model.outcome import Reason
 from kvstore.move.load_race import LoadRaces
+from kvstore.peer.base import Limbo
 
 WINDOW_NBYTES = 16 << 20  # of records published at once: the first are up while the last are asked
 STEP_BLOCKS = 128  # looked at before others run: about a millisecond
@@ -35,8 +36,12 @@ class Window:
 class Reading(Protocol):
     """The records of one window, over its spans, on their way from a source.
 
-    sizes: bytes of each; of one that the source does not have, 0.
+    sizes: bytes of each; of one that the source does not have, 0. limbo: after a `fill` that failed
+    or was cancelled, what may still write into its targets, until it is done; None: nothing.
     """
+
+    @property
+    def limbo(self) -> Limbo | None: ...
 
     @property
     def sizes(self) -> Sequence[int]: ...
@@ -45,7 +50,7 @@ class Reading(Protocol):
         """Write each record that has a target there; return their checksums, 0 without a target.
 
         None: one could not be had, or was not what was stored. Once this has returned, raised or
-        been cancelled, nothing writes into the targets any more.
+        been cancelled, nothing writes into the targets any more, unless `limbo` says so.
         """
 
     async def close(self) -> None:

@@ -19,9 +19,9 @@ checksum, the lender held its lease until the last byte, and it was the same sta
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from kvstore.model.block import BlockKey, FilePlace, Namespace, NamespaceId, Span
 from kvstore.model.errors import Unavailable
@@ -169,11 +169,24 @@ class HeadsReply:
     came: bytes = b""
 
 
+class Limbo(Protocol):
+    """What may still write into memory, until it is done: a future of the event loop."""
+
+    def done(self) -> bool: ...
+
+    def add_done_callback(self, callback: Callable[[Any], object], /) -> None: ...
+
+
 class Incoming(Protocol):
     """A READ under way.
 
-    sizes, checksums: one item per record over the spans, in order; size 0: it is not there.
+    sizes, checksums: one item per record over the spans, in order; size 0: it is not there. limbo:
+    after a `fill` that failed or was cancelled, what may still write into its targets; None:
+    nothing. Then they must not be used for anything else until this is done.
     """
+
+    @property
+    def limbo(self) -> Limbo | None: ...
 
     @property
     def sizes(self) -> Sequence[int]: ...
@@ -185,8 +198,8 @@ class Incoming(Protocol):
         """Receive the records into `targets`, of their sizes; None drops one that is not wanted.
 
         Call it once. When it has returned, every target has the record its checksum says. When it
-        has returned, raised or was cancelled, nothing writes into targets any more. Raises
-        PeerError.
+        has returned, raised or was cancelled, nothing writes into targets any more, unless `limbo`
+        says so. Raises PeerError.
         """
 
     async def close(self) -> None:
@@ -206,12 +219,20 @@ class PeerLink(Protocol):
     def fault(self) -> PeerCorrupt | None:
         """What ended the link, if the peer sent what nobody can read: to whomever it was sent."""
 
+    @property
+    def medium(self) -> str:
+        """One word: how records come, unless they lie in files: tcp, ucx or nixl."""
+
     def of(self, tenant: TenantId) -> PeerLink:
         """Return the same link, for another tenant's blocks. Its calls raise PeerIncompatible,
         reason "tenant", if the peer does not have that tenant."""
 
     @property
     def open(self) -> bool: ...
+
+    @property
+    def read_bytes(self) -> Mapping[str, int]:
+        """How many bytes of records have come over this link: tcp, and onesided."""
 
     @property
     def worn(self) -> bool:

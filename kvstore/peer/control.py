@@ -24,7 +24,8 @@ from kvstore.peer.wire import TIMEOUT_S_MAX, Frame, Frames, Kind
 UNREAD_NBYTES_MAX = 2 << 20  # written to a peer that does not read: more than any answer
 CALLS_MAX = 1024  # under way on one link, most of them waits
 GRACE_S = 0.5  # longer than the other side's own deadline, so that its answer comes first
-NAMING = (Kind.MATCH, Kind.ARRIVAL, Kind.CORRUPT, Kind.DELETE)  # requests that name a namespace
+# Requests that name a namespace.
+NAMING = (Kind.MATCH, Kind.ARRIVAL, Kind.CORRUPT, Kind.DELETE, Kind.GRANT)
 INCOMPATIBLE = ("protocol", "fleet", "self", "node", "certificate", "tls", "bulk", "tenant")
 
 

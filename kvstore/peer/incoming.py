@@ -103,16 +103,14 @@ class Reads:
 
     def _answer(self, frame: Frame, sizes_max: Sequence[int], varies: Sequence[bool]) -> ReadAnswer:
         answer = decode_read_head(frame.body, records=len(sizes_max))
-        if answer.instance != self._instance:
-            raise PeerGone(f"{self.name} is another start than it said", reason="lease")
-        for nbytes, most, any_size in zip(answer.sizes, sizes_max, varies, strict=True):
-            if nbytes not in (0, most) and not (any_size and nbytes < most):
-                raise PeerCorrupt(f"{self.name} has a record of {nbytes} bytes, not {most}")
+        check_answer(answer, self._instance, sizes_max, varies, self.name)
         return answer
 
 
 class TcpIncoming:
     """The records of one READ, on their way. Implements `Incoming`."""
+
+    limbo = None  # a socket that was shut writes nothing more
 
     def __init__(self, reads: Reads, turn: Turn, answer: ReadAnswer, deadline: float) -> None:
         self.sizes = answer.sizes
@@ -128,7 +126,7 @@ class TcpIncoming:
             raise InvalidRequest("a read is filled once")
         good = False
         try:
-            self._check(targets)
+            check_targets(self.sizes, targets)
             receipt = Receipt(turn.bulk, self.sizes, self.checksums, targets, self._reads.name)
             wrong = await self._received(receipt, turn.bulk)
             self._reads.received_nbytes += sum(self.sizes)
@@ -142,13 +140,6 @@ class TcpIncoming:
         turn, self._turn = self._turn, None
         if turn is not None:
             self._reads.connections.give(turn, good=False)
-
-    def _check(self, targets: Sequence[memoryview | None]) -> None:
-        if len(targets) != len(self.sizes):
-            raise InvalidRequest(f"{len(targets)} targets for {len(self.sizes)} records")
-        for nbytes, target in zip(self.sizes, targets, strict=True):
-            if target is not None and len(target) != nbytes:
-                raise InvalidRequest(f"a target of {len(target)} bytes for a record of {nbytes}")
 
     async def _received(self, receipt: Receipt, bulk: Bulk) -> list[int]:
         """Let a thread receive; nothing of it is left when this returns or raises."""
@@ -170,6 +161,30 @@ class TcpIncoming:
             message = f"a read from {self._reads.name} was not over in time"
             raise PeerSlow(message, reason="deadline")
         return end.result()
+
+
+def check_answer(
+    answer: ReadAnswer,
+    instance: str,
+    sizes_max: Sequence[int],
+    varies: Sequence[bool],
+    name: str,
+) -> None:
+    """Raise PeerError for an answer of another start of the peer, or of impossible sizes."""
+    if answer.instance != instance:
+        raise PeerGone(f"{name} is another start than it said", reason="lease")
+    for nbytes, most, any_size in zip(answer.sizes, sizes_max, varies, strict=True):
+        if nbytes not in (0, most) and not (any_size and nbytes < most):
+            raise PeerCorrupt(f"{name} has a record of {nbytes} bytes, not {most}")
+
+
+def check_targets(sizes: Sequence[int], targets: Sequence[memoryview | None]) -> None:
+    """Raise InvalidRequest for targets that are not those of the records."""
+    if len(targets) != len(sizes):
+        raise InvalidRequest(f"{len(targets)} targets for {len(sizes)} records")
+    for nbytes, target in zip(sizes, targets, strict=True):
+        if target is not None and len(target) != nbytes:
+            raise InvalidRequest(f"a target of {len(target)} bytes for a record of {nbytes}")
 
 
 def check_read(

@@ -32,7 +32,7 @@ from kvstore.peer.base import (
 from kvstore.peer.bulk import Bulk
 from kvstore.peer.control import refusal_of
 from kvstore.peer.lenders import Lenders
-from kvstore.peer.messages import PartsBody, decode_parts, encode, encode_read_head, tenant_of
+from kvstore.peer.messages import Keys, PartsBody, decode_parts, encode, encode_read_head, tenant_of
 from kvstore.peer.seal import TAG_NBYTES
 from kvstore.peer.send import Dispatch
 from kvstore.peer.wire import HELD, NOT_HELD, Frame, Kind
@@ -116,7 +116,7 @@ class Lending:
                 await self._refuse(bulk, frame, error)
                 continue
             try:
-                with self._permit():
+                with self.permit():
                     await self._answer(bulk, frame, node)
             except (InvalidRequest, PeerBusy, PeerIncompatible) as error:
                 await self._refuse(bulk, frame, error)
@@ -127,7 +127,7 @@ class Lending:
         await bulk.send(Frame(Kind.ERROR, frame.id, encode(refusal)))
 
     @contextmanager
-    def _permit(self) -> Iterator[None]:
+    def permit(self) -> Iterator[None]:
         """Be one of the reads that run. Raises PeerBusy."""
         if self.draining:
             raise PeerBusy("this daemon is about to stop", reason="draining")
@@ -147,21 +147,17 @@ class Lending:
         sent."""
         keys, body = decode_parts(frame.body)
         tenant = tenant_of(body.tenant)
-        lender = self._lenders.of(tenant)
         deadline = time.monotonic() + min(frame.timeout_s, SEND_S_MAX)
-        with self._permit_of(tenant):
-            await self._pace()
+        with self.permit_of(tenant):
+            await self.pace()
             try:
-                loan = await lender.lend(
-                    keys.namespace_id, keys.keys, body.spans, body.refined, node
-                )
+                loan = await self.lend(keys, body, node)
             except KVStoreError as error:
                 await self._refuse(bulk, frame, error)
                 return
             released = False
             try:
-                nbytes = _check_loan(loan, body)
-                self._bucket.take(nbytes)
+                nbytes = self.take(loan, body)
                 await self._send(bulk, frame, loan.records, deadline, node)
                 held = loan.held()
                 loan.release()
@@ -170,11 +166,10 @@ class Lending:
                 if not released:
                     loan.release()
             await self._send_held(bulk, held=held)
-        self.sent_nbytes[node, tenant] += nbytes
-        self._lent(tenant, nbytes)
+        self.note_lent(node, tenant, nbytes)
 
     @contextmanager
-    def _permit_of(self, tenant: TenantId) -> Iterator[None]:
+    def permit_of(self, tenant: TenantId) -> Iterator[None]:
         """Be one of a tenant's reads. Raises PeerBusy."""
         if self._has_part(tenant):
             raise PeerBusy("a tenant's part of the reads is under way")
@@ -186,7 +181,25 @@ class Lending:
             if not self._reads_of[tenant]:
                 del self._reads_of[tenant]
 
-    async def _pace(self) -> None:
+    async def lend(self, keys: Keys, body: PartsBody, node: NodeId) -> Loan:
+        """Lease what a node asks for. Raises KVStoreError: PeerIncompatible for a tenant that is
+        not here."""
+        lender = self._lenders.of(tenant_of(body.tenant))
+        return await lender.lend(keys.namespace_id, keys.keys, body.spans, body.refined, node)
+
+    def take(self, loan: Loan, body: PartsBody) -> int:
+        """Return how many bytes are lent, which then count for the pace. Raises InvalidRequest."""
+        nbytes = _check_loan(loan, body)
+        self._bucket.take(nbytes)
+        return nbytes
+
+    def note_lent(self, node: NodeId, tenant: TenantId, nbytes: int) -> None:
+        """Count a read that was served."""
+        self.sent_nbytes[node, tenant] += nbytes
+        self._lent(tenant, nbytes)
+
+    async def pace(self) -> None:
+        """Wait for what may be lent in a second. Raises PeerBusy."""
         wait_s = self._bucket.wait_s(time.monotonic())
         if wait_s > RATE_WAIT_S_MAX:
             raise PeerBusy("what may be lent in a second is lent", retry_after_s=wait_s)

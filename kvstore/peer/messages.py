@@ -122,30 +122,31 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
 encode: Callable[[Any], bytes] = msgspec.msgpack.Encoder().encode
 
 
-def _decoder(kind: type[T]) -> Callable[[bytes], T]:
-    decoder = msgspec.msgpack.Decoder(kind)
+def decoder(kind: type[T]) -> Callable[[bytes], T]:
+    """Return what reads a body as `kind`, or raises Incompatible."""
+    parse = msgspec.msgpack.Decoder(kind)
 
     def decode(body: bytes) -> T:
         try:
-            return decoder.decode(body)
+            return parse.decode(body)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # ValueError: no UTF-8
             raise Incompatible(f"not a {kind.__name__}: {error}") from error
 
     return decode
 
 
-_hello = _decoder(Hello)
-_match_body = _decoder(MatchBody)
-_parts_body = _decoder(PartsBody)
-_keys_body = _decoder(KeysBody)
-_heads_ask = _decoder(HeadsAsk)
-_heads_reply = _decoder(HeadsReply)
-_match_reply = _decoder(PeerMatch)
-_ticket = _decoder(Ticket)
-_read_head = _decoder(ReadHead)
-_refusal = _decoder(Refusal)
-decode_namespace = _decoder(NamespaceBody)
-decode_bulk = _decoder(BulkBody)
+_hello = decoder(Hello)
+_match_body = decoder(MatchBody)
+_parts_body = decoder(PartsBody)
+_keys_body = decoder(KeysBody)
+_heads_ask = decoder(HeadsAsk)
+_heads_reply = decoder(HeadsReply)
+_match_reply = decoder(PeerMatch)
+_ticket = decoder(Ticket)
+_read_head = decoder(ReadHead)
+_refusal = decoder(Refusal)
+decode_namespace = decoder(NamespaceBody)
+decode_bulk = decoder(BulkBody)
 
 
 class Keys(NamedTuple):

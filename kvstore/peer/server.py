@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from kvstore.model.errors import ConfigError
@@ -28,6 +29,7 @@ from kvstore.peer.identity import Ourselves
 from kvstore.peer.lenders import Lenders
 from kvstore.peer.lending import Lending
 from kvstore.peer.messages import Ticket, encode
+from kvstore.peer.onesided.mover import Mover
 from kvstore.peer.seal import Opener, Sealer
 from kvstore.peer.serving import Borrower
 from kvstore.peer.trust import certificate_error
@@ -53,7 +55,8 @@ class PeerServer:
     """Serves peers from `start` to `close`. port: where.
 
     refused: is told a word for each connection and request that was not served. lent: whose bytes
-    were sent, and how many, of each read that was.
+    were sent, and how many, of each read that was. movers: by which peers may read one-sided; they
+    are looked at for each request.
     """
 
     def __init__(
@@ -65,6 +68,7 @@ class PeerServer:
         bytes_per_s: int = 0,
         refused: Callable[[str], None] = lambda word: None,
         lent: Callable[[TenantId, int], None] = lambda tenant, nbytes: None,
+        movers: Mapping[str, Mover] = MappingProxyType({}),
     ) -> None:
         self._ourselves = ourselves
         self._lenders = lenders
@@ -77,6 +81,7 @@ class PeerServer:
             refused=refused,
             lent=lent,
         )
+        self._movers = movers
         self.port = 0
         self._listener: socket.socket | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -192,6 +197,7 @@ class PeerServer:
             self._ourselves,
             self._lenders,
             self.lending,
+            movers=self._movers,
             on_lost=self._forget,
             refused=self._refused,
         )

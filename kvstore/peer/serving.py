@@ -6,7 +6,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -43,6 +43,8 @@ from kvstore.peer.messages import (
     encode,
     tenant_of,
 )
+from kvstore.peer.onesided.grants import Grants
+from kvstore.peer.onesided.mover import Mover
 from kvstore.peer.trust import names_of
 from kvstore.peer.wire import TOKEN_NBYTES, Frame, Kind
 
@@ -73,6 +75,7 @@ class Borrower:
         lenders: Lenders,
         lending: Lending,
         *,
+        movers: Mapping[str, Mover],
         on_lost: Callable[[Borrower], None],
         refused: Callable[[str], None],
     ) -> None:
@@ -88,6 +91,7 @@ class Borrower:
         self.bulks: set[asyncio.Task[None]] = set()
         self._requests: dict[int, asyncio.Task[None]] = {}
         self._heads: set[TenantId] = set()  # whose are asked for: one question at a time
+        self._grants = Grants(lending, movers, lambda: ourselves.member().instance)
         self._tickets: dict[bytes, Issued] = {}
         self._handlers: dict[int, Callable[[Frame], Awaitable[bytes]]] = {
             Kind.NAMESPACE: self._namespace,
@@ -97,6 +101,9 @@ class Borrower:
             Kind.HEADS: self._heads_of,
             Kind.CORRUPT: self._corrupt,
             Kind.DELETE: self._delete,
+            Kind.GRANT: self._grant,
+            Kind.HELD: self._grants.held,
+            Kind.MEMORY: self._grants.memory,
         }
 
     def redeem(self, token: bytes) -> Ticket | None:
@@ -150,6 +157,7 @@ class Borrower:
             self._told(error.outcome)
         for task in (*self._requests.values(), *self.bulks):
             task.cancel()
+        self._grants.close()
         if not self.greeted.done():
             self.greeted.set_exception(error)
             self.greeted.exception()  # its waiter may be gone
@@ -222,6 +230,10 @@ class Borrower:
         )
         self._tickets[ticket.token] = Issued(ticket, now + TICKET_S)
         return encode(ticket)
+
+    async def _grant(self, frame: Frame) -> bytes:
+        assert self.member is not None
+        return await self._grants.grant(frame, self.member.node)
 
     async def _heads_of(self, frame: Frame) -> bytes:
         ask = decode_heads_ask(frame.body)

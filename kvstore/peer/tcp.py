@@ -26,6 +26,7 @@ from kvstore.peer.base import (
     READ_WAIT_S_MAX,
     HeadsAsk,
     HeadsReply,
+    Incoming,
     PeerCorrupt,
     PeerGone,
     PeerIncompatible,
@@ -35,7 +36,7 @@ from kvstore.peer.base import (
 from kvstore.peer.connections import Connections
 from kvstore.peer.control import GRACE_S, Calls
 from kvstore.peer.identity import Ourselves
-from kvstore.peer.incoming import Reads, TcpIncoming, check_read
+from kvstore.peer.incoming import Reads, check_read
 from kvstore.peer.messages import (
     KeysBody,
     MatchBody,
@@ -46,6 +47,8 @@ from kvstore.peer.messages import (
     decode_match_reply,
     encode,
 )
+from kvstore.peer.onesided.mover import Mover
+from kvstore.peer.onesided.reads import OneSidedReads
 from kvstore.peer.trust import certificate_error, names_of
 from kvstore.peer.wire import TENANTS_SINCE, Kind
 
@@ -78,8 +81,32 @@ class TcpLink:
         self._ends_at = time.monotonic() + LINK_S_MAX if ourselves.trust else float("inf")
         address = calls.link.info("peername")
         connections = Connections(calls, address[:2], sealed=ourselves.sealed)
-        calls.on_lost = connections.link_lost
+        calls.on_lost = self._lost
         self.reads = Reads(connections, threads, name=self.name, instance=peer.instance)
+        self.onesided: OneSidedReads | None = None
+
+    def read_onesided(self, mover: Mover) -> None:
+        """From now on, read what lies in the peer's memory by a driver that it has as well."""
+        self.onesided = OneSidedReads(
+            self._calls, mover, self.reads.threads, name=self.name, instance=self.peer.instance
+        )
+
+    @property
+    def medium(self) -> str:
+        """One word: how records travel, unless they lie in files."""
+        usable = self.onesided is not None and self.onesided.usable
+        return self.onesided.mover.name if self.onesided is not None and usable else "tcp"
+
+    @property
+    def read_bytes(self) -> dict[str, int]:
+        """How many bytes of records have come, by how."""
+        onesided = self.onesided.read_nbytes if self.onesided is not None else 0
+        return {"tcp": self.reads.received_nbytes, "onesided": onesided}
+
+    def _lost(self) -> None:
+        self.reads.connections.link_lost()
+        if self.onesided is not None:
+            self.onesided.close()
 
     @property
     def fault(self) -> PeerCorrupt | None:
@@ -137,7 +164,7 @@ class TcpLink:
         refined: bool = False,
         wait_s: float = 0.0,
         deadline: float,
-    ) -> TcpIncoming:
+    ) -> Incoming:
         """See `PeerLink`."""
         _check_count(keys, KEYS_MAX)
         sizes_max, varies = check_read(namespace, len(keys), spans)
@@ -154,6 +181,11 @@ class TcpLink:
         if wait_s > 0:
             arrival = partial(self._arrival, body, min(wait_s, READ_WAIT_S_MAX), deadline)
             await self._registered(namespace, arrival, deadline)
+        if self.onesided is not None:
+            grant = partial(self.onesided.begin, body, sizes_max, varies, deadline)
+            granted = await self._registered(namespace, grant, deadline)
+            if granted is not None:
+                return granted
         begin = partial(self.reads.begin, body, sizes_max, varies, deadline)
         return await self._registered(namespace, begin, deadline)
 

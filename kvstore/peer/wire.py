@@ -8,6 +8,8 @@ A frame is a header (bytes of the body, id, kind, timeout, checksum) and a body:
 A kind that is not known is refused by an ERROR, a field that is not known is ignored: a newer peer
 may say more. The checksum is of all the rest: without it, a flipped bit makes a READ of one shard
 one of another shard, whose own checksums fit, and a DELETE one of nothing.
+One-sided reads need no bulk connection: GRANT leases records and says where in memory they are,
+MEMORY how to reach that; HELD gives the grant back and says whether it was held until then.
 Sealed bulk connections carry the same bytes in pieces: see `seal.py`.
 """
 
@@ -55,6 +57,9 @@ class Kind(enum.IntEnum):
     DELETE = 9
     PING = 10
     CANCEL = 11
+    GRANT = 12
+    HELD = 13
+    MEMORY = 14
     REPLY = 64
     ERROR = 65
 
@@ -73,6 +78,9 @@ NBYTES_MAX: dict[int, int] = {
     Kind.DELETE: NAMED_KEYS_MAX * KEY_NBYTES + _ROOM,
     Kind.PING: _ROOM,
     Kind.CANCEL: 0,
+    Kind.GRANT: _ASK_NBYTES_MAX,
+    Kind.HELD: _ROOM,
+    Kind.MEMORY: _ROOM,
     Kind.REPLY: HEADS_MAX * HEAD_NBYTES + _ROOM,
     Kind.ERROR: 4 * _ROOM,
 }

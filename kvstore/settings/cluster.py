@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 MEMBERSHIPS = ("none", "static", "etcd", "kubernetes")
 BULKS = ("sealed", "clear")
+LINKS = ("auto", "tcp", "ucx", "nixl")
 ADDRESSES_MAX = 1024
 VIEW_BYTES_MIN = MIB
 _SERVICE = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")  # RFC 1035
@@ -98,6 +99,13 @@ class ClusterSettings:
         "is encrypted already.",
         "sealed",
     )
+    links: str = setting(
+        "How records in memory are read: tcp; or one-sided by ucx or nixl, between two daemons "
+        "that both have it and an RDMA device that is up, else over TCP; or auto: by one of them "
+        "where it is installed. Such reads are not encrypted: with certificates they need "
+        "cluster.bulk=clear.",
+        "auto",
+    )
     threads: int = setting("Threads that send and receive records.", 4)
     serve_reads: int = setting(
         "Reads of other daemons that are answered at once; beyond it they are told `busy`.", 8
@@ -175,6 +183,7 @@ def check_cluster(settings: Settings) -> None:
     for key, word, choices in (
         ("cluster.membership", cluster.membership, MEMBERSHIPS),
         ("cluster.bulk", cluster.bulk, BULKS),
+        ("cluster.links", cluster.links, LINKS),
     ):
         if word not in choices:
             raise ConfigError(f"{key}={word!r}: choose one of {', '.join(choices)}")
@@ -186,6 +195,16 @@ def check_cluster(settings: Settings) -> None:
     service = cluster.kubernetes_service
     if service and not _SERVICE.fullmatch(service):
         raise ConfigError(f"cluster.kubernetes_service={service[:200]!r} is no name of a Service")
+    if cluster.links in ("ucx", "nixl") and settings.tenants:
+        raise ConfigError(
+            f"cluster.links={cluster.links} reads one arena, and each tenant has its own: leave "
+            "cluster.links out"
+        )
+    if cluster.links in ("ucx", "nixl") and cluster.cert and cluster.bulk == "sealed":
+        raise ConfigError(
+            f"cluster.links={cluster.links} is not encrypted: set cluster.bulk=clear if the "
+            "network is, or leave cluster.links out"
+        )
     _check_files(cluster)
     peer_listen_address(cluster)
     if cluster.address:

@@ -31,6 +31,7 @@ from kvstore.peer.trust import Trust
 from kvstore.peer.wire import PROTOCOL
 from kvstore.settings import Settings, parse_address, peer_listen_address
 from kvstore.store.fleet_deletes import KeepsDeletes
+from kvstore.store.links import Links
 from kvstore.store.tenant_in_fleet import TenantInFleet
 from kvstore.store.tenants import TENANTS_DIRECTORY, Tenant, Tenants, directories_of
 from kvstore.system.background import keep_running
@@ -57,6 +58,7 @@ class Fleet:
         self._ourselves = self._open_ourselves()
         self._lenders = Lenders()
         self._here: dict[str, TenantInFleet] = {}
+        self._links = Links(settings, tenants.get(DEFAULT_TENANT).store.arena)
         self._server = PeerServer(
             self._ourselves,
             self._lenders,
@@ -64,6 +66,7 @@ class Fleet:
             bytes_per_s=self._cluster.serve_bytes,
             refused=lambda word: metrics.peer_refused.labels(word).inc(),
             lent=self._count_lent,
+            movers=self._links.movers,
         )
         self._peers: Peers | None = None
         self._membership: Membership | None = None
@@ -91,6 +94,7 @@ class Fleet:
             cluster.address or self._listening,
             version=self._version,
             protocol=PROTOCOL,
+            features=tuple(self._links.movers),
             zone=cluster.zone,
             state=self._state,
             engines=tuple(self._engines())[:ENGINES_MAX],
@@ -110,6 +114,7 @@ class Fleet:
         listen = peer_listen_address(self._cluster)
         assert listen is not None
         self._node = await asyncio.to_thread(own_node_id, state_directory(self._settings))
+        await self._links.start(self._node, sealed=self._ourselves.sealed)
         await self._server.start(*listen)
         self._port = self._server.port
         peers = self._peers = Peers(self._dial, self._node, self._metrics, time.monotonic)
@@ -222,6 +227,7 @@ class Fleet:
             await self._membership.leave()
         if self._peers is not None:
             await self._peers.close()
+        await self._links.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def stats(self, name: str = "") -> dict[str, Any]:
@@ -253,6 +259,7 @@ class Fleet:
             "zone": own.zone,
             "engines": engines,
             "secured": self._security,
+            "links": self._links.stats(),
             "deletes": "kept" if keeps else "members only",
             "membership": self._membership.stats() if self._membership is not None else {},
             "view": view,
@@ -274,7 +281,12 @@ class Fleet:
             task.add_done_callback(self._telling.discard)
 
     async def _dial(self, member: Member, deadline: float) -> TcpLink:
-        return await self._dialled(member.address, deadline, expected=member.node)
+        link = await self._dialled(member.address, deadline, expected=member.node)
+        for name, mover in self._links.movers.items():
+            if name in link.peer.features:
+                link.read_onesided(mover)
+                break
+        return link
 
     async def _dialled(
         self, address: str, deadline: float, *, expected: NodeId | None = None

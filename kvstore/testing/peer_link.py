@@ -55,6 +55,7 @@ class PeerReadContract:
     """What is read, and how a read ends. `PeerLinkContract` has all of it."""
 
     namespace = sample_namespace("peer", RECORD_NBYTES)
+    large_nbytes = LARGE_NBYTES  # more than READ_NBYTES_MAX
 
     def linked(self, lender: MemoryLender) -> AbstractAsyncContextManager[PeerLink]:
         raise NotImplementedError("serve `lender`, give a link to it, end both")
@@ -143,15 +144,15 @@ class PeerReadContract:
         self.run(test)
 
     def test_a_block_larger_than_a_window_is_read_by_itself(self) -> None:
-        namespace = sample_namespace("large", LARGE_NBYTES)
+        namespace = sample_namespace("large", self.large_nbytes)
 
         async def test(lender: MemoryLender, link: PeerLink) -> None:
             (key,) = sample_keys("large", 1)
-            lender.put(namespace, key, sample_record(key, LARGE_NBYTES))
+            lender.put(namespace, key, sample_record(key, self.large_nbytes))
             incoming = await link.read(namespace, [key], full_span(1), deadline=soon())
-            target = memoryview(bytearray(LARGE_NBYTES))
+            target = memoryview(bytearray(self.large_nbytes))
             await incoming.fill([target])
-            assert target == sample_record(key, LARGE_NBYTES)
+            assert target == sample_record(key, self.large_nbytes)
             with pytest.raises(InvalidRequest):
                 await link.read(namespace, [key, key], full_span(2), deadline=soon())
 
@@ -246,19 +247,19 @@ class PeerReadContract:
         self.run(test)
 
     def test_nothing_writes_into_targets_after_a_cancelled_read(self) -> None:
-        namespace = sample_namespace("cancelled", LARGE_NBYTES)
+        namespace = sample_namespace("cancelled", self.large_nbytes)
 
         async def test(lender: MemoryLender, link: PeerLink) -> None:
             (key,) = sample_keys("cancelled", 1)
-            lender.put(namespace, key, b"\xff" * LARGE_NBYTES)
+            lender.put(namespace, key, b"\xff" * self.large_nbytes)
             incoming = await link.read(namespace, [key], full_span(1), deadline=soon())
-            target = memoryview(bytearray(LARGE_NBYTES))
+            target = memoryview(bytearray(self.large_nbytes))
             filling = asyncio.create_task(incoming.fill([target]))
             await until(lambda: target[0])
             filling.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await filling
-            target[:] = bytes(LARGE_NBYTES)
+            target[:] = bytes(self.large_nbytes)
             self.fill_lender(lender, [key])
             assert len(await self.read(link, [key])) == 1  # time for whoever still writes
             assert not any(target[:: 1 << 12])

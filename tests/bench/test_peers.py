@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,8 @@ from kvstore_bench.cli import bench
 from kvstore_bench.peers.blocks import Blocks
 from kvstore_bench.peers.course import GETS, PUTS, Course, result
 from kvstore_bench.peers.process import Process
-from kvstore_bench.peers.roster import FLOOR, KEPT, OURS, PEERS, Peer
+from kvstore_bench.peers.remote.course import REMOTE_PEERS, Remote, RemoteCourse, remote_result
+from kvstore_bench.peers.roster import FLOOR, KEPT, NIXL_UCX, OURS, PEERS, Peer
 from kvstore_bench.peers.turn import DEVICE_GETS, PeersPlan, Record
 
 BOTH = ("--system", FLOOR, "--system", KEPT, "--blocks", "8", "--block-mib", "1", "--rounds", "2")
@@ -147,3 +149,40 @@ def test_help_says_how_peers_get_an_environment_of_their_own() -> None:
     assert done.exit_code == 0
     for text in ("--python-of", "environment of their own", "--quick", "SIGKILL"):
         assert text in " ".join(done.output.split())
+
+
+def test_gets_from_another_process_and_who_is_not_installed() -> None:
+    ours, mooncake, nixl = REMOTE_PEERS
+    broken = replace(mooncake, module="no_such_module", environ={})
+    plan = replace(SMALL, remote_gets=2)
+    course = RemoteCourse(plan, lambda peer: sys.executable)
+    document = course.run([ours, broken], {nixl.name: "pip install it"}, lambda system: None)
+    row = document["remote"][OURS]
+    assert (row["gets"], row["missed"], row["wrong"]) == (2, 0, 0)
+    assert row["bytes_per_s"]["min"] > 0
+    assert "no_such_module" in document["remote"][mooncake.name]["status"]
+    assert document["remote"][nixl.name] == {"status": "not installed", "install": "pip install it"}
+    assert document["remote_get_vs_best"] is None
+    assert document["remote_wrong"] == 0
+
+
+@pytest.mark.parametrize("peer", REMOTE_PEERS[1:], ids=lambda peer: peer.name)
+def test_another_system_gives_back_what_it_was_lent(peer: Peer) -> None:
+    present, absent = Course(SMALL, Path()).present([peer])
+    if not present:
+        pytest.skip(absent[peer.name])
+    document = RemoteCourse(SMALL, lambda peer: sys.executable).run([peer], {}, lambda system: None)
+    row = document["remote"][peer.name]
+    assert (row["status"], row["missed"], row["wrong"]) == ("measured", 0, 0)
+
+
+def test_the_ratio_of_remote_gets_is_over_the_best_of_the_others() -> None:
+    records = {
+        OURS: Remote([3.0, 1.0, 2.0]),
+        "mooncake": Remote([4.0], wrong=1),
+        NIXL_UCX: Remote([1.0], missed=2),
+    }
+    document = remote_result(REMOTE_PEERS, records, absent={}, failed={})
+    assert (document["remote_get_best"], document["remote_get_vs_best"]) == ("mooncake", 0.5)
+    assert document["remote_wrong"] == 1
+    assert document["remote"][NIXL_UCX]["missed"] == 2

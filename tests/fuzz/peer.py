@@ -35,6 +35,14 @@ from kvstore.peer.messages import (
     encode,
     encode_read_head,
 )
+from kvstore.peer.onesided.messages import (
+    GrantBody,
+    HeldBody,
+    MemoryBody,
+    decode_grant_reply,
+    decode_memory,
+)
+from kvstore.peer.onesided.ucx import parse_offer
 from kvstore.peer.serving import Borrower
 from kvstore.peer.wire import HEADER_NBYTES, Frame, Frames, Kind, parse_head
 from kvstore.testing.lender import MemoryLender
@@ -109,7 +117,7 @@ def requests(data: bytes) -> None:
             lender.put(SPACE, key, bytes(10))
         ourselves = Ourselves("fuzz", lambda: THERE)
         lending = Lending(lender, lambda: "1" * 16, serve_reads=1, refused=str)
-        peer = Borrower(ourselves, lender, lending, on_lost=lambda _: None, refused=str)
+        peer = Borrower(ourselves, lender, lending, movers={}, on_lost=lambda _: None, refused=str)
         transport = _Transport()
         peer.link.connection_made(transport)
         if data[:1] != b"\0":
@@ -160,6 +168,9 @@ def answers(data: bytes) -> None:
         lambda body: decode_heads_reply(body, ask=ASKED),
         lambda body: decode_heads_reply(body, ask=HeadsAsk(level=1)),
         lambda body: decode_read_head(body, records=2),
+        lambda body: decode_grant_reply(body, records=2),
+        decode_memory,
+        parse_offer,
     ):
         for body in (data, data[HEADER_NBYTES:]):
             try:
@@ -191,6 +202,11 @@ REQUESTS = [
     _asked((Kind.MATCH, encode(MatchBody(namespace=SPACE.id, keys=PACKED, skip=1)))),
     _asked((Kind.ARRIVAL, _PARTS), (Kind.READ, _PARTS), (Kind.PING, b""), (Kind.CANCEL, b"")),
     _asked((Kind.HEADS, encode(HeadsAsk())), (Kind.HEADS, encode(ASKED)), (Kind.BULK, b"\x80")),
+    _asked(
+        (Kind.GRANT, encode(GrantBody(link="ucx", parts=_PARTS))),
+        (Kind.HELD, encode(HeldBody(grant=1))),
+        (Kind.MEMORY, encode(MemoryBody(link="ucx"))),
+    ),
     _asked((Kind.CORRUPT, _KEYS), (Kind.DELETE, encode(KeysBody(namespace=SPACE.id)))),
 ]
 _CHUNK = HeadsReply("1" * 16, 1, 9, snapshot=True, cursor=1 << 60, heads=bytes(range(16)))

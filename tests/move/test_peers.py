@@ -60,6 +60,26 @@ def test_what_one_host_stored_another_reads(pair: Pair) -> None:
     assert pair.lender.store.report.stats()["leases"] == 0
 
 
+def test_slots_that_may_still_be_written_into_are_not_given_back(pair: Pair) -> None:
+    pair.lender.put(A, 0, 20)
+    two = pair.borrower
+    pair.link.faults.stuck = stuck = two.loop.create_future()
+    assert two.get(A) == 0
+    used = two.store.arena.physical_nbytes
+    assert used > 0
+    leases = two.store._leases
+    for lease in leases._sessions[DAEMON_SESSION].leases.values():
+        lease.deadline = 0.0
+    leases.expire()
+    assert leases.limbo_bytes == used
+    pair.link.faults.stuck = None
+    assert two.get(A) == 20  # into other slots
+    assert leases.limbo_bytes == used
+    two.loop.call_soon(stuck.set_result, False)
+    two.until(lambda: not leases.limbo_bytes)
+    assert two.store.arena.physical_nbytes < 2 * used
+
+
 def test_only_what_is_missing_is_read(pair: Pair) -> None:
     pair.lender.put(A, 0, 20)
     pair.borrower.put(A, 0, 12)

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from kvstore.model.member import Member, NodeId
 from kvstore.peer.base import Lender
@@ -57,7 +58,7 @@ class Certificates:
 class Served:
     """A server of peers, and how to reach it. refused: how often, by word."""
 
-    def __init__(self, me: Ourselves, lenders: Lenders, **limits: int) -> None:
+    def __init__(self, me: Ourselves, lenders: Lenders, **limits: Any) -> None:
         self.refused: Counter[str] = Counter()
         self.server = PeerServer(me, lenders, refused=self._count, **limits)
         self.threads = ThreadPoolExecutor(4)
@@ -78,7 +79,7 @@ class Served:
 
 
 @asynccontextmanager
-async def served(me: Ourselves, lender: Lender | Lenders, **limits: int) -> AsyncIterator[Served]:
+async def served(me: Ourselves, lender: Lender | Lenders, **limits: Any) -> AsyncIterator[Served]:
     """Serve a lender on loopback for the time of the context."""
     lenders = lender if isinstance(lender, Lenders) else Lenders.only(lender)
     found = Served(me, lenders, **limits)

@@ -7,6 +7,7 @@ import pytest
 from kvstore.model.errors import ConfigError
 from kvstore.settings import Settings, load_settings
 
+CERTIFICATES = ["cluster.cert=/c", "cluster.key=/k", "cluster.ca=/a"]
 FLEET = ["cluster.listen=127.0.0.1:7702", "cluster.static=10.0.0.8:7702"]
 STATIC = [*FLEET, "cluster.membership=static"]
 
@@ -34,6 +35,8 @@ def test_a_fleet_of_addresses() -> None:
         (["cluster.membership=static", FLEET[1]], "set cluster.listen"),
         (["cluster.fleet=a/b"], "'a/b' is no name"),
         (["cluster.zone=a b"], "'a b' is no name"),
+        (["cluster.links=verbs"], "choose one of auto, tcp, ucx, nixl"),
+        (["cluster.links=ucx", *CERTIFICATES], "set cluster.bulk=clear"),
         (["cluster.bulk=plain"], "choose one of sealed, clear"),
         (["cluster.listen=0.0.0.0:7702"], "cluster.insecure=true"),
         (["cluster.listen=nowhere"], "is not an address"),

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from kvstore.model.block import BlockKey, Namespace, NamespaceId, Span
 from kvstore.model.checksum import checksum
@@ -37,6 +38,7 @@ class Faults:
     lets_go: bool = False  # the lease was over before the last byte
     delay_s: float = 0.0
     boasts: int = 0  # of a match, too many blocks
+    stuck: asyncio.Future[bool] | None = None  # what may still write into targets
 
 
 class DirectIncoming:
@@ -45,10 +47,14 @@ class DirectIncoming:
         self._loan: Loan | None = loan
         self.sizes = [each.nbytes if each else 0 for each in loan.records]
         self.checksums = [each.checksum if each else 0 for each in loan.records]
+        self.limbo = link.faults.stuck
 
     async def fill(self, targets: Sequence[memoryview | None]) -> None:
         assert self._loan is not None
         await self._link.wait()
+        if self.limbo is not None:
+            await self.close()
+            raise PeerSlow("the read does not end")
         wrong = []
         pairs = zip(targets, self._loan.records, strict=True)
         for at, (target, record) in enumerate(pairs):
@@ -88,6 +94,8 @@ class DirectLink:
 
     worn = False
     fault = None
+    medium = "tcp"
+    read_bytes: ClassVar[dict[str, int]] = {}
 
     def of(self, tenant: TenantId) -> DirectLink:
         return self

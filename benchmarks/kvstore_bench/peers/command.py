@@ -5,16 +5,19 @@ from __future__ import annotations
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from kvstore_bench.chat.options import PLOT
 from kvstore_bench.console.exits import EXIT_FAILED_REQUESTS, check_targets, explained, need, needs
 from kvstore_bench.console.progress import progress
-from kvstore_bench.peers.roster import OURS, PEERS
+from kvstore_bench.peers.roster import NIXL_UCX, OURS, PEERS
 
-NAMES = [peer.name for peer in PEERS]
+if TYPE_CHECKING:
+    from kvstore_bench.peers.course import Course
+
+NAMES = [*(peer.name for peer in PEERS), NIXL_UCX]
 QUICK = {"block_mib": 1, "blocks": 16, "rounds": 2}
 
 
@@ -66,12 +69,15 @@ def _python_of(ctx: Any, param: Any, values: tuple[str, ...]) -> dict[str, str]:
     show_default=True,
     help="I/O threads of every system that has such a setting.",
 )
+@click.option("--remote-only", is_flag=True, help="Measure gets from another process alone.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
 @click.option("--quick", is_flag=True, help="1 MiB, 16 blocks, 2 rounds: does it work?")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @PLOT
 @click.option("--no-progress", is_flag=True, help="No progress bar.")
-def peers(*, plot: Path | None, as_json: bool, no_progress: bool, **given: Any) -> None:
+def peers(
+    *, plot: Path | None, remote_only: bool, as_json: bool, no_progress: bool, **given: Any
+) -> None:
     """Measure kvstore beside comparable systems: put, hot get, cold get, and get after a kill.
 
     Every system gets the same blocks and runs in a process of its own, one at a time, in turns. The
@@ -89,9 +95,13 @@ def peers(*, plot: Path | None, as_json: bool, no_progress: bool, **given: Any) 
     get. A cold get reads from the device; the table says how. Then the benchmark kills all
     processes (SIGKILL), drops the page cache, and gets the blocks again.
 
+    A remote get is one from the memory of another process into this one's, over TCP on this host:
+    by two daemons of this store, by Mooncake Store, and by NIXL over UCX (nixl-ucx).
+
     \b
     Examples:
       kvstore bench peers --path /mnt/nvme0
+      kvstore bench peers --remote-only --json | jq .remote_get_vs_best
       kvstore bench peers --system valkey --block-mib 4 --json | jq .cold_get_vs_best
     """
     import msgspec
@@ -112,18 +122,31 @@ def peers(*, plot: Path | None, as_json: bool, no_progress: bool, **given: Any) 
             seed=given["seed"],
         )
         course = Course(plan, given["path"].resolve(), given["pythons"])
-        wanted = {OURS, *(given["systems"] or NAMES)}
-        present, absent = course.present([peer for peer in PEERS if peer.name in wanted])
-        for name, line in absent.items():
-            click.echo(f"{name}: skipped: {line}", err=True)
         quiet = as_json or no_progress or not sys.stderr.isatty()
-        with progress("turns", plan.rounds * len(present), quiet=quiet) as say:
-            result = course.run(present, say) | {"skipped": absent}
+        wanted = {OURS, *(given["systems"] or NAMES)}
+        result = _measured(course, wanted, remote_only=remote_only, quiet=quiet)
         if as_json:
             click.echo(msgspec.json.format(msgspec.json.encode(result), indent=1))
         else:
             print_peers(result)
-        if plot:
+        if plot and not remote_only:
             plot_peers(result, plot)
-    if result["wrong"]:
+    if result["wrong"] or result["remote_wrong"]:
         sys.exit(EXIT_FAILED_REQUESTS)
+
+
+def _measured(
+    course: Course, wanted: set[str], *, remote_only: bool, quiet: bool
+) -> dict[str, Any]:
+    """Run the rounds of those that are installed, and say who is not."""
+    from kvstore_bench.peers.remote.course import REMOTE_PEERS
+
+    local = [peer for peer in PEERS if peer.name in wanted and not remote_only]
+    remote = [peer for peer in REMOTE_PEERS if peer.name in wanted]
+    present, absent = course.present(local)
+    between, lacking = course.present(remote if len(remote) > 1 or remote_only else [])
+    for name, line in (absent | lacking).items():
+        click.echo(f"{name}: skipped: {line}", err=True)
+    with progress("turns", course.plan.rounds * (len(present) + len(between)), quiet=quiet) as say:
+        result = course.run(present, say) | {"skipped": absent}
+        return result | course.remote.run(between, lacking, say)

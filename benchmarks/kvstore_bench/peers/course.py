@@ -15,6 +15,7 @@ from kvstore.model.errors import Unavailable
 from kvstore_bench.peers.blocks import Blocks
 from kvstore_bench.peers.device import Device, yardstick_blocks
 from kvstore_bench.peers.process import Process
+from kvstore_bench.peers.remote.course import RemoteCourse
 from kvstore_bench.peers.roster import PEERS, Peer
 from kvstore_bench.peers.turn import DEVICE_GETS, PeersPlan, Record, Turn
 from kvstore_bench.tiers.tier import summed_up
@@ -68,6 +69,11 @@ class Course:
         ):
             python, where = self._python(peer), (Path(directory), Path(runtime))
             Turn(peer, python, self.plan, number, record, *where, device).run()
+
+    @property
+    def remote(self) -> RemoteCourse:
+        """The rounds between two processes."""
+        return RemoteCourse(self.plan, self._python)
 
     def _lacks(self, peer: Peer) -> str:
         """Return in one line what is missing and how to get it; "" if nothing is."""

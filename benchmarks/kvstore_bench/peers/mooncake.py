@@ -35,16 +35,16 @@ class Store:
     def __init__(self, place: Place) -> None:
         self._blocks = place.blocks
         self._directory = place.directory
-        port = _free_port()
+        port = free_port()
         self._master = subprocess.Popen(
             [
                 str(Path(sys.executable).with_name("mooncake_master")),
                 *("--rpc_address=127.0.0.1", f"--rpc_port={port}"),
-                *("--metrics_host=127.0.0.1", f"--metrics_port={_free_port()}"),
+                *("--metrics_host=127.0.0.1", f"--metrics_port={free_port()}"),
                 *(f"--rpc_thread_num={place.threads}", "--enable_offload=true"),
             ]
         )
-        _await_port(port)
+        await_port(port)
         staging_nbytes = max(STAGING_NBYTES_MIN, 2 * place.round_nbytes)
         bucket_keys = math.gcd(place.blocks.count, BUCKET_KEYS_MAX)  # only full ones are written
         os.environ.update(
@@ -107,14 +107,14 @@ class Store:
         return [key.hex() for key in keys], places, [nbytes] * len(keys)
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
 
 
-def _await_port(port: int) -> None:
+def await_port(port: int) -> None:
     deadline = time.monotonic() + WAIT_S
     while True:
         with socket.socket() as probe:

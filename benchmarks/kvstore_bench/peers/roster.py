@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 OURS = "kvstore"
 KEPT = "kvstore-kept"
 FLOOR = "plain"
+NIXL_UCX = "nixl-ucx"  # between processes alone: see `remote/`
 
 
 @dataclass(frozen=True, slots=True)

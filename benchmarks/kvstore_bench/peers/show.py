@@ -28,18 +28,25 @@ LOST = "lost"
 def print_peers(result: Mapping[str, Any]) -> None:
     """Print speeds, promises, ratios, and who did not take part."""
     console = Console()
-    console.print(_speeds(result))
-    console.print(_shares(result))
-    console.print(_promises(result))
+    if result["systems"]:
+        console.print(_speeds(result))
+        console.print(_shares(result))
+        console.print(_promises(result))
+    if result["remote"]:
+        console.print(_remote(result["remote"]))
     for measure in PUTS + GETS:
         if (ratio := result[f"{measure}_vs_best"]) is not None:
             best = result[f"{measure}_best"]
             console.print(f"{measure}_vs_best  {ratio:.3g}  (best peer: {best})")
+    if (ratio := result["remote_get_vs_best"]) is not None:
+        best = result["remote_get_best"]
+        console.print(f"remote_get_vs_best  {ratio:.3g}  (best peer: {best})")
     for kind in ("skipped", "failed"):
         for name, line in result[kind].items():
             console.print(f"{name}: {kind}: {line}", highlight=False, soft_wrap=True)
-    if result["wrong"]:
-        console.print(f"{result['wrong']} blocks came back with wrong bytes", style="bold red")
+    wrong = result["wrong"] + result["remote_wrong"]
+    if wrong:
+        console.print(f"{wrong} blocks came back with wrong bytes", style="bold red")
 
 
 def _speeds(result: Mapping[str, Any]) -> Table:
@@ -72,6 +79,20 @@ def _share(system: Mapping[str, Any], measure: str) -> str:
     if share is None:
         return _speed(system, measure)
     return f"{share['p50']:.2f}  {share['min']:.2f} - {share['max']:.2f}"
+
+
+def _remote(rows: Mapping[str, Any]) -> Table:
+    title = "Gets from another process over TCP, GB/s: median ± half the range"
+    table = _table(title, ("", "remote get", "missed", "wrong", "checks bytes"))
+    for name, row in rows.items():
+        speed = row.get("bytes_per_s")
+        if speed is None:
+            table.add_row(name, row["status"], "", "", row.get("install", ""))
+            continue
+        spread = (speed["max"] - speed["min"]) / 2 / speed["p50"]
+        cell = f"{speed['p50'] / 1e9:.2f} ±{spread:.0%}"
+        table.add_row(name, cell, str(row["missed"]), str(row["wrong"]), row["checks"])
+    return table
 
 
 def _promises(result: Mapping[str, Any]) -> Table:

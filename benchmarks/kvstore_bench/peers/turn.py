@@ -12,6 +12,7 @@ from kvstore_bench.peers.device import Device
 from kvstore_bench.peers.process import Process
 from kvstore_bench.peers.roster import Peer
 
+REMOTE_BLOCKS_MAX = 64
 DEVICE_GETS = ("cold_get", "restart_get")
 
 
@@ -24,6 +25,12 @@ class PeersPlan:
     rounds: int = 7
     threads: int = 4
     seed: int = 0
+    remote_gets: int = 5
+
+    @property
+    def remote_blocks(self) -> int:
+        """In a get from another process."""
+        return min(self.blocks, REMOTE_BLOCKS_MAX)
 
     @property
     def round_nbytes(self) -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kvstore_bench.peers.blocks import Blocks
-from kvstore_bench.peers.system import Place, System
+from kvstore_bench.peers.system import Place
 
 MESSAGE_NBYTES_MAX = 1 << 16
 
@@ -40,7 +40,7 @@ class Worker:
 
     def __init__(self) -> None:
         self._blocks: Blocks
-        self._system: System
+        self._system: Any  # a System, or an end of a remote one
 
     def check(self, *, needs: list[str]) -> dict[str, Any]:
         """Tell which packages are not installed here, without importing any."""
@@ -55,6 +55,47 @@ class Worker:
         started = time.perf_counter()
         self._system = make(where)
         return {"seconds": time.perf_counter() - started}
+
+    def lend(
+        self, *, module: str, place: dict[str, Any], blocks: dict[str, int], number: int
+    ) -> dict[str, Any]:
+        """Open the end that has the blocks of a round; tell where they are."""
+        where = self._prepare(place, blocks, number)
+        self._system = lender = importlib.import_module(module).open_lender(where)
+        return {"where": lender.put(self._blocks.keys(number))}
+
+    def borrow(
+        self,
+        *,
+        module: str,
+        place: dict[str, Any],
+        blocks: dict[str, int],
+        number: int,
+        where: dict[str, Any],
+    ) -> dict[str, Any]:
+        """Open the end that gets them."""
+        here = self._prepare(place, blocks, number)
+        self._system = importlib.import_module(module).open_borrower(here, where)
+        return {}
+
+    def _prepare(self, place: dict[str, Any], blocks: dict[str, int], number: int) -> Place:
+        self._blocks = Blocks(**blocks)
+        self._blocks.stamp(number)
+        directory, runtime = Path(place["directory"]), Path(place["runtime"])
+        return Place(directory, runtime, self._blocks, place["threads"])
+
+    def fetch(self, *, number: int) -> dict[str, Any]:
+        """Get the blocks of a round from the other end, and forget them."""
+        borrower: Any = self._system
+        self._blocks.wipe()
+        keys = self._blocks.keys(number)
+        started = time.perf_counter()
+        found = borrower.get(keys)
+        seconds = time.perf_counter() - started
+        borrower.land()
+        wrong = self._blocks.wrong(found)
+        borrower.forget()
+        return {"seconds": seconds, "found": sum(found), "wrong": wrong}
 
     def put(self, *, number: int) -> dict[str, Any]:
         self._blocks.stamp(number)

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import Context
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from kvstore.model.block import BlockKey, Namespace, NamespaceId, Span
 from kvstore.model.checksum import checksum
@@ -51,6 +51,7 @@ class SimIncoming:
     """One READ under way. Implements `Incoming`. verifies: as the driver does; off in a test."""
 
     verifies = True
+    limbo = None
 
     def __init__(
         self, link: SimLink, stream: Stream, sizes: Sequence[int], sums: Sequence[int], until: float
@@ -99,6 +100,8 @@ class SimLink:
 
     worn = False
     fault = None
+    medium = "tcp"
+    read_bytes: ClassVar[dict[str, int]] = {}
     numbers = 0
 
     def __init__(
