@@ -1,6 +1,6 @@
 """One row for each block of a namespace whose tokens are known, in packed arrays.
 
-A row has no Python object: 29 bytes, 4 for each token, and its place in a hash table of row
+A row has no Python object: 26 bytes, 4 for each token, and its place in a hash table of row
 numbers. All methods take and return arrays, so a batch costs about as much as one row.
 """
 
@@ -21,7 +21,8 @@ _SLOTS_MIN = 1 << 10
 _BUCKET = 8
 MAPPED_NBYTES_MIN = 1 << 16
 PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-_FULL = 0.65
+_FULL = 0.8
+MANY = 255
 _DEAD_MAX = 0.1
 _SHIFT = np.uint64(16)
 
@@ -31,8 +32,8 @@ class Table:
 
     parents: 0 where a block is the first of its prefix. now: where the block is, as `place_of`
     says. told: where the routers believe it is. labels: what it runs with, by the caller's number.
-    children: how many told blocks follow it. fresh: 1 from when its tokens came to when it was seen
-    somewhere.
+    children: how many told blocks follow it; MANY are not counted any more. fresh: 1 from when its
+    tokens came to when it was seen somewhere.
     """
 
     def __init__(self, block_tokens: int) -> None:
@@ -43,7 +44,7 @@ class Table:
         self.labels: NDArray[np.uint16] = np.empty(0, np.uint16)
         self.now: NDArray[np.uint8] = np.empty(0, np.uint8)
         self.told: NDArray[np.uint8] = np.empty(0, np.uint8)
-        self.children: NDArray[np.uint32] = np.empty(0, np.uint32)
+        self.children: NDArray[np.uint8] = np.empty(0, np.uint8)
         self.fresh: NDArray[np.uint8] = np.empty(0, np.uint8)
         self.tokens: NDArray[np.uint32] = np.empty((0, block_tokens), np.uint32)
         self._slots: NDArray[np.int32] = np.full(_SLOTS_MIN, _FREE, np.int32)
@@ -58,7 +59,7 @@ class Table:
     @property
     def nbytes(self) -> int:
         """Bytes of the rows given out, and of the hash table."""
-        row = 8 + 8 + 4 + 4 + 2 + 1 + 1 + 1 + 4 * self.block_tokens
+        row = 8 + 8 + 4 + 2 + 1 + 1 + 1 + 1 + 4 * self.block_tokens
         free = sum(rows.nbytes for rows in self._free)
         return self._used * row + self._slots.nbytes + free
 
@@ -117,7 +118,10 @@ class Table:
             if not parents.any():
                 continue
             above = self.find(parents[parents != 0])
-            np.add.at(self.children, above[above >= 0], np.array(by).astype(np.uint32))
+            above, counts = np.unique(above[above >= 0], return_counts=True)
+            followed = self.children[above].astype(np.int64)
+            now = np.where(followed == MANY, MANY, np.minimum(followed + by * counts, MANY))
+            self.children[above] = now
 
     # ---- the hash table ----------------------------------------------------------------------
 
@@ -167,7 +171,7 @@ class Table:
     def _rehash(self, count: int) -> None:
         rows = self.rows()
         size = _SLOTS_MIN
-        while count > _FULL * 0.9 * size:
+        while count > _FULL * 0.97 * size:
             size *= 2
         self._slots = _column((size,), np.dtype(np.int32))
         self._slots[:] = _FREE

@@ -29,9 +29,9 @@ from kvstore_bench.events.stage import (
 
 BATCH_BLOCKS = 32
 PROMPT_BLOCKS = 512
-WARM_PROMPTS = 32
+WARM_PROMPTS = 96
 VISIBLE_S = 10.0
-SETTLE_S = 20.0
+SETTLE_S = 60.0
 Say = Callable[[str], None]
 
 

@@ -42,7 +42,7 @@ class EventsPlan:
     record_nbytes: int = 64 << 10
     prompts: int = 1000
     prompt_blocks: int = 100
-    memory_blocks: int = 200_000
+    memory_blocks: int = 400_000
     singles: int = 100
     traffic_s: float = 10.0
     cut_s: float = 10.0

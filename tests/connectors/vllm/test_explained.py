@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 
 import pytest
 
 from kvstore import Client
 from kvstore.model.outcome import Reason
+from kvstore.testing.daemon import Daemon
+from kvstore.testing.dynamo import Indexer, indexer_site
 from kvstore.testing.wait import until
 from tests.cli.run import kvstore
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+
+
+@pytest.fixture
+def daemon() -> Iterator[Daemon]:
+    """One that announces its blocks as well."""
+    addresses = ("events.publish=tcp://127.0.0.1:0", "events.replay=tcp://127.0.0.1:0")
+    with Daemon("dram.capacity=256MiB", "dram.extent=64MiB", *addresses) as daemon:
+        yield daemon.start()
 
 
 def test_requests_of_an_engine_are_explained_by_their_ids(start_engine, daemon, prompt):
@@ -39,6 +50,8 @@ def test_requests_of_an_engine_are_explained_by_their_ids(start_engine, daemon, 
     engine("settle")
     assert told["hit_blocks"] >= 12
     assert json.loads(kvstore(*ask, stdin=json.dumps(turn)).output)["hit_blocks"] == 22
+    if indexer_site() is not None:
+        what_a_router_learns_of_a_prompt(daemon, turn)
     what_a_request_says_of_its_session_reaches_the_daemon(engine, daemon, prompt(200, seed=7))
     what_a_dead_daemon_does_to_breakers(engine, daemon, turn)
 
@@ -51,6 +64,26 @@ def test_requests_of_an_engine_are_explained_by_their_ids(start_engine, daemon, 
     assert ending.reason is Reason.OTHER_NAMESPACE
     assert any(field.startswith("kv_dtype: ") for field in ending.differs)
     assert not any(field.startswith("weights: ") for field in ending.differs)
+
+
+def what_a_router_learns_of_a_prompt(daemon, turn):
+    """Dynamo's indexer says of the tokens what `explain` says of them."""
+    target = ("--target", daemon.target)
+    with Indexer() as indexer, Client(daemon.target) as client:
+        client.admin.flush()
+        (use,) = client.admin.namespaces()
+        size, model = use.namespace.block_tokens, use.namespace.title
+        register = ("events", "register", indexer.url, "--instance", "1", *target)
+        assert kvstore(*register).exit_code == 0
+
+        def agree() -> bool:
+            ask = ("explain", "--prompt", "-", "--json", *target)
+            told = json.loads(kvstore(*ask, stdin=json.dumps(turn)).output)
+            found = indexer.matched(turn, model)
+            here = (told["resident_blocks"] * size, told["hit_blocks"] * size)
+            return here == (found.get("cpu"), found.get("disk")) == (704, 704)
+
+        until(agree, 30)
 
 
 def what_a_request_says_of_its_session_reaches_the_daemon(engine, daemon, turn):
