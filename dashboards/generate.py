@@ -337,6 +337,26 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "Records a second.",
         ),
     ),
+    "Events for routers": (
+        Panel("Events sent", "ops", (rate("kvstore_events_total", "type"),)),
+        Panel(
+            "Batches, and who joined",
+            "ops",
+            (
+                rate("kvstore_event_batches_total", legend="batches"),
+                rate("kvstore_event_joins_total", legend="joined"),
+            ),
+            "Whoever joins is told everything again.",
+        ),
+        Panel("Replays", "ops", (rate("kvstore_event_replays_total", "outcome"),)),
+        Panel(
+            "Not sent, or not announced",
+            "ops",
+            (rate("kvstore_event_drops_total", "reason"),),
+            "unread: a subscriber does not read.",
+        ),
+        Panel("Blocks with tokens", "short", (gauge("kvstore_event_blocks", "blocks"),)),
+    ),
     "In the engine (vLLM)": (
         Panel(
             "Moved",

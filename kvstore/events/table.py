@@ -6,6 +6,7 @@ numbers. All methods take and return arrays, so a batch costs about as much as o
 
 from __future__ import annotations
 
+import contextlib
 import math
 import mmap
 from collections.abc import Sequence
@@ -223,7 +224,10 @@ def _column(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
     nbytes = math.prod(shape) * dtype.itemsize
     if nbytes < MAPPED_NBYTES_MIN:
         return np.empty(shape, dtype)
-    return np.frombuffer(mmap.mmap(-1, nbytes, PRIVATE), dtype).reshape(shape)
+    mapped = mmap.mmap(-1, nbytes, PRIVATE)
+    with contextlib.suppress(OSError):  # a kernel without huge pages
+        mapped.madvise(mmap.MADV_NOHUGEPAGE)  # of which the last one would be half empty
+    return np.frombuffer(mapped, dtype).reshape(shape)
 
 
 def hashes_of(keys: bytes, key_nbytes: int) -> Hashes:

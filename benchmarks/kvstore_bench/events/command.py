@@ -40,7 +40,7 @@ def events(*, rounds: int, parts: tuple[str, ...], site: Path | None, as_json: b
     \b
     Examples:
       kvstore bench events --json | jq .put_ratio_with_events
-      kvstore bench events --part faults --indexer build/dynamo
+      kvstore bench events --part faults
     """
 
     def say(text: str) -> None:
