@@ -51,7 +51,8 @@ class Asking:
         for each in [address for address in self._at if address not in listed]:
             del self._at[each]
         for member in known:
-            if member.address in listed and member.node != self._ourselves.node:
+            is_other = member.node != self._ourselves.node and not self._is_own(member.address)
+            if is_other and member.address in listed:  # addresses of pods are used again
                 self._at.setdefault(member.address, member)
         self.silent &= listed
         self._due = {each: self._due.get(each, NEVER) for each in listed}

@@ -1,4 +1,4 @@
-"""Who may use a file with a secret: its user, root, or a group as Kubernetes mounts a Secret."""
+"""Who may use a file with a secret: its user and root; a group, as Kubernetes mounts a Secret."""
 
 from __future__ import annotations
 
