@@ -67,6 +67,10 @@ class Answering:
         """Answer no more."""
         server = self._servers.pop(address, None)
         if server is not None:
+            # Nobody more is let in first: whoever is while a server closes is never closed.
+            for each in server.sockets:
+                asyncio.get_running_loop().remove_reader(each.fileno())
+            await asyncio.sleep(POLL_S)
             server.close()
             await server.wait_closed()
 

@@ -15,6 +15,7 @@ from kvstore.membership.kubernetes_account import Account
 from kvstore.testing.ports import free_ports
 
 NAMESPACE, SERVICE = "prod", "kvstore-peers"
+CLOSING_S = 0.05  # for the loop to close connections that it took while the last call ended
 SLICES = f"/apis/discovery.k8s.io/v1/namespaces/{NAMESPACE}/endpointslices"
 
 
@@ -150,3 +151,4 @@ async def cluster(directory: Path) -> AsyncIterator[Cluster]:
         yield server
     finally:
         await asyncio.wait_for(server.down(), 10)
+        await asyncio.sleep(CLOSING_S)
