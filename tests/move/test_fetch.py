@@ -78,6 +78,8 @@ class Blocks:
 
 
 class Reading:
+    limbo = None
+
     def __init__(self, namespace: Namespace, window: Window, takes_s: float) -> None:
         self.sizes = [
             namespace.record_nbytes(part)
