@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 QUEUE_NBYTES_MAX = 64 << 20  # posted, and not taken yet
 UNREAD_BATCHES_MAX = 32  # for a subscriber that does not read: 45 MB at most
 REQUEST_NBYTES_MAX = 1024  # what sends more is cut off by ZMQ
+SUBSCRIPTIONS_STEP = 256  # taken before anybody else gets a turn
 IDLE_S = 1.0
 CLOSE_S = 2.0
 BATCH_S = 1 / BATCHES_PER_S
@@ -256,7 +257,9 @@ class Publisher:
             self._open(topic, wanted[topic]).join(time.monotonic())
 
     def _take_subscriptions(self) -> None:
-        while self._pub.poll(0):
+        for _ in range(SUBSCRIPTIONS_STEP):
+            if not self._pub.poll(0):
+                return
             frame = self._pub.recv(zmq.NOBLOCK)
             if frame[:1] not in (b"\x00", b"\x01"):
                 continue
