@@ -12,6 +12,7 @@ from kvstore.events.publisher import Publisher
 from kvstore.metrics import Metrics
 from kvstore.settings import Settings, state_directory
 from kvstore.store.store import Store
+from kvstore.system.allocator import keep_large_apart
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +46,7 @@ class Events:
 
     def start(self) -> None:
         """Announce from now on. On the event loop, once the store has started."""
+        keep_large_apart()
         self._publisher.start()
         self._feed.start(self._publisher)
         self._store.announce(self._feed)
