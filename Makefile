@@ -60,7 +60,7 @@ slowed: setup-demo ## stored prompts on a real vLLM while one tier is 50 times s
 demo-native: setup-demo ## the workload of demo on vLLM's own offloading and on kvstore; writes build/demo/native.json
 	$(BIN)/python -m kvstore_bench.demo --native --model "$(MODEL)" $(ARGS)
 
-test: setup-demo ## every test, including those with a real vLLM and a real model
+test: setup setup-demo ## every test, including those with a real vLLM and a real model
 	$(BIN)/python -m pytest $(PARALLEL) $(ARGS) || $(BIN)/python -m tests.again $$? $(ARGS)
 
 test-fast: setup ## the tests without vLLM

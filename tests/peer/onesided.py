@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager, contextmanager
 import pytest
 
 from kvstore.model.block import BlockKey, NamespaceId, Span
+from kvstore.model.member import NodeId
 from kvstore.peer.onesided.driver import Driver, DriverMissing
 from kvstore.peer.onesided.mover import Mover
 from kvstore.peer.tcp import TcpLink
@@ -64,8 +65,9 @@ class RegisteredLender(MemoryLender):
         keys: Sequence[BlockKey],
         spans: Sequence[Span],
         refined: bool,
+        borrower: NodeId,
     ) -> MemoryLoan:
-        loan = await super().lend(namespace_id, keys, spans, refined)
+        loan = await super().lend(namespace_id, keys, spans, refined, borrower)
         for record in loan.records:
             view = record.view if record is not None else None
             if view is not None and id(view) not in self._offered:
