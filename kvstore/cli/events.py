@@ -32,7 +32,13 @@ UNREAD_BATCHES_MAX = 1000
 
 @click.group()
 def events() -> None:
-    """Read KV events, or tell an indexer where they are."""
+    """Read KV events, or tell an indexer where they are. All commands print JSON with --json.
+
+    \b
+    Examples:
+      kvstore events watch
+      kvstore events register http://router:8090 --instance 7
+    """
 
 
 @events.command(short_help="Print KV events as they come.")

@@ -58,7 +58,8 @@ class Fleet:
         self._ourselves = self._open_ourselves()
         self._lenders = Lenders()
         self._here: dict[str, TenantInFleet] = {}
-        self._links = Links(settings, tenants.get(DEFAULT_TENANT).store.arena)
+        only = None if tenants.configured else tenants.get(DEFAULT_TENANT).store
+        self._links = Links(settings, only.arena if only is not None else None)
         self._server = PeerServer(
             self._ourselves,
             self._lenders,

@@ -19,7 +19,7 @@ from kvstore.peer.onesided.mover import Mover
 from kvstore.settings import Settings
 from kvstore.system.rdma import devices_up
 from kvstore.tier.dram import Arena
-from kvstore.tier.dram.extents import ExtentHandle
+from kvstore.tier.dram.extents import ExtentHandle, Extents
 
 logger = logging.getLogger(__name__)
 
@@ -29,15 +29,20 @@ NAMES = ("ucx", "nixl")  # for auto, the first one that is installed
 class Links:
     """The drivers that work here. movers: by name. why: in words, if there is none."""
 
-    def __init__(self, settings: Settings, arena: Arena) -> None:
+    def __init__(self, settings: Settings, arena: Arena | None) -> None:
+        """arena: None with several tenants, each of which has its own."""
         self._wanted = settings.cluster.links
-        self._tenants = bool(settings.tenants)
-        self._extents = arena.extents
+        self._arena = arena
         self._memory: dict[int, memoryview] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._stop: list[Callable[[], None]] = []
         self.movers: dict[str, Mover] = {}
         self.why = ""
+
+    @property
+    def _extents(self) -> Extents:
+        assert self._arena is not None  # else there is an obstacle
+        return self._arena.extents
 
     async def start(self, node: NodeId, *, sealed: bool) -> None:
         """Open what `cluster.links` says. Raises ConfigError for a driver that is named and not
@@ -59,7 +64,7 @@ class Links:
         """Return why there are no one-sided links, "" if there may be."""
         if self._wanted == "tcp":
             return "cluster.links=tcp"
-        if self._tenants:
+        if self._arena is None:
             return "there are tenants, each with an arena of its own"
         if sealed:
             return "records are sealed, which one-sided reads cannot be"

@@ -34,7 +34,7 @@ def client_of(daemon: Daemon, tenant: str) -> Client:
     return client
 
 
-def put(client: Client, keys: list[BlockKey], wait_s: float = 5.0) -> int:
+def put(client: Client, keys: list[BlockKey], wait_s: float = 20.0) -> int:
     """Put a prefix, a few blocks at a time."""
     stored = 0
     for at in range(0, len(keys), 8):

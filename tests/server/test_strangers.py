@@ -71,7 +71,7 @@ VALUES = {
     "leases": [ids["lease"]], "checksums": [ids["checksum"]], "spec_json": ids["spec"],
     "namespace_id": bytes.fromhex(ids["namespace"]), "keys": bytes.fromhex(ids["key"]),
     "chunk": bytes.fromhex(ids["record"]), "assignments": ["dram.capacity=64MiB"],
-    "nbytes": len(bytes.fromhex(ids["record"])),
+    "nbytes": len(bytes.fromhex(ids["record"])), "tokens": bytes(64),
 }
 USUAL = {"int": 1, "float": 0.1, "bool": False, "string": "x", "bytes": b"x"}
 KINDS = {1: "float", 2: "float", 8: "bool", 9: "string", 12: "bytes"}

@@ -27,6 +27,7 @@ EXTRA_OF = {
     "transformers": "transformers",
     "uvloop": "bench",
     "vllm": "vllm",
+    "zmq": "events",
 }
 
 
