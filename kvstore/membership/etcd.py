@@ -103,6 +103,10 @@ class EtcdMembership:
         self._registration.own = member
         self._renew_now.set()
 
+    def on_claim(self, told: Callable[[], None]) -> None:
+        """Call `told` whenever this daemon is registered."""
+        self._registration.on_claim.append(told)
+
     def deletes_of(self, tenant: TenantId) -> EtcdDeletes:
         """Return what etcd keeps of a tenant's deletes."""
         return EtcdDeletes(self._calls, self._fleet, self._kept_s, tenant)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from collections.abc import Callable
 
 from kvstore.membership.base import NodeIdTaken, Ping
 from kvstore.membership.entry import decode_member, encode_member
@@ -30,6 +31,7 @@ class Registration:
         self.own = NOBODY
         self.lease = 0
         self.claims = 0  # how often the key was made
+        self.on_claim: list[Callable[[], None]] = []  # told of each
         self.ttl_s = float(math.ceil(ttl_s))
         self._calls = calls
         self._prefix = prefix
@@ -109,6 +111,8 @@ class Registration:
             return owner
         self.lease, self.ttl_s, self._published = grant.lease, grant.ttl_s, own
         self.claims += 1
+        for told in self.on_claim:
+            told()
         logger.info("member=registered node=%s ttl_s=%.0f", own.node, self.ttl_s)
         return None
 

@@ -44,6 +44,9 @@ class KeepsDeletes(Protocol):
     @property
     def away_s(self) -> float | None: ...
 
+    def on_claim(self, told: Callable[[], None]) -> None:
+        """Call `told` whenever this daemon is registered."""
+
     def deletes_of(self, tenant: TenantId) -> EtcdDeletes:
         """Return what is kept of a tenant's deletes."""
 
@@ -81,6 +84,7 @@ class KeptDeletes:
         self._applied_at = now()
         self._renewed_at = float("-inf")
         self._look = asyncio.Event()
+        engine.on_claim(self.look)  # until what was deleted meanwhile is applied, nothing is lent
 
     @property
     def current(self) -> bool:

@@ -39,6 +39,7 @@ from kvstore.system.bandwidth import Lane
 
 BRING_UP_S = 1.0
 BUSY_S = 0.05  # an engine that copies takes its next lease, or gives one back, within that
+SOON_S = 0.04  # less than a peer waits for an answer
 TURN_S = 1.0  # for the bandwidth of a tenant
 
 
@@ -102,6 +103,14 @@ class StoreLender:
         self.may_lend: Callable[[], bool] = lambda: True
         self.on_delete: Callable[[], None] = lambda: None
 
+    async def _lends_soon(self) -> bool:
+        """Say whether this daemon lends. One that was registered anew needs a few milliseconds to
+        apply what was deleted meanwhile: that is waited for, else it costs whoever asks a miss."""
+        until = self._node.now() + SOON_S
+        while not (lends := self.may_lend()) and self._node.now() < until:  # noqa: ASYNC110
+            await asyncio.sleep(SOON_S / 8)
+        return lends
+
     def engines_busy(self) -> bool:
         return self._node.now() - self._node.leases.engines_at < BUSY_S
 
@@ -112,7 +121,7 @@ class StoreLender:
         self, namespace_id: NamespaceId, keys: Sequence[BlockKey], skip_blocks: int, refined: bool
     ) -> PeerMatch:
         check_keys(keys)
-        if not self.may_lend():
+        if not await self._lends_soon():
             return PeerMatch(0, 0, busy=True)
         with self._node.in_use(namespace_id):
             await self._node.recall(keys)
@@ -146,7 +155,7 @@ class StoreLender:
         borrower: NodeId,
     ) -> Loan:
         check_keys(keys)
-        if not self.may_lend():
+        if not await self._lends_soon():
             raise PeerBusy("it has not applied the deletes of the fleet yet", reason="deletes")
         self._node.check_spans(namespace_id, keys, spans)
         with self._node.in_use(namespace_id):

@@ -163,6 +163,9 @@ def _away(
     engines = [scene.engine(at=at) for at in (BORROWER, THIRD)]
     watch = _Watch(scene)
     for engine in engines:
+        # A daemon lends nothing before it knows what was deleted while it was away.
+        look_until(lambda: scene.borrow(engine, names[0]) == BLOCKS, 20.0)  # noqa: B023
+    for engine in engines:
         engine.tell("borrow_on", prefixes=names, blocks=BLOCKS, source=scene.node(LENDER))
     watch.start()
     began = time.monotonic()
