@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -101,12 +102,18 @@ class StoreLender:
         self._none_lent = asyncio.Event()
         self.lane: Lane | None = None  # of a tenant among several
         self.may_lend: Callable[[], bool] = lambda: True
+        self._lent_until = math.inf  # as far as those who asked have seen
         self.on_delete: Callable[[], None] = lambda: None
 
     async def _lends_soon(self) -> bool:
         """Say whether this daemon lends. One that was registered anew needs a few milliseconds to
-        apply what was deleted meanwhile: that is waited for, else it costs whoever asks a miss."""
-        until = self._node.now() + SOON_S
+        apply what was deleted meanwhile: that is waited for, else it costs whoever asks a miss. If
+        it takes longer, nobody waits any more."""
+        if self.may_lend():
+            self._lent_until = math.inf
+            return True
+        self._lent_until = min(self._lent_until, self._node.now())
+        until = self._lent_until + SOON_S
         while not (lends := self.may_lend()) and self._node.now() < until:  # noqa: ASYNC110
             await asyncio.sleep(SOON_S / 8)
         return lends
