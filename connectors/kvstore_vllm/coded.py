@@ -48,14 +48,17 @@ class CodedHostMemory(HostMemory):
         isas: Sequence[Sequence[str]],
         *,
         lossy: bool = False,
+        shards: int = 1,
     ) -> None:
-        """lossy: by EP, in base and fine parts.
+        """lossy: by EP, in base and fine parts. shards: how many of `groups`, one after another,
+        are shards of one group of the engine.
 
         Raise Unplaced where keys and values cannot be told apart in a block.
         """
         super().__init__(groups)
         self.shapes = [shape_of(layers, each) for layers, each in zip(groups, isas, strict=True)]
         check_gain(self.shapes, lossy=lossy)
+        self._form = form_of(self.shapes[::shards], lossy=lossy)
         self._copies = [
             CodedCopies(
                 Coder(shape, memory_of(layers), HostPages(layers), checksum),
@@ -71,7 +74,7 @@ class CodedHostMemory(HostMemory):
 
     @property
     def form(self) -> str:
-        return form_of(self.shapes, lossy=bool(self.lossy))
+        return self._form
 
     def encode(
         self, group: int, blocks: Sequence[int], after: None, exact: Sequence[bool] = ()
@@ -127,10 +130,13 @@ def open_host_memory(
     isas: Sequence[Sequence[str]],
     record: Record,
     fidelity: Fidelity = "exact",
+    *,
+    shards: int = 1,
 ) -> HostMemory:
     """Return pages in host memory: coded if that is wanted and possible.
 
-    Raises ConfigError if it was asked for by name and is not possible.
+    shards: how many of `groups` are shards of one group of the engine. Raises ConfigError if coding
+    was asked for by name and is not possible.
     """
     lossy = fidelity == "ep"
     if record == "raw" and not lossy:
@@ -138,7 +144,7 @@ def open_host_memory(
     why = RAW_WANTED if record == "raw" else native.reason()
     if not why:
         try:
-            return CodedHostMemory(groups, isas, lossy=lossy)
+            return CodedHostMemory(groups, isas, lossy=lossy, shards=shards)
         except Unplaced as error:
             why = str(error)
         except Exception as error:  # the engine's own function, called in a way it may not know

@@ -63,14 +63,17 @@ class CodedDeviceMemory(DevicePages):
         extents: Extents,
         *,
         piece_nbytes: int = PIECE_NBYTES,
+        shards: int = 1,
     ) -> None:
-        """coders: of each group, all lossy or none. extents: as `Registration` takes them."""
+        """coders: of each group, all lossy or none. extents: as `Registration` takes them. shards:
+        how many groups, one after another, are shards of one group of the engine."""
         super().__init__(device)
         self._coders = coders
         self._shapes = [coder.shape for coder in coders]
         self.record_nbytes = [coder.record_nbytes for coder in coders]
         self.raw_nbytes = [shape.raw_nbytes for shape in self._shapes]
         lossy = coders[0].lossy
+        self._form = form_of(self._shapes[::shards], lossy=lossy)
         self.lossy: Sequence[LossySizes] = lossy_sizes(self._shapes) if lossy else ()
         self.registration = Registration(device, extents, self._pin_thread)
         self._out = EncodingLane(device, self.registration)
@@ -80,7 +83,7 @@ class CodedDeviceMemory(DevicePages):
 
     @property
     def form(self) -> str:
-        return form_of(self._shapes, lossy=bool(self.lossy))
+        return self._form
 
     @property
     def bounced_nbytes(self) -> int:
@@ -133,11 +136,13 @@ def open_device_memory(
     *,
     opened: OpenCoder = open_coder,
     device: Device | None = None,
+    shards: int = 1,
 ) -> DeviceMemory | CodedDeviceMemory:
     """Return pages in device memory: coded if that is wanted and possible.
 
     backends: what each layer's attention is computed by. opened, device: what codes and copies, if
-    not the device of `groups`. Raises ConfigError if coding was asked for by name and is not
+    not the device of `groups`. shards: how many of `groups` are shards of one group of the engine.
+    Raises ConfigError if coding was asked for by name and is not
     possible.
     """
     lossy = fidelity == "ep"
@@ -147,7 +152,8 @@ def open_device_memory(
     if not why:
         try:
             coders = open_coders(groups, backends, opened, lossy=lossy)
-            return CodedDeviceMemory(coders, device or open_device(groups[0][0].device), extents)
+            opened_on = device or open_device(groups[0][0].device)
+            return CodedDeviceMemory(coders, opened_on, extents, shards=shards)
         except Unplaced as error:
             why = str(error)
         except Exception as error:  # kernels are compiled and launched here

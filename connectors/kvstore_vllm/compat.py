@@ -44,6 +44,12 @@ def check_version(kv_cache_config: KVCacheConfig) -> None:
         )
 
 
+def check_head_shards(head_shards: int) -> None:
+    """Raise Incompatible if blocks shall be cut by heads, and where heads lie is not known."""
+    if head_shards and not STANDARD_LAYOUTS:
+        raise Incompatible('"head_shards" needs vLLM 0.30 or newer; leave it out')
+
+
 def hash_block_size(kv_cache_config: KVCacheConfig) -> int | None:
     """Return the tokens per block hash if it may differ from the block size, else None."""
     size: int | None = getattr(kv_cache_config, "hash_block_size", None)

@@ -35,12 +35,14 @@ from kvstore_vllm.namespace import (
     PendingNamespace,
     build_namespace,
     check_supported,
+    has_heads,
     weights_sources,
 )
 from kvstore_vllm.opening import open_pages
 from kvstore_vllm.scheduler import SchedulerSide
 from kvstore_vllm.scheduler_hooks import SchedulerHooks
 from kvstore_vllm.settings import Settings, parse_settings
+from kvstore_vllm.shards import Shards, held_shards
 from kvstore_vllm.side_by_side import backend_of, backends_of
 from kvstore_vllm.stats import KVStorePromMetrics, KVStoreStats
 from kvstore_vllm.worker import WorkerSide
@@ -69,6 +71,7 @@ class KVStoreConnector(SchedulerHooks, WorkerHooks, KVConnectorBase_V1, compat.H
         compat.check_version(kv_cache_config)
         check_supported(vllm_config, kv_cache_config)
         self._settings = parse_settings(transfer.kv_connector_extra_config)
+        compat.check_head_shards(self._settings.head_shards)
         self._client = _client(self._settings, vllm_config, role)
         self._pending: PendingNamespace | None = None
         self._handshake: WorkerFacts | None = None
@@ -113,33 +116,48 @@ class KVStoreConnector(SchedulerHooks, WorkerHooks, KVConnectorBase_V1, compat.H
         config = self._kv_cache_config
         groups = [[kv_caches[name] for name in g.layer_names] for g in config.kv_cache_groups]
         sources = weights_sources(self._vllm_config, self._settings.weights_id)
+        shards, writes = self._held_shards()
         pages = open_pages(
             groups,
             config.num_blocks,
             self._client.extents,
             record=self._settings.record,
             fidelity=self._settings.fidelity,
+            shards=shards.count,
             agree=all_workers if self._vllm_config.parallel_config.world_size > 1 else bool,
             **_packing(self._vllm_config, config),
         )
         unnamed = build_namespace(
             self._vllm_config,
             config,
-            record_nbytes=pages.record_nbytes,
+            record_nbytes=list(pages.record_nbytes[:: shards.count]),
             backends=_backends(self._vllm_config, list(kv_caches)),
             coded=pages.form,
-            lossy=pages.lossy,
+            lossy=pages.lossy[:: shards.count],
             salted=self._settings.require_salt,
+            head_shards=self._head_shards,
         )
-        from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
-
-        shard, replica = divmod(get_tensor_model_parallel_rank(), compat.kv_tp_replicas(config))
         self._worker = WorkerSide(
-            self._settings, self._client, pages, None, shard=shard, writes=replica == 0
+            self._settings, self._client, pages, None, shards=shards, writes=writes
         )
         self._handshake = WorkerFacts(unnamed.to_json())
         self._pending = PendingNamespace(unnamed, sources)
         self._look_at_weights()
+
+    @property
+    def _head_shards(self) -> int:
+        """How many shards of its heads a block has whatever the degree of tensor parallelism; 0:
+        that is not asked for, or nothing is cut by heads."""
+        return self._settings.head_shards if has_heads(self._kv_cache_config) else 0
+
+    def _held_shards(self) -> tuple[Shards, bool]:
+        """Return what this worker holds of a block, and whether it is the one that saves it."""
+        from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
+
+        replicas = compat.kv_tp_replicas(self._kv_cache_config)
+        workers = self._vllm_config.parallel_config.tensor_parallel_size // replicas
+        rank, replica = divmod(get_tensor_model_parallel_rank(), replicas)
+        return held_shards(rank, workers, self._head_shards), replica == 0
 
     def _look_at_weights(self) -> None:
         """Take part from the moment at which the weights are known."""

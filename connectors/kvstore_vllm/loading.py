@@ -27,11 +27,12 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvstore import Client
-from kvstore.model.block import BlockKey, NamespaceId, Ready
+from kvstore.model.block import BlockKey, NamespaceId, Part, Ready
 from kvstore.model.errors import CorruptBlock, KVStoreError, Unavailable
 from kvstore_kernels.codec.copies import Decoded, Fine
 from kvstore_vllm.counters import Counters
 from kvstore_vllm.metadata import LoadOrder, LoadSpan
+from kvstore_vllm.shards import Shards
 
 if TYPE_CHECKING:
     from kvstore_vllm.pages import Pages
@@ -43,7 +44,7 @@ WINDOW_NBYTES = 4 << 20
 
 
 class _Copy(NamedTuple):
-    """Records of one group on their way from the arena into device blocks."""
+    """Records of one group of pages on their way from the arena into device blocks."""
 
     group: int
     keys: Sequence[BlockKey]
@@ -96,10 +97,10 @@ _Item = tuple[LoadOrder, Any] | None
 class Loader:
     """Owns the load threads of one worker."""
 
-    def __init__(self, client: Client, pages: Pages, *, shard: int, counters: Counters) -> None:
+    def __init__(self, client: Client, pages: Pages, *, shards: Shards, counters: Counters) -> None:
         self._client = client
         self._pages = pages
-        self._shard = shard
+        self._shards = shards
         self._counters = counters
         self._helpers = ThreadPoolExecutor(
             max(1, pages.writers - 1), thread_name_prefix="kvstore-load-helper"
@@ -185,8 +186,8 @@ class Loader:
             self._changed.notify_all()
 
     def _load(self, order: LoadOrder, after: Any) -> None:
-        """Copy and verify this shard's records. Raises if the result may not be used."""
-        spans = [span for span in order.spans if span.shard == self._shard]
+        """Copy and verify this worker's records. Raises if the result may not be used."""
+        spans = [span for span in order.spans if span.shard in self._shards]
         try:
             self._client.connect()  # this process may not have mapped the arena yet
             self._check(order)
@@ -228,7 +229,7 @@ class Loader:
             slot
             for span in spans
             for slot in span.slots
-            if lossy and slot.nbytes == lossy[span.group].base_nbytes
+            if lossy and slot.nbytes == lossy[self._pages_of(span)].base_nbytes
         ]
         self._counters.add(
             loaded_blocks=len(slots),
@@ -291,8 +292,12 @@ class Loader:
             wait(jobs)  # while one still writes, the device blocks must not be anybody else's
         return reduce(_Found.and_, [job.result() for job in jobs], found)
 
+    def _pages_of(self, span: LoadSpan) -> int:
+        return self._shards.pages_of(Part(span.group, span.shard))
+
     def _copy_of(self, span: LoadSpan) -> _Copy:
-        most = self._pages.record_nbytes[span.group]
+        group = self._pages_of(span)
+        most = self._pages.record_nbytes[group]
         least = 1 if self._pages.coded else most
         if any(not least <= slot.nbytes <= most for slot in span.slots):
             raise Unavailable("the stored records have another size than this engine's")
@@ -302,7 +307,7 @@ class Loader:
             for fine in span.fines or [None] * len(records)
         ]
         return _Copy(
-            span.group,
+            group,
             span.keys,
             records,
             span.checksums,

@@ -55,6 +55,12 @@ def check_supported(vllm_config: Any, kv_cache_config: KVCacheConfig) -> None:
         raise Incompatible("kvstore does not support pipeline parallelism yet")
     if parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1:
         raise Incompatible("kvstore does not support context parallelism yet")
+    if vllm_config.cache_config.enable_prefix_caching is False:
+        raise Incompatible(
+            "prefix caching is off in this engine. vLLM turns it off where it cannot go on from a "
+            "stored prefix (latent attention on a CPU without AMX, for one), and kvstore asks for "
+            "just that; if you turned it off yourself, drop --no-enable-prefix-caching"
+        )
     if getattr(vllm_config.cache_config, "calculate_kv_scales", False):
         raise Incompatible("KV scales calculated at run time differ between engines; turn them off")
     if kv_cache_config.needs_kv_cache_zeroing:
@@ -69,6 +75,14 @@ def check_supported(vllm_config: Any, kv_cache_config: KVCacheConfig) -> None:
         raise Incompatible(f"kvstore needs one block size for all KV groups, not {sizes}")
 
 
+def has_heads(kv_cache_config: KVCacheConfig) -> bool:
+    """Say whether all KV of an engine is cut by heads between its tensor-parallel workers: latent
+    attention has none, and each worker holds it whole."""
+    specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
+    layers = chain.from_iterable(map(_layer_specs, specs))
+    return not any(isinstance(layer, MLAAttentionSpec) for layer in layers)
+
+
 def build_namespace(
     vllm_config: Any,
     kv_cache_config: KVCacheConfig,
@@ -78,6 +92,7 @@ def build_namespace(
     coded: str = "",
     lossy: Sequence[LossySizes] = (),
     salted: bool = False,
+    head_shards: int = 0,
 ) -> Namespace:
     """Describe the KV of one engine, but for its weights.
 
@@ -86,18 +101,14 @@ def build_namespace(
     backends: names of the attention back ends (and CPU instruction sets), which decide how keys and
     values are packed inside a page. lossy: sizes of each group's base and fine parts, in bytes, if
     records are lossy: the fine parts are groups of their own, behind all others. salted: requests
-    without a cache salt bypass the cache.
+    without a cache salt bypass the cache. head_shards: of every block, whatever the degree of
+    tensor parallelism, and `record_nbytes` and `lossy` are of one shard; 0: as many as there are
+    workers that hold different heads.
     """
     tensor_parallel = vllm_config.parallel_config.tensor_parallel_size
-    shards = tensor_parallel // compat.kv_tp_replicas(kv_cache_config)
+    shards = head_shards or tensor_parallel // compat.kv_tp_replicas(kv_cache_config)
     groups = tuple(
-        Group(
-            name=f"{index}",
-            record_nbytes=nbytes,
-            window_tokens=_window_tokens(group.kv_cache_spec),
-            shards=shards,
-            varies=bool(coded),
-        )
+        Group(f"{index}", nbytes, _window_tokens(group.kv_cache_spec), shards, varies=bool(coded))
         for index, (group, nbytes) in enumerate(
             zip(kv_cache_config.kv_cache_groups, record_nbytes, strict=True)
         )
@@ -110,8 +121,8 @@ def build_namespace(
         "page": compat.PAGE_LAYOUT,
         "backends": ",".join(backends),
         "layers": _digest([group.layer_names for group in kv_cache_config.kv_cache_groups]),
-        "tensor_parallel": str(tensor_parallel),
     }
+    identity.update([_cut(tensor_parallel, shards, head_shards)])
     if coded:
         identity["record"] = coded
     if salted:
@@ -129,6 +140,14 @@ def build_namespace(
         fidelity="ep" if lossy else "exact",
         name=model_name(vllm_config.model_config.model),
     )
+
+
+def _cut(tensor_parallel: int, shards: int, head_shards: int) -> tuple[str, str]:
+    """Return what the identity says of how blocks are cut by heads."""
+    if head_shards:
+        return "head_shards", str(head_shards)
+    # What every worker holds is the same for every degree.
+    return "tensor_parallel", str(tensor_parallel if shards > 1 else 1)
 
 
 def fine_groups(groups: Sequence[Group], lossy: Sequence[LossySizes]) -> tuple[Group, ...]:

@@ -11,6 +11,7 @@ from kvstore_kernels.registration import Extents
 from kvstore_vllm.coded import Fidelity, Record, open_host_memory
 from kvstore_vllm.coded_device import open_device_memory
 from kvstore_vllm.pages import Pages, by_block
+from kvstore_vllm.shards import cut_heads
 
 logger = logging.getLogger(__name__)
 
@@ -28,18 +29,28 @@ def open_pages(
     fidelity: Fidelity = "exact",
     isas: Sequence[Sequence[str]] = (),
     backends: Sequence[Sequence[str]] = (),
+    shards: int = 1,
     agree: Callable[[bool], bool] = bool,
 ) -> Pages:
     """Return the pages of `groups`, lists of layers as vLLM registers them.
 
     extents: `Client.extents`, so that a GPU reaches the arena by itself. isas: how the CPU back end
     packs each layer of each group; backends: the name of each layer's attention back end; ""
-    unknown. agree: tells the engine's other workers whether this one can code its blocks, and
-    returns whether all can. Where one cannot, and nobody asked for it by name, all store them raw.
-    Raises ConfigError if `record` or `fidelity` is not possible.
+    unknown. shards: into how many the heads of a block are cut; each has records of its own, and is
+    a group of its own in the pages. agree: tells the engine's other workers whether this one can
+    code its blocks, and returns whether all can. Where one cannot, and nobody asked for it by name,
+    all store them raw.
+    Raises ConfigError if `record` or `fidelity` is not possible, Incompatible for `shards`.
     """
-    layers = [[by_block(layer, num_blocks) for layer in group] for group in groups]
-    unknown = [[""] * len(group) for group in groups]
+    layers = [
+        cut
+        for group in groups
+        for cut in cut_heads([by_block(layer, num_blocks) for layer in group], shards)
+    ]
+    isas, backends = (
+        [each for each in known or [[""] * len(group) for group in groups] for _ in range(shards)]
+        for known in (isas, backends)
+    )
     on_cpu = layers[0][0].device.type == "cpu"
     is_auto = record == "auto" and fidelity == "exact"
     if is_auto and not on_cpu:
@@ -47,8 +58,8 @@ def open_pages(
 
     def open_as(record: Record) -> Pages:
         if on_cpu:
-            return open_host_memory(layers, isas or unknown, record, fidelity)
-        return open_device_memory(layers, backends or unknown, extents, record, fidelity)
+            return open_host_memory(layers, isas, record, fidelity, shards=shards)
+        return open_device_memory(layers, backends, extents, record, fidelity, shards=shards)
 
     if not is_auto or record == "raw":
         return open_as(record)

@@ -28,6 +28,7 @@ from kvstore_vllm.counters import Counters
 from kvstore_vllm.lookup import registered
 from kvstore_vllm.metadata import SaveOrder, SaveSpan, pieces
 from kvstore_vllm.settings import Settings
+from kvstore_vllm.shards import Shards
 
 if TYPE_CHECKING:
     from kvstore_vllm.pages import Pages, Sized
@@ -55,8 +56,8 @@ class _Job:
 class _Coded(NamedTuple):
     """Records of an order: base parts, then the fine parts of lossy ones, None where there is none.
 
-    groups: of each block. raw_nbytes: of each block as the engine holds it. sizes: of the slots
-    that are asked for.
+    groups: of pages, of each block. raw_nbytes: of each block as the engine holds it. sizes: of the
+    slots that are asked for.
     """
 
     groups: list[int]
@@ -75,13 +76,13 @@ class Saver:
         client: Client,
         pages: Pages,
         *,
-        shard: int,
+        shards: Shards,
         counters: Counters,
     ) -> None:
         self._settings = settings
         self._client = client
         self._pages = pages
-        self._shard = shard
+        self._shards = shards
         self._counters = counters
         self._changed = threading.Condition()
         self._queue: deque[_Job] = deque()
@@ -102,7 +103,7 @@ class Saver:
                 if len(self._reading) >= self._settings.save_queue_jobs or self._closing:
                     self._counters.add(saves_dropped_queue=1)
                     continue
-                job = _Job(order, namespace, self._pages.mark())
+                job = _Job(self._shards.of_pages(order), namespace, self._pages.mark())
                 self._reading.append(job)
                 self._queue.append(job)
                 self._changed.notify_all()
@@ -317,14 +318,17 @@ class Saver:
 
     def _spans(self, namespace: Namespace, order: SaveOrder) -> list[Span]:
         """Return the parts of an order: all base parts, then the fine parts in the same order."""
-        bases = [self._span(span, span.group) for span in order.spans]
+        bases = [self._span(span, self._shards.part_of(span.group)) for span in order.spans]
         if not namespace.fine:
             return bases
         fine = {namespace.groups[index].refines: index for index in namespace.fine}
-        return bases + [self._span(span, fine[span.group]) for span in order.spans]
+        return bases + [
+            self._span(span, Part(fine[part.group], part.shard))
+            for span, (part, *_) in zip(order.spans, bases, strict=True)
+        ]
 
-    def _span(self, span: SaveSpan, group: int) -> Span:
-        return Span(Part(group, self._shard), span.begin, span.begin + len(span.device_blocks))
+    def _span(self, span: SaveSpan, part: Part) -> Span:
+        return Span(part, span.begin, span.begin + len(span.device_blocks))
 
     def _copy(
         self, job: _Job, slots: Sequence[Slot | None]

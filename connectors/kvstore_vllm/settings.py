@@ -30,6 +30,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fidelity: "exact": blocks come back bit for bit. "ep": about as the engine computed them, each
         in a base part, which is enough to be a hit, and a fine part that makes it finer; the first
         block of a sequence stays exact. Engines of different fidelity share nothing.
+    head_shards: how many shards of its heads a block is stored in, whatever the degree of tensor
+        parallelism: engines of every degree that divides it then share blocks. It has to divide
+        the model's heads of keys and values. 0: one shard for each worker. KV that all workers hold
+        (latent attention) is stored once anyway.
     weights_id: names the weights instead of their fingerprint; for weights that are not read from
         local files. Two engines with the same id must have identical weights.
     require_salt: requests without a `cache_salt` bypass the cache. Engines with and without it
@@ -47,6 +51,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     save_queue_jobs: Annotated[int, msgspec.Meta(ge=1, le=65536)] = 256
     record: Literal["auto", "l3", "raw"] = "auto"
     fidelity: Literal["exact", "ep"] = "exact"
+    head_shards: Annotated[int, msgspec.Meta(ge=0, le=256)] = 0
     weights_id: str = ""
     require_salt: bool = False
     engine_address: Annotated[str, msgspec.Meta(pattern=r"^$|^.{1,255}:[0-9]{1,5}$")] = ""

@@ -19,6 +19,7 @@ from kvstore_vllm.metadata import StepMetadata, in_epoch
 from kvstore_vllm.prefill import StepClock
 from kvstore_vllm.saving import Saver
 from kvstore_vllm.settings import Settings
+from kvstore_vllm.shards import Shards
 
 if TYPE_CHECKING:
     from kvstore_vllm.pages import Pages
@@ -38,11 +39,12 @@ class WorkerSide:
         pages: Pages,
         namespace: Namespace | None,
         *,
-        shard: int,
+        shards: Shards,
         writes: bool,
     ) -> None:
         """namespace: None until `use_namespace` tells it; saves ordered before that are dropped.
-        writes: False for a worker whose KV another one holds too and saves."""
+        shards: what it holds of each block; its pages have a group for each shard of each of the
+        engine's. writes: False for a worker whose KV another one holds too and saves."""
         self.counters = Counters()
         self._told = namespace
         self._namespace = namespace
@@ -50,8 +52,8 @@ class WorkerSide:
         self._writes = writes
         self._pages = pages
         self._bounced_nbytes = 0
-        self.saver = Saver(settings, client, pages, shard=shard, counters=self.counters)
-        self.loader = Loader(client, pages, shard=shard, counters=self.counters)
+        self.saver = Saver(settings, client, pages, shards=shards, counters=self.counters)
+        self.loader = Loader(client, pages, shards=shards, counters=self.counters)
         self.clock = StepClock(pages.event)
 
     def use_namespace(self, namespace: Namespace) -> None:

@@ -69,9 +69,10 @@ def check_vllm(arguments: Mapping[str, Any], target: str) -> Iterator[Finding]:
     else:
         yield from _transfer(transfer, target)
     if arguments.get("enable_prefix_caching") is False:
-        yield note(
+        yield wrong(
             "vllm prefix",
-            "prefix caching is off: what the device still holds is loaded again every time",
+            "prefix caching is off: the connector refuses to start; vLLM turns it off where "
+            "an engine cannot go on from a stored prefix",
             "drop --no-enable-prefix-caching",
         )
     else:

@@ -337,7 +337,7 @@ def test_an_engine_without_the_connector() -> None:
         ("--kv-transfer-config.kv_load_failure_policy fail", "vllm failures", "wrong", "recompute"),
         ("--kv-transfer-config.kv_role=none", "vllm role", "wrong", "kv_both"),
         ("", "vllm target", "wrong", "kvstore serve"),
-        ("--no-enable-prefix-caching", "vllm prefix", "note", "--no-enable-prefix-caching"),
+        ("--no-enable-prefix-caching", "vllm prefix", "wrong", "--no-enable-prefix-caching"),
         ("--pipeline-parallel-size 2", "vllm parallel", "wrong", "--pipeline-parallel-size"),
         ("--calculate-kv-scales", "vllm KV scales", "wrong", "--calculate-kv-scales"),
         ("--prefix-caching-hash-algo xxhash", "vllm hashes", "ok", ""),

@@ -63,14 +63,14 @@ def saved(_: Any, *, wait_s: float = 10.0) -> bool:
 def hold_loads(_: Any, *, gate: str) -> None:
     """Make the next load touch file `gate`.rank before it copies, and wait until `gate` exists."""
     loader = side().loader
-    _hold(loader._pages, "write", Path(gate), loader._shard)
+    _hold(loader._pages, "write", Path(gate), loader._shards.first)
 
 
 def hold_saves(_: Any, *, gate: str) -> None:
     """The same for the next save."""
     saver = side().saver
     name = "encode" if saver._pages.coded else "read"
-    _hold(saver._pages, name, Path(gate), saver._shard)
+    _hold(saver._pages, name, Path(gate), saver._shards.first)
 
 
 def _hold(pages: Any, name: str, gate: Path, shard: int) -> None:
@@ -89,7 +89,7 @@ def save_only(_: Any, *, shard: int, blocks: int | None) -> None:
     """Make the worker of `shard` lose all but the first blocks of each save; None: lose nothing."""
     saver = side().saver
     vars(saver).pop("put", None)
-    if blocks is None or saver._shard != shard:
+    if blocks is None or saver._shards.first != shard:
         return
     put = saver.put
 

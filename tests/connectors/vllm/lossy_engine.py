@@ -17,6 +17,7 @@ from kvstore_vllm.metadata import StepMetadata
 from kvstore_vllm.pages import Pages
 from kvstore_vllm.scheduler import SchedulerSide
 from kvstore_vllm.settings import Settings
+from kvstore_vllm.shards import Shards
 from kvstore_vllm.worker import WorkerSide
 from tests.connectors.vllm.cpu_layers import engine_layers
 from tests.connectors.vllm.scheduler_engine import make_request
@@ -72,7 +73,9 @@ class LossyEngine:
         settings = Settings(target)
         self.scheduler = SchedulerSide(settings, self.client, readers=1)
         self.scheduler.use_namespace(self.namespace)
-        self.worker = WorkerSide(settings, self.client, pages, self.namespace, shard=0, writes=True)
+        self.worker = WorkerSide(
+            settings, self.client, pages, self.namespace, shards=Shards(0), writes=True
+        )
         self.counts = self.worker.counters.totals
         (self.raw_nbytes,) = set(pages.raw_nbytes)
         self._requests = 0

@@ -23,6 +23,7 @@ from kvstore_vllm.metadata import SaveOrder, SaveSpan, StepMetadata  # noqa: E40
 from kvstore_vllm.opening import open_pages  # noqa: E402
 from kvstore_vllm.pages import DeviceMemory  # noqa: E402
 from kvstore_vllm.settings import Settings  # noqa: E402
+from kvstore_vllm.shards import Shards  # noqa: E402
 from kvstore_vllm.side_by_side import places_side_by_side, shape_side_by_side  # noqa: E402
 from kvstore_vllm.worker import WorkerSide  # noqa: E402
 from tests.connectors.vllm.device_layers import (  # noqa: E402
@@ -176,7 +177,7 @@ def test_blocks_come_back_through_a_daemon_into_other_blocks(layout, opened) -> 
         pages.encoded_nbytes_max = 3 * sum(pages.raw_nbytes)  # an order is two
         keys = tuple(KeyChain(root_key(namespace.id), 16).update(range(16 * len(SAVED))))
         settings = Settings(daemon.target)
-        side = WorkerSide(settings, client, pages, namespace, shard=0, writes=True)
+        side = WorkerSide(settings, client, pages, namespace, shards=Shards(0), writes=True)
         spans = tuple(SaveSpan(group, 0, SAVED) for group in range(len(groups)))
         layers = [layer for group in groups for layer in blocks_of(group)]
         values = [layer.clone() for layer in layers]

@@ -72,7 +72,9 @@ def engine_config(vllm, **changes) -> SimpleNamespace:
     return SimpleNamespace(
         kv_transfer_config=transfer_config(vllm),
         parallel_config=SimpleNamespace(**{**parallel, **changes}),
-        cache_config=SimpleNamespace(calculate_kv_scales=False, cache_dtype="auto"),
+        cache_config=SimpleNamespace(
+            calculate_kv_scales=False, cache_dtype="auto", enable_prefix_caching=True
+        ),
         model_config=model,
         load_config=SimpleNamespace(
             load_format="dummy", model_loader_extra_config={}, download_dir=None
@@ -275,6 +277,13 @@ def test_unsupported_parallelism_is_refused(vllm, name):
         )
 
 
+def test_an_engine_that_cannot_go_on_from_a_prefix_is_refused(vllm):
+    config = engine_config(vllm)
+    config.cache_config.enable_prefix_caching = False
+    with pytest.raises(Incompatible, match="cannot go on from a stored prefix"):
+        vllm.namespace.check_supported(config, cache_config(vllm, full(vllm)))
+
+
 def test_unsupported_attention_is_refused_by_name(vllm):
     chunked = vllm.kv.ChunkedLocalAttentionSpec(
         block_size=32,
@@ -302,6 +311,7 @@ def build(
     coded="",
     lossy=(),
     salted=False,
+    head_shards=0,
     **changes,
 ) -> Namespace:
     specs = specs or (full(vllm), window(vllm, 512, extra_retained_tokens=2))
@@ -314,6 +324,7 @@ def build(
         coded=coded,
         lossy=lossy,
         salted=salted,
+        head_shards=head_shards,
     )
     named = vllm.namespace.PendingNamespace(unnamed, vllm.namespace.weights_sources(config)).poll()
     assert named is not None, "a model of dummy weights is known at once"
@@ -328,6 +339,33 @@ def test_the_namespace_has_a_group_for_each_kind_of_attention(vllm):
     )
     if "kv_tp_replicas" in vllm.kv.KVCacheConfig.__dataclass_fields__:
         assert {group.shards for group in build(vllm, config, kv_tp_replicas=4).groups} == {1}
+
+
+def test_with_head_shards_every_degree_of_tensor_parallelism_has_one_namespace(vllm):
+    degrees = [engine_config(vllm, tensor_parallel_size=degree) for degree in (1, 2, 4)]
+    shared = {build(vllm, config, head_shards=4).id for config in degrees}
+    own = {build(vllm, config).id for config in degrees}
+    assert (len(shared), len(own), shared & own) == (1, 3, set())
+    assert [group.shards for group in build(vllm, head_shards=4).groups] == [4, 4]
+    assert build(vllm, head_shards=2).id not in shared
+
+
+def test_what_all_workers_hold_is_the_same_for_every_degree(vllm):
+    if "kv_tp_replicas" not in vllm.kv.KVCacheConfig.__dataclass_fields__:
+        pytest.skip("this vLLM does not tell what its workers hold alike")
+    degrees = [
+        build(vllm, engine_config(vllm, tensor_parallel_size=degree), kv_tp_replicas=degree)
+        for degree in (1, 2, 8)
+    ]
+    assert len({namespace.id for namespace in degrees}) == 1
+
+
+def test_latent_attention_has_no_heads_to_cut(vllm):
+    latent = vllm.kv.MLAAttentionSpec(
+        block_size=32, num_kv_heads=1, head_size=576, dtype=vllm.torch.bfloat16
+    )
+    assert vllm.namespace.has_heads(cache_config(vllm, full(vllm)))
+    assert not vllm.namespace.has_heads(cache_config(vllm, latent))
 
 
 def test_engines_that_require_a_salt_share_nothing_with_others(vllm):

@@ -10,6 +10,7 @@ from kvstore import Client, Group, KeyChain, Namespace, root_key
 from kvstore.testing.wait import until
 from kvstore_vllm.metadata import SaveOrder, SaveSpan, StepMetadata
 from kvstore_vllm.settings import Settings
+from kvstore_vllm.shards import Shards
 from kvstore_vllm.worker import WorkerSide
 
 torch = pytest.importorskip("torch")
@@ -31,7 +32,7 @@ def make_worker(daemon):
         cache = torch.rand(BLOCKS + 1, 2, BLOCK, 8, generator=torch.Generator().manual_seed(shard))
         pages = open_pages([[cache]], BLOCKS + 1, client.extents)
         worker = WorkerSide(
-            Settings(daemon.target), client, pages, namespace, shard=shard, writes=True
+            Settings(daemon.target), client, pages, namespace, shards=Shards(shard), writes=True
         )
         workers.append(worker)
         return worker

@@ -1,4 +1,5 @@
-"""Two workers that each hold half of the heads: a block is a hit only if both halves are stored."""
+"""Two workers that each hold half of the heads: a block is a hit only if both halves are stored.
+Engines of one worker and of two share blocks if they are told to cut them alike."""
 
 from __future__ import annotations
 
@@ -90,6 +91,34 @@ def test_two_ranks_share_one_cache(start_engine, daemon, prompt, tmp_path):
     a_block_without_one_of_its_shards_is_a_miss(ranks, prompt(400, seed=1))
     a_shard_that_rots_fails_the_load_of_both_ranks(ranks, prompt)
     a_killed_worker_leaves_nothing_behind(ranks, prompt(705), tmp_path / "gate")
+
+
+def test_one_worker_loads_what_two_stored_and_two_what_one_stored(start_engine, daemon, prompt):
+    turn, longer = prompt(705), prompt(705) + prompt(320, seed=1)
+    options = {"dtype": "float32", "extra": {"head_shards": 2}}
+    one = start_engine("llama", daemon, **options)
+    answer = one.generate(turn)
+    assert one("reset_prefix_cache")
+    one.close()
+    two = TwoRanks(
+        start_engine(
+            "llama",
+            daemon,
+            tensor_parallel_size=2,
+            environment={"VLLM_ENABLE_V1_MULTIPROCESSING": "1"},
+            **options,
+        ),
+        daemon,
+    )
+    assert two.answer(turn) == answer
+    assert two.totals("loaded_blocks") == [22, 22], "each half of what one worker stored"
+    answer = two.answer(longer)
+    two.forget(longer, stored=(32, 32))
+    two.engine.close()
+    one = start_engine("llama", daemon, **options)
+    assert one.generate(longer) == answer
+    assert one.counter("loaded_blocks") == 64, "both halves of each block"
+    assert one.counter("loads_failed") == 0
 
 
 def what_one_life_saves_the_next_loads(ranks, turn):

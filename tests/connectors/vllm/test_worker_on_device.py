@@ -26,6 +26,7 @@ from kvstore_vllm.metadata import (  # noqa: E402
 from kvstore_vllm.opening import open_pages  # noqa: E402
 from kvstore_vllm.pages import DeviceMemory  # noqa: E402
 from kvstore_vllm.settings import Settings  # noqa: E402
+from kvstore_vllm.shards import Shards  # noqa: E402
 from kvstore_vllm.worker import WorkerSide  # noqa: E402
 from tests.kernels.test_paged import LAYOUTS, make_layers, same_bytes  # noqa: E402
 
@@ -61,7 +62,7 @@ def test_blocks_come_back_through_a_daemon_into_other_blocks(layout, device):
         )
         keys = tuple(KeyChain(root_key(namespace.id), 16).update(range(16 * len(SAVED))))
         settings = Settings(daemon.target)
-        side = WorkerSide(settings, client, pages, namespace, shard=0, writes=True)
+        side = WorkerSide(settings, client, pages, namespace, shards=Shards(0), writes=True)
         spans = tuple(SaveSpan(group, 0, SAVED) for group in range(len(groups)))
         side.begin_step(StepMetadata(saves=[SaveOrder(keys, 0, None, spans)]))
         assert side.saver.drain(20)

@@ -27,6 +27,7 @@ from kvstore_vllm.metadata import (
 )
 from kvstore_vllm.prefill import STEP_TOKENS_MIN
 from kvstore_vllm.settings import Settings
+from kvstore_vllm.shards import Shards
 from kvstore_vllm.worker import WorkerSide
 from tests.connectors.vllm.worker_fakes import NAMESPACE, RECORD, FakeClient, FakePages, LossyPages
 
@@ -51,7 +52,7 @@ def side(client, pages):
 
 def make_side(client, pages, **settings) -> WorkerSide:
     values = Settings("unix:/k", reuse_wait_s=0.05, **settings)
-    return WorkerSide(values, client, pages, NAMESPACE, shard=1, writes=True)
+    return WorkerSide(values, client, pages, NAMESPACE, shards=Shards(1), writes=True)
 
 
 def key(number: int) -> BlockKey:
@@ -250,7 +251,7 @@ def test_a_save_that_fails_gives_its_slots_back(side, client, pages, fails, erro
 
 
 def test_a_worker_that_holds_a_replica_saves_nothing(client, pages):
-    side = WorkerSide(Settings("unix:/k"), client, pages, NAMESPACE, shard=0, writes=False)
+    side = WorkerSide(Settings("unix:/k"), client, pages, NAMESPACE, shards=Shards(0), writes=False)
     side.begin_step(StepMetadata(saves=[save_order(4, 5)]))
     assert side.saver.drain(5)
     assert client.reserved == []
