@@ -449,7 +449,14 @@ class ListNamespacesRequest(_message.Message):
     def __init__(self, after: _Optional[bytes] = ...) -> None: ...
 
 class NamespaceItem(_message.Message):
-    __slots__ = ("namespace_id", "spec_json", "blocks", "model", "dram_bytes", "file_bytes", "asked_blocks", "hit_blocks")
+    __slots__ = ("namespace_id", "spec_json", "blocks", "model", "dram_bytes", "file_bytes", "asked_blocks", "hit_blocks", "tier_hit_blocks")
+    class TierHitBlocksEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
     SPEC_JSON_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -458,6 +465,7 @@ class NamespaceItem(_message.Message):
     FILE_BYTES_FIELD_NUMBER: _ClassVar[int]
     ASKED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     HIT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    TIER_HIT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     namespace_id: bytes
     spec_json: str
     blocks: int
@@ -466,7 +474,8 @@ class NamespaceItem(_message.Message):
     file_bytes: int
     asked_blocks: int
     hit_blocks: int
-    def __init__(self, namespace_id: _Optional[bytes] = ..., spec_json: _Optional[str] = ..., blocks: _Optional[int] = ..., model: _Optional[str] = ..., dram_bytes: _Optional[int] = ..., file_bytes: _Optional[int] = ..., asked_blocks: _Optional[int] = ..., hit_blocks: _Optional[int] = ...) -> None: ...
+    tier_hit_blocks: _containers.ScalarMap[str, int]
+    def __init__(self, namespace_id: _Optional[bytes] = ..., spec_json: _Optional[str] = ..., blocks: _Optional[int] = ..., model: _Optional[str] = ..., dram_bytes: _Optional[int] = ..., file_bytes: _Optional[int] = ..., asked_blocks: _Optional[int] = ..., hit_blocks: _Optional[int] = ..., tier_hit_blocks: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class ListNamespacesReply(_message.Message):
     __slots__ = ("items", "next")
@@ -491,7 +500,7 @@ class Ending(_message.Message):
     def __init__(self, reason: _Optional[str] = ..., block: _Optional[int] = ..., group: _Optional[str] = ..., left_s: _Optional[float] = ..., differs: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Outcome(_message.Message):
-    __slots__ = ("request_id", "client", "namespace_id", "asked_blocks", "skip_blocks", "hit_blocks", "file_blocks", "took_s", "ending", "asks", "age_s", "lease", "object_blocks", "base_blocks", "peer_blocks", "peer", "pool_blocks")
+    __slots__ = ("request_id", "client", "namespace_id", "asked_blocks", "skip_blocks", "hit_blocks", "file_blocks", "took_s", "ending", "asks", "age_s", "lease", "object_blocks", "base_blocks", "peer_blocks", "peer", "pool_blocks", "last_key", "session_id")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     CLIENT_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -509,6 +518,8 @@ class Outcome(_message.Message):
     PEER_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     PEER_FIELD_NUMBER: _ClassVar[int]
     POOL_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    LAST_KEY_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     client: str
     namespace_id: bytes
@@ -526,7 +537,9 @@ class Outcome(_message.Message):
     peer_blocks: int
     peer: str
     pool_blocks: int
-    def __init__(self, request_id: _Optional[str] = ..., client: _Optional[str] = ..., namespace_id: _Optional[bytes] = ..., asked_blocks: _Optional[int] = ..., skip_blocks: _Optional[int] = ..., hit_blocks: _Optional[int] = ..., file_blocks: _Optional[int] = ..., took_s: _Optional[float] = ..., ending: _Optional[_Union[Ending, _Mapping]] = ..., asks: _Optional[int] = ..., age_s: _Optional[float] = ..., lease: _Optional[str] = ..., object_blocks: _Optional[int] = ..., base_blocks: _Optional[int] = ..., peer_blocks: _Optional[int] = ..., peer: _Optional[str] = ..., pool_blocks: _Optional[int] = ...) -> None: ...
+    last_key: bytes
+    session_id: str
+    def __init__(self, request_id: _Optional[str] = ..., client: _Optional[str] = ..., namespace_id: _Optional[bytes] = ..., asked_blocks: _Optional[int] = ..., skip_blocks: _Optional[int] = ..., hit_blocks: _Optional[int] = ..., file_blocks: _Optional[int] = ..., took_s: _Optional[float] = ..., ending: _Optional[_Union[Ending, _Mapping]] = ..., asks: _Optional[int] = ..., age_s: _Optional[float] = ..., lease: _Optional[str] = ..., object_blocks: _Optional[int] = ..., base_blocks: _Optional[int] = ..., peer_blocks: _Optional[int] = ..., peer: _Optional[str] = ..., pool_blocks: _Optional[int] = ..., last_key: _Optional[bytes] = ..., session_id: _Optional[str] = ...) -> None: ...
 
 class OutcomesRequest(_message.Message):
     __slots__ = ("request_id", "limit")
@@ -617,6 +630,245 @@ class RecordReply(_message.Message):
     lookups: _containers.RepeatedCompositeFieldContainer[Lookup]
     dropped: int
     def __init__(self, lookups: _Optional[_Iterable[_Union[Lookup, _Mapping]]] = ..., dropped: _Optional[int] = ...) -> None: ...
+
+class HistoryRequest(_message.Message):
+    __slots__ = ("step_s", "since")
+    STEP_S_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    step_s: int
+    since: float
+    def __init__(self, step_s: _Optional[int] = ..., since: _Optional[float] = ...) -> None: ...
+
+class Sample(_message.Message):
+    __slots__ = ("at", "seconds", "values")
+    AT_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    at: float
+    seconds: float
+    values: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, at: _Optional[float] = ..., seconds: _Optional[float] = ..., values: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class HistoryReply(_message.Message):
+    __slots__ = ("columns", "samples")
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    columns: _containers.RepeatedScalarFieldContainer[str]
+    samples: _containers.RepeatedCompositeFieldContainer[Sample]
+    def __init__(self, columns: _Optional[_Iterable[str]] = ..., samples: _Optional[_Iterable[_Union[Sample, _Mapping]]] = ...) -> None: ...
+
+class TreeRequest(_message.Message):
+    __slots__ = ("namespace_id", "prefix", "through", "depth", "limit", "cursor")
+    NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
+    THROUGH_FIELD_NUMBER: _ClassVar[int]
+    DEPTH_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    namespace_id: bytes
+    prefix: bytes
+    through: bytes
+    depth: int
+    limit: int
+    cursor: bytes
+    def __init__(self, namespace_id: _Optional[bytes] = ..., prefix: _Optional[bytes] = ..., through: _Optional[bytes] = ..., depth: _Optional[int] = ..., limit: _Optional[int] = ..., cursor: _Optional[bytes] = ...) -> None: ...
+
+class PrefixRun(_message.Message):
+    __slots__ = ("parent", "first_key", "last_key", "namespace", "begin", "end", "children", "dram_bytes", "file_bytes", "blocks", "all_dram_bytes", "all_file_bytes", "hits", "used_age_s")
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    FIRST_KEY_FIELD_NUMBER: _ClassVar[int]
+    LAST_KEY_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    CHILDREN_FIELD_NUMBER: _ClassVar[int]
+    DRAM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FILE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    ALL_DRAM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ALL_FILE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HITS_FIELD_NUMBER: _ClassVar[int]
+    USED_AGE_S_FIELD_NUMBER: _ClassVar[int]
+    parent: int
+    first_key: bytes
+    last_key: bytes
+    namespace: int
+    begin: int
+    end: int
+    children: int
+    dram_bytes: int
+    file_bytes: int
+    blocks: int
+    all_dram_bytes: int
+    all_file_bytes: int
+    hits: int
+    used_age_s: float
+    def __init__(self, parent: _Optional[int] = ..., first_key: _Optional[bytes] = ..., last_key: _Optional[bytes] = ..., namespace: _Optional[int] = ..., begin: _Optional[int] = ..., end: _Optional[int] = ..., children: _Optional[int] = ..., dram_bytes: _Optional[int] = ..., file_bytes: _Optional[int] = ..., blocks: _Optional[int] = ..., all_dram_bytes: _Optional[int] = ..., all_file_bytes: _Optional[int] = ..., hits: _Optional[int] = ..., used_age_s: _Optional[float] = ...) -> None: ...
+
+class TreeReply(_message.Message):
+    __slots__ = ("runs", "namespaces", "next", "age_s", "blocks", "left_out_blocks")
+    RUNS_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACES_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    LEFT_OUT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    runs: _containers.RepeatedCompositeFieldContainer[PrefixRun]
+    namespaces: _containers.RepeatedScalarFieldContainer[bytes]
+    next: bytes
+    age_s: float
+    blocks: int
+    left_out_blocks: int
+    def __init__(self, runs: _Optional[_Iterable[_Union[PrefixRun, _Mapping]]] = ..., namespaces: _Optional[_Iterable[bytes]] = ..., next: _Optional[bytes] = ..., age_s: _Optional[float] = ..., blocks: _Optional[int] = ..., left_out_blocks: _Optional[int] = ...) -> None: ...
+
+class ConversationsRequest(_message.Message):
+    __slots__ = ("session_id", "namespace_id", "limit")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    namespace_id: bytes
+    limit: int
+    def __init__(self, session_id: _Optional[str] = ..., namespace_id: _Optional[bytes] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class ConversationItem(_message.Message):
+    __slots__ = ("session_id", "namespace_id", "blocks", "last_key", "age_s", "ended", "expected_in_s", "pinned_s", "pin_bytes_max")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    LAST_KEY_FIELD_NUMBER: _ClassVar[int]
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_IN_S_FIELD_NUMBER: _ClassVar[int]
+    PINNED_S_FIELD_NUMBER: _ClassVar[int]
+    PIN_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    namespace_id: bytes
+    blocks: int
+    last_key: bytes
+    age_s: float
+    ended: bool
+    expected_in_s: float
+    pinned_s: float
+    pin_bytes_max: int
+    def __init__(self, session_id: _Optional[str] = ..., namespace_id: _Optional[bytes] = ..., blocks: _Optional[int] = ..., last_key: _Optional[bytes] = ..., age_s: _Optional[float] = ..., ended: _Optional[bool] = ..., expected_in_s: _Optional[float] = ..., pinned_s: _Optional[float] = ..., pin_bytes_max: _Optional[int] = ...) -> None: ...
+
+class ConversationsReply(_message.Message):
+    __slots__ = ("items", "known")
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[ConversationItem]
+    known: int
+    def __init__(self, items: _Optional[_Iterable[_Union[ConversationItem, _Mapping]]] = ..., known: _Optional[int] = ...) -> None: ...
+
+class SlowRequest(_message.Message):
+    __slots__ = ("kind", "over_s", "limit", "reset")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    OVER_S_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    RESET_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    over_s: float
+    limit: int
+    reset: bool
+    def __init__(self, kind: _Optional[str] = ..., over_s: _Optional[float] = ..., limit: _Optional[int] = ..., reset: _Optional[bool] = ...) -> None: ...
+
+class SlowItem(_message.Message):
+    __slots__ = ("kind", "took_s", "age_s", "waits", "request_id", "client", "session_id", "namespace_id", "blocks", "nbytes", "result")
+    class WaitsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    TOOK_S_FIELD_NUMBER: _ClassVar[int]
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NBYTES_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    took_s: float
+    age_s: float
+    waits: _containers.ScalarMap[str, float]
+    request_id: str
+    client: str
+    session_id: str
+    namespace_id: bytes
+    blocks: int
+    nbytes: int
+    result: str
+    def __init__(self, kind: _Optional[str] = ..., took_s: _Optional[float] = ..., age_s: _Optional[float] = ..., waits: _Optional[_Mapping[str, float]] = ..., request_id: _Optional[str] = ..., client: _Optional[str] = ..., session_id: _Optional[str] = ..., namespace_id: _Optional[bytes] = ..., blocks: _Optional[int] = ..., nbytes: _Optional[int] = ..., result: _Optional[str] = ...) -> None: ...
+
+class SlowReply(_message.Message):
+    __slots__ = ("items", "kept_s")
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    KEPT_S_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[SlowItem]
+    kept_s: float
+    def __init__(self, items: _Optional[_Iterable[_Union[SlowItem, _Mapping]]] = ..., kept_s: _Optional[float] = ...) -> None: ...
+
+class MonitorRequest(_message.Message):
+    __slots__ = ("namespace_id", "request_id", "tier", "misses_only", "kind")
+    NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    MISSES_ONLY_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    namespace_id: bytes
+    request_id: str
+    tier: str
+    misses_only: bool
+    kind: str
+    def __init__(self, namespace_id: _Optional[bytes] = ..., request_id: _Optional[str] = ..., tier: _Optional[str] = ..., misses_only: _Optional[bool] = ..., kind: _Optional[str] = ...) -> None: ...
+
+class TierRange(_message.Message):
+    __slots__ = ("begin", "end", "tier")
+    BEGIN_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    begin: int
+    end: int
+    tier: str
+    def __init__(self, begin: _Optional[int] = ..., end: _Optional[int] = ..., tier: _Optional[str] = ...) -> None: ...
+
+class Answered(_message.Message):
+    __slots__ = ("at", "kind", "outcome", "ranges", "block_tokens", "first_block", "stored_records", "existing_records", "refused_records", "nbytes")
+    AT_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    RANGES_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_BLOCK_FIELD_NUMBER: _ClassVar[int]
+    STORED_RECORDS_FIELD_NUMBER: _ClassVar[int]
+    EXISTING_RECORDS_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_RECORDS_FIELD_NUMBER: _ClassVar[int]
+    NBYTES_FIELD_NUMBER: _ClassVar[int]
+    at: float
+    kind: str
+    outcome: Outcome
+    ranges: _containers.RepeatedCompositeFieldContainer[TierRange]
+    block_tokens: int
+    first_block: int
+    stored_records: int
+    existing_records: int
+    refused_records: int
+    nbytes: int
+    def __init__(self, at: _Optional[float] = ..., kind: _Optional[str] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., ranges: _Optional[_Iterable[_Union[TierRange, _Mapping]]] = ..., block_tokens: _Optional[int] = ..., first_block: _Optional[int] = ..., stored_records: _Optional[int] = ..., existing_records: _Optional[int] = ..., refused_records: _Optional[int] = ..., nbytes: _Optional[int] = ...) -> None: ...
+
+class MonitorReply(_message.Message):
+    __slots__ = ("answered", "dropped")
+    ANSWERED_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    answered: _containers.RepeatedCompositeFieldContainer[Answered]
+    dropped: int
+    def __init__(self, answered: _Optional[_Iterable[_Union[Answered, _Mapping]]] = ..., dropped: _Optional[int] = ...) -> None: ...
 
 class HintRequest(_message.Message):
     __slots__ = ("session_id", "namespace_id", "keys", "wait_s", "end_session", "expect", "prefetch", "pin", "demote")

@@ -129,6 +129,31 @@ class KVStoreStub:
                 request_serializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.RecordRequest.SerializeToString,
                 response_deserializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.RecordReply.FromString,
                 _registered_method=True)
+        self.History = channel.unary_unary(
+                '/kvstore.rpc.v1.KVStore/History',
+                request_serializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.HistoryRequest.SerializeToString,
+                response_deserializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.HistoryReply.FromString,
+                _registered_method=True)
+        self.Tree = channel.unary_unary(
+                '/kvstore.rpc.v1.KVStore/Tree',
+                request_serializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.TreeRequest.SerializeToString,
+                response_deserializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.TreeReply.FromString,
+                _registered_method=True)
+        self.Conversations = channel.unary_unary(
+                '/kvstore.rpc.v1.KVStore/Conversations',
+                request_serializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.ConversationsRequest.SerializeToString,
+                response_deserializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.ConversationsReply.FromString,
+                _registered_method=True)
+        self.Slow = channel.unary_unary(
+                '/kvstore.rpc.v1.KVStore/Slow',
+                request_serializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.SlowRequest.SerializeToString,
+                response_deserializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.SlowReply.FromString,
+                _registered_method=True)
+        self.Monitor = channel.unary_stream(
+                '/kvstore.rpc.v1.KVStore/Monitor',
+                request_serializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.MonitorRequest.SerializeToString,
+                response_deserializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.MonitorReply.FromString,
+                _registered_method=True)
         self.GetConfig = channel.unary_unary(
                 '/kvstore.rpc.v1.KVStore/GetConfig',
                 request_serializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.GetConfigRequest.SerializeToString,
@@ -299,6 +324,42 @@ class KVStoreServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def History(self, request, context):
+        """What the daemon held and did: samples of the last five minutes, hour and day.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Tree(self, request, context):
+        """What is stored, as a tree of prefixes. Blocks with one block behind them are one run. The answer
+        is a few seconds old: the tree is drawn in small steps, at most every few seconds.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Conversations(self, request, context):
+        """The conversations that the daemon knows, those used last first, with what hints have said.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Slow(self, request, context):
+        """The longest acquires, loads and saves, with what they waited for.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Monitor(self, request, context):
+        """Requests as they are answered, from now on. A caller that does not keep up misses some.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetConfig(self, request, context):
         """The settings in use; the daemon's last log lines. Over its unix socket, and to an
         admin.
@@ -444,6 +505,31 @@ def add_KVStoreServicer_to_server(servicer, server):
                     servicer.Record,
                     request_deserializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.RecordRequest.FromString,
                     response_serializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.RecordReply.SerializeToString,
+            ),
+            'History': grpc.unary_unary_rpc_method_handler(
+                    servicer.History,
+                    request_deserializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.HistoryRequest.FromString,
+                    response_serializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.HistoryReply.SerializeToString,
+            ),
+            'Tree': grpc.unary_unary_rpc_method_handler(
+                    servicer.Tree,
+                    request_deserializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.TreeRequest.FromString,
+                    response_serializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.TreeReply.SerializeToString,
+            ),
+            'Conversations': grpc.unary_unary_rpc_method_handler(
+                    servicer.Conversations,
+                    request_deserializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.ConversationsRequest.FromString,
+                    response_serializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.ConversationsReply.SerializeToString,
+            ),
+            'Slow': grpc.unary_unary_rpc_method_handler(
+                    servicer.Slow,
+                    request_deserializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.SlowRequest.FromString,
+                    response_serializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.SlowReply.SerializeToString,
+            ),
+            'Monitor': grpc.unary_stream_rpc_method_handler(
+                    servicer.Monitor,
+                    request_deserializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.MonitorRequest.FromString,
+                    response_serializer=kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.MonitorReply.SerializeToString,
             ),
             'GetConfig': grpc.unary_unary_rpc_method_handler(
                     servicer.GetConfig,
@@ -994,6 +1080,141 @@ class KVStore:
             '/kvstore.rpc.v1.KVStore/Record',
             kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.RecordRequest.SerializeToString,
             kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.RecordReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def History(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.rpc.v1.KVStore/History',
+            kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.HistoryRequest.SerializeToString,
+            kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.HistoryReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Tree(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.rpc.v1.KVStore/Tree',
+            kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.TreeRequest.SerializeToString,
+            kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.TreeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Conversations(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.rpc.v1.KVStore/Conversations',
+            kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.ConversationsRequest.SerializeToString,
+            kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.ConversationsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Slow(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.rpc.v1.KVStore/Slow',
+            kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.SlowRequest.SerializeToString,
+            kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.SlowReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Monitor(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/kvstore.rpc.v1.KVStore/Monitor',
+            kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.MonitorRequest.SerializeToString,
+            kvstore_dot_rpc_dot_v1_dot_kvstore__pb2.MonitorReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -74,6 +74,18 @@ class KVStoreStub:
     """Where each block of a prefix is now, and what would end its hit."""
     Record: _grpc.UnaryStreamMultiCallable[_kvstore_pb2.RecordRequest, _kvstore_pb2.RecordReply]
     """What is asked from now on, until the caller ends it. A caller that does not keep up misses some."""
+    History: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.HistoryRequest, _kvstore_pb2.HistoryReply]
+    """What the daemon held and did: samples of the last five minutes, hour and day."""
+    Tree: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.TreeRequest, _kvstore_pb2.TreeReply]
+    """What is stored, as a tree of prefixes. Blocks with one block behind them are one run. The answer
+    is a few seconds old: the tree is drawn in small steps, at most every few seconds.
+    """
+    Conversations: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.ConversationsRequest, _kvstore_pb2.ConversationsReply]
+    """The conversations that the daemon knows, those used last first, with what hints have said."""
+    Slow: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.SlowRequest, _kvstore_pb2.SlowReply]
+    """The longest acquires, loads and saves, with what they waited for."""
+    Monitor: _grpc.UnaryStreamMultiCallable[_kvstore_pb2.MonitorRequest, _kvstore_pb2.MonitorReply]
+    """Requests as they are answered, from now on. A caller that does not keep up misses some."""
     GetConfig: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.GetConfigRequest, _kvstore_pb2.GetConfigReply]
     """The settings in use; the daemon's last log lines. Over its unix socket, and to an
     admin.
@@ -129,6 +141,18 @@ class KVStoreAsyncStub(KVStoreStub):
     """Where each block of a prefix is now, and what would end its hit."""
     Record: _aio.UnaryStreamMultiCallable[_kvstore_pb2.RecordRequest, _kvstore_pb2.RecordReply]  # type: ignore[assignment]
     """What is asked from now on, until the caller ends it. A caller that does not keep up misses some."""
+    History: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.HistoryRequest, _kvstore_pb2.HistoryReply]  # type: ignore[assignment]
+    """What the daemon held and did: samples of the last five minutes, hour and day."""
+    Tree: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.TreeRequest, _kvstore_pb2.TreeReply]  # type: ignore[assignment]
+    """What is stored, as a tree of prefixes. Blocks with one block behind them are one run. The answer
+    is a few seconds old: the tree is drawn in small steps, at most every few seconds.
+    """
+    Conversations: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.ConversationsRequest, _kvstore_pb2.ConversationsReply]  # type: ignore[assignment]
+    """The conversations that the daemon knows, those used last first, with what hints have said."""
+    Slow: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.SlowRequest, _kvstore_pb2.SlowReply]  # type: ignore[assignment]
+    """The longest acquires, loads and saves, with what they waited for."""
+    Monitor: _aio.UnaryStreamMultiCallable[_kvstore_pb2.MonitorRequest, _kvstore_pb2.MonitorReply]  # type: ignore[assignment]
+    """Requests as they are answered, from now on. A caller that does not keep up misses some."""
     GetConfig: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.GetConfigRequest, _kvstore_pb2.GetConfigReply]  # type: ignore[assignment]
     """The settings in use; the daemon's last log lines. Over its unix socket, and to an
     admin.
@@ -295,6 +319,48 @@ class KVStoreServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_kvstore_pb2.RecordReply], _abc.AsyncIterator[_kvstore_pb2.RecordReply]]:
         """What is asked from now on, until the caller ends it. A caller that does not keep up misses some."""
+
+    @_abc_1.abstractmethod
+    def History(
+        self,
+        request: _kvstore_pb2.HistoryRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_kvstore_pb2.HistoryReply, _abc.Awaitable[_kvstore_pb2.HistoryReply]]:
+        """What the daemon held and did: samples of the last five minutes, hour and day."""
+
+    @_abc_1.abstractmethod
+    def Tree(
+        self,
+        request: _kvstore_pb2.TreeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_kvstore_pb2.TreeReply, _abc.Awaitable[_kvstore_pb2.TreeReply]]:
+        """What is stored, as a tree of prefixes. Blocks with one block behind them are one run. The answer
+        is a few seconds old: the tree is drawn in small steps, at most every few seconds.
+        """
+
+    @_abc_1.abstractmethod
+    def Conversations(
+        self,
+        request: _kvstore_pb2.ConversationsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_kvstore_pb2.ConversationsReply, _abc.Awaitable[_kvstore_pb2.ConversationsReply]]:
+        """The conversations that the daemon knows, those used last first, with what hints have said."""
+
+    @_abc_1.abstractmethod
+    def Slow(
+        self,
+        request: _kvstore_pb2.SlowRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_kvstore_pb2.SlowReply, _abc.Awaitable[_kvstore_pb2.SlowReply]]:
+        """The longest acquires, loads and saves, with what they waited for."""
+
+    @_abc_1.abstractmethod
+    def Monitor(
+        self,
+        request: _kvstore_pb2.MonitorRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_kvstore_pb2.MonitorReply], _abc.AsyncIterator[_kvstore_pb2.MonitorReply]]:
+        """Requests as they are answered, from now on. A caller that does not keep up misses some."""
 
     @_abc_1.abstractmethod
     def GetConfig(
