@@ -85,6 +85,12 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             ),
             "A second.",
         ),
+        Panel(
+            "Prefill saved",
+            "s",
+            (rate("kvstore_saved_prefill_seconds_total", "instance"),),
+            "Seconds of prefill a second, as engines say how fast they are.",
+        ),
     ),
     "Tiers": (
         Panel("Arena", "bytes", (gauge("kvstore_dram_bytes", "{{state}}"),)),

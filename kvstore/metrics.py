@@ -156,6 +156,11 @@ class Metrics:
         self.lookup_tokens = self._counter("lookup_tokens", "Tokens of the blocks asked for")
         self.hits = self._counter("hit_blocks", "Blocks served, by the tier that had them", "tier")
         self.hit_tokens = self._counter("hit_tokens", "Tokens of the blocks served", "tier")
+        self.saved_prefill_seconds = self._counter(
+            "saved_prefill_seconds",
+            "Prefill time of the blocks served, as the engines that asked say how fast they are; "
+            "of engines that do not say it, nothing",
+        )
         self.model_lookups = self._counter(
             "model_lookup_blocks", "lookup_blocks by model: at most 64, then other", "model"
         )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kvstore.cli.history import SPANS, show_history
 from kvstore.cli.target import connect, daemon_options
 from kvstore.cli.words import bar, duration, percent, share_lines, size
 from kvstore.client import Client
@@ -32,18 +33,31 @@ _CALLS = ("Match", "Acquire", "Reserve", "Commit", "Release", "Put", "Get")
     help="Seconds that each line or screen covers.",
 )
 @click.option("--once", is_flag=True, help="Show one interval and end.")
-def top(target: str, as_json: bool, interval_s: float, once: bool) -> None:
+@click.option(
+    "--history",
+    type=click.Choice(list(SPANS)),
+    is_flag=False,
+    flag_value="5min",
+    metavar="[5min|1h|24h]",
+    help="Draw what the daemon remembers instead, and end; 5min unless told.",
+)
+def top(target: str, as_json: bool, interval_s: float, once: bool, history: str | None) -> None:
     """Show tiers, hits, bandwidth, queues and sessions, live; Ctrl-C ends it.
 
-    With --json, it prints one line per interval. The view needs the extra kvstore-tiers[cli].
+    With --json, it prints one line per interval, or per sample of the history. The live view needs
+    the extra kvstore-tiers[cli].
 
     \b
     Examples:
       kvstore top
       kvstore top --once
       kvstore top --json --interval 10 | jq -c .hits
+      kvstore top --history 1h
     """
     with connect(target) as client:
+        if history is not None:
+            show_history(client, history, target, as_json=as_json)
+            return
         client.connect()
         frames = _frames(client, interval_s, once=once)
         if as_json:

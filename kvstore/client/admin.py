@@ -6,7 +6,8 @@ import json
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from kvstore.client.caller import Call, Caller
+from kvstore.client.caller import Call
+from kvstore.client.looking import Looking
 from kvstore.client.recording import record
 from kvstore.decide.namespaces import NamespaceUse
 from kvstore.model.block import BlockKey, Namespace, NamespaceId
@@ -23,11 +24,8 @@ SCAN_PAGE_ITEMS = 1000
 TENANT_S = 90.0  # for a tenant to come or go
 
 
-class Admin:
+class Admin(Looking):
     """Looks into a daemon, changes its settings, deletes blocks."""
-
-    def __init__(self, caller: Caller) -> None:
-        self._caller = caller
 
     async def ping(self) -> str:
         """Make the smallest call there is; return the daemon's release."""

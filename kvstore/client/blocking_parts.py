@@ -126,6 +126,9 @@ class BlockingAdmin:
     def outcomes(self, request_id: str = "", *, limit: int = 100) -> list[Outcome]:
         return self._thread.wait(lambda client: client.admin.outcomes(request_id, limit=limit))
 
+    def history(self, step_s: int = 1, *, since: float = 0.0) -> pb.HistoryReply:
+        return self._thread.wait(lambda client: client.admin.history(step_s, since=since))
+
     def explain(self, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> Explanation:
         return self._thread.wait(lambda client: client.admin.explain(namespace_id, keys))
 

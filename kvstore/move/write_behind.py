@@ -151,6 +151,10 @@ class WriteBehind:
             await asyncio.sleep(0)
         self.wake()  # what the arena has of them is written to the others
 
+    @property
+    def file(self) -> Devices | None:
+        return self._file
+
     def stats(self) -> dict[str, Any]:
         if self._file is None:
             return {"capacity_bytes": 0, "physical_bytes": 0}

@@ -13,8 +13,8 @@ from kvstore.metrics import Metrics
 from kvstore.model.tenant import Role
 from kvstore.rpc.v1 import kvstore_pb2 as pb
 from kvstore.server.boundary import Context
-from kvstore.server.config_calls import ConfigCalls
 from kvstore.server.identity import CALLER
+from kvstore.server.look_calls import LookCalls
 from kvstore.server.recorder import Lookup, Recorder
 from kvstore.server.requests import Requests, namespace_id_of
 from kvstore.server.tenant_admin import TenantAdmin
@@ -31,7 +31,7 @@ OUTCOMES_MAX = 1000
 NAMESPACES_NBYTES_MAX = 1 << 20  # in one answer, or one more
 
 
-class AdminCalls(ConfigCalls):
+class AdminCalls(LookCalls):
     """The part of the service that engines do not need. addresses: where the daemon is reached,
     and by whom, for `Stats`."""
 
@@ -49,8 +49,7 @@ class AdminCalls(ConfigCalls):
         tenants: Callable[[], dict[str, Any]] = dict,
     ) -> None:
         """tenants: what an admin is told of all tenants."""
-        super().__init__(config, admin)
-        self._store = store
+        super().__init__(store, config, admin)
         self._requests = Requests(store)
         self._metrics = metrics
         self._version = version

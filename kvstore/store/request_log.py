@@ -53,9 +53,11 @@ class RequestLog:
         """Count blocks asked for and served."""
         metrics, known = self._metrics, self._planner.index.namespaces
         tokens = known.use(ask.namespace_id).block_tokens
-        model = known.asked(ask.namespace_id, asked, dram + file + objects + peers + pool)
+        hits = dram + file + objects + peers + pool
+        model = known.asked(ask.namespace_id, asked, hits)
         metrics.lookups.inc(asked)
         metrics.lookup_tokens.inc(asked * tokens)
+        metrics.saved_prefill_seconds.inc(hits * ask.recompute_s_per_block)
         metrics.model_lookups.labels(model).inc(asked)
         served = {"dram": dram, "file": file, "object": objects, "peer": peers, "pool": pool}
         for tier, blocks in served.items():

@@ -38,6 +38,7 @@ from kvstore.store.caps import Caps
 from kvstore.store.deletes import Deletes, FleetDeletes
 from kvstore.store.gets import Gets
 from kvstore.store.hints import Hints
+from kvstore.store.history import History
 from kvstore.store.node import Node
 from kvstore.store.puts import Puts
 from kvstore.store.report import Report
@@ -85,9 +86,10 @@ class Store:
         scrub: Scrub | None = None,
         objects: Callable[[Promotion, Deletions], Objects] | None = None,
         pool: Callable[[Deletions], Pool] | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         """new_id: as for `Leases`. objects, pool: make the node's object tier, and its side
-        of a pool, if it has them."""
+        of a pool, if it has them. clock: seconds since the epoch."""
         self.node_id = NodeId("")  # of a fleet
         self.announcer: Announcer | None = None  # None: nothing is told to routers
         self._metrics = metrics
@@ -127,6 +129,7 @@ class Store:
         write_behind.namespace_notes.on_found = self.namespaces.learn
         self._tasks: list[asyncio.Task[None]] = []
         self._published: object = None
+        self.history = History(metrics, write_behind.file, clock=clock)
         self.caps.set_bounds()
 
     def _wire(self, node: Node, scrub: Scrub | None) -> None:
@@ -259,6 +262,8 @@ class Store:
         `keep_house`, about twice a second."""
         await self._node.arena.start()
         await self._node.write_behind.start()
+        self.history.every_sample = house
+        await self.history.load()
         self._publish()
         if house:
             self._keep("house", self._keep_house)
@@ -292,6 +297,7 @@ class Store:
         self._leases.let_go_of_frames()
         if self._node.staging is not None:
             self._node.staging.close()
+        await self.history.close()
         await self._node.write_behind.close(drain_s)
         await self._node.arena.close()
 
@@ -337,16 +343,18 @@ class Store:
             self._node.write_behind.wake()
         await self._node.arena.holes.renew()
         self.caps.set_bounds()
-        self._publish()
+        self.history.tick(self._publish())
 
     async def look_for_holes(self) -> None:
         """Fill holes that clients have punched into the arena, and drop what was in them."""
         await self._holes.look()
 
-    def _publish(self) -> None:
-        """Set the gauges, unless nothing has changed: an idle tenant costs next to nothing."""
+    def _publish(self) -> dict[str, Any]:
+        """Set the gauges, unless nothing has changed: an idle tenant costs next to nothing. Returns
+        the stats."""
         stats, left = self.report.stats(), dict(self._node.planner.counts.left)
         now = (ageless(stats), left)
         if now != self._published:
             self._published = now
             self._metrics.publish(stats, left)
+        return stats

@@ -163,6 +163,7 @@ class Daemon:
             metrics=self.metrics,
             objects=self.object_side(now),
             now=now,
+            clock=now,
             new_id=new_id or partial(draw.randrange, 1, 1 << 63),
             scrub=Scrub(
                 self.planner,

@@ -15,7 +15,7 @@ from kvstore.format.frame import FrameHeader, parse_header
 from kvstore.model.block import PAGE_NBYTES, NamespaceId, padded
 from kvstore.model.checksum import checksum
 from kvstore.model.errors import ConfigError, CorruptBlock
-from kvstore.tier.file.devices.note import NOTE, read_note, write_note
+from kvstore.tier.file.devices.note import NOTES, read_note, write_note
 from kvstore.tier.file.disk import Disk
 from kvstore.tier.file.found import FrameRecord
 from kvstore.tier.file.keys import DirectoryKeys
@@ -101,10 +101,11 @@ def reseal_notes(
     disk: Disk, path: Path, keys: DirectoryKeys, namespaces: Sequence[NamespaceId]
 ) -> None:
     """Encrypt what a directory says of itself beside its segments. Blocking."""
-    note = read_note(disk, path)
-    if note.number and read_note(disk, path, keys).number == 0:
-        destroy_twins(disk, path, NOTE)
-        write_note(disk, path, note.data, keys)
+    for kind in NOTES:
+        note = read_note(disk, path, twins=kind)
+        if note.number and read_note(disk, path, keys, kind).number == 0:
+            destroy_twins(disk, path, kind)
+            write_note(disk, path, note.data, keys, kind)
     for namespace in read_spec_files(disk, path, namespaces):
         write_spec_file(disk, path, namespace, keys)
     plain = set(namespaces) & set(spec_files_in(disk, path))

@@ -27,7 +27,7 @@ from kvstore.sealing import Sealing
 from kvstore.tier.file.devices.admission import Admission, Listener
 from kvstore.tier.file.devices.device import Device, Mount
 from kvstore.tier.file.devices.frames import DeviceFrames
-from kvstore.tier.file.devices.note import Notes
+from kvstore.tier.file.devices.note import HISTORY, RECENT, Notes
 from kvstore.tier.file.devices.recall import DeviceRecall
 from kvstore.tier.file.devices.sequences import Sequences
 from kvstore.tier.file.devices.space import DeviceSpace
@@ -95,6 +95,8 @@ class Devices:
         self.recall = DeviceRecall(self.admission)
         self.tombstones = Tombstones(self.devices, self.admission.write_failed)
         self.notes = Notes(self.admission)
+        self.history = Notes(self.admission, HISTORY)
+        self.recent = Notes(self.admission, RECENT)
 
     async def open(
         self, listener: Listener, task_failed: Callable[[str], None] = lambda _: None
