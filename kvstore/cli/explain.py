@@ -189,5 +189,5 @@ def _indented(lead: str, lines: list[str]) -> list[str]:
 
 def _outcome_json(outcome: Outcome, block_tokens: int) -> dict[str, Any]:
     fields = asdict(outcome)
-    fields["namespace_id"] = outcome.namespace_id.hex()
+    fields["namespace_id"], fields["last_key"] = outcome.namespace_id.hex(), outcome.last_key.hex()
     return fields | {"block_tokens": block_tokens}

@@ -76,12 +76,6 @@ def _lines(reply: pb.HistoryReply, begin: float, end: float, width: int) -> Iter
             for cell in cells
         ]
 
-    def per_s(value: float) -> str:
-        return f"{rounded(value)}/s"
-
-    def bandwidth(value: float) -> str:
-        return f"{size(value)}/s"
-
     for tier in ("dram", "file", "object"):
         capacity = max((value or 0.0 for value in last(f"{tier}.capacity_bytes")), default=0.0)
         if capacity:
@@ -92,9 +86,9 @@ def _lines(reply: pb.HistoryReply, begin: float, end: float, width: int) -> Iter
         of_tier = share([name], "lookup_blocks")
         if any(of_tier):
             yield Line(f"  {tier}", of_tier, 1.0, lambda v: percent(v, 1))
-    yield Line("requests", rate("requests"), None, per_s)
+    yield Line("requests", rate("requests"), None, _per_s)
     yield from _that_happened(
-        Line(f"  {name.removeprefix('ended.')[: _NAME_CHARS - 3]}", rate(name), None, per_s)
+        Line(f"  {name.removeprefix('ended.')[: _NAME_CHARS - 3]}", rate(name), None, _per_s)
         for name in reply.columns
         if name.startswith("ended.")
     )
@@ -102,7 +96,7 @@ def _lines(reply: pb.HistoryReply, begin: float, end: float, width: int) -> Iter
         [
             Line("prefill saved", rate("saved_prefill_s"), None, lambda v: f"{duration(v)}/s"),
             *(
-                Line(f"{tier} {direction}", rate(f"{direction}.{tier}"), None, bandwidth)
+                Line(f"{tier} {direction}", rate(f"{direction}.{tier}"), None, _bandwidth)
                 for tier in _TIERS
                 for direction in ("read", "written")
             ),
@@ -114,6 +108,14 @@ def _lines(reply: pb.HistoryReply, begin: float, end: float, width: int) -> Iter
             Line("durable lag", most("durable_lag_s"), None, duration),
         ]
     )
+
+
+def _per_s(value: float) -> str:
+    return f"{rounded(value)}/s"
+
+
+def _bandwidth(value: float) -> str:
+    return f"{size(value)}/s"
 
 
 def _that_happened(lines: Sequence[Line] | Iterator[Line]) -> Iterator[Line]:

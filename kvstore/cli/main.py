@@ -32,6 +32,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "members": ("kvstore.cli.members:members", "List the daemons that share what they hold."),
         "events": ("kvstore.cli.events:events", "Read KV events; tell an indexer of them."),
         "namespaces": ("kvstore.cli.namespaces:namespaces", "List models and their namespaces."),
+        "tree": ("kvstore.cli.prefixes:tree", "Show what is stored as a tree of prefixes."),
         "scan": ("kvstore.cli.inspect:scan", "List stored blocks."),
     },
     "Try": {

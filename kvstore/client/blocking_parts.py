@@ -129,6 +129,31 @@ class BlockingAdmin:
     def history(self, step_s: int = 1, *, since: float = 0.0) -> pb.HistoryReply:
         return self._thread.wait(lambda client: client.admin.history(step_s, since=since))
 
+    def tree(
+        self,
+        namespace_id: NamespaceId | None = None,
+        prefix: bytes = b"",
+        *,
+        through: bytes = b"",
+        depth: int = 1,
+        limit: int = 200,
+        cursor: bytes = b"",
+    ) -> pb.TreeReply:
+        return self._thread.wait(
+            lambda client: client.admin.tree(
+                namespace_id, prefix, through=through, depth=depth, limit=limit, cursor=cursor
+            )
+        )
+
+    def conversations(
+        self, session_id: str = "", *, namespace_id: NamespaceId | None = None, limit: int = 100
+    ) -> pb.ConversationsReply:
+        return self._thread.wait(
+            lambda client: client.admin.conversations(
+                session_id, namespace_id=namespace_id, limit=limit
+            )
+        )
+
     def explain(self, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> Explanation:
         return self._thread.wait(lambda client: client.admin.explain(namespace_id, keys))
 

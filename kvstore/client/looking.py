@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kvstore.client.caller import Caller
+from kvstore.model.block import NamespaceId
 from kvstore.rpc.v1 import kvstore_pb2 as pb
 
 
@@ -21,3 +22,39 @@ class Looking:
         """
         request = pb.HistoryRequest(step_s=step_s, since=since)
         return await self._caller.call(lambda stub, _, t: stub.History(request, timeout=t))
+
+    async def tree(
+        self,
+        namespace_id: NamespaceId | None = None,
+        prefix: bytes = b"",
+        *,
+        through: bytes = b"",
+        depth: int = 1,
+        limit: int = 200,
+        cursor: bytes = b"",
+    ) -> pb.TreeReply:
+        """Return what is stored, as runs of blocks: what goes on from the run that ends at the
+        block `prefix`, or the starts of all prefixes; those with most bytes first.
+
+        through: instead, the runs from the start of a prefix to this block, then what goes on.
+        depth: levels of runs, at most 8. limit: of runs, at most 1000. cursor: `next` of the last
+        answer. Raises InvalidRequest, Unavailable.
+        """
+        request = pb.TreeRequest(
+            namespace_id=namespace_id or b"",
+            prefix=prefix,
+            through=through,
+            depth=depth,
+            limit=limit,
+            cursor=cursor,
+        )
+        return await self._caller.call(lambda stub, _, t: stub.Tree(request, timeout=t))
+
+    async def conversations(
+        self, session_id: str = "", *, namespace_id: NamespaceId | None = None, limit: int = 100
+    ) -> pb.ConversationsReply:
+        """Return the conversations whose id starts so, newest first, with what hints have said."""
+        request = pb.ConversationsRequest(
+            session_id=session_id, namespace_id=namespace_id or b"", limit=limit
+        )
+        return await self._caller.call(lambda stub, _, t: stub.Conversations(request, timeout=t))

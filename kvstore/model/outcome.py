@@ -73,7 +73,8 @@ class Outcome:
     the call to the answer. age_s: seconds since the answer. lease: "held" or "expired" after its
     release, else "". base_blocks: of the hit, how many came without a fine part that they should
     have. peer_blocks, peer: how many came from other daemons, and the node id of the one that gave
-    most, or should have. pool_blocks: how many came from the pool.
+    most, or should have. pool_blocks: how many came from the pool. last_key: of the last block that
+    was asked for. session_id: the conversation, "" if nobody told.
     """
 
     request_id: str
@@ -93,6 +94,8 @@ class Outcome:
     peer_blocks: int = 0
     peer: str = ""
     pool_blocks: int = 0
+    last_key: bytes = b""
+    session_id: str = ""
 
 
 def is_request(asked: str, request_id: str) -> bool:

@@ -157,6 +157,8 @@ class Gets:
         found = lent + sum(slot is not None for slot in grant.slots)
         file = min(promoted.absent + lent, found)
         self._request_log.count(ask, asked=len(grant.slots), dram=found - file, file=file)
+        if found == len(grant.slots):
+            self._node.uses.served(ask.keys)
         return grant
 
     async def _lease_prefix(self, ask: Ask, readers: int, deadline: float) -> Grant:
@@ -199,6 +201,7 @@ class Gets:
             pool=acquired.pool,
             base=base_blocks(namespace, grant),
         )
+        self._node.uses.served(ask.keys[:hit] if hit > skip else ())
         if self._node.pool is not None:
             self._node.pool.used(ask.namespace_id, ask.keys[skip:hit])
         return grant

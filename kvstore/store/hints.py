@@ -14,7 +14,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
 from kvstore.decide.ask import Ask
-from kvstore.decide.planner import DAEMON_SESSION, Conversations, Planner, Reservation, needed_spans
+from kvstore.decide.planner import (
+    DAEMON_SESSION,
+    Conversation,
+    Conversations,
+    Planner,
+    Reservation,
+    needed_spans,
+)
 from kvstore.metrics import Metrics
 from kvstore.model.block import BlockKey, NamespaceId
 from kvstore.model.errors import KVStoreError
@@ -74,7 +81,7 @@ class Hints:
         self._recall = recall
         self._has_file_tier = write_behind.caps.record_nbytes_max is not None
         self._now = now
-        self._conversations = Conversations()
+        self._conversations = Conversations(now=now)
         self._due: list[tuple[float, float, str]] = []  # when to prefetch, expected when, whom
         self._prefetching = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -106,6 +113,13 @@ class Hints:
         if conversation.pinned_until > now:
             target = Target(write.conversation, conversation.namespace_id, conversation.keys)
             self._hold(target, conversation.pinned_until, conversation.pin_bytes)
+
+    def conversations(
+        self, start: str, namespace_id: NamespaceId | None, most: int
+    ) -> tuple[list[tuple[str, Conversation]], int]:
+        """Return what is known of conversations, newest first, and how many there are of all. The
+        name of one that is a prefix alone begins with a zero byte."""
+        return self._conversations.newest(start, namespace_id, most), len(self._conversations)
 
     # ---- hints -----------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from kvstore.decide.index import HeldSlot
 from kvstore.decide.planner import Leases, Planner
+from kvstore.decide.uses import Uses
 from kvstore.metrics import Metrics
 from kvstore.model.block import BlockKey, NamespaceId, Span
 from kvstore.model.errors import InvalidRequest
@@ -64,6 +65,7 @@ class Node:
         self.now = now
         self.staging = staging
         self.room = Room()
+        self.uses = Uses(now)
         write_behind.on_progress = self.room.set
         self.arrivals = Arrivals()
         arena.extents.on_extent(lambda _: self.room.set())

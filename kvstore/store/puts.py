@@ -257,6 +257,7 @@ class Puts:
         finally:
             self._leases.release(session, lease_id)
         self._metrics.bytes.labels("dram", "write").inc(lease.nbytes)
+        self._node.uses.stored(write.keys, write.parent)
         fine = self._planner.namespace(write.namespace_id).fine
         is_base = _is_base(self._planner.namespace(write.namespace_id), write.spans)
         unwritten = (

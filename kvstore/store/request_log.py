@@ -104,6 +104,8 @@ class RequestLog:
             peer_blocks=peers,
             peer=peer,
             pool_blocks=pool,
+            last_key=ask.keys[-1] if ask.keys else b"",
+            session_id=ask.session_id,
         )
         self._outcomes.note(ask.session, outcome, lease_id)
 

@@ -46,6 +46,7 @@ from kvstore.store.request_log import RequestLog
 from kvstore.store.sessions import Namespaces, Sessions
 from kvstore.store.staging import Staging
 from kvstore.store.stats import ageless
+from kvstore.store.tree import Tree
 from kvstore.system.background import keep_running
 from kvstore.tier.dram import Arena
 
@@ -177,6 +178,7 @@ class Store:
         self.deletes = Deletes(node, Verifier(planner, write_behind, metrics, node.now))
         self.caps = Caps(node, acquisition, file_leases, self.hints, scrub)
         self.report = Report(node, self.puts, log)
+        self.tree = Tree(planner.index, node.uses, node.now)
 
     def lender(self, instance: str) -> StoreLender:
         """Return this store as other hosts see it. Call it once. instance: of this start."""
@@ -253,6 +255,11 @@ class Store:
         return self._node.limits
 
     @property
+    def now(self) -> Callable[[], float]:
+        """The clock of this store, in seconds from an arbitrary zero."""
+        return self._node.now
+
+    @property
     def is_busy(self) -> bool:
         """Whether somebody holds or owes something here."""
         return bool(self._leases.count or self._node.planner.dirty.count)
@@ -288,6 +295,7 @@ class Store:
         await self.hints.close()
         await self._fetch.close()
         self._promotion.close()
+        self.tree.close()
         await self.deletes.close()
         if self._node.pool is not None:
             await self._node.pool.close()

@@ -26,6 +26,8 @@ def outcome_to_message(outcome: Outcome) -> pb.Outcome:
         asks=outcome.asks,
         age_s=outcome.age_s,
         lease=outcome.lease,
+        last_key=outcome.last_key,
+        session_id=outcome.session_id,
     )
 
 
@@ -48,6 +50,8 @@ def outcome_of(message: pb.Outcome) -> Outcome:
         asks=message.asks,
         age_s=message.age_s,
         lease=message.lease,
+        last_key=message.last_key,
+        session_id=message.session_id,
     )
 
 

@@ -4,7 +4,7 @@
 `explain.py` why a hit is not longer.
 """
 
-from kvstore.decide.planner.conversations import Conversations
+from kvstore.decide.planner.conversations import Conversation, Conversations
 from kvstore.decide.planner.departures import Departures
 from kvstore.decide.planner.explain import Explainer
 from kvstore.decide.planner.fine_parts import base_blocks, base_of, fine_slots
@@ -21,6 +21,7 @@ __all__ = [
     "DAEMON_SESSION",
     "RUN_NBYTES_MAX",
     "Check",
+    "Conversation",
     "Conversations",
     "Departures",
     "Explainer",

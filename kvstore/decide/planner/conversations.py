@@ -7,8 +7,9 @@ hints, so whoever guesses one costs its owner hits at most.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from kvstore.model.block import KEY_NBYTES, BlockKey, NamespaceId, split_keys
 
@@ -18,7 +19,8 @@ KEYS_MAX = 1 << 20  # of all conversations together: 32 MiB
 
 @dataclass(slots=True)
 class Conversation:
-    """What is known of one. joined: its blocks' keys, back to back, from the start.
+    """What is known of one. joined: its blocks' keys, back to back, from the start. seen_at: when
+    it asked, put or was hinted last, on the store's clock.
 
     ended, expected_at, pinned_until, pin_bytes: what hints have said of it, and what therefore
     holds for the blocks it still puts, too; times on the store's clock.
@@ -30,6 +32,11 @@ class Conversation:
     expected_at: float = 0.0
     pinned_until: float = 0.0
     pin_bytes: int = 0
+    seen_at: float = 0.0
+
+    @property
+    def blocks(self) -> int:
+        return len(self.joined) // KEY_NBYTES
 
     @property
     def keys(self) -> list[BlockKey]:
@@ -40,8 +47,13 @@ class Conversations:
     """The newest ones by name."""
 
     def __init__(
-        self, *, conversations_max: int = CONVERSATIONS_MAX, keys_max: int = KEYS_MAX
+        self,
+        *,
+        conversations_max: int = CONVERSATIONS_MAX,
+        keys_max: int = KEYS_MAX,
+        now: Callable[[], float] = lambda: 0.0,
     ) -> None:
+        self._now = now
         self._conversations_max = conversations_max
         self._nbytes_max = keys_max * KEY_NBYTES
         self._nbytes = 0
@@ -52,6 +64,17 @@ class Conversations:
 
     def find(self, name: str) -> Conversation | None:
         return self._by_name.get(name)
+
+    def newest(
+        self, start: str, namespace_id: NamespaceId | None, most: int
+    ) -> list[tuple[str, Conversation]]:
+        """Return conversations whose name starts so, of a namespace or of all, newest first."""
+        found = (
+            each
+            for each in reversed(self._by_name.items())
+            if each[0].startswith(start) and namespace_id in (None, each[1].namespace_id)
+        )
+        return list(islice(found, most))
 
     def know(self, name: str, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> Conversation:
         """Learn which blocks a conversation has."""
@@ -96,6 +119,7 @@ class Conversations:
     def _put(self, name: str, conversation: Conversation, joined: bytes) -> None:
         """Make a conversation the newest, as long as there is room for it."""
         conversation.joined = joined[: self._nbytes_max]
+        conversation.seen_at = self._now()
         self._by_name[name] = conversation
         self._nbytes += len(conversation.joined)
         while self._nbytes > self._nbytes_max or len(self._by_name) > self._conversations_max:
