@@ -71,6 +71,17 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             ),
         ),
         Panel(
+            "Hit ratio by namespace",
+            "percentunit",
+            (
+                Query(
+                    f"sum by (namespace) (rate(kvstore_namespace_hit_blocks_total{OF}{OVER})) / "
+                    f"sum by (namespace) (rate(kvstore_namespace_lookup_blocks_total{OF}{OVER}))",
+                    "{{namespace}}",
+                ),
+            ),
+        ),
+        Panel(
             "What ended hits",
             "reqps",
             (rate("kvstore_requests_total", "ended_by"),),
@@ -106,6 +117,11 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         ),
         Panel("Blocks", "short", (gauge("kvstore_blocks", "{{tier}}"),)),
         Panel("Bytes by model", "bytes", (gauge("kvstore_model_bytes", "{{model}} {{tier}}"),)),
+        Panel(
+            "Bytes by namespace",
+            "bytes",
+            (gauge("kvstore_namespace_bytes", "{{namespace}} {{tier}}"),),
+        ),
         Panel("Blocks by model", "short", (gauge("kvstore_model_blocks", "{{model}}"),)),
         Panel(
             "Blocks by fidelity",
@@ -214,6 +230,12 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "reqps",
             (rate("kvstore_recorded_requests_total", "state"),),
             "For `kvstore trace record`; dropped: it did not keep up.",
+        ),
+        Panel(
+            "Monitored",
+            "reqps",
+            (rate("kvstore_monitored_requests_total", "state"),),
+            "For `kvstore monitor`; dropped: it did not keep up.",
         ),
     ),
     "Refused, wrong, failed": (

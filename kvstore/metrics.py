@@ -46,6 +46,7 @@ class Metrics:
         self._growth_pauses = 0
         self._device_states: dict[str, str] = {}
         self._models: set[str] = set()
+        self._namespaces: set[str] = set()
         self._thinned = 0
 
     def publish(self, stats: Mapping[str, Any], left: Mapping[tuple[str, str], int]) -> None:
@@ -60,6 +61,7 @@ class Metrics:
         for tier in ("dram", "file"):
             self.blocks.labels(tier).set(stats[tier]["blocks"])
         self._publish_models(stats["models"])
+        self._publish_namespaces(stats["namespace_use"])
         self._publish_fidelities(stats["fidelities"])
         self.thinned.inc(stats["dram"]["thinned_records"] - self._thinned)
         self._thinned = stats["dram"]["thinned_records"]
@@ -94,6 +96,18 @@ class Metrics:
                 _remove(self.model_hits, gone, tier)
                 _remove(self.model_bytes, gone, tier)
         self._models = shown
+
+    def _publish_namespaces(self, namespaces: Sequence[Mapping[str, Any]]) -> None:
+        for each in namespaces:
+            for tier in ("dram", "file"):
+                self.namespace_bytes.labels(each["namespace"], tier).set(each[f"{tier}_bytes"])
+        shown = {each["namespace"] for each in namespaces}
+        for gone in self._namespaces - shown:
+            _remove(self.namespace_lookups, gone)
+            for tier in ("dram", "file", "object", "peer", "pool"):
+                _remove(self.namespace_hits, gone, tier)
+                _remove(self.namespace_bytes, gone, tier)
+        self._namespaces = shown
 
     def _publish_fidelities(self, fidelities: Sequence[Mapping[str, Any]]) -> None:
         gauges = {
@@ -165,6 +179,14 @@ class Metrics:
             "model_lookup_blocks", "lookup_blocks by model: at most 64, then other", "model"
         )
         self.model_hits = self._counter("model_hit_blocks", "hit_blocks by model", "model", "tier")
+        self.namespace_lookups = self._counter(
+            "namespace_lookup_blocks",
+            "lookup_blocks by namespace, the first 12 digits of its id: at most 64, then other",
+            "namespace",
+        )
+        self.namespace_hits = self._counter(
+            "namespace_hit_blocks", "hit_blocks by namespace", "namespace", "tier"
+        )
 
     def _tiers(self) -> None:
         self.blocks = self._gauge("blocks", "Blocks stored, by tier", "tier")
@@ -192,6 +214,12 @@ class Metrics:
             "model_bytes",
             "Bytes of the blocks of a model, by tier: dram, file",
             "model",
+            "tier",
+        )
+        self.namespace_bytes = self._gauge(
+            "namespace_bytes",
+            "Bytes of the blocks of a namespace, by tier: dram, file",
+            "namespace",
             "tier",
         )
         self.dram_bytes = self._gauge(
@@ -437,6 +465,11 @@ class Metrics:
         self.recorded = self._counter(
             "recorded_requests",
             "Requests recorded for `kvstore trace record`: sent, dropped (it did not keep up)",
+            "state",
+        )
+        self.monitored = self._counter(
+            "monitored_requests",
+            "Requests told to `kvstore monitor`: sent, dropped (it did not keep up)",
             "state",
         )
         self.rpcs_running = self._gauge("rpcs_running", "Calls in progress")

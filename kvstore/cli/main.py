@@ -28,6 +28,8 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "status": ("kvstore.cli.status:status", "Show a daemon's state on one screen."),
         "top": ("kvstore.cli.top:top", "Watch tiers, hits, bandwidth and sessions, live."),
         "stats": ("kvstore.cli.inspect:stats", "Print all counters of a daemon."),
+        "monitor": ("kvstore.cli.monitor:monitor", "Watch requests as they are answered."),
+        "slow": ("kvstore.cli.slow:slow", "Show what took longest, and what it waited for."),
         "explain": ("kvstore.cli.explain:explain", "Explain why a request missed."),
         "members": ("kvstore.cli.members:members", "List the daemons that share what they hold."),
         "events": ("kvstore.cli.events:events", "Read KV events; tell an indexer of them."),

@@ -12,6 +12,7 @@ from kvstore.cli.target import connect, daemon_options
 from kvstore.cli.words import SHORT_CHARS, percent, size
 from kvstore.client import Client
 from kvstore.decide.namespaces import NamespaceUse
+from kvstore.decide.planner.explain import differences
 from kvstore.model.block import KEY_NBYTES, Namespace, NamespaceId
 
 START_CHARS_MIN = 4
@@ -44,8 +45,9 @@ def namespaces(target: str, as_json: bool) -> None:
     """List the namespaces a daemon knows: id, blocks, bytes, hits, model and groups.
 
     Bytes are listed for DRAM and for the file tier. Hits are the share of requested blocks that
-    were served since the daemon's start. Namespaces never share blocks. A namespace without details
-    has stored blocks, but no engine has registered it since the daemon's start.
+    were served since the daemon's start. Namespaces never share blocks: below each are the fields
+    in which it differs from the largest one of its model. A namespace without details has stored
+    blocks, but no engine has registered it since the daemon's start.
 
     \b
     Examples:
@@ -57,15 +59,32 @@ def namespaces(target: str, as_json: bool) -> None:
     if not found and not as_json:
         click.echo("no namespace is known yet: start an engine, or see `kvstore put`", err=True)
     for use in found:
+        differs = _differs(use, found)
         if as_json:
-            click.echo(json.dumps(namespace_json(use)))
+            click.echo(json.dumps(namespace_json(use) | {"differs": differs}))
             continue
         bytes_text = f"{size(use.dram_bytes)} dram, {size(use.file_bytes)} file"
         hits = percent(use.hit_blocks, use.asked_blocks)
+        tiers = (
+            f"{percent(blocks, use.asked_blocks)} {tier}"
+            for tier, blocks in sorted(use.tier_hit_blocks.items())
+        )
+        by_tier = f" ({', '.join(tiers)})" if use.hit_blocks else ""
         click.echo(
-            f"{use.namespace_id.hex()} {use.blocks:>9} blocks  {bytes_text}, {hits} hits  "
+            f"{use.namespace_id.hex()} {use.blocks:>9} blocks  {bytes_text}, {hits} hits{by_tier}  "
             f"{_summary(use)}"
         )
+        for field in differs:
+            click.echo(f"  {field}")
+
+
+def _differs(use: NamespaceUse, known: Sequence[NamespaceUse]) -> list[str]:
+    """Return the fields in which a namespace differs from the largest one of its model."""
+    alike = [each for each in known if each.model == use.model and each.namespace is not None]
+    if use.namespace is None or not alike:
+        return []
+    largest = max(alike, key=lambda each: each.blocks).namespace
+    return list(differences(use.namespace, largest)) if largest is not None else []
 
 
 def namespace_json(use: NamespaceUse) -> dict[str, object]:
@@ -78,6 +97,7 @@ def namespace_json(use: NamespaceUse) -> dict[str, object]:
         "file_bytes": use.file_bytes,
         "asked_blocks": use.asked_blocks,
         "hit_blocks": use.hit_blocks,
+        "tier_hit_blocks": dict(use.tier_hit_blocks),
         "spec": json.loads(use.namespace.to_json()) if use.namespace else None,
     }
 

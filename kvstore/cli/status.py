@@ -8,6 +8,11 @@ from typing import Any
 
 import click
 
+from kvstore.cli.conversations import (
+    conversation_lines,
+    conversations_json,
+    conversations_of,
+)
 from kvstore.cli.health import Finding, daemon_health, is_wrong, note, ok
 from kvstore.cli.reach import reach
 from kvstore.cli.target import connect, daemon_options
@@ -38,14 +43,16 @@ def status(ctx: click.Context, target: str, as_json: bool) -> None:
             began = time.perf_counter()
             stats = client.admin.stats()
             times.append(time.perf_counter() - began)
+        known = conversations_of(client)
     findings = [_answers(stats, sorted(times)[ROUNDS // 2]), *daemon_health(stats), *reach(stats)]
     bad = is_wrong(findings)
     if as_json:
         about = {"target": target, "healthy": not bad}
         told = {"findings": [finding.to_json() for finding in findings]}
-        click.echo(json.dumps(about | told | stats))
+        click.echo(json.dumps(about | told | stats | conversations_json(known)))
     else:
-        click.echo("\n".join(_screen(target, stats, findings, bad=bad)))
+        lines = _screen(target, stats, findings, bad=bad)
+        click.echo("\n".join([*lines, *conversation_lines(known)]))
     ctx.exit(1 if bad else 0)
 
 

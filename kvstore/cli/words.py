@@ -155,6 +155,11 @@ def share_lines(tenants: dict[str, Any]) -> list[str]:
     return lines
 
 
+def printable(text: str) -> str:
+    """Return what a client has named, without what a terminal would take for a command."""
+    return "".join(each if each.isprintable() else "?" for each in text)
+
+
 def bar(part: float, whole: float, width: int = 20) -> str:
     """Return "[#####     ]"."""
     filled = round(width * min(1.0, part / whole)) if whole else 0

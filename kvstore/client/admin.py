@@ -219,6 +219,7 @@ def _use_of(item: pb.NamespaceItem) -> NamespaceUse:
         item.file_bytes,
         item.asked_blocks,
         item.hit_blocks,
+        dict(item.tier_hit_blocks),
     )
 
 

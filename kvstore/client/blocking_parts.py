@@ -154,6 +154,13 @@ class BlockingAdmin:
             )
         )
 
+    def slow(
+        self, kind: str = "", *, over_s: float = 0.0, limit: int = 0, reset: bool = False
+    ) -> pb.SlowReply:
+        return self._thread.wait(
+            lambda client: client.admin.slow(kind, over_s=over_s, limit=limit, reset=reset)
+        )
+
     def explain(self, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> Explanation:
         return self._thread.wait(lambda client: client.admin.explain(namespace_id, keys))
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
+
+import grpc.aio
+
 from kvstore.client.caller import Caller
 from kvstore.model.block import NamespaceId
+from kvstore.rpc.status import error_of
 from kvstore.rpc.v1 import kvstore_pb2 as pb
 
 
@@ -58,3 +63,45 @@ class Looking:
             session_id=session_id, namespace_id=namespace_id or b"", limit=limit
         )
         return await self._caller.call(lambda stub, _, t: stub.Conversations(request, timeout=t))
+
+    async def slow(
+        self, kind: str = "", *, over_s: float = 0.0, limit: int = 0, reset: bool = False
+    ) -> pb.SlowReply:
+        """Return the acquires, loads and saves that took longest, with what they waited for.
+
+        kind: "acquire", "load" or "save". over_s: that took at least so long. limit: 0 for all that
+        are kept. reset: the daemon forgets them after the answer. Raises InvalidRequest.
+        """
+        request = pb.SlowRequest(kind=kind, over_s=over_s, limit=limit, reset=reset)
+        return await self._caller.call(lambda stub, _, t: stub.Slow(request, timeout=t))
+
+    async def monitor(
+        self,
+        *,
+        namespace_id: NamespaceId | None = None,
+        request_id: str = "",
+        tier: str = "",
+        misses_only: bool = False,
+        kind: str = "",
+    ) -> AsyncGenerator[pb.MonitorReply]:
+        """Yield requests as the daemon answers them, from now on; the first batch is empty.
+
+        request_id: that start so. tier: that were served something from it. misses_only: whose hit
+        ended before their prefix. kind: "acquire" or "save". A slow reader misses some: see
+        `dropped` of the replies. Raises InvalidRequest, and Unavailable when the daemon is lost.
+        """
+        request = pb.MonitorRequest(
+            namespace_id=namespace_id or b"",
+            request_id=request_id,
+            tier=tier,
+            misses_only=misses_only,
+            kind=kind,
+        )
+        call = (await self._caller.connected()).stub.Monitor(request)
+        try:
+            async for reply in call:
+                yield reply
+        except grpc.aio.AioRpcError as error:
+            raise error_of(error, self._caller.target) from error
+        finally:
+            call.cancel()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvstore.decide.pace import PATIENCE, Stakes
 from kvstore.decide.planner import SessionId
+from kvstore.decide.slow_log import Waits
 from kvstore.model.block import BlockKey, Match, NamespaceId
 from kvstore.model.member import Origin
 
@@ -29,6 +30,7 @@ class Ask:
     refined: bool = False  # a block without its fine part is a miss
     origin: Origin | None = None  # who has it, as the request says
     early: bool = False  # it takes slots that are still read into
+    waits: Waits = field(default_factory=lambda: Waits(float), compare=False)  # what it waited for
 
     @property
     def look_until(self) -> float:

@@ -15,8 +15,9 @@ more, the one used least recently is forgotten, of those without blocks first:
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import NamedTuple
 
 from kvstore.model.block import Namespace, NamespaceId
@@ -25,7 +26,9 @@ from kvstore.model.errors import Unavailable, UnknownNamespace
 NAMESPACES_MAX = 4096
 SPECS_CHARS_MAX = 32 << 20  # an engine's has one or two thousand
 MODELS_MAX = 64
-OTHER_MODELS = "other"
+LABELS_MAX = 64  # namespaces that metrics tell apart
+LABEL_CHARS = 12  # of an id in hex, as people see it
+OTHER_MODELS = OTHER_NAMESPACES = "other"
 UNKNOWN_MODEL = "unknown"  # its blocks were found on disk, and nobody has said what they are
 EMPTY_MIN = 512  # else two engines that start could push each other out until one of them has put
 
@@ -34,6 +37,7 @@ class NamespaceUse(NamedTuple):
     """What a node has of a namespace, and how often it was asked for and served since the start.
 
     namespace: None if what the id stands for is not known (any more). bytes: whole pages.
+    tier_hit_blocks: of the hits, by the tier that had them.
     """
 
     namespace_id: NamespaceId
@@ -44,6 +48,7 @@ class NamespaceUse(NamedTuple):
     file_bytes: int = 0
     asked_blocks: int = 0
     hit_blocks: int = 0
+    tier_hit_blocks: Mapping[str, int] = MappingProxyType({})
 
 
 class ModelUse:
@@ -71,7 +76,7 @@ class StoredNamespace:
 
     calls: under way in it. is_stale: it was registered when it had blocks, whose groups may have
     been completed without its specification. model: None before it has a block, or is asked for.
-    dram_records, file_records: how many a tier has, by group.
+    dram_records, file_records: how many a tier has, by group. label: what metrics call it.
     """
 
     __slots__ = (
@@ -85,9 +90,11 @@ class StoredNamespace:
         "hit_blocks",
         "id",
         "is_stale",
+        "label",
         "model",
         "spec",
         "spec_chars",
+        "tier_hit_blocks",
     )
 
     def __init__(self, namespace_id: NamespaceId) -> None:
@@ -99,6 +106,8 @@ class StoredNamespace:
         self.dram_records: Counter[int] = Counter()
         self.file_records: Counter[int] = Counter()
         self.asked_blocks = self.hit_blocks = 0
+        self.tier_hit_blocks: dict[str, int] = {}
+        self.label = ""
         self.calls = 0
         self.is_stale = False
 
@@ -137,6 +146,7 @@ class StoredNamespace:
             self.file_nbytes,
             self.asked_blocks,
             self.hit_blocks,
+            dict(self.tier_hit_blocks),
         )
 
 
@@ -152,6 +162,7 @@ class Namespaces:
         self._filled: OrderedDict[NamespaceId, StoredNamespace] = OrderedDict()
         self._spec_chars = 0
         self._models: dict[str, ModelUse] = {}
+        self._labels: dict[str, StoredNamespace] = {}
 
     def __len__(self) -> int:
         return len(self._all)
@@ -160,6 +171,11 @@ class Namespaces:
     def models(self) -> list[ModelUse]:
         """What there is of each model, of MODELS_MAX by name, and of others and unknown ones."""
         return list(self._models.values())
+
+    @property
+    def labelled(self) -> list[StoredNamespace]:
+        """Return those that metrics tell apart."""
+        return list(self._labels.values())
 
     def __iter__(self) -> Iterator[StoredNamespace]:
         return iter(self._all.values())
@@ -270,14 +286,21 @@ class Namespaces:
         found.file_records[group] += 1 if nbytes > 0 else -1
         self._modelled(found).file_nbytes += nbytes
 
-    def asked(self, namespace_id: NamespaceId, blocks: int, hit_blocks: int) -> str:
-        """Count blocks asked for and served; return the model that they count for."""
+    def asked(
+        self, namespace_id: NamespaceId, blocks: int, served: Mapping[str, int]
+    ) -> tuple[str, str]:
+        """Count blocks asked for, and those served by each tier; return the model that they count
+        for, and the label of the namespace."""
         found = self._all[namespace_id]
         model = self._modelled(found)
+        hits = sum(served.values())
         for one in (found, model):
             one.asked_blocks += blocks
-            one.hit_blocks += hit_blocks
-        return model.name
+            one.hit_blocks += hits
+        for tier, count in served.items():
+            if count:
+                found.tier_hit_blocks[tier] = found.tier_hit_blocks.get(tier, 0) + count
+        return model.name, found.label
 
     def _queue_of(self, found: StoredNamespace) -> OrderedDict[NamespaceId, StoredNamespace]:
         return self._filled if found.blocks else self._empty
@@ -291,6 +314,8 @@ class Namespaces:
 
     def _drop(self, found: StoredNamespace) -> None:
         del self._all[found.id]
+        if self._labels.get(found.label) is found:
+            del self._labels[found.label]
         if found.model is not None:
             found.model.spaces -= 1
 
@@ -300,7 +325,17 @@ class Namespaces:
         if found.model is None:
             found.model = self._model_of(found)
             found.model.spaces += 1
+            self._label(found)
         return found.model
+
+    def _label(self, found: StoredNamespace) -> None:
+        """Give a namespace that is used a label of its own, as long as there are few."""
+        label = found.id.hex()[:LABEL_CHARS]
+        if len(self._labels) < LABELS_MAX and label not in self._labels:
+            self._labels[label] = found
+            found.label = label
+        else:
+            found.label = OTHER_NAMESPACES
 
     def _model_of(self, found: StoredNamespace) -> ModelUse:
         """Return the model that a namespace counts for. Names are few: they are labels of metrics.

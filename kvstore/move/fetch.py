@@ -91,7 +91,7 @@ class Fetch:
         self._deletions = deletions
         self._planner = planner
         self._metrics = metrics
-        self._now = now
+        self._now = self.now = now
         self._room = asyncio.Semaphore(WINDOWS_MAX)
         self._waiting_room = asyncio.Semaphore(WAITING_WINDOWS_MAX)
         self._under_way: dict[tuple[str, Window], asyncio.Task[bool]] = {}

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from kvstore.decide.index import HeldSlot, StoredFrame, StoredPart
 from kvstore.decide.planner import Check, Planner, Read
+from kvstore.decide.slow_log import SlowLog, Waits
 from kvstore.format.codec import decodes_to
 from kvstore.metrics import Metrics
 from kvstore.model.block import PAGE_NBYTES, padded
@@ -64,6 +65,7 @@ class Reads:
         self._now = now
         self._reads: dict[StoredPart, asyncio.Task[None]] = {}
         self.failed = 0
+        self.slow = SlowLog(now)  # of the node
         self.lane: Lane | None = None  # of a tenant among several
 
     async def ended(self, timeout_s: float) -> None:
@@ -96,11 +98,18 @@ class Reads:
         unpaired: Sequence[int] = ()
         corrupt = False
         began = self._now()
+        waits = Waits(self._now)
         try:
             if self.lane is not None:
-                await self.lane.take(_span_nbytes(read))
-            async with read.extent.mount.reading:
-                bad, corrupt = await self._fetch(read), True
+                with waits.on("turn"):
+                    await self.lane.take(_span_nbytes(read))
+            with waits.on("other reads"):
+                await read.extent.mount.reading.acquire()
+            try:
+                with waits.on("disk"):
+                    bad, corrupt = await self._fetch(read), True
+            finally:
+                read.extent.mount.reading.release()
             unpaired = self._unpaired(read)
         except CorruptBlock:
             corrupt = True  # the file is gone or too short
@@ -114,12 +123,25 @@ class Reads:
                 del self._reads[record]
             self._planner.reads.done(read, [*bad, *unpaired], corrupt=corrupt)
             self._metrics.promote_seconds.observe(self._now() - began)
+            self._note_slow(read, self._now() - began, waits, lost=len({*bad, *unpaired}))
         self._metrics.promotions.inc(len(read.blocks) - len({*bad, *unpaired}))
         if unpaired:
             self._metrics.corrupt_blocks.labels("pair").inc(len(unpaired))
         if bad and corrupt:
             self._metrics.corrupt_blocks.labels("promote").inc(len(bad))
             logger.warning("blocks=corrupt count=%d key=%s", len(bad), read.blocks[0].key[:4].hex())
+
+    def _note_slow(self, read: Read, took_s: float, waits: Waits, *, lost: int) -> None:
+        blocks = len(read.blocks)
+        self.slow.note(
+            "load",
+            took_s,
+            waits.seconds,
+            blocks=blocks,
+            nbytes=_span_nbytes(read),
+            namespace_id=read.blocks[0].namespace_id,
+            result=f"{lost} of {blocks} not loaded" if lost else "loaded",
+        )
 
     def _unpaired(self, read: Read) -> list[int]:
         """Return the positions of fine parts that belong to another base than the one here."""

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from kvstore.decide.ask import Ask
 from kvstore.decide.planner import Planner
+from kvstore.decide.slow_log import SlowLog, Waits
 from kvstore.model.block import BlockKey, Match, Namespace
 from kvstore.model.member import Holds
 from kvstore.model.outcome import Reason
@@ -92,6 +93,7 @@ class Sources:
         self._bucket = bucket
         self._pool = pool
         self.peers: Peers | None = None  # set once they are known
+        self.slow: SlowLog | None = None
 
     def may_have(self, ask: Ask) -> bool:
         """Say, without asking them, whether any may have some of a prefix."""
@@ -131,12 +133,16 @@ class Sources:
         self, peers: Peers, ask: Ask, match: Match, deadline: float, brought: Brought
     ) -> None:
         namespace = self._planner.namespace(ask.namespace_id)
-        for candidate in await peers.holders(ask, namespace, match, deadline):
+        with ask.waits.on("answers of peers"):
+            holders = await peers.holders(ask, namespace, match, deadline)
+        for candidate in holders:
             match = self._match(ask)
             if candidate.listing.found <= match.hit_blocks:
                 continue
             brought.peer = brought.peer or candidate.source.name
-            brought.peer_blocks += await self._from(candidate, ask, match, deadline, brought)
+            brought.peer_blocks += await self._from(
+                candidate, ask, match, deadline, tier="peer", brought=brought
+            )
             if brought.why is Reason.DEADLINE:
                 return
 
@@ -146,7 +152,9 @@ class Sources:
             namespace = self._planner.namespace(ask.namespace_id)
             candidate = self._pool.candidate(ask, namespace, match.hit_blocks)
             if candidate is not None and match.hit_blocks < len(ask.keys):
-                more = await self._from(candidate, ask, match, deadline, brought)
+                more = await self._from(
+                    candidate, ask, match, deadline, tier="pool", brought=brought
+                )
                 brought.pool_blocks += more
                 if brought.why is Reason.DEADLINE:
                     return
@@ -161,15 +169,36 @@ class Sources:
             return
         namespace = self._planner.namespace(ask.namespace_id)
         candidate = self._bucket.candidate(ask, namespace, match.hit_blocks)
-        await self._from(candidate, ask, match, deadline, brought)
+        await self._from(candidate, ask, match, deadline, tier="object", brought=brought)
 
     async def _from(
-        self, candidate: Candidate, ask: Ask, match: Match, deadline: float, brought: Brought
+        self,
+        candidate: Candidate,
+        ask: Ask,
+        match: Match,
+        deadline: float,
+        *,
+        tier: str,
+        brought: Brought,
     ) -> int:
         """Fetch from a source; return how much longer the hit is by it."""
-        ended = await self._fetch.promote(candidate, ask, match, deadline)
+        own = Waits(self._fetch.now)
+        with ask.waits.on(tier), own.on(tier):
+            ended = await self._fetch.promote(candidate, ask, match, deadline)
         more = self._match(ask).hit_blocks - max(ask.skip_blocks, match.hit_blocks)
         brought.why = _WHY.get(ended) or candidate.listing.failure
+        if self.slow is not None:
+            self.slow.note(
+                "load",
+                own.seconds[tier],
+                own.seconds,
+                blocks=max(0, more),
+                namespace_id=ask.namespace_id,
+                request_id=ask.request_id,
+                client=ask.client,
+                session_id=ask.session_id,
+                result=str(brought.why or ended.value),
+            )
         return max(0, more)
 
 

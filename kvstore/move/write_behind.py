@@ -69,7 +69,7 @@ class WriteBehind:
     ) -> None:
         self._planner = planner
         self._arena = arena
-        self._file = file
+        self._file = self.file = file
         self._codec = codec
         self._metrics = metrics
         self.group_commit_bytes = group_commit_bytes
@@ -150,10 +150,6 @@ class WriteBehind:
         for _ in self._planner.recovery.withdraw(mount.holds):
             await asyncio.sleep(0)
         self.wake()  # what the arena has of them is written to the others
-
-    @property
-    def file(self) -> Devices | None:
-        return self._file
 
     def stats(self) -> dict[str, Any]:
         if self._file is None:
@@ -308,9 +304,21 @@ class WriteBehind:
                 self._file.sequences.end_runs(numbers)
         for write, error in failed:
             self._fail(write, error)
-        self._metrics.write_behind_seconds.observe(self._now() - began)
+        self._note_batch(writes, self._now() - began, failed=len(failed))
         self._note_health([error for _, error in failed])
         self._tell_progress()
+
+    def _note_batch(self, writes: Sequence[Write], took_s: float, *, failed: int) -> None:
+        self._metrics.write_behind_seconds.observe(took_s)
+        self.reads.slow.note(
+            "save",
+            took_s,
+            {"disk": took_s},
+            blocks=sum(len(write.blocks) for write in writes),
+            nbytes=sum(write.nbytes for write in writes),
+            namespace_id=writes[0].namespace_id,
+            result=f"{failed} of {len(writes)} runs not written" if failed else "written behind",
+        )
 
     async def _write_and_sync(
         self, writes: Sequence[Write], numbers: Sequence[int]

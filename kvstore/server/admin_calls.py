@@ -49,7 +49,7 @@ class AdminCalls(LookCalls):
         tenants: Callable[[], dict[str, Any]] = dict,
     ) -> None:
         """tenants: what an admin is told of all tenants."""
-        super().__init__(store, config, admin)
+        super().__init__(store, config, admin, recorder.monitors)
         self._requests = Requests(store)
         self._metrics = metrics
         self._version = version
@@ -145,4 +145,5 @@ def _namespace_item(use: NamespaceUse) -> pb.NamespaceItem:
         file_bytes=use.file_bytes,
         asked_blocks=use.asked_blocks,
         hit_blocks=use.hit_blocks,
+        tier_hit_blocks=use.tier_hit_blocks,
     )

@@ -32,10 +32,12 @@ AUDITED: Mapping[str, Counts] = {
         "blocks": told.blocks,
         "erased": told.erased,
     },
+    "Slow": lambda asked, told: {"reset": True} if asked.reset else None,
     "SetConfig": lambda asked, told: {"changed": [each.key for each in told.changed]},
 }
 AUDITED_STREAMS: Mapping[str, Callable[[Any], dict[str, Any]]] = {
     "Record": lambda asked: {"share": asked.share},
+    "Monitor": lambda asked: {"namespace": asked.namespace_id.hex()[:12] or "all"},
 }
 
 

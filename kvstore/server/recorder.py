@@ -16,6 +16,8 @@ from typing import NamedTuple
 from kvstore.metrics import Metrics
 from kvstore.model.block import KEY_NBYTES, Namespace, NamespaceId
 from kvstore.model.errors import InvalidRequest, Unavailable
+from kvstore.server.monitor import Monitors
+from kvstore.store.answers import Answers
 
 LISTENERS_MAX = 4
 QUEUE_REQUESTS_MAX = 8192
@@ -108,9 +110,10 @@ class Recording:
 
 
 class Recorder:
-    """All listeners of a daemon."""
+    """All listeners of a daemon. monitors: those of answers, who end with it."""
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: Metrics, answers: Answers | None = None) -> None:
+        self.monitors = Monitors(metrics, answers or Answers())
         self._metrics = metrics
         self._recordings: set[Recording] = set()
         self._closed = False
@@ -157,5 +160,6 @@ class Recorder:
     def close(self) -> None:
         """End all recordings: they would keep a daemon from draining."""
         self._closed = True
+        self.monitors.close()
         for recording in self._recordings:
             recording.close()

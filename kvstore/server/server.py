@@ -237,7 +237,7 @@ class Server:
         self, tenant: Tenant, socket: Path, addresses: Callable[[], dict[str, Any]]
     ) -> Served:
         epoch = Epoch.new()
-        recorder = self._recorders[tenant.name] = Recorder(tenant.metrics)
+        recorder = self._recorders[tenant.name] = Recorder(tenant.metrics, tenant.store.answers)
         shared = self._shared if tenant.settings is None or not tenant.settings.shared else None
         service = (SharingService if shared is not None else Service)(
             tenant.store,

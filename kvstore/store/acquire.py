@@ -61,6 +61,7 @@ class Acquisition:
         self._reads = reads
         self._leases = leases
         self.sources = Sources(fetch, planner, self._match, bucket=bucket, pool=pool)
+        self.sources.slow = reads.slow
         self.leasable_bytes = leasable_bytes
         self._now = now
 
@@ -98,7 +99,8 @@ class Acquisition:
         if not namespace.fine or ask.in_files or hit <= ask.skip_blocks or self._now() >= until:
             return False
         spans = needed_spans(namespace, hit, ask.skip_blocks, fine=True)
-        await self._promotion.promote(ask.namespace_id, ask.keys, spans, until)
+        with ask.waits.on("fine parts"):
+            await self._promotion.promote(ask.namespace_id, ask.keys, spans, until)
         return True
 
     async def _promote_all(self, ask: Ask, deadline: float) -> Acquired:
@@ -154,15 +156,16 @@ class Acquisition:
                 return Acquired(match.hit_blocks, Reason.LEASED_BYTES, resident, affordable=False)
             spans = needed_spans(namespace, wanted, ask.skip_blocks, fine=ask.refined)
             stakes = ask.stakes(replace(match, hit_blocks=wanted))
-            brought = await self._promotion.promote(
-                ask.namespace_id,
-                ask.keys,
-                spans,
-                deadline,
-                stakes,
-                in_files=ask.in_files,
-                early_blocks=wanted if early else 0,
-            )
+            with ask.waits.on("file"):
+                brought = await self._promotion.promote(
+                    ask.namespace_id,
+                    ask.keys,
+                    spans,
+                    deadline,
+                    stakes,
+                    in_files=ask.in_files,
+                    early_blocks=wanted if early else 0,
+                )
             if ask.in_files:
                 await asyncio.sleep(0)
             hit = wanted if brought.filling else self._match(ask, wanted).resident_blocks

@@ -8,6 +8,7 @@ from dataclasses import replace
 from kvstore.decide.ask import Ask
 from kvstore.decide.index import HeldSlot, StoredPart
 from kvstore.decide.planner import SessionId, base_blocks, needed_spans
+from kvstore.decide.slow_log import Waits
 from kvstore.model.block import (
     BlockKey,
     Grant,
@@ -121,7 +122,9 @@ class Gets:
         client = self._leases.check(session).client
         _check_skip(keys, skip_blocks)
         with self._node.in_use(namespace_id):
-            await self._node.recall(keys)
+            waits = Waits(self._now)
+            with waits.on("recall"):
+                await self._node.recall(keys)
             began = self._now()
             deadline = began + min(wait_s, self._node.limits.wait_max_s)
             ask = Ask(
@@ -138,6 +141,7 @@ class Gets:
                 refined,
                 origin,
                 early,
+                waits,
             )
             if spans is None:
                 return await self._lease_prefix(ask, readers, deadline)
@@ -149,9 +153,10 @@ class Gets:
     ) -> Grant:
         if not self._lends(ask, spans):
             ask = replace(ask, in_files=False)
-        promoted = await self._promotion.promote(
-            ask.namespace_id, ask.keys, spans, deadline, in_files=ask.in_files
-        )
+        with ask.waits.on("file"):
+            promoted = await self._promotion.promote(
+                ask.namespace_id, ask.keys, spans, deadline, in_files=ask.in_files
+            )
         grant = self._grant(ask, spans, readers, hit_blocks=0)
         lent = sum(place is not None for place in grant.places)
         found = lent + sum(slot is not None for slot in grant.slots)
@@ -159,6 +164,7 @@ class Gets:
         self._request_log.count(ask, asked=len(grant.slots), dram=found - file, file=file)
         if found == len(grant.slots):
             self._node.uses.served(ask.keys)
+        self._request_log.note_parts(ask, found)
         return grant
 
     async def _lease_prefix(self, ask: Ask, readers: int, deadline: float) -> Grant:

@@ -17,6 +17,7 @@ from kvstore.move.deletions import Deletions
 from kvstore.move.fetch import Fetch
 from kvstore.move.write_behind import WriteBehind
 from kvstore.settings import LimitSettings
+from kvstore.store.answers import Answers
 from kvstore.store.arrivals import Arrivals
 from kvstore.store.room import Room
 from kvstore.store.staging import Staging
@@ -66,6 +67,8 @@ class Node:
         self.staging = staging
         self.room = Room()
         self.uses = Uses(now)
+        self.answers = Answers()
+        self.slow = write_behind.reads.slow
         write_behind.on_progress = self.room.set
         self.arrivals = Arrivals()
         arena.extents.on_extent(lambda _: self.room.set())

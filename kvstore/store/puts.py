@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from kvstore.decide.index import HeldSlot, StoredPart
 from kvstore.decide.planner import Reservation, SessionId, Steps
 from kvstore.decide.planner.leases import DAEMON_SESSION, Lease
+from kvstore.decide.slow_log import Waits
 from kvstore.model.block import (
     BlockKey,
     Committed,
@@ -32,6 +33,14 @@ T = TypeVar("T")
 
 ROOM_POLL_S = 0.5
 BLOCK_INDEX_MAX = (1 << 32) - 1
+
+
+class _Whose(NamedTuple):
+    """Of a call that is over."""
+
+    client: str
+    took_s: float
+    nbytes: int
 
 
 class Puts:
@@ -72,7 +81,7 @@ class Puts:
         refined: a base that lacks its fine part is not stored, and both are replaced together.
         copy: another host has them as well: they are written to files at their second use only.
         """
-        self._leases.check(session)
+        client, began, waits = self._leases.check(session).client, self._now(), Waits(self._now)
         self._node.check_spans(namespace_id, keys, spans)
         check_keys(keys)
         namespace = self._planner.namespace(namespace_id)
@@ -81,21 +90,25 @@ class Puts:
         _check_index(first_block, len(keys))
         deadline = self._now() + min(wait_s, self._node.limits.wait_max_s)
         with self._node.in_use(namespace_id):
-            await self._node.recall(keys)
-            held, refused = await self._find_room(
-                session,
-                namespace_id,
-                keys,
-                spans,
-                parent=parent,
-                deadline=deadline,
-                sizes=sizes,
-                refined=refined,
-            )
-            held, slots, refused = await self._staged(session, held, refused, deadline)
+            with waits.on("recall"):
+                await self._node.recall(keys)
+            with waits.on("room"):
+                held, refused = await self._find_room(
+                    session,
+                    namespace_id,
+                    keys,
+                    spans,
+                    parent=parent,
+                    deadline=deadline,
+                    sizes=sizes,
+                    refined=refined,
+                )
+                held, slots, refused = await self._staged(session, held, refused, deadline)
             what = (namespace_id, tuple(keys), first_block, parent, spans, refused)
             write = Reservation(*what, session_id, refined, copy)
             lease = await self._granted(session, held, slots, write)
+        whose = _Whose(client, self._now() - began, lease.nbytes)
+        self._note_slow(write, whose, waits, "reserved")
         return Grant(
             lease_id=lease.id,
             deadline_s=self._node.limits.lease_s,
@@ -230,6 +243,7 @@ class Puts:
         wait_s: float = 30.0,
     ) -> Committed:
         """Publish what was written into a reservation; `durable` waits for an fdatasync."""
+        began, waits = self._now(), Waits(self._now)
         lease = self._leases.reservation(session, lease_id)
         if lease is None or lease.write is None:
             raise InvalidRequest(
@@ -237,7 +251,7 @@ class Puts:
             )
         if len(checksums) != len(lease.held):
             raise InvalidRequest(f"{len(checksums)} checksums for {len(lease.held)} slots")
-        write = lease.write
+        write, client = lease.write, self._leases.check(session).client
         # The session may end between two steps; what is published must not be freed by that.
         try:
             with (
@@ -245,7 +259,8 @@ class Puts:
                 self._planner.pinned([slot for slot in lease.held if slot is not None]),
             ):
                 if self._is_staged(session):
-                    await self._staging.copy(lease_id, lease.held, checksums)
+                    with waits.on("copy"):
+                        await self._staging.copy(lease_id, lease.held, checksums)
                     self._node.room.set()
                 new, existing = await _in_steps(
                     self._planner.puts.commit(write, lease.held, checksums, durable=durable)
@@ -258,20 +273,52 @@ class Puts:
             self._leases.release(session, lease_id)
         self._metrics.bytes.labels("dram", "write").inc(lease.nbytes)
         self._node.uses.stored(write.keys, write.parent)
-        fine = self._planner.namespace(write.namespace_id).fine
-        is_base = _is_base(self._planner.namespace(write.namespace_id), write.spans)
+        namespace = self._planner.namespace(write.namespace_id)
+        is_base = _is_base(namespace, write.spans)
         unwritten = (
             sum(slot is None and base for slot, base in zip(lease.held, is_base, strict=True))
             - write.refused
         )
         safe = False
         if durable:
-            base_spans = [span for span in write.spans if span.part.group not in fine]
-            records = self._planner.find(write.namespace_id, write.keys, base_spans)
-            # What was stored already may have left since `reserve` passed it over.
-            gone = records.count(None) > write.refused
-            safe = not gone and await self._durable([r for r in records if r is not None], wait_s)
-        return Committed(new, existing + unwritten, write.refused, safe)
+            with waits.on("disk"):
+                safe = await self._is_safe(write, namespace, wait_s)
+        saved = Committed(new, existing + unwritten, write.refused, safe)
+        whose = _Whose(client, self._now() - began, lease.nbytes)
+        result = "committed" if not durable else "durable" if safe else "not durable"
+        self._note_slow(write, whose, waits, result)
+        self._node.answers.saved(
+            write, saved, block_tokens=namespace.block_tokens, **whose._asdict()
+        )
+        return saved
+
+    def _note_slow(
+        self,
+        write: Reservation,
+        whose: _Whose,
+        waits: Waits,
+        result: str,
+    ) -> None:
+        client, took_s, nbytes = whose
+        self._node.slow.note(
+            "save",
+            took_s,
+            waits.seconds,
+            blocks=len(write.keys),
+            nbytes=nbytes,
+            namespace_id=write.namespace_id,
+            client=client,
+            session_id=write.conversation,
+            result=f"{result}, {write.refused} refused" if write.refused else result,
+        )
+
+    async def _is_safe(self, write: Reservation, namespace: Namespace, wait_s: float) -> bool:
+        """Wait until what was to be written is durable; say whether all of it is."""
+        base_spans = [span for span in write.spans if span.part.group not in namespace.fine]
+        records = self._planner.find(write.namespace_id, write.keys, base_spans)
+        # What was stored already may have left since `reserve` passed it over.
+        gone = records.count(None) > write.refused
+        return not gone and await self._durable([r for r in records if r is not None], wait_s)
 
     async def flush(self, wait_s: float) -> bool:
         """Wait until everything committed so far is durable. False: the time ran out, writes

@@ -7,9 +7,11 @@ from collections.abc import Callable, Sequence
 
 from kvstore.decide.ask import Ask
 from kvstore.decide.planner import Explainer, Leases, Outcomes, Planner, SessionId
+from kvstore.decide.slow_log import SlowLog
 from kvstore.metrics import Metrics
 from kvstore.model.block import BlockKey, NamespaceId
 from kvstore.model.outcome import COMPLETE, POOL_REASONS, Ending, Explanation, Outcome, Reason
+from kvstore.store.answers import Answers
 
 
 class RequestLog:
@@ -23,7 +25,12 @@ class RequestLog:
         *,
         outcomes_max: int,
         now: Callable[[], float],
+        slow: SlowLog | None = None,
+        answers: Answers | None = None,
     ) -> None:
+        """slow, answers: what is told of each answer; None: of one's own, that nobody looks at."""
+        self._slow = slow or SlowLog(now)
+        self._answers = answers or Answers()
         self._planner = planner
         self._metrics = metrics
         self._now = now
@@ -53,17 +60,19 @@ class RequestLog:
         """Count blocks asked for and served."""
         metrics, known = self._metrics, self._planner.index.namespaces
         tokens = known.use(ask.namespace_id).block_tokens
-        hits = dram + file + objects + peers + pool
-        model = known.asked(ask.namespace_id, asked, hits)
+        served = {"dram": dram, "file": file, "object": objects, "peer": peers, "pool": pool}
+        model, label = known.asked(ask.namespace_id, asked, served)
         metrics.lookups.inc(asked)
         metrics.lookup_tokens.inc(asked * tokens)
-        metrics.saved_prefill_seconds.inc(hits * ask.recompute_s_per_block)
+        metrics.saved_prefill_seconds.inc(sum(served.values()) * ask.recompute_s_per_block)
         metrics.model_lookups.labels(model).inc(asked)
-        served = {"dram": dram, "file": file, "object": objects, "peer": peers, "pool": pool}
+        metrics.namespace_lookups.labels(label).inc(asked)
         for tier, blocks in served.items():
             metrics.hits.labels(tier).inc(blocks)
             metrics.hit_tokens.labels(tier).inc(blocks * tokens)
             metrics.model_hits.labels(model, tier).inc(blocks)
+            if blocks:
+                metrics.namespace_hits.labels(label, tier).inc(blocks)
 
     def note(
         self,
@@ -108,6 +117,26 @@ class RequestLog:
             session_id=ask.session_id,
         )
         self._outcomes.note(ask.session, outcome, lease_id)
+        known = self._planner.index.namespaces.spec(ask.namespace_id)
+        self._answers.acquired(outcome, known.block_tokens if known is not None else 0)
+        self._note_slow(ask, outcome.took_s, ending.reason if ending else COMPLETE)
+
+    def note_parts(self, ask: Ask, found: int) -> None:
+        """Note that parts of blocks were asked for, and how many there were."""
+        self._note_slow(ask, self._now() - ask.began, f"{found} records")
+
+    def _note_slow(self, ask: Ask, took_s: float, result: str) -> None:
+        self._slow.note(
+            "acquire",
+            took_s + ask.waits.seconds.get("recall", 0.0),  # which came before it began
+            ask.waits.seconds,
+            blocks=len(ask.keys),
+            namespace_id=ask.namespace_id,
+            request_id=ask.request_id,
+            client=ask.client,
+            session_id=ask.session_id,
+            result=result,
+        )
 
     def released(self, session: SessionId, lease_id: int, *, held: bool) -> None:
         """Note how a request's lease ended."""

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from kvstore.decide.namespaces import OTHER_NAMESPACES
 from kvstore.decide.planner import Leases, Planner
 from kvstore.move.write_behind import WriteBehind
 from kvstore.settings import LimitSettings
@@ -27,6 +28,7 @@ def snapshot(
         "blocks": len(planner.index),
         "namespaces": len(planner.index.namespaces),
         "models": _models(planner),
+        "namespace_use": _namespaces(planner),
         "fidelities": _fidelities(planner),
         "sessions": len(leases.sessions()),
         "leases": leases.count,
@@ -82,6 +84,30 @@ def _models(planner: Planner) -> list[dict[str, Any]]:
         }
         for model in planner.index.namespaces.models
     ]
+
+
+def _namespaces(planner: Planner) -> list[dict[str, Any]]:
+    """Return what there is of the namespaces that metrics tell apart, and of the others together:
+    that is what models have beside them."""
+    known = planner.index.namespaces
+    shown: list[dict[str, Any]] = [
+        {
+            "namespace": each.label,
+            "model": each.model.name if each.model is not None else "",
+            "blocks": each.blocks,
+            "dram_bytes": each.dram_nbytes,
+            "file_bytes": each.file_nbytes,
+        }
+        for each in known.labelled
+    ]
+    if len(shown) < len(known):
+        rest: dict[str, Any] = {"namespace": OTHER_NAMESPACES, "model": ""}
+        rest["blocks"] = len(planner.index) - sum(each["blocks"] for each in shown)
+        for tier in ("dram", "file"):
+            of_all = sum(getattr(model, f"{tier}_nbytes") for model in known.models)
+            rest[f"{tier}_bytes"] = of_all - sum(each[f"{tier}_bytes"] for each in shown)
+        shown.append(rest)
+    return shown
 
 
 def _fidelities(planner: Planner) -> list[dict[str, Any]]:

@@ -149,7 +149,13 @@ class Store:
             now=node.now,
         )
         log = RequestLog(
-            planner, node.leases, metrics, outcomes_max=node.limits.outcomes_max, now=node.now
+            planner,
+            node.leases,
+            metrics,
+            outcomes_max=node.limits.outcomes_max,
+            now=node.now,
+            slow=node.slow,
+            answers=node.answers,
         )
         self._request_log = log
         self._scrub = scrub
@@ -179,6 +185,7 @@ class Store:
         self.caps = Caps(node, acquisition, file_leases, self.hints, scrub)
         self.report = Report(node, self.puts, log)
         self.tree = Tree(planner.index, node.uses, node.now)
+        self.slow, self.answers = node.slow, node.answers
 
     def lender(self, instance: str) -> StoreLender:
         """Return this store as other hosts see it. Call it once. instance: of this start."""

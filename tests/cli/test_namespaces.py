@@ -111,9 +111,32 @@ def test_bytes_and_hits_are_shown_by_namespace_and_by_model() -> None:
             "file_bytes": 6 * PADDED,
             "asked_blocks": 8,
             "hit_blocks": 6,
+            "tier_hit_blocks": {"dram": 6},
+            "differs": [],
         }
         text = kvstore("namespaces", *at).output
-        assert "6 blocks  120 KiB dram, 120 KiB file, 75 % hits  model google/gemma-3-270m" in text
+        assert "6 blocks  120 KiB dram, 120 KiB file, 75 % hits (75 % dram)  model" in text
         text = kvstore("status", *at).output
         assert "google/gemma-3-270m: 6 blocks in 1 namespaces, 120 KiB dram" in text
         daemon.stop()
+
+
+def test_hits_are_told_by_tier_and_what_differs_is_named(daemon: Daemon) -> None:
+    at = ("--target", daemon.target)
+    one = sample_namespace("differing")
+    other = replace(one, block_tokens=32)
+    keys = sample_keys("differing", 3)
+    with Client(daemon.target) as client:
+        namespace_id = client.register(one)
+        client.register(other)
+        client.put(namespace_id, keys[:2], sample_records(keys[:2]))
+        client.release(client.acquire(namespace_id, keys).lease_id)
+    shown = [json.loads(line) for line in kvstore("namespaces", *at, "--json").output.splitlines()]
+    told = {each["namespace"]: each for each in shown}
+    assert told[one.id.hex()]["tier_hit_blocks"] == {"dram": 2}
+    assert told[one.id.hex()]["differs"] == []
+    assert told[other.id.hex()]["differs"] == ["block_tokens: 32 here, 16 there"]
+    lines = kvstore("namespaces", *at).output.splitlines()
+    own = next(line for line in lines if line.startswith(one.id.hex()))
+    assert "67 % hits (67 % dram)" in own
+    assert "  block_tokens: 32 here, 16 there" in lines

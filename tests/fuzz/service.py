@@ -60,6 +60,11 @@ REQUESTS: list[tuple[str, type[Message]]] = [
     ("Put", pb.PutRequest),
     ("Record", pb.RecordRequest),
     ("Hint", pb.HintRequest),
+    ("History", pb.HistoryRequest),
+    ("Tree", pb.TreeRequest),
+    ("Conversations", pb.ConversationsRequest),
+    ("Slow", pb.SlowRequest),
+    ("Monitor", pb.MonitorRequest),
 ]
 NUMBERS = {name: number for number, (name, _) in enumerate(REQUESTS)}
 
@@ -162,7 +167,7 @@ class Host:
         elif name == "Get":
             async for reply in method(messages[0], _Call()):
                 assert reply.ByteSize() < 2 << 20
-        elif name == "Record":
+        elif name in ("Record", "Monitor"):
             async with aclosing(method(messages[0], _Call())) as replies:
                 assert (await anext(replies)).ByteSize() == 0
         else:
@@ -202,6 +207,12 @@ def seeds(session: int) -> list[tuple[str, Any]]:
         ("Outcomes", pb.OutcomesRequest(request_id="r", limit=3)),
         ("Explain", pb.ExplainRequest(namespace_id=space, keys=keys)),
         ("Record", pb.RecordRequest(share=0.5, block=1)),
+        ("Monitor", pb.MonitorRequest(namespace_id=space, request_id="r", tier="dram")),
+        ("History", pb.HistoryRequest(step_s=10, since=5.0)),
+        ("Tree", pb.TreeRequest(namespace_id=space, depth=2, limit=9)),
+        ("Tree", pb.TreeRequest(through=KEYS[1], cursor=bytes(16))),
+        ("Conversations", pb.ConversationsRequest(session_id="s", limit=3)),
+        ("Slow", pb.SlowRequest(kind="save", over_s=0.1, reset=True)),
         ("Hint", pb.HintRequest(namespace_id=space, keys=keys, pin=pb.Pin(ttl_s=9))),
         ("Hint", pb.HintRequest(session_id="s", demote=pb.Demote(), wait_s=0.1)),
         ("Hint", pb.HintRequest(session_id="s", expect=pb.Expect(in_s=3))),

@@ -76,6 +76,10 @@ def test_bytes_and_hits_are_told_by_model(daemon: Daemon) -> None:
         seen = scrape(daemon)
         client.admin.clear()
         until(lambda: scrape(daemon)["kvstore_model_bytes google/gemma dram"] == 0)
+    label = sample_namespace("google/gemma").id.hex()[:12]
+    assert seen[f"kvstore_namespace_bytes {label} dram"] == 4 * PADDED
+    assert seen[f"kvstore_namespace_lookup_blocks_total {label}"] == 5
+    assert seen[f"kvstore_namespace_hit_blocks_total {label} dram"] == 4
     assert seen["kvstore_model_blocks google/gemma"] == 4
     assert seen["kvstore_model_bytes google/gemma dram"] == 4 * PADDED
     assert seen["kvstore_model_bytes google/gemma file"] == 4 * PADDED
@@ -169,6 +173,16 @@ def test_totals_fold_what_the_registry_holds() -> None:
     assert totals["rpc_errors"] == {"Match/Unavailable/limbo": 1}
     assert totals["promote_seconds"] == {"count": 1, "sum": 0.5}
     assert "blocks" not in totals
+
+
+def test_a_namespace_that_made_room_for_another_is_shown_no_more() -> None:
+    metrics = Metrics()
+    metrics.namespace_hits.labels("old", "dram").inc()
+    for label in ("old", "new"):
+        metrics._publish_namespaces([{"namespace": label, "dram_bytes": 1, "file_bytes": 1}])
+    samples = [sample for family in metrics.registry.collect() for sample in family.samples]
+    shown = {sample.labels.get("namespace") for sample in samples}
+    assert (shown & {"old", "new"}) == {"new"}
 
 
 def test_a_model_that_made_room_for_another_is_shown_no_more() -> None:

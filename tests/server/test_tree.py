@@ -31,8 +31,15 @@ def grown() -> Iterator[Daemon]:
                 ask(client, namespace_id, [*SYSTEM, *chat], f"chat-{number}")
         other = sample_keys("other", 2)
         put(client, client.register(sample_namespace("other")), other, 0, None)
-        until(lambda: client.admin.tree().blocks == 18)
+        assert client.admin.flush()
+        until(lambda: all_written(client.admin.tree()))
         yield daemon
+
+
+def all_written(reply: pb.TreeReply) -> bool:
+    return reply.blocks == 18 and all(
+        run.all_dram_bytes == run.all_file_bytes for run in reply.runs
+    )
 
 
 def put(
@@ -131,3 +138,13 @@ def test_conversations_are_listed_with_their_countdown(client: Client) -> None:
     assert not ended.expected_in_s
     assert not client.admin.conversations("nobody").items
     assert client.admin.conversations("nobody").known == 2
+
+
+def test_status_shows_them(client: Client, grown: Daemon) -> None:
+    client.hints.expect("chat-1", 30.0)
+    shown = kvstore("status", "--target", grown.target)
+    assert "conversations known" in shown.output
+    assert "chat-1: 8 blocks, expected in " in shown.output
+    told = json.loads(kvstore("status", "--json", "--target", grown.target).output)
+    assert told["known_conversations"] >= 2
+    assert "chat-1" in {each["session_id"] for each in told["conversations"]}

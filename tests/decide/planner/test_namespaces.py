@@ -8,8 +8,11 @@ import pytest
 
 from kvstore.decide.index import Index, StoredBlock
 from kvstore.decide.namespaces import (
+    LABEL_CHARS,
+    LABELS_MAX,
     MODELS_MAX,
     OTHER_MODELS,
+    OTHER_NAMESPACES,
     SPECS_CHARS_MAX,
     UNKNOWN_MODEL,
     Namespaces,
@@ -159,7 +162,8 @@ def test_models_are_told_apart_by_name_up_to_a_bound() -> None:
     models = {model.name: model for model in known.models}
     assert len(models) == MODELS_MAX + 1
     assert models[OTHER_MODELS].dram_nbytes == 3 * 4096
-    assert known.asked(named("model 65").id, 5, 3) == OTHER_MODELS
+    assert known.asked(named("model 65").id, 5, {"dram": 3}) == (OTHER_MODELS, OTHER_NAMESPACES)
+    assert len(known.labelled) == LABELS_MAX
     gone = named("model 7")
     known.in_dram(gone.id, -4096, 0)
     known.block_removed(gone.id)
@@ -168,6 +172,12 @@ def test_models_are_told_apart_by_name_up_to_a_bound() -> None:
     known.register(fresh)
     known.block_added(fresh.id)
     assert "a fresh model" in {model.name for model in known.models}, "it took the free place"
+    assert fresh.id in {each.id for each in known.labelled}, "and its label"
+    label = fresh.id.hex()[:LABEL_CHARS]
+    assert known.asked(fresh.id, 9, {"dram": 2, "file": 1, "peer": 0}) == ("a fresh model", label)
+    use = known._all[fresh.id].use
+    assert (use.asked_blocks, use.hit_blocks) == (9, 3)
+    assert use.tier_hit_blocks == {"dram": 2, "file": 1}
 
 
 def test_a_name_alone_takes_no_place_among_the_models() -> None:
