@@ -77,6 +77,7 @@ VALUES = {
     "namespace_id": bytes.fromhex(ids["namespace"]), "keys": bytes.fromhex(ids["key"]),
     "chunk": bytes.fromhex(ids["record"]), "assignments": ["dram.capacity=64MiB"],
     "nbytes": len(bytes.fromhex(ids["record"])), "tokens": bytes(64),
+    "prefix": b"", "through": b"", "cursor": b"", "step_s": 1, "kind": "", "tier": "",
 }
 USUAL = {"int": 1, "float": 0.1, "bool": False, "string": "x", "bytes": b"x"}
 KINDS = {1: "float", 2: "float", 8: "bool", 9: "string", 12: "bytes"}
