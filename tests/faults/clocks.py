@@ -16,7 +16,12 @@ WALL_CLOCKS = {
     ("datetime", "today"),
     ("date", "today"),
 }
-PACKAGES = ("kvstore", "connectors/kvstore_vllm", "kernels/kvstore_kernels")
+PACKAGES = (
+    "kvstore",
+    "connectors/kvstore_llamacpp",
+    "connectors/kvstore_vllm",
+    "kernels/kvstore_kernels",
+)
 # They stamp what they print and record, and decide nothing by it.
 STAMPS = (
     "kvstore/cli",
@@ -30,8 +35,8 @@ EXPIRIES = ("kvstore/server/credentials.py",)
 # They ask how old files are, whose times are of that clock. A wrong answer costs hits.
 FILE_TIMES = (
     "kvstore/system/file_digests.py",
+    "kvstore/system/fingerprints.py",
     "connectors/kvstore_vllm/adapters.py",
-    "connectors/kvstore_vllm/fingerprint.py",
 )
 # Values of a pool say when they were put. Only what a pool brings back, after it has confirmed that
 # it was removed, is judged by that.

@@ -1,0 +1,283 @@
+"""What of one model's prompts is stored, and how it gets there: lookups, loads and saves.
+
+A model that runs is in one of two ways beyond a prefix: it has computed it, or it was given the
+state of it. Only what is longer than what the model has is loaded: a state replaces all there is.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+import weakref
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import llama_cpp
+import numpy as np
+
+from kvstore import BlockKey, Client, InvalidRequest, KeyChain, root_key
+from kvstore_llamacpp.context import WHOLE, WINDOW_ONLY, Context, StateFailed
+from kvstore_llamacpp.loading import Loader
+from kvstore_llamacpp.namespace import ModelFiles, describe, find_layers
+from kvstore_llamacpp.runs import runs_of
+from kvstore_llamacpp.saving import Buffers, Job, Saver
+from kvstore_llamacpp.state import UnknownState, read_state
+from kvstore_llamacpp.turn import Kept, Turn
+
+logger = logging.getLogger(__name__)
+
+CLOSE_WAIT_S = 2.0
+KNOWN_STEP_S = 0.005
+PREFIXES_MAX = 1 << 16  # keys of blocks that this process remembers
+
+
+@dataclass(slots=True)
+class LoadCounts:
+    """Prompts that were looked up, resumed and could not be loaded; tokens that were loaded;
+    prompts that were computed without the store."""
+
+    lookups: int = 0
+    loads: int = 0
+    loaded_tokens: int = 0
+    failed: int = 0
+    bypassed: int = 0
+
+
+class Prefixes:
+    """The stored prompts of one `Llama`. For the thread that runs it."""
+
+    def __init__(
+        self,
+        llama: llama_cpp.Llama,
+        client: Client,
+        *,
+        version: str,
+        block_tokens: int,
+        weights_id: str,
+        load_deadline_s: float,
+        save_deadline_s: float,
+        save_queue_jobs: int,
+    ) -> None:
+        """Learn the model's state by computing one token, and start to hash its GGUF.
+
+        Raises Incompatible and InvalidRequest.
+        """
+        self.counts = LoadCounts()
+        self._llama = weakref.ref(llama)
+        self._context = Context(llama)
+        self._vocabulary = llama.n_vocab()
+        self._files = ModelFiles(llama, weights_id)
+        self._layers = find_layers(llama, self._context, block_tokens)
+        self.window_tokens = max(each.window_tokens for each in self._layers)
+        self.snapshots = self._layers[0].layout is None
+        self._namespace = describe(llama, self._layers, block_tokens, version)
+        self._is_known = self._is_registered = self._is_stale = False
+        self._prefill_s_per_token = 0.0
+        self._met: OrderedDict[BlockKey, None] = OrderedDict()
+        self._client = client
+        self._buffers = Buffers()
+        self.saver = Saver(client, self._buffers, wait_s=save_deadline_s, jobs_max=save_queue_jobs)
+        self._loader = Loader(client, self._buffers, self._layers, deadline_s=load_deadline_s)
+
+    def wait_ready(self, timeout_s: float) -> bool:
+        """Wait until the GGUF is hashed. False: not yet, so nothing is loaded or saved."""
+        deadline = time.monotonic() + timeout_s
+        while not self._ready():
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(KNOWN_STEP_S)
+        return True
+
+    def has_some(self, tokens: Sequence[int]) -> bool:
+        """Whether a prefix of these tokens is stored. Raises KVStoreError."""
+        if not self._usable(tokens):
+            return False
+        self._register()
+        return self._loader.match(self._namespace, self._chain().update(tokens)) > 0
+
+    def new_turn(self, reads_scores: bool = False) -> Turn:
+        """Begin to follow a completion. reads_scores: its caller wants the prompt's logits."""
+        return Turn(self._chain(), self._namespace.block_tokens, reads_scores)
+
+    def resume(self, turn: Turn, tokens: list[int]) -> list[int]:
+        """Put what is stored of a prompt into the model; return its tokens, none if nothing was.
+
+        Raises KVStoreError and StateFailed: then the model has nothing, or what it had.
+        """
+        llama, size = self._model, self._namespace.block_tokens
+        self._ready()
+        turn.chain, turn.prompt = self._chain(), tokens
+        turn.request_id = f"llama-{secrets.token_hex(4)}"
+        if turn.reads_scores or not self._usable(tokens):
+            self.counts.bypassed += 1
+            return []
+        keys = turn.chain.update(tokens[:-1])
+        turn.parted_blocks = self._known_blocks(keys)
+        has = self._live_tokens(llama, tokens)
+        if not keys:
+            return []
+        self._register()
+        self.counts.lookups += 1
+        if has >= size:  # what is asked for is brought up for it, so ask with care
+            turn.stored_blocks = self._loader.match(self._namespace, keys)
+            if turn.stored_blocks * size <= has:
+                return []
+        loaded = self._loader.load(
+            self._namespace,
+            keys,
+            request_id=turn.request_id,
+            recompute_s_per_block=self._prefill_s_per_token * size,
+        )
+        if loaded is None or loaded.tokens <= has:
+            return []
+        try:
+            self._context.restore(loaded.state, tokens[: loaded.tokens])
+        finally:
+            for buffer in loaded.buffers:
+                self._buffers.give(buffer)
+        turn.stored_blocks = loaded.tokens // size
+        self._remember(keys[: turn.stored_blocks])
+        self.counts.loads += 1
+        self.counts.loaded_tokens += loaded.tokens
+        logger.info(
+            "load=done request=%s tokens=%d of=%d", turn.request_id, loaded.tokens, len(tokens)
+        )
+        return tokens[: loaded.tokens]
+
+    def keep(self, turn: Turn) -> None:
+        """Keep the state, if the model has come to the end of a block."""
+        blocks, rest = divmod(self._model.n_tokens, self._namespace.block_tokens)
+        if not self.window_tokens or rest or not blocks or not self._is_known or turn.reads_scores:
+            return
+        try:
+            flags = WHOLE if self.snapshots else WINDOW_ONLY
+            memory = self._context.save(self._buffers.take(), flags)
+            window = None if self.snapshots else read_state(memory, (1,))[0]
+        except (StateFailed, UnknownState) as error:
+            logger.warning("keep=failed error=%r", error)
+            return
+        if (replaced := turn.keep(Kept(blocks, memory, window))) is not None:
+            self._buffers.give(replaced.memory)
+
+    def save(self, turn: Turn) -> None:
+        """Hand what was computed to the save thread, once. Never raises."""
+        if turn.saved or not turn.prompt:
+            return
+        turn.saved = True
+        memory = [each.memory for each in turn.all_kept()]
+        try:
+            job = self._job(turn, memory)
+        except Exception as error:
+            # The answer is there all the same.
+            logger.warning("save=dropped error=%r", error)
+            self.saver.drop(memory)
+            return
+        if job is not None:
+            self.saver.put(job)
+        else:
+            for buffer in memory:
+                self._buffers.give(buffer)
+
+    def note_pace(self, s_per_token: float) -> None:
+        """Learn how fast the model is, so that nothing is waited for that it computes sooner."""
+        before = self._prefill_s_per_token or s_per_token
+        self._prefill_s_per_token = before + (s_per_token - before) / 8
+
+    def has_window(self, tokens: int) -> bool:
+        """Whether the model has what a token after the first so many needs of a sliding window."""
+        if tokens == 0 or self.snapshots or not self.window_tokens:
+            return True
+        return 0 <= self._context.first_position() <= max(0, tokens - (self.window_tokens - 1))
+
+    def close(self) -> None:
+        """Finish the queued saves, for 2 s at most."""
+        self.saver.close(CLOSE_WAIT_S)
+
+    # Inside ---------------------------------------------------------------------------------------
+
+    @property
+    def _model(self) -> llama_cpp.Llama:
+        llama = self._llama()
+        if llama is None:
+            raise InvalidRequest("the Llama of this cache is gone")
+        return llama
+
+    def _ready(self) -> bool:
+        """Whether the files are known; complete the namespace when they are."""
+        if not self._is_known and (found := self._files.complete(self._namespace)) is not None:
+            self._namespace = found
+            self._is_known = True
+        return self._is_known
+
+    def _usable(self, tokens: Sequence[int]) -> bool:
+        """Whether the KV of these tokens may come from the store, and the daemon is there."""
+        if not self._is_stale and self._files.changed():
+            self._is_stale = True
+            logger.error(
+                "weights=changed cache=off reason='the GGUF is not the file that was loaded' "
+                "do='make a new Llama and a new cache'"
+            )
+        if self._is_stale or not self._ready():
+            return False
+        plain = all(0 <= token < self._vocabulary for token in tokens)  # others stand for images
+        return plain and bool(self._client.available)
+
+    def _register(self) -> None:
+        if not self._is_registered:
+            self._client.register(self._namespace)  # from here on the client repeats it by itself
+            self._is_registered = True
+
+    def _chain(self) -> KeyChain:
+        return KeyChain(root_key(self._namespace.id), self._namespace.block_tokens)
+
+    def _live_tokens(self, llama: llama_cpp.Llama, tokens: Sequence[int]) -> int:
+        """Return how many tokens of a prompt the model need not compute as it is."""
+        count = min(llama.n_tokens, len(tokens) - 1)
+        if count <= 0:
+            return 0
+        differ = np.flatnonzero(llama.input_ids[:count] != np.asarray(tokens[:count]))
+        same = int(differ[0]) if len(differ) else count
+        if self.snapshots:
+            return same if same == llama.n_tokens else 0
+        return same if self.has_window(same) else 0
+
+    def _known_blocks(self, keys: Sequence[BlockKey]) -> int:
+        """Return how many blocks of a prefix this process has met before."""
+        count = 0
+        for key in keys:
+            if key not in self._met:
+                break
+            self._met.move_to_end(key)
+            count += 1
+        return count
+
+    def _remember(self, keys: Sequence[BlockKey]) -> None:
+        for key in keys:
+            self._met[key] = None
+        while len(self._met) > PREFIXES_MAX:
+            self._met.popitem(last=False)
+
+    def _job(self, turn: Turn, memory: list[Any]) -> Job | None:
+        """Return what to store of a turn; None for nothing. Adds to `memory` what it takes."""
+        llama, size = self._model, self._namespace.block_tokens
+        tokens = llama.input_ids[: llama.n_tokens].tolist()
+        if not self._usable(tokens) or turn.reads_scores:
+            return None
+        keys = turn.keys(tokens)
+        if not keys:
+            return None
+        self._register()
+        states = []
+        if not self.snapshots and len(keys) > turn.stored_blocks:
+            memory.append(self._context.save(self._buffers.take()))
+            states = read_state(memory[-1], (len(self._layers),))
+            if states[0].first != 0 or states[0].end != len(tokens):
+                raise UnknownState("the state is not that of the tokens that were computed")
+        runs = list(runs_of(self._layers, states, turn, len(keys), size))
+        if not runs:
+            return None
+        self._remember(keys)
+        return Job(self._namespace.id, keys, runs, memory)
