@@ -78,12 +78,11 @@ class KVStoreCache(llama_cpp.BaseLlamaCache):  # type: ignore[misc] # llama_cpp 
         version = check_version(llama_cpp, allow_untested=allow_untested)
         self._llama = weakref.ref(llama)
         self._context = Context(llama)
-        deadlines = {"timeout_s": load_deadline_s, "connect_timeout_s": load_deadline_s}
-        self._client = Client(target, name="llama.cpp", daemon_uid=daemon_uid, **deadlines)
+        self._client = client = _client(target, load_deadline_s, daemon_uid)
         try:
             self._prefixes = Prefixes(
                 llama,
-                self._client,
+                client,
                 version=version,
                 block_tokens=block_tokens,
                 weights_id=weights_id,
@@ -92,7 +91,7 @@ class KVStoreCache(llama_cpp.BaseLlamaCache):  # type: ignore[misc] # llama_cpp 
                 save_queue_jobs=save_queue_jobs,
             )
         except BaseException:
-            self._client.close()
+            client.close()
             raise
         self._turn: Turn | None = None
         self._inside = False
@@ -203,7 +202,7 @@ class KVStoreCache(llama_cpp.BaseLlamaCache):  # type: ignore[misc] # llama_cpp 
         llama = self._model
         steps = type(llama)._create_completion(llama, *args, **kwargs)
         if llama.cache is not self:
-            return iter(steps)
+            return steps  # type: ignore[no-any-return]
         reads_scores = bool(kwargs.get("echo")) and kwargs.get("logprobs") is not None
         return self._followed(steps, reads_scores)
 
@@ -271,6 +270,17 @@ class KVStoreCache(llama_cpp.BaseLlamaCache):  # type: ignore[misc] # llama_cpp 
         if llama is None:
             raise InvalidRequest("the Llama of this cache is gone")
         return llama
+
+
+def _client(target: str, deadline_s: float, daemon_uid: int | None) -> Client:
+    """Return a client none of whose calls takes longer than a load may."""
+    return Client(
+        target,
+        name="llama.cpp",
+        timeout_s=deadline_s,
+        connect_timeout_s=deadline_s,
+        daemon_uid=daemon_uid,
+    )
 
 
 def _tokens_alone(tokens: Sequence[int], llama: llama_cpp.Llama) -> llama_cpp.LlamaState:
