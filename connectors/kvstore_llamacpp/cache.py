@@ -49,6 +49,7 @@ class KVStoreCache(llama_cpp.BaseLlamaCache):  # type: ignore[misc] # llama_cpp 
         target: str | None = None,
         *,
         block_tokens: int = 32,
+        snapshot_bytes: int = 32 << 20,
         weights_id: str = "",
         load_deadline_s: float = 2.0,
         save_deadline_s: float = 1.0,
@@ -60,6 +61,8 @@ class KVStoreCache(llama_cpp.BaseLlamaCache):  # type: ignore[misc] # llama_cpp 
 
         target: "unix:/path/kvstore.sock"; None: as the `kvstore` command finds it. The daemon may
         start later. block_tokens: tokens per block; a sliding window has to be a multiple of it.
+        snapshot_bytes: the most of a state whose layout is not known; the daemon's extents
+        and segments have to be larger.
         weights_id: names the weights instead of their hash; same id, same weights.
         load_deadline_s: how long a prompt may wait for what is stored. save_deadline_s: how long a
         save waits for room. save_queue_jobs: answers that may wait to be saved; further ones are
@@ -85,6 +88,7 @@ class KVStoreCache(llama_cpp.BaseLlamaCache):  # type: ignore[misc] # llama_cpp 
                 client,
                 version=version,
                 block_tokens=block_tokens,
+                snapshot_bytes=snapshot_bytes,
                 weights_id=weights_id,
                 load_deadline_s=load_deadline_s,
                 save_deadline_s=save_deadline_s,
@@ -180,7 +184,9 @@ class KVStoreCache(llama_cpp.BaseLlamaCache):  # type: ignore[misc] # llama_cpp 
         except Exception as error:
             # Whatever it is, the prompt can be computed.
             self.counts.failed += 1
-            if isinstance(error, KVStoreError | StateFailed):
+            if isinstance(error, InvalidRequest):  # will not get better by itself
+                logger.error("load=failed error=%r", error)
+            elif isinstance(error, KVStoreError | StateFailed):
                 logger.info("load=failed error=%r", error)
             else:
                 logger.exception("load=failed")
@@ -202,9 +208,10 @@ class KVStoreCache(llama_cpp.BaseLlamaCache):  # type: ignore[misc] # llama_cpp 
         llama = self._model
         steps = type(llama)._create_completion(llama, *args, **kwargs)
         if llama.cache is not self:
-            return steps  # type: ignore[no-any-return]
+            yield from steps
+            return
         reads_scores = bool(kwargs.get("echo")) and kwargs.get("logprobs") is not None
-        return self._followed(steps, reads_scores)
+        yield from self._followed(steps, reads_scores)
 
     def _followed(self, steps: Any, reads_scores: bool) -> Iterator[Any]:
         """Yield the steps of a completion; save what an abandoned one has computed."""

@@ -16,7 +16,6 @@ from pathlib import Path
 import llama_cpp
 
 from kvstore import Group, Incompatible, InvalidRequest, Namespace
-from kvstore.model.block import RECORD_NBYTES_MAX
 from kvstore.model.names import model_name
 from kvstore.settings import default_digest_memory
 from kvstore.system.file_digests import FileDigests
@@ -51,25 +50,26 @@ _PARAMETERS = (
 class Layers:
     """Layers that are stored in one record. cache: their number in the state.
 
-    window_tokens: 0 for full attention. layout: None for a snapshot of everything.
+    window_tokens: 0 for full attention. layout: None for a snapshot of everything, of
+    `snapshot_nbytes` bytes at the most.
     """
 
     cache: int
     window_tokens: int
     layout: CacheLayout | None
+    snapshot_nbytes: int = 0
 
     def record_nbytes(self, block_tokens: int) -> int:
         """Bytes of one record; the most of a snapshot."""
-        return self.layout.cell_nbytes * block_tokens if self.layout else RECORD_NBYTES_MAX
+        return self.layout.cell_nbytes * block_tokens if self.layout else self.snapshot_nbytes
 
 
-SNAPSHOT = Layers(0, LAST_BLOCK, None)
-
-
-def find_layers(llama: llama_cpp.Llama, context: Context, block_tokens: int) -> list[Layers]:
+def find_layers(
+    llama: llama_cpp.Llama, context: Context, block_tokens: int, snapshot_nbytes: int
+) -> list[Layers]:
     """Return the kinds of layers of a model, by the state of one token.
 
-    [SNAPSHOT] where the layout of the state is not known, which the log says. Raises Incompatible
+    One snapshot where the layout of the state is not known, which the log says. Raises Incompatible
     for a model whose state cannot be read at all, and InvalidRequest for a size of blocks that its
     sliding window is no multiple of.
     """
@@ -86,7 +86,7 @@ def find_layers(llama: llama_cpp.Llama, context: Context, block_tokens: int) -> 
             "meaning='a prompt resumes only where an earlier prompt or its answer ended'",
             str(reason),
         )
-        return [SNAPSHOT]
+        return [Layers(0, LAST_BLOCK, None, snapshot_nbytes)]
     except (StateFailed, RuntimeError) as error:
         raise Incompatible(f"the state of this model cannot be kept: {error}") from error
     finally:

@@ -20,7 +20,7 @@ import numpy as np
 
 from kvstore import BlockKey, Client, InvalidRequest, KeyChain, root_key
 from kvstore_llamacpp.context import WHOLE, WINDOW_ONLY, Context, StateFailed
-from kvstore_llamacpp.loading import Loader
+from kvstore_llamacpp.loading import Loader, snapshot_nbytes
 from kvstore_llamacpp.namespace import ModelFiles, describe, find_layers
 from kvstore_llamacpp.runs import runs_of
 from kvstore_llamacpp.saving import Buffers, Job, Saver
@@ -56,6 +56,7 @@ class Prefixes:
         *,
         version: str,
         block_tokens: int,
+        snapshot_bytes: int,
         weights_id: str,
         load_deadline_s: float,
         save_deadline_s: float,
@@ -70,7 +71,7 @@ class Prefixes:
         self._context = Context(llama)
         self._vocabulary = llama.n_vocab()
         self._files = ModelFiles(llama, weights_id)
-        self._layers = find_layers(llama, self._context, block_tokens)
+        self._layers = find_layers(llama, self._context, block_tokens, snapshot_bytes)
         self.window_tokens = max(each.window_tokens for each in self._layers)
         self.snapshots = self._layers[0].layout is None
         self._namespace = describe(llama, self._layers, block_tokens, version)
@@ -156,6 +157,8 @@ class Prefixes:
             flags = WHOLE if self.snapshots else WINDOW_ONLY
             memory = self._context.save(self._buffers.take(), flags)
             window = None if self.snapshots else read_state(memory, (1,))[0]
+            if self.snapshots and snapshot_nbytes(memory) > self._layers[0].snapshot_nbytes:
+                raise StateFailed(f"a snapshot of {len(memory)} bytes is over snapshot_bytes")
         except (StateFailed, UnknownState) as error:
             logger.warning("keep=failed error=%r", error)
             return
