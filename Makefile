@@ -2,6 +2,7 @@
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-demo demo demo-native slowed test test-fast test-vllm-matrix soak
 .PHONY: gpu gpu-site faults hostile torture sim fuzz check fmt proto dashboard helm helm-dry-run man docs clean
+.PHONY: setup-llamacpp demo-llamacpp test-llamacpp
 .SILENT:
 
 BIN := .venv/bin
@@ -23,6 +24,7 @@ NVCC_FLAGS := -cubin -std=c++17 -fmad=false -Werror all-warnings
 # `make demo MODEL=/path/to/checkpoint` measures another model; ARGS goes to the demo as it is.
 GEMMA := build/models/gemma-3-270m
 MODEL ?= $(GEMMA)
+GGUF ?= build/models/gemma-3-270m-q4_k_m.gguf
 ARGS ?=
 SIM_SEEDS ?= 1000
 FUZZ_SECONDS ?= 120
@@ -57,10 +59,21 @@ demo: setup-demo ## real vLLM with and without kvstore, up to a SIGKILL of both;
 slowed: setup-demo ## stored prompts on a real vLLM while one tier is 50 times slower; writes build/slowed/result.json
 	$(BIN)/python -m kvstore_bench.tiers.slowed --model "$(MODEL)" $(ARGS)
 
+setup-llamacpp: setup-demo ## compile llama-cpp-python, once (4 minutes), into a folder of its own
+	benchmarks/llamacpp/setup.sh
+
+demo-llamacpp: setup-llamacpp ## real llama.cpp with and without kvstore, up to a SIGKILL; writes build/demo-llamacpp.json
+	$(BIN)/python -m kvstore_bench.llamacpp.gguf $(GGUF)
+	$(BIN)/python -m kvstore_bench.llamacpp --model $(GGUF) $(ARGS)
+
+test-llamacpp: setup setup-llamacpp ## the connector's tests on a real llama.cpp, which it compiles if need be
+	$(BIN)/python -m pytest tests/connectors/llamacpp $(ARGS)
+
 demo-native: setup-demo ## the workload of demo on vLLM's own offloading and on kvstore; writes build/demo/native.json
 	$(BIN)/python -m kvstore_bench.demo --native --model "$(MODEL)" $(ARGS)
 
 test: setup setup-demo ## every test, including those with a real vLLM and a real model
+	benchmarks/llamacpp/setup.sh --kept
 	$(BIN)/python -m pytest $(PARALLEL) $(ARGS) || $(BIN)/python -m tests.again $$? $(ARGS)
 
 test-fast: setup ## the tests without vLLM

@@ -1,4 +1,4 @@
-"""Tiny GGUF models of seeded weights: with full attention, a sliding window, and a recurrent one."""
+"""Tiny GGUF models of seeded weights: full attention, a sliding window, a recurrent one."""
 
 from __future__ import annotations
 
