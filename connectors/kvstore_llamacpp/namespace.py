@@ -104,6 +104,8 @@ def _layers_of(llama: llama_cpp.Llama, context: Context) -> list[Layers]:
     states = read_state(context.save(), (1, 2))
     if len(states) == 2 and (not window or architecture in _CHUNKED_WINDOWS):
         raise UnknownState(f"{architecture} has a second cache that is no sliding window")
+    if not all(state.layout.tensors for state in states):
+        raise UnknownState("a cache has no layers")
     windows = (0, window)[: len(states)]
     return [
         Layers(number, size, state.layout)

@@ -130,16 +130,17 @@ def read_state(data: Bytes, caches: Sequence[int]) -> list[CacheState]:
     """Read a state of as many KV caches as one of `caches` says. Raises UnknownState."""
     if len(data) < _HEAD.size or _HEAD.unpack_from(data.data) != (MAGIC, SEQUENCE):
         raise UnknownState("it does not begin as a sequence's state")
-    found = []
+    found: dict[tuple[CacheLayout, ...], list[CacheState]] = {}
     for count in caches:
         for with_values in product((True, False), repeat=count):
             try:
-                found.append(_read(data, with_values))
+                states = _read(data, with_values)
             except (UnknownState, struct.error):
                 continue
+            found[tuple(state.layout for state in states)] = states
     if len(found) != 1:
         raise UnknownState(f"{len(found)} readings of it use all its {len(data)} bytes")
-    return found[0]
+    return found.popitem()[1]
 
 
 def _read(data: Bytes, with_values: Sequence[bool]) -> list[CacheState]:
