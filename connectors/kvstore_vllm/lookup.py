@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, wait
 
 from kvstore import AsyncClient, Client
-from kvstore.model.block import BlockKey, Grant, Namespace, NamespaceId
+from kvstore.model.block import BlockKey, Grant, Namespace
 from kvstore.model.errors import InvalidRequest, KVStoreError
 from kvstore.model.member import Origin
 from kvstore.model.tokens import BlockTokens
@@ -20,16 +20,6 @@ logger = logging.getLogger(__name__)
 
 RENEW_S = 3.0
 """A lease with less than this left is not offered: scheduling and copying take a while."""
-
-
-async def registered(remote: AsyncClient, namespace: Namespace) -> NamespaceId:
-    """Register `namespace` unless this client has; it repeats that itself after a reconnect."""
-    namespace_id = namespace.id
-    try:
-        remote.namespace(namespace_id)
-    except InvalidRequest:
-        await remote.register(namespace)
-    return namespace_id
 
 
 ESTIMATE_RETRY_S = 0.02
@@ -79,7 +69,7 @@ class Lookup:
         self.give_up_at = self._asked_at + wait_s
 
         async def acquire(remote: AsyncClient) -> Grant:
-            namespace_id = await registered(remote, namespace)
+            namespace_id = await remote.registered(namespace)
             grant = await remote.acquire(
                 namespace_id,
                 keys,

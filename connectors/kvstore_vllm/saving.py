@@ -25,7 +25,6 @@ from kvstore import AsyncClient, Client
 from kvstore.model.block import Grant, Namespace, Part, Slot, Span
 from kvstore.model.errors import InvalidRequest, KVStoreError
 from kvstore_vllm.counters import Counters
-from kvstore_vllm.lookup import registered
 from kvstore_vllm.metadata import SaveOrder, SaveSpan, pieces
 from kvstore_vllm.settings import Settings
 from kvstore_vllm.shards import Shards
@@ -304,7 +303,7 @@ class Saver:
         sizes: Sequence[int],
     ) -> Grant:
         return await remote.reserve(
-            await registered(remote, namespace),
+            await remote.registered(namespace),
             order.keys,
             first_block=order.first_block,
             parent=order.parent,

@@ -39,7 +39,7 @@ from kvstore.model.block import BlockKey, Committed, Grant, Group, Namespace, Pa
 from kvstore.model.errors import ConfigError, Incompatible, KVStoreError
 from kvstore.model.names import model_name
 from kvstore_vllm.fingerprint import Fingerprints, Source, weights_files
-from kvstore_vllm.lookup import KEYS_MAX, registered
+from kvstore_vllm.lookup import KEYS_MAX
 from kvstore_vllm.settings import Seconds
 
 logger = logging.getLogger(__name__)
@@ -250,7 +250,7 @@ class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]
     def _resident(self, wanted: list[BlockKey]) -> list[bool]:
         async def acquire(remote: AsyncClient) -> Grant:
             grant = await remote.acquire(
-                await registered(remote, self._namespace),
+                await remote.registered(self._namespace),
                 wanted,
                 spans=[Span(Part(0, 0), 0, len(wanted))],
                 wait_s=self._settings.load_deadline_s,
@@ -263,7 +263,7 @@ class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]
     def _put(self, run: _Run, rows: list[memoryview]) -> Committed:
         async def put(remote: AsyncClient) -> Committed:
             return await remote.put(
-                await registered(remote, self._namespace),
+                await remote.registered(self._namespace),
                 run.keys,
                 rows,
                 first_block=run.first,
@@ -275,7 +275,7 @@ class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]
 
     def _get(self, keys: list[BlockKey], rows: list[memoryview]) -> list[bool]:
         async def get(remote: AsyncClient) -> list[bool]:
-            namespace_id = await registered(remote, self._namespace)
+            namespace_id = await remote.registered(self._namespace)
             wait_s = self._settings.load_deadline_s
             return await remote.get_into(namespace_id, keys, rows, wait_s=wait_s)
 

@@ -95,6 +95,11 @@ class AsyncClient(Session):
         """Blocks that `get` dropped because their bytes did not match their checksum."""
         return self._bulk.corrupt_blocks
 
+    async def settled(self) -> None:
+        """Wait until nothing writes to a target of a `get_into` that has failed: as long as a disk
+        holds a read. Only then is the caller's memory its own again."""
+        await self._bulk.settled()
+
     async def close(self) -> None:
         """End the session and release all leases. Views that were taken stay valid."""
         await self._caller.close()
@@ -113,7 +118,8 @@ class AsyncClient(Session):
         durable: bool = False,
         wait_s: float = 2.0,
     ) -> Committed:
-        """Store one part of consecutive blocks.
+        """Store one part of consecutive blocks. Over the arena, the records of a namespace where
+        they vary may have sizes of their own.
 
         durable: answer when the records are synced to disk. A full store is not an error: the
         answer's `refused` counts the records that it did not take.
@@ -158,7 +164,8 @@ class AsyncClient(Session):
     ) -> list[bool]:
         """Read one part of each block into the caller's memory. True: that target was filled.
 
-        targets: writable, one record each. Where the answer is False, the target's bytes are
+        targets: writable, one record each; of records that vary, one of another size than its
+        target is a miss. Where the answer is False, the target's bytes are
         undefined. Faster than `get`, because reused memory needs no page faults.
         verify: check the copies. Without it, bytes that rotted in memory go unnoticed.
         from_files: read records that only the file tier has from the disk into the targets, past

@@ -14,7 +14,10 @@ STREAM_BYTES_PER_S = 50e6  # slowest stream that is still waited for
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Where blocks stand in their prefix, and which part of each is meant."""
+    """Where blocks stand in their prefix, and which part of each is meant.
+
+    record_nbytes: of each record, or of the largest. sizes: of each record, where they vary.
+    """
 
     namespace_id: NamespaceId
     keys: Sequence[BlockKey]
@@ -22,6 +25,11 @@ class Batch:
     record_nbytes: int
     first_block: int = 0
     parent: BlockKey | None = None
+    sizes: Sequence[int] = ()
+
+    def cut(self, where: slice) -> Batch:
+        """Return some of the blocks, for a call that does not ask where they stand."""
+        return replace(self, keys=self.keys[where], sizes=self.sizes[where])
 
     def windows(
         self, nbytes: int, first_nbytes: int | None = None
@@ -37,8 +45,7 @@ class Batch:
             yield (
                 where,
                 replace(
-                    self,
-                    keys=self.keys[where],
+                    self.cut(where),
                     first_block=self.first_block + start,
                     parent=self.keys[start - 1] if start else self.parent,
                 ),
@@ -65,9 +72,10 @@ class Batch:
         views = []
         for index, record in enumerate(records):
             view = memoryview(record)
-            if not view.c_contiguous or view.nbytes != self.record_nbytes:
+            nbytes = self.sizes[index] if self.sizes else self.record_nbytes
+            if not view.c_contiguous or view.nbytes != nbytes:
                 raise InvalidRequest(
-                    f"record {index} has {view.nbytes} bytes; {self.record_nbytes} in one piece "
+                    f"record {index} has {view.nbytes} bytes; {nbytes} in one piece "
                     f"are what the namespace says of group {self.part.group}"
                 )
             views.append(view.cast("B"))

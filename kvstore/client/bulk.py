@@ -15,7 +15,7 @@ from kvstore.client.file_reads import are_pages
 from kvstore.client.in_place import InPlace
 from kvstore.client.session import Session
 from kvstore.client.streams import Streams
-from kvstore.model.block import BlockKey, Buffer, Committed, NamespaceId, Part, check_keys
+from kvstore.model.block import BlockKey, Buffer, Committed, NamespaceId, Part, Span, check_keys
 from kvstore.model.errors import InvalidRequest, KVStoreError, SessionEnded
 
 logger = logging.getLogger(__name__)
@@ -36,6 +36,9 @@ class Bulk:
         self._in_place = InPlace(session, self._copiers)
         self._streams = Streams(caller, self._copiers)
 
+    async def settled(self) -> None:
+        await self._in_place.settled()
+
     def close(self) -> None:
         self._in_place.close()
         self._copiers.close()
@@ -54,10 +57,10 @@ class Bulk:
     ) -> Committed:
         check_keys([parent] if parent else [])
         batch = replace(
-            self._batch(namespace_id, keys, part), first_block=first_block, parent=parent
+            self._batch(namespace_id, keys, part, records), first_block=first_block, parent=parent
         )
         views = batch.flat(records)
-        await self._session.connect()
+        await self._connect(batch)
         committed = existing = refused = 0
         safe = durable
         for where, window in batch.windows(self._put_nbytes(durable=durable), FIRST_PUT_NBYTES):
@@ -91,7 +94,7 @@ class Bulk:
         verify: bool,
         from_files: bool,
     ) -> list[bool]:
-        batch = self._batch(namespace_id, keys, part)
+        batch = self._batch(namespace_id, keys, part, targets)
         views = batch.flat(targets)
         if any(view.readonly for view in views):
             raise InvalidRequest("a target cannot be written to")
@@ -99,8 +102,17 @@ class Bulk:
         taken = await self._taken(batch, wait_s, wanted)
         return [record is not None for record, _ in taken]
 
-    async def _taken(self, batch: Batch, wait_s: float, wanted: Wanted) -> list[Taken]:
+    async def _connect(self, batch: Batch) -> None:
+        """Raise InvalidRequest for what cannot be moved over this connection."""
         await self._session.connect()
+        if batch.sizes and not self._session.local:
+            raise InvalidRequest(
+                f"records with sizes of their own need the daemon's arena, which "
+                f"{self._session.target} does not give: connect to its unix socket"
+            )
+
+    async def _taken(self, batch: Batch, wait_s: float, wanted: Wanted) -> list[Taken]:
+        await self._connect(batch)
         taken = await self._mover.take(batch, self._window_nbytes, wait_s, wanted)
         await self._report(batch, taken)
         return taken
@@ -134,10 +146,23 @@ class Bulk:
         staging_nbytes = self._session.staging_nbytes if durable else 0
         return min(self._window_nbytes, staging_nbytes // 2 or self._window_nbytes)
 
-    def _batch(self, namespace_id: NamespaceId, keys: Sequence[BlockKey], part: Part) -> Batch:
+    def _batch(
+        self,
+        namespace_id: NamespaceId,
+        keys: Sequence[BlockKey],
+        part: Part,
+        buffers: Sequence[Buffer] = (),
+    ) -> Batch:
+        """buffers: of the records, which say how long each is, where the namespace does not."""
         check_keys(keys)
-        record_nbytes = self._session.namespace(namespace_id).fixed_nbytes(part)
-        return Batch(namespace_id, keys, part, record_nbytes)
+        namespace = self._session.namespace(namespace_id)
+        most = namespace.record_nbytes(part)
+        if not namespace.groups[part.group].varies or namespace.fine or not buffers:
+            return Batch(namespace_id, keys, part, namespace.fixed_nbytes(part))
+        sizes = tuple(memoryview(buffer).nbytes for buffer in buffers)
+        if len(sizes) == len(keys):  # else `flat` says what is wrong
+            namespace.check_sizes([Span(part, 0, len(keys))], sizes)
+        return Batch(namespace_id, keys, part, max(1, min(most, max(sizes))), sizes=sizes)
 
     async def _report(self, batch: Batch, taken: Sequence[Taken]) -> None:
         """Have the daemon drop blocks whose bytes are wrong, so that they can be put again."""

@@ -75,6 +75,11 @@ class FileReads:
         await self._end(jobs, max(0.0, deadline - time.monotonic()) + HANG_S)
         return [self._is_good(job) for job in jobs]
 
+    async def settled(self) -> None:
+        """Wait until no read that was given up can write to its target any more: as long as the
+        device holds it."""
+        await outlive([asyncio.wrap_future(job) for job in self._late])
+
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Coroutine, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,7 +16,7 @@ from kvstore.client.batch import Batch
 from kvstore.client.copying import Copiers, Taken, Wanted, fill, take
 from kvstore.client.file_reads import FileRead, FileReads
 from kvstore.client.session import Session
-from kvstore.model.block import Committed, Grant
+from kvstore.model.block import Committed, FilePlace, Grant, Slot
 from kvstore.system.threads import ended
 
 PIECE_NBYTES = 16 << 20  # of records that are promoted first
@@ -38,6 +37,10 @@ class InPlace:
 
     def close(self) -> None:
         self._files.close()
+
+    async def settled(self) -> None:
+        """Wait until no read that was given up can write to its target any more."""
+        await self._files.settled()
 
     async def put(
         self, batch: Batch, records: Sequence[memoryview], durable: bool, wait_s: float
@@ -104,6 +107,7 @@ class InPlace:
             parent=batch.parent,
             spans=batch.spans,
             wait_s=wait_s,
+            sizes=batch.sizes,
         )
 
     async def _filled(self, grant: Grant, records: Sequence[memoryview]) -> list[int]:
@@ -131,7 +135,7 @@ class InPlace:
             is_small = window.nbytes <= PIECE_NBYTES
             if wait_s > 0 and not (is_small or await self._is_resident(window)):
                 left = slice(where.start, None)
-                rest = replace(batch, keys=batch.keys[left])
+                rest = batch.cut(left)
                 taken += await self._take_pieces(
                     rest, PIECE_NBYTES, window_nbytes, deadline, wanted[left]
                 )
@@ -160,7 +164,7 @@ class InPlace:
 
         async def take_some() -> None:
             for piece in pieces:
-                some = replace(batch, keys=batch.keys[piece])
+                some = batch.cut(piece)
                 taken[piece] = await self._leased(some, deadline, wanted[piece])
 
         await _together([take_some() for _ in range(min(PIECES_IN_FLIGHT, blocks // step))])
@@ -197,7 +201,10 @@ class InPlace:
     async def _take_slots(self, grant: Grant, wanted: Wanted) -> list[Taken]:
         if not any(grant.slots):
             return [(None, False)] * len(grant.slots)
-        views = [self._session.view(slot) if slot else None for slot in grant.slots]
+        views = [
+            self._session.view(slot) if slot is not None and _fits(slot, target) else None
+            for slot, target in zip(grant.slots, wanted.targets, strict=True)
+        ]
         work = partial(take, verify=wanted.verify)
         return await self._copiers.map(work, views, grant.checksums, wanted.targets)
 
@@ -210,11 +217,17 @@ class InPlace:
             for index, (place, expected, target) in enumerate(
                 zip(grant.places, grant.checksums, wanted.targets, strict=True)
             )
-            if place is not None and target is not None
+            if place is not None and target is not None and _fits(place, target)
         }
         good = await self._files.read(list(reads.values()), deadline)
         for (index, read), is_good in zip(reads.items(), good, strict=True):
             taken[index] = (read.target if is_good else None, False)
+
+
+def _fits(record: Slot | FilePlace, target: memoryview | None) -> bool:
+    """Say whether a record is as long as where it goes: of records that vary, another one is no
+    part of what was asked for."""
+    return target is None or record.nbytes == len(target)
 
 
 async def _ended(tasks: Sequence[asyncio.Task[Any]]) -> None:

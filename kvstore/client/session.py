@@ -98,6 +98,13 @@ class Session:
         self._caller.remember(namespace_id, namespace)
         return namespace_id
 
+    async def registered(self, namespace: Namespace) -> NamespaceId:
+        """Register a namespace unless this client remembers that it has."""
+        namespace_id = namespace.id
+        if self._caller.namespace(namespace_id) is None:
+            await self.register(namespace)
+        return namespace_id
+
     def namespace(self, namespace_id: NamespaceId) -> Namespace:
         """Return a namespace registered by this client. Raises InvalidRequest."""
         namespace = self._caller.namespace(namespace_id)

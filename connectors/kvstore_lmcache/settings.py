@@ -1,0 +1,56 @@
+"""The connector's settings: LMCache's `adapter_params`, or keys of its `extra_config`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated
+
+import msgspec
+
+from kvstore import ConfigError
+
+Seconds = Annotated[float, msgspec.Meta(gt=0, le=600)]
+
+
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How one LMCache uses a daemon.
+
+    target: the daemon's socket, "unix:/path/kvstore.sock"; "": where it is by default.
+    lookup_deadline_s: how long a lookup waits for the daemon. After that all of it is a miss, and
+        nothing is asked until the daemon has answered a ping.
+    load_deadline_s: how long a load waits until its pages are there; pages that are not are misses.
+    save_deadline_s: how long a save waits for room in the daemon; what finds none is not stored.
+    in_flight_max: lookups, loads and saves under way at once; more are refused, and counted.
+    page_mib_max: the largest page there may be, in MiB. LMCache's servers that share pages set the
+        same. A daemon takes it only if its `dram.extent` and `file.segment` are larger.
+    chunk_tokens: LMCache's chunk size. It is for status and the pace of loads only.
+    weights_id: names the model's weights, if LMCache's name of the model does not: servers with
+        another id share nothing.
+    daemon_uid: the user that runs the daemon, if it is neither this process's nor root.
+    allow_untested: use a version of LMCache that the connector is not tested with.
+    """
+
+    target: Annotated[str, msgspec.Meta(pattern="^$|^unix:.+")] = ""
+    lookup_deadline_s: Seconds = 0.04
+    load_deadline_s: Seconds = 5.0
+    save_deadline_s: Seconds = 5.0
+    in_flight_max: Annotated[int, msgspec.Meta(ge=1, le=65536)] = 1024
+    page_mib_max: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 64
+    chunk_tokens: Annotated[int, msgspec.Meta(ge=1, le=65536)] = 256
+    weights_id: Annotated[str, msgspec.Meta(max_length=1024)] = ""
+    daemon_uid: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    allow_untested: bool = False
+
+
+def parse_settings(given: Mapping[str, object], where: str) -> Settings:
+    """Check LMCache's dictionary. Raises ConfigError for an unknown or malformed key.
+
+    where: what the dictionary is called, for the error.
+    """
+    try:
+        return msgspec.convert(dict(given), Settings)
+    except msgspec.ValidationError as error:
+        raise ConfigError(
+            f"{where}: {error}; known keys: {', '.join(Settings.__struct_fields__)}; "
+            'e.g. {"target": "unix:/run/kvstore/kvstore.sock"}'
+        ) from error

@@ -1,0 +1,172 @@
+"""LMCache as in an engine, but without one: `python in_engine.py TARGET PID` prints JSON.
+
+Run in a process of its own, because LMCache needs a folder of packages of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from lmcache.utils import CacheEngineKey
+from lmcache.v1.config import LMCacheEngineConfig
+from lmcache.v1.event_manager import EventManager
+from lmcache.v1.memory_management import MemoryFormat
+from lmcache.v1.metadata import LMCacheMetadata
+from lmcache.v1.storage_backend.connector import CreateConnector
+from lmcache.v1.storage_backend.storage_manager import StorageManager
+
+TOKENS, LAYERS, HIDDEN = 256, 2, 64
+SHAPE = torch.Size((2, LAYERS, TOKENS, HIDDEN))
+COUNT = 24
+
+
+def config_of(target: str, **settings: Any) -> LMCacheEngineConfig:
+    prefix = "remote_storage_plugin.kvstore"
+    return LMCacheEngineConfig.from_dict(
+        {
+            "chunk_size": TOKENS,
+            "local_cpu": False,
+            "max_local_cpu_size": 0.1,
+            "remote_storage_plugins": ["kvstore"],
+            "remote_serde": "naive",
+            "extra_config": {
+                f"{prefix}.module_path": "kvstore_lmcache",
+                f"{prefix}.class_name": "Adapter",
+                f"{prefix}.target": target,
+                f"{prefix}.page_mib_max": 4,
+                **{f"{prefix}.{name}": value for name, value in settings.items()},
+            },
+        }
+    )
+
+
+def metadata_of(worker: int = 0) -> LMCacheMetadata:
+    return LMCacheMetadata(
+        model_name="org/model",
+        world_size=2,
+        local_world_size=2,
+        worker_id=worker,
+        local_worker_id=worker,
+        kv_dtype=torch.float16,
+        kv_shape=(LAYERS, 2, TOKENS, 2, HIDDEN // 2),
+        chunk_size=TOKENS,
+    )
+
+
+def keys_of(worker: int = 0, **tags: str) -> list[CacheEngineKey]:
+    configs = {f"lmcache.tag.{name}": value for name, value in tags.items()}
+    return [
+        CacheEngineKey("org/model", 2, worker, at + 1, torch.float16, configs)
+        for at in range(COUNT)
+    ]
+
+
+def until(true: Callable[[], object], timeout_s: float = 20.0) -> None:
+    end = time.monotonic() + timeout_s
+    while not true():
+        if time.monotonic() > end:
+            raise TimeoutError
+        time.sleep(0.005)
+
+
+class Engine:
+    """One worker's storage manager."""
+
+    def __init__(self, target: str, **settings: Any) -> None:
+        self.manager = StorageManager(config_of(target, **settings), metadata_of(), EventManager())
+        self.backend = self.manager.storage_backends["RemoteBackend-kvstore"]
+        self.connector = self.backend.connection.getWrappedConnector()
+
+    def put(self, keys: list[CacheEngineKey], values: list[torch.Tensor]) -> None:
+        pages = []
+        for value in values:
+            page = self.manager.allocate(
+                value.shape, torch.float16, MemoryFormat.KV_2LTD, busy_loop=False
+            )
+            page.tensor.copy_(value)
+            pages.append(page)
+        before = self.connector.counters.as_dict()
+        self.manager.batched_put(keys, pages)
+        settled = ("saved", "partial", "away", "failed", "no_room")
+        until(
+            lambda: (
+                sum(self.connector.counters.as_dict()[name] - before[name] for name in settled)
+                >= len(keys)
+            )
+        )
+
+    def get(self, keys: list[CacheEngineKey]) -> list[torch.Tensor | None]:
+        found = []
+        for page in self.backend.batched_get_blocking(keys):
+            found.append(None if page is None else page.tensor.clone())
+            if page is not None:
+                page.ref_count_down()
+        return found
+
+    @property
+    def memory_in_use(self) -> int:
+        allocator = self.manager.local_cpu_backend.memory_allocator
+        return int(allocator.pin_allocator.total_allocated_size)
+
+
+def same(got: list[torch.Tensor | None], expected: list[torch.Tensor]) -> int:
+    return sum(
+        each is not None and torch.equal(each, value)
+        for each, value in zip(got, expected, strict=True)
+    )
+
+
+def main(target: str, pid: int) -> dict[str, Any]:
+    torch.manual_seed(3)
+    values = [torch.randn(SHAPE).to(torch.float16) for _ in range(COUNT)]
+    engine, keys, said = Engine(target), keys_of(), {}
+    until(lambda: engine.connector._client.available and engine.connector._client.instance)
+    held = engine.memory_in_use
+    said["missed_at_first"] = engine.get(keys).count(None)
+    engine.put(keys[:20], values[:20])
+    said["prefix"] = engine.backend.batched_contains(keys)
+    said["contains"] = [engine.backend.contains(keys[19]), engine.backend.contains(keys[20])]
+    said["exists_sync"] = engine.connector.exists_sync(keys[0])
+    said["same"] = same(engine.get(keys[:20]), values[:20])
+    said["one"] = same([engine.backend.get_blocking(keys[4]).tensor], [values[4]])
+    said["beyond"] = engine.get(keys)[18:].count(None)
+    said["of_another_worker"] = engine.backend.batched_contains(keys_of(worker=1))
+    said["of_another_tag"] = engine.backend.batched_contains(keys_of(user="alice"))
+    said["removed"] = engine.backend.remove(keys[19])
+    said["after_remove"] = engine.backend.batched_contains(keys)
+    engine.put(keys[22:23], [torch.zeros((2, LAYERS, TOKENS // 2, HIDDEN), dtype=torch.float16)])
+    said["partial"] = engine.connector.counters.as_dict()["partial"]
+    said["partial_found"] = engine.backend.contains(keys[22])
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: not engine.connector._client.available)
+    said["away"] = [engine.backend.batched_contains(keys), engine.get(keys).count(None)]
+    engine.put(keys[:2], values[:2])
+    said["leaked"] = engine.memory_in_use - held - values[4].nbytes  # `one` is still held
+    engine.manager.close()
+    said["refused"] = {}
+    for name, changes in {"layerwise": {"use_layerwise": True}, "setting": {}}.items():
+        config = config_of(target, **({} if changes else {"socket": 1}))
+        for key, value in changes.items():
+            setattr(config, key, value)
+        try:
+            CreateConnector("plugin://kvstore", None, None, config, metadata_of(), "kvstore")
+        except Exception as error:
+            said["refused"][name] = f"{type(error).__name__}: {error}"
+    return said
+
+
+if __name__ == "__main__":
+    try:
+        print(json.dumps(main(sys.argv[1], int(sys.argv[2]))), flush=True)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)  # LMCache's threads would go on
+    os._exit(0)
