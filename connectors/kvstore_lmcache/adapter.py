@@ -44,6 +44,7 @@ MARGIN_S = 1.0  # beyond the deadline of the work itself
 Done = list[bool]
 Objects = list[Any]  # of LMCache's memory; the connector has a method `list`
 Texts = list[str]
+Places = list[Place | None]
 Work = Callable[[AsyncClient], Coroutine[Any, Any, Done]]
 
 
@@ -183,7 +184,7 @@ class Connector(RemoteConnector):  # type: ignore[misc]
 
     # ---- inside --------------------------------------------------------------------------------
 
-    def _places(self, keys: Sequence[Any]) -> list[Place | None]:
+    def _places(self, keys: Sequence[Any]) -> Places:
         """Name pages by all that LMCache says of them; tags are a request's own."""
         return [
             self._names.place(

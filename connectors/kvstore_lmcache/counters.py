@@ -18,8 +18,8 @@ class Counters:
 
     looked_up, hits; loads, loaded; saves, saved; deleted.
     malformed: keys that are none of LMCache's. too_large: beyond page_mib_max. partial: of a chunk
-    that is not full. no_room: the daemon did not take them. busy: over in_flight_max. late: of calls
-    past their deadline. away: the daemon was not there. failed: of calls that failed otherwise.
+    that is not full. no_room: the daemon did not take them. busy: over in_flight_max. late: past
+    the deadline of a lookup. away: the daemon was not there. failed: otherwise.
     """
 
     looked_up: int = 0

@@ -12,7 +12,8 @@ from collections.abc import Awaitable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from kvstore import AsyncClient, BlockKey, KVStoreError, Namespace, NamespaceId, Unavailable
+from kvstore import AsyncClient, BlockKey, KVStoreError, Namespace, Unavailable
+from kvstore.client.session import registered
 from kvstore.system.threads import outlive
 from kvstore_lmcache.counters import Counters
 from kvstore_lmcache.names import Place
@@ -47,10 +48,9 @@ class Pages:
         found = [False] * len(places)
 
         async def look(batch: Batch) -> None:
-            namespace_id = await remote.registered(batch.namespace)
-            for at, there in zip(
-                batch.at, await _there(remote, namespace_id, batch.keys), strict=True
-            ):
+            namespace_id = await registered(remote, batch.namespace)
+            match = await remote.match(namespace_id, batch.keys, each=True)
+            for at, there in zip(batch.at, match.present, strict=True):
                 found[at] = there
 
         self._counters.add("looked_up", len(places))
@@ -76,7 +76,7 @@ class Pages:
 
         async def take(batch: Batch) -> None:
             targets = [pages[at] for at in batch.at]
-            namespace_id = await remote.registered(batch.namespace)
+            namespace_id = await registered(remote, batch.namespace)
             good = await remote.get_into(
                 namespace_id, batch.keys, targets, wait_s=deadline_s, from_files=True
             )
@@ -104,7 +104,7 @@ class Pages:
 
         async def put(batch: Batch) -> None:
             records = [pages[at] for at in batch.at]
-            namespace_id = await remote.registered(batch.namespace)
+            namespace_id = await registered(remote, batch.namespace)
             done = await remote.put(namespace_id, batch.keys, records, wait_s=deadline_s)
             self._counters.refuse("no_room", done.refused, "the daemon has no room")
             for at in batch.at:
@@ -123,7 +123,7 @@ class Pages:
         deleted = [False] * len(places)
 
         async def drop(batch: Batch) -> None:
-            namespace_id = await remote.registered(batch.namespace)
+            namespace_id = await registered(remote, batch.namespace)
             await remote.admin.delete(namespace_id, batch.keys, this_daemon_only=True)
             for at in batch.at:
                 deleted[at] = True
@@ -183,19 +183,6 @@ async def _answers(remote: AsyncClient) -> bool:
     except (TimeoutError, KVStoreError):
         return False
     return True
-
-
-async def _there(
-    remote: AsyncClient, namespace_id: NamespaceId, keys: Sequence[BlockKey]
-) -> list[bool]:
-    """Say of each key whether it is stored: a prefix by one match, what is behind it one by one."""
-    hit = (await remote.match(namespace_id, keys)).hit_blocks
-    there = [True] * hit
-    if hit + 1 >= len(keys):
-        return there + [False] * (len(keys) - hit)
-    for each in (await remote.admin.explain(namespace_id, keys[hit:])).ranges:
-        there += [each.reason is None] * (each.end - each.begin)
-    return there
 
 
 async def _together(jobs: Sequence[Coroutine[Any, Any, None]]) -> None:

@@ -20,6 +20,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from kvstore import AsyncClient, BlockKey, Client, HintReport, InvalidRequest, Namespace, Prefix
+from kvstore.client.session import registered
 from kvstore.model.member import SOURCE_CHARS_MAX
 from kvstore_vllm.counters import Counters
 from kvstore_vllm.lookup import KEYS_MAX
@@ -111,7 +112,7 @@ class HintSender:
         self, give: Give, session_id: str, namespace: Namespace, keys: Sequence[BlockKey]
     ) -> Future[HintReport]:
         async def tell(remote: AsyncClient) -> HintReport:
-            namespace_id = await remote.registered(namespace)
+            namespace_id = await registered(remote, namespace)
             return await give(remote, Prefix(namespace_id, keys, session_id))
 
         sent = self._client.submit(tell)

@@ -22,6 +22,7 @@ from itertools import chain, cycle
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvstore import AsyncClient, Client
+from kvstore.client.session import registered
 from kvstore.model.block import Grant, Namespace, Part, Slot, Span
 from kvstore.model.errors import InvalidRequest, KVStoreError
 from kvstore_vllm.counters import Counters
@@ -303,7 +304,7 @@ class Saver:
         sizes: Sequence[int],
     ) -> Grant:
         return await remote.reserve(
-            await remote.registered(namespace),
+            await registered(remote, namespace),
             order.keys,
             first_block=order.first_block,
             parent=order.parent,

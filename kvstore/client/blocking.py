@@ -110,6 +110,7 @@ class Client(BlockingState):
         recompute_s_per_block: float = 0.0,
         refined: bool = False,
         fleet: bool = False,
+        each: bool = False,
         timeout_s: float | None = None,
     ) -> Match:
         return self._thread.wait(
@@ -120,6 +121,7 @@ class Client(BlockingState):
                 recompute_s_per_block=recompute_s_per_block,
                 refined=refined,
                 fleet=fleet,
+                each=each,
                 timeout_s=timeout_s,
             )
         )

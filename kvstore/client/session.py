@@ -28,6 +28,7 @@ from kvstore.transport.messages import (
     grant_of,
     holders_of,
     origin_to_message,
+    present_of,
     spans_to_messages,
 )
 
@@ -98,13 +99,6 @@ class Session:
         self._caller.remember(namespace_id, namespace)
         return namespace_id
 
-    async def registered(self, namespace: Namespace) -> NamespaceId:
-        """Register a namespace unless this client remembers that it has."""
-        namespace_id = namespace.id
-        if self._caller.namespace(namespace_id) is None:
-            await self.register(namespace)
-        return namespace_id
-
     def namespace(self, namespace_id: NamespaceId) -> Namespace:
         """Return a namespace registered by this client. Raises InvalidRequest."""
         namespace = self._caller.namespace(namespace_id)
@@ -125,11 +119,13 @@ class Session:
         recompute_s_per_block: float = 0.0,
         refined: bool = False,
         fleet: bool = False,
+        each: bool = False,
         timeout_s: float | None = None,
     ) -> Match:
         """Return how long the prefix would hit now, and how much is worth loading.
 
         Leases nothing. refined: as for `acquire`. fleet: say which other hosts seem to have some.
+        each: say of each block whether it is stored, whatever is missing before it.
         """
         request = pb.MatchRequest(
             namespace_id=namespace_id,
@@ -138,6 +134,7 @@ class Session:
             recompute_s_per_block=recompute_s_per_block,
             refined=refined,
             fleet=fleet,
+            each=each,
         )
         reply = await self._caller.call(
             lambda stub, _, t: stub.Match(request, timeout=t),
@@ -146,7 +143,8 @@ class Session:
         )
         worth = reply.worth_blocks if reply.HasField("worth_blocks") else None
         hits, holders = (reply.hit_blocks, reply.resident_blocks), holders_of(reply.holders)
-        return Match(*hits, worth, reply.load_s, holders)
+        present = present_of(reply.present, len(keys)) if each else ()
+        return Match(*hits, worth, reply.load_s, holders, present)
 
     async def acquire(
         self,
@@ -345,3 +343,13 @@ class Session:
     def extents(self) -> dict[int, memoryview]:
         """Return the arena extents that are mapped now, by id: a GPU client registers them."""
         return self._caller.arena.extents() if self._caller.arena else {}
+
+
+async def registered(session: Session, namespace: Namespace) -> NamespaceId:
+    """Register a namespace unless this client remembers that it has."""
+    namespace_id = namespace.id
+    try:
+        session.namespace(namespace_id)
+    except InvalidRequest:
+        await session.register(namespace)
+    return namespace_id

@@ -360,6 +360,7 @@ class Match:
         caller did not say how fast it recomputes.
     load_s: predicted time to promote them; 0: they are resident, or no such load was measured yet.
     holders: which other hosts seem to have some of it, if that was asked for.
+    present: of each block whether it is stored, if that was asked for.
     """
 
     hit_blocks: int
@@ -367,6 +368,7 @@ class Match:
     worth_blocks: int | None = None
     load_s: float = 0.0
     holders: tuple[Holds, ...] = ()
+    present: tuple[bool, ...] = ()
 
 
 def _printable(name: str) -> str:

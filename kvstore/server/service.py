@@ -45,6 +45,7 @@ from kvstore.transport.messages import (
     grant_to_message,
     holders_to_messages,
     parent_of,
+    present_to_message,
     spans_of,
 )
 
@@ -143,6 +144,9 @@ class Service(AdminCalls):
             holders=holders_to_messages(self._store.holders(namespace_id, keys, HOLDERS_MAX))
             if request.fleet
             else (),
+            present=present_to_message(self._store.gets.present(namespace_id, keys))
+            if request.each
+            else b"",
         )
 
     async def Acquire(

@@ -87,6 +87,12 @@ class Gets:
             return replace(match, worth_blocks=match.resident_blocks)
         return replace(match, load_s=pace.predict(nbytes) or 0.0)
 
+    def present(self, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> list[bool]:
+        """Say of each block whether it is stored, whatever is missing before it. Pins nothing."""
+        check_keys(keys)
+        self._write_behind.recall.index(keys)
+        return self._planner.present(namespace_id, keys)
+
     async def acquire(
         self,
         session: SessionId,

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
 
+import numpy as np
+
 from kvstore.model.block import (
     KEY_NBYTES,
     PAGE_NBYTES,
@@ -71,6 +73,19 @@ def grant_to_message(grant: Grant, epoch: Epoch) -> pb.GrantReply:
         nbytes=_sizes(grant) if grant.varies else (),
         ready_blocks=grant.ready_blocks,
     )
+
+
+def present_to_message(present: Sequence[bool]) -> bytes:
+    """Write a bit for each key."""
+    return np.packbits(np.array(present, bool), bitorder="little").tobytes()
+
+
+def present_of(message: bytes, keys: int) -> tuple[bool, ...]:
+    """Read a bit for each key. Raises Incompatible."""
+    if len(message) != -(-keys // 8):
+        raise Incompatible(f"the daemon said of {8 * len(message)} blocks whether they are stored")
+    bits = np.unpackbits(np.frombuffer(message, np.uint8), count=keys, bitorder="little")
+    return tuple(bits.astype(bool).tolist())
 
 
 def _sizes(grant: Grant) -> list[int]:

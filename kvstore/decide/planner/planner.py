@@ -178,6 +178,19 @@ class Planner:
         hit = length(namespace, stored, skip_blocks)
         return Match(hit, hit if here == stored else length(namespace, here, skip_blocks))
 
+    def present(self, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> list[bool]:
+        """Say of each block whether it is stored: all of it, but for windows and fine parts."""
+        needed = sum(
+            1 << index
+            for index, group in enumerate(self.namespace(namespace_id).groups)
+            if not group.window_tokens and group.refines == -1
+        )
+        blocks = self.index.find(namespace_id, keys)
+        return [
+            block is not None and bool(block.complete) and block.complete & needed == needed
+            for block in blocks
+        ]
+
     def find(
         self, namespace_id: NamespaceId, keys: Sequence[BlockKey], spans: Sequence[Span]
     ) -> list[StoredPart | None]:

@@ -95,20 +95,22 @@ class Span(_message.Message):
     def __init__(self, group: _Optional[int] = ..., shard: _Optional[int] = ..., begin: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
 
 class MatchRequest(_message.Message):
-    __slots__ = ("namespace_id", "keys", "skip_blocks", "recompute_s_per_block", "refined", "fleet")
+    __slots__ = ("namespace_id", "keys", "skip_blocks", "recompute_s_per_block", "refined", "fleet", "each")
     NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     SKIP_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     RECOMPUTE_S_PER_BLOCK_FIELD_NUMBER: _ClassVar[int]
     REFINED_FIELD_NUMBER: _ClassVar[int]
     FLEET_FIELD_NUMBER: _ClassVar[int]
+    EACH_FIELD_NUMBER: _ClassVar[int]
     namespace_id: bytes
     keys: bytes
     skip_blocks: int
     recompute_s_per_block: float
     refined: bool
     fleet: bool
-    def __init__(self, namespace_id: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., skip_blocks: _Optional[int] = ..., recompute_s_per_block: _Optional[float] = ..., refined: _Optional[bool] = ..., fleet: _Optional[bool] = ...) -> None: ...
+    each: bool
+    def __init__(self, namespace_id: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., skip_blocks: _Optional[int] = ..., recompute_s_per_block: _Optional[float] = ..., refined: _Optional[bool] = ..., fleet: _Optional[bool] = ..., each: _Optional[bool] = ...) -> None: ...
 
 class Holder(_message.Message):
     __slots__ = ("node", "address", "engines", "blocks", "age_s")
@@ -125,18 +127,20 @@ class Holder(_message.Message):
     def __init__(self, node: _Optional[str] = ..., address: _Optional[str] = ..., engines: _Optional[_Iterable[str]] = ..., blocks: _Optional[int] = ..., age_s: _Optional[float] = ...) -> None: ...
 
 class MatchReply(_message.Message):
-    __slots__ = ("hit_blocks", "resident_blocks", "worth_blocks", "load_s", "holders")
+    __slots__ = ("hit_blocks", "resident_blocks", "worth_blocks", "load_s", "holders", "present")
     HIT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     RESIDENT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     WORTH_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     LOAD_S_FIELD_NUMBER: _ClassVar[int]
     HOLDERS_FIELD_NUMBER: _ClassVar[int]
+    PRESENT_FIELD_NUMBER: _ClassVar[int]
     hit_blocks: int
     resident_blocks: int
     worth_blocks: int
     load_s: float
     holders: _containers.RepeatedCompositeFieldContainer[Holder]
-    def __init__(self, hit_blocks: _Optional[int] = ..., resident_blocks: _Optional[int] = ..., worth_blocks: _Optional[int] = ..., load_s: _Optional[float] = ..., holders: _Optional[_Iterable[_Union[Holder, _Mapping]]] = ...) -> None: ...
+    present: bytes
+    def __init__(self, hit_blocks: _Optional[int] = ..., resident_blocks: _Optional[int] = ..., worth_blocks: _Optional[int] = ..., load_s: _Optional[float] = ..., holders: _Optional[_Iterable[_Union[Holder, _Mapping]]] = ..., present: _Optional[bytes] = ...) -> None: ...
 
 class AcquireRequest(_message.Message):
     __slots__ = ("session", "namespace_id", "keys", "skip_blocks", "readers", "wait_s", "spans", "request_id", "recompute_s_per_block", "session_id", "file_places", "refined", "origin", "early", "tokens", "lora_name")

@@ -1,0 +1,90 @@
+"""A real LMCache: in an engine's process, and its own benchmark of L2 with verification on."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvstore.testing.daemon import Daemon
+from kvstore.testing.lmcache import lmcache_environment
+
+IN_ENGINE = Path(__file__).with_name("in_engine.py")
+
+
+def run(site: Path, *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        env=lmcache_environment(site),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def said(site: Path) -> dict[str, Any]:
+    """What an engine's LMCache said, whose daemon was killed in the end."""
+    with Daemon() as daemon:
+        out = run(site, str(IN_ENGINE), daemon.start().target, str(daemon.pid))
+    result: dict[str, Any] = json.loads(out.splitlines()[-1])
+    return result
+
+
+def test_chunks_come_back_one_by_one_and_in_batches(said: dict[str, Any]) -> None:
+    assert said["missed_at_first"] == 24
+    assert (said["same"], said["one"]) == (20, 1)
+
+
+def test_lookups_tell_the_prefix_and_single_chunks(said: dict[str, Any]) -> None:
+    assert (said["prefix"], said["contains"], said["exists_sync"]) == (20, [True, False], True)
+    assert said["beyond"] == 4
+    assert (said["removed"], said["after_remove"]) == (True, 19)
+
+
+def test_workers_and_tags_share_nothing(said: dict[str, Any]) -> None:
+    assert (said["of_another_worker"], said["of_another_tag"]) == (0, 0)
+
+
+def test_a_chunk_that_is_not_full_is_counted_and_not_stored(said: dict[str, Any]) -> None:
+    assert (said["partial"], said["partial_found"]) == (1, False)
+
+
+def test_a_killed_daemon_costs_misses_and_no_memory(said: dict[str, Any]) -> None:
+    assert said["away"] == [0, 24]
+    assert said["leaked"] == 0
+
+
+def test_what_cannot_work_is_refused_with_what_to_do(said: dict[str, Any]) -> None:
+    assert "set it to false" in said["refused"]["layerwise"]
+    assert "unknown field `socket`; known keys: target, " in said["refused"]["setting"]
+
+
+def test_its_own_benchmark_verifies_what_it_loads(site: Path, daemon: Daemon) -> None:
+    spec = {
+        "type": "native_plugin",
+        "module_path": "kvstore_lmcache",
+        "class_name": "Client",
+        "adapter_params": {
+            "target": daemon.target,
+            "page_mib_max": 4,
+            "lookup_deadline_s": 10,  # whatever else runs here
+        },
+    }
+    arguments = ["--num-keys", "16", "--in-flight", "4", "--rounds", "2", "--no-skip-verify"]
+    out = run(
+        site,
+        *("-m", "lmcache.cli.main", "bench", "l2", "--l2-adapter", json.dumps(spec)),
+        *arguments,
+        *("--lookup-max-hit-rate", "0.5"),
+    )
+    assert re.findall(r"Total success: +(\d+)", out) == ["128", "64", "128"], out
+    assert "All 64 keys data verified OK." in out, out
