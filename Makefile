@@ -1,6 +1,6 @@
 # Every command a developer or CI runs. `make` alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo demo demo-native slowed test test-fast test-vllm-matrix soak
+.PHONY: help setup setup-demo demo demo-native slowed test test-fast test-vllm-matrix test-lmcache soak
 .PHONY: gpu gpu-site faults hostile torture sim fuzz check fmt proto dashboard helm helm-dry-run man docs clean
 .PHONY: setup-llamacpp demo-llamacpp test-llamacpp
 .SILENT:
@@ -116,6 +116,9 @@ test-vllm-matrix: setup ## the connector's tests on every version of vLLM it sup
 	failed=; for venv in $(VLLM_VERSIONS:%.0=.venv-vllm-%) .venv; do \
 	  $$venv/bin/python -m pytest $(VLLM_TESTS) $(ARGS) || failed="$$failed $$venv"; \
 	done; [ -z "$$failed" ] || { echo "failed in$$failed"; exit 1; }
+
+test-lmcache: setup ## kill and stop a real LMCache server and its daemon; writes build/test-lmcache.json
+	$(BIN)/python -m kvstore_bench.lmcache --json build/test-lmcache.json $(ARGS)
 
 soak: setup ## 10 minutes of 200 concurrent requests, aborts, preemptions; prints leaks as JSON
 	$(BIN)/python -m tests.connectors.vllm.soak $(ARGS)

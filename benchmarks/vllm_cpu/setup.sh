@@ -13,6 +13,7 @@ cd "$(dirname "$0")/../.."
 TORCH=2.13.0+cpu # vLLM's CPU wheel is built against exactly this one
 VLLM=0.32.0
 AZURITE=3.35.0
+LMCACHE=0.5.6
 VENV=.venv
 WANTED=${1:-}
 
@@ -134,6 +135,15 @@ install_dynamo() {
     PYTHONPATH="$VENV"/dynamo "$VENV"/bin/python -m dynamo.indexer --help >/dev/null
 }
 
+# LMCache, for tests and `kvstore bench peers`, without what it requires: that is here, though newer than it pins
+# (protobuf, numpy). In a folder of its own: it is no part of what runs beside an engine.
+install_lmcache() {
+  rm -rf "$VENV"/lmcache &&
+    install --no-deps --target "$VENV"/lmcache "lmcache==$LMCACHE" aiofile caio &&
+    PYTHONPATH="$VENV"/lmcache LMCACHE_TRACK_USAGE=false "$VENV"/bin/python -c \
+      'import lmcache.v1.distributed.storage_manager, lmcache.v1.storage_backend.storage_manager' >/dev/null 2>&1
+}
+
 # One-sided links, for tests. nixl-cu12 declares torch, and needs none.
 install_links() {
   install --no-deps 'libucx-cu12>=1.17' 'nixl-cu12>=1.0' &&
@@ -197,6 +207,13 @@ if [ -z "$WANTED" ] && ! done_before dynamo; then
     echo "dynamo $FINGERPRINT" >>"$STAMP"
   else
     say "Dynamo's indexer could not be installed: the tests on it are skipped, and the next setup tries again"
+  fi
+fi
+if [ -z "$WANTED" ] && ! done_before lmcache; then
+  if install_lmcache; then
+    echo "lmcache $FINGERPRINT" >>"$STAMP"
+  else
+    say "LMCache $LMCACHE could not be installed, or does not run with this Python and torch: the tests on it are skipped, and the next setup tries again"
   fi
 fi
 if [ -z "$WANTED" ] && ! done_before links; then

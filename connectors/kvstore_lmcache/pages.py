@@ -24,7 +24,8 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 KEYS_MAX = 1024  # of one call
-STALL_S = 0.25  # without an end: is the daemon still there?
+STALL_S = 0.25  # of a load without an end: is the daemon still there?
+ANSWER_S = 0.5  # to a ping, by a daemon that is busy
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,7 @@ class Pages:
         self._counters.add("saves", len(places))
         fitting = self._fitting(places, pages)
         work = _together([put(batch) for batch in _batches(fitting, once=True)])
-        await self._watched(remote, work, deadline_s)
+        await self._watched(remote, work, deadline_s, ask=False)  # nobody waits for it
         where = {place: saved[at] for at, place in enumerate(fitting) if place and saved[at]}
         self._counters.add("saved", sum(saved))
         return [place in where for place in fitting]
@@ -143,8 +144,10 @@ class Pages:
         )
         return [place if fit else None for place, fit in zip(places, fits, strict=True)]
 
-    async def _watched(self, remote: AsyncClient, work: Awaitable[T], deadline_s: float) -> T:
-        """Wait for work that may take long; if it does, see whether the daemon still answers.
+    async def _watched(
+        self, remote: AsyncClient, work: Awaitable[T], deadline_s: float, *, ask: bool = True
+    ) -> T:
+        """Wait for work that may take long; if it does, and `ask`, see whether the daemon answers.
 
         Raises Unavailable if not, and past the deadline: when the work has ended all the same.
         """
@@ -153,7 +156,7 @@ class Pages:
         try:
             while not (await asyncio.wait([task], timeout=STALL_S))[0]:
                 late = asyncio.get_running_loop().time() >= until
-                if late or not await _answers(remote):
+                if late or (ask and not await _answers(remote)):
                     await remote.doubt()
                     raise Unavailable("the daemon did not move pages in time")
         finally:
@@ -178,7 +181,7 @@ def kind_of(error: KVStoreError) -> str:
 
 async def _answers(remote: AsyncClient) -> bool:
     try:
-        async with asyncio.timeout(STALL_S):
+        async with asyncio.timeout(ANSWER_S):
             await remote.admin.ping()
     except (TimeoutError, KVStoreError):
         return False
