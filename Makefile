@@ -1,7 +1,7 @@
 # Every command a developer or CI runs. `make` alone lists them.
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-demo demo demo-native slowed test test-fast test-vllm-matrix test-lmcache soak
-.PHONY: gpu gpu-site faults hostile torture sim fuzz check fmt proto dashboard helm helm-dry-run man docs clean
+.PHONY: page gpu gpu-site faults hostile torture sim fuzz check fmt proto dashboard helm helm-dry-run man docs clean
 .PHONY: setup-llamacpp demo-llamacpp test-llamacpp
 .SILENT:
 
@@ -92,6 +92,9 @@ gpu: ## tests and benchmark of the GPU of this machine, without a network; write
 	mkdir -p build
 	$(GPU_PYTHON) -m kvstore.cli bench gpu --path build --json > build/gpu.json
 	cat build/gpu.json
+
+page: setup ## the page in a real Chromium on a busy daemon (apt-get install chromium); writes build/page.json and pictures
+	$(BIN)/python -m kvstore_bench.page --json build/page.json --pictures build/page $(ARGS)
 
 faults: setup ## tests that kill, stop and starve real processes; writes build/faults.json
 	$(BIN)/python -m tests.faults.run --json build/faults.json $(ARGS)

@@ -87,8 +87,8 @@ def metrics() -> str:
 
 def reasons() -> str:
     """Return why a hit can end, and what `kvstore explain` advises."""
-    from kvstore.cli.words import advice_text, reason_text
     from kvstore.model.outcome import Reason
+    from kvstore.model.words import advice_text, reason_text
 
     lines = ["| reason | `kvstore explain` says | what to do |", "| --- | --- | --- |"]
     for reason in Reason:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import importlib.util
 import logging
 import os
@@ -37,12 +36,14 @@ from kvstore.store.live_settings import LiveSettings
 from kvstore.store.store import Store
 from kvstore.store.tenants import Tenants, check_left_over
 from kvstore.system.dumps import forbid_dumps, hide
+from kvstore.system.garbage import bound_collections
 from kvstore.system.memory import Fit, check_capacity, prefer_killing_this, read_memory
 from kvstore.system.scheduling import run_promptly
 from kvstore.system.service_manager import notify
 from kvstore.tier.dram import Arena
 from kvstore.tier.file import Devices, RealDisk
 from kvstore.tier.file.keys import destroy_keys
+from kvstore.web.opening import open_page
 
 if TYPE_CHECKING:
     from kvstore.events.service import Events
@@ -69,7 +70,13 @@ class Node:
         self.config = LiveSettings(settings, self.tenants, path=path, overrides=overrides)
         self.fleet: Fleet | None = None
         self.events: Events | None = None
-        self.server = Server(self.tenants, self.config, self.metrics, kvstore.__version__)
+        self.server = Server(
+            self.tenants,
+            self.config,
+            self.metrics,
+            kvstore.__version__,
+            partial(open_page, settings),
+        )
 
     async def start(self) -> None:
         """Recover what is stored, then serve. Raises ConfigError; nothing stays behind then."""
@@ -327,25 +334,6 @@ def _file_tier(
     )
 
 
-# The index is millions of objects that live long and form no cycles: a collection of all of them
-# stops the daemon for half a second per half million blocks. So what has survived a collection of
-# the oldest generation is never looked at again: the next has a few thousand objects to look at, in
-# less than a millisecond, and what forms cycles and outlived the young generations (gRPC's calls
-# do) is still freed. Every object is looked at once per generation, however small they are.
-GC_THRESHOLDS = (500, 2, 4)
-
-
-def bound_collections() -> None:
-    """Let this process's garbage collections be short however much it holds."""
-    gc.set_threshold(*GC_THRESHOLDS)
-    gc.callbacks.append(_freeze_survivors)
-
-
-def _freeze_survivors(phase: str, info: dict[str, int]) -> None:
-    if phase == "stop" and info["generation"] == 2:
-        gc.freeze()
-
-
 # Codec and disk threads hash and copy: the event loop, which answers everybody, asks them for the
 # interpreter after this long instead of Python's 5 ms.
 SWITCH_INTERVAL_S = 0.0005
@@ -366,11 +354,15 @@ async def _reload(node: Node) -> None:
 
 
 async def serve(
-    settings: Settings, *, path: Path | None = None, overrides: Sequence[str] = ()
+    settings: Settings,
+    *,
+    path: Path | None = None,
+    overrides: Sequence[str] = (),
+    started: Callable[[Node], None] = lambda node: None,
 ) -> None:
     """Run a daemon until SIGTERM or SIGINT; a second signal stops it at once.
 
-    SIGHUP makes it read `path` again, with `overrides` on top.
+    SIGHUP makes it read `path` again, with `overrides` on top. started: is told when it serves.
     """
     bound_collections()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -393,6 +385,7 @@ async def serve(
     loop.add_signal_handler(signal.SIGHUP, reload)
     await node.start()
     notify("READY=1")
+    started(node)
     await told.wait()
     notify("STOPPING=1")
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -184,6 +184,8 @@ if ! done_before base; then
     say "fio is not installed, so \`kvstore bench tier\` compares with nothing: apt-get install fio (or dnf install fio)"
   command -v iperf3 >/dev/null ||
     say "iperf3 is not installed, so \`kvstore bench cluster\` compares with nothing: apt-get install iperf3 (or dnf install iperf3)"
+  command -v chromium >/dev/null ||
+    say "chromium is not installed, so the test of the page in a browser is skipped: apt-get install chromium"
   command -v etcd >/dev/null ||
     say "etcd is not installed, so the tests of members by etcd are skipped: apt-get install etcd-server"
   echo "base $FINGERPRINT" >>"$STAMP"

@@ -8,10 +8,10 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import aclosing
 
-from kvstore.cli.health import Finding, ok, wrong
-from kvstore.cli.words import duration
 from kvstore.model.errors import ConfigError, CorruptBlock, KVStoreError
+from kvstore.model.words import duration
 from kvstore.settings import ObjectSettings
+from kvstore.store.findings import Finding, ok, wrong
 from kvstore.tier.object import Bucket
 from kvstore.tier.object.advice import advice
 from kvstore.tier.object.connect import connect

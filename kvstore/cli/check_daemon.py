@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import kvstore
-from kvstore.cli.health import Finding, daemon_health, note, ok, wrong
 from kvstore.cli.reach import reach, reach_of
 from kvstore.cli.target import connect
 from kvstore.client import Client
 from kvstore.client.trust import user_name
 from kvstore.model.errors import KVStoreError, Unauthorized, Unavailable
 from kvstore.settings import Settings, entries, listen_address, metrics_address, settings_of
+from kvstore.store.findings import Finding, daemon_health, note, ok, wrong
 
 
 @dataclass(frozen=True, slots=True)

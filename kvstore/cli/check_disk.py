@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from kvstore.cli.health import Finding, note, ok, wrong
-from kvstore.cli.words import size
 from kvstore.client.trust import user_name
+from kvstore.model.words import size
 from kvstore.settings import FileSettings
+from kvstore.store.findings import Finding, note, ok, wrong
 from kvstore.tier.file import RealDisk
 
 PROBE_NBYTES = 64 << 20

@@ -6,7 +6,7 @@ import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from kvstore.cli.health import Finding, note, ok
+from kvstore.store.findings import Finding, note, ok
 from kvstore.system.numa import Topology, pages_by_node, read_topology
 from kvstore.transport.unix_sockets import peer_of
 

@@ -6,10 +6,10 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from kvstore.cli.health import Finding, note, ok, wrong
 from kvstore.model.errors import ConfigError
 from kvstore.sealing import open_root
 from kvstore.settings import Settings
+from kvstore.store.findings import Finding, note, ok, wrong
 
 ABOUT = "root key"
 SWAPS = Path("/proc/swaps")

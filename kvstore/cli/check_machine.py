@@ -8,9 +8,9 @@ import resource
 from collections.abc import Iterator
 from pathlib import Path
 
-from kvstore.cli.health import Finding, note, ok, wrong
-from kvstore.cli.words import size
+from kvstore.model.words import size
 from kvstore.settings import Settings
+from kvstore.store.findings import Finding, note, ok, wrong
 from kvstore.system.memory import Fit, read_memory
 from kvstore_kernels import native
 

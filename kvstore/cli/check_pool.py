@@ -7,8 +7,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-from kvstore.cli.health import Finding, note, ok, wrong
 from kvstore.settings import PoolSettings
+from kvstore.store.findings import Finding, note, ok, wrong
 
 ABOUT = "pool"
 CONNECT_S = 3.0

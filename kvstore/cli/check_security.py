@@ -8,11 +8,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from kvstore.cli.health import Finding, note, ok, wrong
-from kvstore.cli.words import duration
 from kvstore.model.errors import ConfigError
+from kvstore.model.words import duration
 from kvstore.server.audit import key_path_of
 from kvstore.settings import Settings
+from kvstore.store.findings import Finding, note, ok, wrong
 from kvstore.system.pem import read_authorities, read_pair
 from kvstore.system.private_files import is_open_to_others
 from kvstore.system.token_file import read_tokens

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from kvstore.cli.health import Finding, note, ok, wrong
+from kvstore.store.findings import Finding, note, ok, wrong
 
 CONNECTOR = "KVStoreConnector"
 PLUGINS = "vllm.general_plugins"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvstore.cli.words import SHORT_CHARS, duration, printable
 from kvstore.client import Client
 from kvstore.model.errors import Unauthorized
+from kvstore.model.words import SHORT_CHARS, duration, printable
 from kvstore.rpc.v1 import kvstore_pb2 as pb
 
 SHOWN, ASKED = 5, 1000

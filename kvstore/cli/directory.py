@@ -16,9 +16,9 @@ from typing import Any
 import click
 
 from kvstore.cli.root_key import keys_of, needed_root, root_of, root_options, tenant_of
-from kvstore.cli.words import SHORT_CHARS, size
 from kvstore.model.block import NamespaceId
 from kvstore.model.errors import ConfigError
+from kvstore.model.words import SHORT_CHARS, size
 from kvstore.sealing import Sealing
 from kvstore.tier.file import (
     Audit,

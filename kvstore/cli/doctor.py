@@ -16,9 +16,9 @@ from kvstore.cli.check_machine import check_machine
 from kvstore.cli.check_pool import check_pool
 from kvstore.cli.check_security import check_security, check_shown
 from kvstore.cli.check_vllm import check_vllm, read_arguments, read_config
-from kvstore.cli.health import Finding, is_wrong
 from kvstore.cli.target import Target, shown, shown_options, target_for
 from kvstore.settings import Settings, load_settings
+from kvstore.store.findings import Finding, is_wrong
 
 
 @click.command()

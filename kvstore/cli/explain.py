@@ -11,10 +11,10 @@ import click
 from kvstore.cli.namespaces import Start, find_namespace, namespace_option
 from kvstore.cli.prompt import read_tokens
 from kvstore.cli.target import connect, daemon_options
-from kvstore.cli.words import duration, ending_lines, percent, reason_text
 from kvstore.model.block import Namespace
 from kvstore.model.keys import KeyChain, root_key
 from kvstore.model.outcome import BlockRange, Explanation, Outcome, is_request
+from kvstore.model.words import duration, ending_lines, percent, reason_text
 
 KEYS_MAX = 8192  # of one call; the vLLM connector asks for no more either
 LAST_DEFAULT = 10

@@ -13,11 +13,11 @@ from kvstore.cli.outputs import check_outputs
 from kvstore.cli.put import IDENTITY
 from kvstore.cli.target import Hash, connect, daemon_options
 from kvstore.cli.tokens import Tokens
-from kvstore.cli.words import SHORT_CHARS, reason_text
 from kvstore.client import Client
 from kvstore.model.block import BlockKey, Namespace, NamespaceId
 from kvstore.model.checksum import checksum
 from kvstore.model.keys import KeyChain, block_key, root_key
+from kvstore.model.words import SHORT_CHARS, reason_text
 
 
 @click.command()

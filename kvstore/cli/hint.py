@@ -12,10 +12,10 @@ import click
 from kvstore.cli.namespaces import Start, find_namespace, namespace_option
 from kvstore.cli.prompt import read_tokens
 from kvstore.cli.target import F, connect, daemon_options
-from kvstore.cli.words import duration, size
 from kvstore.client import Client
 from kvstore.model.block import Namespace
 from kvstore.model.hint import HintKind, HintReport, Prefix, Short
+from kvstore.model.words import duration, size
 from kvstore.settings import parse_size
 
 KEYS_MAX = 8192  # of one call

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import click
 
-from kvstore.cli.words import duration, percent, rounded, size
 from kvstore.client import Client
+from kvstore.model.words import duration, percent, rounded, size
 from kvstore.rpc.v1 import kvstore_pb2 as pb
 
 SPANS = {"5min": (1, 300.0), "1h": (10, 3600.0), "24h": (300, 86400.0)}

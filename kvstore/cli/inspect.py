@@ -9,7 +9,7 @@ import click
 
 from kvstore.cli.namespaces import Start, find_namespace_id, namespace_id_option
 from kvstore.cli.target import connect, daemon_options
-from kvstore.cli.words import duration, rounded, size
+from kvstore.model.words import duration, rounded, size
 
 
 @click.command()

@@ -27,6 +27,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     "Look": {
         "status": ("kvstore.cli.status:status", "Show a daemon's state on one screen."),
         "top": ("kvstore.cli.top:top", "Watch tiers, hits, bandwidth and sessions, live."),
+        "page": ("kvstore.cli.page:page", "Print the address of a daemon's page in a browser."),
         "stats": ("kvstore.cli.inspect:stats", "Print all counters of a daemon."),
         "monitor": ("kvstore.cli.monitor:monitor", "Watch requests as they are answered."),
         "slow": ("kvstore.cli.slow:slow", "Show what took longest, and what it waited for."),

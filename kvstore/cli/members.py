@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from kvstore.cli.target import connect, daemon_options
-from kvstore.cli.words import duration, size
+from kvstore.model.words import duration, size
 
 COLUMNS = (
     "NODE",

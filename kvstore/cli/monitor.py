@@ -13,8 +13,8 @@ import click
 
 from kvstore.cli.namespaces import Start, find_namespace_id, namespace_id_option
 from kvstore.cli.target import connect, daemon_options, shown
-from kvstore.cli.words import duration, printable, size
 from kvstore.client import AsyncClient
+from kvstore.model.words import duration, printable, size
 from kvstore.rpc.v1 import kvstore_pb2 as pb
 
 TIERS = ("dram", "file", "object", "peer", "pool")

@@ -9,11 +9,11 @@ import click
 
 from kvstore.cli.kind import Kind
 from kvstore.cli.target import connect, daemon_options
-from kvstore.cli.words import SHORT_CHARS, percent, size
 from kvstore.client import Client
 from kvstore.decide.namespaces import NamespaceUse
 from kvstore.decide.planner.explain import differences
 from kvstore.model.block import KEY_NBYTES, Namespace, NamespaceId
+from kvstore.model.words import SHORT_CHARS, percent, size
 
 START_CHARS_MIN = 4
 LISTED_MAX = 20

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import click
 
 from kvstore.cli.target import connect, daemon_options
-from kvstore.cli.words import duration
 from kvstore.client import Client
 from kvstore.model.errors import KVStoreError, Unavailable
+from kvstore.model.words import duration
 
 WAIT_STEP_S = 0.1
 

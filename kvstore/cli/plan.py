@@ -16,10 +16,10 @@ import click
 
 from kvstore.cli.demand import demand_of, demand_options
 from kvstore.cli.model import model_options, ratio_options
-from kvstore.cli.words import rounded, size
 from kvstore.decide.policy import policy_by_name
 from kvstore.model.block import RECORD_NBYTES_MAX
 from kvstore.model.errors import ConfigError
+from kvstore.model.words import rounded, size
 from kvstore.plan import (
     Budgeted,
     Drive,

@@ -9,8 +9,8 @@ import click
 
 from kvstore.cli.namespaces import Start, find_namespace_id, namespace_id_option
 from kvstore.cli.target import Hash, connect, daemon_options
-from kvstore.cli.words import SHORT_CHARS, duration, size
 from kvstore.client import Client
+from kvstore.model.words import SHORT_CHARS, duration, size
 from kvstore.rpc.v1 import kvstore_pb2 as pb
 
 DEPTH, LIMIT = 3, 50

@@ -9,10 +9,10 @@ import click
 
 from kvstore.cli.target import connect, daemon_options
 from kvstore.cli.tokens import Tokens
-from kvstore.cli.words import SHORT_CHARS, size
 from kvstore.client import Client
 from kvstore.model.block import RECORD_NBYTES_MAX, BlockKey, Group, Namespace
 from kvstore.model.keys import block_key, root_key
+from kvstore.model.words import SHORT_CHARS, size
 
 IDENTITY = (("model", "cli"),)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvstore.cli.health import Finding, note, ok, wrong
 from kvstore.client.trust import user_name
 from kvstore.settings import (
     Settings,
@@ -13,6 +12,7 @@ from kvstore.settings import (
     listen_address,
     metrics_address,
 )
+from kvstore.store.findings import Finding, note, ok, wrong
 
 ALL_OF_IT = "may read, record and wipe the cache"
 
@@ -27,6 +27,7 @@ def reach(stats: dict[str, Any]) -> list[Finding]:
         _socket(addresses["socket"]),
         _tcp(addresses["tcp"], guard),
         _metrics(addresses["metrics"], is_open=guard.get("metrics_open", False)),
+        *_page(addresses, asks_who=bool(guard.get("asks_who"))),
     ]
 
 
@@ -68,6 +69,17 @@ def _tcp(address: str, guard: dict[str, bool]) -> Finding:
         'set server.listen="" unless you want that, or give it tls.cert and security.tokens; the '
         "unix socket authenticates its users",
     )
+
+
+def _page(addresses: dict[str, Any], *, asks_who: bool) -> list[Finding]:
+    if not addresses["metrics"] or "page" not in addresses:
+        return []  # a release before the page
+    if not addresses["page"]:
+        text = "none: server.page is false, or pip install 'kvstore-tiers[web]' is missing"
+        return [ok("page", text)]
+    if asks_who:
+        return [ok("page", f"{addresses['metrics']}: shows what a credential's role may see")]
+    return [ok("page", f"{addresses['metrics']}: wants its token, which `kvstore page` prints")]
 
 
 def _metrics(address: str, *, is_open: bool) -> Finding:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from kvstore.cli.words import rounded, size
+from kvstore.model.words import rounded, size
 from kvstore.replay import HOSTS_MAX, ROUTERS, HostsResult, Workload
 from kvstore.replay.routers import LOAD_BOUND
 

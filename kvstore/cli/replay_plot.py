@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from kvstore.cli.words import size
+from kvstore.model.words import size
 from kvstore.replay import Result
 
 TICKS_MAX = 8

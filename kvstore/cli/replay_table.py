@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from kvstore.cli.words import rounded, size
+from kvstore.model.words import rounded, size
 from kvstore.replay import Result, Workload
 from kvstore.replay.bounds import Bounds
 

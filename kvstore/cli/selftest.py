@@ -13,12 +13,12 @@ from typing import Any
 import click
 
 from kvstore.cli.target import connect, daemon_options, shown
-from kvstore.cli.words import duration, size
 from kvstore.client import Client
 from kvstore.model.block import BlockKey, Group, Namespace, NamespaceId
 from kvstore.model.errors import KVStoreError
 from kvstore.model.hint import Prefix
 from kvstore.model.keys import KeyChain, root_key
+from kvstore.model.words import duration, size
 
 BLOCKS = 16
 RECORD_NBYTES = 128 << 10

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -49,6 +50,7 @@ def serve(
 
     Both drain the daemon: running calls end, unwritten blocks are written, then it stops. On SIGHUP
     it reads its --config file again and applies the live settings at once (see `kvstore config`).
+    The log goes to stderr; the address of the page, with its token, to stdout.
 
     \b
     Examples:
@@ -81,7 +83,13 @@ async def _run(settings: Settings, path: Path | None, overrides: Sequence[str]) 
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from kvstore import daemon
 
-    await daemon.serve(settings, path=path, overrides=overrides)
+    def started(node: daemon.Node) -> None:
+        # On stdout, which is not the log: the address has the token of the page in it.
+        if address := node.server.page_address:
+            click.echo(f"page: {address}")
+            sys.stdout.flush()
+
+    await daemon.serve(settings, path=path, overrides=overrides, started=started)
     # Calls and threads that a hung disk holds must not keep a drained daemon from ending.
     logging.shutdown()
     os._exit(0)

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from kvstore.cli.target import connect, daemon_options
-from kvstore.cli.words import SHORT_CHARS, duration, printable, size
+from kvstore.model.words import SHORT_CHARS, duration, printable, size
 from kvstore.rpc.v1 import kvstore_pb2 as pb
 
 SHOWN = 20

@@ -13,10 +13,10 @@ from kvstore.cli.conversations import (
     conversations_json,
     conversations_of,
 )
-from kvstore.cli.health import Finding, daemon_health, is_wrong, note, ok
 from kvstore.cli.reach import reach
 from kvstore.cli.target import connect, daemon_options
-from kvstore.cli.words import bar, duration, percent, share_lines, size
+from kvstore.model.words import bar, duration, percent, share_lines, size
+from kvstore.store.findings import Finding, daemon_health, is_wrong, note, ok
 
 ROUNDS = 5
 SLOW_S = 0.1  # a client gives a daemon up after some seconds; this is an early sign

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from kvstore.cli.target import connect, daemon_options
-from kvstore.cli.words import percent, size
+from kvstore.model.words import percent, size
 
 ERASED = {
     "forgotten": "The key service has forgotten its key: no copy of the data opens again.",

@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 import click
 
 from kvstore.cli.kind import Kind
-from kvstore.cli.words import duration
 from kvstore.model.errors import ConfigError, InvalidRequest
 from kvstore.model.tenant import DEFAULT_TENANT, Role, check_tenant_name, role_of
+from kvstore.model.words import duration
 from kvstore.settings import load_settings
 from kvstore.system.token_file import TokenEntry, changing, make_token, read_tokens
 

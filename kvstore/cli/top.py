@@ -11,9 +11,9 @@ import click
 
 from kvstore.cli.history import SPANS, show_history
 from kvstore.cli.target import connect, daemon_options
-from kvstore.cli.words import bar, duration, percent, share_lines, size
 from kvstore.client import Client
 from kvstore.model.errors import Unavailable
+from kvstore.model.words import bar, duration, percent, share_lines, size
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

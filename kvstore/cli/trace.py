@@ -17,9 +17,9 @@ from kvstore.cli.demand import demand_of, demand_options
 from kvstore.cli.namespaces import Start, find_namespace_id, namespace_id_option
 from kvstore.cli.target import connect, daemon_options, shown
 from kvstore.cli.trace_file import TraceWriter, writing
-from kvstore.cli.words import duration, rounded, size
 from kvstore.client import AsyncClient
 from kvstore.model.errors import KVStoreError
+from kvstore.model.words import duration, rounded, size
 from kvstore.replay.recording import Recorded
 from kvstore.replay.synth import synthesize_trace
 from kvstore.settings import parse_size

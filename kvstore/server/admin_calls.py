@@ -59,10 +59,18 @@ class AdminCalls(LookCalls):
         self._tenants = tenants
 
     async def Stats(self, request: pb.StatsRequest, context: Context) -> pb.StatsReply:
+        return pb.StatsReply(json=json.dumps(self.look() | self.counted()))
+
+    def look(self) -> dict[str, Any]:
+        """Return what Stats says of now."""
         about = {"version": self._version, "instance": self._instance, "pid": os.getpid()}
-        more = {"totals": self._metrics.totals(), "addresses": self._addresses()}
         others = self._tenants() if CALLER.get().role is Role.ADMIN else {}
-        return pb.StatsReply(json=json.dumps(about | self._store.report.stats() | more | others))
+        found = about | self._store.report.stats()
+        return found | {"addresses": self._addresses()} | others
+
+    def counted(self) -> dict[str, Any]:
+        """Return what it has counted since the start. Any thread may call it."""
+        return {"totals": self._metrics.totals()}
 
     async def Scan(self, request: pb.ScanRequest, context: Context) -> pb.ScanReply:
         limit = min(request.limit or SCAN_ITEMS_MAX, SCAN_ITEMS_MAX)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from kvstore.metrics import Metrics
-from kvstore.model.errors import Unauthorized
-from kvstore.model.tenant import DEFAULT_TENANT
+from kvstore.model.errors import Unauthorized, Unavailable
+from kvstore.model.tenant import DEFAULT_TENANT, Principal
 from kvstore.server import rights
 from kvstore.server.access import TcpAccess
 from kvstore.server.audit import AuditLog
@@ -53,6 +53,23 @@ class HttpRights:
             self._refused("match", host, error)
             raise
         return found.store
+
+    def visitor(
+        self, authorization: str, names: tuple[str, ...] | None, host: str
+    ) -> Principal | None:
+        """Return who looks at the page; None where nobody has credentials. Raises Unauthorized."""
+        try:
+            return self._access.caller(authorization, names, host)
+        except Unauthorized as error:
+            self._refused("page", host, error)
+            raise
+
+    def refused_visitor(self, host: str, error: Unauthorized | Unavailable) -> None:
+        """Count a visitor of the page that is not let in, and note it if it was not allowed."""
+        if isinstance(error, Unauthorized):
+            self._refused("page", host, error)
+        else:
+            self._metrics.rpc_errors.labels("page", "Unavailable", error.reason).inc()
 
     def _refused(self, what: str, host: str, error: Unauthorized) -> None:
         self._metrics.rpc_errors.labels(what, "Unauthorized", error.reason).inc()

@@ -1,5 +1,5 @@
 """The HTTP port: /metrics for Prometheus, /healthz and /readyz for whoever restarts, /v1/match for
-whoever routes.
+whoever routes; and `/`, the page for people.
 
 It has threads of its own, so it answers also while the event loop does not.
 """
@@ -21,8 +21,17 @@ from urllib.parse import parse_qs, urlsplit
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
-from kvstore.model.errors import Unauthorized
+from kvstore.model.errors import Unauthorized, Unavailable
 from kvstore.server.match_page import BODY_NBYTES_MAX, MATCH_PATH, MatchPage
+from kvstore.server.page_relay import (
+    FORM_NBYTES_MAX,
+    LIVE_PATH,
+    PagePort,
+    Visitor,
+    is_page,
+    relay,
+    request_head,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -55,8 +64,10 @@ class MetricsPort:
         tls: Callable[[], ssl.SSLContext] | None = None,
         check: Check | None = None,
         match: MatchPage | None = None,
+        page: PagePort | None = None,
     ) -> None:
-        """match: answers /v1/match. Bind. Raises OSError."""
+        """match: answers /v1/match. page: answers `/` and what belongs to it. Bind. Raises
+        OSError."""
         pages = {
             "/metrics": lambda handler: handler.metrics(
                 lambda tenant: registry_of(tenant) if tenant else registry, check
@@ -66,13 +77,19 @@ class MetricsPort:
         }
         if match is not None:
             pages[MATCH_PATH] = lambda handler: handler.match(match)
+        self._page = page
         server = _Server6 if ":" in host else _Server
-        handler = type("Handler", (_Handler,), {"pages": pages})
+        handler = type("Handler", (_Handler,), {"pages": pages, "page": page})
         self._server = server((host, port), handler, tls)
         self._thread = threading.Thread(
             target=self._server.serve_forever, name="kvstore-http", daemon=True
         )
         self.port = int(self._server.server_address[1])
+
+    @property
+    def page_address(self) -> str:
+        """Where a browser finds the page, with the token it wants; "" if there is none."""
+        return self._page.address(self.port) if self._page is not None else ""
 
     def start(self) -> None:
         self._thread.start()
@@ -81,21 +98,28 @@ class MetricsPort:
         """Stop listening. Blocks for a moment."""
         self._server.shutdown()
         self._server.server_close()
+        if self._page is not None:
+            self._page.close()
         self._thread.join(STOP_S)
 
 
 class _Handler(BaseHTTPRequestHandler):
     pages: dict[str, Callable[[_Handler], None]]
+    page: PagePort | None
+    server: _Server
     timeout = IDLE_S
     server_version, sys_version = "kvstore", ""
 
     def do_GET(self) -> None:
-        page = self.pages.get(urlsplit(self.path).path)
-        if page is None:
-            there = ", ".join(self.pages)
-            self.answer(HTTPStatus.NOT_FOUND, f"not found: {there} are\n")
-        else:
+        path = urlsplit(self.path).path
+        page = self.pages.get(path)
+        if page is not None:
             page(self)
+        elif self.page is not None and is_page(path):
+            self.relay(self.page)
+        else:
+            there = ", ".join([*self.pages, *["/"] * (self.page is not None)])
+            self.answer(HTTPStatus.NOT_FOUND, f"not found: {there} are\n")
 
     do_HEAD = do_GET  # noqa: N815
 
@@ -103,8 +127,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.answer(HTTPStatus.METHOD_NOT_ALLOWED, "GET and HEAD only\n", Allow="GET, HEAD")
 
     def do_POST(self) -> None:
-        if urlsplit(self.path).path == MATCH_PATH and MATCH_PATH in self.pages:
+        path = urlsplit(self.path).path
+        if path == MATCH_PATH and MATCH_PATH in self.pages:
             self.do_GET()
+        elif self.page is not None and is_page(path):
+            self.relay(self.page)
         else:
             self.refuse()
 
@@ -142,15 +169,33 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {"WWW-Authenticate": "Bearer"} if status == HTTPStatus.UNAUTHORIZED else {}
         self.answer(status, data, "application/json", **headers)
 
-    def _body(self) -> bytes | None:
+    def relay(self, page: PagePort) -> None:
+        """Let the page's own thread answer; this one passes its bytes on."""
+        body = self._body(FORM_NBYTES_MAX) if self.command == "POST" else b""
+        if body is None:
+            return
+        self.close_connection = True
+        secure = isinstance(self.connection, ssl.SSLSocket)
+        visitor = Visitor(self.client_address[0], self._certified_names(), secure)
+        try:
+            inner = page.connect(visitor)
+        except Unavailable as error:
+            self.answer(HTTPStatus.SERVICE_UNAVAILABLE, f"{error}\n")
+            return
+        if urlsplit(self.path).path == LIVE_PATH:
+            self.server.keep(self.connection)  # the page bounds these itself
+        head = request_head(self.command, self.path, self.headers, body)
+        relay(inner, head, self.connection)
+
+    def _body(self, nbytes_max: int = BODY_NBYTES_MAX) -> bytes | None:
         """Return what was posted; None: it was refused."""
         length = self.headers.get("Content-Length", "")
         if not length.isdecimal() or len(length) > 10:
             self.answer(HTTPStatus.LENGTH_REQUIRED, "a body needs its Content-Length\n")
             return None
-        if int(length) > BODY_NBYTES_MAX:
+        if int(length) > nbytes_max:
             self.close_connection = True
-            words = f"a body has at most {BODY_NBYTES_MAX} bytes\n"
+            words = f"a body has at most {nbytes_max} bytes\n"
             self.answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, words)
             return None
         return self.rfile.read(int(length))
@@ -205,6 +250,11 @@ class _Server(ThreadingHTTPServer):
         self._connections: dict[socket.socket, None] = {}
         self._lock = threading.Lock()
         super().__init__(address, handler)
+
+    def keep(self, connection: socket.socket) -> None:
+        """Let a connection not go for others."""
+        with self._lock:
+            self._connections.pop(connection, None)
 
     def server_bind(self) -> None:
         socketserver.TCPServer.server_bind(self)  # not HTTPServer's, which asks for a name by DNS

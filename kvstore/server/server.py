@@ -12,32 +12,30 @@ from pathlib import Path
 from typing import Any
 
 from grpc_health.v1 import health, health_pb2
-from prometheus_client import CollectorRegistry
 
 from kvstore.metrics import Metrics
-from kvstore.model.errors import ConfigError, Unauthorized
+from kvstore.model.errors import Unauthorized
 from kvstore.model.tenant import DEFAULT_TENANT, Principal, Role
 from kvstore.rpc.v1.kvstore_pb2_grpc import KVStoreServicer
 from kvstore.server.access import WATCH_S, CertifiedNames, TcpAccess
 from kvstore.server.audit import open_audit
 from kvstore.server.boundary import Boundary
 from kvstore.server.health import Health
-from kvstore.server.http_rights import HttpRights
+from kvstore.server.http_opening import HttpOpening
 from kvstore.server.identity import UNIX_SOCKET, Fixed, Identity
 from kvstore.server.listeners import Served, TcpListener, UnixListener, drain_all
-from kvstore.server.match_page import MatchPage
-from kvstore.server.metrics_port import MetricsPort
 from kvstore.server.operator import OperatorService
+from kvstore.server.page_calls import PageCalls
+from kvstore.server.page_relay import PagePort
 from kvstore.server.quota import Quota, Quotas
 from kvstore.server.recorder import Recorder
 from kvstore.server.service import Service
 from kvstore.server.shared import SharingService
 from kvstore.server.sockets import guard_of
 from kvstore.server.tenant_admin import TenantAdmin
-from kvstore.server.tenant_report import TenantCollector, TenantReport
+from kvstore.server.tenant_report import TenantReport
 from kvstore.server.tenant_sockets import Access
 from kvstore.server.tracing import Tracing
-from kvstore.settings import metrics_address, metrics_are_open
 from kvstore.store.live_settings import LiveSettings
 from kvstore.store.tenants import Tenant, Tenants
 from kvstore.system.background import keep_running
@@ -58,8 +56,15 @@ class Server:
     """
 
     def __init__(
-        self, tenants: Tenants, config: LiveSettings, metrics: Metrics, version: str
+        self,
+        tenants: Tenants,
+        config: LiveSettings,
+        metrics: Metrics,
+        version: str,
+        page: Callable[[PageCalls], PagePort] | None = None,
     ) -> None:
+        """page: makes what answers `/` of the metrics port; None: nothing does."""
+        self._make_page = page
         self._settings = config.settings.server
         self._config = config
         self._version = version
@@ -107,6 +112,7 @@ class Server:
         config.on_change.append(self.bound_calls)
         self._open = contextlib.AsyncExitStack()
         self.metrics_port = 0
+        self.page_address = ""  # for a browser, with the page's token
 
     @property
     def port(self) -> int:
@@ -315,32 +321,19 @@ class Server:
             "tcp": self._tcp.address(),
             "tcp_guard": self._access.guard(),
             "metrics": f"{metrics_host}:{self.metrics_port}" if self.metrics_port else "",
+            "page": bool(self.page_address),
         }
 
     def _open_metrics(self, stack: contextlib.AsyncExitStack) -> None:
-        address = metrics_address(self._config.settings)
-        if address is None:
+        opening = HttpOpening(self._config.settings, self._access, self._tenants, self._metrics)
+        http = opening.open(
+            self._health, self.audit, calls_of=self._service_of, make_page=self._make_page
+        )
+        if http is None:
             return
-        certificates = self._access.certificates
-        allowed = HttpRights(self._access, self._tenants, self._metrics, self.audit)
-        try:
-            http = MetricsPort(
-                *address,
-                registry=self._registry(),
-                registry_of=self._registry_of,
-                not_alive=self._health.not_alive,
-                not_ready=self._health.not_ready,
-                tls=certificates.http_context if certificates else None,
-                check=None if metrics_are_open(self._config.settings) else allowed.check_metrics,
-                match=MatchPage(asyncio.get_running_loop(), allowed.store_of),
-            )
-        except OSError as error:
-            raise ConfigError(
-                f"server.metrics_listen={self._settings.metrics_listen} cannot be had "
-                f'({error.strerror}): choose another port, or "" for none'
-            ) from error
         http.start()
         self.metrics_port = http.port
+        self.page_address = http.page_address
         stack.push_async_callback(asyncio.to_thread, http.close)
 
     def _trouble(self, *, named: bool = False) -> str:
@@ -360,16 +353,6 @@ class Server:
         if not named:
             return "no tenant can be served now: see the daemon's log"
         return "; ".join(f"tenant {name}: {trouble}" for name, trouble in troubles)
-
-    def _registry_of(self, name: str) -> CollectorRegistry | None:
-        """Return the metrics of one tenant. Any thread may call it."""
-        tenant = self._tenants.find(name)
-        return tenant.metrics.registry if tenant is not None else None
-
-    def _registry(self) -> CollectorRegistry:
-        if not self._tenants.configured:
-            return self._metrics.registry
-        return TenantCollector(self._metrics.registry, self._tenants).registry()
 
     async def _report(self, ready: bool) -> None:
         """Tell gRPC's health service, and the log, whether the daemon is ready."""

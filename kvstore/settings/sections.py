@@ -69,6 +69,18 @@ class ServerSettings:
         "keep others away, such as a pod's behind a NetworkPolicy.",
         False,
     )
+    page: bool = setting(
+        "Serve a page for people at / of server.metrics_listen. It needs the extra "
+        "kvstore-tiers[web], and beyond loopback tls.cert. It shows what a credential's role may "
+        "see; without credentials it wants the token that `kvstore page` prints.",
+        True,
+    )
+    page_hosts: str | tuple[str, ...] = setting(
+        "Names by which browsers reach the page, beside localhost, this host's name and the "
+        "address of server.metrics_listen: of a certificate, or of a proxy. A request for another "
+        "name is refused, so that no site can point a name of its own here.",
+        "",
+    )
     traces_endpoint: str = setting(
         "OTLP over HTTP address that receives a span for each call, e.g. "
         'http://127.0.0.1:4318/v1/traces; "" switches tracing off. Needs the extra '
@@ -91,6 +103,12 @@ class ServerSettings:
     def socket_path(self) -> Path:
         """The socket's path in full."""
         return Path(os.path.abspath(self.socket))
+
+    @property
+    def page_names(self) -> tuple[str, ...]:
+        """The names that page_hosts lists."""
+        hosts = self.page_hosts
+        return hosts if isinstance(hosts, tuple) else (hosts,) * bool(hosts)
 
     def tenant_socket_path(self, tenant: str) -> Path:
         """The path of one tenant's socket."""

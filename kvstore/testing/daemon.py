@@ -40,6 +40,7 @@ class Daemon:
         self.directory = Path(tempfile.mkdtemp(prefix="kv-"))
         self.socket = self.directory / "run/k.sock"
         self.log = self.directory / "log"
+        self.printed = self.directory / "printed"  # on stdout
         self.port = 0
         self.metrics_port = 0
         self.environment: dict[str, str] = {}
@@ -92,9 +93,10 @@ class Daemon:
         # Our root first, then whatever this process finds its packages by.
         path = [str(Path(kvstore.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
         self.log.unlink(missing_ok=True)
-        with self.log.open("wb") as log:
+        with self.log.open("wb") as log, self.printed.open("wb") as printed:
             self._process = subprocess.Popen(
                 self.command("serve", *arguments),
+                stdout=printed,
                 stderr=log,
                 env={
                     **os.environ,
@@ -118,6 +120,11 @@ class Daemon:
         """Wait for a daemon that is expected to end by itself. Returns the exit code."""
         assert self._process is not None
         return self._process.wait(STOP_TIMEOUT_S)
+
+    @property
+    def page_address(self) -> str:
+        """Where its page is, with the token in it."""
+        return self.printed.read_text().partition("page: ")[2].strip()
 
     def output(self) -> str:
         """Return what the daemon logged since its last start."""

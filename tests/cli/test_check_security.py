@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from kvstore.cli.check_security import check_security, check_shown
-from kvstore.cli.health import Finding, Level
 from kvstore.model.tenant import Role
 from kvstore.settings import load_settings
+from kvstore.store.findings import Finding, Level
 from kvstore.system.token_file import changing, make_token
 from tests.tls import Authority, Files
 

@@ -18,8 +18,8 @@ import kvstore as package
 from kvstore.cli.check_machine import huge_pages, judge_native
 from kvstore.cli.check_pool import check_pool
 from kvstore.cli.check_vllm import check_vllm, read_arguments
-from kvstore.cli.health import Level
 from kvstore.settings import ObjectSettings, PoolSettings
+from kvstore.store.findings import Level
 from kvstore.testing.daemon import Daemon
 from kvstore.testing.seaweed import Seaweed
 from kvstore.tier.object.bucket import open_store

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from kvstore import Client, KeyChain, checksum, root_key
-from kvstore.cli.words import ending_lines
 from kvstore.model.block import BlockKey, NamespaceId
 from kvstore.model.outcome import Ending, Reason, is_request
+from kvstore.model.words import ending_lines
 from kvstore.testing.daemon import Daemon
 from kvstore.testing.samples import sample_namespace, sample_record, sample_records
 from tests.cli.run import kvstore

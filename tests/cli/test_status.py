@@ -14,7 +14,7 @@ import pytest
 
 import kvstore as package
 from kvstore import Client
-from kvstore.cli.health import Level, daemon_health
+from kvstore.store.findings import Level, daemon_health
 from kvstore.testing.daemon import Daemon
 from kvstore.testing.damage import damage_resident
 from kvstore.testing.samples import sample_keys, sample_namespace, sample_records

@@ -10,7 +10,7 @@ SCRIPT = """
 import gc
 import weakref
 
-from kvstore.daemon import bound_collections
+from kvstore.system.garbage import bound_collections
 
 
 class Call:

@@ -53,7 +53,7 @@ def test_only_what_there_is_answers(daemon: Daemon) -> None:
     assert headers["Content-Type"].startswith("text/plain; version=")
     for path in ("/healthz", "/readyz", "/readyz?verbose"):
         assert ask(port, path)[:2] == (200, "ok\n")
-    for path in ("/", "/anything", "/metrics/", "/healthz/x", "/../metrics", "//", "/%6detrics"):
+    for path in ("/anything", "/metrics/", "/healthz/x", "/../metrics", "/%6detrics"):
         status, body, headers = ask(port, path)
         assert status == 404, path
         assert headers["Content-Type"] == "text/plain; charset=utf-8"
@@ -62,7 +62,7 @@ def test_only_what_there_is_answers(daemon: Daemon) -> None:
 
 def test_head_has_no_body_and_other_methods_are_refused(daemon: Daemon) -> None:
     port = daemon.metrics_port
-    for path, status in (("/metrics", 200), ("/healthz", 200), ("/readyz", 200), ("/", 404)):
+    for path, status in (("/metrics", 200), ("/healthz", 200), ("/readyz", 200), ("/no", 404)):
         told, body, headers = ask(port, path, "HEAD")
         assert (told, body) == (status, "")
         assert int(headers["Content-Length"]) > 0

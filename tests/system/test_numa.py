@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.cli.check_gpu import judge_numa
-from kvstore.cli.health import Level
+from kvstore.store.findings import Level
 from kvstore.system.numa import (
     Topology,
     cpus_for_arena,

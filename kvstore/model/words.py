@@ -1,4 +1,4 @@
-"""How the commands say numbers, and the reasons of misses, to people."""
+"""How commands and the page say numbers, and the reasons of misses, to people."""
 
 from __future__ import annotations
 
@@ -169,6 +169,11 @@ def bar(part: float, whole: float, width: int = 20) -> str:
 def reason_text(reason: Reason, left_s: float) -> str:
     """Return what happened to a block, as words."""
     return _REASONS[reason][0].format(left=duration(left_s))
+
+
+def reason_words(reason: Reason) -> str:
+    """Return the same, with {left} in the place of how long ago."""
+    return _REASONS[reason][0]
 
 
 def advice_text(reason: Reason) -> str:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvstore.cli.words import duration, rounded, size
+from kvstore.model.words import duration, rounded, size
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-from kvstore.cli.words import duration, percent, size
+from kvstore.model.words import duration, percent, size
 
 _DEVICE_ADVICE = {
     "missing": "mount it, or take it out of file.path; until then deletes are refused",

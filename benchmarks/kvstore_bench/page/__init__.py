@@ -1,0 +1,1 @@
+"""The page in a real Chromium, on a real daemon with a workload: `make page`."""

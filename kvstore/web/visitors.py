@@ -1,0 +1,127 @@
+"""Who may look at the page.
+
+A request is answered only for a name of this daemon in its header Host: a site that lets a name of
+its own lead to 127.0.0.1 is refused. No other origin gets an answer. Then, where credentials are
+configured, the visitor shows one: a certificate, a token in the header Authorization, or the cookie
+that the form gave for it. Where none are, the token in the address that `kvstore serve` prints
+stands for them: every user of a host can open its loopback ports.
+
+The cookie of that token is made from it, and says nothing of it; it outlives a restart, like the
+token. The cookie for a credential is the number of a note kept here: what it stands for is looked
+at again at each request, so one that is revoked is out at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import socket
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Final
+from urllib.parse import urlsplit
+
+from starlette.requests import HTTPConnection
+
+from kvstore.model.errors import InvalidRequest, Unauthorized
+from kvstore.model.tenant import DEFAULT_TENANT, Principal, Role
+from kvstore.web.daemon import Calls, Visitor
+
+SIGNED_IN_MAX = 64  # browsers that showed a credential by the form; the oldest has to show it again
+COOKIE: Final = "kvstore_page"
+_LOOPBACK: Final = ("localhost", "127.0.0.1", "[::1]")
+_BEARER: Final = "bearer "
+SHOW: Final = "open the address that `kvstore page` prints, or send its token as a Bearer token"
+WITH_TOKEN: Final = Principal(DEFAULT_TENANT, "the page's token", Role.ADMIN)
+"""Who has the token: it is as private as the daemon's own socket, whose user is an admin too."""
+
+
+class Visitors:
+    """Lets visitors in, or not."""
+
+    def __init__(self, calls: Calls, token: str, hosts: Sequence[str]) -> None:
+        """token: "" where there are credentials. hosts: names of this daemon, beside its own."""
+        self._calls = calls
+        self._token = token.encode()
+        self._cookie = _made_of(token) if token else ""
+        own = {*_LOOPBACK, socket.gethostname(), *hosts}
+        self._hosts = {name.lower() for name in own if name}
+        self._signed_in: OrderedDict[str, str] = OrderedDict()  # cookie -> header Authorization
+
+    def check_site(self, request: HTTPConnection) -> None:
+        """Raise InvalidRequest for another's name, Unauthorized for another origin."""
+        names = request.headers.getlist("host")
+        host = names[0] if len(names) == 1 else ""
+        if not host or _name_of(host) not in self._hosts:
+            raise InvalidRequest(
+                "this is no name of the daemon: use localhost, or set server.page_hosts"
+            )
+        origin = request.headers.get("origin", "")
+        if origin and urlsplit(origin).netloc.lower() != host.lower():
+            raise Unauthorized("another site may not ask", reason="origin")
+        site = request.headers.get("sec-fetch-site", "none")
+        opened = request.headers.get("sec-fetch-mode") == "navigate" and request.url.path == "/"
+        if site not in ("none", "same-origin") and not opened:
+            raise Unauthorized("another site may not ask", reason="origin")
+
+    def principal(self, request: HTTPConnection) -> Principal:
+        """Return who asks. Raises Unauthorized."""
+        visitor: Visitor = request.state.visitor
+        shown = request.headers.get("authorization", "")
+        cookie = request.cookies.get(cookie_name(request), "")
+        if not self._token:
+            shown = shown or self._signed_in.get(cookie, "")
+            return self._with_credential(shown, visitor)
+        given = shown[len(_BEARER) :] if shown[: len(_BEARER)].lower() == _BEARER else ""
+        if self._is_token(given) or self._is_cookie(cookie):
+            return WITH_TOKEN
+        raise Unauthorized(SHOW, reason="credential")
+
+    def sign_in(self, shown: str, visitor: Visitor) -> str:
+        """Return the cookie for a token that was typed, or was in the address. Raises
+        Unauthorized."""
+        if self._token:
+            if not self._is_token(shown):
+                raise Unauthorized("this is not the page's token: " + SHOW, reason="credential")
+            return self._cookie
+        authorization = f"Bearer {shown}"
+        self._with_credential(authorization, visitor)
+        cookie = secrets.token_urlsafe(32)
+        self._signed_in[cookie] = authorization
+        if len(self._signed_in) > SIGNED_IN_MAX:
+            self._signed_in.popitem(last=False)
+        return cookie
+
+    def sign_out(self, cookie: str) -> None:
+        """Forget the credential of a cookie."""
+        self._signed_in.pop(cookie, None)
+
+    def _with_credential(self, authorization: str, visitor: Visitor) -> Principal:
+        if not authorization and visitor.names is None:
+            raise Unauthorized("show a credential of this daemon", reason="credential")
+        principal = self._calls.caller(authorization, visitor.names, visitor.host)
+        if principal is None:
+            raise Unauthorized(SHOW, reason="credential")
+        return principal
+
+    def _is_token(self, given: str) -> bool:
+        return hmac.compare_digest(given.encode(), self._token)
+
+    def _is_cookie(self, given: str) -> bool:
+        return hmac.compare_digest(given.encode(), self._cookie.encode())
+
+
+def cookie_name(request: HTTPConnection) -> str:
+    """Return the cookie's name: ports of a host share their cookies, so it has the port."""
+    return f"{COOKIE}_{request.url.port or 0}"
+
+
+def _made_of(token: str) -> str:
+    return hmac.new(token.encode(), b"kvstore page cookie", hashlib.sha256).hexdigest()
+
+
+def _name_of(host: str) -> str:
+    """Return the name in a header Host, without the port."""
+    name, colon, port = host.lower().rpartition(":")
+    return name if colon and port.isdecimal() else host.lower()
