@@ -8,8 +8,9 @@ const NODES_MAX = 50000
 const SILENT_MS = 2500 // without a frame, after which the daemon counts as away
 const GIVE_UP_MS = 10000 // without a frame, after which the connection is made again
 const AGAIN_MS = 500
-const ROW = 32
+const ROW = parseFloat(getComputedStyle(document.documentElement).fontSize) * 2 // px, as in the style
 const OVERSCAN = 4
+const FRESH_S = 8 // of the tree
 const PIECES_MAX = 24 // of a prompt's bar
 
 const $ = (query) => document.querySelector(query)
@@ -171,14 +172,16 @@ function keep(at, history) {
     kept.index = new Map(history.columns.map((name, place) => [name, place + 2]))
     kept.rows = []
   }
-  const last = kept.rows.at(-1)?.[0] ?? 0
-  for (const row of history.samples) if (row[0] > last) kept.rows.push(row)
+  const known = new Set(kept.rows.map((row) => row[0]))
+  const fresh = history.samples.filter((row) => !known.has(row[0]))
+  const inOrder = !kept.rows.length || !fresh.length || fresh[0][0] > kept.rows.at(-1)[0]
+  kept.rows.push(...fresh)
+  if (!inOrder) kept.rows.sort((one, other) => one[0] - other[0]) // the stream was sooner than the past
   const from = now() - SPANS[at][0] - 10
   while (kept.rows.length && kept.rows[0][0] < from) kept.rows.shift()
 }
 
 async function reload() {
-  samples[1] = empty()
   await Promise.allSettled([
     ask("/api/history", { step_s: 1 }).then((found) => keep(1, found)),
     ask("/api/requests", { limit: 1000 }).then(known),
@@ -282,7 +285,7 @@ const KPIS = [
   ["Tokens served", ({ kept, rows, seconds }) => [count(rows.reduce((sum, row) => sum + each(kept, row, "hit_tokens"), 0) / seconds), "/s"], (kept, row) => each(kept, row, "hit_tokens") / row[1]],
   ["Read from slower tiers", ({ kept, rows, seconds }) => [size(rows.reduce((sum, row) => sum + each(kept, row, "read") - value(kept, row, "read.dram"), 0) / seconds), "/s"], (kept, row) => (each(kept, row, "read") - value(kept, row, "read.dram")) / row[1]],
   ["Stored in DRAM", () => { const { dram } = state.status; return dram ? [share(dram.used_bytes, dram.capacity_bytes), ` of ${size(dram.capacity_bytes)}`] : "–" }, (kept, row) => value(kept, row, "dram.used_bytes")],
-  ["Durable lag", () => ("durable_lag_s" in state.status ? [duration(state.status.durable_lag_s), `, ${size(state.status.dirty_bytes)} due`] : "–"), (kept, row) => value(kept, row, "durable_lag_s")],
+  ["Durable lag", () => ("durable_lag_s" in state.status ? duration(state.status.durable_lag_s) : "–"), (kept, row) => value(kept, row, "durable_lag_s")],
 ]
 
 function svg(tag, attributes = {}) {
@@ -592,13 +595,14 @@ class Listed {
 
 const requests = { all: [], not: 0, paused: false, filter: "", kind: "" } // oldest first
 
-function known(list) {
-  const newest = requests.all.length ? requests.all.at(-1).at : 0
-  const fresh = list.reverse().filter((request) => request.at > newest + 0.05)
-  if (!requests.all.length || fresh.length) {
-    requests.all = requests.all.concat(fresh).slice(-REQUESTS_MAX)
-    filterRequests()
-  }
+// What is remembered, between what came by itself: the two tell of the same requests, and their times
+// differ by as long as an answer took.
+function known(told) {
+  const times = new Map(requests.all.map((request) => [`${request.id} ${request.client}`, request.at]))
+  const fresh = told.filter((request) => Math.abs((times.get(`${request.id} ${request.client}`) ?? -1e9) - request.at) > 0.5)
+  if (!fresh.length) return
+  requests.all = requests.all.concat(fresh).sort((one, other) => one.at - other.at).slice(-REQUESTS_MAX)
+  filterRequests()
 }
 
 function came(list, not) {
@@ -788,6 +792,7 @@ async function growTree() {
     tree.told = reply
     tree.roots = attach(reply, null)
     tree.next = reply.next
+    if (reply.age_s > FRESH_S) setTimeout(growTree, 1500) // nobody had asked for a while: it is drawn now
     for (const run of tree.roots) adopt(run, before.get(run.first))
     tree.note = ""
   } catch (error) {
@@ -923,11 +928,13 @@ draws.set("tree", () => {
 
 // The same from above: each level of the tree is a row, its width the bytes behind it.
 const LEVEL = 22
+const LEVELS_MAX = 8
 let rectangles = []
 
 draws.set("icicle", () => {
   const canvas = $("#icicle")
   const scale = Math.min(devicePixelRatio || 1, 2)
+  canvas.style.height = `${LEVEL * Math.max(1, levels(tree.roots, 1)) + 4}px`
   const [wide, high] = [canvas.clientWidth, canvas.clientHeight]
   canvas.width = Math.round(wide * scale)
   canvas.height = Math.round(high * scale)
@@ -952,6 +959,11 @@ draws.set("icicle", () => {
   }
   lay(tree.roots, 0, wide, tree.roots.reduce((sum, run) => sum + bytesOf(run), 0) || 1, 0)
 })
+
+function levels(list, level) {
+  if (level === LEVELS_MAX) return level
+  return list.reduce((most, run) => (run.kids?.length && most < LEVELS_MAX ? Math.max(most, levels(run.kids, level + 1)) : most), list.length ? level : level - 1)
+}
 
 function paintRun(pen, paint, run, x, y, w) {
   const own = run.dram + run.file

@@ -16,7 +16,7 @@ PANELS = {
     "sessions": "#sessions",
     "namespaces": "#namespaces",
 }
-COLOURS = 96
+COLOURS = 224
 WIDE, HIGH = 1280, 900
 SETTLE_MS = 7000  # for the tree and the namespaces to come again
 
