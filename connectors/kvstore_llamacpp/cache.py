@@ -249,6 +249,8 @@ class KVStoreCache(llama_cpp.BaseLlamaCache):  # type: ignore[misc] # llama_cpp 
             return
         began = time.monotonic()
         stops = self._prefixes.window_tokens > 0
+        if not turn.prompt_seen and llama.n_tokens > turn.stored_blocks * turn.block_tokens:
+            self._prefixes.keep(turn)  # where it parted from what was computed before
         for begin, end in turn.pieces(llama.n_tokens, len(tokens), stops=stops):
             type(llama).eval(llama, tokens[begin:end])
             if len(tokens) == 1 or not turn.prompt_seen:

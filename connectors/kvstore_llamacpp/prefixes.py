@@ -125,6 +125,7 @@ class Prefixes:
         if has >= size:  # what is asked for is brought up for it, so ask with care
             turn.stored_blocks = self._loader.match(self._namespace, keys)
             if turn.stored_blocks * size <= has:
+                self._rewind(turn, has)
                 return []
         loaded = self._loader.load(
             self._namespace,
@@ -246,6 +247,19 @@ class Prefixes:
         if self.snapshots:
             return same if same == llama.n_tokens else 0
         return same if self.has_window(same) else 0
+
+    def _rewind(self, turn: Turn, has: int) -> None:
+        """Have the model go on at the end of a block, if this prompt has parted from what is there.
+
+        Others may part there, too, and can only resume where a window was kept. It costs less than
+        a block, once.
+        """
+        llama, size = self._model, self._namespace.block_tokens
+        blocks = has // size
+        parted = self.window_tokens and not self.snapshots and has < llama.n_tokens
+        if parted and turn.stored_blocks < blocks and self.has_window(blocks * size):
+            llama.n_tokens = blocks * size
+            llama._requires_eval = True
 
     def _known_blocks(self, keys: Sequence[BlockKey]) -> int:
         """Return how many blocks of a prefix this process has met before."""

@@ -15,7 +15,7 @@ import pytest
 from kvstore.system import fingerprints
 from kvstore.testing.daemon import Daemon
 from kvstore.testing.llamacpp import llama_site
-from tests.connectors.llamacpp.tiny import SPECIAL, VOCABULARY, WORDS, make_model
+from tests.connectors.llamacpp.tiny import VOCABULARY, WORDS, make_model
 
 KINDS = ("llama", "gemma3", "mamba")
 
@@ -45,8 +45,16 @@ def made_before(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fingerprints, "process_began", lambda: time.time() + 60)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def daemon() -> Iterator[Daemon]:
+    """A daemon for all tests: their prompts differ. It is left alone."""
+    with Daemon() as daemon:
+        yield daemon.start()
+
+
+@pytest.fixture
+def own_daemon() -> Iterator[Daemon]:
+    """One that the test may stop and kill."""
     with Daemon() as daemon:
         yield daemon.start()
 
@@ -102,12 +110,12 @@ def chat(llama_cpp: Any, models: dict[str, Path]) -> Iterator[Open]:
 
 
 @pytest.fixture
-def words() -> Callable[[int, int], list[int]]:
-    """Return what makes prompts of so many tokens, from a seed."""
+def words(request: pytest.FixtureRequest) -> Callable[[int, int], list[int]]:
+    """Return what makes prompts of so many tokens, from a seed; each test has its own."""
+    name = list(request.node.nodeid.encode())
 
     def make(count: int, seed: int) -> list[int]:
-        random = np.random.default_rng(seed)
+        random = np.random.default_rng([seed, *name])
         return [1, *random.integers(VOCABULARY - WORDS, VOCABULARY, count - 1).tolist()]
 
-    assert SPECIAL < VOCABULARY - WORDS
     return make

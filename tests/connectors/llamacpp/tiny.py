@@ -9,7 +9,7 @@ import numpy as np
 
 WORDS = 96
 WIDTH = 64
-HEADS, KV_HEADS, HEAD = 4, 2, 16
+HEADS, KV_HEADS, HEAD = 4, 2, 32
 FEED_FORWARD = 128
 LAYERS = 6
 WINDOW = 64
