@@ -21,13 +21,15 @@ install() { "$PYTHON" -m pip install -qq --no-compile --disable-pip-version-chec
 
 # What the library depends on: it is compiled for the processor that is here.
 key() {
-  { cat benchmarks/llamacpp/setup.sh; uname -sm; grep -m1 '^flags' /proc/cpuinfo || true; } | sha256sum | cut -c1-16
+  { declare -f compile; uname -sm; grep -m1 '^flags' /proc/cpuinfo || true; } | sha256sum | cut -c1-16
 }
 
 unpack() {
   rm -rf "$SITE" "$SITE.new"
   mkdir -p "$SITE.new"
   tar -xf "$1" -C "$SITE.new"
+  # What it needs and vLLM does not bring; the second is for its server.
+  install --no-deps --target "$SITE.new" diskcache 'starlette-context>=0.3.6,<0.4'
   mv "$SITE.new" "$SITE"
 }
 
@@ -46,15 +48,14 @@ compile() {
   PYTHONPATH=$SCRATCH/tools "$(tool cmake)" -G Ninja "-DCMAKE_MAKE_PROGRAM=$(tool ninja)" -S "$source/vendor/llama.cpp" -B "$built" \
     -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=ON '-DCMAKE_BUILD_RPATH=$ORIGIN' -DCMAKE_BUILD_RPATH_USE_ORIGIN=ON \
     -DLLAMA_BUILD_COMMON=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_TOOLS=OFF \
-    -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_APP=OFF >"$SCRATCH/log" || { cat "$SCRATCH/log" >&2; exit 1; }
+    -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_APP=OFF >"$SCRATCH/log" 2>&1 || { cat "$SCRATCH/log" >&2; exit 1; }
   PYTHONPATH=$SCRATCH/tools "$(tool cmake)" --build "$built" --target llama >>"$SCRATCH/log" || { tail -50 "$SCRATCH/log" >&2; exit 1; }
   cp -r "$source/llama_cpp" "$SCRATCH/site/"
   mkdir -p "$SCRATCH/site/llama_cpp/lib"
   cp -a "$built"/bin/lib*.so* "$SCRATCH/site/llama_cpp/lib/"
-  install --no-deps --target "$SCRATCH/site" diskcache
 }
 
-if [ -e "$SITE/key" ] && [ "$(cat "$SITE/key")" = "$(key)" ]; then exit 0; fi
+if [ "$(cat "$SITE/key" 2>/dev/null)" = "$(key)" ]; then exit 0; fi
 KEPT=$CACHE/llama-cpp-python-$VERSION-$(key).tar
 if [ ! -e "$KEPT" ]; then
   [ "${1:-}" != --kept ] || exit 0
@@ -63,9 +64,9 @@ if [ ! -e "$KEPT" ]; then
   trap 'rm -rf "$SCRATCH"' EXIT
   mkdir -p "$SCRATCH/site" "$CACHE"
   compile
-  key >"$SCRATCH/site/key"
   tar -cf "$KEPT.$$" -C "$SCRATCH/site" .
   mv "$KEPT.$$" "$KEPT"
 fi
 unpack "$KEPT"
+key >"$SITE/key"
 PYTHONPATH=$SITE "$PYTHON" -c 'import llama_cpp; print("setup: llama-cpp-python", llama_cpp.__version__)'
