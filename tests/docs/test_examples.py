@@ -12,6 +12,7 @@ import importlib.util
 import json
 import re
 import shutil
+import time
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -26,15 +27,18 @@ from kvstore.cli import main
 from kvstore.cli.tree import walk
 from kvstore.model.tenant import Role
 from kvstore.settings import load_settings
+from kvstore.system import fingerprints
 from kvstore.system.audit_chain import Chain, audit_key
 from kvstore.system.token_file import changing, make_token
 from kvstore.testing.daemon import Daemon
+from kvstore.testing.llamacpp import llama_site
 from kvstore.testing.samples import sample_namespace, sample_records
 from kvstore_vllm.handoff import PREFILLER, Remote
 from kvstore_vllm.headers import _FIELDS as HEADERS
 from kvstore_vllm.hints import RequestHints
 from kvstore_vllm.settings import Settings, parse_settings
 from tests.cli.parse import parse
+from tests.connectors.llamacpp.tiny import make_model
 from tests.docs.examples import (
     DOCUMENTS,
     LANGUAGES,
@@ -383,7 +387,13 @@ def test_a_block_of_settings(block: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("block", every_block("python"), ids=lambda block: block.place)
-def test_a_block_of_python(block: Any, daemon: Daemon, secured: Secured, tmp_path: Path) -> None:
+def test_a_block_of_python(
+    block: Any,
+    daemon: Daemon,
+    secured: Secured,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Run as it is written, but for addresses, files and the model."""
     code = block.text.replace("unix:/run/kvstore/kvstore.sock", daemon.target)
     code = code.replace("kv.example.com:7700", secured.daemon.address)
@@ -398,7 +408,21 @@ def test_a_block_of_python(block: Any, daemon: Daemon, secured: Secured, tmp_pat
         make_tokenizer().save_pretrained(tmp_path / "model")
         assert "Qwen/Qwen3-0.6B" in code
         code = code.replace("Qwen/Qwen3-0.6B", str(tmp_path / "model"))
+    if "kvstore_llamacpp" in code:
+        _llama(tmp_path / "model.gguf", monkeypatch)
+        code = code.replace("model.gguf", str(tmp_path / "model.gguf"))
     exec(compile(code, block.place, "exec"), {"__name__": "__main__"})
+
+
+def _llama(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make a tiny GGUF that counts as older than this process. Skips without llama-cpp-python."""
+    site = llama_site()
+    if site is None:
+        pytest.skip("llama-cpp-python is not here: run `make setup-llamacpp`")
+    pytest.importorskip("gguf")
+    monkeypatch.syspath_prepend(str(site))
+    monkeypatch.setattr(fingerprints, "process_began", lambda: time.time() + 60)
+    make_model(model, "llama")
 
 
 def _first_column(header: str) -> set[str]:

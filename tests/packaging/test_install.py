@@ -12,7 +12,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = {"kvstore", "kvstore_bench", "kvstore_kernels", "kvstore_transformers", "kvstore_vllm"}
+PACKAGES = {
+    "kvstore",
+    "kvstore_bench",
+    "kvstore_kernels",
+    "kvstore_llamacpp",
+    "kvstore_transformers",
+    "kvstore_vllm",
+}
 
 
 def python(code: str) -> str:

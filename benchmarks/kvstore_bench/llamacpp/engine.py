@@ -33,7 +33,12 @@ class Engine:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
+                # Threads that wait actively slow each other down wherever a core is busy.
+                env={
+                    "OMP_WAIT_POLICY": "passive",
+                    **os.environ,
+                    "PYTHONPATH": os.pathsep.join(path),
+                },
                 text=True,
                 bufsize=1,
             )
