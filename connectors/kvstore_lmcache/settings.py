@@ -31,7 +31,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     target: Annotated[str, msgspec.Meta(pattern="^$|^unix:.+")] = ""
-    lookup_deadline_s: Seconds = 0.04
+    lookup_deadline_s: Seconds = 0.03
     load_deadline_s: Seconds = 5.0
     save_deadline_s: Seconds = 5.0
     in_flight_max: Annotated[int, msgspec.Meta(ge=1, le=65536)] = 1024

@@ -16,8 +16,21 @@ from kvstore_bench.peers.blocks import Blocks
 from kvstore_bench.peers.device import Device, yardstick_blocks
 from kvstore_bench.peers.process import Process
 from kvstore_bench.peers.remote.course import RemoteCourse
-from kvstore_bench.peers.roster import PEERS, Peer
-from kvstore_bench.peers.turn import DEVICE_GETS, PeersPlan, Record, Turn
+from kvstore_bench.peers.roster import (
+    LMCACHE,
+    LMCACHE_OVER_KVSTORE,
+    LMCACHE_OVER_VALKEY,
+    PEERS,
+    Peer,
+)
+from kvstore_bench.peers.turn import (
+    DEVICE_GETS,
+    LOWER_GET,
+    LOWER_PUT,
+    PeersPlan,
+    Record,
+    Turn,
+)
 from kvstore_bench.tiers.tier import summed_up
 
 Say = Callable[[str], None]
@@ -106,6 +119,8 @@ def result(plan: PeersPlan, records: Mapping[str, Record]) -> dict[str, Any]:
         ratios[f"{measure}_vs_best"] = ours[0] / rivals[best] if ours and best else None
     return {
         **ratios,
+        "lmcache_over_kvstore": over_files(LMCACHE_OVER_KVSTORE, speeds, shares),
+        "lmcache_over_valkey": over_files(LMCACHE_OVER_VALKEY, speeds, shares),
         "wrong": sum(record.wrong for record in records.values()),
         "systems": {
             name: {
@@ -122,4 +137,26 @@ def result(plan: PeersPlan, records: Mapping[str, Record]) -> dict[str, Any]:
             for name, record in records.items()
         },
         "plan": asdict(plan),
+    }
+
+
+def over_files(
+    name: str, speeds: Mapping[str, Any], shares: Mapping[str, Any]
+) -> dict[str, float | None] | None:
+    """Return LMCache over something else, over LMCache over its own files; None: not both ran.
+
+    put_warm: until what is below had taken it. get_warm: from there, which may have it in memory.
+    get_after_kill: with the page cache dropped, of what the device gave at the time.
+    """
+    if name not in speeds or LMCACHE not in speeds:
+        return None
+
+    def ratio(known: Mapping[str, Any], measure: str) -> float | None:
+        one, other = known[name].get(measure), known[LMCACHE].get(measure)
+        return one["p50"] / other["p50"] if one and other else None
+
+    return {
+        "put_warm": ratio(speeds, LOWER_PUT),
+        "get_warm": ratio(speeds, LOWER_GET),
+        "get_after_kill": ratio(shares, "restart_get"),
     }

@@ -1,12 +1,14 @@
 """LMCache's storage manager, as its daemon runs it: pinned DRAM (L1) over a folder of files (L2).
 
-Records go through L1 both ways, so a put and a get are a copy each, as between L1 and a device.
+Records go through L1 both ways, so a put and a get are a copy each, as between L1 and a device. L2
+may be something else: `lmcache_kvstore` and `lmcache_valkey`.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from lmcache.v1.distributed.api import (
@@ -31,17 +33,21 @@ from kvstore_bench.peers.system import Place, System
 
 WAIT_S = 60.0
 POLL_S = 0.0005
-ADAPTER = "fs_native"
 
 
 def open_system(place: Place) -> System:
-    return Manager(place)
+    files = {
+        "type": "fs_native",
+        "base_path": str(place.directory),
+        "num_workers": place.threads,
+    }
+    return Manager(place, files)
 
 
 class Manager:
-    """L1 holds two rounds and a half."""
+    """L1 holds two rounds and a half. adapter: of L2, as LMCache's command line takes it."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, adapter: dict[str, Any]) -> None:
         torch.set_num_threads(1)  # a copy of one block is not worth a team of threads
         self._blocks = place.blocks
         self._layout = MemoryLayoutDesc([torch.Size([place.blocks.nbytes])], [torch.uint8])
@@ -51,20 +57,18 @@ class Manager:
         memory = L1MemoryManagerConfig(
             size_in_bytes=5 * place.round_nbytes // 2, use_lazy=False, shm_name=""
         )
-        files = get_l2_adapter_config_class(ADAPTER).from_dict(
-            {"type": ADAPTER, "base_path": str(place.directory), "num_workers": place.threads}
-        )
+        below = get_l2_adapter_config_class(adapter["type"]).from_dict(adapter)
         self._manager = StorageManager(
             StorageManagerConfig(
                 l1_manager_config=L1ManagerConfig(memory),
                 eviction_config=EvictionConfig("LRU"),
-                l2_adapter_config=L2AdaptersConfig([files]),
+                l2_adapter_config=L2AdaptersConfig([below]),
             )
         )
         self._put_nbytes = 0
 
     def put(self, keys: Sequence[bytes]) -> None:
-        named = _named(keys)
+        named = object_keys(keys)
         reserved = self._manager.reserve_write(named, self._layout)
         if len(reserved) != len(named):
             raise OSError(f"room for {len(reserved)} of {len(named)} blocks")
@@ -74,7 +78,7 @@ class Manager:
         self._put_nbytes += len(keys) * self._blocks.nbytes
 
     def flush(self) -> None:
-        """Wait until L2 has it in files. They are not synced."""
+        """Wait until L2 has taken it. Nothing is synced."""
         deadline = time.monotonic() + WAIT_S
         adapter = self._manager.l2_adapters()[0][1]
         while adapter.get_usage().total_bytes_used < self._put_nbytes:
@@ -83,7 +87,7 @@ class Manager:
             time.sleep(POLL_S)
 
     def get(self, keys: Sequence[bytes]) -> list[bool]:
-        named = _named(keys)
+        named = object_keys(keys)
         task = self._manager.submit_prefetch_task(
             PrefetchTaskSpec([GroupedObjectKeys(named, 0, self._layout)]), skip_l2=False
         )
@@ -100,13 +104,17 @@ class Manager:
             self._manager.finish_read_prefetched(there)
         return [index < hit for index in range(len(keys))]
 
-    def chill(self) -> bool:
+    def forget(self) -> None:
+        """Drop what is in L1: the next get comes from L2, wherever that has it."""
         self._manager.clear(force=True)
+
+    def chill(self) -> bool:
+        self.forget()
         return True
 
     def close(self) -> None:
         self._manager.close()
 
 
-def _named(keys: Sequence[bytes]) -> list[ObjectKey]:
+def object_keys(keys: Sequence[bytes]) -> list[ObjectKey]:
     return [ObjectKey(chunk_hash=key, model_name="bench", kv_rank=0) for key in keys]

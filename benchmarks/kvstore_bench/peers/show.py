@@ -32,12 +32,18 @@ def print_peers(result: Mapping[str, Any]) -> None:
         console.print(_speeds(result))
         console.print(_shares(result))
         console.print(_promises(result))
+        if any("lower_get" in system["bytes_per_s"] for system in result["systems"].values()):
+            console.print(_layers(result))
     if result["remote"]:
         console.print(_remote(result["remote"]))
     for measure in PUTS + GETS:
         if (ratio := result[f"{measure}_vs_best"]) is not None:
             best = result[f"{measure}_best"]
             console.print(f"{measure}_vs_best  {ratio:.3g}  (best peer: {best})")
+    for name in ("lmcache_over_kvstore", "lmcache_over_valkey"):
+        for measure, ratio in (result[name] or {}).items():
+            if ratio is not None:
+                console.print(f"{name}.{measure}  {ratio:.3g}  (over its own files)")
     if (ratio := result["remote_get_vs_best"]) is not None:
         best = result["remote_get_best"]
         console.print(f"remote_get_vs_best  {ratio:.3g}  (best peer: {best})")
@@ -79,6 +85,20 @@ def _share(system: Mapping[str, Any], measure: str) -> str:
     if share is None:
         return _speed(system, measure)
     return f"{share['p50']:.2f}  {share['min']:.2f} - {share['max']:.2f}"
+
+
+def _layers(result: Mapping[str, Any]) -> Table:
+    """What LMCache does over its own files, and over others."""
+    titles = {"lower_put": "put, taken below", "lower_get": "get from below"}
+    table = _table("Below LMCache, GB/s", ("", *titles.values(), TITLES["restart_get"]))
+    for name, system in result["systems"].items():
+        if "lower_get" in system["bytes_per_s"]:
+            table.add_row(
+                name,
+                *(_speed(system, measure) for measure in titles),
+                _speed(system, "restart_get"),
+            )
+    return table
 
 
 def _remote(rows: Mapping[str, Any]) -> Table:

@@ -28,6 +28,13 @@ class Place:
         return self.blocks.count * self.blocks.nbytes
 
 
+class Layered(Protocol):
+    """What a System may be, too: one with copies of its own above what it is measured on."""
+
+    def forget(self) -> None:
+        """Drop these copies: the next get comes from below, from memory where that has it."""
+
+
 class System(Protocol):
     """One store. `put` and `get` move all blocks of a round in one call, from and to the caller's
     memory; a restart is the end of all its processes and a new System in the same place.

@@ -14,6 +14,8 @@ from kvstore_bench.peers.roster import Peer
 
 REMOTE_BLOCKS_MAX = 64
 DEVICE_GETS = ("cold_get", "restart_get")
+LOWER_PUT = "lower_put"  # until what is below has taken it
+LOWER_GET = "lower_get"  # from what is below, which may have it in memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,9 @@ class Turn:
             self._put(process)
             self._get(process)  # hot is what was got before
             self._get(process, "hot_get")
+            if self.peer.below:
+                process.ask("forget")
+                self._get(process, LOWER_GET)
             if self.peer.cold:
                 if not process.ask("chill")["cold"]:
                     process.end()
@@ -116,6 +121,8 @@ class Turn:
         self._note("put_accepted", done["seconds"])
         if self.peer.durable:
             self._note("put_durable", done["flushed_s"])
+        if self.peer.below:
+            self._note(LOWER_PUT, done["flushed_s"])
 
     def _get(self, process: Process, measure: str = "") -> None:
         is_read = measure in DEVICE_GETS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import time
 from collections.abc import Sequence
@@ -23,21 +24,31 @@ def open_system(place: Place) -> System:
 
 
 class Server:
-    """SET and GET, a connection a thread."""
+    """SET and GET, a connection a thread. port: whether it listens on one of loopback, too."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, *, port: bool = False) -> None:
+        self.port = _free_port() if port else 0
         self._blocks = place.blocks
-        socket = place.runtime / "valkey.sock"
-        socket.unlink(missing_ok=True)
+        path = place.runtime / "valkey.sock"
+        path.unlink(missing_ok=True)
         self._process = subprocess.Popen(
             [
                 str(get_binary_path()),
-                *("--port", "0", "--unixsocket", str(socket), "--unixsocketperm", "700"),
+                *(
+                    "--port",
+                    str(self.port),
+                    "--bind",
+                    "127.0.0.1",
+                    "--unixsocket",
+                    str(path),
+                    "--unixsocketperm",
+                    "700",
+                ),
                 *("--save", "", "--appendonly", "yes", "--appendfsync", "everysec"),
                 *("--dir", str(place.directory)),
             ]
         )
-        self._client = Valkey(unix_socket_path=str(socket))
+        self._client = Valkey(unix_socket_path=str(path))
         self._threads = ThreadPoolExecutor(place.threads)
         self._await_loaded()
 
@@ -78,3 +89,8 @@ class Server:
                 if time.monotonic() > deadline or self._process.poll() is not None:
                     raise
                 time.sleep(0.005)
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])

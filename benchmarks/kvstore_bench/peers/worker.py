@@ -115,6 +115,10 @@ class Worker:
         seconds = time.perf_counter() - started
         return {"seconds": seconds, "found": sum(found), "wrong": self._blocks.wrong(found)}
 
+    def forget(self) -> dict[str, Any]:
+        self._system.forget()
+        return {}
+
     def chill(self) -> dict[str, Any]:
         return {"cold": self._system.chill()}
 
