@@ -186,3 +186,27 @@ def test_the_ratio_of_remote_gets_is_over_the_best_of_the_others() -> None:
     assert (document["remote_get_best"], document["remote_get_vs_best"]) == ("mooncake", 0.5)
     assert document["remote_wrong"] == 1
     assert document["remote"][NIXL_UCX]["missed"] == 2
+
+
+def test_lmcache_over_others_is_compared_with_lmcache_over_its_own_files() -> None:
+    records = {
+        OURS: Record({"hot_get": [9.0]}),
+        "lmcache": Record({"lower_put": [2.0], "lower_get": [4.0]}, {"restart_get": [0.5]}),
+        "lmcache-kvstore": Record({"lower_put": [4.0], "lower_get": [3.0]}, {"restart_get": [1.0]}),
+        "lmcache-valkey": Record({"lower_put": [1.0]}),
+    }
+    document = result(SMALL, records)
+    assert document["lmcache_over_kvstore"] == {
+        "put_warm": 2.0,
+        "get_warm": 0.75,
+        "get_after_kill": 2.0,
+    }
+    assert document["lmcache_over_valkey"] == {
+        "put_warm": 0.5,
+        "get_warm": None,
+        "get_after_kill": None,
+    }
+    assert result(SMALL, {OURS: Record()})["lmcache_over_kvstore"] is None
+    rivals = [peer.name for peer in PEERS if peer.rival]
+    assert "lmcache" in rivals
+    assert not {"lmcache-kvstore", "lmcache-valkey"} & set(rivals)

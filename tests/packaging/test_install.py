@@ -17,6 +17,7 @@ PACKAGES = {
     "kvstore_bench",
     "kvstore_kernels",
     "kvstore_llamacpp",
+    "kvstore_lmcache",
     "kvstore_transformers",
     "kvstore_vllm",
 }

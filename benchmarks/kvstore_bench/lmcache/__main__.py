@@ -4,8 +4,8 @@
 
 Chunks are stored through LMCache's own server and flushed; then LMCache, the daemon, and both are
 killed (SIGKILL). Everything is loaded after the first kill, a part of it after each other one, and
-compared with what was stored: `lost` and `wrong` have to be 0 (`late` was found when it was asked
-for again: a lookup waits for the daemon no longer than its deadline). Then the daemon is stopped, by
+compared with what was stored: `lost` and `wrong` have to be 0. `late` was found when it was asked
+for again: a lookup waits for the daemon no longer than its deadline. Then the daemon is stopped, by
 SIGSTOP: `lookup_delay_ms` says by how much the first lookup of each stop is later than usual, and
 `lookup_delay_after_ms` the same of all lookups after it.
 """
