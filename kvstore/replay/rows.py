@@ -18,6 +18,7 @@ MOONCAKE_BLOCK_TOKENS = 512
 BAILIAN_BLOCK_TOKENS = 16
 WEKA_BLOCK_TOKENS_MAX = 8192
 RECORDED_BLOCK_TOKENS_MAX = 65536
+MODEL_CHARS_MAX = 200
 NESTED_MAX = 16  # sub-agents of sub-agents
 
 
@@ -27,7 +28,8 @@ class Row:
 
     at_s: arrival, from an arbitrary zero. session: rows of one session are asked one after the
     other; None stands alone. blocks: ids of the prompt's blocks; equal ids in an equal scope have
-    equal content. text: the prompt itself, where the trace has it. line: of the file, from 1.
+    equal content. text: the prompt itself, where the trace has it. line: of the file, from 1. model: that was
+    asked, "" if the trace does not say.
     """
 
     at_s: float
@@ -38,6 +40,7 @@ class Row:
     scope: str = ""
     text: str | None = None
     line: int = 0
+    model: str = ""
 
 
 def json_parse(name: str) -> Parse:
@@ -76,6 +79,7 @@ def _mooncake(number: int, item: dict[str, Any]) -> list[Row]:
         None if session is None else str(session),
         _ids(number, item),
         line=number,
+        model=str(item.get("model") or "")[:MODEL_CHARS_MAX],
     )
     return [row]
 

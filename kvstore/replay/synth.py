@@ -41,7 +41,7 @@ class Demand:
     """What is asked for. requests_per_s: on average; `sessions_per_s` then follows from it. gap_s:
     from a request to its session's next one, the time of its answer included. return_gap_s: from a
     visit's last request to the next visit. context_tokens_max: a session ends before its prompt is
-    longer."""
+    longer. prefixes_in_turn: if not 0, sessions take the shared prefixes one after the other."""
 
     sessions_per_s: float
     turns: Draws
@@ -57,6 +57,7 @@ class Demand:
     subagent_probability: float = 0.0
     context_tokens_max: int = 131_072
     requests_per_s: float | None = None
+    prefixes_in_turn: int = 0
 
     def __post_init__(self) -> None:
         if not 1e-6 <= self.sessions_per_s <= 1e6:
@@ -117,7 +118,7 @@ class Asked:
     """One request. blocks: prefix ids of the prompt's blocks, the last one may be partial.
 
     visit: of its session, from 0. subagent: whether another session's turn began it. first: of its
-    session in this trace; its turn is not 0 if the session began before.
+    session in this trace; its turn is not 0 if the session began before. model: "" if all are one.
     """
 
     at_s: float
@@ -130,11 +131,20 @@ class Asked:
     blocks: array[int]
     subagent: bool = False
     first: bool = False
+    model: str = ""
 
     def to_row(self) -> Row:
         """Return what a trace file would be read into."""
         session = str(self.session)
-        return Row(self.at_s, self.tokens, self.answer_tokens, session, self.blocks, line=1)
+        return Row(
+            self.at_s,
+            self.tokens,
+            self.answer_tokens,
+            session,
+            self.blocks,
+            line=1,
+            model=self.model,
+        )
 
     def to_mooncake(self) -> dict[str, object]:
         """Return the row of a trace file."""
@@ -145,6 +155,7 @@ class Asked:
             "hash_ids": self.blocks.tolist(),
             "session_id": self.session,
             "turn": self.turn,
+            **({"model": self.model} if self.model else {}),
         }
 
 
@@ -215,6 +226,7 @@ class _Synthesis:
         self._draw = draw
         self._with_blocks = with_blocks
         self._popular = zipf(demand.prefixes, demand.prefix_exponent)
+        self._in_turn = itertools.cycle(range(demand.prefixes))
         self._ids = itertools.count()
         self._prefixes = [self._prefix() for _ in range(demand.prefixes)]
         self._due: list[tuple[float, int, _Session]] = []
@@ -293,7 +305,8 @@ class _Synthesis:
         return tokens, array("q", itertools.islice(self._ids, tokens // BLOCK_TOKENS))
 
     def _begin(self, *, subagent: bool = False) -> _Session:
-        prefix = self._popular(self._draw)
+        in_turn = self._demand.prefixes_in_turn
+        prefix = next(self._in_turn) if in_turn else self._popular(self._draw)
         tokens, blocks = self._prefixes[prefix]
         tokens += max(1, self._demand.first_tokens.whole(self._draw))
         turns = max(1, self._demand.turns.whole(self._draw))

@@ -5,37 +5,21 @@ first turn that was not continued within a minute is probably over, the tenth tu
 paused for a minute probably is not. A conversation need not be named: a request continues the
 newest one whose whole prefix is the start of its own.
 
-The blocks without children here (leaves) are kept in one ring per class, in order of their last
-use, and only the oldest of each ring are compared: a few dozen numbers per eviction, however many
-blocks there are. What sessions that have ended leave behind is in rings of its own.
+No such guess is right of all traffic. So two small models of the tier (`shadow.py`) say what it
+would hit by hazard, and what by last use alone, and it follows whichever hits more lately. Both
+orders are kept in the same place (`leaves.py`). What sessions that have ended leave behind is a
+class of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
-from kvstore.decide.policy.expected import Expected
 from kvstore.decide.policy.ghosts import Ghosts
-from kvstore.decide.policy.hazard import (
-    CLASSES,
-    ENDED_CLASS,
-    Hazard,
-    block_class,
-    ended_class,
-    gap_class,
-    score,
-    turn_and_gap,
-)
-from kvstore.decide.policy.hazard_nodes import (
-    Block,
-    Request,
-    Ring,
-    are_alike,
-    next_leaf,
-    put_last,
-)
-from kvstore.decide.policy.prefix_tree import Node, PrefixTree, link, unlink
+from kvstore.decide.policy.hazard import ENDED_CLASS, Hazard, gap_class, turn_and_gap
+from kvstore.decide.policy.hazard_nodes import Block, Request, put_last
+from kvstore.decide.policy.leaves import Leaves
+from kvstore.decide.policy.shadow import SHADOW_BLOCKS, Choice, Shadows
 from kvstore.model.block import BlockKey
 
 REFIT_REQUESTS = 200
@@ -43,31 +27,34 @@ FIRST_REFITS = (25, 50, 100)
 PATHS_MAX = 1 << 16  # requests of which it is known where they ended
 BRANCHES_MAX = 2  # what more requests begin with is no conversation: a system prompt
 ROOTS_MAX = 1 << 12  # requests whose first block may still come
-SCORES_S = 0.25  # for so long a score is good
 STALE_S = 300.0  # a block put so long after its parent was used is used now
-STEPS_MAX = 64  # in search of the place of a parent that has become a leaf
-
-_FOUND = CLASSES  # the ring of what an earlier life has left
-_EXPECTED = CLASSES + 1  # of what somebody will come back for: the latest leaves first
-_RINGS = CLASSES + 2
+_FOUND_ORDER = float("-inf")
 
 
 class HazardDensity:
-    """O(1) a block, and a few milliseconds every 200 requests."""
+    """O(1) a block, O(log n) a leaf, and a few milliseconds every 200 requests.
 
-    def __init__(self, now: Callable[[], float]) -> None:
+    shadow_blocks: in each model of the tier; 0: it goes by hazard alone.
+    """
+
+    def __init__(
+        self, now: Callable[[], float], *, shadow_blocks: int = SHADOW_BLOCKS
+    ) -> None:
         self._now = now
-        self._tree = PrefixTree(Block)
-        self._rings = [Ring(number) for number in range(_RINGS)]
-        self._filled: dict[Ring, None] = {}  # those that may have blocks
+        self._began = now()
         self._hazard = Hazard()
+        self._leaves = Leaves(self._hazard)
+        self._tree = self._leaves.tree
+        self._shadows = Shadows(self._hazard, shadow_blocks) if shadow_blocks else None
+        if self._shadows is not None:
+            self._leaves.by_use = self._shadows.by_use
         self._ghosts = Ghosts()
         self._requests = 0
+        self._orders = 0
         self._paths: dict[BlockKey, Request] = {}  # by the last block; oldest first
         self._roots: dict[BlockKey, Request] = {}  # by the first block; oldest first
-        self._before = Request(now(), 1, 0, object())  # the use of what is found
-        self._scored_at = float("-inf")
-        self._expected = Expected()
+        # The use of what is found.
+        self._before = Request(self._began, 1, 0, object(), _FOUND_ORDER)
         self._knows_found = False  # from its last life
         self._adopted: set[Request] = set()  # what it knows of
         self._last_adopted = self._before
@@ -75,35 +62,22 @@ class HazardDensity:
     def __len__(self) -> int:
         return self._tree.blocks
 
+    @property
+    def choice(self) -> Choice | None:
+        """Which order is followed, and why; None: there is no other."""
+        return self._shadows.choice if self._shadows is not None else None
+
     # ---- use ---------------------------------------------------------------------------------
 
-    def touch(self, prefix: Sequence[BlockKey]) -> None:
+    def touch(self, prefix: Sequence[BlockKey], level: int = 0) -> None:
         if not prefix:
             return
-        request = self._begin(prefix)
+        request = self._begin(prefix, level)
         self._hazard.watch(prefix, request.turn, request.gap, request.at)
-        nodes = self._tree.nodes
-        if self._expected.times:
-            self._expected.discard(prefix)
-        before, gap, shared = None, 0, False
-        own = (request.session, self._before.session)  # what nobody asked for yet is the asker's
-        for key in prefix:
-            node = nodes.get(key)
-            if node is None or not node.here:
-                continue
-            if node.request is not before:  # once for all blocks that were last used together
-                before = node.request
-                gap = gap_class(request.at - before.at)
-                shared = before.session not in own
-            node.request = request
-            node.uses += 1
-            node.gap = gap
-            node.ended = node.found = False
-            if shared:
-                node.shared = True
-            if not node.children:
-                unlink(node)
-                self._link(node)
+        self._leaves.use(prefix, request, self._before.session)
+        if self._shadows is not None and self._shadows.ask(prefix, request):
+            self._leaves.by_use = self._shadows.by_use
+            self._leaves.rescore()
 
     def alone(self, prefix: Sequence[BlockKey]) -> Sequence[BlockKey]:
         found = map(self._tree.find, prefix)
@@ -111,40 +85,38 @@ class HazardDensity:
 
     def end(self, keys: Sequence[BlockKey]) -> None:
         self._hazard.end(keys)
-        if self._expected.times:
-            self._expected.discard(keys)
+        if self._shadows is not None:
+            self._shadows.end(keys)
+        if self._leaves.expected.times:
+            self._leaves.expected.discard(keys)
         for key in keys:
             node = self._tree.find(key)
             if node is not None:
                 node.ended = True
                 if not node.children:
-                    unlink(node)
-                    self._link_by_use(node)
+                    self._leaves.link(node)
 
     def expect(self, keys: Sequence[BlockKey], at: float) -> None:
         for key in keys:
             node = self._tree.find(key)
-            if node is not None and self._expected.add(key, at) and not node.children:
-                unlink(node)
-                self._link_by_use(node)
+            if node is not None and self._leaves.expected.add(key, at) and not node.children:
+                self._leaves.link(node)
 
     def hold(self, prefix: Sequence[BlockKey]) -> None:
         for key in prefix:
-            node = self._tree.hold(key)
-            if node.here and node.children == 1:
-                unlink(node)
+            self._leaves.unlink(self._tree.hold(key))
 
     def let_go(self, prefix: Sequence[BlockKey]) -> None:
         for key in reversed(prefix):
             node = self._tree.let_go(key)
             if node.here and not node.children:
-                self._link_by_use(node)
+                self._leaves.link(node)
 
     def is_leaf(self, key: BlockKey) -> bool:
         node = self._tree.find(key)
         return node is not None and not node.children
 
-    def _begin(self, prefix: Sequence[BlockKey]) -> Request:
+    def _begin(self, prefix: Sequence[BlockKey], level: int = 0) -> Request:
         """Return the request for a prefix, with its turn and session."""
         at = self._now()
         paths = self._paths
@@ -156,18 +128,25 @@ class HazardDensity:
         else:
             last, key = self._last_life(prefix)
         if last is None:
-            request = Request(at, 1, 0, object())
+            turn, gap, session = 1, 0, object()
         else:
             last.branches += key != prefix[-1]  # the same prompt again is no branch
-            request = Request(at, last.turn + 1, gap_class(at - last.at), last.session)
+            turn, gap, session = last.turn + 1, gap_class(at - last.at), last.session
+        request = Request(at, turn, gap, session, self._next_order(), level)
         if (known := paths.get(prefix[-1])) is None or known.branches < BRANCHES_MAX:
             put_last(paths, prefix[-1], request, PATHS_MAX)
         put_last(self._roots, prefix[0], request, ROOTS_MAX)
         self._requests += 1
         if self._requests % REFIT_REQUESTS == 0 or self._requests in FIRST_REFITS:
             self._hazard.refit(at)
-            self._scored_at = float("-inf")
+            self._leaves.rescore()
+            if self._shadows is not None:
+                self._shadows.rescore()
         return request
+
+    def _next_order(self) -> int:
+        self._orders += 1
+        return self._orders
 
     def _last_life(self, prefix: Sequence[BlockKey]) -> tuple[Request | None, BlockKey]:
         """Return the request that a prefix goes on from if that was before a restart, and where."""
@@ -181,10 +160,9 @@ class HazardDensity:
     # ---- come and go -------------------------------------------------------------------------
 
     def insert(self, key: BlockKey, parent: BlockKey | None) -> None:
-        node = self._enter(key, parent)
+        node = self._leaves.enter(key, parent)
         if node is None:
             return
-        node.found = False
         node.request = request = self._request_of(node)
         ghost = self._ghosts.find(key)
         if ghost is None:
@@ -194,18 +172,15 @@ class HazardDensity:
             node.uses = ghost.uses + 1
             node.gap = gap_class(request.at - ghost.used_at)
         if not node.children:
-            ring = self._rings[block_class(request.turn, node.uses, node.gap)]
-            self._filled[ring] = None
-            link(node, ring)
+            self._leaves.link(node)
 
     def adopt(self, key: BlockKey, parent: BlockKey | None) -> None:
         """A block is what its last life knew of it, or what is known of the block before it."""
-        node = self._enter(key, parent)
+        node = self._leaves.enter(key, parent)
         if node is None:
             return
         above: Block | None = node.parent
         known = self._hazard.last_use(key) if self._knows_found else None
-        node.found = False
         if known is not None:
             at, number, node.uses = known
             node.request = self._adopted_request(at, number)
@@ -217,62 +192,35 @@ class HazardDensity:
             node.found = True
             node.request, node.uses, node.gap = self._before, 1, 0
         if not node.children:
-            self._link_adopted(node)
+            self._leaves.link(node)
 
     def _adopted_request(self, at: float, number: int) -> Request:
         """Return the request of an earlier life that used blocks then."""
         last, (turn, gap) = self._last_adopted, turn_and_gap(number)
         if (last.at, last.turn, last.gap) != (at, turn, gap):
-            last = self._last_adopted = Request(at, turn, gap, object())
+            order = min(0.0, at - self._began)  # before those of this life
+            last = self._last_adopted = Request(at, turn, gap, object(), order)
             self._adopted.add(last)
         return last
 
-    def _link_adopted(self, node: Block) -> None:
-        """Put a leaf before those of its class that were used later, or nearly there: most come
-        in the order in which they were used."""
-        ring = self._ring_of(node)
-        self._filled[ring] = None
-        at, older = node.request.at, ring.older
-        for _ in range(STEPS_MAX):
-            if older is ring or older.request.at <= at:
-                break
-            older = older.older
-        link(node, older.newer)
-
     def save(self) -> bytes:
-        return self._hazard.save(self._now())
+        learned = self._hazard.save(self._now())
+        return (self._shadows.save() if self._shadows is not None else b"") + learned
 
     def load(self, saved: bytes) -> None:
-        if self._hazard.load(saved, self._now()):
+        chosen, learned = Shadows.split(saved)
+        if self._hazard.load(learned, self._now()):
             self._knows_found = True
+            self._leaves.rescore()
+            if self._shadows is not None and chosen:
+                self._shadows.load(chosen)
+                self._leaves.by_use = self._shadows.by_use
 
     def remove(self, key: BlockKey) -> None:
-        left = self._tree.leave(key)
-        if left is None:
-            return
-        node, above = left
-        place = node.newer
-        if not node.children:
-            unlink(node)
-        any_expected = bool(self._expected.times)
-        if any_expected:
-            self._expected.discard((key,))
-        self._ghosts.put(key, node.uses, node.request.at, blocks=self._tree.blocks)
-        if above is None or above.children or not above.here:
-            return
-        if not node.children and are_alike(node, above) and not any_expected:
-            link(above, place)  # where its child was
-        else:
-            self._link_by_use(above)
-
-    def _enter(self, key: BlockKey, parent: BlockKey | None) -> Block | None:
-        node = self._tree.enter(key, parent)
+        node = self._tree.find(key)
         if node is not None:
-            node.shared = node.ended = False
-            above = node.parent
-            if above is not None and above.children == 1 and above.here:
-                unlink(above)  # it is a leaf no longer
-        return node
+            self._leaves.leave(node)
+            self._ghosts.put(key, node.uses, node.request.at, blocks=self._tree.blocks)
 
     def _request_of(self, node: Block) -> Request:
         """Return the request that a block was computed for."""
@@ -284,112 +232,13 @@ class HazardDensity:
         at = self._now()
         if at - request.at < STALE_S and request is not self._before:
             return request
-        return Request(at, request.turn, request.gap, request.session)
+        order, level = self._next_order(), request.level
+        return Request(at, request.turn, request.gap, request.session, order, level)
 
     # ---- who leaves --------------------------------------------------------------------------
 
     def victims(self) -> Iterator[BlockKey]:
-        passed: dict[Ring, Node] = {}  # the newest of its blocks that were passed over
-        kept: set[Node] = set()
-        removed = False  # since the first was passed over
-        while True:
-            ring = self._lowest(passed)
-            if ring is None:
-                if not removed:
-                    return
-                passed, removed = {}, False  # a new leaf may be older than what was passed over
-                continue
-            node = next_leaf(passed.get(ring, ring))
-            if node not in kept:
-                yield node.key
-            if node.here:
-                passed[ring] = node
-                kept.add(node)
-            else:
-                removed = bool(passed)
-
-    def _lowest(self, passed: dict[Ring, Node]) -> Ring | None:
-        """Return the ring whose oldest block, of those not passed over, has the lowest score."""
-        now = self._now()
-        if now - self._scored_at > SCORES_S:
-            self._scored_at = now
-            for ring in self._rings:
-                ring.request = None
-            if not passed:
-                self._give_up_overdue(now)
-        best, lowest, empty = None, float("inf"), None
-        for ring in self._filled:
-            head: Any = ring.newer if ring not in passed else next_leaf(passed[ring])
-            if head is ring:
-                empty = ring if ring.newer is ring else empty
-                continue
-            if head.request is not ring.request:
-                ring.request = head.request
-                ring.score = self._score(ring, head, now)
-            if ring.score < lowest:
-                best, lowest = ring, ring.score
-        if empty is not None:
-            del self._filled[empty]
-        return best
-
-    def _score(self, ring: Ring, head: Block, now: float) -> float:
-        number = ring.number
-        if number == _EXPECTED:
-            ring.request = None  # the next one may be expected at another time
-            return self._expected.rate(self._expected.times[head.key], now)
-        row = self._hazard.index[number if number < CLASSES else block_class(1, 1, 0)]
-        return score(row, now - head.request.at)
-
-    def _give_up_overdue(self, now: float) -> None:
-        """Judge what nobody came back for like any other block."""
-        for key in self._expected.overdue(now):
-            node = self._tree.find(key)
-            if node is not None and not node.children:
-                unlink(node)
-                self._link_by_use(node)
-
-    def _link(self, node: Block) -> None:
-        """Make a leaf the newest of its class."""
-        ring = self._ring_of(node)
-        self._filled[ring] = None
-        link(node, ring)
-
-    def _ring_of(self, node: Block) -> Ring:
-        if node.key in self._expected.times:
-            return self._rings[_EXPECTED]
-        if node.found:
-            return self._rings[_FOUND]
-        if node.ended:
-            return self._rings[ended_class(node.uses)]
-        return self._rings[block_class(node.request.turn, node.uses, node.gap)]
-
-    def _link_by_use(self, node: Block) -> None:
-        """Put a parent that has become a leaf where its last use says, or nearly there.
-
-        Most were last used with the child that left, which was the oldest: so is the parent.
-        """
-        ring = self._ring_of(node)
-        self._filled[ring] = None
-        if ring.number == _EXPECTED:
-            self._link_by_expectation(node, ring)
-            return
-        at = node.request.at
-        if ring.older is ring or ring.older.request.at < at:
-            link(node, ring)
-            return
-        newer = ring.newer
-        for _ in range(STEPS_MAX):
-            if newer is ring or newer.request.at >= at:
-                break
-            newer = newer.newer
-        link(node, newer)
-
-    def _link_by_expectation(self, node: Block, ring: Ring) -> None:
-        """Put a leaf behind those that are expected later, or nearly there."""
-        times = self._expected.times
-        mine, newer = times[node.key], ring.newer
-        for _ in range(STEPS_MAX):
-            if newer is ring or times[newer.key] <= mine:
-                break
-            newer = newer.newer
-        link(node, newer)
+        if self._shadows is not None:
+            self._shadows.room(self._tree.blocks)
+        for node in self._leaves.victims(self._now()):
+            yield node.key

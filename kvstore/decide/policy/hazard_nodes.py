@@ -1,29 +1,43 @@
-"""What `hz` keeps: uses, blocks, and a ring of leaves for each class."""
+"""What `hz` keeps: uses, blocks, and the leaves of each class."""
 
 from __future__ import annotations
+
+from heapq import heapify
+from typing import TypeAlias
 
 from kvstore.decide.policy.prefix_tree import Node
 from kvstore.model.block import BlockKey
 
+LEAVES_MIN = 64  # of a ring, before what is stale in it is looked for
+
+Entry: TypeAlias = "tuple[float, int, Block]"
+"""The rank of a leaf, when it was linked, and the leaf: the lowest one leaves first."""
+
 
 class Request:
-    """A use. session: the same object in all requests of a conversation. gap: its class.
-    branches: how many requests went on from it."""
+    """A use. order: of two requests, the later one has the higher. session: the same object in all
+    requests of a conversation. gap: its class. branches: how many requests went on from it. level:
+    the binary logarithm of what a byte of its blocks is worth."""
 
-    __slots__ = ("at", "branches", "gap", "session", "turn")
+    __slots__ = ("at", "branches", "gap", "level", "order", "session", "turn")
 
-    def __init__(self, at: float, turn: int, gap: int, session: object) -> None:
+    def __init__(
+        self, at: float, turn: int, gap: int, session: object, order: float, level: int = 0
+    ) -> None:
         self.at = at
         self.turn = turn
         self.gap = gap
         self.session = session
+        self.order = order
+        self.level = level
         self.branches = 0
 
 
 class Block(Node):
-    """shared: used by two sessions. ended: its session is over. found: of an earlier life."""
+    """shared: used by two sessions. ended: its session is over. found: of an earlier life. ring:
+    where it is linked as a leaf, None while it is not."""
 
-    __slots__ = ("ended", "found", "gap", "request", "shared", "uses")
+    __slots__ = ("ended", "found", "gap", "request", "ring", "shared", "uses")
 
     request: Request  # this and all else is set when the block comes
     uses: int
@@ -31,19 +45,35 @@ class Block(Node):
     shared: bool
     ended: bool
     found: bool
+    ring: Ring | None
+
+    def __init__(self, key: BlockKey) -> None:
+        super().__init__(key)
+        self.ring = None
 
 
-class Ring(Node):
-    """The leaves of one class, `newer` the oldest of them. score: of a block whose last use was
-    `request`, as long as that is so good as new."""
+class Ring:
+    """The leaves of one class and level, in a heap by their last use.
 
-    __slots__ = ("number", "request", "score")
+    Leaves that were used again, left, or got a child stay in the heap until they come up, or are
+    most of it. score: of a leaf whose last use was `request`, as long as that is as good as new.
+    """
 
-    def __init__(self, number: int) -> None:
-        super().__init__(BlockKey(b""))
+    __slots__ = ("heap", "level", "number", "request", "room", "score")
+
+    def __init__(self, number: int, level: int) -> None:
         self.number = number
+        self.level = level
+        self.heap: list[Entry] = []
+        self.room = LEAVES_MIN
         self.request: Request | None = None
         self.score = 0.0
+
+    def drop_stale(self, stays: list[Entry]) -> None:
+        """Keep these entries alone; look again when there are twice as many."""
+        self.heap[:] = stays
+        heapify(self.heap)
+        self.room = 2 * len(stays) + LEAVES_MIN
 
 
 def are_alike(node: Block, other: Block) -> bool:
@@ -55,17 +85,6 @@ def are_alike(node: Block, other: Block) -> bool:
         and node.ended is other.ended
         and node.found is other.found
     )
-
-
-def next_leaf(node: Node) -> Node:
-    """Return what comes after a node of a ring, the ring itself at its end.
-
-    The node may have left while somebody walked there; it still points to newer ones.
-    """
-    node = node.newer
-    while not node.here and node.key:
-        node = node.newer
-    return node
 
 
 def put_last(

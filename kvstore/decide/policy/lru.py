@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from kvstore.decide.policy.prefix_tree import Node, PrefixTree, link, unlink
+from kvstore.decide.policy.prefix_tree import LinkedNode, PrefixTree, link, unlink
 from kvstore.model.block import BlockKey
 
 PASSED_MAX = 4096
@@ -22,9 +22,9 @@ class TailFirstLru:
     """A doubly linked ring from the oldest block to the newest; every operation is O(1) a block."""
 
     def __init__(self) -> None:
-        self._tree = PrefixTree(Node)
-        self._ring = Node(BlockKey(b""))  # sentinel: newer = the oldest block, older = the newest
-        self._found = Node(BlockKey(b""))  # everything above it was inserted or touched since
+        self._tree = PrefixTree(LinkedNode)
+        self._ring = LinkedNode(BlockKey(b""))  # sentinel: newer = the oldest block, older = the newest
+        self._found = LinkedNode(BlockKey(b""))  # everything above it was inserted or touched since
         link(self._found, self._ring)
         self._held: dict[BlockKey, int] = {}  # how often; they are linked to themselves alone
 
@@ -47,7 +47,7 @@ class TailFirstLru:
 
     def alone(self, prefix: Sequence[BlockKey]) -> Sequence[BlockKey]:
         """Return the tail that no other prefix shares."""
-        tail: list[Node] = []
+        tail: list[LinkedNode] = []
         for key in reversed(prefix):
             node = self._tree.find(key)
             if node is not None:
@@ -98,11 +98,11 @@ class TailFirstLru:
             unlink(left[0])
 
     def victims(self) -> Iterator[BlockKey]:
-        node, passed = self._ring.newer, set[Node]()
+        node, passed = self._ring.newer, set[LinkedNode]()
         while node is not self._ring and len(passed) < PASSED_MAX:
             if node.here and node.children:
                 passed.add(node)
-            leaf: Node | None = node
+            leaf: LinkedNode | None = node
             while leaf is not None and leaf.here and not leaf.children:
                 above = leaf.parent
                 yield leaf.key
@@ -111,7 +111,7 @@ class TailFirstLru:
             # What was removed meanwhile still points on to newer blocks: follow it into the ring.
             node = node.newer
 
-    def _insert(self, key: BlockKey, parent: BlockKey | None, newest: Node) -> None:
+    def _insert(self, key: BlockKey, parent: BlockKey | None, newest: LinkedNode) -> None:
         node = self._tree.enter(key, parent)
         if node is None:
             return

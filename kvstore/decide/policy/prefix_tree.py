@@ -15,17 +15,26 @@ from kvstore.model.block import BlockKey
 
 
 class Node:
-    """A block; `older` and `newer` are for the policy to link it with, itself when it is not."""
+    """A block."""
 
-    __slots__ = ("children", "here", "key", "newer", "older", "parent")
+    __slots__ = ("children", "here", "key", "parent")
 
     def __init__(self, key: BlockKey) -> None:
         self.key = key
         self.here = False
         self.children = 0
         self.parent: Any = None  # a node of the same class
-        self.older: Any = self
-        self.newer: Any = self
+
+
+class LinkedNode(Node):
+    """A block that a policy keeps in a ring, linked to itself when it is in none."""
+
+    __slots__ = ("newer", "older")
+
+    def __init__(self, key: BlockKey) -> None:
+        super().__init__(key)
+        self.older: LinkedNode = self
+        self.newer: LinkedNode = self
 
 
 N = TypeVar("N", bound=Node)
@@ -106,13 +115,13 @@ def _descends(node: Node, ancestor: Node) -> bool:
     return False
 
 
-def link(node: Node, above: Node) -> None:
+def link(node: LinkedNode, above: LinkedNode) -> None:
     """Put `node` on the older side of `above`, which is in a ring."""
     node.newer, node.older = above, above.older
     above.older.newer = node
     above.older = node
 
 
-def unlink(node: Node) -> None:
+def unlink(node: LinkedNode) -> None:
     """Take `node` out of its ring; its own links stay, for whoever is walking there."""
     node.older.newer, node.newer.older = node.newer, node.older
