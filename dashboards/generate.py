@@ -116,6 +116,16 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "Disks of the file tier", "bytes", (gauge("kvstore_file_device_bytes", "{{device}}"),)
         ),
         Panel("Blocks", "short", (gauge("kvstore_blocks", "{{tier}}"),)),
+        Panel(
+            "Orders of eviction",
+            "percentunit",
+            (
+                gauge("kvstore_shadow_hit_ratio", "{{tier}} by {{order}}"),
+                gauge("kvstore_policy_follows", "{{tier}} follows {{order}}"),
+                rate("kvstore_policy_failures_total", "tier", legend="policies failed, {{tier}}"),
+            ),
+            "What small models of each tier hit lately, and which of them the tier follows.",
+        ),
         Panel("Bytes by model", "bytes", (gauge("kvstore_model_bytes", "{{model}} {{tier}}"),)),
         Panel(
             "Bytes by namespace",

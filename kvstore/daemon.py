@@ -195,8 +195,10 @@ def wire_store(
         arena,
         file.frames if file else None,
         now=time.monotonic,
-        dram_policy=policy_by_name(settings.dram.eviction_policy),
-        file_policy=policy_by_name(settings.file.eviction_policy),
+        dram_policy=policy_by_name(settings.dram.eviction_policy, settings.dram.shadow_blocks),
+        file_policy=policy_by_name(settings.file.eviction_policy, settings.file.shadow_blocks),
+        cost_aware=settings.dram.cost_aware,
+        policy_failed=_policy_failed,
         departed_keys_max=limits.departed_keys_max,
         run_nbytes_max=file.space.frame_nbytes_max - PAGE_NBYTES if file else 0,
         write_budget=_write_budget(settings.file),
@@ -228,6 +230,11 @@ def wire_store(
         objects=_objects(settings, planner, arena, metrics, sealing=sealing, lanes=lanes),
         pool=_pool(settings, planner, arena, file, metrics),
     )
+
+
+def _policy_failed(tier: str, error: Exception) -> None:
+    """Say that `lru` has taken the place of a policy."""
+    logger.error("tier=%s policy=failed now=lru", tier, exc_info=error)
 
 
 def _announce_heads(planner: Planner) -> None:

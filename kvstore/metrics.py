@@ -30,6 +30,7 @@ class Metrics:
         self.registry = registry or CollectorRegistry()
         self._lookups()
         self._tiers()
+        self._policies()
         self._fidelity()
         self._moves()
         self._hints()
@@ -48,6 +49,7 @@ class Metrics:
         self._models: set[str] = set()
         self._namespaces: set[str] = set()
         self._thinned = 0
+        self._policy_failures: dict[str, int] = {}
 
     def publish(self, stats: Mapping[str, Any], left: Mapping[tuple[str, str], int]) -> None:
         """Set the gauges from `Store.stats()`, and count the blocks that left, by tier and reason.
@@ -69,6 +71,7 @@ class Metrics:
             self.queue_depth.labels(name).set(depth)
         self.unwritten.inc(stats["file"]["unwritten_records"] - self._unwritten)
         self._unwritten = stats["file"]["unwritten_records"]
+        self._publish_policies(stats["policies"])
         for labels, count in left.items():
             self.evictions.labels(*labels).inc(count - self._left.get(labels, 0))
             self._left[labels] = count
@@ -82,6 +85,15 @@ class Metrics:
         self.file_failing.set(stats["file"].get("state") == "failing")
         self.sessions.set(stats["sessions"])
         self.leases.set(stats["leases"])
+
+    def _publish_policies(self, policies: Mapping[str, Mapping[str, Any]]) -> None:
+        for tier, policy in policies.items():
+            failures = self.policy_failures.labels(tier)
+            failures.inc(policy["failures"] - self._policy_failures.get(tier, 0))
+            self._policy_failures[tier] = policy["failures"]
+            for order, ratio in policy.get("shadow_hit_ratios", {}).items():
+                self.shadow_hit_ratio.labels(tier, order).set(ratio)
+                self.policy_follows.labels(tier, order).set(order == policy["follows"])
 
     def _publish_models(self, models: Sequence[Mapping[str, Any]]) -> None:
         for model in models:
@@ -244,6 +256,24 @@ class Metrics:
             "read_only, failing; out of use: missing, failed, hung",
             "device",
             "state",
+        )
+
+    def _policies(self) -> None:
+        self.policy_failures = self._counter(
+            "policy_failures", "Eviction policies that raised and gave way to lru, by tier", "tier"
+        )
+        self.policy_follows = self._gauge(
+            "policy_follows",
+            "1 for the order that the tier's eviction policy follows now",
+            "tier",
+            "order",
+        )
+        self.shadow_hit_ratio = self._gauge(
+            "shadow_hit_ratio",
+            "What the small models of a tier hit lately of the blocks they were asked for, by the "
+            "order in which they evict",
+            "tier",
+            "order",
         )
 
     def _fidelity(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
@@ -33,6 +33,11 @@ _NUMBERS: dict[str, tuple[click.ParamType[Any], str]] = {
 
 def demand_options(command: F) -> F:
     """Add --kind and what changes it; `demand_of` takes them."""
+    return traffic_options(command, KINDS)
+
+
+def traffic_options(command: F, kinds: Iterable[str]) -> F:
+    """Add --kind with these choices, and what changes it."""
     for name, text in reversed(_WORDS.items()):
         command = click.option(f"--{name}", metavar="DRAWS", help=text)(command)
     for name, (kind, text) in reversed(_NUMBERS.items()):
@@ -40,7 +45,7 @@ def demand_options(command: F) -> F:
     rate = click.option("--rate", type=click.FloatRange(1e-6), help="Mean requests per second.")
     kind_ = click.option(
         "--kind",
-        type=click.Choice(sorted(KINDS)),
+        type=click.Choice(sorted(kinds)),
         default="chat",
         show_default=True,
         help="Kind of traffic; it sets the defaults of the options below.",

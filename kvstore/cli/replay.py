@@ -16,6 +16,7 @@ from kvstore.cli import replay_hosts, replay_table
 from kvstore.cli.model import model_options, ratio_options
 from kvstore.cli.outputs import check_outputs, check_plot
 from kvstore.cli.replay_asked import Asked, Replays
+from kvstore.cli.replay_mix import mixed
 from kvstore.cli.replay_plot import check_matplotlib, plot_results
 from kvstore.decide.policy import policy_by_name
 from kvstore.model.block import RECORD_NBYTES_MAX
@@ -116,6 +117,14 @@ DAY_S = 86400.0
 @click.option(
     "--seed", default=1, show_default=True, help="Seed of random session starts and hints."
 )
+@click.option(
+    "--mix",
+    multiple=True,
+    metavar="MODEL=SECONDS",
+    help="Prefill seconds per 1,000 tokens of a model that the trace names. TRACE=SECONDS replays"
+    " another trace beside it, of a model of its own; for TRACE itself, say its name. Prints the"
+    " seconds that hits save, and what they would save if no policy knew the costs.",
+)
 @replay_hosts.hosts_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per replay.")
 @click.option("--csv", "csv_path", type=click.Path(path_type=Path), help="Write a table as well.")
@@ -145,6 +154,7 @@ def replay_command(
       kvstore replay trace.jsonl.gz --dram 64GiB --file 1TiB --ratio 1.8 --file-ratio 3.0
       kvstore replay trace.jsonl --lenient --max-requests 10000 --csv hits.csv
       kvstore replay trace.jsonl.gz --hosts 8 --dram 64GiB --router random,affinity,kv
+      kvstore replay 70b.jsonl.gz --mix 70b.jsonl.gz=2 --mix 1b.jsonl.gz=0.1 --dram 5%
     """
     check_outputs(csv_path)
     _check_plot(plot)
@@ -162,11 +172,13 @@ def replay_command(
     if asked.model is not None and asked.kv_bytes_per_token is not None:
         raise click.UsageError("--model gives the bytes per token: leave out --kv-bytes-per-token")
     kv = load_model(asked.model, kv_dtype=asked.kv_dtype) if asked.model is not None else None
-    workload = _read(trace, asked)
+    if asked.mix and asked.hosts is not None:
+        raise click.UsageError("--mix is of one host: leave out --hosts")
+    workload, mix = mixed(trace, asked.mix, lambda path: _read(path, asked))
     nbytes = _record_nbytes(asked.kv_bytes_per_token, kv, workload)
     setups = _setups(asked, pairs, workload, nbytes)
     bounds = Bounds(workload)
-    replays = Replays(workload, bounds, asked, share, kv)
+    replays = Replays(workload, bounds, asked, share, kv, mix=mix)
     rows: list[dict[str, Any]] = []
     results: list[Result] = []
     if not as_json:

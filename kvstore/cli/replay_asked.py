@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,27 +49,48 @@ class Asked:
     router: str | None
     view_age: float | None
     load_bound: float | None
+    mix: tuple[str, ...] = ()
 
 
 class Replays:
     """Replays of one workload, each as a JSON object and as lines."""
 
     def __init__(
-        self, workload: Workload, bounds: Bounds, asked: Asked, share: float, kv: ModelKV | None
+        self,
+        workload: Workload,
+        bounds: Bounds,
+        asked: Asked,
+        share: float,
+        kv: ModelKV | None,
+        *,
+        mix: Mapping[str, float],
     ) -> None:
         self._workload = workload
         self._bounds = bounds
         self._asked = asked
         self._share = share
+        self._mix = mix
         self._flops = kv.prefill_flops if kv is not None else None
         self._count = 0
 
     def one(self, setup: Setup, results: list[Result]) -> Iterator[tuple[dict[str, Any], str]]:
-        """Replay over one host; what came of it is added to `results`."""
+        """Replay over one host; what came of it is added to `results`. With a mix, before it
+        without its costs."""
+        unaware = None
+        if self._mix:
+            unaware = self._result(replace(setup, cost_aware=False))
+            yield self._told(unaware)
         result = self._result(setup)
         results.append(result)
+        row, text = self._told(result)
+        if unaware is not None and unaware.saved_s and result.saved_s is not None:
+            row["saved_s_vs_unaware"] = result.saved_s / unaware.saved_s
+            text += f"\n{replay_table.gain_line(result, unaware)}"
+        yield row, text
+
+    def _told(self, result: Result) -> tuple[dict[str, Any], str]:
         text = "\n".join(replay_table.lines(result, with_head=self._is_first()))
-        yield replay_table.as_dict(self._workload, result), text
+        return replay_table.as_dict(self._workload, result), text
 
     def over_hosts(
         self, setup: Setup, routers: Sequence[str]
@@ -109,6 +130,7 @@ class Replays:
                 restart_at=self._asked.restart_at,
                 seed=self._asked.seed,
                 prefill_flops=self._flops,
+                mix=self._mix,
                 progress=done,
             )
 

@@ -64,6 +64,20 @@ def lines(result: Result, *, with_head: bool) -> Iterator[str]:
     yield " ".join(f"{cell:>{width}}" for cell, (_, width) in zip(cells, _COLUMNS, strict=True))
 
 
+def gain_line(result: Result, unaware: Result) -> str:
+    """Say what knowing the costs of the models of a mix has saved."""
+    saved, before = result.saved_s or 0.0, unaware.saved_s or 1.0
+    each = ", ".join(
+        f"{model.model} {100 * model.hit_tokens / max(1, model.tokens):.2f} %"
+        f" (unaware {100 * other.hit_tokens / max(1, other.tokens):.2f} %)"
+        for model, other in zip(result.models, unaware.models, strict=True)
+    )
+    return (
+        f"    {saved:,.0f} s of prefill saved, {before:,.0f} s without costs:"
+        f" {saved / before:.3f} times as much. Hits: {each}"
+    )
+
+
 def as_dict(workload: Workload, result: Result) -> dict[str, Any]:
     about = {"trace": workload.name, "format": workload.format, "skipped": workload.skipped}
     return result.to_dict() | about

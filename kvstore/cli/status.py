@@ -87,6 +87,7 @@ def _screen(target: str, stats: dict[str, Any], findings: list[Finding], *, bad:
         f"{size(dram['capacity_bytes'])}, {dram['blocks']} blocks, "
         f"{dram['evicted_blocks']} evicted",
     ]
+    lines += _policy(stats, "dram")
     if file["capacity_bytes"]:
         lines.append(
             f"file  {bar(file['physical_bytes'], file['capacity_bytes'])} "
@@ -122,6 +123,17 @@ def _screen(target: str, stats: dict[str, Any], findings: list[Finding], *, bad:
         *_tenants(stats),
         *_clients(stats),
     ]
+
+
+def _policy(stats: dict[str, Any], tier: str) -> list[str]:
+    """Say which order a tier follows, if its policy has a choice, or that its policy has failed."""
+    policy = stats.get("policies", {}).get(tier, {})
+    if policy.get("failures"):
+        return ["      its eviction policy has failed, and lru goes on; see the log"]
+    if not policy.get("shadow_hit_ratios"):
+        return []
+    ratios = ", ".join(f"{k} {100 * v:.1f} %" for k, v in policy["shadow_hit_ratios"].items())
+    return [f"      evicts by {policy['follows']}; models of it hit lately: {ratios}"]
 
 
 def _events(stats: dict[str, Any]) -> list[str]:

@@ -7,21 +7,24 @@ import json
 import secrets
 import signal
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from kvstore.cli.demand import demand_of, demand_options
+from kvstore.cli.demand import demand_of, traffic_options
 from kvstore.cli.namespaces import Start, find_namespace_id, namespace_id_option
 from kvstore.cli.target import connect, daemon_options, shown
 from kvstore.cli.trace_file import TraceWriter, writing
 from kvstore.client import AsyncClient
 from kvstore.model.errors import KVStoreError
 from kvstore.model.words import duration, rounded, size
+from kvstore.replay.mixes import MIXES, mix_named, synthesize_mix
 from kvstore.replay.recording import Recorded
-from kvstore.replay.synth import synthesize_trace
+from kvstore.replay.synth import KINDS, Asked, synthesize_trace
 from kvstore.settings import parse_size
 
 PROGRESS_REQUESTS = 1000
@@ -53,7 +56,7 @@ def trace() -> None:
     help="Number of requests.",
 )
 @click.option("--seed", default=1, show_default=True, help="The same seed makes the same trace.")
-@demand_options
+@partial(traffic_options, kinds=[*KINDS, *MIXES])
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def synth(
     *,
@@ -65,11 +68,15 @@ def synth(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Synthesize the traffic of multi-turn chats or agents.
+    """Synthesize the traffic of multi-turn chats, of agents, or a mix.
 
     OUTPUT has Mooncake's format, with session_id and turn; a name that ends in .gz compresses it.
     Sessions are in progress when the trace starts, so the rate is constant. Memory use does not
     grow with the number of requests.
+
+    The kinds chat and agent take the options below. All others are mixes of several streams, for
+    comparing policies, and take --rate alone: documents that many ask about, scans that never
+    return, batches, day and night, a change half way, several models (each line names its own).
 
     \b
     DRAWS is a distribution to draw numbers from:
@@ -80,9 +87,9 @@ def synth(
       kvstore trace synth chat.jsonl.gz --requests 100000 --rate 10
       kvstore trace synth agents.jsonl.gz --kind agent --turns geometric:60 --gap-s lognormal:5,1
       kvstore trace synth hot.jsonl.gz --prefixes 1000 --prefix-exponent 1.2 --seed 7
+      kvstore trace synth shift.jsonl.gz --kind shift-chat-agents --requests 20000
     """
-    demand = demand_of(kind, rate, options)
-    asked = synthesize_trace(demand, requests=requests, seed=seed)
+    asked = _asked(kind, rate, options, requests, seed)
     summary = _Summary()
     with writing(output) as file, _bar(requests) as bar:
         for number, each in enumerate(asked):
@@ -91,6 +98,21 @@ def synth(
             if number % PROGRESS_REQUESTS == 0:
                 bar.update(number - bar.pos)
     _tell(output, file, summary, as_json=as_json)
+
+
+def _asked(
+    kind: str, rate: float | None, options: dict[str, Any], requests: int, seed: int
+) -> Iterator[Asked]:
+    """Return the requests of a kind or a mix."""
+    if kind in KINDS:
+        return synthesize_trace(demand_of(kind, rate, options), requests=requests, seed=seed)
+    given = [f"--{name.replace('_', '-')}" for name, value in options.items() if value is not None]
+    if given:
+        raise click.UsageError(
+            f"{', '.join(sorted(given))}: the mix {kind} takes --rate alone; --kind chat and agent"
+            " take these"
+        )
+    return synthesize_mix(mix_named(kind, rate), requests=requests, seed=seed)
 
 
 def _bar(requests: int) -> Any:

@@ -107,9 +107,7 @@ def _awake(at: float, night: float) -> float:
     return night + (1.0 - night) * (1.0 - math.cos(2 * math.pi * DAYS * at)) / 2
 
 
-def _renumbered(
-    stream: Iterator[Asked], number: int, streams: int, model: str
-) -> Iterator[Asked]:
+def _renumbered(stream: Iterator[Asked], number: int, streams: int, model: str) -> Iterator[Asked]:
     """Keep blocks and sessions of several streams apart."""
     for asked in stream:
         blocks = array("q", [block * streams + number for block in asked.blocks])
@@ -160,7 +158,7 @@ _IN_TURN = _like(
     turns="constant:1",
     first_tokens="constant:100",
     prefixes=400,
-    prefixes_in_turn=1,
+    prefixes_in_turn=True,
     prefix_tokens="uniform:4000,9000",
     return_probability=0.0,
 )

@@ -7,7 +7,7 @@ time, so nobody waits, no lease expires and no promotion comes too late.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import count
@@ -38,7 +38,8 @@ class Setup:
     admission, write_bytes_per_day: as of the daemon's file tier. reclaim: how that wins space back,
     of RECLAIMS; what ships punches holes. record_nbytes, file_record_nbytes: of a block in dram and
     in the file tier; 0: as in dram. All blocks have one size, so room and traffic are counted in
-    blocks, and bytes are only what these are worth.
+    blocks, and bytes are only what these are worth. cost_aware: policies are told what the blocks
+    of each model cost to compute. shadow_blocks: in each model of a tier, None: as the daemon has.
     """
 
     dram_blocks: int
@@ -50,6 +51,8 @@ class Setup:
     reclaim: str = "punch"
     record_nbytes: int = 1 << 20
     file_record_nbytes: int = 0
+    cost_aware: bool = True
+    shadow_blocks: int | None = None
 
     def __post_init__(self) -> None:
         if not self.file_record_nbytes:
@@ -85,21 +88,31 @@ class Clock:
 
 
 class Node:
-    """Answers requests and counts. Raises InvalidRequest for a setup that holds no block."""
+    """Answers requests and counts. Raises InvalidRequest for a setup that holds no block.
 
-    def __init__(self, setup: Setup, block_tokens: int) -> None:
+    costs: seconds that computing a block takes, by model; without any, all is one model.
+    """
+
+    def __init__(
+        self, setup: Setup, block_tokens: int, costs: Mapping[str, float] | None = None
+    ) -> None:
         if setup.dram_blocks < 1:
             raise InvalidRequest("dram has no room for a single block")
         self.clock = Clock()
         self.traffic = Traffic()
         self._setup = setup
-        self._spec = Namespace(block_tokens, (Group("all", setup.record_nbytes),), ())
+        groups = (Group("all", setup.record_nbytes),)
+        self._costs = costs or {}
+        self._specs = {
+            model: Namespace(block_tokens, groups, (("model", model),) if model else ())
+            for model in costs or ("",)
+        }
         self._record_nbytes = record = padded(setup.record_nbytes)
         self._file = _file_room(setup, record) if setup.file_blocks else None
         self._sequence = count(1)
         self._moved_nbytes_before = 0
         self.planner = self._begin()
-        self.namespace = self._spec.id
+        self.namespace = next(iter(self._specs.values())).id  # of the request that is answered
 
     def _begin(self) -> Planner:
         """Return the planner of a life: its arena is empty."""
@@ -110,13 +123,15 @@ class Node:
             Room(setup.dram_blocks * self._record_nbytes),
             self._file,
             now=self.clock,
-            dram_policy=policy_by_name(setup.dram_policy),
-            file_policy=policy_by_name(setup.file_policy),
+            dram_policy=policy_by_name(setup.dram_policy, setup.shadow_blocks),
+            file_policy=policy_by_name(setup.file_policy, setup.shadow_blocks),
+            cost_aware=setup.cost_aware,
             write_budget=WriteBudget(budget, self.clock) if budget else None,
             write_on_demotion=setup.admission == "demotion",
             write_on_second_use=setup.admission == "second_use",
         )
-        planner.index.register(self._spec)
+        for spec in self._specs.values():
+            planner.index.register(spec)
         return planner
 
     def restart(self) -> None:
@@ -131,21 +146,24 @@ class Node:
             frame = StoredFrame(old.extent, PART, old.codec_id, old.stored_nbytes, old.sequence)
             position, block = min(old.blocks.items())
             self.planner.recovery.add(
-                self.namespace,
+                block.namespace_id,
                 frame,
                 [(at, each.key, self._setup.record_nbytes, 0) for at, each in old.blocks.items()],
                 first_block=block.block_index - position,
                 parent=block.parent if not position else None,
             )
 
-    def ask(self, keys: Sequence[BlockKey], borrow: Borrow | None = None) -> int:
+    def ask(self, keys: Sequence[BlockKey], borrow: Borrow | None = None, model: str = "") -> int:
         """Answer a request: returns how many blocks it hit, and stores what it computed.
 
-        borrow: asked for what this node lacks.
+        borrow: asked for what this node lacks. model: one of those that costs are known of.
         """
         if not keys:
             return 0
         planner, traffic = self.planner, self.traffic
+        if self._costs:
+            self.namespace = self._specs[model].id
+            planner.costs.told(self._specs[model], self._costs[model], len(keys))
         match = planner.match(self.namespace, keys)
         hit = match.hit_blocks
         if hit > match.resident_blocks:
@@ -154,7 +172,7 @@ class Node:
         traffic.file_hits += max(0, hit - match.resident_blocks)
         if borrow is not None and hit == match.hit_blocks < len(keys):
             hit = borrow(keys, hit)
-        planner.touch(keys)
+        planner.touch(keys, self.namespace)
         if hit < len(keys):
             self._store(keys, hit)
         return hit

@@ -28,8 +28,8 @@ class Row:
 
     at_s: arrival, from an arbitrary zero. session: rows of one session are asked one after the
     other; None stands alone. blocks: ids of the prompt's blocks; equal ids in an equal scope have
-    equal content. text: the prompt itself, where the trace has it. line: of the file, from 1. model: that was
-    asked, "" if the trace does not say.
+    equal content. text: the prompt itself, where the trace has it. line: of the file, from 1.
+    model: that was asked, "" if the trace does not say.
     """
 
     at_s: float

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from kvstore.decide.policy import Choice
 from kvstore.replay.bounds import Bounds
+from kvstore.replay.models import TOKENS, ModelHits
 from kvstore.replay.node import Node, Setup, Traffic
-from kvstore.replay.workload import Workload
+from kvstore.replay.workload import Request, Workload
 
 PROGRESS_REQUESTS = 64
 
@@ -20,7 +22,8 @@ class Result:
     """One replay. Ratios are of all prompt tokens; `optimum` is of the room of all tiers together.
 
     saved_flops: operations of prefill that hits made needless; None if nobody said what it takes.
-    blocks_per_s: blocks asked for per second of this process, bounds not included.
+    blocks_per_s: blocks asked for per second of this process, bounds not included. models: what
+    each hit, if it was said what they cost. choices: which order each tier follows at the end.
     """
 
     setup: Setup
@@ -35,6 +38,8 @@ class Result:
     blocks_per_s: float
     saved_flops: float | None = None
     hit_requests: int = 0
+    models: Sequence[ModelHits] = ()
+    choices: Mapping[str, Choice | None] = field(default_factory=dict)
 
     @property
     def dram_hit_ratio(self) -> float:
@@ -47,6 +52,11 @@ class Result:
     @property
     def token_hit_ratio(self) -> float:
         return self._ratio(self.traffic.dram_hits + self.traffic.file_hits)
+
+    @property
+    def saved_s(self) -> float | None:
+        """Seconds of prefill that hits made needless; None if nobody said what it takes."""
+        return sum(each.saved_s for each in self.models) if self.models else None
 
     @property
     def writes_per_unique(self) -> float:
@@ -84,8 +94,20 @@ class Result:
             "file_read_bytes": traffic.file_reads * in_files,
             "file_written_bytes": self.written_blocks * in_files,
             "saved_flops": self.saved_flops,
+            "saved_s": self.saved_s,
+            "models": [each.to_dict() for each in self.models],
+            **self._choices(),
             **asdict(self.setup),
             **asdict(traffic),
+        }
+
+    def _choices(self) -> dict[str, Any]:
+        """Return, of the tiers whose policy has more than one order, which it follows and why."""
+        return {
+            f"{tier}_{name}": value
+            for tier, choice in self.choices.items()
+            if choice is not None
+            for name, value in choice.to_dict().items()
         }
 
 
@@ -98,6 +120,7 @@ def replay(
     restart_at: float | None = None,
     seed: int = 1,
     prefill_flops: Callable[[float], float] | None = None,
+    mix: Mapping[str, float] | None = None,
     watch: Callable[[float, Traffic], None] = lambda at_s, traffic: None,
     progress: Callable[[int], None] = lambda requests: None,
 ) -> Result:
@@ -105,14 +128,14 @@ def replay(
 
     end_hints: share of the sessions that say so when they end, drawn with `seed`. restart_at: after
     this share of the requests, the node restarts: its file tier stays. prefill_flops: operations
-    that computing so many tokens of a prompt takes. watch: told the time of the trace and what was
-    counted so far, after every request that counts. progress: told how many requests were answered,
-    now and then.
+    that computing so many tokens of a prompt takes. mix: seconds of prefill of 1,000 tokens, by
+    model: `check_mix` it first. watch: told the time of the trace and what was counted so far,
+    after every request that counts. progress: told how many requests were answered, now and then.
     """
-    node = Node(setup, workload.block_tokens)
+    hits = _Hits(workload.block_tokens, mix or {}, prefill_flops)
+    node = Node(setup, workload.block_tokens, hits.costs)
     ending = ending_requests(workload, end_hints, seed)
-    keys = workload.keys
-    asked, saved, hit_requests = 0, 0.0, 0
+    keys, asked = workload.keys, 0
     restart = -1 if restart_at is None else int(restart_at * len(workload.requests))
     began = time.perf_counter()
     for number, request in enumerate(workload.requests):
@@ -123,11 +146,9 @@ def replay(
             node.count_anew()
         prompt = [keys[block] for block in request.blocks]
         asked += len(prompt)
-        hit = node.ask(prompt)
+        hit = node.ask(prompt, model=request.model)
         if number >= workload.warmup:
-            hit_requests += hit > 0
-            if prefill_flops is not None:
-                saved += prefill_flops(hit * workload.block_tokens)
+            hits.note(request, hit)
             watch(request.at_s, node.traffic)
         if number in ending:
             node.end(prompt)
@@ -146,9 +167,41 @@ def replay(
         infinite=bounds.infinite(),
         optimum=bounds.optimum(setup.dram_blocks + setup.file_blocks),
         blocks_per_s=asked / max(took_s, 1e-9),
-        saved_flops=saved if prefill_flops is not None else None,
-        hit_requests=hit_requests,
+        saved_flops=hits.saved_flops,
+        hit_requests=hits.requests,
+        models=tuple(hits.models.values()),
+        choices=_choices(node, setup),
     )
+
+
+class _Hits:
+    """What the requests that count have hit, and what that saved. costs: seconds of a block."""
+
+    def __init__(
+        self,
+        block_tokens: int,
+        mix: Mapping[str, float],
+        prefill_flops: Callable[[float], float] | None,
+    ) -> None:
+        self.requests = 0
+        self.saved_flops = 0.0 if prefill_flops is not None else None
+        self.models = {name: ModelHits(name, cost) for name, cost in mix.items()}
+        self.costs = {name: cost * block_tokens / TOKENS for name, cost in mix.items()}
+        self._block_tokens = block_tokens
+        self._prefill_flops = prefill_flops
+
+    def note(self, request: Request, hit: int) -> None:
+        """Count a request that hit so many blocks."""
+        self.requests += hit > 0
+        if self.models:
+            self.models[request.model].note(request.tokens, hit * self._block_tokens)
+        if self._prefill_flops is not None and self.saved_flops is not None:
+            self.saved_flops += self._prefill_flops(hit * self._block_tokens)
+
+
+def _choices(node: Node, setup: Setup) -> dict[str, Choice | None]:
+    choices = node.planner.policies.choices
+    return choices if setup.file_blocks else {"dram": choices["dram"]}
 
 
 def ending_requests(workload: Workload, share: float, seed: int) -> set[int]:

@@ -41,7 +41,7 @@ class Demand:
     """What is asked for. requests_per_s: on average; `sessions_per_s` then follows from it. gap_s:
     from a request to its session's next one, the time of its answer included. return_gap_s: from a
     visit's last request to the next visit. context_tokens_max: a session ends before its prompt is
-    longer. prefixes_in_turn: if not 0, sessions take the shared prefixes one after the other."""
+    longer. prefixes_in_turn: sessions take the shared prefixes one after the other."""
 
     sessions_per_s: float
     turns: Draws
@@ -57,7 +57,7 @@ class Demand:
     subagent_probability: float = 0.0
     context_tokens_max: int = 131_072
     requests_per_s: float | None = None
-    prefixes_in_turn: int = 0
+    prefixes_in_turn: bool = False
 
     def __post_init__(self) -> None:
         if not 1e-6 <= self.sessions_per_s <= 1e6:

@@ -34,13 +34,15 @@ PROGRESS_REQUESTS = 64
 @dataclass(slots=True)
 class Request:
     """blocks: numbers of the full blocks of the prompt. session: what the trace calls it, or a
-    number for those that go on from each other. line: of the trace."""
+    number for those that go on from each other. line: of the trace. model: "" if none is named.
+    """
 
     at_s: float
     tokens: int
     blocks: array[int]
     session: str | int | None
     line: int
+    model: str = ""
 
 
 @dataclass(slots=True)
@@ -66,6 +68,11 @@ class Workload:
     @property
     def counted(self) -> Sequence[Request]:
         return self.requests[self.warmup :]
+
+    @property
+    def models(self) -> set[str]:
+        """The names of the models that are asked, "" among them if some requests name none."""
+        return {request.model for request in self.requests}
 
     @property
     def tokens(self) -> int:
@@ -126,7 +133,9 @@ def workload_of(rows: Iterable[Row], *, name: str, block_tokens: int, warmup: in
     """Return what rows ask that follow each other in time, as from a file. Raises InvalidRequest
     for what no trace could hold."""
     blocks = _Blocks(block_tokens, None)
-    requests = [Request(row.at_s, *blocks.numbers_of(row), row.session, row.line) for row in rows]
+    requests = [
+        Request(row.at_s, *blocks.numbers_of(row), row.session, row.line, row.model) for row in rows
+    ]
     if not 0 <= warmup < len(requests):
         raise InvalidRequest(f"{len(requests)} requests, of which {warmup} are not counted")
     return _workload(name, "rows", blocks, requests, warmup=warmup)
@@ -154,7 +163,7 @@ def _read(
         except InvalidRequest as error:
             file.skip(error)
             continue
-        requests.append(Request(row.at_s, tokens, numbers, row.session, row.line))
+        requests.append(Request(row.at_s, tokens, numbers, row.session, row.line, row.model))
         if len(requests) == requests_max:
             break
         if len(requests) % PROGRESS_REQUESTS == 0:
@@ -298,10 +307,11 @@ class _Blocks:
             numbers.append(number)
             before = number
         for number in range(known, len(parents)):
-            self.keys.append(_key(number))
+            self.keys.append(key_of(number))
             self._lines.append(row.line)
         return numbers
 
 
-def _key(number: int) -> BlockKey:
+def key_of(number: int) -> BlockKey:
+    """Return the key of a numbered block."""
     return BlockKey(blake2b(number.to_bytes(8, "little"), digest_size=KEY_NBYTES).digest())

@@ -24,6 +24,7 @@ ADMISSIONS = ("all", "demotion", "second_use")
 FIDELITIES = ("base", "fine")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
+SHADOW_BLOCKS_MAX = 1 << 16
 MIB = 1 << 20
 
 
@@ -58,6 +59,8 @@ def _bounds(settings: Settings) -> list[tuple[str, float, float, float]]:
         ("dram.capacity", dram.capacity_bytes, MIB, 1 << 50),
         ("dram.extent", dram.extent_bytes, MIB, 1 << 50),
         ("dram.fine_share", dram.fine_share, 0, 1),
+        ("dram.shadow_blocks", dram.shadow_blocks, 0, SHADOW_BLOCKS_MAX),
+        ("file.shadow_blocks", file.shadow_blocks, 0, SHADOW_BLOCKS_MAX),
         ("file.capacity", file.capacity_bytes, MIB, 1 << 60),
         ("file.free_min", file.free_bytes_min, 0, 1 << 60),
         ("file.hang_s", file.hang_s, 0.1, 3600),

@@ -134,10 +134,21 @@ class DramSettings:
     )
     eviction_policy: str = setting(
         "Chooses which blocks to evict when the arena is full. hz learns which blocks "
-        "are used again, and when. lru evicts the end of the least recently used "
-        "prefix. Other packages may add policies. `kvstore replay` compares them on "
-        "recorded traffic.",
+        "are used again, and when, and goes by last use alone while that hits more. lru"
+        " evicts the end of the least recently used prefix. Other packages may add "
+        "policies. `kvstore replay` compares them on recorded traffic.",
         "hz",
+    )
+    shadow_blocks: int = setting(
+        "Blocks in each of the two small models by which hz finds out which order hits "
+        "more. More: it finds out sooner, with more CPU and about 600 bytes each. 0: it"
+        " never goes by last use alone.",
+        2048,
+    )
+    cost_aware: bool = setting(
+        "Keep blocks longer that took more prefill seconds per byte, as engines tell "
+        "it: where several models share the daemon.",
+        True,
     )
     fine_share: float = setting(
         "Fraction of the arena that the fine parts of lossy blocks keep while blocks "
@@ -188,6 +199,7 @@ class FileSettings:
         "those of dram.eviction_policy.",
         "lru",
     )
+    shadow_blocks: int = setting("The same as dram.shadow_blocks, of the file tier.", 2048)
     codec: str = setting(
         "Lossless codec of written records: raw, lz4 or zstd. Compression costs one "
         "core and saves bytes; real KV in BF16 shrinks by about a quarter at best.",

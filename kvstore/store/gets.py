@@ -244,7 +244,10 @@ class Gets:
             self._fillings[lease.id] = (ask.session, filling)
         self._metrics.bytes.labels("dram", "read").inc(lease.nbytes)
         self._metrics.bytes.labels("file", "lent").inc(lent.nbytes)
-        self._planner.touch(ask.keys)
+        if ask.recompute_s_per_block:
+            namespace = self._planner.namespace(ask.namespace_id)
+            self._planner.costs.told(namespace, ask.recompute_s_per_block, len(ask.keys))
+        self._planner.touch(ask.keys, ask.namespace_id)
         self._hints.asked(ask.session_id, ask.namespace_id, ask.keys)
         return Grant(
             lease_id=lease.id,

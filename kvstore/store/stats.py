@@ -59,6 +59,7 @@ def snapshot(
             "leased_bytes_max": int(write_behind.caps.capacity_bytes * limits.leased_fraction),
             **write_behind.stats(),
         },
+        "policies": _policies(planner),
         "dirty_bytes": planner.dirty.nbytes,
         "dirty_bytes_max": limits.write_behind_bytes_max,
         "durable_lag_s": planner.dirty.oldest_s,
@@ -132,6 +133,17 @@ def _fidelities(planner: Planner) -> list[dict[str, Any]]:
         for (fidelity, tier), counts in sorted(found.items())
         if counts["stored_bytes"]
     ]
+
+
+def _policies(planner: Planner) -> dict[str, Any]:
+    """Return, by tier, whether its policy has failed, and what it follows if it has a choice."""
+    return {
+        tier: {
+            "failures": planner.policies.failures[tier],
+            **(choice.to_dict() if choice is not None else {}),
+        }
+        for tier, choice in planner.policies.choices.items()
+    }
 
 
 def _clients(leases: Leases) -> list[dict[str, Any]]:

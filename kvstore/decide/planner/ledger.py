@@ -71,6 +71,12 @@ class Ledger:
         self.frames: OrderedDict[StoredFrame, None] = OrderedDict()  # longest unchecked first
         self._dram = dram
         self._file = file
+        policies.dram.stored = lambda: [
+            (block.key, block.parent) for block in self.index if block.resident_parts
+        ]
+        policies.file.stored = lambda: [
+            (block.key, block.parent) for block in self.index if block.framed_parts
+        ]
 
     def unpin(self, held: HeldSlot) -> None:
         """Free a slot that neither the index nor anybody else holds any more."""

@@ -26,6 +26,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from kvstore.decide.costs import Costs
 from kvstore.decide.index import (
     ABSENT,
     HeldSlot,
@@ -81,6 +82,8 @@ class Planner:
     stays in the arena alone. write_on_demotion: write what is about to leave the arena, not
     everything at once. write_on_second_use: write what is used again. write_fine_parts: the file
     tier keeps them, too. fine_share: of the arena, kept by fine parts when blocks need room.
+    cost_aware: policies are told what a byte of a prefix is worth. policy_failed: told the tier and
+    the error of a policy that raised, once `lru` has taken its place.
     """
 
     def __init__(
@@ -99,13 +102,19 @@ class Planner:
         write_on_second_use: bool = False,
         write_fine_parts: bool = True,
         fine_share: float = FINE_SHARE,
+        cost_aware: bool = True,
+        policy_failed: Callable[[str, Exception], None] = lambda tier, error: None,
     ) -> None:
         self._now = now
-        self._policies = Policies(dram_policy, file_policy, now, has_file=file is not None)
+        self.costs = Costs()
+        self._cost_aware = cost_aware
+        self.policies = Policies(
+            dram_policy, file_policy, now, has_file=file is not None, failed=policy_failed
+        )
         ledger = self._ledger = Ledger(
             dram,
             file,
-            self._policies,
+            self.policies,
             now=now,
             departed_keys_max=departed_keys_max,
             write_fine_parts=write_fine_parts,
@@ -202,10 +211,16 @@ class Planner:
             for block in blocks[begin:end]
         ]
 
-    def touch(self, prefix: Sequence[BlockKey]) -> None:
-        """Note that a request asked for a prefix, whether or not all of it is stored."""
+    def touch(self, prefix: Sequence[BlockKey], namespace_id: NamespaceId | None = None) -> None:
+        """Note that a request asked for a prefix, whether or not all of it is stored.
+
+        namespace_id: None if what it costs to compute does not matter.
+        """
         self.admission.asked(prefix)
-        self._policies.touch(prefix)
+        level = 0
+        if self._cost_aware and namespace_id is not None:
+            level = self.costs.level(namespace_id)
+        self.policies.touch(prefix, level)
         if self._ledger.fine_parts:
             found = map(self.index.by_key, prefix)
             self._ledger.fine_parts.touch([block for block in found if block is not None])
@@ -220,7 +235,7 @@ class Planner:
         What would leave the arena unwritten for it keeps its place there: the others can be
         promoted again, and it would be lost.
         """
-        dram, file = self._policies.dram, self._policies.file
+        dram, file = self.policies.dram, self.policies.file
         alone = dram.alone(prefix)
         if self._ledger.demotion is None:
             dram.end(alone)
@@ -232,7 +247,7 @@ class Planner:
 
     def expect(self, prefix: Sequence[BlockKey], in_s: float) -> None:
         """Take the hint that somebody will ask for a prefix in so many seconds."""
-        self._policies.expect(prefix, self._now() + in_s)
+        self.policies.expect(prefix, self._now() + in_s)
 
     # ---- deleting ------------------------------------------------------------------------------
 
@@ -289,12 +304,12 @@ class Planner:
 
     def save_policies(self) -> bytes:
         """Return what policies should know after a restart: a few MiB at most."""
-        return self.admission.save() + self._policies.save()
+        return self.admission.save() + self.policies.save()
 
     def load_policies(self, saved: bytes) -> None:
         """Take what another life has saved, before anything is recovered; what cannot be read is
         ignored."""
-        self._policies.load(self.admission.load(saved))
+        self.policies.load(self.admission.load(saved))
 
 
 def _masks(

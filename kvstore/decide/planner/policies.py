@@ -5,27 +5,47 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Sequence
 
-from kvstore.decide.policy import PolicyFactory
+from kvstore.decide.policy import Choice, Guarded, PolicyFactory
 from kvstore.model.block import BlockKey
 
 _SAVED = struct.Struct("<I")  # bytes of the first policy's
 
 
 class Policies:
-    """One policy for the arena (`dram`), one for the file tier (`file`)."""
+    """One policy for the arena (`dram`), one for the file tier (`file`). Should one raise, `lru`
+    takes its place.
+
+    failed: told the tier, and what its policy has raised.
+    """
 
     def __init__(
-        self, dram: PolicyFactory, file: PolicyFactory, now: Callable[[], float], *, has_file: bool
+        self,
+        dram: PolicyFactory,
+        file: PolicyFactory,
+        now: Callable[[], float],
+        *,
+        has_file: bool,
+        failed: Callable[[str, Exception], None] = lambda tier, error: None,
     ) -> None:
-        self.dram = dram(now)
-        self.file = file(now)
+        self.dram = Guarded(dram, now, failed=lambda error: failed("dram", error))
+        self.file = Guarded(file, now, failed=lambda error: failed("file", error))
         self._has_file = has_file
 
-    def touch(self, prefix: Sequence[BlockKey]) -> None:
-        """Note that a request asked for a prefix."""
-        self.dram.touch(prefix)
+    def touch(self, prefix: Sequence[BlockKey], level: int = 0) -> None:
+        """Note that a request asked for a prefix. level: what a byte of it is worth."""
+        self.dram.touch(prefix, level)
         if self._has_file:
-            self.file.touch(prefix)
+            self.file.touch(prefix, level)
+
+    @property
+    def choices(self) -> dict[str, Choice | None]:
+        """Which order each tier follows, and why; None: its policy has one alone."""
+        return {"dram": self.dram.choice, "file": self.file.choice}
+
+    @property
+    def failures(self) -> dict[str, int]:
+        """How many policies of each tier have raised, ever: at most one."""
+        return {"dram": int(self.dram.error is not None), "file": int(self.file.error is not None)}
 
     def expect(self, prefix: Sequence[BlockKey], at: float) -> None:
         """Note that somebody will ask for a prefix at `at`."""

@@ -18,9 +18,11 @@ class Policy(Protocol):
         """Admit a block of an earlier life, as the newest of those but older than whatever was
         inserted or touched in this one."""
 
-    def touch(self, prefix: Sequence[BlockKey]) -> None:
+    def touch(self, prefix: Sequence[BlockKey], level: int = 0) -> None:
         """Note that a request asked for this prefix, stored or not: what is not will be inserted
-        soon, if at all. Unknown keys are not admitted by it."""
+        soon, if at all. Unknown keys are not admitted by it. level: the binary logarithm of what a
+        hit on a byte of it is worth, 0 for the usual. A policy may pay no attention to it, or not
+        take it at all."""
 
     def alone(self, prefix: Sequence[BlockKey]) -> Sequence[BlockKey]:
         """Return, in their order, the blocks of a prefix that are here and, as far as is known,

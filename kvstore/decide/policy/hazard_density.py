@@ -37,9 +37,7 @@ class HazardDensity:
     shadow_blocks: in each model of the tier; 0: it goes by hazard alone.
     """
 
-    def __init__(
-        self, now: Callable[[], float], *, shadow_blocks: int = SHADOW_BLOCKS
-    ) -> None:
+    def __init__(self, now: Callable[[], float], *, shadow_blocks: int = SHADOW_BLOCKS) -> None:
         self._now = now
         self._began = now()
         self._hazard = Hazard()
@@ -54,7 +52,7 @@ class HazardDensity:
         self._paths: dict[BlockKey, Request] = {}  # by the last block; oldest first
         self._roots: dict[BlockKey, Request] = {}  # by the first block; oldest first
         # The use of what is found.
-        self._before = Request(self._began, 1, 0, object(), _FOUND_ORDER)
+        self._before = Request(self._began, 1, 0, object(), order=_FOUND_ORDER)
         self._knows_found = False  # from its last life
         self._adopted: set[Request] = set()  # what it knows of
         self._last_adopted = self._before
@@ -132,7 +130,7 @@ class HazardDensity:
         else:
             last.branches += key != prefix[-1]  # the same prompt again is no branch
             turn, gap, session = last.turn + 1, gap_class(at - last.at), last.session
-        request = Request(at, turn, gap, session, self._next_order(), level)
+        request = Request(at, turn, gap, session, order=self._next_order(), level=level)
         if (known := paths.get(prefix[-1])) is None or known.branches < BRANCHES_MAX:
             put_last(paths, prefix[-1], request, PATHS_MAX)
         put_last(self._roots, prefix[0], request, ROOTS_MAX)
@@ -199,7 +197,7 @@ class HazardDensity:
         last, (turn, gap) = self._last_adopted, turn_and_gap(number)
         if (last.at, last.turn, last.gap) != (at, turn, gap):
             order = min(0.0, at - self._began)  # before those of this life
-            last = self._last_adopted = Request(at, turn, gap, object(), order)
+            last = self._last_adopted = Request(at, turn, gap, object(), order=order)
             self._adopted.add(last)
         return last
 
@@ -232,8 +230,14 @@ class HazardDensity:
         at = self._now()
         if at - request.at < STALE_S and request is not self._before:
             return request
-        order, level = self._next_order(), request.level
-        return Request(at, request.turn, request.gap, request.session, order, level)
+        return Request(
+            at,
+            request.turn,
+            request.gap,
+            request.session,
+            order=self._next_order(),
+            level=request.level,
+        )
 
     # ---- who leaves --------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ class Request:
     __slots__ = ("at", "branches", "gap", "level", "order", "session", "turn")
 
     def __init__(
-        self, at: float, turn: int, gap: int, session: object, order: float, level: int = 0
+        self, at: float, turn: int, gap: int, session: object, *, order: float, level: int = 0
     ) -> None:
         self.at = at
         self.turn = turn

@@ -128,8 +128,8 @@ class Hooked:
         self._inner.adopt(key, parent)
         self._came(key, parent)
 
-    def touch(self, prefix: Sequence[BlockKey]) -> None:
-        self._inner.touch(prefix)
+    def touch(self, prefix: Sequence[BlockKey], level: int = 0) -> None:
+        self._inner.touch(prefix, level)
         for hook in self._hooks:
             hook.used(prefix)
 

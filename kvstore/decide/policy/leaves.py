@@ -82,7 +82,7 @@ class Leaves:
                 self.link(node)
 
     def enter(self, key: BlockKey, parent: BlockKey | None) -> Block | None:
-        """Add a block; None: it is here. Set what is known of it, then `link` it if it is a leaf."""
+        """Add a block; None: it is here. Set what is known of it, and `link` it if it is a leaf."""
         node = self.tree.enter(key, parent)
         if node is not None:
             node.shared = node.ended = node.found = False

@@ -23,7 +23,9 @@ class TailFirstLru:
 
     def __init__(self) -> None:
         self._tree = PrefixTree(LinkedNode)
-        self._ring = LinkedNode(BlockKey(b""))  # sentinel: newer = the oldest block, older = the newest
+        self._ring = LinkedNode(
+            BlockKey(b"")
+        )  # sentinel: newer = the oldest block, older = the newest
         self._found = LinkedNode(BlockKey(b""))  # everything above it was inserted or touched since
         link(self._found, self._ring)
         self._held: dict[BlockKey, int] = {}  # how often; they are linked to themselves alone
@@ -37,7 +39,7 @@ class TailFirstLru:
     def adopt(self, key: BlockKey, parent: BlockKey | None) -> None:
         self._insert(key, parent, self._found)
 
-    def touch(self, prefix: Sequence[BlockKey]) -> None:
+    def touch(self, prefix: Sequence[BlockKey], level: int = 0) -> None:
         nodes, newest = self._tree.nodes, self._ring
         for key in reversed(prefix):
             node = nodes.get(key)

@@ -6,6 +6,7 @@ setting's value, its object a `PolicyFactory`. It should pass `kvstore.testing.p
 
 from __future__ import annotations
 
+from functools import partial
 from importlib.metadata import entry_points
 
 from kvstore.decide.policy.base import PolicyFactory
@@ -20,8 +21,13 @@ BUILT_IN: dict[str, PolicyFactory] = {
 }
 
 
-def policy_by_name(name: str) -> PolicyFactory:
-    """Return what makes the policy a setting names. Raises ConfigError with the names there are."""
+def policy_by_name(name: str, shadow_blocks: int | None = None) -> PolicyFactory:
+    """Return what makes the policy a setting names. Raises ConfigError with the names there are.
+
+    shadow_blocks: of a policy that chooses between orders by models of its tier, None: as it likes.
+    """
+    if shadow_blocks is not None and name == "hz":
+        return partial(HazardDensity, shadow_blocks=shadow_blocks)
     if name in BUILT_IN:
         return BUILT_IN[name]
     added = entry_points(group=ENTRY_POINTS)

@@ -4,30 +4,29 @@ Both see the same sample of the traffic. A block is sampled by its key, which is
 prefix; so a sample has the same share of every prompt, however many share a system prompt, and a
 model of `share` of the blocks in `share` of the room hits what the tier would (SHARDS, Waldspurger
 et al., FAST'15). One model evicts by hazard, the other by last use. What one of them has hit
-more than the other is summed up, and what was longer ago counts for less. The tier follows the other
-order once the sum is larger than chance would make it: as a random walk of the same steps.
+more than the other is summed up, and what was longer ago counts for less. The tier follows the
+other order once the sum is larger than chance would make it: as a random walk of the same steps.
 """
 
 from __future__ import annotations
 
 import struct
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from math import exp, sqrt
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kvstore.decide.policy.ghosts import Ghosts
 from kvstore.decide.policy.hazard import Hazard, gap_class
-from kvstore.decide.policy.hazard_nodes import Request
+from kvstore.decide.policy.hazard_nodes import Block, Request
 from kvstore.decide.policy.leaves import Leaves
 from kvstore.model.block import BlockKey
 
-SHADOW_BLOCKS = 1024
-SHADOW_BLOCKS_MAX = 1 << 16
+SHADOW_BLOCKS = 2048
 ALL = 1 << 16  # a share of the keys is so many of these
-MEMORY = 24.0
+MEMORY = 4.0
 """What was asked for so many times the room ago counts a third."""
-DOUBT = 1.0  # standard deviations of chance, before the tier follows another order
+DOUBT = 0.7  # standard deviations of chance, before the tier follows another order
 EVIDENCE_MIN = 16.0  # blocks of difference, squared and summed, before anything is believed
 ROOM_STAYS = 1.0 - 1.0 / 512  # of the tier's room, until as much of it is seen to be used again
 
@@ -47,12 +46,23 @@ class Choice(NamedTuple):
     hit_ratios: dict[str, float]
     switches: int
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the same as plain numbers."""
+        return {
+            "follows": self.follows,
+            "shadow_share": self.share,
+            "shadow_blocks": self.blocks,
+            "shadow_hit_ratios": self.hit_ratios,
+            "switches": self.switches,
+        }
+
 
 class Shadows:
     """Bounded: at most `blocks_max` blocks in each shadow. O(1) a block that is sampled."""
 
     def __init__(self, hazard: Hazard, blocks_max: int = SHADOW_BLOCKS) -> None:
         self._blocks_max = blocks_max
+        self._hazard = hazard
         self._by_hazard = Leaves(hazard)
         self._ghosts = Ghosts()
         self._by_use: OrderedDict[BlockKey, None] = OrderedDict()
@@ -139,18 +149,29 @@ class Shadows:
         if self._sampled == 1:
             return
         self._sampled //= 2
-        leaves = self._by_hazard
-        nodes = [node for node in leaves.tree.nodes.values() if node.here]
-        stay = set(self._sample([node.key for node in nodes]))
-        for node in nodes:
-            if node.key not in stay:
-                leaves.leave(node)
+        before, self._by_hazard = self._by_hazard, Leaves(self._hazard)
+        nodes = {node.key: node for node in before.tree.nodes.values() if node.here}
+        stay = dict.fromkeys(self._sample(list(nodes)))
+        for key in stay:
+            self._move(nodes[key], stay)
         here = self._sample(list(self._by_use))
         self._by_use = OrderedDict.fromkeys(here)
         for sum_ in ("_ahead", "_asked"):
             setattr(self, sum_, getattr(self, sum_) / 2)
         self._hits = self._hits[0] / 2, self._hits[1] / 2
         self._squares /= 2
+
+    def _move(self, old: Block, stay: Collection[BlockKey]) -> None:
+        """Add a block that stays; what comes before it is the nearest of those that stay."""
+        above: Block | None = old.parent
+        while above is not None and above.key not in stay:
+            above = above.parent
+        node = self._by_hazard.enter(old.key, above.key if above is not None else None)
+        assert node is not None
+        node.request, node.uses, node.gap = old.request, old.uses, old.gap
+        node.shared, node.ended = old.shared, old.ended
+        if not node.children:
+            self._by_hazard.link(node)
 
     def _room(self) -> int | None:
         """Return how many blocks a shadow may hold; None: the tier was never full."""
@@ -181,12 +202,7 @@ class Shadows:
         hits = missing[0] if missing else len(keys)
         leaves.use(keys, request, None)
         if room is not None:
-            while tree.blocks and tree.blocks + len(missing) > room:
-                victim = leaves.lowest(request.at)
-                if victim is None:
-                    break
-                self._ghosts.put(victim.key, victim.uses, victim.request.at, blocks=tree.blocks)
-                leaves.leave(victim)
+            self._evict(tree.blocks + len(missing) - room, request)
             missing = missing[: max(0, room - tree.blocks)]
         for place in missing:
             node = leaves.enter(keys[place], keys[place - 1] if place else None)
@@ -198,6 +214,19 @@ class Shadows:
             if not node.children:
                 leaves.link(node)
         return hits
+
+    def _evict(self, blocks: int, request: Request) -> None:
+        """Evict so many blocks by hazard, none that the request has just used."""
+        if blocks <= 0:
+            return
+        leaves, put = self._by_hazard, self._ghosts.put
+        for node in leaves.victims(request.at):
+            if node.request is not request:
+                put(node.key, node.uses, node.request.at, blocks=leaves.tree.blocks)
+                leaves.leave(node)
+                blocks -= 1
+            if not blocks:
+                break
 
     # ---- another life ------------------------------------------------------------------------
 

@@ -1,0 +1,92 @@
+"""What a byte of each namespace is worth: the seconds of prefill that a hit on it saves.
+
+Engines tell what computing a block takes them, with every request. A block of a 70B model is a few
+times larger than one of a 1B model, and takes many times as long. So each namespace has a *level*:
+the binary logarithm of its seconds per byte over those of the median, by what was asked for lately.
+
+Engines are believed only so far. No level is beyond LEVEL_MAX: whatever a namespace claims, its
+blocks are kept for at most 8 times as long as those of the median. And who asks for little does not
+move the median, so what it claims changes no level but its own.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from math import isfinite, log2
+
+from kvstore.model.block import Namespace, NamespaceId
+
+LEVEL_MAX = 3
+TELLERS_MAX = 256  # namespaces; who has not asked for the longest time is forgotten
+TOLD_WEIGHT = 0.1  # of what is told, against what was told before
+JUDGED_ASKS = 32  # between two looks at all levels
+STAYS = 0.9  # of what was asked for, from one look to the next
+LOOSE = 0.75  # octaves between a cost and its level, before it gets another: it does not flap
+
+
+class _Teller:
+    """log_cost: of the seconds per byte. asked: blocks, lately."""
+
+    __slots__ = ("asked", "level", "log_cost")
+
+    def __init__(self, log_cost: float) -> None:
+        self.log_cost = log_cost
+        self.asked = 0.0
+        self.level = 0
+
+
+class Costs:
+    """Bounded: TELLERS_MAX namespaces. O(1) a request."""
+
+    def __init__(self) -> None:
+        self._tellers: OrderedDict[NamespaceId, _Teller] = OrderedDict()  # who asked last is last
+        self._asks = 0
+
+    def told(self, namespace: Namespace, s_per_block: float, blocks: int) -> None:
+        """Note that somebody who asks for so many blocks says what computing one takes. What is no
+        time is ignored."""
+        if not isfinite(s_per_block) or s_per_block <= 0.0:
+            return
+        log_cost = log2(s_per_block / block_nbytes(namespace))
+        teller = self._tellers.get(namespace.id)
+        if teller is None:
+            teller = self._tellers[namespace.id] = _Teller(log_cost)
+            self._asks = 0  # it gets its level at once
+            if len(self._tellers) > TELLERS_MAX:
+                self._tellers.popitem(last=False)
+        self._tellers.move_to_end(namespace.id)
+        teller.log_cost += TOLD_WEIGHT * (log_cost - teller.log_cost)
+        teller.asked += blocks
+        if self._asks % JUDGED_ASKS == 0:
+            self._judge()
+        self._asks += 1
+
+    def level(self, namespace_id: NamespaceId) -> int:
+        """Return the level of a namespace, 0 if nobody has told what it costs."""
+        teller = self._tellers.get(namespace_id)
+        return teller.level if teller is not None else 0
+
+    @property
+    def levels(self) -> dict[NamespaceId, int]:
+        """Return the levels of all whose cost is known."""
+        return {namespace_id: teller.level for namespace_id, teller in self._tellers.items()}
+
+    def _judge(self) -> None:
+        """Compare all with the median, and let what was asked for longer ago count for less."""
+        tellers = sorted(self._tellers.values(), key=lambda teller: teller.log_cost)
+        half, median = sum(teller.asked for teller in tellers) / 2, 0.0
+        for teller in tellers:
+            half -= teller.asked
+            if half <= 0.0:
+                median = teller.log_cost
+                break
+        for teller in tellers:
+            octaves = teller.log_cost - median
+            if abs(octaves - teller.level) > LOOSE:
+                teller.level = max(-LEVEL_MAX, min(LEVEL_MAX, round(octaves)))
+            teller.asked *= STAYS
+
+
+def block_nbytes(namespace: Namespace) -> int:
+    """Return the bytes of a block, all groups and shards, without its fine parts."""
+    return sum(each.record_nbytes * each.shards for each in namespace.groups if each.refines == -1)

@@ -1,0 +1,145 @@
+"""A policy in whose place `lru` goes on, should it raise.
+
+Policies come from other packages, too, and one that fails must cost hits and not a daemon. What is
+in the tier is asked of the books, because what the policy believes is not to be trusted any more.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from kvstore.decide.policy.base import Policy, PolicyFactory
+from kvstore.decide.policy.lru import TailFirstLru
+from kvstore.decide.policy.shadow import Choice
+from kvstore.model.block import BlockKey
+
+Stored = Callable[[], Iterable[tuple[BlockKey, BlockKey | None]]]
+"""Tells the blocks of a tier and their parents, about the oldest first."""
+
+
+class Guarded:
+    """`Policy` says what the methods do. error: what the policy raised, None while it works."""
+
+    def __init__(
+        self,
+        factory: PolicyFactory,
+        now: Callable[[], float],
+        *,
+        failed: Callable[[Exception], None] = lambda error: None,
+    ) -> None:
+        """failed: told what the policy has raised, once `lru` has taken over."""
+        self.error: Exception | None = None
+        self.stored: Stored = tuple
+        self._failed = failed
+        self._policy = factory(now)
+        self._takes_levels = "level" in inspect.signature(self._policy.touch).parameters
+        self._held: Counter[BlockKey] = Counter()
+
+    @property
+    def choice(self) -> Choice | None:
+        """Which order the policy follows, and why; None: it has no other."""
+        found: Choice | None = getattr(self._policy, "choice", None)
+        return found
+
+    def insert(self, key: BlockKey, parent: BlockKey | None) -> None:
+        try:
+            self._policy.insert(key, parent)
+        except Exception as error:
+            self._fall_back(error).insert(key, parent)
+
+    def adopt(self, key: BlockKey, parent: BlockKey | None) -> None:
+        try:
+            self._policy.adopt(key, parent)
+        except Exception as error:
+            self._fall_back(error).adopt(key, parent)
+
+    def touch(self, prefix: Sequence[BlockKey], level: int = 0) -> None:
+        try:
+            if level and self._takes_levels:
+                self._policy.touch(prefix, level)
+            else:
+                self._policy.touch(prefix)
+        except Exception as error:
+            self._fall_back(error).touch(prefix)
+
+    def alone(self, prefix: Sequence[BlockKey]) -> Sequence[BlockKey]:
+        try:
+            return self._policy.alone(prefix)
+        except Exception as error:
+            return self._fall_back(error).alone(prefix)
+
+    def end(self, keys: Sequence[BlockKey]) -> None:
+        try:
+            self._policy.end(keys)
+        except Exception as error:
+            self._fall_back(error)
+
+    def expect(self, keys: Sequence[BlockKey], at: float) -> None:
+        try:
+            self._policy.expect(keys, at)
+        except Exception as error:
+            self._fall_back(error).expect(keys, at)
+
+    def hold(self, prefix: Sequence[BlockKey]) -> None:
+        self._held.update(prefix)
+        try:
+            self._policy.hold(prefix)
+        except Exception as error:
+            self._fall_back(error)
+
+    def let_go(self, prefix: Sequence[BlockKey]) -> None:
+        self._held.subtract(prefix)
+        for key in prefix:
+            if not self._held[key]:
+                del self._held[key]
+        try:
+            self._policy.let_go(prefix)
+        except Exception as error:
+            self._fall_back(error)
+
+    def is_leaf(self, key: BlockKey) -> bool:
+        try:
+            return self._policy.is_leaf(key)
+        except Exception as error:
+            return self._fall_back(error).is_leaf(key)
+
+    def save(self) -> bytes:
+        try:
+            return self._policy.save()
+        except Exception as error:
+            return self._fall_back(error).save()
+
+    def load(self, saved: bytes) -> None:
+        try:
+            self._policy.load(saved)
+        except Exception as error:
+            self._fall_back(error)
+
+    def remove(self, key: BlockKey) -> None:
+        try:
+            self._policy.remove(key)
+        except Exception as error:
+            self._fall_back(error).remove(key)
+
+    def victims(self) -> Iterator[BlockKey]:
+        """Blocks that were passed over before the policy raised may be yielded once more."""
+        try:
+            yield from self._policy.victims()
+        except Exception as error:
+            yield from self._fall_back(error).victims()
+
+    def _fall_back(self, error: Exception) -> Policy:
+        """Let `lru` go on with what is stored; raises what it raises itself."""
+        if self.error is not None:
+            raise error
+        self.error = error
+        self._policy, self._takes_levels = TailFirstLru(), False
+        for key, parent in self.stored():
+            self._policy.adopt(key, parent)
+        for key, count in self._held.items():
+            for _ in range(count):
+                self._policy.hold((key,))
+        self._failed(error)
+        return self._policy
