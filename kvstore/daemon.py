@@ -207,8 +207,7 @@ def wire_store(
         write_fine_parts=settings.file.fidelity == "fine",
         fine_share=settings.dram.fine_share,
     )
-    if settings.cluster.on:
-        _announce_heads(planner)
+    _announce_heads(planner, settings)
     write_behind = WriteBehind(
         planner,
         arena,
@@ -237,10 +236,11 @@ def _policy_failed(tier: str, error: Exception) -> None:
     logger.error("tier=%s policy=failed now=lru", tier, exc_info=error)
 
 
-def _announce_heads(planner: Planner) -> None:
-    from kvstore.decide.heads import Heads
+def _announce_heads(planner: Planner, settings: Settings) -> None:
+    if settings.cluster.on:
+        from kvstore.decide.heads import Heads
 
-    planner.index.heads = Heads()
+        planner.index.heads = Heads()
 
 
 def _scrub(

@@ -172,9 +172,7 @@ def replay_command(
     if asked.model is not None and asked.kv_bytes_per_token is not None:
         raise click.UsageError("--model gives the bytes per token: leave out --kv-bytes-per-token")
     kv = load_model(asked.model, kv_dtype=asked.kv_dtype) if asked.model is not None else None
-    if asked.mix and asked.hosts is not None:
-        raise click.UsageError("--mix is of one host: leave out --hosts")
-    workload, mix = mixed(trace, asked.mix, lambda path: _read(path, asked))
+    workload, mix = mixed(trace, asked, lambda path: _read(path, asked))
     nbytes = _record_nbytes(asked.kv_bytes_per_token, kv, workload)
     setups = _setups(asked, pairs, workload, nbytes)
     bounds = Bounds(workload)

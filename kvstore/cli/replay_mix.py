@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from math import isfinite
 from pathlib import Path
 
 import click
 
+from kvstore.cli.replay_asked import Asked
 from kvstore.replay import Workload
 from kvstore.replay.models import check_mix, merged, named
 
 
 def mixed(
-    trace: Path, words: Sequence[str], read: Callable[[Path], Workload]
+    trace: Path, asked: Asked, read: Callable[[Path], Workload]
 ) -> tuple[Workload, dict[str, float]]:
     """Return what is replayed, and the seconds of prefill of 1,000 tokens by model.
 
-    Raises UsageError for words that are no MODEL=SECONDS or TRACE=SECONDS.
+    Raises UsageError for words that are no MODEL=SECONDS or TRACE=SECONDS, and for many hosts.
     """
+    if asked.mix and asked.hosts is not None:
+        raise click.UsageError("--mix is of one host: leave out --hosts")
     workload = read(trace)
-    if not words:
+    if not asked.mix:
         return workload, {}
     costs: dict[str, float] = {}
     others: list[Workload] = []
-    for word in words:
+    for word in asked.mix:
         name, found, number = word.rpartition("=")
         seconds = _seconds(number)
         if not found or not name or seconds is None:

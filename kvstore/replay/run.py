@@ -127,24 +127,23 @@ def replay(
     """Send every request of a workload to a new node; what warms it up is not counted.
 
     end_hints: share of the sessions that say so when they end, drawn with `seed`. restart_at: after
-    this share of the requests, the node restarts: its file tier stays. prefill_flops: operations
-    that computing so many tokens of a prompt takes. mix: seconds of prefill of 1,000 tokens, by
-    model: `check_mix` it first. watch: told the time of the trace and what was counted so far,
-    after every request that counts. progress: told how many requests were answered, now and then.
+    this share of the requests, the node restarts: its file tier stays. prefill_flops: operations of
+    computing so many tokens of a prompt. mix: seconds of prefill of 1,000 tokens, by model, that
+    `check_mix` has seen. watch: told the time of the trace and what was counted so far, after each
+    request that counts. progress: told how many requests were answered, now and then.
     """
     hits = _Hits(workload.block_tokens, mix or {}, prefill_flops)
     node = Node(setup, workload.block_tokens, hits.costs)
     ending = ending_requests(workload, end_hints, seed)
-    keys, asked = workload.keys, 0
     restart = -1 if restart_at is None else int(restart_at * len(workload.requests))
-    began = time.perf_counter()
+    asked, began = 0, time.perf_counter()
     for number, request in enumerate(workload.requests):
         node.clock.now_s = request.at_s
         if number == restart:
             node.restart()
         if number == workload.warmup:
             node.count_anew()
-        prompt = [keys[block] for block in request.blocks]
+        prompt = [workload.keys[block] for block in request.blocks]
         asked += len(prompt)
         hit = node.ask(prompt, model=request.model)
         if number >= workload.warmup:
@@ -155,7 +154,7 @@ def replay(
         if number % PROGRESS_REQUESTS == 0:
             progress(number)
     node.settle()
-    took_s = time.perf_counter() - began
+    node_s = time.perf_counter() - began
     return Result(
         setup=setup,
         requests=len(workload.counted),
@@ -166,7 +165,7 @@ def replay(
         traffic=node.traffic,
         infinite=bounds.infinite(),
         optimum=bounds.optimum(setup.dram_blocks + setup.file_blocks),
-        blocks_per_s=asked / max(took_s, 1e-9),
+        blocks_per_s=asked / max(node_s, 1e-9),
         saved_flops=hits.saved_flops,
         hit_requests=hits.requests,
         models=tuple(hits.models.values()),
