@@ -190,7 +190,6 @@ def wire_store(
         sealing = Sealing(root, tenant, accept_plain=settings.security.accept_plain)
         arena.extents.on_extent(lambda handle: hide(arena.extents.by_id[handle.id].mapped))
     file = _file_tier(settings.file, sealing, turns) if settings.file.paths else None
-    limits = settings.limits
     planner = Planner(
         arena,
         file.frames if file else None,
@@ -198,8 +197,7 @@ def wire_store(
         dram_policy=policy_by_name(settings.dram.eviction_policy, settings.dram.shadow_blocks),
         file_policy=policy_by_name(settings.file.eviction_policy, settings.file.shadow_blocks),
         cost_aware=settings.dram.cost_aware,
-        policy_failed=_policy_failed,
-        departed_keys_max=limits.departed_keys_max,
+        departed_keys_max=settings.limits.departed_keys_max,
         run_nbytes_max=file.space.frame_nbytes_max - PAGE_NBYTES if file else 0,
         write_budget=_write_budget(settings.file),
         write_on_demotion=settings.file.admission == "demotion",
@@ -207,14 +205,15 @@ def wire_store(
         write_fine_parts=settings.file.fidelity == "fine",
         fine_share=settings.dram.fine_share,
     )
-    _announce_heads(planner, settings)
+    if settings.cluster.on:
+        _announce_heads(planner)
     write_behind = WriteBehind(
         planner,
         arena,
         file,
         codec=codec_by_name(settings.file.codec),
         metrics=metrics,
-        group_commit_bytes=limits.group_commit_bytes,
+        group_commit_bytes=settings.limits.group_commit_bytes,
     )
     if lanes is not None:
         write_behind.reads.lane = lanes.file_read
@@ -223,7 +222,7 @@ def wire_store(
         arena=arena,
         write_behind=write_behind,
         planner=planner,
-        limits=limits,
+        limits=settings.limits,
         metrics=metrics,
         scrub=_scrub(settings.file, planner, write_behind, metrics) if file else None,
         objects=_objects(settings, planner, arena, metrics, sealing=sealing, lanes=lanes),
@@ -231,16 +230,10 @@ def wire_store(
     )
 
 
-def _policy_failed(tier: str, error: Exception) -> None:
-    """Say that `lru` has taken the place of a policy."""
-    logger.error("tier=%s policy=failed now=lru", tier, exc_info=error)
+def _announce_heads(planner: Planner) -> None:
+    from kvstore.decide.heads import Heads
 
-
-def _announce_heads(planner: Planner, settings: Settings) -> None:
-    if settings.cluster.on:
-        from kvstore.decide.heads import Heads
-
-        planner.index.heads = Heads()
+    planner.index.heads = Heads()
 
 
 def _scrub(

@@ -136,6 +136,7 @@ class Store:
     def _wire(self, node: Node, scrub: Scrub | None) -> None:
         """Make the parts, each of those before it."""
         planner, write_behind, metrics = node.planner, node.write_behind, node.metrics
+        planner.policies.failed = _policy_failed
         file_leases = self._file_leases = FileLeases(write_behind.reads, node.leases, nbytes_max=0)
         acquisition = self._acquisition = Acquisition(
             planner,
@@ -373,3 +374,8 @@ class Store:
             self._published = now
             self._metrics.publish(stats, left)
         return stats
+
+
+def _policy_failed(tier: str, error: Exception) -> None:
+    """Say that `lru` has taken the place of a policy."""
+    logger.error("tier=%s policy=failed now=lru", tier, exc_info=error)

@@ -82,8 +82,7 @@ class Planner:
     stays in the arena alone. write_on_demotion: write what is about to leave the arena, not
     everything at once. write_on_second_use: write what is used again. write_fine_parts: the file
     tier keeps them, too. fine_share: of the arena, kept by fine parts when blocks need room.
-    cost_aware: policies are told what a byte of a prefix is worth. policy_failed: told the tier and
-    the error of a policy that raised, once `lru` has taken its place.
+    cost_aware: policies are told what a byte of a prefix is worth.
     """
 
     def __init__(
@@ -103,14 +102,11 @@ class Planner:
         write_fine_parts: bool = True,
         fine_share: float = FINE_SHARE,
         cost_aware: bool = True,
-        policy_failed: Callable[[str, Exception], None] = lambda tier, error: None,
     ) -> None:
         self._now = now
         self.costs = Costs()
         self._cost_aware = cost_aware
-        self.policies = Policies(
-            dram_policy, file_policy, now, has_file=file is not None, failed=policy_failed
-        )
+        self.policies = Policies(dram_policy, file_policy, now, has_file=file is not None)
         ledger = self._ledger = Ledger(
             dram,
             file,

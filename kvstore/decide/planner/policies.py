@@ -13,9 +13,7 @@ _SAVED = struct.Struct("<I")  # bytes of the first policy's
 
 class Policies:
     """One policy for the arena (`dram`), one for the file tier (`file`). Should one raise, `lru`
-    takes its place.
-
-    failed: told the tier, and what its policy has raised.
+    takes its place, and `failed`, which may be set, is told the tier and the error.
     """
 
     def __init__(
@@ -25,10 +23,10 @@ class Policies:
         now: Callable[[], float],
         *,
         has_file: bool,
-        failed: Callable[[str, Exception], None] = lambda tier, error: None,
     ) -> None:
-        self.dram = Guarded(dram, now, failed=lambda error: failed("dram", error))
-        self.file = Guarded(file, now, failed=lambda error: failed("file", error))
+        self.failed: Callable[[str, Exception], None] = lambda tier, error: None
+        self.dram = Guarded(dram, now, failed=lambda error: self.failed("dram", error))
+        self.file = Guarded(file, now, failed=lambda error: self.failed("file", error))
         self._has_file = has_file
 
     def touch(self, prefix: Sequence[BlockKey], level: int = 0) -> None:

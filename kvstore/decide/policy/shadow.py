@@ -26,7 +26,7 @@ SHADOW_BLOCKS = 2048
 ALL = 1 << 16  # a share of the keys is so many of these
 MEMORY = 4.0
 """What was asked for so many times the room ago counts a third."""
-DOUBT = 0.7  # standard deviations of chance, before the tier follows another order
+DOUBT = 0.5  # standard deviations of chance, before the tier follows another order
 EVIDENCE_MIN = 16.0  # blocks of difference, squared and summed, before anything is believed
 ROOM_STAYS = 1.0 - 1.0 / 512  # of the tier's room, until as much of it is seen to be used again
 
@@ -72,7 +72,7 @@ class Shadows:
         self._hits = 0.0, 0.0  # by hazard, by use
         self._ahead = 0.0  # what hazard hit more, in blocks times their worth
         self._squares = 0.0
-        self.by_use = True
+        self.by_use = False
         self.switches = 0
 
     def room(self, blocks: int) -> None:
