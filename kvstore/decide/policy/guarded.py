@@ -125,10 +125,21 @@ class Guarded:
 
     def victims(self) -> Iterator[BlockKey]:
         """Blocks that were passed over before the policy raised may be yielded once more."""
-        try:
-            yield from self._policy.victims()
-        except Exception as error:
-            yield from self._fall_back(error).victims()
+        policy = self._policy
+        walk = policy.victims()
+        while True:
+            try:
+                victim = next(walk)
+            except StopIteration:
+                return
+            except Exception as error:
+                policy = self._fall_back(error) if policy is self._policy else self._policy
+                walk = policy.victims()
+                continue
+            yield victim
+            if policy is not self._policy:  # it has raised meanwhile
+                policy = self._policy
+                walk = policy.victims()
 
     def _fall_back(self, error: Exception) -> Policy:
         """Let `lru` go on with what is stored; raises what it raises itself."""

@@ -27,6 +27,7 @@ ALL = 1 << 16  # a share of the keys is so many of these
 MEMORY = 4.0
 """What was asked for so many times the room ago counts a third."""
 DOUBT = 0.5  # standard deviations of chance, before the tier follows another order
+STAYS = 0.5  # of its room is asked of a shadow, at least, between two changes of the order
 EVIDENCE_MIN = 16.0  # blocks of difference, squared and summed, before anything is believed
 ROOM_STAYS = 1.0 - 1.0 / 512  # of the tier's room, until as much of it is seen to be used again
 
@@ -72,6 +73,7 @@ class Shadows:
         self._hits = 0.0, 0.0  # by hazard, by use
         self._ahead = 0.0  # what hazard hit more, in blocks times their worth
         self._squares = 0.0
+        self._since = 0.0  # the last change, what was asked for
         self.by_use = False
         self.switches = 0
 
@@ -93,11 +95,12 @@ class Shadows:
             return False
         stays = exp(-len(keys) / (MEMORY * max(1, room)))
         ahead = (hazard - use) * 2.0**request.level
+        self._since += len(keys)
         self._asked = self._asked * stays + len(keys)
         self._hits = self._hits[0] * stays + hazard, self._hits[1] * stays + use
         self._ahead = self._ahead * stays + ahead
         self._squares = self._squares * stays**2 + ahead**2
-        return ahead != 0.0 and self._is_time_to_switch()
+        return ahead != 0.0 and self._since >= STAYS * room and self._is_time_to_switch()
 
     def end(self, prefix: Sequence[BlockKey]) -> None:
         """Note that the session that used these blocks last is over."""
@@ -131,6 +134,7 @@ class Shadows:
             return False
         self.by_use = not self.by_use
         self.switches += 1
+        self._since = 0.0
         return True
 
     # ---- the sample --------------------------------------------------------------------------

@@ -1,0 +1,80 @@
+"""What engines say that a block costs counts, and counts only so far."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvstore.decide.costs import LEVEL_MAX, TELLERS_MAX, Costs, block_nbytes
+from kvstore.model.block import Group, Namespace
+
+
+def namespace(name: str, nbytes: int = 1 << 20) -> Namespace:
+    return Namespace(16, (Group("all", nbytes),), (("model", name),))
+
+
+LARGE, SMALL = namespace("large"), namespace("small")
+
+
+def test_of_two_models_the_one_that_costs_more_a_byte_is_worth_more() -> None:
+    costs = Costs()
+    for _ in range(100):
+        costs.told(LARGE, 0.2, 10)
+        costs.told(SMALL, 0.01, 30)
+    assert costs.level(LARGE.id) - costs.level(SMALL.id) == LEVEL_MAX
+
+
+def test_bytes_count_not_blocks() -> None:
+    costs = Costs()
+    heavy = namespace("heavy", 20 << 20)
+    for _ in range(100):
+        costs.told(heavy, 0.2, 10)
+        costs.told(SMALL, 0.01, 10)
+    assert costs.levels == {heavy.id: 0, SMALL.id: 0}
+    two = Namespace(16, (Group("a", 100, shards=2), Group("b", 50)), ())
+    assert block_nbytes(two) == 250
+
+
+@given(st.lists(st.floats(allow_nan=True, allow_infinity=True), max_size=50))
+def test_who_lies_gets_no_more_than_the_bound_and_changes_nobody_elses_level(
+    claims: list[float],
+) -> None:
+    costs = Costs()
+    for _ in range(64):
+        costs.told(SMALL, 0.01, 10)
+        costs.told(LARGE, 0.01, 10)
+    liar = namespace("liar")
+    for claim in [*claims, 1e300, -1.0, 0.0, math.nan, math.inf]:
+        costs.told(liar, claim, 1)
+        costs.told(SMALL, 0.01, 10)
+        assert abs(costs.level(liar.id)) <= LEVEL_MAX
+        assert costs.level(SMALL.id) == costs.level(LARGE.id) == 0
+
+
+def test_a_cost_between_two_levels_does_not_flap() -> None:
+    costs = Costs()
+    levels = set()
+    for n in range(400):
+        costs.told(SMALL, 0.01, 10)
+        costs.told(LARGE, 0.01 * 2 ** (1.5 + 0.2 * math.sin(n / 30)), 3)
+        if n > 40:
+            levels.add(costs.level(LARGE.id))
+    assert len(levels) == 1
+
+
+def test_its_memory_is_bounded() -> None:
+    costs = Costs()
+    for n in range(2 * TELLERS_MAX):
+        costs.told(namespace(str(n)), 0.01, 1)
+    assert len(costs.levels) == TELLERS_MAX
+    assert costs.level(namespace("0").id) == 0
+
+
+@pytest.mark.parametrize("claim", [0.0, -1.0, math.nan, math.inf])
+def test_what_is_no_time_is_ignored(claim: float) -> None:
+    costs = Costs()
+    costs.told(SMALL, claim, 1)
+    assert not costs.levels
