@@ -25,7 +25,6 @@ from kvstore.settings.sections import (
     FileSettings,
     LimitSettings,
     ObjectSettings,
-    ServerSettings,
     Settings,
 )
 from kvstore.settings.security import (
@@ -36,6 +35,7 @@ from kvstore.settings.security import (
     metrics_address,
     metrics_are_open,
 )
+from kvstore.settings.server import ServerSettings
 from kvstore.settings.tenants import TenantSettings
 from kvstore.settings.values import is_loopback, parse_listen, parse_size
 
