@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvstore.client import Client
-from kvstore.model.errors import Unauthorized
+from kvstore.model.errors import KVStoreError
 from kvstore.model.words import SHORT_CHARS, duration, printable
 from kvstore.rpc.v1 import kvstore_pb2 as pb
 
@@ -13,10 +13,11 @@ SHOWN, ASKED = 5, 1000
 
 
 def conversations_of(client: Client) -> pb.ConversationsReply:
-    """Return the newest ones; none where the socket is the operator's, and has no blocks."""
+    """Return the newest ones; none where there are none to ask for: the socket
+    is the operator's, or the daemon is older."""
     try:
         return client.admin.conversations(limit=ASKED)
-    except Unauthorized:
+    except KVStoreError:
         return pb.ConversationsReply()
 
 

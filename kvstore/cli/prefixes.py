@@ -51,8 +51,9 @@ def tree(
 ) -> None:
     """Show what is stored as a tree of prefixes, the largest first.
 
-    A line is a run: blocks of which only the last one has several blocks behind it. Bytes and hits
-    are those of the run and all behind it. Tokens are never shown: the daemon does not know them.
+    A line is a prefix run: blocks of which only the last has several blocks behind it, or none.
+    Bytes and hits are those of the run and all behind it. Tokens are never shown: the daemon does
+    not know them.
 
     \b
     Examples:

@@ -81,10 +81,11 @@ READ_ONLY: dict[str, str] = {
     "kvstore plan": "takes a minute",
     "kvstore trace record": "records for hours",
     "kvstore trace synth": "makes up to a million requests",
+    "kvstore monitor": "runs until Ctrl-C",
     "kvstore top": "runs until Ctrl-C",
 }
 # Exit code 1 of these says that nothing was found, or that something is to be mended.
-MAY_FIND_NOTHING = {"doctor", "explain", "hint", "get", "delete"}
+MAY_FIND_NOTHING = {"doctor", "explain", "hint", "get", "delete", "tree"}
 # Other programs: nothing of ours is in their arguments, or a check below looks for it.
 PROGRAMS = {
     "cp", "docker", "echo", "jq", "kill", "man", "mkdir", "sha256sum", "source", "sudo",
