@@ -90,12 +90,12 @@ class Runs:
     def __init__(self, blocks: Blocks, uses: Sequence[tuple[bytes, Use]]) -> None:
         self.namespaces = blocks.namespaces
         self.blocks = len(blocks)
-        keys = np.frombuffer(bytes(blocks.keys), np.uint8).reshape(-1, KEY_NBYTES)
+        keys = np.frombuffer(blocks.keys, np.uint8).reshape(-1, KEY_NBYTES)
         names = np.ascontiguousarray(keys[:, :NAME_NBYTES]).view("<u8").ravel()
         places, spaces = np.array(blocks.places), np.array(blocks.spaces)
         order = np.argsort(names, kind="stable")
         self._names = names[order]
-        above = self._parents(names, order, places, spaces, bytes(blocks.parents))
+        above = self._parents(names, order, places, spaces, blocks.parents)
         children = np.bincount(above[above >= 0], minlength=len(names))
         heads = np.flatnonzero((above < 0) | (children[above] != 1))
         run = _runs_of(above, heads)
@@ -175,7 +175,7 @@ class Runs:
         ]
 
     def _parents(
-        self, names: Numbers, order: Numbers, places: Numbers, spaces: Numbers, parents: bytes
+        self, names: Numbers, order: Numbers, places: Numbers, spaces: Numbers, parents: bytearray
     ) -> Numbers:
         """Return the place of each block's parent, -1 where it is not stored."""
         if not len(names):

@@ -23,6 +23,7 @@ from kvstore.settings import load_settings
 from kvstore.store.tenants import check_left_over, settings_of_tenant
 from kvstore.testing.daemon import Daemon
 from kvstore.testing.samples import sample_keys, sample_namespace, sample_records
+from kvstore.testing.wait import until
 
 TENANTS = (
     "tenants.acme.dram.guaranteed=16MiB",
@@ -66,6 +67,30 @@ def test_what_one_tenant_stores_no_other_finds(daemon: Daemon) -> None:
         assert beta.admin.clear() == 0
         assert acme.match(NAMESPACE.id, KEYS).hit_blocks == len(KEYS)
         assert acme.admin.clear() == len(KEYS)
+
+
+def asked_blocks(client: Client) -> float:
+    """Return what the history says that was asked for."""
+    history = client.admin.history(1)
+    asked = list(history.columns).index("lookup_blocks")
+    return sum(sample.values[asked] for sample in history.samples)
+
+
+def test_what_one_tenant_did_no_other_sees(daemon: Daemon) -> None:
+    put(target_of(daemon, "acme"))
+    with Client(target_of(daemon, "acme")) as acme, Client(target_of(daemon, "beta")) as beta:
+        acme.register(NAMESPACE)
+        acme.release(acme.acquire(NAMESPACE.id, KEYS, session_id="acme's").lease_id)
+        until(lambda: asked_blocks(acme) == len(KEYS))
+        until(lambda: beta.admin.history(1).samples)
+        assert asked_blocks(beta) == 0
+        for client, there in ((acme, True), (beta, False)):
+            blocks = sum(run.blocks for run in client.admin.tree().runs)
+            assert blocks == len(KEYS) * there
+            assert bool(client.admin.slow().items) is there
+            assert client.admin.conversations().known == there
+    with Client(daemon.target, arena=False) as operator, pytest.raises(Unauthorized):
+        operator.admin.tree()
 
 
 def test_a_lease_of_one_tenant_is_unknown_to_another(daemon: Daemon) -> None:
