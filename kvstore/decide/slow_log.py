@@ -125,7 +125,10 @@ class SlowLog:
 
     def reset(self) -> None:
         """Forget all."""
-        self.__init__(self._now)  # type: ignore[misc]
+        for kept in self._kept.values():
+            kept.clear()
+        self._least = dict.fromkeys(KINDS, -1.0)
+        self._began = self._now()
 
 
 def _key(slow: Slow) -> float:
