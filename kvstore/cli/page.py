@@ -39,7 +39,7 @@ def page(target: str, as_json: bool, opens: bool) -> None:
         if found["asks_who"]:
             click.echo("it asks for a credential: see `kvstore token create`", err=True)
     if opens and not webbrowser.open(found["address"]):
-        raise click.ClickException("no browser could be started here: open the address yourself")
+        click.echo("no browser could be started here: open the address yourself", err=True)
 
 
 def _found(stats: dict[str, Any]) -> dict[str, Any]:

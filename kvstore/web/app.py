@@ -33,6 +33,7 @@ _HEADERS: Final = {
     "X-Content-Type-Options": "nosniff",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Embedder-Policy": "require-corp",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }

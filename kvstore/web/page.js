@@ -4,7 +4,7 @@
 const TIERS = ["dram", "file", "object", "peer", "pool"]
 const NAMES = { dram: "DRAM", file: "file", object: "bucket", peer: "peers", pool: "pool", engine: "engine's own", "": "not stored" }
 const REQUESTS_MAX = 10000
-const NODES_MAX = 50000
+const NODES_MAX = 60000
 const SILENT_MS = 2500 // without a frame, after which the daemon counts as away
 const GIVE_UP_MS = 10000 // without a frame, after which the connection is made again
 const AGAIN_MS = 500
@@ -758,7 +758,7 @@ document.addEventListener("keydown", (event) => {
 
 // ---- the tree of prefixes -----------------------------------------------------------------------
 
-const tree = { roots: [], spaces: [], count: 0, told: null, search: null, most: 1, target: "", note: "", busy: false }
+const tree = { drawn: 0, roots: [], spaces: [], count: 0, told: null, search: null, most: 1, target: "", note: "", busy: false }
 
 const bytesOf = (run) => run.allDram + run.allFile
 const isWhole = (run) => run.kids !== null && run.kids.length >= run.children
@@ -828,6 +828,7 @@ async function fetchKids(run, limit = 200) {
 }
 
 function flatten() {
+  tree.drawn++
   const rows = []
   const walk = (runs) => {
     for (const run of runs) {
@@ -859,6 +860,9 @@ const runs = new Listed($("#tree-list"), "tree", {
     return row
   },
   fill(row, run) {
+    if (row.of === run && row.drawn === tree.drawn && !("more" in run)) return set(row.children[5], run.used === null ? "–" : age(run.used))
+    row.of = run
+    row.drawn = tree.drawn
     const [name, bar, bytes, blocks, hits, used] = row.children
     name.style.paddingLeft = `${Math.min(run.depth, 12) * 14}px`
     attribute(row, "aria-level", run.depth + 1)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -135,23 +133,3 @@ def axe_violations(tab: Tab) -> list[dict[str, Any]]:
         "({id, nodes}) => ({id, nodes: nodes.map(node => node.target.join(' '))})))"
     )
     return list(found)
-
-
-def private_nbytes(pid: int) -> int:
-    """Return the memory that a process shares with no other."""
-    text = Path(f"/proc/{pid}/smaps_rollup").read_text()
-    return sum(int(line.split()[1]) << 10 for line in text.splitlines() if line.startswith("Priv"))
-
-
-def renderers() -> dict[int, int]:
-    """Return pid -> private bytes of the tabs' processes of this user's Chromium."""
-    told = subprocess.run(
-        ["pgrep", "-f", "--", "--type=renderer"], capture_output=True, text=True, check=False
-    )
-    found = {}
-    for pid in map(int, told.stdout.split()):
-        try:
-            found[pid] = private_nbytes(pid)
-        except OSError:  # it has ended
-            continue
-    return found

@@ -18,7 +18,6 @@ from kvstore_bench.page.browser import (
     Browser,
     Tab,
     axe_violations,
-    renderers,
     wait_until,
 )
 from kvstore_bench.page.workload import HOSTILE, RECORD_NBYTES, hostile, model
@@ -31,6 +30,8 @@ BACK_S_MAX = 15.0
 FRAMES = 600
 HEALTHY = "() => document.querySelector('#health').textContent === 'healthy'"
 AWAY = "() => document.querySelector('#health').textContent === 'away'"
+# What the page has of memory: scripts, elements and what belongs to them, as the browser counts it.
+PAGE_NBYTES = "() => performance.measureUserAgentSpecificMemory().then(found => found.bytes)"
 SAYS = "([query, text]) => document.querySelector(query).textContent.includes(text)"
 # One frame's work: from its begin, before scripts, to the end of layout and paint, which comes
 # before the message that was sent in it is delivered.
@@ -147,7 +148,7 @@ def frames(tab: Tab) -> dict[str, Any]:
         "requests_shown": shown[0],
         "nodes_shown": shown[1],
         "heap_mb": told["JSHeapUsedSize"] / 1e6,
-        "page_mb": max(renderers().values()) / 1e6,
+        "page_mb": tab.page.evaluate(PAGE_NBYTES) / 1e6,
     }
 
 
