@@ -152,6 +152,8 @@ function take(frame) {
   if (frame.status) {
     const fresh = state.instance !== frame.status.instance
     state.status = frame.status
+    const tenants = Object.keys(frame.status.tenants)
+    if (!tenant && tenants.length && !tenants.includes("default")) return location.replace(`/?${new URLSearchParams({ tenant: tenants[0] })}`)
     state.instance = frame.status.instance
     if (fresh || frame.missed) reload()
   }

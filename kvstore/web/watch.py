@@ -27,7 +27,7 @@ FRAMES_KEPT = 10  # a viewer that is further behind is told that it missed some
 ANSWERED_MAX = 500  # in one frame; of more, the newest
 CONVERSATIONS_SHOWN: Final = 100
 CONVERSATIONS_EVERY, NAMESPACES_EVERY = 2, 5  # frames
-RETRY_S = 1.0
+RETRY_S = 2.0
 SHARED: Final = Role.OPERATOR  # what a frame tells takes this role
 
 
@@ -143,7 +143,10 @@ class Watch:
             await asyncio.sleep(max(EVERY_S / 10, EVERY_S - (loop.time() - began)))
 
     async def _look(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"status": shapes.status(await self._calls.stats(self._principal))}
+        stats = await self._calls.stats(self._principal)
+        found: dict[str, Any] = {"status": shapes.status(stats)}
+        if "tenants" in stats and self._principal.tenant not in stats["tenants"]:
+            return found  # of all of them together there are figures, and nothing else
         asked = pb.HistoryRequest(step_s=1, since=self._since)
         reply = await self._calls.ask(self._principal, "History", asked)
         found["history"] = shapes.history(reply)
@@ -185,7 +188,7 @@ class Watch:
                         self._came += len(reply.answered) + reply.dropped - dropped
                         dropped = reply.dropped
             except KVStoreError as error:
-                logger.info("page=not_listening reason=%r", str(error))
+                logger.debug("page=not_listening reason=%r", str(error))
             except Exception:
                 logger.exception("page=not_listening")
             await asyncio.sleep(RETRY_S)

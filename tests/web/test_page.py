@@ -181,6 +181,20 @@ def test_viewers_are_bounded_and_places_come_free(daemon: Daemon, token: str) ->
     assert 'error="Unavailable",method="page",reason="viewers"' in counted
 
 
+def test_of_several_tenants_an_admin_sees_each(tmp_path: Path) -> None:
+    with Daemon("tenants.acme.dram.guaranteed=32MiB", file=False) as daemon:
+        daemon.start()
+        port, token = daemon.metrics_port, token_of(daemon)
+        assert list(ask(port, "/api/status", token=token).json()["tenants"]) == ["acme"]
+        of_one = ask(port, "/api/status?tenant=acme", token=token).json()
+        assert of_one["dram"]["capacity_bytes"] >= 32 << 20
+        for tenant, expected in (("none", 403), ("<b>", 400)):
+            assert ask(port, f"/api/requests?tenant={tenant}", token=token).status == expected
+        with contextlib.closing(Stream(port, token)) as stream:
+            frame = stream.frame()
+            assert (frame["error"], "history" in frame) == ("", False)
+
+
 def threads_of(daemon: Daemon) -> set[str]:
     tasks = Path(f"/proc/{daemon.pid}/task")
     return {path.read_text().strip() for path in tasks.glob("*/comm")}
