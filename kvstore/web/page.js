@@ -45,7 +45,9 @@ function el(tag, className = "", text = "") {
 }
 
 function set(node, text) {
-  if (node.firstChild?.nodeValue !== text || node.childNodes.length !== 1) node.textContent = text
+  const only = node.firstChild
+  if (only?.nodeType !== Node.TEXT_NODE || only.nextSibling) node.textContent = text
+  else if (only.nodeValue !== text) only.nodeValue = text
 }
 
 const attribute = (node, name, value) => node.getAttribute(name) !== String(value) && node.setAttribute(name, value)
@@ -521,10 +523,14 @@ class Listed {
   constructor(node, name, { make, fill, act, keys = () => false }) {
     Object.assign(this, { node, name, make, fill, act, keys, items: [], rows: [], chosen: -1 })
     this.space = node.querySelector(".space")
-    node.addEventListener("scroll", () => due(name), { passive: true })
+    // Sizes are read where they change, not where rows are written: that would lay out twice a frame.
+    this.top = 0
+    this.high = 0
+    this.head = 0
+    node.addEventListener("scroll", () => { this.top = node.scrollTop; due(name) }, { passive: true })
     node.addEventListener("click", (event) => this.clicked(event))
     node.addEventListener("keydown", (event) => this.pressed(event))
-    new ResizeObserver(() => due(name)).observe(node)
+    new ResizeObserver(() => { this.high = node.clientHeight; this.head = this.space.offsetTop; due(name) }).observe(node)
   }
 
   at(index) {
@@ -536,23 +542,26 @@ class Listed {
     const height = `${length * ROW}px`
     if (this.space.style.height !== height) this.space.style.height = height
     attribute(this.node, "aria-rowcount", length + 1)
-    const head = this.space.offsetTop
-    const first = Math.max(0, Math.floor((this.node.scrollTop - head) / ROW) - OVERSCAN)
-    const last = Math.min(length, Math.ceil((this.node.scrollTop + this.node.clientHeight - head) / ROW) + OVERSCAN)
-    while (this.rows.length < last - first) this.rows.push(this.space.appendChild(this.row()))
-    for (const [place, row] of this.rows.entries()) {
-      const index = first + place
-      row.hidden = index >= last
-      if (row.hidden) continue
+    const first = Math.max(0, Math.min(length, Math.floor((this.top - this.head) / ROW)) - OVERSCAN)
+    const last = Math.min(length, Math.ceil((this.top + this.high - this.head) / ROW) + OVERSCAN)
+    const room = Math.ceil(this.high / ROW) + 2 * OVERSCAN + 1
+    while (this.rows.length < room) this.rows.push(this.space.appendChild(this.row()))
+    // An item keeps its row for as long as it is seen: to scroll by one writes one row.
+    const spare = new Set(this.rows)
+    for (let index = first; index < last; index++) {
+      const row = this.rows[index % this.rows.length]
+      spare.delete(row)
+      if (row.hidden) row.hidden = false
       if (row.index !== index) {
         row.index = index
         row.style.transform = `translateY(${index * ROW}px)`
         row.id = `${this.name}-${index}`
-        attribute(row, "aria-rowindex", index + 2)
+        row.setAttribute("aria-rowindex", index + 2)
       }
       attribute(row, "aria-selected", index === this.chosen)
       this.fill(row, this.at(index), index)
     }
+    for (const row of spare) if (!row.hidden) row.hidden = true
     if (this.chosen >= first && this.chosen < last) attribute(this.node, "aria-activedescendant", `${this.name}-${this.chosen}`)
     else this.node.removeAttribute("aria-activedescendant")
   }
