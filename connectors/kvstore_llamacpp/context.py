@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import weakref
 from typing import Any
 
 import llama_cpp
@@ -22,7 +23,14 @@ class Context:
     """Reads and replaces what one `Llama` has computed. For the thread that runs it."""
 
     def __init__(self, llama: llama_cpp.Llama) -> None:
-        self._llama = llama
+        self._reference = weakref.ref(llama)
+
+    @property
+    def _llama(self) -> llama_cpp.Llama:
+        llama = self._reference()
+        if llama is None:
+            raise StateFailed("the model is gone")
+        return llama
 
     @property
     def window_tokens(self) -> int:
@@ -35,7 +43,7 @@ class Context:
 
     def save(self, buffer: Bytes | None = None, flags: int = WHOLE) -> Bytes:
         """Return the state, in `buffer` if that is large enough. Raises StateFailed."""
-        context = self._llama.ctx
+        context = self._open
         nbytes = int(llama_cpp.llama_state_seq_get_size_ext(context, SEQUENCE, flags))
         if nbytes <= 0:
             raise StateFailed("llama.cpp gave no size of the state")
@@ -53,11 +61,11 @@ class Context:
 
         Nothing was evaluated in this process, so the next token has to be before one is sampled.
         """
-        llama = self._llama
+        llama, context = self._llama, self._open
         llama.n_tokens = 0
         llama._requires_eval = True
         read = llama_cpp.llama_state_seq_set_data_ext(
-            llama.ctx, _pointer(state), len(state), SEQUENCE, WHOLE
+            context, _pointer(state), len(state), SEQUENCE, WHOLE
         )
         if read != len(state):
             self.clear()
@@ -72,8 +80,16 @@ class Context:
         llama_cpp.llama_memory_clear(self._memory, True)
 
     @property
+    def _open(self) -> Any:
+        """The context. Raises StateFailed once the model is closed."""
+        context = self._llama.ctx
+        if context is None:
+            raise StateFailed("the model is closed")
+        return context
+
+    @property
     def _memory(self) -> Any:
-        return llama_cpp.llama_get_memory(self._llama.ctx)
+        return llama_cpp.llama_get_memory(self._open)
 
 
 def _pointer(buffer: Bytes) -> Any:

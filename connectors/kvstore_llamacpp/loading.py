@@ -139,7 +139,11 @@ class Loader:
             finally:
                 held = self._client.submit(lambda remote: remote.release(grant.lease_id))
             tokens = grant.hit_blocks * namespace.block_tokens
-            state, buffers = self._state(groups, tokens, namespace.block_tokens)
+            try:
+                state, buffers = self._state(groups, tokens, namespace.block_tokens)
+            except CorruptBlock:
+                self.forget(namespace, keys[grant.hit_blocks - 1])
+                raise
             held_all: list[bool] = self._answer(held, deadline)
             if not all(held_all):
                 raise Unavailable("the lease ended during the load")
@@ -232,6 +236,10 @@ class Loader:
             buffer = np.empty(nbytes, np.uint8)
         write_state(caches, buffer[:nbytes])
         return buffer[:nbytes], [buffer]
+
+    def forget(self, namespace: Namespace, key: BlockKey) -> None:
+        """Have a block deleted that is what was stored, and of no use."""
+        self._client.submit(lambda remote: remote.admin.delete(namespace.id, [key]))
 
     def _drop(self, namespace: Namespace, keys: Sequence[BlockKey]) -> None:
         """Have blocks deleted that are corrupt, so that nobody is offered them again."""

@@ -133,14 +133,20 @@ class Prefixes:
             request_id=turn.request_id,
             recompute_s_per_block=self._prefill_s_per_token * size,
         )
-        if loaded is None or loaded.tokens <= has:
+        if loaded is None:
             return []
+        turn.stored_blocks = loaded.tokens // size
         try:
+            if loaded.tokens <= has:
+                return []
             self._context.restore(loaded.state, tokens[: loaded.tokens])
+        except StateFailed:
+            self._loader.forget(self._namespace, keys[turn.stored_blocks - 1])
+            turn.stored_blocks = 0
+            raise
         finally:
             for buffer in loaded.buffers:
                 self._buffers.give(buffer)
-        turn.stored_blocks = loaded.tokens // size
         self._remember(keys[: turn.stored_blocks])
         self.counts.loads += 1
         self.counts.loaded_tokens += loaded.tokens

@@ -58,9 +58,13 @@ class SaveCounts:
 
 @dataclass(slots=True)
 class Buffers:
-    """Memory that is used again: the first touch of new memory takes longer than a copy."""
+    """Memory that is used again: the first touch of new memory takes longer than a copy.
+
+    kept_max, kept_nbytes_max: of what nobody uses now.
+    """
 
     kept_max: int = 4
+    kept_nbytes_max: int = 256 << 20
     _free: list[Bytes] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -76,6 +80,8 @@ class Buffers:
             self._free.append(whole)
             self._free.sort(key=len)
             del self._free[: -self.kept_max]
+            while sum(map(len, self._free)) > self.kept_nbytes_max:
+                self._free.pop()
 
 
 class Saver:

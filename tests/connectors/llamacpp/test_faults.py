@@ -63,7 +63,9 @@ def test_killed_during_a_load(
 
     monkeypatch.setattr(place, name, kill_first)
     assert kept.ask(prompt) == answer
-    assert kept.cache.counts.loads == (moment == "restored")
+    # Copied: the daemon may have said before that the lease was held.
+    loads = {"acquired": {0}, "copied": {0, 1}, "restored": {1}}[moment]
+    assert kept.cache.counts.loads in loads
     assert kept.ask(words(50, 2)) == chat("gemma3", None).ask(words(50, 2))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvstore import BlockKey, Client, Namespace, Part, Span
+from kvstore import BlockKey, Client, Namespace, Part, Span, checksum
 from kvstore.testing.daemon import Daemon
 from tests.connectors.llamacpp.conftest import Chat, Open
 from tests.connectors.llamacpp.tiny import make_model
@@ -120,11 +120,10 @@ def test_a_snapshot_that_is_none_does_not_reach_llama_cpp(
             namespace.id, keys[2:3], first_block=2, parent=keys[1], spans=spans, sizes=[nbytes]
         )
         client.view(grant.slots[0])[:nbytes] = garbage.tobytes()
-        from kvstore import checksum
-
         client.commit(grant.lease_id, [checksum(garbage.tobytes())])
     assert kept.ask(prompt) == chat("mamba", None).ask(prompt)
     assert (kept.cache.counts.loads, kept.cache.counts.failed) == (0, 1)
+    replaced(kept, prompt)
 
 
 @pytest.mark.parametrize("damage", ["truncated", "tail", "type"])
@@ -152,12 +151,19 @@ def test_a_snapshot_that_llama_cpp_refuses_is_a_miss(
             namespace.id, keys[2:3], first_block=2, parent=keys[1], spans=spans, sizes=[len(record)]
         )
         client.view(grant.slots[0])[: len(record)] = record.tobytes()
-        from kvstore import checksum
-
         client.commit(grant.lease_id, [checksum(record.tobytes())])
     kept.cache._context.clear()
     assert kept.ask(prompt) == chat("mamba", None).ask(prompt)
     assert (kept.cache.counts.loads, kept.cache.counts.failed) == (0, 1)
+    replaced(kept, prompt)
+
+
+def replaced(kept: Chat, prompt: list[int]) -> None:
+    """Check that what was of no use has been deleted, and is stored anew."""
+    kept.saved()
+    kept.cache._context.clear()
+    kept.ask(prompt)
+    assert (kept.cache.counts.loads, kept.cache.counts.failed) == (1, 1)
 
 
 def test_a_model_whose_layout_is_unknown_says_so(
