@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import struct
-import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as Late
@@ -37,6 +36,9 @@ logger = logging.getLogger(__name__)
 
 KEYS_MAX = 8192
 """Blocks that one load asks for: the daemon's bound on a batch."""
+
+PROMOTION_SHARE = 0.75
+"""Of the deadline: how long slower tiers may take, so that the answer itself is not late."""
 
 T = TypeVar("T")
 _SNAPSHOT = struct.Struct("<8sQQ")
@@ -72,7 +74,7 @@ class Loader:
     def match(self, namespace: Namespace, keys: Sequence[BlockKey]) -> int:
         """Return how many blocks of a prefix are stored. Raises KVStoreError."""
         asked = self._client.submit(lambda remote: remote.match(namespace.id, keys[:KEYS_MAX]))
-        return self._answer(asked, time.monotonic() + self._deadline_s).hit_blocks
+        return self._answer(asked).hit_blocks
 
     def load(
         self,
@@ -84,39 +86,36 @@ class Loader:
     ) -> Loaded | None:
         """Return the longest stored prefix of `keys`; None: nothing is stored.
 
-        Takes the deadline at the most. Raises KVStoreError if the daemon cannot answer, is late, or
-        has something else than what was stored.
+        Waits for two answers, the deadline each at the most. Raises KVStoreError if the daemon
+        cannot answer, is late, or has something else than what was stored.
         """
         keys = keys[:KEYS_MAX]
-        asked_at = time.monotonic()
-        deadline = asked_at + self._deadline_s
 
         async def acquire(remote: AsyncClient) -> Grant:
             return await remote.acquire(
                 namespace.id,
                 keys,
-                wait_s=self._deadline_s,
+                wait_s=self._deadline_s * PROMOTION_SHARE,
                 request_id=request_id,
                 recompute_s_per_block=recompute_s_per_block,
             )
 
         asked = self._client.submit(acquire)
         try:
-            grant = self._answer(asked, deadline)
+            grant = self._answer(asked)
         except Unavailable:
             asked.add_done_callback(self._give_back)
             raise
         if not grant.leased or not grant.hit_blocks:
             self._give_back(asked)
             return None
-        deadline = min(deadline, asked_at + grant.deadline_s)
-        return self._load(namespace, keys, grant, deadline)
+        return self._load(namespace, keys, grant)
 
-    def _answer(self, asked: Future[T], deadline: float) -> T:
+    def _answer(self, asked: Future[T]) -> T:
         """Return what the daemon answers in time. Raises Unavailable; the daemon is then not asked
         again before it answers a ping."""
         try:
-            return asked.result(max(0.0, deadline - time.monotonic()))
+            return asked.result(self._deadline_s)
         except Late:
             self._client.submit(lambda remote: remote.doubt())
             raise Unavailable(f"no answer in {self._deadline_s:g} s") from None
@@ -128,9 +127,7 @@ class Loader:
         if lease := asked.result().lease_id:
             self._client.submit(lambda remote: remote.release(lease))
 
-    def _load(
-        self, namespace: Namespace, keys: Sequence[BlockKey], grant: Grant, deadline: float
-    ) -> Loaded:
+    def _load(self, namespace: Namespace, keys: Sequence[BlockKey], grant: Grant) -> Loaded:
         held: Future[list[bool]] | None = None
         memory = self._buffers.take()
         try:
@@ -144,7 +141,7 @@ class Loader:
             except CorruptBlock:
                 self.forget(namespace, keys[grant.hit_blocks - 1])
                 raise
-            held_all: list[bool] = self._answer(held, deadline)
+            held_all: list[bool] = self._answer(held)
             if not all(held_all):
                 raise Unavailable("the lease ended during the load")
             if corrupt:
