@@ -50,6 +50,7 @@ class KVStoreCache(llama_cpp.BaseLlamaCache):  # type: ignore[misc] # llama_cpp 
         *,
         block_tokens: int = 32,
         snapshot_bytes: int = 32 << 20,
+        exact: bool = False,
         weights_id: str = "",
         load_deadline_s: float = 2.0,
         save_deadline_s: float = 1.0,
@@ -59,18 +60,18 @@ class KVStoreCache(llama_cpp.BaseLlamaCache):  # type: ignore[misc] # llama_cpp 
     ) -> None:
         """Learn the model's state by computing one token, and start to hash its GGUF.
 
-        target: "unix:/path/kvstore.sock"; None: as the `kvstore` command finds it. The daemon may
-        start later. block_tokens: tokens per block; a sliding window has to be a multiple of it.
+        target: "unix:/path/kvstore.sock"; None: as the `kvstore` command finds it; the daemon may
+        start later. block_tokens: a sliding window has to be a multiple of it.
         snapshot_bytes: the most of a state whose layout is not known; the daemon's extents
         and segments have to be larger.
-        weights_id: names the weights instead of their hash; same id, same weights.
-        load_deadline_s: how long a prompt may wait for what is stored. save_deadline_s: how long a
-        save waits for room. save_queue_jobs: answers that may wait to be saved; further ones are
-        dropped. daemon_uid: the user that runs the daemon, if it is neither this one nor root.
-        allow_untested: try a version of llama-cpp-python that is not known.
-        Raises Incompatible, saying what to do, for such a version, and for a model whose state
-        cannot be read; InvalidRequest for a `Llama` that has such a cache already, blocks that do
-        not fit its window, and a target that is not on this host.
+        exact: answers are those of a model that computes every prompt anew, bit by bit: KV of
+        answers, which llama.cpp computes token by token with other rounding, is not used again, in
+        no process. weights_id: names the weights instead of their hash; same id, same weights.
+        load_deadline_s: how long a prompt may wait for what is stored. save_deadline_s: a save, for
+        room. save_queue_jobs: answers that may wait to be saved; more are dropped. daemon_uid: the
+        user that runs the daemon, if neither this one nor root. allow_untested: try other versions.
+        Raises Incompatible for such a version, and for a state that cannot be read; InvalidRequest
+        for a `Llama` that has such a cache, and a target that is not on this host.
         """
         super().__init__(capacity_bytes=0)
         target = target or default_target(daemon_uid)
@@ -89,6 +90,7 @@ class KVStoreCache(llama_cpp.BaseLlamaCache):  # type: ignore[misc] # llama_cpp 
                 version=version,
                 block_tokens=block_tokens,
                 snapshot_bytes=snapshot_bytes,
+                exact=exact,
                 weights_id=weights_id,
                 load_deadline_s=load_deadline_s,
                 save_deadline_s=save_deadline_s,
@@ -98,8 +100,7 @@ class KVStoreCache(llama_cpp.BaseLlamaCache):  # type: ignore[misc] # llama_cpp 
             client.close()
             raise
         self._turn: Turn | None = None
-        self._inside = False
-        self.request_id = ""
+        self._inside, self.request_id = False, ""
         for name in _HOOKED:
             vars(llama)[name] = getattr(self, f"_{name.lstrip('_')}")
         self.wait_ready(KNOWN_SOON_S)
@@ -245,6 +246,7 @@ class KVStoreCache(llama_cpp.BaseLlamaCache):  # type: ignore[misc] # llama_cpp 
         tokens = self._with_window(llama, tokens)
         turn = self._turn if self._inside and llama.cache is self else None
         if turn is None:
+            self._prefixes.note_computed(as_prompt=False)
             type(llama).eval(llama, tokens)
             return
         began = time.monotonic()
@@ -253,8 +255,10 @@ class KVStoreCache(llama_cpp.BaseLlamaCache):  # type: ignore[misc] # llama_cpp 
             self._prefixes.keep(turn)  # where it parted from what was computed before
         for begin, end in turn.pieces(llama.n_tokens, len(tokens), stops=stops):
             type(llama).eval(llama, tokens[begin:end])
-            if len(tokens) == 1 or not turn.prompt_seen:
+            if not turn.prompt_seen or (len(tokens) == 1 and not self._prefixes.exact):
                 self._prefixes.keep(turn)
+        if not turn.prompt_seen:
+            self._prefixes.note_computed(as_prompt=True)
         turn.prompt_seen = True
         if len(tokens) >= PREFILL_TOKENS_MIN:
             self._prefixes.note_pace((time.monotonic() - began) / len(tokens))

@@ -57,6 +57,7 @@ class Prefixes:
         version: str,
         block_tokens: int,
         snapshot_bytes: int,
+        exact: bool,
         weights_id: str,
         load_deadline_s: float,
         save_deadline_s: float,
@@ -76,6 +77,8 @@ class Prefixes:
         self.snapshots = self._layers[0].layout is None
         self._namespace = describe(llama, self._layers, block_tokens, version)
         self._is_known = self._is_registered = self._is_stale = False
+        self.exact = exact
+        self._exact_tokens = 0
         self._prefill_s_per_token = 0.0
         self._met: OrderedDict[BlockKey, None] = OrderedDict()
         self._client = client
@@ -112,6 +115,8 @@ class Prefixes:
         self._ready()
         turn.chain, turn.prompt = self._chain(), tokens
         turn.request_id = f"llama-{secrets.token_hex(4)}"
+        if self.exact:
+            self._trim(tokens)
         if turn.reads_scores or not self._usable(tokens):
             self.counts.bypassed += 1
             return []
@@ -140,6 +145,7 @@ class Prefixes:
             if loaded.tokens <= has:
                 return []
             self._context.restore(loaded.state, tokens[: loaded.tokens])
+            self.note_computed(as_prompt=True)
         except StateFailed:
             self._loader.forget(self._namespace, keys[turn.stored_blocks - 1])
             turn.stored_blocks = 0
@@ -254,6 +260,23 @@ class Prefixes:
             return same if same == llama.n_tokens else 0
         return same if self.has_window(same) else 0
 
+    def _trim(self, tokens: Sequence[int]) -> None:
+        """Have the model forget what it has not computed as it would compute this prompt."""
+        llama, size = self._model, self._namespace.block_tokens
+        has = min(self._live_tokens(llama, tokens), self._exact_tokens) // size * size
+        if has < llama.n_tokens:
+            llama.n_tokens = has if self.has_window(has) else 0
+            llama._requires_eval = True
+
+    def note_computed(self, *, as_prompt: bool) -> None:
+        """Learn what the model has computed as it computes a prompt: in blocks, from the start."""
+        tokens = self._model.n_tokens
+        if as_prompt:
+            size = self._namespace.block_tokens
+            self._exact_tokens = tokens // size * size
+        else:
+            self._exact_tokens = min(self._exact_tokens, tokens)
+
     def _rewind(self, turn: Turn, has: int) -> None:
         """Have the model go on at the end of a block, if this prompt has parted from what is there.
 
@@ -289,7 +312,7 @@ class Prefixes:
         tokens = llama.input_ids[: llama.n_tokens].tolist()
         if not self._usable(tokens) or turn.reads_scores:
             return None
-        keys = turn.keys(tokens)
+        keys = turn.keys(tokens[: len(turn.prompt)] if self.exact else tokens)
         if not keys:
             return None
         self._register()

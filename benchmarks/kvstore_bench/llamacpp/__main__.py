@@ -101,6 +101,7 @@ def main(
         "checks": [asdict(check) | {"passed": check.passed} for check in judged],
         "model": model.name,
         "threads": plan.threads,
+        "exact": True,
         "workload": asdict(shape),
         "machine": asdict(machine),
         "duration_s": round(time.monotonic() - began, 1),

@@ -154,7 +154,7 @@ class Course:
         answers = []
         for index, said in turns(workload.conversations):
             prompt = so_far.get(index, []) + said
-            answer = engine.ask(prompt, self._plan.shape.answer_tokens, clear=False)
+            answer = engine.ask(prompt, self._plan.shape.answer_tokens)
             so_far[index] = prompt + answer.answer
             answers.append(answer)
             self._say(f"{title}, conversations: {answer.ttft_s:.3f} s")

@@ -45,9 +45,9 @@ class Engine:
         self._log = log
         self._read(START_S)
 
-    def ask(self, tokens: Sequence[int], answer_tokens: int, *, clear: bool = True) -> Answer:
+    def ask(self, tokens: Sequence[int], answer_tokens: int) -> Answer:
         """Return what the model answers. Raises Unavailable if it does not."""
-        return self._send(Ask(list(tokens), answer_tokens, clear))
+        return self._send(Ask(list(tokens), answer_tokens))
 
     def tokens(self, text: str) -> list[int]:
         """Return the tokens of a text. Raises Unavailable."""

@@ -32,12 +32,11 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """tokens: of the prompt; without any, flush what was saved. clear: forget what the model has
-    computed, so that only the cache knows it. text: to be cut into tokens, and nothing else."""
+    """tokens: of the prompt; without any, flush what was saved. What the model has computed before
+    is forgotten, so that only the cache knows it. text: to be cut into tokens, and nothing else."""
 
     tokens: list[int]
     answer_tokens: int = 0
-    clear: bool = True
     text: str = ""
 
 
@@ -72,7 +71,7 @@ class Model:
         if setup.system == "kvstore":
             from kvstore_llamacpp import KVStoreCache
 
-            self.cache = KVStoreCache(self.llama, setup.place)
+            self.cache = KVStoreCache(self.llama, setup.place, exact=True)
             if not self.cache.wait_ready(READY_S):
                 raise RuntimeError("the model's file was not hashed in time")
         # The first tokens of a process read the model's file.
@@ -91,8 +90,7 @@ class Model:
 
     def ask(self, ask: Ask) -> Answer:
         """Generate greedily."""
-        if ask.clear:
-            self.clear()
+        self.clear()
         loaded = self.cache.counts.loaded_tokens if self.cache else 0
         began = time.perf_counter()
         first = 0.0

@@ -102,6 +102,22 @@ def test_a_conversation_goes_on_in_the_model_itself(
     assert kept.cache.counts.loads == 0
 
 
+@pytest.mark.parametrize("kind", ["llama", "gemma3", "mamba"])
+def test_an_exact_cache_uses_no_kv_of_answers(
+    chat: Open, daemon: Daemon, words: Words, kind: str
+) -> None:
+    kept = chat(kind, daemon, cache={"exact": True})
+    prompt = words(100, 1)
+    for seed in range(2, 6):
+        answer, asked = kept.ask(prompt, 20), len(prompt)
+        assert answer == chat(kind, None).ask(prompt, 20)
+        prompt = prompt + answer + words(23, seed)
+    kept.saved()
+    again = chat(kind, daemon, cache={"exact": True})
+    assert again.ask(prompt) == chat(kind, None).ask(prompt)
+    assert asked - 33 < again.cache.counts.loaded_tokens <= asked
+
+
 def test_a_window_that_is_gone_is_computed_again(chat: Open, daemon: Daemon, words: Words) -> None:
     """After a resume, the model has the window alone; a prompt that parts before it cannot use
     what is there."""
