@@ -62,11 +62,10 @@ class KVStoreCache(llama_cpp.BaseLlamaCache):  # type: ignore[misc] # llama_cpp 
 
         target: "unix:/path/kvstore.sock"; None: as the `kvstore` command finds it; the daemon may
         start later. block_tokens: a sliding window has to be a multiple of it.
-        snapshot_bytes: the most of a state whose layout is not known; the daemon's extents
-        and segments have to be larger.
-        exact: answers are those of a model that computes every prompt anew, bit by bit: KV of
-        answers, which llama.cpp computes token by token with other rounding, is not used again, in
-        no process. weights_id: names the weights instead of their hash; same id, same weights.
+        snapshot_bytes: the most of a state whose layout is not known; the daemon's extents and
+        segments have to be larger. exact: answers are, bit by bit, those of a model that computes
+        each prompt anew: KV of answers, which has other rounding, is not used again.
+        weights_id: names the weights instead of their hash; same id, same weights.
         load_deadline_s: how long a prompt may wait for what is stored. save_deadline_s: a save, for
         room. save_queue_jobs: answers that may wait to be saved; more are dropped. daemon_uid: the
         user that runs the daemon, if neither this one nor root. allow_untested: try other versions.
@@ -82,11 +81,11 @@ class KVStoreCache(llama_cpp.BaseLlamaCache):  # type: ignore[misc] # llama_cpp 
         version = check_version(llama_cpp, allow_untested=allow_untested)
         self._llama = weakref.ref(llama)
         self._context = Context(llama)
-        self._client = client = _client(target, load_deadline_s, daemon_uid)
+        self._client = _client(target, load_deadline_s, daemon_uid)
         try:
             self._prefixes = Prefixes(
                 llama,
-                client,
+                self._client,
                 version=version,
                 block_tokens=block_tokens,
                 snapshot_bytes=snapshot_bytes,
@@ -97,7 +96,7 @@ class KVStoreCache(llama_cpp.BaseLlamaCache):  # type: ignore[misc] # llama_cpp 
                 save_queue_jobs=save_queue_jobs,
             )
         except BaseException:
-            client.close()
+            self._client.close()
             raise
         self._turn: Turn | None = None
         self._inside, self.request_id = False, ""
