@@ -32,8 +32,8 @@ class Plan:
     systems: tuple[str, ...] = SYSTEMS
     context_tokens: int = 4096
     dram_bytes: int = 1 << 30
-    file_bytes: int = 4 << 30
-    disk_bytes: int = 24 << 30
+    file_bytes: int = 8 << 30
+    disk_bytes: int = 8 << 30
 
     @property
     def asks(self) -> int:
