@@ -33,6 +33,8 @@ from kvstore.system.token_file import changing, make_token
 from kvstore.testing.daemon import Daemon
 from kvstore.testing.llamacpp import llama_site
 from kvstore.testing.samples import sample_namespace, sample_records
+from kvstore_lmcache.settings import Settings as LMCacheSettings
+from kvstore_lmcache.settings import parse_settings as parse_lmcache_settings
 from kvstore_vllm.handoff import PREFILLER, Remote
 from kvstore_vllm.headers import _FIELDS as HEADERS
 from kvstore_vllm.hints import RequestHints
@@ -311,11 +313,19 @@ def _another_program(words: list[str]) -> None:
         assert {word for word in words[1:] if "=" not in word} <= targets
     elif program == "vllm":
         _vllm(words)
+    elif program == "lmcache":
+        _lmcache(words)
     elif program in ("python", "python3"):
         assert words[1] == "-m"
         assert importlib.util.find_spec(words[2]) is not None
     elif program != "pip":
         assert program in PROGRAMS, f"{program}: not known here"
+
+
+def _lmcache(words: list[str]) -> None:
+    adapter = json.loads(words[words.index("--l2-adapter") + 1])
+    assert adapter["class_name"] in importlib.import_module(adapter["module_path"]).__all__
+    parse_lmcache_settings(adapter["adapter_params"], "adapter_params")
 
 
 def _vllm(words: list[str]) -> None:
@@ -365,7 +375,7 @@ def test_a_block_of_json(block: Any) -> None:
 
 
 @pytest.mark.parametrize("block", every_block("yaml"), ids=lambda block: block.place)
-def test_a_block_of_alerts_or_of_a_pod(block: Any) -> None:
+def test_a_block_of_alerts_of_a_pod_or_of_lmcache(block: Any) -> None:
     yaml = pytest.importorskip("yaml")
     found = yaml.safe_load(block.text)
     if "spec" in found:
@@ -373,6 +383,13 @@ def test_a_block_of_alerts_or_of_a_pod(block: Any) -> None:
         assert {"name": "kvstore", "mountPath": "/run/kvstore"} in mounts
         (config,) = re.findall(r"--kv-transfer-config=(\{.*\})", block.text)
         _transfer(json.loads(config))
+        return
+    if "extra_config" in found:
+        prefix = "remote_storage_plugin.kvstore."
+        given = {name.removeprefix(prefix): value for name, value in found["extra_config"].items()}
+        module = importlib.import_module(given.pop("module_path"))
+        assert given.pop("class_name") in module.__all__
+        parse_lmcache_settings(given, prefix)
         return
     (group,) = found["groups"]
     for rule in group["rules"]:
@@ -436,6 +453,11 @@ def _first_column(header: str) -> set[str]:
 def test_the_table_of_the_connectors_settings_is_complete() -> None:
     names = _first_column("| `kv_connector_extra_config` | default |")
     assert names == set(Settings.__struct_fields__)
+
+
+def test_the_table_of_lmcaches_settings_is_complete() -> None:
+    names = _first_column("| setting of LMCache's | default |")
+    assert names == set(LMCacheSettings.__struct_fields__)
 
 
 def test_the_table_of_hints_is_complete() -> None:
