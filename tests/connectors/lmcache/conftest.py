@@ -50,7 +50,8 @@ def mortal() -> Iterator[Daemon]:
 
 @pytest.fixture
 def native(daemon: Daemon, lmcache: None) -> Iterator[Native]:
-    with Native(target=daemon.target, page_mib_max=4) as native:
+    # Deadlines are a matter of other tests, and this machine may be busy.
+    with Native(target=daemon.target, page_mib_max=4, lookup_deadline_s=10) as native:
         yield native
 
 

@@ -42,6 +42,7 @@ def config_of(target: str, **settings: Any) -> LMCacheEngineConfig:
                 f"{prefix}.class_name": "Adapter",
                 f"{prefix}.target": target,
                 f"{prefix}.page_mib_max": 4,
+                f"{prefix}.lookup_deadline_s": 10,  # whatever else runs here
                 **{f"{prefix}.{name}": value for name, value in settings.items()},
             },
         }

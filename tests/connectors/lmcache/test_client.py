@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import statistics
 import time
 
 import numpy as np
@@ -170,7 +171,7 @@ def test_a_stopped_daemon_delays_one_lookup_a_dead_one_none(lmcache: None, morta
         finally:
             os.kill(mortal.pid, signal.SIGCONT)
         assert max(took) < 0.5  # exactly how long is measured by `make test-lmcache`
-        assert sum(each > 0.02 for each in took) <= 2
+        assert statistics.median(took) < 0.02
         until(lambda: all(native.exists(keys)))
         check_dead(native, mortal)
 
