@@ -1,7 +1,7 @@
 # Every command a developer or CI runs. `make` alone lists them.
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-demo demo demo-native slowed test test-fast test-vllm-matrix test-lmcache soak
-.PHONY: page gpu gpu-site faults hostile torture sim fuzz check fmt proto dashboard helm helm-dry-run man docs clean
+.PHONY: page gpu gpu-site policies faults hostile torture sim fuzz check fmt proto dashboard helm helm-dry-run man docs clean
 .PHONY: setup-llamacpp demo-llamacpp test-llamacpp
 .SILENT:
 
@@ -125,6 +125,10 @@ test-lmcache: setup ## kill and stop a real LMCache server and its daemon; write
 
 soak: setup ## 10 minutes of 200 concurrent requests, aborts, preemptions; prints leaks as JSON
 	$(BIN)/python -m tests.connectors.vllm.soak $(ARGS)
+
+policies: setup ## replay a family of made-up traces, and TRACES, with lru and hz; writes build/policy.json (hours)
+	mkdir -p build
+	$(BIN)/python -m tests.replay.policies --json build/policy.json $(TRACES) $(ARGS)
 
 check: setup ## format, lint, types, layers, layout, generated code, CUDA sources; changes nothing
 	$(BIN)/ruff format --check .

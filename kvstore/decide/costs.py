@@ -5,7 +5,7 @@ times larger than one of a 1B model, and takes many times as long. So each names
 the binary logarithm of its seconds per byte over those of the median, by what was asked for lately.
 
 Engines are believed only so far. No level is beyond LEVEL_MAX: whatever a namespace claims, its
-blocks are kept for at most 8 times as long as those of the median. And who asks for little does not
+blocks are kept for at most 16 times as long as those of the median. And who asks for little does not
 move the median, so what it claims changes no level but its own.
 """
 
@@ -16,7 +16,7 @@ from math import isfinite, log2
 
 from kvstore.model.block import Namespace, NamespaceId
 
-LEVEL_MAX = 3
+LEVEL_MAX = 4
 TELLERS_MAX = 256  # namespaces; who has not asked for the longest time is forgotten
 TOLD_WEIGHT = 0.1  # of what is told, against what was told before
 JUDGED_ASKS = 32  # between two looks at all levels

@@ -93,10 +93,11 @@ def _stream(stream: Stream, rate: float, seconds: float, seed: str) -> Iterator[
 def _on_the_clock(
     running_s: float, spans: tuple[tuple[float, float], ...], seconds: float
 ) -> float | None:
-    """Return when a stream has run for so long; None: it never has."""
+    """Return when a stream has run for so long; None: it never has. What lasts to the end of the
+    trace goes on beyond it, should that have fewer requests than were expected."""
     for begin, end in spans:
         length = (end - begin) * seconds
-        if running_s < length:
+        if running_s < length or end == 1.0:
             return begin * seconds + running_s
         running_s -= length
     return None

@@ -213,3 +213,41 @@ def test_over_many_hosts_it_says_what_each_source_gave(trace: Path, tmp_path: Pa
         refused = run(trace, *wrong)
         assert refused.exit_code == 2
         assert word in refused.output
+
+
+def test_models_of_different_cost_share_a_node(tmp_path: Path) -> None:
+    rows = chat(40, 4)
+    dear, cheap = tmp_path / "dear.jsonl", tmp_path / "cheap.jsonl"
+    for path in (dear, cheap):
+        write(path, rows)
+    costs = ("--mix", f"{dear}=2", "--mix", f"{cheap}=0.1")
+    done = run(dear, *costs, "--dram", "5%", "--policy", "hz", "--json")
+    assert done.exit_code == 0, done.output
+    unaware, aware = map(json.loads, done.stdout.splitlines())
+    assert (unaware["cost_aware"], aware["cost_aware"]) == (False, True)
+    assert aware["unique_blocks"] == 2 * 321
+    models = {each["model"]: each for each in aware["models"]}
+    assert models.keys() == {"dear.jsonl", "cheap.jsonl"}
+    saved = sum(each["hit_tokens"] * each["s_per_1000"] / 1000 for each in aware["models"])
+    assert aware["saved_s"] == pytest.approx(saved)
+    assert aware["saved_s_vs_unaware"] == pytest.approx(aware["saved_s"] / unaware["saved_s"])
+    text = run(dear, *costs, "--dram", "5%", "--policy", "hz").output
+    assert "s of prefill saved" in text
+    assert aware["dram_follows"] in ("hz", "lru")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--mix", "x"], "write MODEL=SECONDS or TRACE=SECONDS"),
+        (["--mix", "x=-1"], "write MODEL=SECONDS or TRACE=SECONDS"),
+        (["--mix", "x=nan"], "write MODEL=SECONDS or TRACE=SECONDS"),
+        (["--mix", "x=1"], "no cost is said of chat.jsonl.gz"),
+        (["--mix", "x=1", "--mix", "x=2"], "x has a cost already"),
+        (["--mix", "x=1", "--hosts", "2"], "leave out --hosts"),
+    ],
+)
+def test_a_mix_that_makes_no_sense_is_refused(trace: Path, options: list[str], said: str) -> None:
+    done = run(trace, *options)
+    assert done.exit_code != 0
+    assert said in done.output

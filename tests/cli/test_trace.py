@@ -45,6 +45,15 @@ def test_made_up_traces_are_the_same_for_a_seed_and_are_replayed(tmp_path: Path)
     assert found["token_hit_ratio"] == found["infinite"] > 0.2
 
 
+def test_a_mix_is_made_up_like_any_other_kind(tmp_path: Path) -> None:
+    path = tmp_path / "models.jsonl.gz"
+    options = ("--kind", "models-chat", "--requests", "60", "--rate", "2", "--json")
+    done = kvstore("trace", "synth", str(path), *options)
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["requests"] == 60
+    assert {row["model"] for row in rows_of(path)} == {"large", "small"}
+
+
 def test_a_made_up_trace_has_the_rate_asked_for(tmp_path: Path) -> None:
     path = tmp_path / "chat.jsonl"
     options = ("--rate", "20", "--requests", "2000")
@@ -72,6 +81,7 @@ def test_what_a_trace_is_made_of_is_changed_by_options(tmp_path: Path) -> None:
     ("arguments", "code", "reason"),
     [
         (["synth", "/nowhere/trace.jsonl"], 1, "/nowhere/trace.jsonl: cannot be written"),
+        (["synth", "t", "--kind", "office", "--turns", "constant:1"], 2, "takes --rate alone"),
         (["synth", "t", "--turns", "many"], 1, "'many' is no distribution"),
         (["synth", "t", "--return-probability", "2"], 1, "a probability of 2"),
         (["record", "t", "--target", "unix:/nowhere/k.sock"], 3, "Is a daemon running there?"),

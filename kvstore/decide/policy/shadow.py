@@ -26,7 +26,8 @@ SHADOW_BLOCKS = 2048
 ALL = 1 << 16  # a share of the keys is so many of these
 MEMORY = 4.0
 """What was asked for so many times the room ago counts a third."""
-DOUBT = 0.5  # standard deviations of chance, before the tier follows another order
+DOUBT = 0.5  # standard deviations of chance, before the tier goes by hazard again
+DOUBT_BACK = 0.2  # the same, before it goes by last use: that is never far from the best
 STAYS = 0.5  # of its room is asked of a shadow, at least, between two changes of the order
 EVIDENCE_MIN = 16.0  # blocks of difference, squared and summed, before anything is believed
 ROOM_STAYS = 1.0 - 1.0 / 512  # of the tier's room, until as much of it is seen to be used again
@@ -73,7 +74,7 @@ class Shadows:
         self._hits = 0.0, 0.0  # by hazard, by use
         self._ahead = 0.0  # what hazard hit more, in blocks times their worth
         self._squares = 0.0
-        self._since = 0.0  # the last change, what was asked for
+        self._since = float("inf")  # the last change, what was asked for
         self.by_use = False
         self.switches = 0
 
@@ -129,8 +130,8 @@ class Shadows:
         )
 
     def _is_time_to_switch(self) -> bool:
-        ahead = self._ahead if self.by_use else -self._ahead
-        if self._squares < EVIDENCE_MIN or ahead <= DOUBT * sqrt(self._squares):
+        ahead, doubt = (self._ahead, DOUBT) if self.by_use else (-self._ahead, DOUBT_BACK)
+        if self._squares < EVIDENCE_MIN or ahead <= doubt * sqrt(self._squares):
             return False
         self.by_use = not self.by_use
         self.switches += 1
