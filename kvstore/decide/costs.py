@@ -5,8 +5,8 @@ times larger than one of a 1B model, and takes many times as long. So each names
 the binary logarithm of its seconds per byte over those of the median, by what was asked for lately.
 
 Engines are believed only so far. No level is beyond LEVEL_MAX: whatever a namespace claims, its
-blocks are kept for at most 16 times as long as those of the median. And who asks for little does not
-move the median, so what it claims changes no level but its own.
+blocks are kept for at most 16 times as long as those of the median. And who asks for little does
+not move the median, so what it claims changes no level but its own.
 """
 
 from __future__ import annotations
