@@ -67,7 +67,7 @@ def test_fewer_come_by_night() -> None:
     asked = made(mix, 2000)
     day = asked[-1].at_s / DAYS
     quarters = Counter(int(4 * (each.at_s / day % 1)) for each in asked)
-    assert quarters[1] + quarters[2] > 3 * (quarters[0] + quarters[3])
+    assert quarters[1] + quarters[2] > 2 * (quarters[0] + quarters[3])
 
 
 def test_each_request_names_its_model_in_memory_and_in_a_file() -> None:
@@ -78,10 +78,10 @@ def test_each_request_names_its_model_in_memory_and_in_a_file() -> None:
     assert "model" not in made(MIXES["office"], 1)[0].to_mooncake()
 
 
-@pytest.mark.parametrize("name", ["in-turn", "models-chat", "scan-agents"])
+@pytest.mark.parametrize("name", ["in-turn", "models-chat", "scan"])
 def test_hz_loses_nothing_worth_mentioning_to_lru(name: str) -> None:
     """On a few of them, and short: `make policies` takes all, and says by how much."""
-    found = workload(name, 1500)
+    found = workload(name, 1000)
     for share in (0.02, 0.2):
         assert hits(found, "hz", share) >= hits(found, "lru", share) - 0.01
 
