@@ -86,6 +86,8 @@ def test_a_misspelt_key_is_refused_with_the_key_the_file_and_the_nearest(tmp_pat
         ("file.path=[/a", "array"),
         ('file.path=["/a", ""]', "empty"),
         ("file.hang_s=0", "hang_s"),
+        ("dram.shadow_blocks=65537", "0..65536"),
+        ("file.shadow_blocks=-1", "0..65536"),
     ],
 )
 def test_an_impossible_value_is_refused_and_named(override: str, word: str) -> None:

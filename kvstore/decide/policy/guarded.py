@@ -125,21 +125,20 @@ class Guarded:
 
     def victims(self) -> Iterator[BlockKey]:
         """Blocks that were passed over before the policy raised may be yielded once more."""
-        policy = self._policy
-        walk = policy.victims()
+        policy: Policy | None = None
+        walk: Iterator[BlockKey] = iter(())
         while True:
             try:
+                if policy is not self._policy:  # at first, and if it has raised meanwhile
+                    policy = self._policy
+                    walk = policy.victims()
                 victim = next(walk)
             except StopIteration:
                 return
             except Exception as error:
-                policy = self._fall_back(error) if policy is self._policy else self._policy
-                walk = policy.victims()
-                continue
-            yield victim
-            if policy is not self._policy:  # it has raised meanwhile
-                policy = self._policy
-                walk = policy.victims()
+                self._fall_back(error)
+            else:
+                yield victim
 
     def _fall_back(self, error: Exception) -> Policy:
         """Let `lru` go on with what is stored; raises what it raises itself."""

@@ -1,0 +1,61 @@
+"""A node tells which order its tiers follow, and goes on without a policy that fails."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from tests.store.node import FULL, SPEC, Node, chain
+
+A, B = chain(1), chain(2)
+
+
+def metric(node: Node, name: str, **labels: str) -> float | None:
+    return node.metrics.registry.get_sample_value(f"kvstore_{name}", labels)
+
+
+def test_stats_and_metrics_tell_the_order_that_each_tier_follows() -> None:
+    with Node(None, policy="hz") as node:
+        node.put(A, 0, 16, parts=(FULL,))
+        node.get(A[:16])
+        policies = node.store.report.stats()["policies"]
+        assert policies["dram"]["follows"] in ("hz", "lru")
+        assert policies["dram"]["failures"] == 0
+        assert policies["dram"]["shadow_hit_ratios"].keys() == {"hz", "lru"}
+        node.metrics.publish(node.store.report.stats(), node.planner.counts.left)
+        follows = policies["dram"]["follows"]
+        assert metric(node, "policy_follows", tier="dram", order=follows) == 1.0
+    with Node(None, policy="lru") as node:
+        assert node.store.report.stats()["policies"]["dram"] == {"failures": 0}
+
+
+@pytest.mark.parametrize("method", ["touch", "insert", "remove", "victims"])
+def test_a_policy_that_raises_gives_way_and_every_put_and_get_goes_on(
+    method: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Node(None, arena_bytes=256 << 10, policy="hz") as node:
+        node.put(A, 0, 8, parts=(FULL,))
+
+        def raises(*args: object) -> None:
+            raise ZeroDivisionError
+
+        with caplog.at_level(logging.ERROR):
+            setattr(node.planner.policies.dram._policy, method, raises)
+            assert node.get(A[:8]) == 0, "one of its groups is missing"
+            assert node.put(B, 0, 16, parts=(FULL,)).refused == 0
+            assert node.put(chain(3), 0, 16, parts=(FULL,)).refused == 0
+        assert "tier=dram policy=failed now=lru" in caplog.text
+        stats = node.store.report.stats()
+        assert stats["policies"]["dram"] == {"failures": 1}
+        assert stats["dram"]["evicted_blocks"] > 0
+        for _ in range(2):
+            node.metrics.publish(stats, node.planner.counts.left)
+        assert metric(node, "policy_failures_total", tier="dram") == 1.0
+
+
+def test_what_an_engine_says_that_a_block_costs_is_known_of_its_namespace() -> None:
+    with Node(None, policy="hz") as node:
+        node.put(A, 0, 16)
+        node.get(A[:16], recompute_s_per_block=0.5)
+        assert node.planner.costs.levels == {SPEC.id: 0}
