@@ -86,7 +86,8 @@ def as_dict(workload: Workload, result: Result) -> dict[str, Any]:
 def write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     try:
         with path.open("w", newline="", encoding="utf-8") as file:
-            table = csv.DictWriter(file, list(rows[0]))
+            names = dict.fromkeys(name for row in rows for name in row)
+            table = csv.DictWriter(file, list(names))
             table.writeheader()
             table.writerows(rows)
     except OSError as error:
