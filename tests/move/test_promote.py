@@ -22,7 +22,7 @@ def read_times(path: Path, io_s: float) -> tuple[float, list[float]]:
     """Bring a prefix up; return when its first block was there, and when the disk was asked."""
     with Node(path) as node:
         node.put(A, durable=True)
-    loop = SimLoop(Random(3))
+    loop = SimLoop(Random(7))
     disk = FaultyDisk()
     with Node(path, disk=disk, loop=loop) as node:
         loop.threads.io_s = io_s
