@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+import time
 from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any, Final
@@ -28,6 +29,8 @@ from kvstore.web.watch import SHARED, Watches
 
 REQUESTS_MAX = 1000
 FORM_FIELDS_MAX = 4
+TREE_KEPT_S = 2.0  # the daemon draws it every few seconds
+TREES_MAX = 32
 _STYLE = re.compile(r"<style>(.*?)</style>", re.DOTALL)
 _HEADERS: Final = {
     "X-Content-Type-Options": "nosniff",
@@ -183,6 +186,7 @@ class _Api:
         self._calls = calls
         self._visitors = visitors
         self._watches = watches
+        self._trees: dict[tuple[Principal, str], tuple[float, bytes]] = {}  # and when each came
 
     async def who(self, request: Request) -> Response:
         principal = self._principal(request)
@@ -223,6 +227,17 @@ class _Api:
         return _json(shapes.outcomes(await self._ask(request, "Outcomes", asked)))
 
     async def tree(self, request: Request) -> Response:
+        """Every viewer asks for the same now and then: they share an answer."""
+        key, now = (self._principal(request), request.url.query), time.monotonic()
+        at, told = self._trees.get(key, (0.0, b""))
+        if not told or now - at > TREE_KEPT_S:
+            told = msgspec.json.encode(await self._tree(request))
+            if len(self._trees) >= TREES_MAX:
+                self._trees.clear()
+            self._trees[key] = now, told
+        return Response(told, media_type="application/json")
+
+    async def _tree(self, request: Request) -> shapes.Shape:
         asked = pb.TreeRequest(
             namespace_id=_hex(request, "namespace"),
             prefix=_hex(request, "prefix"),
@@ -231,7 +246,7 @@ class _Api:
             limit=_count(request, "limit", 200, 1000),
             cursor=_hex(request, "cursor"),
         )
-        return _json(shapes.tree(await self._ask(request, "Tree", asked)))
+        return shapes.tree(await self._ask(request, "Tree", asked))
 
     async def conversations(self, request: Request) -> Response:
         asked = pb.ConversationsRequest(
