@@ -104,14 +104,17 @@ def test_where_last_use_says_nothing_it_goes_by_hazard() -> None:
 
 
 def test_where_hazard_is_wrong_it_goes_by_last_use_and_loses_little() -> None:
-    """Chats that pause for as long as others' have ended: what was learned misleads."""
-    asks = mixed("chat-long", 1500)
+    """Returning users, then documents in turn: what was learned of the ones misleads of the others.
+
+    Where both orders hit nearly the same, or traffic is short, chance decides: `make policies`.
+    """
+    asks = mixed("shift-to-and-fro", 2500)
     race = Race(room=len({key for _, keys in asks for key in keys}) // 5)
     hits = race.run(asks)
-    assert hits["hazard"] < 0.99 * hits["lru"], "this traffic is to be hard for hazard"
+    assert hits["hazard"] < 0.97 * hits["lru"], "this traffic is to be hard for hazard"
     assert hits["hz"] > 0.995 * hits["lru"]
     assert race.hz.choice is not None
-    assert race.hz.choice.follows == "lru"
+    assert race.hz.choice.switches > 0
 
 
 def test_it_follows_a_change_of_the_traffic_both_ways() -> None:
