@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as Late
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -28,9 +28,11 @@ from kvstore import (
     Unavailable,
 )
 from kvstore.model.checksum import copies_out
-from kvstore_llamacpp.namespace import Layers
 from kvstore_llamacpp.saving import Buffers
 from kvstore_llamacpp.state import MAGIC, SEQUENCE, Blocks, Bytes, state_nbytes, write_state
+
+if TYPE_CHECKING:
+    from kvstore_llamacpp.namespace import Layers
 
 logger = logging.getLogger(__name__)
 

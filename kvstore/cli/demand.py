@@ -38,6 +38,7 @@ def demand_options(command: F) -> F:
 
 def traffic_options(command: F, kinds: Iterable[str]) -> F:
     """Add --kind with these choices, and what changes it."""
+    kinds = sorted(kinds)
     for name, text in reversed(_WORDS.items()):
         command = click.option(f"--{name}", metavar="DRAWS", help=text)(command)
     for name, (kind, text) in reversed(_NUMBERS.items()):
@@ -45,10 +46,13 @@ def traffic_options(command: F, kinds: Iterable[str]) -> F:
     rate = click.option("--rate", type=click.FloatRange(1e-6), help="Mean requests per second.")
     kind_ = click.option(
         "--kind",
-        type=click.Choice(sorted(kinds)),
+        type=click.Choice(kinds),
+        metavar="KIND",
         default="chat",
         show_default=True,
-        help="Kind of traffic; it sets the defaults of the options below.",
+        help="Kind of traffic; it sets the defaults of the options below. One of "
+        + ", ".join(kinds)
+        + ".",
     )
     return kind_(rate(command))
 

@@ -42,6 +42,7 @@ class LookCalls(ConfigCalls):
             raise InvalidRequest(f"samples cover {steps} seconds: set step_s to one of these")
         if not math.isfinite(request.since):
             raise InvalidRequest(f"since={request.since} is not a time")
+        await self._store.history.loaded()
         found = self._store.history.samples.since(request.step_s, request.since)
         return pb.HistoryReply(
             columns=COLUMNS,

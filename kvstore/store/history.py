@@ -26,6 +26,10 @@ SAVE_ALL_EVERY_S = 300.0
 WRITE_S = 2.0  # for the disk to take it; a disk that hangs is not waited for
 
 
+time_of_day: Callable[[], float] = time.time
+"""Stamps samples; nothing is decided by it."""
+
+
 class History:
     """Takes samples when `tick` is called, at most one a second.
 
@@ -39,7 +43,7 @@ class History:
         file: Devices | None,
         *,
         every_sample: bool = True,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time_of_day,
     ) -> None:
         self.samples = Samples()
         self.every_sample = every_sample
@@ -48,18 +52,27 @@ class History:
         self._clock = clock
         self._measured_at = clock()
         self._totals: dict[str, float] | None = None
+        self._loading: asyncio.Task[None] | None = None
         self._saved_at = self._saved_all_at = self._measured_at
         self._saved: Sample | None = None  # the last one that is in a note
         self._saving: asyncio.Task[None] | None = None
 
-    async def load(self) -> None:
-        """Take what another life has kept. A disk that does not give it is no error."""
+    def start(self) -> None:
+        """Begin to take what another life has kept. No sample is taken before that has ended."""
+        self._loading = asyncio.get_running_loop().create_task(self._load())
+
+    async def loaded(self) -> None:
+        """Wait until what another life has kept is here, for a moment at most."""
+        if self._loading is not None:
+            await asyncio.wait({self._loading}, timeout=WRITE_S)
+
+    async def _load(self) -> None:
+        """A disk that does not give it is no error."""
+        if self._file is not None:
+            kept, recent = await self._file.history.read(), await self._file.recent.read()
+            self.samples.load(kept, recent, self._clock())
+            self._saved_all_at = 0.0  # what there was is written anew, soon
         self._totals = _totals(self._metrics)
-        if self._file is None:
-            return
-        kept, recent = await self._file.history.read(), await self._file.recent.read()
-        self.samples.load(kept, recent, self._clock())
-        self._saved_all_at = 0.0  # what there was is written anew, soon
 
     def tick(self, stats: Mapping[str, Any]) -> None:
         """Take a sample if it is time to; begin to write if it is time to. stats: of now."""
@@ -79,6 +92,9 @@ class History:
 
     async def close(self) -> None:
         """Write everything, for a moment at most."""
+        if self._loading is not None:
+            await self.loaded()
+            self._loading.cancel()
         if self._saving is not None:
             await asyncio.wait({self._saving}, timeout=WRITE_S)
         if self._file is not None and self.samples.last is not None:

@@ -38,7 +38,7 @@ from kvstore.store.caps import Caps
 from kvstore.store.deletes import Deletes, FleetDeletes
 from kvstore.store.gets import Gets
 from kvstore.store.hints import Hints
-from kvstore.store.history import History
+from kvstore.store.history import History, time_of_day
 from kvstore.store.node import Node
 from kvstore.store.puts import Puts
 from kvstore.store.report import Report
@@ -87,7 +87,7 @@ class Store:
         scrub: Scrub | None = None,
         objects: Callable[[Promotion, Deletions], Objects] | None = None,
         pool: Callable[[Deletions], Pool] | None = None,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time_of_day,
     ) -> None:
         """new_id: as for `Leases`. objects, pool: make the node's object tier, and its side
         of a pool, if it has them. clock: seconds since the epoch."""
@@ -278,7 +278,7 @@ class Store:
         await self._node.arena.start()
         await self._node.write_behind.start()
         self.history.every_sample = house
-        await self.history.load()
+        self.history.start()
         self._publish()
         if house:
             self._keep("house", self._keep_house)

@@ -221,9 +221,11 @@ def _fill(directory: Path) -> None:
         (directory / name).write_text("")
     made = str(directory / "made.jsonl")
     assert CliRunner().invoke(main, ["trace", "synth", made, "--requests", "50"]).exit_code == 0
-    for name in ("trace.jsonl", "trace.jsonl.gz", "monday.jsonl.gz", "now.jsonl.gz"):
-        made = str(directory / name)
-        assert CliRunner().invoke(main, ["trace", "synth", made, "--requests", "50"]).exit_code == 0
+    chats = ("trace.jsonl", "trace.jsonl.gz", "monday.jsonl.gz", "now.jsonl.gz")
+    kinds = {"70b.jsonl.gz": "chat", "1b.jsonl.gz": "chat", "both.jsonl.gz": "models-chat"}
+    for name, kind in {**dict.fromkeys(chats, "chat"), **kinds}.items():
+        synth = ["trace", "synth", str(directory / name), "--requests", "50", "--kind", kind]
+        assert CliRunner().invoke(main, synth).exit_code == 0
 
 
 def _targets(target: str) -> dict[str, Any]:

@@ -279,7 +279,7 @@ def test_raw_is_raw(codec_library, caplog) -> None:
 def test_on_a_gpu_blocks_are_coded_for_who_asks(record, fidelity, opened_as, monkeypatch) -> None:
     asked = []
     monkeypatch.setattr(
-        "kvstore_vllm.opening.open_device_memory", lambda *given: asked.append(given[3:])
+        "kvstore_vllm.opening.open_device_memory", lambda *given, **_: asked.append(given[3:])
     )
     layer = torch.empty((BLOCKS, 2, 16, 2 * CHANNELS), device="meta")
     open_pages([[layer]], BLOCKS, record=record, fidelity=fidelity)
