@@ -28,6 +28,7 @@ from kvstore.move.scrub import Scrub
 from kvstore.move.write_behind import WriteBehind
 from kvstore.sealing import Sealing
 from kvstore.settings import LimitSettings
+from kvstore.store.history import History
 from kvstore.store.sessions import Process
 from kvstore.store.store import Store
 from kvstore.tier.dram import Arena
@@ -174,6 +175,8 @@ class Daemon:
                 now=now,
             ),
         )
+        # Samples hold measured seconds, so how much room they take would differ from run to run.
+        self.store.history = History(self.metrics, None, clock=now)
 
     def object_side(
         self, now: Callable[[], float]
