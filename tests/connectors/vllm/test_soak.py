@@ -9,7 +9,7 @@ from tests.connectors.vllm.soak import passed, soak
 pytestmark = [pytest.mark.vllm, pytest.mark.fault, pytest.mark.timeout(400)]
 
 GROWTH_BYTES_MAX = 96 << 20
-"""Allocators keep some of what they once had: up to 84 MiB where two engines compete for two cores."""
+"""Allocators keep some of what they once had: up to 84 MiB where two engines share two cores."""
 
 
 def test_nothing_is_wrong_or_left_behind_after_40_seconds_of_traffic(models, tmp_path):
