@@ -67,12 +67,16 @@ class History:
             await asyncio.wait({self._loading}, timeout=WRITE_S)
 
     async def _load(self) -> None:
-        """A disk that does not give it is no error."""
-        if self._file is not None:
-            kept, recent = await self._file.history.read(), await self._file.recent.read()
-            self.samples.load(kept, recent, self._clock())
-            self._saved_all_at = 0.0  # what there was is written anew, soon
-        self._totals = _totals(self._metrics)
+        """A disk that does not give it is no error. Samples are taken from now on in any case."""
+        try:
+            if self._file is not None:
+                kept, recent = await self._file.history.read(), await self._file.recent.read()
+                self.samples.load(kept, recent, self._clock())
+                self._saved_all_at = 0.0  # what there was is written anew, soon
+        except Exception:  # nobody else would say why the past is missing
+            logger.exception("history=not_loaded")
+        finally:
+            self._totals = _totals(self._metrics)
 
     def tick(self, stats: Mapping[str, Any]) -> None:
         """Take a sample if it is time to; begin to write if it is time to. stats: of now."""
