@@ -93,18 +93,28 @@ async function ask(path, query) {
 
 // ---- what is drawn, once a frame of the screen ---------------------------------------------------
 
+const DRAW_MS = 3 // of a frame, after which the other panels wait for the next one
+const SCROLLED = ["requests", "tree"] // follow the hand: drawn in the frame that they are due in
 const dirty = new Set()
 const draws = new Map()
+let isDue = false
 
 function due(...names) {
-  if (!dirty.size) requestAnimationFrame(draw)
   for (const name of names) dirty.add(name)
+  if (isDue) return
+  isDue = true
+  requestAnimationFrame(draw)
 }
 
 function draw() {
-  const names = [...dirty]
-  dirty.clear()
-  for (const name of names) draws.get(name)()
+  const began = performance.now()
+  isDue = false
+  const names = [...dirty].sort((one, other) => SCROLLED.includes(other) - SCROLLED.includes(one))
+  for (const name of names) {
+    if (!SCROLLED.includes(name) && performance.now() - began > DRAW_MS) return due(...dirty)
+    dirty.delete(name)
+    draws.get(name)()
+  }
 }
 
 // ---- the stream ---------------------------------------------------------------------------------
@@ -643,6 +653,7 @@ const list = new Listed($("#request-list"), "requests", {
     const row = el("div", "row r-cols")
     row.append(el("span", "dim"), el("span", "mono"), el("span", "dim"), el("div", "cell"), el("span", "num"), el("span", "num dim"), el("span"))
     row.children[3].append(el("div", "prompt"))
+    row.children[3].firstChild.setAttribute("role", "img")
     return row
   },
   fill(row, request) {
@@ -674,15 +685,21 @@ const saveWords = (request) => (request.refused ? `saved, ${request.refused} ref
 function fillPrompt(bar, request) {
   bar.className = request.kind === "save" ? "prompt save" : "prompt"
   const pieces = request.kind === "save" ? [] : merged(request.ranges)
-  const whole = Math.max(1, request.asked)
-  children(bar, pieces, () => el("i"), (piece, [begin, end, tier]) => {
-    piece.className = tier ? `t-${tier}` : "t-miss"
-    width(piece, `calc(${((100 * (end - begin)) / whole).toFixed(2)}% - 1px)`)
-  })
+  bar.style.backgroundImage = stripes(pieces, Math.max(1, request.asked))
   const words = request.kind === "save" ? `saved from block ${request.first_block}: ${request.stored} records` : pieces.map(([begin, end, tier]) => `blocks ${begin} to ${end - 1}: ${NAMES[tier]}`).join(", ")
-  attribute(bar, "title", words)
-  attribute(bar, "role", "img")
-  attribute(bar, "aria-label", words || "no blocks")
+  attribute(bar, "title", words || "no blocks")
+}
+
+// The pieces of a bar are one picture, not an element each: rows are written while they are scrolled.
+function stripes(pieces, whole) {
+  if (!pieces.length) return "none"
+  const percent = (blocks) => `${tidy((100 * blocks) / whole, 4)}%`
+  const stops = pieces.map(([begin, end, tier]) => {
+    const colour = `var(--${tier || "miss"})`
+    const gap = end === whole ? "" : `,var(--card) calc(${percent(end)} - 1px) ${percent(end)}`
+    return `${colour} ${percent(begin)} ${end === whole ? percent(end) : `calc(${percent(end)} - 1px)`}${gap}`
+  })
+  return `linear-gradient(90deg,${stops})`
 }
 
 // A prompt of many short ranges is shown as fewer: the shortest are joined to the ones before them.
@@ -707,6 +724,7 @@ function explain(request) {
   close.addEventListener("click", closeWhy)
   head.append(el("h3", "mono", request.id || "a request without an id"), close)
   const bar = el("div")
+  bar.setAttribute("role", "img")
   fillPrompt(bar, request)
   const parts = [head, el("p", "dim", `${new Date(request.at * 1000).toLocaleTimeString()}, from ${request.client || "a client without a name"}${request.asks > 1 ? `, asked ${request.asks} times` : ""}${request.conversation ? `, conversation ${request.conversation}` : ""}`), bar, ...explained(request)]
   const model = models.get(request.namespace)
