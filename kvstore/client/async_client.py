@@ -23,6 +23,7 @@ from kvstore.client.bulk import Bulk
 from kvstore.client.caller import Caller
 from kvstore.client.credentials import client_credentials
 from kvstore.client.hints import Hints
+from kvstore.client.pieces import Pieces
 from kvstore.client.session import Session
 from kvstore.client.target import default_target
 from kvstore.model.block import BlockKey, Buffer, Committed, NamespaceId, Part
@@ -109,7 +110,7 @@ class AsyncClient(Session):
         self,
         namespace_id: NamespaceId,
         keys: Sequence[BlockKey],
-        records: Sequence[Buffer],
+        records: Sequence[Buffer | Pieces],
         *,
         group: int = 0,
         shard: int = 0,
@@ -119,7 +120,7 @@ class AsyncClient(Session):
         wait_s: float = 2.0,
     ) -> Committed:
         """Store one part of consecutive blocks. Over the arena, the records of a namespace where
-        they vary may have sizes of their own.
+        they vary may have sizes of their own. A record may be in several pieces: see `Pieces`.
 
         durable: answer when the records are synced to disk. A full store is not an error: the
         answer's `refused` counts the records that it did not take.
@@ -154,7 +155,7 @@ class AsyncClient(Session):
         self,
         namespace_id: NamespaceId,
         keys: Sequence[BlockKey],
-        targets: Sequence[Buffer],
+        targets: Sequence[Buffer | Pieces],
         *,
         group: int = 0,
         shard: int = 0,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from kvstore.client.pieces import Memory, Pieces
 from kvstore.model.block import BlockKey, Buffer, NamespaceId, Part, Span
 from kvstore.model.errors import InvalidRequest
 
@@ -65,18 +66,19 @@ class Batch:
     def stream_s(self) -> float:
         return self.nbytes / STREAM_BYTES_PER_S
 
-    def flat(self, records: Sequence[Buffer]) -> list[memoryview]:
+    def flat(self, records: Sequence[Buffer | Pieces]) -> list[Memory]:
         """Return records as bytes. Raises InvalidRequest unless they fit keys and namespace."""
         if len(records) != len(self.keys):
             raise InvalidRequest(f"{len(records)} records for {len(self.keys)} keys")
-        views = []
+        views: list[Memory] = []
         for index, record in enumerate(records):
-            view = memoryview(record)
+            view = record if isinstance(record, Pieces) else memoryview(record)
             nbytes = self.sizes[index] if self.sizes else self.record_nbytes
-            if not view.c_contiguous or view.nbytes != nbytes:
+            whole = isinstance(view, Pieces) or view.c_contiguous
+            if not whole or view.nbytes != nbytes:
                 raise InvalidRequest(
                     f"record {index} has {view.nbytes} bytes; {nbytes} in one piece "
                     f"are what the namespace says of group {self.part.group}"
                 )
-            views.append(view.cast("B"))
+            views.append(view if isinstance(view, Pieces) else view.cast("B"))
         return views

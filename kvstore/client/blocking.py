@@ -11,6 +11,7 @@ from typing import Self, TypeVar
 from kvstore.client.async_client import AsyncClient
 from kvstore.client.blocking_parts import BlockingAdmin, BlockingHints, BlockingState
 from kvstore.client.loop_thread import LoopThread, Work
+from kvstore.client.pieces import Pieces
 from kvstore.model.block import (
     BlockKey,
     Buffer,
@@ -210,7 +211,7 @@ class Client(BlockingState):
         self,
         namespace_id: NamespaceId,
         keys: Sequence[BlockKey],
-        records: Sequence[Buffer],
+        records: Sequence[Buffer | Pieces],
         *,
         group: int = 0,
         shard: int = 0,
@@ -250,7 +251,7 @@ class Client(BlockingState):
         self,
         namespace_id: NamespaceId,
         keys: Sequence[BlockKey],
-        targets: Sequence[Buffer],
+        targets: Sequence[Buffer | Pieces],
         *,
         group: int = 0,
         shard: int = 0,

@@ -13,6 +13,7 @@ from kvstore.client.caller import Caller
 from kvstore.client.copying import Copiers, Taken, Wanted
 from kvstore.client.file_reads import are_pages
 from kvstore.client.in_place import InPlace
+from kvstore.client.pieces import Memory, Pieces, nbytes_of
 from kvstore.client.session import Session
 from kvstore.client.streams import Streams
 from kvstore.model.block import BlockKey, Buffer, Committed, NamespaceId, Part, Span, check_keys
@@ -47,7 +48,7 @@ class Bulk:
         self,
         namespace_id: NamespaceId,
         keys: Sequence[BlockKey],
-        records: Sequence[Buffer],
+        records: Sequence[Buffer | Pieces],
         *,
         part: Part,
         first_block: int,
@@ -87,7 +88,7 @@ class Bulk:
         self,
         namespace_id: NamespaceId,
         keys: Sequence[BlockKey],
-        targets: Sequence[Buffer],
+        targets: Sequence[Buffer | Pieces],
         *,
         part: Part,
         wait_s: float,
@@ -98,7 +99,8 @@ class Bulk:
         views = batch.flat(targets)
         if any(view.readonly for view in views):
             raise InvalidRequest("a target cannot be written to")
-        wanted = Wanted(views, verify, from_files and all(map(are_pages, views)))
+        direct = from_files and all(isinstance(v, memoryview) and are_pages(v) for v in views)
+        wanted = Wanted(views, verify, direct)
         taken = await self._taken(batch, wait_s, wanted)
         return [record is not None for record, _ in taken]
 
@@ -118,7 +120,7 @@ class Bulk:
         return taken
 
     async def _put_window(
-        self, batch: Batch, records: Sequence[memoryview], durable: bool, wait_s: float
+        self, batch: Batch, records: Sequence[Memory], durable: bool, wait_s: float
     ) -> Committed:
         for last in (False, True):
             try:
@@ -151,7 +153,7 @@ class Bulk:
         namespace_id: NamespaceId,
         keys: Sequence[BlockKey],
         part: Part,
-        buffers: Sequence[Buffer] = (),
+        buffers: Sequence[Buffer | Pieces] = (),
     ) -> Batch:
         """buffers: of the records, which say how long each is, where the namespace does not."""
         check_keys(keys)
@@ -159,7 +161,7 @@ class Bulk:
         most = namespace.record_nbytes(part)
         if not namespace.groups[part.group].varies or namespace.fine or not buffers:
             return Batch(namespace_id, keys, part, namespace.fixed_nbytes(part))
-        sizes = tuple(memoryview(buffer).nbytes for buffer in buffers)
+        sizes = tuple(map(nbytes_of, buffers))
         if len(sizes) == len(keys):  # else `flat` says what is wrong
             namespace.check_sizes([Span(part, 0, len(keys))], sizes)
         return Batch(namespace_id, keys, part, max(1, min(most, max(sizes))), sizes=sizes)

@@ -8,14 +8,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from kvstore.model.checksum import checksum, copy_bytes, copy_in, copy_out
+from kvstore.client.pieces import Memory, copy_from_slot, copy_to_slot
+from kvstore.model.checksum import checksum
 from kvstore.system.threads import ended, outlive
 
 T = TypeVar("T")
 
 COPY_THREADS = 2
 
-Taken = tuple[bytes | memoryview | None, bool]
+Taken = tuple[bytes | Memory | None, bool]
 """A record, None if it is missing or corrupt; whether it is corrupt."""
 
 
@@ -24,7 +25,7 @@ class Wanted:
     """What a get wants. targets: where each record goes, None: into new memory. verify: the copies.
     from_files: records that only the file tier has are read there, and not promoted."""
 
-    targets: Sequence[memoryview | None]
+    targets: Sequence[Memory | None]
     verify: bool = True
     from_files: bool = False
 
@@ -58,17 +59,15 @@ class Copiers:
         return [result for job in jobs for result in job.result()]
 
 
-def fill(record: memoryview, target: memoryview | None) -> int:
+def fill(record: Memory, target: memoryview | None) -> int:
     """Copy a record into its slot and return the checksum of what was to be written.
 
     Of the source, not of the slot: then a stray write into the slot is found by every reader.
     """
-    return 0 if target is None else copy_in(record, target)
+    return 0 if target is None else copy_to_slot(record, target)
 
 
-def take(
-    view: memoryview | None, expected: int, target: memoryview | None, *, verify: bool
-) -> Taken:
+def take(view: memoryview | None, expected: int, target: Memory | None, *, verify: bool) -> Taken:
     """Copy a record out, then verify the copy: what the caller gets is what was checked."""
     if view is None:
         return None, False
@@ -76,10 +75,8 @@ def take(
         record = bytes(view)
         corrupt = verify and checksum(record) != expected
         return None if corrupt else record, corrupt
-    if not verify:
-        copy_bytes(view, target)
-        return target, False
-    corrupt = copy_out(view, target) != expected
+    found = copy_from_slot(view, target, verify=verify)
+    corrupt = verify and found != expected
     return None if corrupt else target, corrupt
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from kvstore.client.batch import Batch
 from kvstore.client.copying import Copiers, Taken, Wanted, fill, take
 from kvstore.client.file_reads import FileRead, FileReads
+from kvstore.client.pieces import Memory
 from kvstore.client.session import Session
 from kvstore.model.block import Committed, FilePlace, Grant, Slot
 from kvstore.system.threads import ended
@@ -43,7 +44,7 @@ class InPlace:
         await self._files.settled()
 
     async def put(
-        self, batch: Batch, records: Sequence[memoryview], durable: bool, wait_s: float
+        self, batch: Batch, records: Sequence[Memory], durable: bool, wait_s: float
     ) -> Committed:
         if self._session.staging_nbytes and not durable:
             return await self._put_staged(batch, records, wait_s)
@@ -51,7 +52,7 @@ class InPlace:
         return await self._session.commit(lease, checksums, durable=durable)
 
     async def _put_staged(
-        self, batch: Batch, records: Sequence[memoryview], wait_s: float
+        self, batch: Batch, records: Sequence[Memory], wait_s: float
     ) -> Committed:
         """Put beside a sealed arena, piece by piece: while one is written, slots for the next are
         reserved, and the daemon copies the one before, which is still in the processor's cache."""
@@ -93,7 +94,7 @@ class InPlace:
         await _ended(reserving)
 
     async def _written(
-        self, batch: Batch, records: Sequence[memoryview], wait_s: float
+        self, batch: Batch, records: Sequence[Memory], wait_s: float
     ) -> tuple[int, list[int]]:
         """Reserve slots and copy records there; return the lease and the checksums."""
         grant = await self._reserve(batch, wait_s)
@@ -110,7 +111,7 @@ class InPlace:
             sizes=batch.sizes,
         )
 
-    async def _filled(self, grant: Grant, records: Sequence[memoryview]) -> list[int]:
+    async def _filled(self, grant: Grant, records: Sequence[Memory]) -> list[int]:
         """Copy records into their slots; return the checksums. They are released if it fails."""
         try:
             targets = [self._session.view(slot) if slot else None for slot in grant.slots]
@@ -217,14 +218,14 @@ class InPlace:
             for index, (place, expected, target) in enumerate(
                 zip(grant.places, grant.checksums, wanted.targets, strict=True)
             )
-            if place is not None and target is not None and _fits(place, target)
+            if place is not None and isinstance(target, memoryview) and _fits(place, target)
         }
         good = await self._files.read(list(reads.values()), deadline)
         for (index, read), is_good in zip(reads.items(), good, strict=True):
             taken[index] = (read.target if is_good else None, False)
 
 
-def _fits(record: Slot | FilePlace, target: memoryview | None) -> bool:
+def _fits(record: Slot | FilePlace, target: Memory | None) -> bool:
     """Say whether a record is as long as where it goes: of records that vary, another one is no
     part of what was asked for."""
     return target is None or record.nbytes == len(target)

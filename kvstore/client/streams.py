@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from kvstore.client.batch import Batch
 from kvstore.client.caller import DURABLE_WAIT_S, Caller
 from kvstore.client.copying import Copiers, Taken, Wanted, take
+from kvstore.client.pieces import Memory, joined
 from kvstore.model.block import Committed
 from kvstore.model.checksum import checksum
 from kvstore.model.errors import Incompatible, InvalidRequest
@@ -28,8 +29,9 @@ class Streams:
         self._copiers = copiers
 
     async def put(
-        self, batch: Batch, records: Sequence[memoryview], durable: bool, wait_s: float
+        self, batch: Batch, records: Sequence[Memory], durable: bool, wait_s: float
     ) -> Committed:
+        whole = [joined(record) for record in records]
         header = pb.PutHeader(
             namespace_id=batch.namespace_id,
             keys=b"".join(batch.keys),
@@ -37,13 +39,13 @@ class Streams:
             parent=batch.parent or b"",
             group=batch.part.group,
             shard=batch.part.shard,
-            checksums=await self._copiers.map(checksum, records),
+            checksums=await self._copiers.map(checksum, whole),
             durable=durable,
             wait_s=wait_s,
         )
 
         def call(stub: KVStoreAsyncStub, _: int, timeout_s: float) -> Awaitable[pb.CommitReply]:
-            return stub.Put(_put_messages(header, records), timeout=timeout_s)
+            return stub.Put(_put_messages(header, whole), timeout=timeout_s)
 
         extra_s = wait_s + batch.stream_s + (DURABLE_WAIT_S if durable else 0.0)
         return committed_of(

@@ -9,8 +9,9 @@ it for what is large enough, where it is there.
 
 from __future__ import annotations
 
+import itertools
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import xxhash
@@ -47,28 +48,59 @@ def copies_in(sources: Sequence[memoryview], targets: Sequence[memoryview]) -> l
     """Copy each source to the target of its size; return the checksums of the sources."""
     if _natively(sum(map(len, sources))):
         return sums.copies(sources, targets, arrived=False)
-    return [_copy(source, to, source) for source, to in zip(sources, targets, strict=True)]
+    return [copy_gathered([source], to) for source, to in zip(sources, targets, strict=True)]
 
 
 def copies_out(sources: Sequence[memoryview], targets: Sequence[memoryview]) -> list[int]:
     """The same; return the checksums of the targets."""
     if _natively(sum(map(len, sources))):
         return sums.copies(sources, targets, arrived=True)
-    return [_copy(source, to, to) for source, to in zip(sources, targets, strict=True)]
+    return [copy_scattered(source, [to]) for source, to in zip(sources, targets, strict=True)]
+
+
+def copy_gathered(sources: Sequence[memoryview], target: memoryview) -> int:
+    """Copy pieces of bytes one behind the other into a target as long as all of them; return the
+    checksum of the whole as it was meant: of the sources."""
+    return _copy_pieces(zip(sources, _cut(target, sources), strict=True), arrived=False)
+
+
+def copy_scattered(source: memoryview, targets: Sequence[memoryview]) -> int:
+    """Copy bytes into pieces that together are as long; return the checksum of what has arrived
+    there."""
+    return _copy_pieces(zip(_cut(source, targets), targets, strict=True), arrived=True)
 
 
 class PiecewiseChecksum:
-    """The checksum of bytes that come piece by piece, each but the last of whole leaves."""
+    """The checksum of bytes that come piece by piece; fastest if pieces end where leaves do."""
 
     def __init__(self) -> None:
         self._leaves: list[int] = []
+        self._open = xxhash.xxh3_64()  # a leaf that has begun
+        self._open_nbytes = 0
 
     def add(self, piece: memoryview) -> None:
-        self._leaves += leaves_of(piece)
+        if self._open_nbytes:
+            first = piece[: LEAF_NBYTES - self._open_nbytes]
+            piece = piece[len(first) :]
+            self._add_open(first)
+        whole = len(piece) - len(piece) % LEAF_NBYTES
+        if whole:
+            self._leaves += leaves_of(piece[:whole])
+        if whole < len(piece):
+            self._add_open(piece[whole:])
 
     @property
     def value(self) -> int:
-        return checksum_of(self._leaves)
+        left = [self._open.intdigest()] if self._open_nbytes else []
+        return checksum_of([*self._leaves, *left])
+
+    def _add_open(self, piece: memoryview) -> None:
+        self._open.update(piece)
+        self._open_nbytes += len(piece)
+        if self._open_nbytes == LEAF_NBYTES:
+            self._leaves.append(self._open.intdigest())
+            self._open.reset()
+            self._open_nbytes = 0
 
 
 def leaves_of(view: memoryview) -> list[int]:
@@ -91,10 +123,20 @@ def _natively(nbytes: int) -> bool:
     return nbytes >= sums.WORTHWHILE_NBYTES and native.library() is not None
 
 
-def _copy(source: memoryview, target: memoryview, hashed: memoryview) -> int:
+def _copy_pieces(pairs: Iterable[tuple[memoryview, memoryview]], *, arrived: bool) -> int:
+    """Copy each source to its target; return the checksum of all together."""
     found = PiecewiseChecksum()
-    for start in range(0, len(source), PIECE_NBYTES):
-        piece = slice(start, start + PIECE_NBYTES)
-        copy_bytes(source[piece], target[piece])
-        found.add(hashed[piece])
+    for source, target in pairs:
+        for start in range(0, len(source), PIECE_NBYTES):
+            piece = slice(start, start + PIECE_NBYTES)
+            copy_bytes(source[piece], target[piece])
+            found.add((target if arrived else source)[piece])
     return found.value
+
+
+def _cut(whole: memoryview, pieces: Sequence[memoryview]) -> list[memoryview]:
+    """Cut memory into parts as long as `pieces`. Raises ValueError unless all have its length."""
+    if sum(map(len, pieces)) != len(whole):
+        raise ValueError("a record and where it is copied to differ in size")
+    ends = list(itertools.accumulate(map(len, pieces), initial=0))
+    return [whole[begin:end] for begin, end in itertools.pairwise(ends)]
