@@ -28,10 +28,10 @@ from lmcache.v1.storage_backend.connector.base_connector import RemoteConnector
 
 import kvstore
 from kvstore import AsyncClient, ConfigError, KVStoreError
+from kvstore.client.page_counters import Counters
+from kvstore.client.pages import Pages, Place, connect, kind_of
 from kvstore_lmcache.compat import check_version
-from kvstore_lmcache.counters import Counters
-from kvstore_lmcache.names import Names, Owner, Place
-from kvstore_lmcache.pages import Pages, connect, kind_of
+from kvstore_lmcache.names import Names, Owner
 from kvstore_lmcache.settings import Settings, parse_settings
 
 logger = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ class Connector(RemoteConnector):  # type: ignore[misc]
         self._memory = context.local_cpu_backend
         self._settings = settings
         self._names = Names(settings, version)
-        self._pages = Pages(settings, self.counters)
+        self._pages = Pages(settings.limits, self.counters)
         self._owner: Owner = (
             ("page", f"{self.meta_fmt.name} {self.meta_shapes} {self.meta_dtypes}"),
         )

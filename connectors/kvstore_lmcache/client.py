@@ -18,11 +18,11 @@ from typing import Any
 
 import kvstore
 from kvstore import AsyncClient, InvalidRequest, KVStoreError
+from kvstore.client.page_counters import Counters
+from kvstore.client.pages import Pages, Place, connect, kind_of
 from kvstore_lmcache.compat import check_version
 from kvstore_lmcache.completions import Completion, Completions
-from kvstore_lmcache.counters import Counters
-from kvstore_lmcache.names import Names, Place
-from kvstore_lmcache.pages import Pages, connect, kind_of
+from kvstore_lmcache.names import Names
 from kvstore_lmcache.settings import parse_settings
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class Client:
         version = check_version(allow_untested=settings.allow_untested)
         self.counters = Counters()
         self._names = Names(settings, version)
-        self._pages = Pages(settings, self.counters)
+        self._pages = Pages(settings.limits, self.counters)
         self._in_flight_max = settings.in_flight_max
         self._completions = Completions()
         self._numbers = itertools.count(1)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
-
-from kvstore import Incompatible
+from kvstore.system.engine_versions import engine_version
 
 TESTED = ("0.5.6",)
 
@@ -15,15 +13,10 @@ def check_version(*, allow_untested: bool) -> str:
     Raises Incompatible without one, and for one that is not tested: the layout of its pages, the
     text of its keys and the order of its calls are not promised to stay.
     """
-    try:
-        found = version("lmcache")
-    except PackageNotFoundError:
-        raise Incompatible(
-            "LMCache is not installed in this environment: pip install 'kvstore-tiers[lmcache]'"
-        ) from None
-    if found not in TESTED and not allow_untested:
-        raise Incompatible(
-            f"LMCache {found} is not tested with kvstore, {', '.join(TESTED)} is: install that, or "
-            "set allow_untested=true to try"
-        )
-    return found
+    return engine_version(
+        "LMCache",
+        "lmcache",
+        TESTED,
+        allow_untested=allow_untested,
+        install="pip install 'kvstore-tiers[lmcache]'",
+    )

@@ -15,9 +15,9 @@ import hashlib
 import re
 import struct
 from collections import OrderedDict
-from typing import NamedTuple
 
 from kvstore import BlockKey, Group, InvalidRequest, Namespace
+from kvstore.client.pages import Place
 from kvstore_lmcache.settings import Settings
 
 KEY_CHARS_MAX = 4096
@@ -34,13 +34,6 @@ _OBJECT_KEY = re.compile(
 
 Owner = tuple[tuple[str, str], ...]
 """Whose pages they are, as fields of an identity."""
-
-
-class Place(NamedTuple):
-    """Where a page is stored."""
-
-    namespace: Namespace
-    key: BlockKey
 
 
 class Names:

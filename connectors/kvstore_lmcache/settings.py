@@ -8,6 +8,7 @@ from typing import Annotated
 import msgspec
 
 from kvstore import ConfigError
+from kvstore.client.pages import Limits
 
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=600)]
 
@@ -40,6 +41,15 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     weights_id: Annotated[str, msgspec.Meta(max_length=1024)] = ""
     daemon_uid: Annotated[int, msgspec.Meta(ge=0)] | None = None
     allow_untested: bool = False
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(
+            self.lookup_deadline_s,
+            self.load_deadline_s,
+            self.save_deadline_s,
+            self.page_mib_max << 20,
+        )
 
 
 def parse_settings(given: Mapping[str, object], where: str) -> Settings:

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from lmcache.v1.distributed.l2_adapters.native_connector_l2_adapter import _object_key_to_string
 
 from kvstore import Client, Prefix
+from kvstore.client.pages import Place as Stored
 from kvstore.model.errors import Unavailable
 from kvstore_bench.peers.lmcache import WAIT_S, Manager, object_keys
 from kvstore_bench.peers.ours import await_arena, start_daemon
 from kvstore_bench.peers.system import Place, System
 from kvstore_lmcache.compat import TESTED
 from kvstore_lmcache.names import Names
-from kvstore_lmcache.names import Place as Stored
 from kvstore_lmcache.settings import parse_settings
 
 

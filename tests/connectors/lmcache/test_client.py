@@ -12,10 +12,10 @@ import pytest
 
 from kvstore import Client as Admin
 from kvstore import ConfigError, Incompatible
+from kvstore.system import engine_versions
 from kvstore.testing.daemon import Daemon
 from kvstore.testing.damage import damage_resident
 from kvstore.testing.wait import until
-from kvstore_lmcache import compat
 from kvstore_lmcache.client import Client
 from kvstore_lmcache.names import Names
 from kvstore_lmcache.settings import Settings
@@ -237,7 +237,7 @@ def test_unknown_and_malformed_parameters_are_refused(params: dict[str, object])
 def test_an_unknown_version_is_refused_unless_it_is_to_be_tried(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compat, "version", lambda _: "0.9.0")
+    monkeypatch.setattr(engine_versions, "version", lambda _: "0.9.0")
     with pytest.raises(Incompatible, match=r"0\.9\.0 is not tested .* 0\.5\.6 is"):
         Client(target=daemon.target)
     with Native(target=daemon.target, allow_untested=True, page_mib_max=4) as native:
@@ -247,9 +247,9 @@ def test_an_unknown_version_is_refused_unless_it_is_to_be_tried(
 
 def test_without_lmcache_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     def version(name: str) -> str:
-        raise compat.PackageNotFoundError(name)
+        raise engine_versions.PackageNotFoundError(name)
 
-    monkeypatch.setattr(compat, "version", version)
+    monkeypatch.setattr(engine_versions, "version", version)
     with pytest.raises(Incompatible, match=r"kvstore-tiers\[lmcache\]"):
         Client()
 

@@ -17,9 +17,10 @@ class Counters:
     """Pages, unless said otherwise.
 
     looked_up, hits; loads, loaded; saves, saved; deleted.
-    malformed: keys that are none of LMCache's. too_large: beyond page_mib_max. partial: of a chunk
-    that is not full. no_room: the daemon did not take them. busy: over in_flight_max. late: past
-    the deadline of a lookup. away: the daemon was not there. failed: otherwise.
+    malformed: keys that are none of the engine's. too_large: beyond the bound of a page. partial:
+    pages that are not full. no_room: the daemon did not take them. busy: over in_flight_max. late:
+    past the deadline of a lookup. away: the daemon was not there. unnamed: it was not known whose
+    pages they are. failed: otherwise.
     """
 
     looked_up: int = 0
@@ -36,6 +37,7 @@ class Counters:
     busy: int = 0
     late: int = 0
     away: int = 0
+    unnamed: int = 0
     failed: int = 0
     _logged: dict[str, float] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)

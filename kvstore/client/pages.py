@@ -1,7 +1,8 @@
-"""Pages of LMCache's host memory to and from the daemon: one copy each way, by our threads.
+"""Pages of an engine's host memory to and from the daemon: one copy each way, by our threads.
 
-All of it runs on the loop of a `kvstore.Client`. A page is not LMCache's again before nothing reads
-or writes it any more: so nothing here ends while a copy runs, or a disk may still fill a page.
+For connectors whose engines name pages one by one, and want an answer within a deadline. All of it
+runs on the loop of a `kvstore.Client`. A page is not the engine's again before nothing reads or
+writes it any more: so nothing here ends while a copy runs, or a disk may still fill a page.
 """
 
 from __future__ import annotations
@@ -10,14 +11,15 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from kvstore import AsyncClient, BlockKey, KVStoreError, Namespace, Unavailable
+from kvstore.client.async_client import AsyncClient
+from kvstore.client.page_counters import Counters
+from kvstore.client.pieces import Memory
 from kvstore.client.session import registered
+from kvstore.model.block import BlockKey, Namespace
+from kvstore.model.errors import KVStoreError, Unavailable
 from kvstore.system.threads import outlive
-from kvstore_lmcache.counters import Counters
-from kvstore_lmcache.names import Place
-from kvstore_lmcache.settings import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -28,20 +30,57 @@ STALL_S = 0.25  # of a load without an end: is the daemon still there?
 ANSWER_S = 0.5  # to a ping, by a daemon that is busy
 
 
+class Place(NamedTuple):
+    """Where a page is stored."""
+
+    namespace: Namespace
+    key: BlockKey
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a page stands in its prefix: after how many pages, and after which."""
+
+    index: int
+    parent: BlockKey | None
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How long an engine waits, and what it may store.
+
+    lookup_deadline_s: for a lookup. After that all of it is a miss, and nothing is asked until the
+        daemon has answered a ping.
+    load_deadline_s: until pages are there; those that are not are misses.
+    save_deadline_s: for room in the daemon; what finds none is not stored.
+    page_nbytes_max: of one page.
+    from_files: pages that only the file tier has are read from the disk into the engine's memory,
+        where they are whole pages of the processor's; a disk that hangs then holds them.
+    """
+
+    lookup_deadline_s: float
+    load_deadline_s: float
+    save_deadline_s: float
+    page_nbytes_max: int
+    from_files: bool = True
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Pages of one namespace. at: which pages of the whole task they are."""
+    """Pages of one namespace. at: which pages of the whole task they are. first: where they begin,
+    of pages that follow each other."""
 
     namespace: Namespace
     keys: list[BlockKey]
     at: list[int]
+    first: Position
 
 
 class Pages:
-    """Moves pages for one LMCache."""
+    """Moves pages for one engine."""
 
-    def __init__(self, settings: Settings, counters: Counters) -> None:
-        self._settings = settings
+    def __init__(self, limits: Limits, counters: Counters) -> None:
+        self._limits = limits
         self._counters = counters
 
     async def exist(self, remote: AsyncClient, places: Sequence[Place | None]) -> list[bool]:
@@ -56,7 +95,7 @@ class Pages:
 
         self._counters.add("looked_up", len(places))
         try:
-            async with asyncio.timeout(self._settings.lookup_deadline_s):
+            async with asyncio.timeout(self._limits.lookup_deadline_s):
                 await _together([look(batch) for batch in _batches(places)])
         except TimeoutError:
             await remote.doubt()
@@ -66,20 +105,24 @@ class Pages:
         return found
 
     async def load(
-        self, remote: AsyncClient, places: Sequence[Place | None], pages: Sequence[memoryview]
+        self, remote: AsyncClient, places: Sequence[Place | None], pages: Sequence[Memory]
     ) -> list[bool]:
         """Fill pages; say which hold what was stored. The others' bytes are undefined.
 
         Only a record that is as long as its page is one.
         """
         loaded = [False] * len(places)
-        deadline_s = self._settings.load_deadline_s
+        deadline_s = self._limits.load_deadline_s
 
         async def take(batch: Batch) -> None:
             targets = [pages[at] for at in batch.at]
             namespace_id = await registered(remote, batch.namespace)
             good = await remote.get_into(
-                namespace_id, batch.keys, targets, wait_s=deadline_s, from_files=True
+                namespace_id,
+                batch.keys,
+                targets,
+                wait_s=deadline_s,
+                from_files=self._limits.from_files,
             )
             for at, is_good in zip(batch.at, good, strict=True):
                 loaded[at] = is_good
@@ -97,23 +140,38 @@ class Pages:
         return loaded
 
     async def save(
-        self, remote: AsyncClient, places: Sequence[Place | None], pages: Sequence[memoryview]
+        self,
+        remote: AsyncClient,
+        places: Sequence[Place | None],
+        pages: Sequence[Memory],
+        positions: Sequence[Position] = (),
     ) -> list[bool]:
-        """Store pages; say which are stored now. Of a batch that found no room, none counts."""
+        """Store pages; say which are stored now. Of a batch that found no room, none counts.
+
+        positions: of each page, if the engine tells; else they count as the start of a prefix.
+        """
         saved = [False] * len(places)
-        deadline_s = self._settings.save_deadline_s
+        deadline_s = self._limits.save_deadline_s
 
         async def put(batch: Batch) -> None:
             records = [pages[at] for at in batch.at]
             namespace_id = await registered(remote, batch.namespace)
-            done = await remote.put(namespace_id, batch.keys, records, wait_s=deadline_s)
+            done = await remote.put(
+                namespace_id,
+                batch.keys,
+                records,
+                first_block=batch.first.index,
+                parent=batch.first.parent,
+                wait_s=deadline_s,
+            )
             self._counters.refuse("no_room", done.refused, "the daemon has no room")
             for at in batch.at:
                 saved[at] = not done.refused
 
         self._counters.add("saves", len(places))
         fitting = self._fitting(places, pages)
-        work = _together([put(batch) for batch in _batches(fitting, once=True)])
+        batches = _batches(fitting, positions, once=True)
+        work = _together([put(batch) for batch in batches])
         await self._watched(remote, work, deadline_s, ask=False)  # nobody waits for it
         where = {place: saved[at] for at, place in enumerate(fitting) if place and saved[at]}
         self._counters.add("saved", sum(saved))
@@ -134,15 +192,17 @@ class Pages:
         return deleted
 
     def _fitting(
-        self, places: Sequence[Place | None], pages: Sequence[memoryview]
+        self, places: Sequence[Place | None], pages: Sequence[Memory]
     ) -> list[Place | None]:
         """Leave out pages that cannot be stored."""
-        most = self._settings.page_mib_max << 20
-        fits = [0 < page.nbytes <= most for page in pages]
-        self._counters.refuse(
-            "too_large", fits.count(False), f"page_mib_max={self._settings.page_mib_max}"
-        )
-        return [place if fit else None for place, fit in zip(places, fits, strict=True)]
+        most = self._limits.page_nbytes_max
+        fits = [
+            place if 0 < page.nbytes <= most else None
+            for place, page in zip(places, pages, strict=True)
+        ]
+        refused = fits.count(None) - list(places).count(None)
+        self._counters.refuse("too_large", refused, f"a page has 1 to {most} bytes here")
+        return fits
 
     async def _watched(
         self, remote: AsyncClient, work: Awaitable[T], deadline_s: float, *, ask: bool = True
@@ -195,7 +255,9 @@ async def _together(jobs: Sequence[Coroutine[Any, Any, None]]) -> None:
             raise outcome
 
 
-def _batches(places: Sequence[Place | None], *, once: bool = False) -> list[Batch]:
+def _batches(
+    places: Sequence[Place | None], positions: Sequence[Position] = (), *, once: bool = False
+) -> list[Batch]:
     """Sort pages by namespace, in order, as many as a call takes. once: no page twice."""
     batches: list[Batch] = []
     current: dict[Namespace, Batch] = {}
@@ -205,9 +267,17 @@ def _batches(places: Sequence[Place | None], *, once: bool = False) -> list[Batc
             continue
         seen.add(place)
         batch = current.get(place.namespace)
-        if batch is None or len(batch.keys) >= KEYS_MAX:
-            batch = current[place.namespace] = Batch(place.namespace, [], [])
+        if batch is None or not _takes(batch, positions[at] if positions else None):
+            first = positions[at] if positions else Position(0, None)
+            batch = current[place.namespace] = Batch(place.namespace, [], [], first)
             batches.append(batch)
         batch.keys.append(place.key)
         batch.at.append(at)
     return batches
+
+
+def _takes(batch: Batch, position: Position | None) -> bool:
+    """Say whether a batch takes one page more."""
+    count = len(batch.keys)
+    follows = position is None or position.index == batch.first.index + count
+    return count < KEYS_MAX and follows
