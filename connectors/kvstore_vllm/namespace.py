@@ -26,8 +26,9 @@ from vllm.v1.kv_cache_interface import (
 from kvstore.model.block import SALTED, Group, Namespace
 from kvstore.model.errors import Incompatible
 from kvstore.model.names import model_name
+from kvstore.system.model_files import model_path
 from kvstore_vllm import compat
-from kvstore_vllm.fingerprint import Fingerprints, Source, weights_files
+from kvstore_vllm.fingerprint import NAME_THEM, Fingerprints, Source, weights_files
 from kvstore_vllm.metadata import LossySizes
 
 _VOLATILE = {"_name_or_path", "transformers_version", "torch_dtype", "dtype"}
@@ -45,7 +46,6 @@ _READ_FROM_FILES = {
     "sharded_state",
 }
 """Load formats that read the files of the model's folder as they are, and nothing else."""
-_NAME_THEM = 'name them in kv_connector_extra_config, e.g. "weights_id": "my-model-v3"'
 
 
 def check_supported(vllm_config: Any, kv_cache_config: KVCacheConfig) -> None:
@@ -238,7 +238,7 @@ def _weights(vllm_config: Any, model: Any) -> Source:
         return f"dummy seed {model.seed}"
     if str(load.load_format) not in _READ_FROM_FILES:
         raise Incompatible(
-            f"what --load-format {load.load_format} loads cannot be told from files; {_NAME_THEM}"
+            f"what --load-format {load.load_format} loads cannot be told from files; {NAME_THEM}"
         )
     elsewhere = [
         name
@@ -248,34 +248,22 @@ def _weights(vllm_config: Any, model: Any) -> Source:
     if elsewhere:
         raise Incompatible(
             f"{model.model} loads a part of its weights from another model ({elsewhere[0]}); "
-            f"{_NAME_THEM}"
+            f"{NAME_THEM}"
         )
     return weights_files(_model_path(model, load))
 
 
 def _model_path(model: Any, load: Any) -> Path:
     """Return where the weights of `model` lie on this machine."""
-    path = Path(getattr(model, "model_weights", "") or model.model)
-    if path.exists():
-        return path
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
     from vllm import envs
 
-    try:
-        if getattr(envs, "VLLM_USE_MODELSCOPE", False):
-            raise ValueError("it comes from ModelScope")
-        found = snapshot_download(
-            model.model,
-            revision=model.revision,
-            cache_dir=load.download_dir,
-            local_files_only=True,
-        )
-    except (LocalEntryNotFoundError, HfHubHTTPError, ValueError) as error:
-        raise Incompatible(
-            f"cannot find the weights of {model.model} on this machine; {_NAME_THEM}"
-        ) from error
-    return Path(found)
+    return model_path(
+        str(getattr(model, "model_weights", "") or model.model),
+        revision=model.revision,
+        folder=load.download_dir,
+        advice=NAME_THEM,
+        hub=not getattr(envs, "VLLM_USE_MODELSCOPE", False),
+    )
 
 
 def _digest(value: Mapping[str, object] | list[Any]) -> str:

@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 
 from kvstore.model.errors import Incompatible
-from kvstore.system import file_digests
+from kvstore.system import file_digests, model_files
 from kvstore.system.file_digests import FileDigests
 from kvstore.testing.wait import until
-from kvstore_vllm import fingerprint
 from kvstore_vllm.fingerprint import Fingerprints, process_began, weights_files
 
 FILES = {
@@ -117,7 +116,7 @@ def test_no_weights_is_an_error_that_says_what_to_type(tmp_path):
 
 
 def test_a_folder_of_everything_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(fingerprint, "FILES_MAX", 3)
+    monkeypatch.setattr(model_files, "FILES_MAX", 3)
     for number in range(4):
         (tmp_path / f"{number}.safetensors").write_bytes(b"")
     with pytest.raises(Incompatible, match="is it a model"):
