@@ -14,6 +14,7 @@ TORCH=2.13.0+cpu # vLLM's CPU wheel is built against exactly this one
 VLLM=0.32.0
 AZURITE=3.35.0
 LMCACHE=0.5.6
+SGLANG=0.5.23
 VENV=.venv
 WANTED=${1:-}
 
@@ -144,6 +145,15 @@ install_lmcache() {
       'import lmcache.v1.distributed.storage_manager, lmcache.v1.storage_backend.storage_manager' >/dev/null 2>&1
 }
 
+# SGLang, for tests, without what it requires: that is here, but for what its host memory and its storage import.
+# In a folder of its own: with triton in it, vLLM would take this for a machine with a GPU.
+install_sglang() {
+  rm -rf "$VENV"/sglang &&
+    install --no-deps --target "$VENV"/sglang "sglang==$SGLANG" orjson triton ipython traitlets &&
+    PYTHONPATH="$VENV"/sglang "$VENV"/bin/python -c \
+      'import sglang.srt.mem_cache.storage.backend_factory' >/dev/null 2>&1
+}
+
 # One-sided links, for tests. nixl-cu12 declares torch, and needs none.
 install_links() {
   install --no-deps 'libucx-cu12>=1.17' 'nixl-cu12>=1.0' &&
@@ -216,6 +226,13 @@ if [ -z "$WANTED" ] && ! done_before lmcache; then
     echo "lmcache $FINGERPRINT" >>"$STAMP"
   else
     say "LMCache $LMCACHE could not be installed, or does not run with this Python and torch: the tests on it are skipped, and the next setup tries again"
+  fi
+fi
+if [ -z "$WANTED" ] && ! done_before sglang; then
+  if install_sglang; then
+    echo "sglang $FINGERPRINT" >>"$STAMP"
+  else
+    say "SGLang $SGLANG could not be installed, or does not run with this Python and torch: the tests on it are skipped, and the next setup tries again"
   fi
 fi
 if [ -z "$WANTED" ] && ! done_before links; then

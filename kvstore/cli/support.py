@@ -30,7 +30,7 @@ from kvstore.system.redaction import redacted
 
 JOURNAL_S = 10.0
 _PACKAGE = "kvstore-tiers"
-_ENGINES = ("vllm", "torch", "transformers", "lmcache")
+_ENGINES = ("vllm", "torch", "transformers", "lmcache", "sglang")
 _README = """Made by `kvstore support` of kvstore {version}, {when}.
 
   versions.json    kvstore, Python, kernel, packages, memory and its limits

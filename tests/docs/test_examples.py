@@ -35,6 +35,9 @@ from kvstore.testing.llamacpp import llama_site
 from kvstore.testing.samples import sample_namespace, sample_records
 from kvstore_lmcache.settings import Settings as LMCacheSettings
 from kvstore_lmcache.settings import parse_settings as parse_lmcache_settings
+from kvstore_sglang.settings import SGLANGS_OWN
+from kvstore_sglang.settings import Settings as SGLangSettings
+from kvstore_sglang.settings import parse_settings as parse_sglang_settings
 from kvstore_vllm.handoff import PREFILLER, Remote
 from kvstore_vllm.headers import _FIELDS as HEADERS
 from kvstore_vllm.hints import RequestHints
@@ -319,7 +322,10 @@ def _another_program(words: list[str]) -> None:
         _lmcache(words)
     elif program in ("python", "python3"):
         assert words[1] == "-m"
-        assert importlib.util.find_spec(words[2]) is not None
+        if words[2] == "sglang.launch_server":  # it is in a folder of its own
+            _sglang(words)
+        else:
+            assert importlib.util.find_spec(words[2]) is not None
     elif program != "pip":
         assert program in PROGRAMS, f"{program}: not known here"
 
@@ -328,6 +334,13 @@ def _lmcache(words: list[str]) -> None:
     adapter = json.loads(words[words.index("--l2-adapter") + 1])
     assert adapter["class_name"] in importlib.import_module(adapter["module_path"]).__all__
     parse_lmcache_settings(adapter["adapter_params"], "adapter_params")
+
+
+def _sglang(words: list[str]) -> None:
+    extra = json.loads(words[words.index("--hicache-storage-backend-extra-config") + 1])
+    assert extra["class_name"] in importlib.import_module(extra["module_path"]).__all__
+    assert set(extra) & set(SGLANGS_OWN) >= {"backend_name", "interface_v1"}
+    parse_sglang_settings(extra)
 
 
 def _vllm(words: list[str]) -> None:
@@ -460,6 +473,11 @@ def test_the_table_of_the_connectors_settings_is_complete() -> None:
 def test_the_table_of_lmcaches_settings_is_complete() -> None:
     names = _first_column("| setting of LMCache's | default |")
     assert names == set(LMCacheSettings.__struct_fields__)
+
+
+def test_the_table_of_sglangs_settings_is_complete() -> None:
+    names = _first_column("| setting of SGLang's | default |")
+    assert names == set(SGLangSettings.__struct_fields__)
 
 
 def test_the_table_of_hints_is_complete() -> None:

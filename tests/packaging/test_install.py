@@ -18,6 +18,7 @@ PACKAGES = {
     "kvstore_kernels",
     "kvstore_llamacpp",
     "kvstore_lmcache",
+    "kvstore_sglang",
     "kvstore_transformers",
     "kvstore_vllm",
 }
