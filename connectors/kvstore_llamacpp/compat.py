@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from kvstore import Incompatible
-
-logger = logging.getLogger(__name__)
+from kvstore.system.engine_versions import check_tested
 
 TESTED = ("0.3.36",)
 _NEEDED = (
@@ -34,11 +32,11 @@ def check_version(llama_cpp: Any, *, allow_untested: bool) -> str:
             f"llama-cpp-python {version} has no {', '.join(lacking)}: kvstore is tested with "
             f"{', '.join(TESTED)}"
         )
-    if version not in TESTED:
-        if not allow_untested:
-            raise Incompatible(
-                f"llama-cpp-python {version} is not tested with kvstore, only "
-                f"{', '.join(TESTED)}; install one of these, or pass allow_untested=True to try it"
-            )
-        logger.warning("llama_cpp=untested version=%s tested=%s", version, ",".join(TESTED))
+    check_tested(
+        "llama-cpp-python",
+        version,
+        TESTED,
+        allow_untested=allow_untested,
+        allow="pass allow_untested=True",
+    )
     return version

@@ -30,7 +30,7 @@ class Restoring(Protocol):
 
 
 class PrefixCache(DynamicCache):  # type: ignore[misc] # transformers is not checked
-    """The KV of one sequence. `Prefixes.load` makes it, `generate(past_key_values=...)` fills it.
+    """The KV of one sequence. `Prefixes.load` makes it, `generate` fills it.
 
     prompt: its token ids. restored_blocks: how many blocks were loaded from the store.
     request_id: names its load for `kvstore explain`.

@@ -15,6 +15,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from kvstore import Group, Incompatible, Namespace
 from kvstore.model.names import model_name
+from kvstore_transformers.compat import in_forward
 
 _VOLATILE = {"_name_or_path", "transformers_version", "torch_dtype", "dtype"}
 
@@ -91,7 +92,7 @@ def find_layout(model: Any) -> Layout:
             raise Incompatible(f"kvstore does not support {type(layer).__name__} yet")
     with torch.inference_mode():
         token = torch.zeros((1, 1), dtype=torch.int64, device=model.device)
-        model(input_ids=token, past_key_values=cache, use_cache=True)
+        model(input_ids=token, **in_forward(model, cache), use_cache=True)
     devices = {layer.keys.device for layer in cache.layers}
     if len(devices) != 1:
         raise Incompatible("kvstore does not support models spread over several devices yet")

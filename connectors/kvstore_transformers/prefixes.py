@@ -32,6 +32,7 @@ from kvstore import (
 from kvstore_kernels.device import open_device
 from kvstore_transformers.cache import PrefixCache
 from kvstore_transformers.coding import Fidelity, FineParts, Record, namespace_for, open_coding
+from kvstore_transformers.compat import check_release, in_generate
 from kvstore_transformers.copying import copier_for
 from kvstore_transformers.direct import DirectMode, DirectStorage
 from kvstore_transformers.fingerprint import open_weights
@@ -73,42 +74,42 @@ class Prefixes:
         record: Record = "auto",
         fidelity: Fidelity = "exact",
         daemon_uid: int | None = None,
+        allow_untested: bool = False,
     ) -> None:
         """Inspect the model and start to hash its weights. The daemon may start later.
 
-        target: "unix:/path/kvstore.sock". block_tokens: tokens per block.
-        weights_id: names the weights instead of their hash; same id, same weights.
-        load_deadline_s: how long a prompt may wait until its blocks are promoted.
-        save_deadline_s: how long a save waits for room. save_queue_jobs: saves that may wait;
-        further saves are dropped. hbm_bytes: GPU memory to keep blocks in as well, 0 for none;
-        hbm_policy: its eviction policy, "lru" or "hz".
-        direct_storage: whether to read blocks that only the file tier has straight from its files:
-        "auto", where GPUDirect Storage works (the engine must see the files under the daemon's
-        paths, and be allowed to read them); "always", by any means; "never".
-        record: how blocks are stored: "l3", in about 0.72 of their bytes and the same bit for bit;
-        "raw", as they are; "auto", l3 where there is native code for the model's memory.
+        target: "unix:/path/kvstore.sock". block_tokens: tokens per block. weights_id: names the
+        weights instead of their hash; same id, same weights.
+        load_deadline_s: how long a prompt may wait until its blocks are promoted. save_deadline_s:
+        how long a save waits for room. save_queue_jobs: saves that may wait; further saves are
+        dropped. hbm_bytes: GPU memory to keep blocks in as well, 0 for none; hbm_policy: its
+        eviction policy, "lru" or "hz". direct_storage: whether to read blocks that only the file
+        tier has straight from its files: "auto", where GPUDirect Storage works (the engine must see
+        the files under the daemon's paths, and be allowed to read them); "always", by any means;
+        "never". record: how blocks are stored: "l3", in about 0.72 of their bytes and the same bit
+        for bit; "raw", as they are; "auto", l3 where there is native code for the model's memory.
         fidelity: "exact", or "ep": lossy, a base part of a third of their bytes and a fine part of
-        a fifth, which tiers may drop. The first block of a prompt stays exact.
-        daemon_uid: the user that runs the daemon, if it is neither this one nor root.
+        a fifth, which tiers may drop. The first block of a prompt stays exact. daemon_uid: the user
+        that runs the daemon, if it is neither this one nor root. allow_untested: run with a version
+        of transformers that this is not tested with.
         Raises Incompatible with the reason for a model that is not supported, ConfigError for an
         unknown word and for what cannot be done here, InvalidRequest if hbm_bytes do not fit.
         """
         if not target.startswith("unix:"):
             raise InvalidRequest(f"{target!r} is not unix:/path/kvstore.sock: blocks are mapped")
-        self.model = model
-        self.loads_failed = 0
-        self._prefill_s_per_token = 0.0
+        check_release(allow_untested=allow_untested)
+        self.model, self._load_deadline_s = model, load_deadline_s
+        self.loads_failed, self._prefill_s_per_token = 0, 0.0
         self._layout = find_layout(model)
-        if record == "auto" and direct_storage == "always":
-            record = "raw"  # coded records are not read from files
+        # Coded records are not read from files.
+        record = "raw" if record == "auto" and direct_storage == "always" else record
         self._coding = open_coding(self._layout, block_tokens, record, fidelity)
         self._weights = open_weights(model, weights_id)
         self._weights.wait(KNOWN_SOON_S)
-        known = (block_tokens, self._weights.found)
-        self._namespace = namespace_for(self._coding, model, self._layout, *known)
+        found = self._weights.found
+        self._namespace = namespace_for(self._coding, model, self._layout, block_tokens, found)
         self._namespace_id = self._namespace.id
-        self._is_known, self._registered = bool(self._weights.found), False
-        self._load_deadline_s = load_deadline_s
+        self._is_known, self._registered = bool(found), False
         sizes = [group.record_nbytes for group in self._namespace.groups]
         self._pool = self._open_pool(hbm_bytes, hbm_policy) if hbm_bytes else None
         self._direct = DirectStorage(self._layout.device, max(sizes), direct_storage)
@@ -173,13 +174,13 @@ class Prefixes:
             return self.model.generate(input_ids, **options)
         cache = self._start(input_ids, fidelity)
         try:
-            output = self.model.generate(input_ids, past_key_values=cache, **options)
+            output = self.model.generate(input_ids, **in_generate(cache), **options)
             cache.finish()
         except LoadFailed as error:  # in the first forward: no token came of it
             cache = self._failed(cache, error)
             if options.get("streamer") is not None:
                 options["streamer"] = AfterPrompt(options["streamer"])
-            output = self.model.generate(input_ids, past_key_values=cache, **options)
+            output = self.model.generate(input_ids, **in_generate(cache), **options)
         sequences = output if isinstance(output, Tensor) else output.sequences
         try:
             self.save(cache, sequences)

@@ -1,4 +1,4 @@
-"""What differs between the versions of vLLM this connector runs on: 0.28 to 0.32.
+"""What differs between the versions of vLLM this connector runs on: 0.28 to 0.33.
 
 Found by looking for the feature, never by comparing version numbers. No other file here names
 anything that one of these versions lacks.
@@ -14,10 +14,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import vllm
 from vllm.distributed.kv_transfer.kv_connector.v1 import base
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from kvstore.model.errors import Incompatible
+from kvstore.system.engine_versions import check_tested
+
+TESTED = ("0.28", "0.30", "0.32", "0.33")
+"""Those between two of them are taken as well. There is no 0.33 for the CPU: what the connector
+uses of it is compared by signatures."""
 
 FAILS_BY_REQUEST = hasattr(base, "KVConnectorTransferResults")
 STANDARD_LAYOUTS = "kv_cache_layout" in KVCacheConfig.__dataclass_fields__
@@ -31,6 +37,18 @@ HybridSupport: Any = base.SupportsHMA if FAILS_BY_REQUEST else _OneGroup
 
 PAGE_LAYOUT = "HNC" if STANDARD_LAYOUTS else "HNC before standard layouts"
 """Part of the namespace: pages of engines from before and after are not known to be alike."""
+
+
+def check_release(*, allow_untested: bool) -> None:
+    """Raise Incompatible, with the list of known versions, for a vLLM that is none of them."""
+    check_tested(
+        "vLLM",
+        str(vllm.__version__),
+        TESTED,
+        allow_untested=allow_untested,
+        allow='add "allow_untested": true to kv_connector_extra_config',
+        between=True,
+    )
 
 
 def check_version(kv_cache_config: KVCacheConfig) -> None:

@@ -68,9 +68,10 @@ class KVStoreConnector(SchedulerHooks, WorkerHooks, KVConnectorBase_V1, compat.H
         super().__init__(vllm_config, role, kv_cache_config)
         transfer = vllm_config.kv_transfer_config
         _require_recompute(transfer)
+        self._settings = parse_settings(transfer.kv_connector_extra_config)
+        compat.check_release(allow_untested=self._settings.allow_untested)
         compat.check_version(kv_cache_config)
         check_supported(vllm_config, kv_cache_config)
-        self._settings = parse_settings(transfer.kv_connector_extra_config)
         compat.check_head_shards(self._settings.head_shards)
         self._client = _client(self._settings, vllm_config, role)
         self._pending: PendingNamespace | None = None

@@ -41,6 +41,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     engine_address: HOST:PORT at which this engine answers, for prefill here and decode there: other
         engines' requests name it as the one that has their prefix.
     daemon_uid: the user that runs the daemon, if it is neither the engine's nor root.
+    allow_untested: run on a version of vLLM that the connector is not tested with.
     """
 
     target: Annotated[str, msgspec.Meta(pattern="^unix:.+")]
@@ -56,6 +57,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     require_salt: bool = False
     engine_address: Annotated[str, msgspec.Meta(pattern=r"^$|^.{1,255}:[0-9]{1,5}$")] = ""
     daemon_uid: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    allow_untested: bool = False
 
 
 def parse_settings(extra: Mapping[str, object]) -> Settings:

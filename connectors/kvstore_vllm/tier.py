@@ -52,7 +52,7 @@ _CHUNK_TAG = b"kvstore.vllm.chunk.v1"
 class TierSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How one engine uses the daemon as a tier.
 
-    target, load_deadline_s, save_deadline_s, daemon_uid: as for the connector.
+    target, load_deadline_s, save_deadline_s, daemon_uid, allow_untested: as for the connector.
     plain_text: must be true, and says that the engine serves no LoRA adapters, images, sound or
         video. vLLM's keys hold only the names callers give to those, not what they are; and vLLM
         does not tell its tiers whether an engine serves any.
@@ -69,6 +69,7 @@ class TierSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     weights_id: str = ""
     daemon_uid: Annotated[int, msgspec.Meta(ge=0)] | None = None
     fidelity: Literal["exact", "ep"] = "exact"
+    allow_untested: bool = False
 
 
 class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]
@@ -86,7 +87,10 @@ class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]
     ) -> None:
         """Raise ConfigError or Incompatible, saying what to change, if the tier cannot be used."""
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
+        from kvstore_vllm.compat import check_release  # it imports much of vLLM
+
         self._settings = _parse(options)
+        check_release(allow_untested=self._settings.allow_untested)
         self._spec = offloading_spec
         self._fingerprints = Fingerprints(
             {"weights": _weights(offloading_spec.config, self._settings.weights_id)}

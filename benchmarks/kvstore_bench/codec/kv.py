@@ -110,6 +110,8 @@ def computed(model: Path, tokens: int, say: Say) -> dict[str, Kv]:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
+    from kvstore_transformers.compat import in_forward
+
     tokenizer = AutoTokenizer.from_pretrained(model)
     loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
     found = {}
@@ -118,7 +120,7 @@ def computed(model: Path, tokens: int, say: Say) -> dict[str, Kv]:
         ids = tokenizer(text()[: 12 * tokens], return_tensors="pt").input_ids[:, :tokens]
         cache = DynamicCache()  # of no configuration: layers with a window keep everything, too
         with torch.inference_mode():
-            loaded(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            loaded(input_ids=ids, **in_forward(loaded, cache), use_cache=True, logits_to_keep=1)
         found[name] = Kv(bits_of(cache))
     return found
 

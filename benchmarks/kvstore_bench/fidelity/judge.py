@@ -58,11 +58,13 @@ class Judge:
         import torch
         from transformers import DynamicCache
 
+        from kvstore_transformers.compat import in_forward
+
         cache = DynamicCache()  # of no configuration: layers with a window keep everything, too
         with torch.inference_mode():
             self._model(
                 input_ids=self._ids[text][:, : self._tokens],
-                past_key_values=cache,
+                **in_forward(self._model, cache),
                 use_cache=True,
                 logits_to_keep=1,
             )
@@ -89,6 +91,8 @@ class Judge:
         import torch
         from transformers import DynamicCache
 
+        from kvstore_transformers.compat import in_forward
+
         cache = DynamicCache()
         for layer, (keys, values) in enumerate(zip(parts[::2], parts[1::2], strict=True)):
             cache.update(*(_float(part)[None] for part in (keys, values)), layer)
@@ -96,7 +100,7 @@ class Judge:
         with torch.inference_mode():
             said = self._model(
                 input_ids=ids[:, self._tokens :],
-                past_key_values=cache,
+                **in_forward(self._model, cache),
                 use_cache=True,
                 position_ids=torch.arange(self._tokens, ids.shape[1])[None],
             )

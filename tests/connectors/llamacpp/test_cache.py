@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from kvstore import Incompatible, InvalidRequest
+from kvstore.system.engine_versions import ALLOW
 from kvstore.testing.daemon import Daemon
 from tests.connectors.llamacpp.conftest import Open
 
@@ -214,6 +215,7 @@ def test_whether_something_is_stored(chat: Open, daemon: Daemon, words: Words) -
 def test_a_version_that_is_not_known_is_refused_with_the_list(
     chat: Open, daemon: Daemon, words: Words, llama_cpp: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv(ALLOW, raising=False)
     monkeypatch.setattr(llama_cpp, "__version__", "0.9.1")
     with pytest.raises(Incompatible, match=r"0\.9\.1 is not tested .* 0\.3\.36.*allow_untested"):
         chat("llama", daemon)

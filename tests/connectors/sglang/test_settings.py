@@ -36,7 +36,7 @@ def test_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Incompatible, match="pip install sglang"):
         check_version(allow_untested=True)
     monkeypatch.setattr(engine_versions, "version", lambda _: "0.4.1")
-    with pytest.raises(Incompatible, match=r"SGLang 0\.4\.1 is not tested .*, 0\.5\.23 is"):
+    with pytest.raises(Incompatible, match=r"SGLang 0\.4\.1 is not tested .*, only 0\.5\.23"):
         check_version(allow_untested=False)
     assert check_version(allow_untested=True) == "0.4.1"
 

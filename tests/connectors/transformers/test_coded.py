@@ -16,6 +16,7 @@ from kvstore.testing.daemon import Daemon  # noqa: E402
 from kvstore.testing.wait import until  # noqa: E402
 from kvstore_kernels import native  # noqa: E402
 from kvstore_transformers import Prefixes  # noqa: E402
+from kvstore_transformers.compat import in_forward  # noqa: E402
 
 DTYPES = [torch.bfloat16, torch.float32, torch.float16]
 WINDOW = {"sliding_window": 64, "use_sliding_window": True, "max_window_layers": 1}
@@ -57,7 +58,7 @@ def test_what_comes_back_is_what_was_kept_bit_for_bit(dtype, windowed) -> None:
         with Prefixes(model, target, block_tokens=16) as prefixes, torch.inference_mode():
             assert prefixes.wait_ready(30)
             cache = prefixes.load(prompt)
-            model(input_ids=prompt, past_key_values=cache, use_cache=True)
+            model(input_ids=prompt, **in_forward(model, cache), use_cache=True)
             prefixes.save(cache, prompt)
             assert prefixes.flush()
             kept = restored(prefixes, prompt)

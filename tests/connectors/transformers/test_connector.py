@@ -17,6 +17,7 @@ from kvstore import Client, Incompatible, InvalidRequest, Unauthorized  # noqa: 
 from kvstore.testing.daemon import Daemon  # noqa: E402
 from kvstore.testing.wait import until  # noqa: E402
 from kvstore_transformers import Prefixes  # noqa: E402
+from kvstore_transformers.compat import in_forward  # noqa: E402
 from tests.connectors.vllm.tiny_models import make_gemma3, make_llama  # noqa: E402
 
 MAKE = {"llama": make_llama, "gemma3": make_gemma3}
@@ -126,7 +127,7 @@ def test_restored_kv_is_what_was_computed(model, daemon):
     ids = prompt(300)
     with Prefixes(model, daemon.target, block_tokens=16) as prefixes:
         cold = prefixes.load(ids)
-        model(input_ids=ids.to(model.device), past_key_values=cold, use_cache=True)
+        model(input_ids=ids.to(model.device), **in_forward(model, cold), use_cache=True)
         prefixes.save(cold, ids)
         assert prefixes.flush()
         warm = prefixes.load(ids)
@@ -155,7 +156,7 @@ def test_bfloat16_is_stored_bit_for_bit(daemon):
     ids = prompt(200)
     with Prefixes(model, daemon.target) as prefixes:
         cold = prefixes.load(ids)
-        model(input_ids=ids, past_key_values=cold, use_cache=True)
+        model(input_ids=ids, **in_forward(model, cold), use_cache=True)
         prefixes.save(cold, ids)
         assert prefixes.flush()
         warm = prefixes.load(ids)
@@ -254,7 +255,7 @@ def test_what_a_key_does_not_name_bypasses_the_store(daemon):
             prefixes.load(batch)
         cache = prefixes.load(prompt(100))
         with pytest.raises(InvalidRequest, match="one sequence"):
-            model(input_ids=batch, past_key_values=cache)
+            model(input_ids=batch, **in_forward(model, cache))
         with pytest.raises(InvalidRequest, match="do not start"):
             prefixes.save(cache, prompt(100, seed=1))
 
@@ -282,7 +283,7 @@ def test_the_pace_of_prefill_is_measured_and_told(daemon):
     with Prefixes(model, daemon.target) as prefixes, Client(daemon.target) as client:
         cold = prefixes.load(prompt(1000))
         started = time.perf_counter()
-        model(input_ids=prompt(1000), past_key_values=cold, use_cache=True)
+        model(input_ids=prompt(1000), **in_forward(model, cold), use_cache=True)
         took = time.perf_counter() - started
         assert 0.2 * took < 1000 * cold.pace.s_per_token < 1.5 * took
         prefixes.save(cold, prompt(1000))
@@ -298,7 +299,7 @@ def test_what_is_computed_in_another_precision_neither_comes_nor_goes(daemon):
         with torch.autocast("cpu", torch.bfloat16):
             stored(prefixes, prompt(100))
             cache = prefixes.load(prompt(100))
-            model(input_ids=prompt(100), past_key_values=cache)
+            model(input_ids=prompt(100), **in_forward(model, cache))
             assert not cache.exact
             prefixes.save(cache, prompt(100))
         assert prefixes.load(prompt(100)).restored_blocks == 0

@@ -17,6 +17,7 @@ from kvstore.testing.wait import until  # noqa: E402
 from kvstore_kernels import native  # noqa: E402
 from kvstore_transformers import Prefixes  # noqa: E402
 from kvstore_transformers.coding import open_coding  # noqa: E402
+from kvstore_transformers.compat import in_forward  # noqa: E402
 from kvstore_transformers.namespace import find_layout  # noqa: E402
 from tests.connectors.transformers.test_coded import DTYPES, ids, make  # noqa: E402
 from tests.connectors.transformers.test_connector import (  # noqa: E402
@@ -57,7 +58,7 @@ def computed(prefixes: Prefixes, asked: torch.Tensor, **options):
     cache = prefixes.load(asked, **options)
     with torch.inference_mode():
         rest = asked[:, cache.restored_tokens :]
-        prefixes.model(input_ids=rest, past_key_values=cache, use_cache=True)
+        prefixes.model(input_ids=rest, **in_forward(prefixes.model, cache), use_cache=True)
     prefixes.save(cache, asked)
     assert saved(prefixes)
     return cache
@@ -286,7 +287,7 @@ def test_what_cannot_be_lossy_is_exact_and_fine_enough_for_who_insists(daemon) -
     with opened(model, daemon) as prefixes:
         cache = prefixes.load(asked)
         with torch.inference_mode():
-            model(input_ids=asked, past_key_values=cache, use_cache=True)
+            model(input_ids=asked, **in_forward(model, cache), use_cache=True)
             cache.layers[1].values[0, 0, 3 * BLOCK + 2, 5] = float("inf")
             cache.layers[0].keys[0, 1, 4 * BLOCK, 0] = 1e6
         prefixes.save(cache, asked)

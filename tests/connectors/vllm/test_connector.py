@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from kvstore import ConfigError, Group, Incompatible, Namespace, Unauthorized
+from kvstore.system.engine_versions import ALLOW
 from kvstore.testing.daemon import Daemon
 
 pytestmark = pytest.mark.vllm
@@ -140,6 +141,24 @@ def test_a_vllm_too_old_is_refused_with_the_version_that_is_needed(vllm, monkeyp
         vllm.compat.check_version(cache_config(vllm, full(vllm)))
 
 
+@pytest.mark.parametrize("version", ["0.34.0", "1.0.0+cu130", "0.27.1", "dev"])
+def test_a_vllm_that_is_not_known_is_refused_unless_it_is_to_be_tried(vllm, monkeypatch, version):
+    monkeypatch.delenv(ALLOW, raising=False)
+    monkeypatch.setattr(vllm.compat.vllm, "__version__", version)
+    with pytest.raises(Incompatible, match=r"0\.28, 0\.30, 0\.32, 0\.33; .*\"allow_untested\""):
+        make_connector(vllm, "SCHEDULER")
+    connector = make_connector(vllm, "SCHEDULER", allow_untested=True)
+    assert connector.scheduler_side
+    connector.shutdown()
+
+
+@pytest.mark.parametrize("version", ["0.28.0", "0.29.1", "0.32.0+cpu", "0.33.2"])
+def test_a_vllm_that_is_known_is_taken(vllm, monkeypatch, version):
+    monkeypatch.delenv(ALLOW, raising=False)
+    monkeypatch.setattr(vllm.compat.vllm, "__version__", version)
+    make_connector(vllm, "SCHEDULER").shutdown()
+
+
 def test_the_short_name_is_registered_once(vllm):
     vllm.plugin.register()
     vllm.plugin.register()
@@ -203,8 +222,9 @@ def test_workers_that_differ_in_different_steps_end_the_cache(vllm):
     connector.shutdown()
 
 
-def make_connector(vllm, role: str, **changes):
+def make_connector(vllm, role: str, **extra):
     config = engine_config(vllm)
+    config.kv_transfer_config.kv_connector_extra_config.update(extra)
     config.compilation_config = SimpleNamespace(static_forward_context={})
     return vllm.connector.KVStoreConnector(
         config, vllm.base.KVConnectorRole[role], cache_config(vllm, full(vllm))
