@@ -127,6 +127,16 @@ class Saver:
                     self._counters.add(saves_dropped_reuse=1)
             self._counters.add(reuse_wait_seconds=time.monotonic() - started)
 
+    def give_up(self, wait_s: float) -> bool:
+        """Drop every save whose blocks are still to be copied; return when no block is read. False
+        if that took longer than `wait_s`."""
+        with self._changed:
+            for job in self._reading:
+                job.dropped = True
+                self._counters.add(saves_dropped_reuse=1)
+            self._reading.clear()
+            return self._changed.wait_for(lambda: not self._queue and not self._busy, wait_s)
+
     def drain(self, wait_s: float) -> bool:
         """Wait until nothing is queued or being committed; False if that took too long."""
         with self._changed:

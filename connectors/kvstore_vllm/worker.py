@@ -9,6 +9,7 @@ results ...... at the end of the step
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from kvstore import Client
@@ -24,7 +25,11 @@ from kvstore_vllm.shards import Shards
 if TYPE_CHECKING:
     from kvstore_vllm.pages import Pages
 
+logger = logging.getLogger(__name__)
+
 CLOSE_WAIT_S = 2.0
+SLEEP_WAIT_S = 10.0
+"""Longer than a save may wait for the daemon: a copy itself takes milliseconds."""
 IDLE_WAIT_S = 0.005
 """Of a step without work, for a load. A request that comes meanwhile is seen as much later."""
 
@@ -96,6 +101,14 @@ class WorkerSide:
     def take_failed_blocks(self) -> set[int]:
         """Return the first device block of each failed load since the last call."""
         return self.loader.take_failed_blocks()
+
+    def stop_reading(self) -> None:
+        """Give up saves that have not copied their blocks yet, and wait until no copy is under way.
+
+        Loads have ended before: the engine waits for them.
+        """
+        if not self.saver.give_up(SLEEP_WAIT_S):
+            logger.error("sleep=unsafe reason='a save still reads its blocks'")
 
     def close(self) -> None:
         self.saver.close(CLOSE_WAIT_S)

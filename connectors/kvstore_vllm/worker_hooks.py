@@ -38,6 +38,10 @@ class WorkerHooks:
         )
         self.worker_side.start_loads(self._get_connector_metadata())
 
+    def unregister_kv_caches(self) -> None:
+        """The blocks are about to be unmapped, for sleep mode: let nothing read them any more."""
+        self.worker_side.stop_reading()
+
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Nothing to wait for: a request runs only after its load has ended."""
 

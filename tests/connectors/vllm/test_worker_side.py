@@ -16,6 +16,7 @@ from kvstore import (
     checksum,
 )
 from kvstore.testing.wait import until
+from kvstore_vllm import worker
 from kvstore_vllm.metadata import (
     FinePart,
     LoadOrder,
@@ -176,6 +177,32 @@ def test_a_queued_save_is_given_up_without_being_reserved(side, client, pages):
     pages.gate.set()
     assert side.saver.drain(5)
     assert len(client.reserved) == 1
+
+
+def test_before_the_blocks_are_unmapped_no_save_reads_them_any_more(side, client, pages):
+    pages.gate.clear()
+    side.begin_step(StepMetadata(saves=[save_order(4, 5), save_order(6, 7)]))
+    assert pages.copying.wait(5)
+    threading.Timer(0.05, pages.gate.set).start()
+    side.stop_reading()
+    assert pages.gate.is_set(), "it has not waited for the copy that was under way"
+    assert side.saver.drain(0)
+    assert client.committed == {}
+    assert len(client.reserved) == 1
+    assert side.counters.totals["saves_dropped_reuse"] == 2
+    side.stop_reading()  # vLLM may call it again
+    side.begin_step(StepMetadata(saves=[save_order(8, 9)]))
+    assert side.saver.drain(5)
+    assert len(client.committed) == 1
+
+
+def test_a_copy_that_does_not_end_is_reported_before_sleep(side, pages, monkeypatch, caplog):
+    monkeypatch.setattr(worker, "SLEEP_WAIT_S", 0.05)
+    pages.gate.clear()
+    side.begin_step(StepMetadata(saves=[save_order(4, 5)]))
+    assert pages.copying.wait(5)
+    side.stop_reading()
+    assert "sleep=unsafe" in caplog.text
 
 
 def test_other_blocks_may_be_reused_while_a_copy_hangs(side, pages):
