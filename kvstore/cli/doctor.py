@@ -10,6 +10,7 @@ import click
 from kvstore.cli.check_bucket import check_bucket
 from kvstore.cli.check_daemon import check_daemon
 from kvstore.cli.check_disk import check_disk
+from kvstore.cli.check_engines import check_engines
 from kvstore.cli.check_gpu import check_gpus
 from kvstore.cli.check_keys import check_keys
 from kvstore.cli.check_machine import check_machine
@@ -89,12 +90,13 @@ def doctor(
 
 
 def check_all(settings: Settings, target: str) -> list[Finding]:
-    """Return everything that was looked at, but for engines."""
+    """Return everything that was looked at, but for engines' arguments."""
     daemon = check_daemon(target, settings)
     judged = daemon.settings or settings
     return [
         *check_machine(judged, running=daemon.running),
         *check_gpus(target),
+        *check_engines(),
         *check_disk(judged.file),
         *check_keys(judged),
         *check_security(judged),

@@ -353,3 +353,17 @@ def test_each_setting_of_vllm_that_matters(
 
 def test_arguments_that_are_no_shell_words_are_refused(doctor: Doctor) -> None:
     assert doctor(options=("--vllm-args", "--a 'b")).exit_code == 2
+
+
+def test_an_engine_whose_connector_has_not_run_on_hardware_is_noted(
+    doctor: Doctor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "TensorRT-LLM" not in doctor().output
+    folder = tmp_path / "tensorrt_llm-1.2.1.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: tensorrt_llm\nVersion: 1.2.1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    level, found, do = doctor.finding("engine")
+    assert level == Level.NOTE
+    assert found == "TensorRT-LLM 1.2.1: its connector is untested on hardware"
+    assert "compare answers" in do

@@ -38,6 +38,7 @@ from kvstore_lmcache.settings import parse_settings as parse_lmcache_settings
 from kvstore_sglang.settings import SGLANGS_OWN
 from kvstore_sglang.settings import Settings as SGLangSettings
 from kvstore_sglang.settings import parse_settings as parse_sglang_settings
+from kvstore_trtllm.settings import Settings as TrtllmSettings
 from kvstore_vllm.handoff import PREFILLER, Remote
 from kvstore_vllm.headers import _FIELDS as HEADERS
 from kvstore_vllm.hints import RequestHints
@@ -93,7 +94,7 @@ READ_ONLY: dict[str, str] = {
 MAY_FIND_NOTHING = {"doctor", "explain", "hint", "get", "delete", "tree"}
 # Other programs: nothing of ours is in their arguments, or a check below looks for it.
 PROGRAMS = {
-    "cp", "docker", "echo", "jq", "kill", "man", "mkdir", "sha256sum", "source", "sudo",
+    "cp", "docker", "echo", "export", "jq", "kill", "man", "mkdir", "sha256sum", "source", "sudo",
     "helm", "kubectl", "mooncake_master", "systemctl", "tee",
 }  # fmt: skip
 
@@ -406,6 +407,13 @@ def test_a_block_of_alerts_of_a_pod_or_of_lmcache(block: Any) -> None:
         assert given.pop("class_name") in module.__all__
         parse_lmcache_settings(given, prefix)
         return
+    if "kv_connector_config" in found:
+        connector = found["kv_connector_config"]
+        module = importlib.import_module(connector["connector_module"])
+        assert {connector[f"connector_{half}_class"] for half in ("scheduler", "worker")} == set(
+            module.__all__
+        )
+        return
     (group,) = found["groups"]
     for rule in group["rules"]:
         assert rule["alert"].startswith("KVStore")
@@ -478,6 +486,11 @@ def test_the_table_of_lmcaches_settings_is_complete() -> None:
 def test_the_table_of_sglangs_settings_is_complete() -> None:
     names = _first_column("| setting of SGLang's | default |")
     assert names == set(SGLangSettings.__struct_fields__)
+
+
+def test_the_table_of_tensorrt_llms_settings_is_complete() -> None:
+    names = _first_column("| key of `TRTLLM_KVSTORE` | default |")
+    assert names == set(TrtllmSettings.__struct_fields__)
 
 
 def test_the_table_of_hints_is_complete() -> None:

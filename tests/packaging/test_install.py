@@ -20,6 +20,7 @@ PACKAGES = {
     "kvstore_lmcache",
     "kvstore_sglang",
     "kvstore_transformers",
+    "kvstore_trtllm",
     "kvstore_vllm",
 }
 

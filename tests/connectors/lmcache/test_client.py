@@ -144,7 +144,9 @@ def test_what_was_flushed_outlives_sigkill_of_both(lmcache: None, mortal: Daemon
 def test_a_rotten_record_is_a_miss_and_is_dropped(native: Native, daemon: Daemon) -> None:
     keys, pages = object_keys("rot", 8), Pages(8).fill(10)
     assert native.set(keys, pages.views)
-    place = Names(Settings(page_mib_max=4), engine_versions.version("lmcache")).object_place(keys[3])
+    place = Names(Settings(page_mib_max=4), engine_versions.version("lmcache")).object_place(
+        keys[3]
+    )
     with Admin(daemon.target) as admin:
         admin.register(place.namespace)
         damage_resident(admin, place.namespace.id, [place.key])
