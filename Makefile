@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-demo demo demo-native slowed test test-fast test-vllm-matrix test-lmcache soak
 .PHONY: page gpu gpu-site policies faults hostile torture sim fuzz check fmt proto dashboard helm helm-dry-run man docs clean
-.PHONY: setup-llamacpp demo-llamacpp test-llamacpp
+.PHONY: setup-llamacpp demo-llamacpp test-llamacpp test-newest
 .SILENT:
 
 BIN := .venv/bin
@@ -119,6 +119,9 @@ test-vllm-matrix: setup ## the connector's tests on every version of vLLM it sup
 	failed=; for venv in $(VLLM_VERSIONS:%.0=.venv-vllm-%) .venv; do \
 	  $$venv/bin/python -m pytest $(VLLM_TESTS) $(ARGS) || failed="$$failed $$venv"; \
 	done; [ -z "$$failed" ] || { echo "failed in$$failed"; exit 1; }
+
+test-newest: setup ## the connectors' tests on the newest vLLM for the CPU, transformers, LMCache; writes build/test-newest.json
+	$(BIN)/python -m tests.newest $(ARGS)
 
 test-lmcache: setup ## kill and stop a real LMCache server and its daemon; writes build/test-lmcache.json
 	$(BIN)/python -m kvstore_bench.lmcache --json build/test-lmcache.json $(ARGS)
