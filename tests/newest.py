@@ -23,7 +23,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from kvstore.client.tested import ALLOW, release_of
+from kvstore.system.engine_versions import ALLOW, release_of
 
 ROOT = Path(__file__).parents[1]
 BUILD = ROOT / "build/newest"

@@ -9,12 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 import tensorrt_llm
-from kvstore.client.tested import check_tested
 from tensorrt_llm._torch.pyexecutor.kv_cache_connector import (
     KvCacheConnectorScheduler,
     KvCacheConnectorWorker,
 )
 from tensorrt_llm._utils import mpi_allgather, mpi_rank
+
+from kvstore.system.engine_versions import check_tested
 
 __all__ = ["KvCacheConnectorScheduler", "KvCacheConnectorWorker", "all_gather", "check_release"]
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kvstore.client.tested import ALLOW
 
 from kvstore import Client
 from kvstore.system import fingerprints
+from kvstore.system.engine_versions import ALLOW
 from kvstore.testing.daemon import Daemon
 from kvstore.testing.wait import until
 from tests.connectors.trtllm import standin

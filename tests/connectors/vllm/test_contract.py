@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kvstore.client.tested import release_of
 
+from kvstore.system.engine_versions import release_of
 from tests.connectors.signatures import Facts, class_facts, takes
 from tests.connectors.vllm import contract
 
