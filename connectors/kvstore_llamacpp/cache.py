@@ -16,17 +16,20 @@ import logging
 import time
 import weakref
 from collections.abc import Iterator, Sequence
-from types import TracebackType
-from typing import Any, Self
+from contextlib import AbstractContextManager
+from typing import Any
 
 import llama_cpp
 import numpy as np
 
 from kvstore import Client, InvalidRequest, KVStoreError
+from kvstore.client.save_thread import SavesBehind
 from kvstore.client.target import default_target
 from kvstore_llamacpp.compat import check_version
 from kvstore_llamacpp.context import Context, StateFailed
+from kvstore_llamacpp.hints import hints_for
 from kvstore_llamacpp.prefixes import LoadCounts, Prefixes
+from kvstore_llamacpp.saving import Saver
 from kvstore_llamacpp.turn import Turn
 
 logger = logging.getLogger(__name__)
@@ -36,7 +39,7 @@ PREFILL_TOKENS_MIN = 128  # fewer are decoding, whose time says nothing of prefi
 _HOOKED = ("_create_completion", "eval", "save_state")
 
 
-class KVStoreCache(llama_cpp.BaseLlamaCache):  # type: ignore[misc] # llama_cpp is not checked
+class KVStoreCache(SavesBehind, llama_cpp.BaseLlamaCache):  # type: ignore[misc] # llama_cpp is not checked
     """The prompts of one `Llama`, kept by one daemon. For the thread that runs the model.
 
     It replaces three methods of that `Llama` object, which call the original ones: `close` puts
@@ -116,32 +119,21 @@ class KVStoreCache(llama_cpp.BaseLlamaCache):  # type: ignore[misc] # llama_cpp 
     @property
     def cache_size(self) -> int:
         """Bytes of the records that this object has stored."""
-        return self._prefixes.saver.counts.saved_bytes
-
-    @property
-    def saved_blocks(self) -> int:
-        """Records that this object has stored."""
-        return self._prefixes.saver.counts.saved_blocks
-
-    @property
-    def saves_dropped(self) -> int:
-        """Answers that were not saved, or not wholly: the daemon was away, full or slow."""
-        return self._prefixes.saver.counts.dropped
+        return self._prefixes.saver.saved_nbytes
 
     @property
     def stores_snapshots(self) -> bool:
         """Whether the layout of the model's state is unknown, so that it is stored as a whole."""
         return self._prefixes.snapshots
 
-    def flush(self, wait_s: float = 30.0) -> bool:
-        """Wait until all saves are durable; False if they are not after `wait_s`.
+    def hints(self, **fields: Any) -> AbstractContextManager[None]:
+        """Return a context; what is completed in it has these hints: `session_id`, `end_session`,
+        `expect_s`, `pin_s`, `pin_bytes` and `demote`, as in a request to vLLM.
 
-        Raises Unavailable if the daemon is away.
+        They are sent when a completion has ended. A stream has to begin in the context. Entering it
+        raises InvalidRequest for hints that are not known or not possible.
         """
-        deadline = time.monotonic() + wait_s
-        if not self._prefixes.saver.drain(wait_s):
-            return False
-        return self._client.admin.flush(max(0.0, deadline - time.monotonic()))
+        return hints_for(fields)
 
     def close(self) -> None:
         """Finish the queued saves, for 2 s at most, end the session, leave the `Llama` alone."""
@@ -152,17 +144,6 @@ class KVStoreCache(llama_cpp.BaseLlamaCache):  # type: ignore[misc] # llama_cpp 
                 llama.set_cache(None)
         self._prefixes.close()
         self._client.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     # What llama-cpp-python asks of its cache ------------------------------------------------------
 
@@ -275,6 +256,14 @@ class KVStoreCache(llama_cpp.BaseLlamaCache):  # type: ignore[misc] # llama_cpp 
         tokens = [*llama.input_ids[:done].tolist(), *tokens]
         self._context.clear()
         return tokens
+
+    @property
+    def _saves(self) -> Saver:
+        return self._prefixes.saver
+
+    @property
+    def _daemon(self) -> Client:
+        return self._client
 
     @property
     def _model(self) -> llama_cpp.Llama:

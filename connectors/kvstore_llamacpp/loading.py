@@ -65,15 +65,21 @@ class Loader:
         *,
         request_id: str,
         recompute_s_per_block: float,
+        session_id: str = "",
     ) -> Loaded | None:
         """Return the longest stored prefix of `keys`; None: nothing is stored.
 
+        session_id: of the conversation, for hints.
         Waits for two answers, the deadline each at the most. Raises KVStoreError if the daemon
         cannot answer, is late, or has something else than what was stored.
         """
         keys = keys[:KEYS_MAX]
         grant = self._leases.acquire(
-            namespace, keys, request_id=request_id, recompute_s_per_block=recompute_s_per_block
+            namespace,
+            keys,
+            request_id=request_id,
+            recompute_s_per_block=recompute_s_per_block,
+            session_id=session_id,
         )
         return self._load(namespace, keys, grant) if grant is not None else None
 

@@ -13,13 +13,15 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import llama_cpp
 import numpy as np
 
 from kvstore import BlockKey, Client, InvalidRequest, KeyChain, root_key
+from kvstore.client.request_hints import HintSender
 from kvstore_llamacpp.context import WHOLE, WINDOW_ONLY, Context, StateFailed
+from kvstore_llamacpp.hints import NO_HINTS, current_hints
 from kvstore_llamacpp.loading import Loader, snapshot_nbytes
 from kvstore_llamacpp.namespace import ModelFiles, describe, find_layers
 from kvstore_llamacpp.runs import runs_of
@@ -29,7 +31,6 @@ from kvstore_llamacpp.turn import Kept, Turn
 
 logger = logging.getLogger(__name__)
 
-CLOSE_WAIT_S = 2.0
 KNOWN_STEP_S = 0.005
 PREFIXES_MAX = 1 << 16  # keys of blocks that this process remembers
 
@@ -37,13 +38,15 @@ PREFIXES_MAX = 1 << 16  # keys of blocks that this process remembers
 @dataclass(slots=True)
 class LoadCounts:
     """Prompts that were looked up, resumed and could not be loaded; tokens that were loaded;
-    prompts that were computed without the store."""
+    prompts that were computed without the store; hints that were sent, and those that failed."""
 
     lookups: int = 0
     loads: int = 0
     loaded_tokens: int = 0
     failed: int = 0
     bypassed: int = 0
+    hints: int = 0
+    hints_failed: int = 0
 
 
 class Prefixes:
@@ -85,6 +88,7 @@ class Prefixes:
         self._buffers = Buffers()
         self.saver = Saver(client, self._buffers, wait_s=save_deadline_s, jobs_max=save_queue_jobs)
         self._loader = Loader(client, self._buffers, self._layers, deadline_s=load_deadline_s)
+        self._hints = HintSender(client, self._note_hint)
 
     def wait_ready(self, timeout_s: float) -> bool:
         """Wait until the GGUF is hashed. False: not yet, so nothing is loaded or saved."""
@@ -104,7 +108,7 @@ class Prefixes:
 
     def new_turn(self, reads_scores: bool = False) -> Turn:
         """Begin to follow a completion. reads_scores: its caller wants the prompt's logits."""
-        return Turn(self._chain(), self._namespace.block_tokens, reads_scores)
+        return Turn(self._chain(), self._namespace.block_tokens, reads_scores, current_hints())
 
     def resume(self, turn: Turn, tokens: list[int]) -> list[int]:
         """Put what is stored of a prompt into the model; return its tokens, none if nothing was.
@@ -137,6 +141,7 @@ class Prefixes:
             keys,
             request_id=turn.request_id,
             recompute_s_per_block=self._prefill_s_per_token * size,
+            session_id=turn.hints.session_id,
         )
         if loaded is None:
             return []
@@ -189,13 +194,15 @@ class Prefixes:
         except Exception as error:
             # The answer is there all the same.
             logger.warning("save=dropped error=%r", error)
-            self.saver.drop(memory)
+            self.saver.give_up(memory)
             return
         if job is not None:
             self.saver.put(job)
         else:
             for buffer in memory:
                 self._buffers.give(buffer)
+        if turn.hints is not NO_HINTS and self._is_known:
+            self._hints.send(turn.hints, self._namespace, self._keys_of(turn) or [])
 
     def note_pace(self, s_per_token: float) -> None:
         """Learn how fast the model is, so that nothing is waited for that it computes sooner."""
@@ -210,9 +217,13 @@ class Prefixes:
 
     def close(self) -> None:
         """Finish the queued saves, for 2 s at most."""
-        self.saver.close(CLOSE_WAIT_S)
+        self.saver.close()
 
     # Inside ---------------------------------------------------------------------------------------
+
+    def _note_hint(self, what: Literal["sent", "failed"]) -> None:
+        self.counts.hints += what == "sent"
+        self.counts.hints_failed += what == "failed"
 
     @property
     def _model(self) -> llama_cpp.Llama:
@@ -306,14 +317,26 @@ class Prefixes:
         while len(self._met) > PREFIXES_MAX:
             self._met.popitem(last=False)
 
+    @property
+    def _tokens(self) -> list[int]:
+        """What the model has computed."""
+        llama = self._model
+        found: list[int] = llama.input_ids[: llama.n_tokens].tolist()
+        return found
+
+    def _keys_of(self, turn: Turn) -> list[BlockKey] | None:
+        """Return the keys of what was computed for a turn; None if that is not its prompt's, or
+        cannot be stored."""
+        tokens = self._tokens
+        if not self._usable(tokens):
+            return None
+        return turn.keys(tokens[: len(turn.prompt)] if self.exact else tokens)
+
     def _job(self, turn: Turn, memory: list[Any]) -> Job | None:
         """Return what to store of a turn; None for nothing. Adds to `memory` what it takes."""
-        llama, size = self._model, self._namespace.block_tokens
-        tokens = llama.input_ids[: llama.n_tokens].tolist()
-        if not self._usable(tokens) or turn.reads_scores:
-            return None
-        keys = turn.keys(tokens[: len(turn.prompt)] if self.exact else tokens)
-        if not keys:
+        size, tokens = self._namespace.block_tokens, self._tokens
+        keys = self._keys_of(turn)
+        if not keys or turn.reads_scores:
             return None
         self._register()
         states = []
@@ -326,4 +349,4 @@ class Prefixes:
         if not runs:
             return None
         self._remember(keys)
-        return Job(self._namespace.id, keys, runs, memory)
+        return Job(self._namespace.id, keys, runs, memory, turn.hints.session_id)

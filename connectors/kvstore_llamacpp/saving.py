@@ -1,20 +1,17 @@
-"""Saves, behind the model's back: one thread, a bounded queue, pieces of bounded size."""
+"""Saves, behind the model's back, in pieces of bounded size."""
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from kvstore import BlockKey, Client, Grant, KVStoreError, NamespaceId, Part, Span
+from kvstore import BlockKey, Client, Grant, NamespaceId, Part, Span
+from kvstore.client.save_thread import SaveThread
 from kvstore.model.checksum import copies_in
 from kvstore_llamacpp.state import Bytes
-
-logger = logging.getLogger(__name__)
 
 PIECE_NBYTES = 64 << 20
 PIECE_BLOCKS = 256
@@ -38,22 +35,15 @@ class Run:
 class Job:
     """What one answer has added. keys: of its prefix, from the start.
 
-    buffers: the memory its runs read; lent until the job has ended.
+    buffers: the memory its runs read; lent until the job has ended. session_id: of its
+    conversation, for hints.
     """
 
     namespace_id: NamespaceId
     keys: Sequence[BlockKey]
     runs: Sequence[Run]
     buffers: Sequence[Bytes] = ()
-
-
-@dataclass(slots=True)
-class SaveCounts:
-    """Records stored and their bytes; jobs dropped, wholly or in part; jobs that failed."""
-
-    saved_blocks: int = 0
-    saved_bytes: int = 0
-    dropped: int = 0
+    session_id: str = ""
 
 
 @dataclass(slots=True)
@@ -84,73 +74,31 @@ class Buffers:
                 self._free.pop()
 
 
-class Saver:
-    """Owns the save thread."""
+class Saver(SaveThread[Job]):
+    """Stores what answers have added. saved_nbytes: of all records so far."""
 
     def __init__(self, client: Client, buffers: Buffers, *, wait_s: float, jobs_max: int) -> None:
         """wait_s: how long a piece waits for room in the daemon. jobs_max: queued at once."""
-        self.counts = SaveCounts()
-        self._client = client
+        super().__init__(client, jobs_max=jobs_max)
+        self.saved_nbytes = 0
         self._buffers = buffers
         self._wait_s = wait_s
-        self._jobs_max = jobs_max
-        self._pending = 0
-        self._changed = threading.Condition()
         self._scratch = np.empty(0, np.uint8)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="kvstore-save")
 
-    @property
-    def has_room(self) -> bool:
-        """Whether a job would be taken now."""
-        with self._changed:
-            return self._pending < self._jobs_max and self._client.available
-
-    def put(self, job: Job) -> None:
-        """Queue a job, or drop it if too many are, or the daemon is away. Never blocks."""
-        if not self.has_room:
-            self.drop(job.buffers)
-            return
-        with self._changed:
-            self._pending += 1
-        self._thread.submit(self._run, job)
-
-    def drop(self, buffers: Sequence[Bytes] = ()) -> None:
-        """Count a job that is not done."""
-        self.counts.dropped += 1
+    def give_up(self, buffers: Sequence[Bytes]) -> None:
+        """Count a save of which no job came, and take back its memory."""
+        self.dropped += 1
         for buffer in buffers:
             self._buffers.give(buffer)
 
-    def drain(self, wait_s: float) -> bool:
-        """Wait until nothing is queued; False if that took too long."""
-        with self._changed:
-            return self._changed.wait_for(lambda: not self._pending, wait_s)
+    def let_go(self, job: Job) -> None:
+        for buffer in job.buffers:
+            self._buffers.give(buffer)
 
-    def close(self, wait_s: float) -> None:
-        """Finish what is queued within `wait_s`, then stop the thread."""
-        self.drain(wait_s)
-        self._thread.shutdown(wait=False, cancel_futures=True)
+    def save(self, job: Job) -> bool:
+        return all(self._save(job, run) for run in job.runs)
 
     # The thread -----------------------------------------------------------------------------------
-
-    def _run(self, job: Job) -> None:
-        try:
-            for run in job.runs:
-                if not self._save(job, run):
-                    self.counts.dropped += 1
-                    break
-        except KVStoreError as error:
-            logger.info("save=dropped error=%r", error)
-            self.counts.dropped += 1
-        except Exception:
-            # A save is optional, and the next one has to be tried all the same.
-            logger.exception("save=dropped")
-            self.counts.dropped += 1
-        finally:
-            for buffer in job.buffers:
-                self._buffers.give(buffer)
-            with self._changed:
-                self._pending -= 1
-                self._changed.notify_all()
 
     def _save(self, job: Job, run: Run) -> bool:
         """Save a run, piece by piece; False if the store is full."""
@@ -165,6 +113,7 @@ class Saver:
                 parent=job.keys[first - 1] if first else None,
                 spans=[Span(Part(run.group, 0), 0, len(sizes))],
                 wait_s=self._wait_s,
+                session_id=job.session_id,
                 sizes=sizes if run.varies else (),
             )
             self._write(run, first, sizes, grant)
@@ -193,8 +142,8 @@ class Saver:
             self._client.release(grant.lease_id)
             raise
         committed = self._client.commit(grant.lease_id, checksums).committed
-        self.counts.saved_blocks += committed
-        self.counts.saved_bytes += committed * (sum(sizes) // len(sizes))
+        self.saved_blocks += committed
+        self.saved_nbytes += committed * (sum(sizes) // len(sizes))
 
     def _records(self, run: Run, first: int, wanted: Sequence[tuple[int, int]]) -> list[memoryview]:
         """Return records in memory of our own: their checksums are of what was meant."""

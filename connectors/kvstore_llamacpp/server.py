@@ -5,6 +5,7 @@
 
 It takes the options of `python -m llama_cpp.server`. KVSTORE_TARGET names the daemon; without it,
 the daemon is found as by the `kvstore` command. `--cache` is of no use beside it, and is ignored.
+HTTP headers carry hints: see `kvstore_llamacpp.hints`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from typing import Any
+
+from kvstore_llamacpp.hints import HintHeaders
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +50,8 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO)
     load = LlamaProxy.load_llama_from_model_settings
     LlamaProxy.load_llama_from_model_settings = staticmethod(with_cache(load))
+    create_app = server.create_app
+    server.create_app = lambda *args, **kwargs: HintHeaders(create_app(*args, **kwargs))
     server.main()
 
 

@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from kvstore import BlockKey, KeyChain
+from kvstore.client.request_hints import SessionHints
+from kvstore_llamacpp.hints import NO_HINTS
 from kvstore_llamacpp.state import Bytes, CacheState
 
 
@@ -31,12 +33,14 @@ class Turn:
     """prompt: its tokens. stored_blocks: how many blocks the daemon is known to have of it.
 
     parted_blocks: how many blocks earlier prompts share with it, as far as this process knows.
-    reads_scores: the caller wants what only computing gives, so nothing is loaded.
+    reads_scores: the caller wants what only computing gives, so nothing is loaded. hints: what it
+    says about its conversation.
     """
 
     chain: KeyChain
     block_tokens: int
     reads_scores: bool = False
+    hints: SessionHints = NO_HINTS
     prompt: list[int] = field(default_factory=list)
     stored_blocks: int = 0
     parted_blocks: int = 0

@@ -14,8 +14,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -29,6 +28,7 @@ from kvstore import (
     KVStoreError,
     root_key,
 )
+from kvstore.client.save_thread import SavesBehind
 from kvstore_kernels.device import open_device
 from kvstore_transformers.cache import PrefixCache
 from kvstore_transformers.coding import Fidelity, FineParts, Record, namespace_for, open_coding
@@ -46,11 +46,10 @@ logger = logging.getLogger(__name__)
 
 Least = Literal["base", "fine"]
 KEYS_MAX = 8192
-CLOSE_WAIT_S = 2.0
 KNOWN_SOON_S = 0.05  # a small model is known by then
 
 
-class Prefixes:
+class Prefixes(SavesBehind):
     """One model's use of one daemon. Not for several threads at once; do not carry across a fork.
 
     The namespace contains every byte of the weights. They are hashed in the background, at about
@@ -123,16 +122,6 @@ class Prefixes:
         """Wait until the weights are hashed. False: not yet, so nothing is loaded or saved."""
         self._weights.wait(timeout_s)
         return self._ready()
-
-    @property
-    def saved_blocks(self) -> int:
-        """Records stored so far."""
-        return self._saver.saved_blocks
-
-    @property
-    def saves_dropped(self) -> int:
-        """Saves dropped, wholly or in part, because the daemon was away, full or slow."""
-        return self._saver.dropped
 
     @property
     def hbm_blocks(self) -> int:
@@ -274,35 +263,24 @@ class Prefixes:
         begun = (cache.stored_blocks, groups, self._copier.mark(), pooled)
         self._saver.put(Job(self._namespace_id, keys, *begun, refined=cache.refined))
 
-    def flush(self, wait_s: float = 30.0) -> bool:
-        """Wait until all saves are durable; False if they are not after `wait_s`.
-
-        Raises Unavailable if the daemon is away.
-        """
-        deadline = time.monotonic() + wait_s
-        return self._saver.drain(wait_s) and self._client.admin.flush(deadline - time.monotonic())
-
     def close(self) -> None:
         """Finish the queued saves, for 2 s at most, and end the session."""
-        self._saver.close(CLOSE_WAIT_S)
+        self._saver.close()
         self._loads.shutdown()
         self._weights.close()
         self._copier.close()
         self._direct.close()
         self._client.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
     # ---- inside ------------------------------------------------------------------------------
+
+    @property
+    def _saves(self) -> Saver:
+        return self._saver
+
+    @property
+    def _daemon(self) -> Client:
+        return self._client
 
     def _ready(self) -> bool:
         """Whether the weights are known; complete the namespace when they are."""

@@ -1,4 +1,4 @@
-"""Saves, behind `generate`'s back: one thread, a bounded queue, pieces of bounded size.
+"""Saves, behind `generate`'s back, in pieces of bounded size.
 
 A cache's tensors are never changed in place, so a save needs no copy of them: it keeps them alive
 until it has read them.
@@ -6,22 +6,18 @@ until it has read them.
 
 from __future__ import annotations
 
-import logging
-import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from kvstore import BlockKey, Client, Grant, Group, KVStoreError, NamespaceId, Part, Span
+from kvstore import BlockKey, Client, Grant, Group, NamespaceId, Part, Span
+from kvstore.client.save_thread import SaveThread
 from kvstore.model.checksum import copies_in
 from kvstore_transformers.cache import Pages, PrefixCache
 from kvstore_transformers.coding import Coding
 from kvstore_transformers.copying import Copier
 from kvstore_transformers.namespace import LayerGroup
 from kvstore_transformers.pool import HbmPool, HeldPages
-
-logger = logging.getLogger(__name__)
 
 PIECE_NBYTES = 64 << 20
 PIECE_BLOCKS = 256
@@ -79,8 +75,8 @@ class Coded(NamedTuple):
     sizes: Sequence[int]
 
 
-class Saver:
-    """Owns the save thread. saved_blocks counts records; dropped, whole saves or their rest."""
+class Saver(SaveThread[Job]):
+    """Stores what `generate` has added."""
 
     def __init__(
         self,
@@ -94,65 +90,29 @@ class Saver:
     ) -> None:
         """coding: how records are coded; None: they are as the model keeps them.
         wait_s: how long a piece waits for room in the daemon. jobs_max: queued at once."""
-        self.saved_blocks = 0
-        self.dropped = 0
-        self._client = client
+        super().__init__(client, jobs_max=jobs_max, enter=copier.enter_thread)
         self._copier = copier
         self._pool = pool
         self._coding = coding
         self._wait_s = wait_s
-        self._jobs_max = jobs_max
-        self._pending = 0
-        self._changed = threading.Condition()
-        self._thread = ThreadPoolExecutor(
-            1, thread_name_prefix="kvstore-save", initializer=copier.enter_thread
+
+    @property
+    def takes_jobs(self) -> bool:
+        return self._pool is not None or super().takes_jobs
+
+    def save(self, job: Job) -> bool:
+        if self._pool is not None:
+            self._pool.store(job.keys, job.pooled, job.after)
+        opened = [
+            self._open(index, group.pages) if group.begin < len(job.keys) else None
+            for index, group in enumerate(job.groups)
+        ]
+        return all(
+            self._save(job, opened, first, min(first + job.piece_blocks, len(job.keys)))
+            for first in range(job.first, len(job.keys), job.piece_blocks)
         )
 
-    def put(self, job: Job) -> None:
-        """Queue a save, or drop it if too many are. Never blocks."""
-        with self._changed:
-            away = not self._client.available and self._pool is None
-            if self._pending >= self._jobs_max or away:
-                self.dropped += 1
-                return
-            self._pending += 1
-        self._thread.submit(self._run, job)
-
-    def drain(self, wait_s: float) -> bool:
-        """Wait until nothing is queued; False if that took too long."""
-        with self._changed:
-            return self._changed.wait_for(lambda: not self._pending, wait_s)
-
-    def close(self, wait_s: float) -> None:
-        """Finish what is queued within `wait_s`, then stop the thread."""
-        self.drain(wait_s)
-        self._thread.shutdown(wait=False, cancel_futures=True)
-
     # The thread -----------------------------------------------------------------------------------
-
-    def _run(self, job: Job) -> None:
-        try:
-            if self._pool is not None:
-                self._pool.store(job.keys, job.pooled, job.after)
-            opened = [
-                self._open(index, group.pages) if group.begin < len(job.keys) else None
-                for index, group in enumerate(job.groups)
-            ]
-            for first in range(job.first, len(job.keys), job.piece_blocks):
-                last = min(first + job.piece_blocks, len(job.keys))
-                if not self._save(job, opened, first, last):
-                    break
-        except KVStoreError as error:
-            logger.info("save=dropped error=%r", error)
-            self.dropped += 1
-        except Exception:
-            # A save is optional, and the next one has to be tried all the same.
-            logger.exception("save=dropped")
-            self.dropped += 1
-        finally:
-            with self._changed:
-                self._pending -= 1
-                self._changed.notify_all()
 
     def _open(self, group: int, pages: Pages) -> Any:
         if self._coding is not None:
@@ -190,8 +150,6 @@ class Saver:
                 self._client.release(grant.lease_id)
                 raise
             self.saved_blocks += self._client.commit(grant.lease_id, checksums).committed
-        if grant.refused:
-            self.dropped += 1
         return not grant.refused
 
     def _encoded(

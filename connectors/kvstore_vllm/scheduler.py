@@ -24,7 +24,7 @@ from kvstore_vllm.adapters import Adapters
 from kvstore_vllm.counters import Counters
 from kvstore_vllm.device_blocks import DeviceBlocks, LossyBlocks
 from kvstore_vllm.handoff import handoff_params, load_deadline_s, read_origin
-from kvstore_vllm.hints import NO_HINTS, HintSender, read_hints
+from kvstore_vllm.hints import NO_HINTS, hint_sender, read_hints
 from kvstore_vllm.idle import IdleWait
 from kvstore_vllm.load_orders import load_order
 from kvstore_vllm.lookup import KEYS_MAX, Lookup
@@ -56,7 +56,7 @@ class SchedulerSide:
         """
         self.counters = Counters()
         self.prefill = PrefillPace()
-        self._hints = HintSender(client, self.counters)
+        self._hints = hint_sender(client, self.counters)
         self._settings = settings
         self._client = client
         self._readers = readers

@@ -55,6 +55,7 @@ class PrefixLeases:
         skip_blocks: int = 0,
         request_id: str,
         recompute_s_per_block: float = 0.0,
+        session_id: str = "",
     ) -> Grant | None:
         """Return a lease on the longest stored prefix of `keys`; None: nothing beyond skip_blocks.
 
@@ -70,6 +71,7 @@ class PrefixLeases:
                 wait_s=self._deadline_s * PROMOTION_SHARE,
                 request_id=request_id,
                 recompute_s_per_block=recompute_s_per_block,
+                session_id=session_id,
             )
 
         asked = self._client.submit(acquire)

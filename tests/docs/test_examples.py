@@ -25,6 +25,7 @@ from click.testing import CliRunner
 from kvstore import Client, KeyChain, root_key
 from kvstore.cli import main
 from kvstore.cli.tree import walk
+from kvstore.client.request_hints import HEADERS
 from kvstore.model.tenant import Role
 from kvstore.settings import load_settings
 from kvstore.system import fingerprints
@@ -40,7 +41,6 @@ from kvstore_sglang.settings import Settings as SGLangSettings
 from kvstore_sglang.settings import parse_settings as parse_sglang_settings
 from kvstore_trtllm.settings import Settings as TrtllmSettings
 from kvstore_vllm.handoff import PREFILLER, Remote
-from kvstore_vllm.headers import _FIELDS as HEADERS
 from kvstore_vllm.hints import RequestHints
 from kvstore_vllm.settings import Settings, parse_settings
 from tests.cli.parse import parse
