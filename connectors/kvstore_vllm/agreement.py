@@ -10,6 +10,26 @@ _GROUPS = ("get_tp_group", "get_pcp_group", "get_pp_group")
 Unlike vLLM's world, they leave out other engines of a data-parallel deployment."""
 
 
+def told_by_stages(told: bytes) -> list[bytes]:
+    """Return what the workers of each pipeline stage tell, in their order: one of each stage.
+
+    Every one has to tell something, and waits for the others.
+    """
+    group = parallel_state.get_pp_group()
+    if group.world_size == 1:
+        return [told]
+    mine = torch.frombuffer(bytearray(told), dtype=torch.uint8)
+    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(group.world_size)]
+    torch.distributed.all_gather(sizes, torch.tensor([len(told)]), group=group.cpu_group)
+    most = max(int(size.item()) for size in sizes)
+    found = [torch.zeros(most, dtype=torch.uint8) for _ in sizes]
+    padded = torch.nn.functional.pad(mine, (0, most - len(mine)))
+    torch.distributed.all_gather(found, padded, group=group.cpu_group)
+    return [
+        each[: int(size.item())].numpy().tobytes() for each, size in zip(found, sizes, strict=True)
+    ]
+
+
 def all_workers(told: bool) -> bool:
     """Say whether every worker of this engine has told True.
 

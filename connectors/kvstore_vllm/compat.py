@@ -16,7 +16,7 @@ from typing import Any
 
 import vllm
 from vllm.distributed.kv_transfer.kv_connector.v1 import base
-from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.kv_cache_interface import KVCacheConfig, UniformTypeKVCacheSpecs
 
 from kvstore.model.errors import Incompatible
 from kvstore.system.engine_versions import check_tested
@@ -77,6 +77,20 @@ def hash_block_size(kv_cache_config: KVCacheConfig) -> int | None:
 def kv_tp_replicas(kv_cache_config: KVCacheConfig) -> int:
     """Return how many ranks are known to hold the same KV; where unknown, each stores its own."""
     return int(getattr(kv_cache_config, "kv_tp_replicas", 1))
+
+
+def layer_specs(spec: Any) -> list[Any]:
+    """Return the specs of a group's layers: one, if they are alike."""
+    if isinstance(spec, UniformTypeKVCacheSpecs):
+        return list(spec.kv_cache_specs.values())
+    return [spec]
+
+
+def keeps_scales_elsewhere(spec: Any) -> bool:
+    """Say whether the KV of a layer has scales that are computed with it, but are not in its blocks
+    as far as its spec tells: a block alone would not be the KV."""
+    computed = getattr(getattr(spec, "kv_quant_mode", None), "is_per_token_head", False)
+    return bool(computed) and getattr(spec, "state_content_bytes", None) is None
 
 
 def cache_hit_source() -> Any:

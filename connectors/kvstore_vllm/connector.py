@@ -12,6 +12,8 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import reduce
 from typing import Any
 
@@ -29,7 +31,7 @@ from kvstore.model.block import Namespace
 from kvstore.model.errors import ConfigError, Incompatible, KVStoreError
 from kvstore.model.names import model_name
 from kvstore_vllm import compat
-from kvstore_vllm.agreement import all_workers
+from kvstore_vllm.agreement import all_workers, told_by_stages
 from kvstore_vllm.metadata import StepMetadata, WorkerFacts
 from kvstore_vllm.namespace import (
     PendingNamespace,
@@ -39,11 +41,13 @@ from kvstore_vllm.namespace import (
     weights_sources,
 )
 from kvstore_vllm.opening import open_pages
+from kvstore_vllm.pages import Pages
 from kvstore_vllm.scheduler import SchedulerSide
 from kvstore_vllm.scheduler_hooks import SchedulerHooks
 from kvstore_vllm.settings import Settings, parse_settings
 from kvstore_vllm.shards import Shards, held_shards
 from kvstore_vllm.side_by_side import backend_of, backends_of
+from kvstore_vllm.stages import Stage, groups_of
 from kvstore_vllm.stats import KVStorePromMetrics, KVStoreStats
 from kvstore_vllm.worker import WorkerSide
 from kvstore_vllm.worker_hooks import WorkerHooks
@@ -114,27 +118,24 @@ class KVStoreConnector(SchedulerHooks, WorkerHooks, KVConnectorBase_V1, compat.H
 
         Raises Incompatible if nothing on this machine tells the weights.
         """
-        config = self._kv_cache_config
-        groups = [[kv_caches[name] for name in g.layer_names] for g in config.kv_cache_groups]
+        held = [group for group in self._kv_cache_config.kv_cache_groups if group.layer_names]
         sources = weights_sources(self._vllm_config, self._settings.weights_id)
         shards, writes = self._held_shards()
         pages = open_pages(
-            groups,
-            config.num_blocks,
+            [[kv_caches[name] for name in group.layer_names] for group in held],
+            self._kv_cache_config.num_blocks,
             self._client.extents,
             record=self._settings.record,
             fidelity=self._settings.fidelity,
             shards=shards.count,
             agree=all_workers if self._vllm_config.parallel_config.world_size > 1 else bool,
-            **_packing(self._vllm_config, config),
+            **_packing(self._vllm_config, held),
         )
+        stages, shards = self._stages(pages, list(kv_caches), shards)
         unnamed = build_namespace(
             self._vllm_config,
-            config,
-            record_nbytes=list(pages.record_nbytes[:: shards.count]),
-            backends=_backends(self._vllm_config, list(kv_caches)),
-            coded=pages.form,
-            lossy=pages.lossy[:: shards.count],
+            self._kv_cache_config,
+            stages=stages,
             salted=self._settings.require_salt,
             head_shards=self._head_shards,
         )
@@ -159,6 +160,28 @@ class KVStoreConnector(SchedulerHooks, WorkerHooks, KVConnectorBase_V1, compat.H
         workers = self._vllm_config.parallel_config.tensor_parallel_size // replicas
         rank, replica = divmod(get_tensor_model_parallel_rank(), replicas)
         return held_shards(rank, workers, self._head_shards), replica == 0
+
+    def _stages(
+        self, pages: Pages, layers: Sequence[str], shards: Shards
+    ) -> tuple[list[Stage], Shards]:
+        """Return what the workers of each pipeline stage hold, and `shards` as this one holds them.
+
+        Raises Incompatible if that does not fit together.
+        """
+        mine = Stage(
+            layers=tuple(tuple(g.layer_names) for g in self._kv_cache_config.kv_cache_groups),
+            record_nbytes=tuple(pages.record_nbytes[:: shards.count]),
+            backends=tuple(_backends(self._vllm_config, layers)),
+            coded=pages.form,
+            lossy=tuple(pages.lossy[:: shards.count]),
+        )
+        if self._vllm_config.parallel_config.pipeline_parallel_size == 1:
+            return [mine], shards
+        from vllm.distributed.parallel_state import get_pp_group
+
+        stages = [Stage.from_json(told) for told in told_by_stages(mine.to_json())]
+        groups = groups_of(stages, get_pp_group().rank_in_group)
+        return stages, replace(shards, tables=mine.tables, groups=groups)
 
     def _look_at_weights(self) -> None:
         """Take part from the moment at which the weights are known."""
@@ -207,6 +230,7 @@ class KVStoreConnector(SchedulerHooks, WorkerHooks, KVConnectorBase_V1, compat.H
             return None
         self._look_at_weights()
         tokens, seconds = self._worker.clock.take()
+        seconds *= self._vllm_config.parallel_config.pipeline_parallel_size  # one after another
         facts = self._facts if self._told is None else None
         self._told = self._facts
         if facts is None and not tokens:
@@ -314,7 +338,7 @@ def _client(settings: Settings, vllm_config: Any, role: KVConnectorRole) -> Clie
     return client
 
 
-def _packing(vllm_config: Any, config: Any) -> dict[str, list[list[str]]]:
+def _packing(vllm_config: Any, groups: Sequence[Any]) -> dict[str, list[list[str]]]:
     """Return what `open_pages` has to know of how each layer is packed; nothing if it is unknown.
 
     isas: the CPU instruction set that it is packed for. backends: its attention back end.
@@ -323,13 +347,12 @@ def _packing(vllm_config: Any, config: Any) -> dict[str, list[list[str]]]:
         return {}
     modules = vllm_config.compilation_config.static_forward_context
     isas = [
-        [getattr(modules.get(name), "isa", "") for name in group.layer_names]
-        for group in config.kv_cache_groups
+        [getattr(modules.get(name), "isa", "") for name in group.layer_names] for group in groups
     ]
-    return {"isas": isas, "backends": backends_of(modules, config)}
+    return {"isas": isas, "backends": backends_of(modules, groups)}
 
 
-def _backends(vllm_config: Any, layer_names: list[str]) -> list[str]:
+def _backends(vllm_config: Any, layer_names: Sequence[str]) -> list[str]:
     """Return the attention back ends of the layers, with their CPU instruction sets."""
     layers = vllm_config.compilation_config.static_forward_context
     found = set()

@@ -28,6 +28,7 @@ COUNTERS = {
     "saved_fine_bytes": "Bytes of the fine parts among them.",
     "saved_raw_bytes": "Bytes of the KV in them, as the engine holds it.",
     "save_seconds": "Time spent copying and hashing them, in the background.",
+    "known_blocks": "Records that were not encoded again, because the daemon has them.",
     "bounced_bytes": "Bytes copied through a pinned buffer, because the GPU could not access the "
     "daemon's memory (yet): if this keeps growing, look for register=failed in the log.",
     "refused_blocks": "Records the daemon had no room for.",

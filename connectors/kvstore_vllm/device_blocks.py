@@ -56,3 +56,9 @@ class LossyBlocks:
     def computed(self, blocks: Iterable[int]) -> None:
         """Note that the engine computes blocks itself, because their load failed."""
         self._blocks.difference_update(blocks)
+
+
+def zeroed_blocks(scheduler_output: Any) -> frozenset[int]:
+    """Return the device blocks that a step zeroes: some workers do, before they tell the connector
+    of the step."""
+    return frozenset(getattr(scheduler_output, "new_block_ids_to_zero", None) or ())

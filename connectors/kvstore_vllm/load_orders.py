@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from kvstore.model.block import Grant, Namespace, Part, Slot
-from kvstore_vllm.metadata import FinePart, LoadOrder, LoadSpan, engine_groups
+from kvstore_vllm.metadata import FinePart, LoadOrder, LoadSpan, tables_of
 from kvstore_vllm.tracked import NULL_BLOCK, Tables, Tracked
 
 _Fines = Mapping[tuple[Part, int], FinePart]
@@ -33,13 +33,13 @@ def load_order(
     last = first + num_tokens // namespace.block_tokens
     leased = dict(_by_part(grant))
     fines = _fines(namespace, leased)
-    keys = tracked.keys()
+    keys, table_of = tracked.keys(), tables_of(namespace)
     spans: list[LoadSpan] = []
     covered: set[tuple[int, int, int]] = set()
     for part, records in leased.items():
         if part.group in namespace.fine:
             continue
-        table = tables[part.group]
+        table = tables[table_of[part.group]]
         taken = [
             (block, slot, checksum)
             for block, slot, checksum in records
@@ -83,10 +83,10 @@ def _wanted(namespace: Namespace, tables: Tables, blocks: range) -> set[tuple[in
     """Return group, shard and index of the blocks that the engine has device blocks for."""
     return {
         (index, shard, block)
-        for index, group in enumerate(engine_groups(namespace))
-        for shard in range(group.shards)
+        for index, table in enumerate(tables_of(namespace))
+        for shard in range(namespace.groups[index].shards)
         for block in blocks
-        if tables[index][block] != NULL_BLOCK
+        if tables[table][block] != NULL_BLOCK
     }
 
 

@@ -187,7 +187,7 @@ class Loader:
 
     def _load(self, order: LoadOrder, after: Any) -> None:
         """Copy and verify this worker's records. Raises if the result may not be used."""
-        spans = [span for span in order.spans if span.shard in self._shards]
+        spans = [s for s in order.spans if Part(s.group, s.shard) in self._shards]
         try:
             self._client.connect()  # this process may not have mapped the arena yet
             self._check(order)

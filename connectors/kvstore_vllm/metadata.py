@@ -6,12 +6,16 @@ metadata is declared in `connector`, so that deciding and moving can be tested w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby, zip_longest
 from typing import NamedTuple
 
 from kvstore.model.block import BlockKey, Group, Namespace, NamespaceId, Slot
 from kvstore.model.tokens import BlockTokens
+
+PIPELINE = "pipeline"
+"""The field of a namespace's identity that says how layers are dealt out to stages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +33,8 @@ class SaveOrder:
 
     spans: one per engine group at most. session_id: the conversation they belong to, "" unknown.
     refined: blocks that are stored without their fine parts are replaced. tokens: of the blocks, if
-    the daemon wants them.
+    the daemon wants them. reused: the engine had some of them before the request came, so they may
+    be stored.
     """
 
     keys: tuple[BlockKey, ...]
@@ -39,6 +44,7 @@ class SaveOrder:
     session_id: str = ""
     refined: bool = False
     tokens: BlockTokens | None = None
+    reused: bool = False
 
 
 def pieces(order: SaveOrder, record_nbytes: Sequence[int], nbytes_max: int) -> list[SaveOrder]:
@@ -71,6 +77,33 @@ def pieces(order: SaveOrder, record_nbytes: Sequence[int], nbytes_max: int) -> l
             )
             cut.append(part)
     return cut
+
+
+def lacking(order: SaveOrder, present: Sequence[bool]) -> list[SaveOrder]:
+    """Return orders for those records of an order that are not present.
+
+    present: of each record, over the spans in order.
+    """
+    runs: list[list[SaveSpan]] = []
+    at = 0
+    for span in order.spans:
+        count = len(span.device_blocks)
+        runs.append(list(_absent(span, present[at : at + count])))
+        at += count
+    # Nearly always one run per group; an order names each group once at most.
+    return [
+        replace(order, spans=tuple(span for span in nth if span is not None))
+        for nth in zip_longest(*runs)
+    ]
+
+
+def _absent(span: SaveSpan, present: Sequence[bool]) -> Iterator[SaveSpan]:
+    """Yield the runs of consecutive blocks of a span that are not present."""
+    for is_present, run in groupby(range(len(present)), key=lambda at: present[at]):
+        if not is_present:
+            found = list(run)
+            blocks = span.device_blocks[found[0] : found[-1] + 1]
+            yield replace(span, begin=span.begin + found[0], device_blocks=blocks)
 
 
 class LossySizes(NamedTuple):
@@ -180,7 +213,26 @@ def in_epoch(namespace: Namespace, epoch: str) -> Namespace:
     return replace(namespace, identity=tuple(sorted(identity.items())))
 
 
+def stage_group(table: int, stage: int) -> str:
+    """Return the name of the part of an engine's group that one stage of a pipeline stores."""
+    return f"{table}@{stage}"
+
+
+def tables_of(namespace: Namespace) -> tuple[int, ...]:
+    """Return which of the engine's block tables tells the device blocks of each group.
+
+    Fine parts, which come behind all others, have none of their own.
+    """
+    groups = [group for group in namespace.groups if group.refines == -1]
+    if PIPELINE not in dict(namespace.identity):
+        return tuple(range(len(groups)))
+    return tuple(int(group.name.partition("@")[0]) for group in groups)
+
+
 def engine_groups(namespace: Namespace) -> tuple[Group, ...]:
-    """Return the groups that the engine has block tables for, by their index: fine parts, which
-    come behind them, have none of their own."""
-    return tuple(group for group in namespace.groups if group.refines == -1)
+    """Return a group for each block table of the engine, by its index: of those that several stages
+    of a pipeline store, the first."""
+    first: dict[int, Group] = {}
+    for table, group in zip(tables_of(namespace), namespace.groups, strict=False):
+        first.setdefault(table, group)
+    return tuple(first[table] for table in sorted(first))

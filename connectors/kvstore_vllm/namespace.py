@@ -20,7 +20,6 @@ from vllm.v1.kv_cache_interface import (
     KVCacheConfig,
     MLAAttentionSpec,
     SlidingWindowSpec,
-    UniformTypeKVCacheSpecs,
 )
 
 from kvstore.model.block import SALTED, Group, Namespace
@@ -29,7 +28,8 @@ from kvstore.model.names import model_name
 from kvstore.system.model_files import model_path
 from kvstore_vllm import compat
 from kvstore_vllm.fingerprint import NAME_THEM, Fingerprints, Source, weights_files
-from kvstore_vllm.metadata import LossySizes
+from kvstore_vllm.metadata import PIPELINE, LossySizes
+from kvstore_vllm.stages import Stage, stored_groups
 
 _VOLATILE = {"_name_or_path", "transformers_version", "torch_dtype", "dtype"}
 _READ_FROM_FILES = {
@@ -51,8 +51,6 @@ _READ_FROM_FILES = {
 def check_supported(vllm_config: Any, kv_cache_config: KVCacheConfig) -> None:
     """Raise Incompatible, naming the reason, for an engine whose KV this connector cannot keep."""
     parallel = vllm_config.parallel_config
-    if parallel.pipeline_parallel_size > 1:
-        raise Incompatible("kvstore does not support pipeline parallelism yet")
     if parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1:
         raise Incompatible("kvstore does not support context parallelism yet")
     if vllm_config.cache_config.enable_prefix_caching is False:
@@ -64,12 +62,22 @@ def check_supported(vllm_config: Any, kv_cache_config: KVCacheConfig) -> None:
     if getattr(vllm_config.cache_config, "calculate_kv_scales", False):
         raise Incompatible("KV scales calculated at run time differ between engines; turn them off")
     if kv_cache_config.needs_kv_cache_zeroing:
-        raise Incompatible("kvstore does not support Mamba or mixed-precision KV caches yet")
+        raise Incompatible(
+            "kvstore does not support Mamba layers, which keep a state instead of keys and values, "
+            "nor mixed-precision KV caches yet"
+        )
+    if not any(group.layer_names for group in kv_cache_config.kv_cache_groups):
+        raise Incompatible("no layer of this worker has a KV cache; use fewer pipeline stages")
     specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
-    for layer in chain.from_iterable(map(_layer_specs, specs)):
+    for layer in chain.from_iterable(map(compat.layer_specs, specs)):
         supported = type(layer) in (FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec)
         if not supported or getattr(layer, "non_causal", False):
             raise Incompatible(f"kvstore does not support {type(layer).__name__} KV groups yet")
+        if compat.keeps_scales_elsewhere(layer):
+            raise Incompatible(
+                "scales of this engine's KV are computed at run time, but are not in its blocks; "
+                "use another --kv-cache-dtype, or vLLM 0.30 or newer"
+            )
     sizes = {spec.block_size for spec in specs} | {compat.hash_block_size(kv_cache_config)}
     if len(sizes - {None}) != 1:
         raise Incompatible(f"kvstore needs one block size for all KV groups, not {sizes}")
@@ -79,7 +87,7 @@ def has_heads(kv_cache_config: KVCacheConfig) -> bool:
     """Say whether all KV of an engine is cut by heads between its tensor-parallel workers: latent
     attention has none, and each worker holds it whole."""
     specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
-    layers = chain.from_iterable(map(_layer_specs, specs))
+    layers = chain.from_iterable(map(compat.layer_specs, specs))
     return not any(isinstance(layer, MLAAttentionSpec) for layer in layers)
 
 
@@ -87,44 +95,42 @@ def build_namespace(
     vllm_config: Any,
     kv_cache_config: KVCacheConfig,
     *,
-    record_nbytes: list[int],
-    backends: list[str],
-    coded: str = "",
-    lossy: Sequence[LossySizes] = (),
+    stages: Sequence[Stage],
     salted: bool = False,
     head_shards: int = 0,
 ) -> Namespace:
     """Describe the KV of one engine, but for its weights.
 
-    record_nbytes: bytes of one block of each group in one worker, as allocated; if it is coded, the
-    most of a record. coded: the form of records and their shapes; "": they are stored as they are.
-    backends: names of the attention back ends (and CPU instruction sets), which decide how keys and
-    values are packed inside a page. lossy: sizes of each group's base and fine parts, in bytes, if
-    records are lossy: the fine parts are groups of their own, behind all others. salted: requests
+    stages: what the workers of each pipeline stage hold, one without pipeline parallelism. If
+    records are lossy, the fine parts are groups of their own, behind all others. salted: requests
     without a cache salt bypass the cache. head_shards: of every block, whatever the degree of
-    tensor parallelism, and `record_nbytes` and `lossy` are of one shard; 0: as many as there are
-    workers that hold different heads.
+    tensor parallelism, and the sizes in `stages` are of one shard; 0: as many as there are workers
+    that hold different heads. Raises Incompatible if the stages do not fit together.
     """
     tensor_parallel = vllm_config.parallel_config.tensor_parallel_size
     shards = head_shards or tensor_parallel // compat.kv_tp_replicas(kv_cache_config)
+    stored = stored_groups(stages)
+    specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
     groups = tuple(
-        Group(f"{index}", nbytes, _window_tokens(group.kv_cache_spec), shards, varies=bool(coded))
-        for index, (group, nbytes) in enumerate(
-            zip(kv_cache_config.kv_cache_groups, record_nbytes, strict=True)
+        Group(
+            each.name,
+            stages[each.stage].record_nbytes[each.at],
+            _window_tokens(specs[each.table]),
+            shards,
+            varies=bool(stages[each.stage].coded),
         )
+        for each in stored
     )
+    lossy = [stages[each.stage].lossy[each.at] for each in stored if stages[each.stage].lossy]
     cache = vllm_config.cache_config
     identity = {
         "engine": "vllm",
         "model": _model_identity(vllm_config.model_config),
         "kv_dtype": f"{cache.cache_dtype}/{vllm_config.model_config.dtype}",
         "page": compat.PAGE_LAYOUT,
-        "backends": ",".join(backends),
-        "layers": _digest([group.layer_names for group in kv_cache_config.kv_cache_groups]),
+        **_of_stages(stages),
     }
     identity.update([_cut(tensor_parallel, shards, head_shards)])
-    if coded:
-        identity["record"] = coded
     if salted:
         identity.update([SALTED])
     extra = vllm_config.load_config.model_loader_extra_config
@@ -134,12 +140,26 @@ def build_namespace(
     if draft is not None:
         identity["draft"] = _model_identity(draft)
     return Namespace(
-        block_tokens=kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size,
+        block_tokens=specs[0].block_size,
         groups=groups + fine_groups(groups, lossy),
         identity=tuple(sorted(identity.items())),
         fidelity="ep" if lossy else "exact",
         name=model_name(vllm_config.model_config.model),
     )
+
+
+def _of_stages(stages: Sequence[Stage]) -> dict[str, str]:
+    """Return what the identity says of which layers are where, and how they are packed."""
+    layers = [list(map(list, stage.layers)) for stage in stages]
+    told = {
+        "backends": ",".join(sorted({name for stage in stages for name in stage.backends})),
+        "layers": _digest(layers[0] if len(stages) == 1 else layers),
+    }
+    if len(stages) > 1:
+        told[PIPELINE] = "+".join(str(sum(map(len, stage))) for stage in layers)
+    if any(stage.coded for stage in stages):
+        told["record"] = " | ".join(stage.coded for stage in stages)
+    return told
 
 
 def _cut(tensor_parallel: int, shards: int, head_shards: int) -> tuple[str, str]:
@@ -203,22 +223,17 @@ def _draft(vllm_config: Any) -> Any:
     return draft if draft is not None and draft.model != vllm_config.model_config.model else None
 
 
-def _layer_specs(spec: Any) -> list[Any]:
-    if isinstance(spec, UniformTypeKVCacheSpecs):
-        return list(spec.kv_cache_specs.values())
-    return [spec]
-
-
 def _window_tokens(spec: Any) -> int:
     """Return how many trailing tokens a group keeps, 0 for all.
 
     A full-attention spec may name a window too (hybrid manager off): its blocks are kept anyway.
     """
-    windows = {
+    layers = compat.layer_specs(spec)
+    windows = [
         layer.sliding_window + layer.extra_retained_tokens
-        for layer in _layer_specs(spec)
+        for layer in layers
         if isinstance(layer, SlidingWindowSpec)
-    }
+    ]
     return max(windows, default=0)
 
 

@@ -7,7 +7,9 @@ that nobody sees. Nothing else here can delay the engine.
 
 Coded records are made in private memory, of this process or on the device, before there are slots:
 only then their sizes are known. The device blocks are free as soon as that is done. Lossy ones are
-made of two parts; the first block of a sequence is exact, because all others attend to it.
+made of two parts; the first block of a sequence is exact, because all others attend to it. Blocks
+that the engine had before a request came are offered with every request, because the daemon may
+have dropped them since: which of these it lacks is asked before they are coded.
 """
 
 from __future__ import annotations
@@ -17,18 +19,19 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import chain, cycle
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvstore import AsyncClient, Client
 from kvstore.client.session import registered
-from kvstore.model.block import Grant, Namespace, Part, Slot, Span
+from kvstore.model.block import Grant, Namespace, Slot, Span
 from kvstore.model.errors import InvalidRequest, KVStoreError
 from kvstore_vllm.counters import Counters
-from kvstore_vllm.metadata import SaveOrder, SaveSpan, pieces
+from kvstore_vllm.metadata import SaveOrder, lacking, pieces
 from kvstore_vllm.settings import Settings
-from kvstore_vllm.shards import Shards
+from kvstore_vllm.shards import Shards, with_fine_parts
 
 if TYPE_CHECKING:
     from kvstore_vllm.pages import Pages, Sized
@@ -41,7 +44,8 @@ _STALL_S = 1.0
 
 
 class _Job:
-    """One order on its way. `dropped` changes under the lock, before the copy is complete."""
+    """One order on its way. `dropped` changes under the lock, before the copy is complete; so do
+    `blocks`, the device blocks that are still to be read."""
 
     __slots__ = ("after", "blocks", "dropped", "namespace", "order")
 
@@ -49,7 +53,7 @@ class _Job:
         self.order = order
         self.namespace = namespace
         self.after = after
-        self.blocks = {block for span in order.spans for block in span.device_blocks}
+        self.blocks = _blocks_of([order])
         self.dropped = False
 
 
@@ -95,7 +99,9 @@ class Saver:
 
     def put(self, orders: Iterable[SaveOrder], namespace: Namespace) -> None:
         """Queue saves of blocks that the engine has finished computing. Never blocks."""
-        for order in orders:
+        for order in map(self._shards.of_pages, orders):
+            if not order.spans:
+                continue  # of groups that this worker has no layer of
             if not self._client.available:
                 self._counters.add(saves_dropped_down=1)
                 continue
@@ -103,7 +109,7 @@ class Saver:
                 if len(self._reading) >= self._settings.save_queue_jobs or self._closing:
                     self._counters.add(saves_dropped_queue=1)
                     continue
-                job = _Job(self._shards.of_pages(order), namespace, self._pages.mark())
+                job = _Job(order, namespace, self._pages.mark())
                 self._reading.append(job)
                 self._queue.append(job)
                 self._changed.notify_all()
@@ -112,19 +118,17 @@ class Saver:
         """Return when no copy reads one of the blocks `handed_out`: at most reuse_wait_s."""
         reused = set(handed_out)
         with self._changed:
-            late = [job for job in self._reading if not reused.isdisjoint(job.blocks)]
-            if not late:
+            if not self._late(reused):
                 return
             started = time.monotonic()
             if started >= self._stalled_until and not self._changed.wait_for(
-                lambda: not any(job in self._reading for job in late), self._settings.reuse_wait_s
+                lambda: not self._late(reused), self._settings.reuse_wait_s
             ):
                 self._stalled_until = time.monotonic() + _STALL_S
-            for job in late:
-                if job in self._reading:
-                    job.dropped = True
-                    self._reading.remove(job)
-                    self._counters.add(saves_dropped_reuse=1)
+            for job in self._late(reused):
+                job.dropped = True
+                self._reading.remove(job)
+                self._counters.add(saves_dropped_reuse=1)
             self._counters.add(reuse_wait_seconds=time.monotonic() - started)
 
     def give_up(self, wait_s: float) -> bool:
@@ -136,6 +140,10 @@ class Saver:
                 self._counters.add(saves_dropped_reuse=1)
             self._reading.clear()
             return self._changed.wait_for(lambda: not self._queue and not self._busy, wait_s)
+
+    def _late(self, reused: set[int]) -> list[_Job]:
+        """Return the jobs that still read one of these device blocks."""
+        return [job for job in self._reading if not reused.isdisjoint(job.blocks)]
 
     def drain(self, wait_s: float) -> bool:
         """Wait until nothing is queued or being committed; False if that took too long."""
@@ -193,12 +201,40 @@ class Saver:
         if not self._pages.coded:
             self._store(job, job.order, lambda grant: self._fill(job, grant))
             return
-        *parts, last = pieces(job.order, self._pages.record_nbytes, self._pages.encoded_nbytes_max)
-        for part in (*parts, last):
-            coded = self._encode(job, part, is_last=part is last)
+        orders = self._missing(job) if job.order.reused else [job.order]
+        sizes = self._pages.record_nbytes, self._pages.encoded_nbytes_max
+        parts = [part for order in orders for part in pieces(order, *sizes)]
+        for number, part in enumerate(parts, 1):
+            coded = self._encode(job, part, is_last=number == len(parts))
             if coded is None:
                 return
             self._store(job, part, partial(self._fill_coded, coded), coded.sizes)
+
+    def _missing(self, job: _Job) -> list[SaveOrder]:
+        """Return what of an order the daemon lacks. Its other device blocks are read no more."""
+        order, spans = job.order, self._shards.spans_of(job.order)
+
+        async def ask(remote: AsyncClient) -> Sequence[bool]:
+            match = await remote.match(
+                await registered(remote, job.namespace),
+                order.keys,
+                each=True,
+                spans=spans,
+                refined=order.refined,
+            )
+            return match.present
+
+        present = self._client.submit(ask).result()
+        orders = lacking(order, present)
+        with self._changed:
+            if job.dropped:
+                return []
+            job.blocks = _blocks_of(orders)
+            self._changed.notify_all()
+        self._counters.add(known_blocks=sum(present))
+        if any(present) and order.tokens is not None:
+            self._store(job, replace(order, spans=()), lambda grant: None)  # tells the tokens
+        return orders
 
     def _store(
         self,
@@ -208,7 +244,7 @@ class Saver:
         sizes: Sequence[int] = (),
     ) -> None:
         """Reserve slots for an order, and have them filled and committed."""
-        spans = self._spans(job.namespace, order)
+        spans = with_fine_parts(job.namespace, self._shards.spans_of(order))
         reserve = partial(
             self._reserve, namespace=job.namespace, order=order, spans=spans, sizes=sizes
         )
@@ -326,20 +362,6 @@ class Saver:
             tokens=order.tokens,
         )
 
-    def _spans(self, namespace: Namespace, order: SaveOrder) -> list[Span]:
-        """Return the parts of an order: all base parts, then the fine parts in the same order."""
-        bases = [self._span(span, self._shards.part_of(span.group)) for span in order.spans]
-        if not namespace.fine:
-            return bases
-        fine = {namespace.groups[index].refines: index for index in namespace.fine}
-        return bases + [
-            self._span(span, Part(fine[part.group], part.shard))
-            for span, (part, *_) in zip(order.spans, bases, strict=True)
-        ]
-
-    def _span(self, span: SaveSpan, part: Part) -> Span:
-        return Span(part, span.begin, span.begin + len(span.device_blocks))
-
     def _copy(
         self, job: _Job, slots: Sequence[Slot | None]
     ) -> tuple[list[memoryview | None], Iterator[int]] | None:
@@ -369,3 +391,8 @@ class Saver:
             self._reading.remove(job)
             self._changed.notify_all()
         return records, chain.from_iterable(sums)
+
+
+def _blocks_of(orders: Iterable[SaveOrder]) -> set[int]:
+    """Return the device blocks that orders read."""
+    return {block for order in orders for span in order.spans for block in span.device_blocks}

@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
+from collections.abc import Container
 from typing import Any
 
 from kvstore import Client, InvalidRequest
@@ -22,7 +23,7 @@ from kvstore.model.block import Namespace, NamespaceId
 from kvstore.model.keys import root_key
 from kvstore_vllm.adapters import Adapters
 from kvstore_vllm.counters import Counters
-from kvstore_vllm.device_blocks import DeviceBlocks, LossyBlocks
+from kvstore_vllm.device_blocks import DeviceBlocks, LossyBlocks, zeroed_blocks
 from kvstore_vllm.handoff import handoff_params, load_deadline_s, read_origin
 from kvstore_vllm.hints import NO_HINTS, hint_sender, read_hints
 from kvstore_vllm.idle import IdleWait
@@ -286,8 +287,9 @@ class SchedulerSide:
             epoch=self._epoch,
             tokens=sum(scheduler_output.num_scheduled_tokens.values()),
         )
+        zeroed = zeroed_blocks(scheduler_output)
         for tracked in [*self._ran.values(), *self._finished]:
-            meta.saves.extend(self._plan(tracked))
+            meta.saves.extend(self._plan(tracked, zeroed))
         self._ran = {key: left for key, left in self._ran.items() if self._left_over(left)}
         self._finished.clear()
         for tracked in self._ran.values():
@@ -299,14 +301,14 @@ class SchedulerSide:
         self._idle.next_step(scheduler_output.num_scheduled_tokens)
         return meta
 
-    def _plan(self, tracked: Tracked) -> list[SaveOrder]:
+    def _plan(self, tracked: Tracked, zeroed: Container[int]) -> list[SaveOrder]:
         if not self._saves_on:
             return []
         orders = list(
             tracked.plan_saves(
                 unsettled_tokens=self._unsettled_tokens,
                 held_tables=lambda: self._held_tables(tracked),
-                lossy=self._lossy,
+                unfit=(self._lossy, zeroed),
                 announced=self._client.announces,
             )
         )

@@ -25,8 +25,8 @@ def backend_of(module: Any) -> str:
     return module.get_attn_backend().get_name() if module is not None else "unknown"
 
 
-def backends_of(modules: Mapping[str, Any], config: Any) -> list[list[str]]:
-    """Return the back end of each layer of each group of vLLM's KV cache configuration.
+def backends_of(modules: Mapping[str, Any], groups: Sequence[Any]) -> list[list[str]]:
+    """Return the back end of each layer of each of some groups of vLLM's KV cache configuration.
 
     modules: the attention modules, by layer. "" for a layer that has anything else than as many
     keys as values in its blocks, whatever its back end.
@@ -36,7 +36,7 @@ def backends_of(modules: Mapping[str, Any], config: Any) -> list[list[str]]:
             backend_of(modules.get(name)) if _is_plain(_spec_of(group, name)) else ""
             for name in group.layer_names
         ]
-        for group in config.kv_cache_groups
+        for group in groups
     ]
 
 

@@ -62,6 +62,7 @@ class Tracked:
         self._blocks_max = told_by_tokens(request, block_tokens)
         self._tables: list[list[int]] = [[] for _ in groups]
         self._computed_tokens = 0  # by all steps so far, the one in flight included
+        self._reused_blocks = 0  # of these, there before it was scheduled
         self._settled_blocks = 0  # of these, complete before the last step
         self._planned_blocks = 0
         self._stored = [range(0) for _ in groups]
@@ -125,6 +126,7 @@ class Tracked:
         """Note that the request was scheduled with a full new block table."""
         self._tables = [list(table) for table in tables]
         self._computed_tokens = computed + scheduled
+        self._reused_blocks = computed // self._block_tokens
         self._settled_blocks = 0
         self._preemptions = self.request.num_preemptions
         self.loading = False
@@ -170,15 +172,16 @@ class Tracked:
         *,
         unsettled_tokens: int,
         held_tables: Callable[[], Tables | None],
-        lossy: Container[int] = (),
+        unfit: Sequence[Container[int]] = (),
         announced: bool = False,
     ) -> Iterator[SaveOrder]:
         """Yield orders for the blocks completed since the last plan.
 
         held_tables: returns the block tables the request holds now, None if it holds none; asked
-        only for blocks that are planned late. lossy: device blocks that hold lossy records as they
-        were loaded, for whatever request: encoded again they would lose once more. announced: the
-        daemon wants the tokens.
+        only for blocks that are planned late. unfit: device blocks that must not be stored: those
+        that hold lossy records as they were loaded, for whatever request, and would lose once more;
+        and those that are overwritten before they could be read. announced: the daemon wants the
+        tokens.
         """
         complete = self.complete_blocks(unsettled_tokens)
         begin, self._planned_blocks = self._planned_blocks, max(self._planned_blocks, complete)
@@ -191,7 +194,7 @@ class Tracked:
         for first in range(begin, complete, ORDER_BLOCKS_MAX):
             last = min(first + ORDER_BLOCKS_MAX, complete)
             runs = [
-                self._runs(index, first, last, held, lossy) for index in range(len(self._groups))
+                self._runs(index, first, last, held, unfit) for index in range(len(self._groups))
             ]
             # Nearly always one run per group; an order names each group once at most.
             for nth in zip_longest(*runs):
@@ -217,10 +220,16 @@ class Tracked:
             session_id=self.hints.session_id,
             refined=self.hints.refined,
             tokens=self.tokens(first, last) if announced else None,
+            reused=first < self._reused_blocks,
         )
 
     def _runs(
-        self, index: int, first: int, last: int, held: Tables | None, lossy: Container[int]
+        self,
+        index: int,
+        first: int,
+        last: int,
+        held: Tables | None,
+        unfit: Sequence[Container[int]],
     ) -> list[tuple[int, list[int]]]:
         """Return the consecutive blocks of one group in [first, last) that are worth saving."""
         runs: list[tuple[int, list[int]]] = []
@@ -228,7 +237,7 @@ class Tracked:
             device_block = self._device_block(index, block, held)
             if device_block == NULL_BLOCK or block in self._stored[index]:
                 continue
-            if device_block in lossy:
+            if any(device_block in blocks for blocks in unfit):
                 continue
             if runs and runs[-1][0] + len(runs[-1][1]) == block:
                 runs[-1][1].append(device_block)

@@ -16,7 +16,6 @@ from kvstore.store.findings import Finding, note, ok, wrong
 CONNECTOR = "KVStoreConnector"
 PLUGINS = "vllm.general_plugins"
 _UNSUPPORTED = (
-    "pipeline_parallel_size",
     "decode_context_parallel_size",
     "prefill_context_parallel_size",
 )

@@ -112,6 +112,7 @@ class Client(BlockingState):
         refined: bool = False,
         fleet: bool = False,
         each: bool = False,
+        spans: Sequence[Span] = (),
         timeout_s: float | None = None,
     ) -> Match:
         return self._thread.wait(
@@ -123,6 +124,7 @@ class Client(BlockingState):
                 refined=refined,
                 fleet=fleet,
                 each=each,
+                spans=spans,
                 timeout_s=timeout_s,
             )
         )

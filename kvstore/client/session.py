@@ -120,12 +120,15 @@ class Session:
         refined: bool = False,
         fleet: bool = False,
         each: bool = False,
+        spans: Sequence[Span] = (),
         timeout_s: float | None = None,
     ) -> Match:
         """Return how long the prefix would hit now, and how much is worth loading.
 
         Leases nothing. refined: as for `acquire`. fleet: say which other hosts seem to have some.
-        each: say of each block whether it is stored, whatever is missing before it.
+        each: say of each block whether it is stored, whatever is missing before it; with `spans`,
+        say it of each record of these instead. With `refined` as well, a base that lacks its fine
+        part is not stored.
         """
         request = pb.MatchRequest(
             namespace_id=namespace_id,
@@ -135,6 +138,7 @@ class Session:
             refined=refined,
             fleet=fleet,
             each=each,
+            spans=spans_to_messages(spans),
         )
         reply = await self._caller.call(
             lambda stub, _, t: stub.Match(request, timeout=t),
@@ -143,7 +147,8 @@ class Session:
         )
         worth = reply.worth_blocks if reply.HasField("worth_blocks") else None
         hits, holders = (reply.hit_blocks, reply.resident_blocks), holders_of(reply.holders)
-        present = present_of(reply.present, len(keys)) if each else ()
+        count = sum(end - begin for _, begin, end in spans) if spans else len(keys)
+        present = present_of(reply.present, count) if each else ()
         return Match(*hits, worth, reply.load_s, holders, present)
 
     async def acquire(

@@ -360,7 +360,8 @@ class Match:
         caller did not say how fast it recomputes.
     load_s: predicted time to promote them; 0: they are resident, or no such load was measured yet.
     holders: which other hosts seem to have some of it, if that was asked for.
-    present: of each block whether it is stored, if that was asked for.
+    present: of each block, or of each record of the spans, whether it is stored, if that was asked
+        for.
     """
 
     hit_blocks: int

@@ -144,7 +144,11 @@ class Service(AdminCalls):
             holders=holders_to_messages(self._store.holders(namespace_id, keys, HOLDERS_MAX))
             if request.fleet
             else (),
-            present=present_to_message(self._store.gets.present(namespace_id, keys))
+            present=present_to_message(
+                self._store.gets.present(
+                    namespace_id, keys, spans_of(request.spans), refined=request.refined
+                )
+            )
             if request.each
             else b"",
         )
@@ -237,7 +241,7 @@ class Service(AdminCalls):
             parent=parent,
             tokens=tokens.packed,
             lora_name=tokens.lora_name,
-            stored=grant is None or None in grant.slots,
+            stored=grant is None or None in grant.slots or len(grant.slots) < len(keys),
         )
 
     async def Commit(self, request: pb.CommitRequest, context: Context) -> pb.CommitReply:

@@ -87,10 +87,24 @@ class Gets:
             return replace(match, worth_blocks=match.resident_blocks)
         return replace(match, load_s=pace.predict(nbytes) or 0.0)
 
-    def present(self, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> list[bool]:
-        """Say of each block whether it is stored, whatever is missing before it. Pins nothing."""
+    def present(
+        self,
+        namespace_id: NamespaceId,
+        keys: Sequence[BlockKey],
+        spans: tuple[Span, ...] = (),
+        *,
+        refined: bool = False,
+    ) -> list[bool]:
+        """Say of each block whether it is stored, whatever is missing before it. Pins nothing.
+
+        spans: say it of each record of these instead, in their order. refined: of these, a base
+        that lacks its fine part is not stored.
+        """
         check_keys(keys)
+        self._node.check_spans(namespace_id, keys, spans)
         self._write_behind.recall.index(keys)
+        if spans:
+            return self._planner.puts.stored(namespace_id, keys, spans, refined=refined)
         return self._planner.present(namespace_id, keys)
 
     async def acquire(

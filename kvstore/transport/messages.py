@@ -76,15 +76,15 @@ def grant_to_message(grant: Grant, epoch: Epoch) -> pb.GrantReply:
 
 
 def present_to_message(present: Sequence[bool]) -> bytes:
-    """Write a bit for each key."""
+    """Write a bit for each block or record."""
     return np.packbits(np.array(present, bool), bitorder="little").tobytes()
 
 
-def present_of(message: bytes, keys: int) -> tuple[bool, ...]:
-    """Read a bit for each key. Raises Incompatible."""
-    if len(message) != -(-keys // 8):
+def present_of(message: bytes, count: int) -> tuple[bool, ...]:
+    """Read a bit for each block or record. Raises Incompatible."""
+    if len(message) != -(-count // 8):
         raise Incompatible(f"the daemon said of {8 * len(message)} blocks whether they are stored")
-    bits = np.unpackbits(np.frombuffer(message, np.uint8), count=keys, bitorder="little")
+    bits = np.unpackbits(np.frombuffer(message, np.uint8), count=count, bitorder="little")
     return tuple(bits.astype(bool).tolist())
 
 

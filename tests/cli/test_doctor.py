@@ -338,7 +338,12 @@ def test_an_engine_without_the_connector() -> None:
         ("--kv-transfer-config.kv_role=none", "vllm role", "wrong", "kv_both"),
         ("", "vllm target", "wrong", "kvstore serve"),
         ("--no-enable-prefix-caching", "vllm prefix", "wrong", "--no-enable-prefix-caching"),
-        ("--pipeline-parallel-size 2", "vllm parallel", "wrong", "--pipeline-parallel-size"),
+        (
+            "--decode-context-parallel-size 2",
+            "vllm parallel",
+            "wrong",
+            "--decode-context-parallel-size",
+        ),
         ("--calculate-kv-scales", "vllm KV scales", "wrong", "--calculate-kv-scales"),
         ("--prefix-caching-hash-algo xxhash", "vllm hashes", "ok", ""),
     ],

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstore import Client, Group, InvalidRequest, Namespace, Prefix
+from kvstore import Client, Group, InvalidRequest, Namespace, Part, Prefix, Span
 from kvstore.client.file_reads import FileRead, FileReads
 from kvstore.model.block import FilePlace
 from kvstore.model.errors import Incompatible
@@ -66,6 +66,24 @@ def test_each_block_is_told_whatever_is_missing_before_it(client: Client) -> Non
     assert (match.hit_blocks, list(match.present)) == (0, stored)
     assert client.match(space.id, keys).present == ()
     assert client.match(space.id, [], each=True).present == ()
+
+
+def test_each_record_is_told_of_the_parts_that_are_named(client: Client) -> None:
+    groups = Group("full", 4096), Group("window", 4096, window_tokens=20, shards=2)
+    space = Namespace(16, groups, (("model", "parts"),))
+    client.register(space)
+    keys = sample_keys(f"parts {client.local}", 4)
+    for part, at in ((Part(0, 0), (0, 1)), (Part(1, 1), (1, 2))):
+        for each in at:
+            record = sample_records([keys[each]], 4096)
+            client.put(space.id, [keys[each]], record, group=part.group, shard=part.shard)
+    spans = [Span(Part(0, 0), 0, 4), Span(Part(1, 0), 0, 4), Span(Part(1, 1), 1, 4)]
+    match = client.match(space.id, keys, each=True, spans=spans)
+    expected = [True, True, False, False, *[False] * 4, True, True, False]
+    assert list(match.present) == expected
+    assert list(client.match(space.id, keys, each=True).present) == [True, True, False, False]
+    with pytest.raises(InvalidRequest, match="span"):
+        client.match(space.id, keys, each=True, spans=[Span(Part(0, 0), 0, 5)])
 
 
 @pytest.mark.parametrize("count", [0, 1, 8, 9, 1000])

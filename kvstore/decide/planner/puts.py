@@ -85,6 +85,23 @@ class Puts:
             self._ledger.drop_pins(tail)
         return Placement(tuple(held), refused)
 
+    def stored(
+        self,
+        namespace_id: NamespaceId,
+        keys: Sequence[BlockKey],
+        spans: Sequence[Span],
+        *,
+        refined: bool = False,
+    ) -> list[bool]:
+        """Say of each record over the spans whether `place` would find it stored."""
+        namespace = self._index.namespaces.use(namespace_id)
+        blocks = self._index.find(namespace_id, keys)
+        return [
+            block is not None and self._stays(namespace, block, part, refined=refined)
+            for part, begin, end in spans
+            for block in blocks[begin:end]
+        ]
+
     def _place_fine(
         self,
         namespace: Namespace,

@@ -95,7 +95,7 @@ class Span(_message.Message):
     def __init__(self, group: _Optional[int] = ..., shard: _Optional[int] = ..., begin: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
 
 class MatchRequest(_message.Message):
-    __slots__ = ("namespace_id", "keys", "skip_blocks", "recompute_s_per_block", "refined", "fleet", "each")
+    __slots__ = ("namespace_id", "keys", "skip_blocks", "recompute_s_per_block", "refined", "fleet", "each", "spans")
     NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     SKIP_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -103,6 +103,7 @@ class MatchRequest(_message.Message):
     REFINED_FIELD_NUMBER: _ClassVar[int]
     FLEET_FIELD_NUMBER: _ClassVar[int]
     EACH_FIELD_NUMBER: _ClassVar[int]
+    SPANS_FIELD_NUMBER: _ClassVar[int]
     namespace_id: bytes
     keys: bytes
     skip_blocks: int
@@ -110,7 +111,8 @@ class MatchRequest(_message.Message):
     refined: bool
     fleet: bool
     each: bool
-    def __init__(self, namespace_id: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., skip_blocks: _Optional[int] = ..., recompute_s_per_block: _Optional[float] = ..., refined: _Optional[bool] = ..., fleet: _Optional[bool] = ..., each: _Optional[bool] = ...) -> None: ...
+    spans: _containers.RepeatedCompositeFieldContainer[Span]
+    def __init__(self, namespace_id: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., skip_blocks: _Optional[int] = ..., recompute_s_per_block: _Optional[float] = ..., refined: _Optional[bool] = ..., fleet: _Optional[bool] = ..., each: _Optional[bool] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ...) -> None: ...
 
 class Holder(_message.Message):
     __slots__ = ("node", "address", "engines", "blocks", "age_s")

@@ -77,6 +77,14 @@ class LossyEngine:
             settings, self.client, pages, self.namespace, shards=Shards(0), writes=True
         )
         self.counts = self.worker.counters.totals
+        self.encoded: list[int] = []  # device blocks, in the order in which they were encoded
+        encode = pages.encode
+
+        def noted(group: int, blocks: Any, *rest: Any) -> Any:
+            self.encoded += blocks
+            return encode(group, blocks, *rest)
+
+        pages.encode = noted  # type: ignore[method-assign]
         (self.raw_nbytes,) = set(pages.raw_nbytes)
         self._requests = 0
 
@@ -92,16 +100,19 @@ class LossyEngine:
         tokens = self._request("base").all_token_ids
         return KeyChain(root_key(self.namespace.id), TOKENS).update(tokens)
 
-    def compute(self, fidelity: str = "base") -> int:
-        """Compute the prompt without a load, and save it; return what the cache offered."""
+    def compute(self, fidelity: str = "base", *, cached: int = 0) -> int:
+        """Compute the prompt without a load, and save it; return what the cache offered.
+
+        cached: so many of its blocks are there from a request before.
+        """
         request = self._request(fidelity)
-        offered = self._ask(request)
+        offered = self._ask(request, cached)
         blocks = range(_COMPUTED, _COMPUTED + BLOCKS)
         tables = [*blocks], [_WINDOW_AT + block for block in blocks]
         self.scheduler.update_state_after_alloc(
             request, SimpleNamespace(get_block_ids=lambda: tables), 0
         )
-        self._step(request, tables)
+        self._step(request, tables, cached)
         self.scheduler.request_finished(request)
         self._step()
         assert self.worker.saver.drain(10)
@@ -166,30 +177,32 @@ class LossyEngine:
             kv_transfer_params={"kvstore": {"fidelity": fidelity}},
         )
 
-    def _ask(self, request: SimpleNamespace) -> int:
+    def _ask(self, request: SimpleNamespace, cached: int = 0) -> int:
         self.scheduler.on_new_request(request)
         offers: list[int] = []
 
         def answered() -> bool:
-            offer, _ = self.scheduler.num_new_matched_tokens(request, 0)
+            offer, _ = self.scheduler.num_new_matched_tokens(request, cached * TOKENS)
             offers.extend([] if offer is None else [offer])
             return bool(offers)
 
         until(answered)
         return offers[0] // TOKENS
 
-    def _step(self, request: SimpleNamespace | None = None, tables: object = ()) -> StepMetadata:
-        """Run a step: of the whole prompt, or of nothing."""
+    def _step(
+        self, request: SimpleNamespace | None = None, tables: object = (), cached: int = 0
+    ) -> StepMetadata:
+        """Run a step: of the prompt behind so many blocks, or of nothing."""
         names = [] if request is None else [request.request_id]
         output = SimpleNamespace(
             scheduled_new_reqs=[
-                SimpleNamespace(req_id=name, block_ids=tables, num_computed_tokens=0)
+                SimpleNamespace(req_id=name, block_ids=tables, num_computed_tokens=cached * TOKENS)
                 for name in names
             ],
             scheduled_cached_reqs=SimpleNamespace(
                 req_ids=[], new_block_ids=[], num_computed_tokens=[], resumed_req_ids=set()
             ),
-            num_scheduled_tokens=dict.fromkeys(names, BLOCKS * TOKENS + 1),
+            num_scheduled_tokens=dict.fromkeys(names, (BLOCKS - cached) * TOKENS + 1),
         )
         meta = self.scheduler.build_meta(output)
         self.worker.begin_step(meta)

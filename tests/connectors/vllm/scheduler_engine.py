@@ -206,6 +206,7 @@ class Engine:
         self.manager = SimpleNamespace(tables={}, get_computed_blocks=lambda request: (None, 0, 0))
         self.manager.get_block_ids = self.manager.tables.get
         self.side.bind_kv_cache_manager(self.manager)
+        self.zeroed: list[int] = []  # device blocks that each step zeroes
 
     def admit(self, request, tables, external=0):
         blocks = SimpleNamespace(get_block_ids=lambda: tables)
@@ -229,6 +230,7 @@ class Engine:
                 resumed_req_ids=set(),
             ),
             num_scheduled_tokens={r.request_id: count for r, _, count in (*new, *cached)},
+            new_block_ids_to_zero=self.zeroed or None,
         )
         meta = self.side.build_meta(output)
         for request, _, count in (*new, *cached):

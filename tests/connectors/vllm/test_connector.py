@@ -11,6 +11,8 @@ import pytest
 from kvstore import ConfigError, Group, Incompatible, Namespace, Unauthorized
 from kvstore.system.engine_versions import ALLOW
 from kvstore.testing.daemon import Daemon
+from kvstore_vllm.metadata import LossySizes
+from kvstore_vllm.stages import Stage
 
 pytestmark = pytest.mark.vllm
 
@@ -288,13 +290,36 @@ def test_attention_it_knows_is_accepted(vllm):
 
 @pytest.mark.parametrize(
     "name",
-    ["pipeline_parallel_size", "decode_context_parallel_size", "prefill_context_parallel_size"],
+    ["decode_context_parallel_size", "prefill_context_parallel_size"],
 )
 def test_unsupported_parallelism_is_refused(vllm, name):
     with pytest.raises(Incompatible, match="parallelism"):
         vllm.namespace.check_supported(
             engine_config(vllm, **{name: 2}), cache_config(vllm, full(vllm))
         )
+
+
+def test_scales_that_differ_between_engines_are_refused(vllm):
+    config = engine_config(vllm)
+    config.cache_config.calculate_kv_scales = True
+    with pytest.raises(Incompatible, match="scales calculated at run time differ"):
+        vllm.namespace.check_supported(config, cache_config(vllm, full(vllm)))
+
+
+def test_scales_of_each_token_are_stored_with_their_block_or_refused(vllm):
+    """The back end that computes them says how many bytes of a block are its content."""
+    mode = vllm.kv.KVQuantMode.INT8_PER_TOKEN_HEAD
+    config = engine_config(vllm)
+    with pytest.raises(Incompatible, match="not in its blocks"):
+        vllm.namespace.check_supported(
+            config, cache_config(vllm, full(vllm, dtype=vllm.torch.int8, kv_quant_mode=mode))
+        )
+    if not vllm.compat.STANDARD_LAYOUTS:
+        pytest.skip("this vLLM does not say it")
+    content = 2 * 64 + 2 * 4
+    inside = full(vllm, dtype=vllm.torch.int8, kv_quant_mode=mode, state_content_bytes=content)
+    assert inside.page_size_bytes == 32 * 2 * content
+    vllm.namespace.check_supported(config, cache_config(vllm, inside))
 
 
 def test_an_engine_that_cannot_go_on_from_a_prefix_is_refused(vllm):
@@ -315,7 +340,7 @@ def test_unsupported_attention_is_refused_by_name(vllm):
     mamba = vllm.kv.MambaSpec(block_size=32, shapes=((8,),), dtypes=(vllm.torch.float32,))
     for specs, named in [
         ((full(vllm), chunked), "ChunkedLocalAttentionSpec"),
-        ((full(vllm), mamba), "Mamba"),
+        ((full(vllm), mamba), "Mamba layers, which keep a state"),
         ((full(vllm), full(vllm, block_size=64)), "block size"),
         ((full(vllm, non_causal=True),), "FullAttentionSpec"),
     ]:
@@ -332,17 +357,23 @@ def build(
     lossy=(),
     salted=False,
     head_shards=0,
+    stages=(),
     **changes,
 ) -> Namespace:
     specs = specs or (full(vllm), window(vllm, 512, extra_retained_tokens=2))
     config = config or engine_config(vllm)
+    kv_cache = cache_config(vllm, *specs, **changes)
+    stage = Stage(
+        layers=tuple(tuple(group.layer_names) for group in kv_cache.kv_cache_groups),
+        record_nbytes=(8192,) * len(specs),
+        backends=tuple(backends),
+        coded=coded,
+        lossy=tuple(lossy),
+    )
     unnamed = vllm.namespace.build_namespace(
         config,
-        cache_config(vllm, *specs, **changes),
-        record_nbytes=[8192] * len(specs),
-        backends=list(backends),
-        coded=coded,
-        lossy=lossy,
+        kv_cache,
+        stages=stages or [stage],
         salted=salted,
         head_shards=head_shards,
     )
@@ -388,14 +419,62 @@ def test_latent_attention_has_no_heads_to_cut(vllm):
     assert not vllm.namespace.has_heads(cache_config(vllm, latent))
 
 
+def test_each_stage_of_a_pipeline_has_groups_of_its_own(vllm):
+    def staged(*layers: tuple[int, int], coded=("", ""), **changes):
+        """Of each stage so many layers of both groups."""
+        stages = [
+            Stage(
+                layers=tuple(
+                    tuple(f"{group}.{stage}.{at}" for at in range(count))
+                    for group, count in enumerate(counts)
+                ),
+                record_nbytes=tuple(4096 * count for count in counts if count),
+                backends=("CPU_ATTN/vec",),
+                coded=form,
+                lossy=tuple(LossySizes(3000, 2000) for count in counts if count and form),
+            )
+            for stage, (counts, form) in enumerate(zip(layers, coded, strict=True))
+        ]
+        return build(vllm, stages=stages, **changes)
+
+    even, uneven = staged((2, 1), (2, 1)), staged((1, 0), (3, 2))
+    assert even.groups == (
+        Group("0@0", 8192),
+        Group("0@1", 8192),
+        Group("1@0", 4096, window_tokens=514),
+        Group("1@1", 4096, window_tokens=514),
+    )
+    assert [group.name for group in uneven.groups] == ["0@0", "0@1", "1@1"]
+    assert [dict(each.identity)["pipeline"] for each in (even, uneven)] == ["3+3", "1+5"]
+    assert len({build(vllm).id, even.id, uneven.id}) == 3
+    lossy = staged((2, 1), (2, 1), coded=("ep/1 12", "ep/1 34"))
+    assert dict(lossy.identity)["record"] == "ep/1 12 | ep/1 34"
+    fine = [group for group in lossy.groups if group.refines != -1]
+    assert [(group.name, group.refines) for group in fine] == [(f"{i}.fine", i) for i in range(4)]
+
+
+def test_a_stage_without_a_kv_cache_is_refused(vllm):
+    config = cache_config(vllm, full(vllm))
+    config.kv_cache_groups[0].layer_names.clear()
+    with pytest.raises(Incompatible, match="fewer pipeline stages"):
+        vllm.namespace.check_supported(engine_config(vllm, pipeline_parallel_size=9), config)
+
+
+def test_a_prompt_of_a_pipeline_takes_the_time_of_all_its_stages(vllm, prints):
+    worker = make_connector(vllm, "WORKER")
+    worker.register_kv_caches({"layer.0": vllm.torch.zeros(10, 2, 32, 128)})
+    worker._vllm_config.parallel_config.pipeline_parallel_size = 2
+    worker.worker_side.clock.take = lambda: (1000, 0.25)
+    assert worker.build_connector_worker_meta().seconds == 0.5
+    worker.shutdown()
+
+
 def test_engines_that_require_a_salt_share_nothing_with_others(vllm):
     assert build(vllm, salted=True).salted
     assert build(vllm, salted=True).id != build(vllm).id
 
 
 def test_a_lossy_namespace_has_fine_parts_behind_all_groups(vllm):
-    from kvstore_vllm.metadata import LossySizes
-
     config = engine_config(vllm, tensor_parallel_size=4)
     coded, sizes = "ep/1 K5V4+K3V4 12", [LossySizes(3000, 2000), LossySizes(4000, 2500)]
     namespace = build(vllm, config, coded=coded, lossy=sizes)

@@ -169,6 +169,34 @@ def test_after_a_reset_nothing_is_shared_with_the_past(engine):
     assert not set(engine.client.asked[-1].keys) & set(keys_of(request))
 
 
+def test_blocks_that_the_step_zeroes_are_not_saved(engine):
+    """Workers may zero them before they tell the connector of the step."""
+    request = make_request(18)
+    run_prompt(engine, request, ([1, 2, 3, 4, 5], [11, 12, 13, 14, 15]))
+    engine.zeroed = [2, 14]
+    assert saved(engine.step(cached=[(request, None, 1)])) == {
+        (0, 0): 1,
+        (0, 2): 3,
+        (0, 3): 4,
+        (1, 2): 13,
+    }
+
+
+def test_blocks_that_were_there_before_are_told_apart(engine):
+    """The cache may have them: it is asked, before they are encoded."""
+    for cached, reused in ((8, True), (0, False)):
+        request = make_request(18, f"r{cached}", num_computed_tokens=cached)
+        tables = ([1, 2, 3, 4, 5], [11, 12, 13, 14, 15])
+        engine.side.on_new_request(request)
+        engine.side.num_new_matched_tokens(request, cached)
+        engine.admit(request, tables)
+        engine.step(new=[(request, tables, 18 - cached)])
+        (order,) = engine.step(cached=[(request, None, 1)]).saves
+        assert order.reused == reused
+        engine.side.request_finished(request)
+        engine.step()
+
+
 def test_salts_keep_prefixes_apart(engine):
     for salt in (None, "alice", "bob"):
         engine.side.on_new_request(make_request(18, f"salt {salt}", cache_salt=salt))

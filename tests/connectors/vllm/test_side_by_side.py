@@ -96,7 +96,7 @@ def test_only_back_ends_that_were_read_and_plain_blocks_count() -> None:
             for spec, group in zip(specs, names, strict=True)
         ]
     )
-    found = backends_of({str(i): module("FLASH_ATTN") for i in range(6)}, config)
+    found = backends_of({str(i): module("FLASH_ATTN") for i in range(6)}, config.kv_cache_groups)
     assert found == [["FLASH_ATTN"], ["FLASH_ATTN"], [""], [""], ["FLASH_ATTN", ""], ["unknown"]]
     layer = torch.zeros(BLOCKS, HEADS, TOKENS, 2 * CHANNELS, dtype=torch.bfloat16)
     for backend in ("", "unknown", "FLASH_ATTN_DIFFKV", "TRITON_MLA"):

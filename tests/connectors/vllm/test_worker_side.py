@@ -15,6 +15,7 @@ from kvstore import (
     Unavailable,
     checksum,
 )
+from kvstore.model.tokens import BlockTokens
 from kvstore.testing.wait import until
 from kvstore_vllm import worker
 from kvstore_vllm.metadata import (
@@ -30,7 +31,14 @@ from kvstore_vllm.prefill import STEP_TOKENS_MIN
 from kvstore_vllm.settings import Settings
 from kvstore_vllm.shards import Shards
 from kvstore_vllm.worker import WorkerSide
-from tests.connectors.vllm.worker_fakes import NAMESPACE, RECORD, FakeClient, FakePages, LossyPages
+from tests.connectors.vllm.worker_fakes import (
+    NAMESPACE,
+    RECORD,
+    CodedPages,
+    FakeClient,
+    FakePages,
+    LossyPages,
+)
 
 
 @pytest.fixture
@@ -139,6 +147,69 @@ def test_only_what_is_not_stored_yet_is_copied(side, client, pages):
     assert side.saver.drain(5)
     assert 2 not in client.committed
     assert client.released == [2]
+
+
+def coded_side(client, **changes) -> tuple[WorkerSide, CodedPages, SaveOrder]:
+    pages = CodedPages()
+    order = replace(save_order(4, 5, 6), reused=True, **changes)
+    return make_side(client, pages), pages, order
+
+
+def test_of_reused_blocks_only_what_is_not_stored_is_encoded(client):
+    side, pages, order = coded_side(client)
+    client.stored = [True, False, True, True, False]  # blocks 4, 5, 6 of one group, 5, 6 of another
+    side.begin_step(StepMetadata(saves=[order]))
+    assert side.saver.drain(5)
+    assert pages.encoded == [(0, 5), (1, 6)]
+    ((_, keys, first_block, _, spans),) = client.reserved
+    assert (keys, first_block) == (order.keys, 3)
+    assert spans == (((0, 1), 1, 2), ((1, 1), 2, 3))
+    assert side.counters.totals["known_blocks"] == 3
+    client.stored = [True] * 5
+    side.begin_step(StepMetadata(saves=[order]))
+    assert side.saver.drain(5)
+    assert len(pages.encoded) == 2
+    assert len(client.reserved) == 1
+    side.close()
+
+
+def test_blocks_that_are_new_are_not_asked_for(client):
+    side, pages, order = coded_side(client)
+    side.begin_step(StepMetadata(saves=[replace(order, reused=False)]))
+    assert side.saver.drain(5)
+    assert pages.encoded == [(0, 4), (0, 5), (0, 6), (1, 5), (1, 6)]
+    side.close()
+
+
+def test_a_daemon_that_announces_is_told_the_tokens_of_what_it_has(client):
+    tokens = BlockTokens.of(range(12))
+    side, pages, order = coded_side(client, tokens=tokens)
+    client.stored = [True] * 5
+    side.begin_step(StepMetadata(saves=[order]))
+    assert side.saver.drain(5)
+    ((_, keys, _, _, spans),) = client.reserved
+    assert (pages.encoded, keys, spans, client.told) == ([], order.keys, (), [tokens])
+    assert client.released == [1]
+    side.close()
+
+
+def test_a_save_that_is_given_up_while_the_daemon_is_asked_encodes_nothing(client):
+    side, pages, order = coded_side(client)
+    client.stored = [False] * 5
+    asked = client.submit
+
+    def overwritten_meanwhile(make):
+        found = asked(make)
+        if not client.reserved:
+            threading.Thread(target=side.saver.fence, args=[[4]]).start()
+            until(lambda: side.counters.totals["saves_dropped_reuse"] == 1)
+        return found
+
+    client.submit = overwritten_meanwhile
+    side.begin_step(StepMetadata(saves=[order]))
+    assert side.saver.drain(5)
+    assert (pages.encoded, client.reserved) == ([], [])
+    side.close()
 
 
 def test_the_fence_waits_for_a_copy_out_of_blocks_about_to_be_reused(client, pages):

@@ -3,7 +3,8 @@
     python tiny_models.py OUT
 
 writes OUT/llama (full attention only), OUT/gemma3 (hybrid: five sliding-window layers for one of
-full attention) and OUT/drafter (a llama that often, not always, says what the other one does).
+full attention), OUT/granite (hybrid: Mamba2 and full attention) and OUT/drafter (a llama that
+often, not always, says what the other one does).
 
 The usual initial range (0.02) collapses to one repeated token; 0.15 makes greedy output depend on
 the whole prompt, so that a wrong block of KV shows in the text.
@@ -19,6 +20,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    GraniteMoeHybridConfig,
+    GraniteMoeHybridForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedTokenizerFast,
@@ -59,6 +62,28 @@ def make_gemma3() -> Gemma3ForCausalLM:
     return Gemma3ForCausalLM(config)
 
 
+def make_granite() -> GraniteMoeHybridForCausalLM:
+    """Three Mamba2 layers, and one of full attention between them."""
+    config = GraniteMoeHybridConfig(
+        **SHAPE,
+        num_hidden_layers=4,
+        num_key_value_heads=2,
+        attention_multiplier=32**-0.5,
+        num_local_experts=0,
+        num_experts_per_tok=0,
+        shared_intermediate_size=256,
+        layer_types=["mamba", "mamba", "attention", "mamba"],
+        mamba_n_heads=8,
+        mamba_d_head=32,
+        mamba_n_groups=1,
+        mamba_d_state=16,
+        mamba_d_conv=4,
+        mamba_expand=2,
+        mamba_chunk_size=64,
+    )
+    return GraniteMoeHybridForCausalLM(config)
+
+
 def make_drafter() -> LlamaForCausalLM:
     drafter = make_llama()
     with torch.no_grad():
@@ -84,7 +109,12 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 def main() -> None:
     out = Path(sys.argv[1])
-    for name, make in {"llama": make_llama, "gemma3": make_gemma3, "drafter": make_drafter}.items():
+    for name, make in {
+        "llama": make_llama,
+        "gemma3": make_gemma3,
+        "granite": make_granite,
+        "drafter": make_drafter,
+    }.items():
         torch.manual_seed(7)
         make().to(torch.bfloat16).save_pretrained(out / name)
         make_tokenizer().save_pretrained(out / name)

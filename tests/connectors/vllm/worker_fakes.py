@@ -13,6 +13,7 @@ from kvstore import (
     Committed,
     Grant,
     Group,
+    Match,
     Namespace,
     Slot,
     checksum,
@@ -20,6 +21,7 @@ from kvstore import (
 from kvstore.model.block import Ready
 from kvstore_kernels.codec.copies import Decoded
 from kvstore_vllm.metadata import LossySizes
+from kvstore_vllm.pages import Encoded
 from kvstore_vllm.prefill import HostEvent
 
 RECORD = 64
@@ -75,6 +77,28 @@ class FakePages:
     def close(self) -> None: ...
 
 
+class CodedPages(FakePages):
+    """The same with records that are encoded before there are slots: as they are."""
+
+    coded = True
+    encoded_nbytes_max = 1 << 20
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoded: list[tuple[int, int]] = []
+
+    def encode(self, group, blocks, after, exact=()):
+        self.copying.set()
+        self.gate.wait(10)
+        self.encoded += [(group, block) for block in blocks]
+        return [Encoded(memoryview(self.blocks[group, block]), None) for block in blocks]
+
+    def store(self, group, parts):
+        for record, view in parts:
+            view[:] = record
+        return [checksum(view) for _, view in parts]
+
+
 class LossyPages(FakePages):
     """The same with fine parts, which only count: those that match their checksums are used."""
 
@@ -97,6 +121,7 @@ class FakeClient:
         self.arena = bytearray(100 * RECORD)
         self.committed: dict[int, list[int]] = {}
         self.reserved: list[tuple] = []
+        self.told: list[object] = []  # tokens, with each reservation
         self.released: list[int] = []
         self.corrupt: list[BlockKey] = []
         self.admin = SimpleNamespace(delete=self._delete)
@@ -104,6 +129,7 @@ class FakeClient:
         self.held = True
         self.error: Exception | None = None
         self.existing = 0
+        self.stored: list[bool] = []  # what it answers of each record, if it is asked
         self.arrivals: queue.SimpleQueue[Ready | Exception] = queue.SimpleQueue()
         self.waited_for: list[int] = []
 
@@ -164,6 +190,14 @@ class Remote:
     async def release(self, *leases):
         return self._client.release(*leases)
 
+    async def match(self, namespace_id, keys, *, each, spans, refined):
+        client = self._client
+        if client.error:
+            raise client.error
+        assert each
+        assert len(client.stored) == sum(end - begin for _, begin, end in spans)
+        return Match(0, 0, present=tuple(client.stored))
+
     async def reserve(
         self,
         namespace_id,
@@ -182,6 +216,7 @@ class Remote:
         if client.error:
             raise client.error
         client.reserved.append((namespace_id, tuple(keys), first_block, parent, tuple(spans)))
+        client.told.append(tokens)
         count = sum(end - begin for _, begin, end in spans)
         slots = tuple(
             None if i < client.existing else Slot(0, i * RECORD, RECORD) for i in range(count)

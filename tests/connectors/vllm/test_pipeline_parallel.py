@@ -1,0 +1,79 @@
+"""Two workers that each hold half of the layers: both halves of a block make it a hit."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from kvstore import Client, KeyChain, Namespace, Part, Span, root_key
+from kvstore.testing.wait import until
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+
+BLOCK = 32
+PIPELINE = {
+    "dtype": "float32",
+    "pipeline_parallel_size": 2,
+    # Without a trace, vLLM 0.32 has no buffer for what the first stage hands on to the second.
+    "enforce_eager": False,
+    "compilation_config": {"mode": 2, "backend": "eager"},
+    "environment": {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"},
+}
+
+
+def totals(engine, name: str) -> list[float]:
+    """Return one counter of both stages."""
+    return [each[name] for each in engine("in_workers", do="counters")]
+
+
+def namespaces(engine) -> list[Namespace]:
+    return [Namespace.from_json(text) for text in engine("in_workers", do="namespace")]
+
+
+def stored(daemon, namespace: Namespace, turn: list[int]) -> list[int]:
+    """Return how many blocks are stored of each group."""
+    with Client(daemon.target) as client:
+        namespace_id = client.register(namespace)
+        keys = KeyChain(root_key(namespace_id), BLOCK).update(turn)
+        groups = range(len(namespace.groups))
+        spans = [Span(Part(group, 0), 0, len(keys)) for group in groups]
+        present = client.match(namespace_id, keys, each=True, spans=spans).present
+        return [sum(present[group * len(keys) : (group + 1) * len(keys)]) for group in groups]
+
+
+def test_a_pipeline_resumes_what_one_like_it_has_stored(start_engine, daemon, prompt):
+    turn = prompt(705)
+    first = start_engine("llama", daemon, **PIPELINE)
+    one, other = namespaces(first)
+    assert one == other
+    assert [group.name for group in one.groups] == ["0@0", "0@1"]
+    assert dict(one.identity)["pipeline"] == "2+2"
+    answer = first.generate(turn)
+    until(lambda: stored(daemon, one, turn) == [22, 22], 30)
+    first.close()
+
+    second = start_engine("llama", daemon, **PIPELINE)
+    assert second.generate(turn) == answer
+    assert totals(second, "loaded_blocks") == [22, 22]
+    assert totals(second, "loads_failed") == [0, 0]
+    second.close()
+
+    alone = start_engine("llama", daemon, dtype="float32")
+    assert alone.generate(turn) == answer
+    assert alone.counter("loaded_blocks") == 0, "an engine of one stage shares nothing with two"
+
+
+def test_the_layers_of_a_hybrid_model_are_dealt_out(start_engine, daemon, prompt):
+    """Its only layer of full attention is the last one: the first stage has none of that group."""
+    turn = prompt(705)
+    first = start_engine("gemma3", daemon, **PIPELINE)
+    namespace = namespaces(first)[0]
+    names = [group.name for group in namespace.groups]
+    assert {name.partition("@")[2] for name in names} == {"0", "1"}, json.dumps(names)
+    answer = first.generate(turn)
+    first.close()
+    second = start_engine("gemma3", daemon, **PIPELINE)
+    assert second.generate(turn) == answer
+    assert min(totals(second, "loaded_blocks")) > 0
+    assert totals(second, "loads_failed") == [0, 0]
