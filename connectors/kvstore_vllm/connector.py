@@ -49,6 +49,7 @@ from kvstore_vllm.shards import Shards, held_shards
 from kvstore_vllm.side_by_side import backend_of, backends_of
 from kvstore_vllm.stages import Stage, groups_of
 from kvstore_vllm.stats import KVStorePromMetrics, KVStoreStats
+from kvstore_vllm.tiles import ask_for_tiles
 from kvstore_vllm.worker import WorkerSide
 from kvstore_vllm.worker_hooks import WorkerHooks
 
@@ -118,6 +119,7 @@ class KVStoreConnector(SchedulerHooks, WorkerHooks, KVConnectorBase_V1, compat.H
 
         Raises Incompatible if nothing on this machine tells the weights.
         """
+        ask_for_tiles()
         held = [group for group in self._kv_cache_config.kv_cache_groups if group.layer_names]
         sources = weights_sources(self._vllm_config, self._settings.weights_id)
         shards, writes = self._held_shards()

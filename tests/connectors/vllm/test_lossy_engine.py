@@ -31,7 +31,7 @@ def test_a_lossy_engine_hits_after_a_restart_and_an_exact_one_does_not(
     saving = start_engine("llama", daemon, extra=LOSSY, dtype="bfloat16")
     saving.generate(turn)
     saving("settle")
-    metrics = saving("metrics")
+    metrics = saving("counters")
     # The first block is exact: one part. All others have two.
     assert metrics["saved_blocks"] == 2 * BLOCKS - 1
     assert metrics["saved_raw_bytes"] > 1.5 * metrics["saved_bytes"]
