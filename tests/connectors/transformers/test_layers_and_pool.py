@@ -14,6 +14,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from kvstore import Client, ConfigError, InvalidRequest  # noqa: E402
+from kvstore.model.block import Part, Span  # noqa: E402
+from kvstore.model.keys import KeyChain, root_key  # noqa: E402
 from kvstore.testing.daemon import Daemon  # noqa: E402
 from kvstore.testing.wait import until  # noqa: E402
 from kvstore_kernels import registration  # noqa: E402
@@ -122,10 +124,7 @@ def test_a_load_found_corrupt_during_the_forward_is_computed_anew(
         stored(opened, ids)
         assert opened.flush()
         with Client(daemon.target) as intruder:
-            intruder.connect()
-            size = max(group.record_nbytes for group in opened._namespace.groups)
-            for extent in intruder.extents().values():
-                extent[10 if record == "first layer" else size - 10] ^= 1
+            _damage(intruder, opened._namespace, ids, -10 if record == "last layer" else 10)
         streamer = Prompted()
         assert torch.equal(stored(opened, ids, streamer=streamer), expected)
         assert opened.loads_failed == 1
@@ -136,6 +135,18 @@ def test_a_load_found_corrupt_during_the_forward_is_computed_anew(
             assert looking.admin.stats()["totals"]["reported_blocks"]["dropped"] >= 1
         assert torch.equal(stored(opened, ids), expected)
         assert opened.loads_failed == 1, "the wrong copy has left; the file has a right one"
+
+
+def _damage(client, namespace, ids, at):
+    """Flip a bit of the last block's record in the largest group, at a byte of it."""
+    client.register(namespace)
+    keys = KeyChain(root_key(namespace.id), namespace.block_tokens).update(ids[0].tolist())
+    sizes = [group.record_nbytes for group in namespace.groups]
+    spans = [Span(Part(sizes.index(max(sizes)), 0), len(keys) - 1, len(keys))]
+    grant = client.acquire(namespace.id, keys, spans=spans)
+    (slot,) = grant.slots
+    client.view(slot)[at] ^= 1
+    client.release(grant.lease_id)
 
 
 def test_a_load_that_never_ends_is_given_up(daemon, monkeypatch):
