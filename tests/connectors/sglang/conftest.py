@@ -6,4 +6,4 @@ import os
 
 INSIDE = "KVSTORE_INSIDE_SGLANG"
 
-collect_ignore_glob = [] if os.environ.get(INSIDE) else ["inside/*"]
+collect_ignore_glob = [] if os.environ.get(INSIDE) else ["inside*"]
