@@ -8,10 +8,6 @@ few gaps.
 Coded records have a few sizes a page or two apart. A run that is a little larger than a slot is
 kept for the next slot of its own size, as long as few are: else what is left of it serves nobody,
 and the larger slot has to be made of two that come free side by side.
-
-Models with windows have records of many layers beside those of a few. Of runs that fit equally
-well, slots of usual size take the lowest, and larger ones the end of the highest: so the two keep
-apart, and what comes free side by side is of a kind.
 """
 
 from __future__ import annotations
@@ -23,8 +19,6 @@ from kvstore.model.errors import InvalidRequest
 
 LITTLE = 8  # less than so much of a slot is little: nothing fits what is left
 KEPT_SHARE = 128  # of an extent: what is kept free at most
-LARGE = 1.3  # times the mean of the slots lately
-MEMORY = 1024  # slots that the mean is of
 
 
 class ExtentAllocator:
@@ -40,26 +34,20 @@ class ExtentAllocator:
         self._live: dict[int, int] = {}  # offset of a slot -> its size
         self._start_of: dict[int, int] = {}  # end of a free run -> its start
         self._end_of: dict[int, int] = {}  # start of a free run -> its end
-        self._runs: dict[int, list[int]] = {}  # size of free runs -> their starts, sorted
+        self._runs: dict[int, set[int]] = {}  # size of free runs -> their starts
         self._sizes: list[int] = []  # keys of _runs, sorted
-        self._mean = 0.0
         self._add(0, capacity)
 
     def allocate(self, nbytes: int) -> int | None:
         """Return the offset of a free run of `nbytes`, or None. Then some of the extent, a
         KEPT_SHARE of it at most, may be runs that would do: they are kept for larger slots."""
         size = padded(nbytes)
-        self._mean += (size - self._mean) / MEMORY if self._mean else size
         found = self._best_run(size)
         if found is None:
             return None
-        is_large = size > LARGE * self._mean
-        begin = self._runs[found][-1 if is_large else 0]
-        end = begin + found
-        self._remove(begin, end)
-        start = end - size if is_large else begin
-        if begin < start:
-            self._add(begin, start)
+        start = next(iter(self._runs[found]))
+        end = self._end_of[start]
+        self._remove(start, end)
         if start + size < end:
             self._add(start + size, end)
         self.used += size
@@ -104,7 +92,7 @@ class ExtentAllocator:
         left = nbytes // PAGE_NBYTES * PAGE_NBYTES
         while left and self._sizes:
             size = self._sizes[-1]
-            start = self._runs[size][-1]
+            start = next(iter(self._runs[size]))
             end = start + size
             self._remove(start, end)
             begin = max(start, end - left)
@@ -123,15 +111,15 @@ class ExtentAllocator:
         self._start_of[end], self._end_of[start] = start, end
         size = end - start
         if size not in self._runs:
-            self._runs[size] = []
+            self._runs[size] = set()
             insort(self._sizes, size)
-        insort(self._runs[size], start)
+        self._runs[size].add(start)
 
     def _remove(self, start: int, end: int) -> None:
         del self._start_of[end], self._end_of[start]
         size = end - start
         starts = self._runs[size]
-        del starts[bisect_left(starts, start)]
+        starts.discard(start)
         if not starts:
             del self._runs[size]
             del self._sizes[bisect_left(self._sizes, size)]
