@@ -59,8 +59,9 @@ class SaveThread(ABC, Generic[Job]):
             if taken:
                 self._pending += 1
                 self._thread.submit(self._run, job)
+            else:
+                self.dropped += 1
         if not taken:
-            self.dropped += 1
             self.let_go(job)
 
     def drain(self, wait_s: float) -> bool:
@@ -86,17 +87,17 @@ class SaveThread(ABC, Generic[Job]):
         """Take back what a job holds. Called once for each, done or dropped."""
 
     def _run(self, job: Job) -> None:
+        done = False
         try:
-            self.dropped += not self.save(job)
+            done = self.save(job)
         except KVStoreError as error:
             logger.info("save=dropped error=%r", error)
-            self.dropped += 1
-        except Exception:
+        except Exception:  # a save is optional, and this thread is the only one there is
             logger.exception("save=dropped")
-            self.dropped += 1
         finally:
             self.let_go(job)
             with self._changed:
+                self.dropped += not done
                 self._pending -= 1
                 self._changed.notify_all()
 
