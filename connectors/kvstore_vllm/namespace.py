@@ -272,11 +272,8 @@ def _model_path(model: Any, load: Any) -> Path:
     """Return where the weights of `model` lie on this machine."""
     from vllm import envs
 
-    name = str(getattr(model, "model_weights", "") or model.model)
-    if Path(name).exists():
-        return Path(name)
     return model_path(
-        name,
+        str(getattr(model, "model_weights", "") or model.model),
         revision=model.revision,
         folder=load.download_dir,
         advice=NAME_THEM,

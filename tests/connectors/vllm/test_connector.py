@@ -522,8 +522,8 @@ def test_weights_are_told_by_the_files_that_were_loaded_or_not_at_all(vllm, tmp_
     (tmp_path / "model.safetensors").write_bytes(b"weights")
     sources = vllm.namespace.weights_sources
     config = engine_config(vllm)
-    config.model_config.model = str(tmp_path)
-    config.load_config.load_format = "auto"
+    config.model_config.model, config.model_config.revision = str(tmp_path), None
+    config.load_config.load_format, config.load_config.download_dir = "auto", None
     assert sources(config) == {"weights": [tmp_path / "model.safetensors"]}
     draft = SimpleNamespace(**{**vars(config.model_config), "model": str(tmp_path / "draft")})
     config.speculative_config = SimpleNamespace(draft_model_config=draft)
