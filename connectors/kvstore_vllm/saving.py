@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kvstore import AsyncClient, Client
 from kvstore.client.session import registered
 from kvstore.model.block import Grant, Namespace, Slot, Span
-from kvstore.model.errors import InvalidRequest, KVStoreError
+from kvstore.model.errors import Incompatible, InvalidRequest, KVStoreError
 from kvstore_vllm.counters import Counters
 from kvstore_vllm.metadata import SaveOrder, lacking, pieces
 from kvstore_vllm.settings import Settings
@@ -159,8 +159,6 @@ class Saver:
             self._changed.notify_all()
         self._thread.join(timeout=wait_s)
 
-    # The thread -----------------------------------------------------------------------------------
-
     def _run(self) -> None:
         try:
             self._pages.enter_thread()
@@ -224,7 +222,10 @@ class Saver:
             )
             return match.present
 
-        present = self._client.submit(ask).result()
+        try:
+            present = self._client.submit(ask).result()
+        except Incompatible:  # a daemon of an earlier version: `reserve` tells what it has
+            return [order]
         orders = lacking(order, present)
         with self._changed:
             if job.dropped:

@@ -8,6 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from kvstore import AsyncClient, Incompatible  # noqa: E402
 from kvstore.testing.daemon import Daemon  # noqa: E402
 from kvstore.testing.wait import until  # noqa: E402
 from kvstore_kernels import native  # noqa: E402
@@ -109,6 +110,18 @@ def test_blocks_that_are_known_may_be_reused_at_once(engine):
     until(lambda: steps)
     assert steps == [0, 1]
     assert engine.client.match(engine.namespace.id, engine.keys).hit_blocks < BLOCKS
+
+
+def test_a_daemon_that_does_not_know_the_question_is_offered_all(engine, monkeypatch):
+    engine.compute()
+    engine.client.admin.clear()
+
+    async def unknown(*args, **options):
+        raise Incompatible("the daemon said of 16 blocks whether they are stored")
+
+    monkeypatch.setattr(AsyncClient, "match", unknown)
+    assert encoded(engine, cached=BLOCKS) == FULL + WINDOW
+    assert engine.load()
 
 
 def test_a_daemon_that_is_away_drops_the_save(tmp_path: Path):
