@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvstore.model.errors import InvalidRequest
-from kvstore_bench.codec.kv import Bits, Blocks, Kv
+from kvstore_bench.codec.kv import AMX_TOKENS, Bits, Blocks, Kv
 from kvstore_bench.codec.peers import peers
 from kvstore_kernels import native
 from kvstore_kernels.codec import reference
@@ -49,6 +49,7 @@ def run(kv: Mapping[str, Kv], plan: CodecPlan, say: Say) -> dict[str, Any]:
     best = speeds[native.use_isa().name]
     result["isa"] = native.use_isa().name
     result["native"] = speeds
+    result["packed_for_amx"] = _packed(Blocks(_joined(kv), AMX_TOKENS), plan, say)
     result["reference"] = _reference(blocks)
     others = _peers(blocks, plan, say)
     result["peers"] = others
@@ -119,6 +120,31 @@ def _native(blocks: Blocks, plan: CodecPlan, isa: native.Isa, say: Say) -> dict[
     for page, was in zip(blocks.pages, before, strict=True):
         if not np.array_equal(page, was):
             raise InvalidRequest("the blocks came back wrong: this is a bug")
+    return {f"{name}_gb_s": blocks.nbytes / each / 1e9 for name, each in seconds.items()}
+
+
+def _packed(blocks: Blocks, plan: CodecPlan, say: Say) -> dict[str, float]:
+    """Measure the same values in blocks of AMX_TOKENS, packed as vLLM packs them for AMX."""
+    say("packed for AMX")
+    coder, pages = blocks.packed()
+    ids = range(blocks.count)
+    room = np.ones(blocks.count * coder.room_nbytes(lossy=True), np.uint8)
+    exact = [memoryview(bytes(each.base)) for each in coder.encode_exact(ids, room)]
+    bases = [
+        memoryview(bytes(each.base))
+        for each in coder.encode_lossy(ids, [False] * blocks.count, room)
+    ]
+    before = [page.copy() for page in pages]
+    sides: dict[str, Callable[[], object]] = {
+        "l3_encode": lambda: coder.encode_exact(ids, room),
+        "ep_encode": lambda: coder.encode_lossy(ids, [False] * blocks.count, room),
+        "ep_decode_base": lambda: coder.decode(ids, bases),
+        "l3_decode": lambda: coder.decode(ids, exact),
+    }
+    seconds = _alternate(sides, plan.rounds)
+    coder.decode(ids, exact)
+    if not all(map(np.array_equal, pages, before)):
+        raise InvalidRequest("the packed blocks came back wrong: this is a bug")
     return {f"{name}_gb_s": blocks.nbytes / each / 1e9 for name, each in seconds.items()}
 
 

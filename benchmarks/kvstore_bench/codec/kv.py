@@ -15,11 +15,12 @@ from kvstore.model.checksum import checksum
 from kvstore.model.errors import InvalidRequest
 from kvstore_bench.codec.texts import TEXTS
 from kvstore_kernels.codec.coder import BASE_PLANES, Coder, Memory
-from kvstore_kernels.codec.places import Axis, Place, Shape
+from kvstore_kernels.codec.places import Axis, Place, Shape, Unplaced
 from kvstore_kernels.codec.record import DType
 
 Say = Callable[[str], None]
 Bits = npt.NDArray[np.uint16]
+AMX_TOKENS = 32  # a block has a multiple of them
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,22 @@ class Blocks:
         layers = [Memory(page.ctypes.data, page.strides[0]) for page in self.pages]
         return Coder(self.shape, layers, self, checksum, base_planes=base_planes)
 
+    def packed(self) -> tuple[Coder, list[Bits]]:
+        """Return the same blocks in memory of their own, packed as AMX wants them, and their coder.
+        Raises Unplaced for blocks that are no multiple of 32 tokens: AMX takes none."""
+        pages = [np.zeros_like(page) for page in self.pages]
+        places = [[_packed("KV"[index % 2], *page.shape[1:])] for index, page in enumerate(pages)]
+        layers = [Memory(page.ctypes.data, page.strides[0]) for page in pages]
+        coder = Coder(self.shape, layers, self, checksum, places)
+        for block in range(self.count):
+            (encoded,) = self.coder().encode_exact([block], self.room())
+            coder.decode([block], [encoded.base])
+        return coder, pages
+
+    def room(self) -> npt.NDArray[np.uint8]:
+        """Return memory that one encoded block fits in."""
+        return np.empty(self.coder().room_nbytes(lossy=True), np.uint8)
+
     def parts(self) -> list[Bits]:
         """Return the blocks as what they were cut from: (heads, tokens, channels) each."""
         return [
@@ -97,6 +114,16 @@ class Blocks:
             self.read(block, memoryview(record))
             made.append(bytes(record))
         return made
+
+
+def _packed(kind: str, heads: int, tokens: int, channels: int) -> Place:
+    """Return where vLLM puts the keys or values of a block on a processor with AMX."""
+    if tokens % AMX_TOKENS:
+        raise Unplaced(f"blocks of {tokens} tokens: AMX takes a multiple of {AMX_TOKENS}")
+    head = Axis(heads, tokens * channels)
+    if kind == "K":
+        return Place(kind, head, Axis(tokens, 2, 16, 16 * channels), Axis(channels, 1, 2, 32))
+    return Place(kind, head, Axis(tokens, 1, 2, 32), Axis(channels, 2, 16, 16 * tokens))
 
 
 def _blocks(part: Bits, count: int, block_tokens: int) -> Bits:

@@ -77,16 +77,64 @@ static void copy_tile(const Tile& tile, uint8_t* page, Value* rows) {
     for (int t = 0; t < T; t++) {
         uint8_t* token = page + token_at(tile, t);
         Value* row = rows + size_t(t) * D;
-        if (tile.channel == int64_t(sizeof(Value)) && sizeof(Value) == 2 && tile.channel_run == 2) {
-            for (int c = 0; c < D; c += 2)  // pairs, as AMX and dot products want them
-                if (OUT) memcpy(row + c, token + c / 2 * tile.channel_far, 4);
-                else memcpy(token + c / 2 * tile.channel_far, row + c, 4);
-            continue;
-        }
         for (int c = 0; c < D; c++)
             if (OUT) memcpy(row + c, token + channel_at(tile, c), sizeof(Value));
             else memcpy(token + channel_at(tile, c), row + c, sizeof(Value));
     }
+}
+
+// Pairs of 16-bit values side by side, as AMX and dot products want them: two channels of a token
+// in keys, whose tokens follow each other; two tokens of a channel in values, whose channels do.
+INLINE bool in_channel_pairs(const Tile& tile) {
+    return tile.channel == 2 && tile.channel_run == 2 && tile.token == 4 && tile.token_run % 8 == 0;
+}
+INLINE bool in_token_pairs(const Tile& tile) {
+    return tile.token == 2 && tile.token_run == 2 && tile.channel == 4 && tile.channel_run % 8 == 0;
+}
+template <bool OUT>
+static void copy_channel_pairs(const Tile& tile, uint8_t* page, uint16_t* rows) {
+    const int T = tile.tokens, D = tile.channels;
+    for (int t = 0; t < T; t += 8) {
+        uint8_t* tokens = page + token_at(tile, t);
+        for (int c = 0; c < D; c += 16) {  // 8 pairs of 8 tokens
+            uint16_t* row = rows + size_t(t) * D + c;
+            uint8_t* pair = tokens + c / 2 * tile.channel_far;
+            Eight32 v[8];
+            for (int i = 0; i < 8; i++) v[i] = OUT ? at<Eight32>(pair + i * tile.channel_far) : at<Eight32>(row + i * D);
+            transpose(v);
+            for (int i = 0; i < 8; i++)
+                if (OUT) put(row + i * D, v[i]);
+                else put(pair + i * tile.channel_far, v[i]);
+        }
+    }
+}
+template <bool OUT>
+static void copy_token_pairs(const Tile& tile, uint8_t* page, uint16_t* rows) {
+    const int T = tile.tokens, D = tile.channels;
+    const Eight16 low = {0, 8, 1, 9, 2, 10, 3, 11}, high = {4, 12, 5, 13, 6, 14, 7, 15};
+    const Eight16 even = {0, 2, 4, 6, 8, 10, 12, 14}, odd = {1, 3, 5, 7, 9, 11, 13, 15};
+    for (int t = 0; t < T; t += 2) {
+        uint8_t* tokens = page + token_at(tile, t);
+        uint16_t *one = rows + size_t(t) * D, *other = one + D;
+        for (int c = 0; c < D; c += 8) {
+            uint8_t* channels = tokens + channel_at(tile, c);
+            if (OUT) {
+                Eight16 first = at<Eight16>(channels), second = at<Eight16>(channels + 16);
+                put(one + c, __builtin_shuffle(first, second, even));
+                put(other + c, __builtin_shuffle(first, second, odd));
+            } else {
+                Eight16 first = at<Eight16>(one + c), second = at<Eight16>(other + c);
+                put(channels, __builtin_shuffle(first, second, low));
+                put(channels + 16, __builtin_shuffle(first, second, high));
+            }
+        }
+    }
+}
+template <bool OUT>
+static void copy_halves(const Tile& tile, uint8_t* page, uint16_t* rows) {
+    if (in_channel_pairs(tile)) copy_channel_pairs<OUT>(tile, page, rows);
+    else if (in_token_pairs(tile)) copy_token_pairs<OUT>(tile, page, rows);
+    else copy_tile<uint16_t, Eight16, OUT>(tile, page, rows);
 }
 
 // Values of a tile as rows `stride` values apart: in place, or in `room`.
@@ -98,7 +146,7 @@ struct Rows {
 INLINE Rows<uint16_t> rows16(const Tile& tile, uint8_t* page, bool read) {
     if (in_rows(tile, 2)) return {(uint16_t*)page, ptrdiff_t(tile.token / 2)};
     uint16_t* room = scratch().halves;
-    if (read) copy_tile<uint16_t, Eight16, true>(tile, page, room);
+    if (read) copy_halves<true>(tile, page, room);
     return {room, tile.channels};
 }
 INLINE Rows<uint32_t> rows32(const Tile& tile, uint8_t* page, bool read) {
@@ -108,7 +156,7 @@ INLINE Rows<uint32_t> rows32(const Tile& tile, uint8_t* page, bool read) {
     return {room, tile.channels};
 }
 INLINE void write_back(const Tile& tile, uint8_t* page, const Rows<uint16_t>& rows) {
-    if (!in_rows(tile, 2)) copy_tile<uint16_t, Eight16, false>(tile, page, rows.first);
+    if (!in_rows(tile, 2)) copy_halves<false>(tile, page, rows.first);
 }
 INLINE void write_back(const Tile& tile, uint8_t* page, const Rows<uint32_t>& rows) {
     if (!in_rows(tile, 4)) copy_tile<uint32_t, Eight32, false>(tile, page, rows.first);
@@ -121,12 +169,15 @@ INLINE void ask_for(const uint8_t* first, ptrdiff_t stride, int rows, int nbytes
     for (int row = 0; row < rows; row++)
         for (int at = 0; at < nbytes; at += 64) __builtin_prefetch(first + row * stride + at, FOR_WRITING, 2);
 }
-// The same of `width` channels of a tile from `c` on, if it is used in place.
+// The same of `width` channels of a tile from `c` on; of pairs, that share of its memory.
 template <bool FOR_WRITING>
 INLINE void ask_for_group(const Plan& plan, uint32_t n, int64_t block, int c, int width) {
     if (n >= plan.tiles_count) return;
     const Tile& tile = plan.tiles[n];
     const int item = plan.item == FP32 ? 4 : 2;
-    if (!in_rows(tile, item) || c >= tile.channels) return;
-    ask_for<FOR_WRITING>(page_of(plan, tile, block) + c * item, tile.token, tile.tokens, width * item);
+    if (c >= tile.channels) return;
+    const uint8_t* page = page_of(plan, tile, block);
+    if (in_rows(tile, item)) ask_for<FOR_WRITING>(page + c * item, tile.token, tile.tokens, width * item);
+    else if (item == 2 && (in_channel_pairs(tile) || in_token_pairs(tile)))
+        ask_for<FOR_WRITING>(page + c * tile.tokens * item, 0, 1, width * tile.tokens * item);
 }

@@ -21,9 +21,26 @@ def place(
 ) -> Place:
     """Return a place whose axes lie in memory in the order of the letters, the last one densest.
 
-    "p": pairs of channels, as AMX wants keys: (head, channel pair, token, 2).
+    "p": pairs of channels: (head, channel pair, token, 2). "a": as AMX wants them, keys like "p" in
+    runs of 16 tokens, values by pairs of tokens: (head, 16 channels, token pair, channel, 2).
     """
-    if order == "p":
+    if order == "a" and kind == "V":
+        return Place(
+            kind,
+            Axis(heads, tokens * channels),
+            Axis(tokens, 1, run=2, far=32),
+            Axis(channels, 2, run=16, far=16 * tokens),
+            first,
+        )
+    if order == "a" and tokens % 16 == 0:
+        return Place(
+            kind,
+            Axis(heads, tokens * channels),
+            Axis(tokens, 2, run=16, far=16 * channels),
+            Axis(channels, 1, run=2, far=32),
+            first,
+        )
+    if order in ("p", "a"):
         return Place(
             kind,
             Axis(heads, tokens * channels),

@@ -69,7 +69,7 @@ def same_as_host(page: Pages, codec_library: ctypes.CDLL, block: int = 1, into: 
 @pytest.mark.parametrize("channels", [64, 80, 96, 128, 256, 576])
 @pytest.mark.parametrize("tokens", [8, 16, 24, 64, 128, 256])
 def test_a_device_computes_what_the_host_computes(tokens, channels, dtype, codec_library) -> None:
-    for order in ("htc", "thc", "hct", "p"):
+    for order in ("htc", "thc", "hct", "p", "a"):
         keys = place("K", 2, tokens, channels, order=order)
         values = place("V", 2, tokens, channels, first=2 * tokens * channels, order=order)
         page = pages([[keys, values]], dtype)

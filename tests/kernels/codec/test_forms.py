@@ -111,9 +111,9 @@ def both_ways(page: Pages) -> None:
 @pytest.mark.parametrize("channels", [64, 80, 96, 128, 256, 576])
 @pytest.mark.parametrize("tokens", [8, 16, 24, 64, 128, 256])
 def test_c_computes_what_numpy_computes(tokens: int, channels: int, dtype: DType) -> None:
-    for order in ("htc", "thc", "hct", "p"):
+    for order in ("htc", "thc", "hct", "p", "a"):
         keys = place("K", 2, tokens, channels, order=order)
-        values = place("V", 2, tokens, channels, first=2 * tokens * channels)
+        values = place("V", 2, tokens, channels, first=2 * tokens * channels, order=order)
         page = pages([[keys, values]], dtype)
         page.fill(1, made_up(page.shape, tokens * channels))
         both_ways(page)
