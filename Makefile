@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-demo demo demo-native slowed test test-fast test-vllm-matrix test-lmcache soak
 .PHONY: page gpu gpu-site policies faults hostile torture sim fuzz check fmt proto dashboard helm helm-dry-run man docs clean
-.PHONY: setup-llamacpp demo-llamacpp test-llamacpp test-newest
+.PHONY: long setup-llamacpp demo-llamacpp test-llamacpp test-newest
 .SILENT:
 
 BIN := .venv/bin
@@ -55,6 +55,9 @@ setup-demo: ## the same, with the model that the demo uses
 
 demo: setup-demo ## real vLLM with and without kvstore, up to a SIGKILL of both; writes build/demo/result.json
 	$(BIN)/python -m kvstore_bench.demo --model "$(MODEL)" $(ARGS)
+
+long: setup ## prompts of 8k to 128k tokens on a real vLLM, engines killed and stopped half way; writes build/long.json
+	$(BIN)/python -m kvstore_bench.long --json build/long.json $(ARGS)
 
 slowed: setup-demo ## stored prompts on a real vLLM while one tier is 50 times slower; writes build/slowed/result.json
 	$(BIN)/python -m kvstore_bench.tiers.slowed --model "$(MODEL)" $(ARGS)

@@ -102,10 +102,19 @@ def index(*, blocks: int, policies: str, daemons: bool, as_json: bool) -> None:
 @click.option(
     "--model",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="A checkpoint of transformers.  [default: a random Llama of 8 layers]",
+    help="A checkpoint of transformers.  [default: a random Llama of 8 layers; of one layer for"
+    " more than 16,384 tokens]",
 )
 @click.option("--device", default="cpu", show_default=True)
-@click.option("--tokens", type=click.IntRange(64), default=2000, show_default=True)
+@click.option(
+    "--prompt-tokens",
+    "--tokens",
+    "tokens",
+    type=click.IntRange(64, 131_072),
+    default=2000,
+    show_default=True,
+    help="Tokens of each prompt.",
+)
 @click.option("--rounds", type=click.IntRange(1), default=5, show_default=True)
 @click.option("--dram-mib", type=click.IntRange(64), default=512, show_default=True)
 @PATH
@@ -132,6 +141,7 @@ def transformers(
     Examples:
       kvstore bench transformers --rounds 3 --plot resumed.png
       kvstore bench transformers --model /models/gemma --json | jq .ttft_dram_vs_cold
+      kvstore bench transformers --prompt-tokens 131072 --rounds 1
     """
     with measuring(as_json, "torch", "transformers", plot=plot):
         from kvstore_bench.transformers.plot_resumed import plot_resumed
@@ -144,7 +154,7 @@ def transformers(
         )
 
         plan = ResumePlan(prompt_tokens=tokens, rounds=rounds, dram_bytes=dram_mib << 20)
-        loaded = load_model(model, device) if model else random_llama(device)
+        loaded = load_model(model, device) if model else random_llama(tokens, device)
         with steps("prompts", asks(plan), as_json) as say:
             result = run(loaded, plan, path, say)
         show(result, as_json, ratio_tables.print_resumed)

@@ -21,6 +21,7 @@ from pathlib import Path
 from kvstore.client.admin import Admin
 from kvstore.client.bulk import Bulk
 from kvstore.client.caller import Caller
+from kvstore.client.copying import COPY_THREADS
 from kvstore.client.credentials import client_credentials
 from kvstore.client.hints import Hints
 from kvstore.client.pieces import Pieces
@@ -48,6 +49,7 @@ class AsyncClient(Session):
     server_name: the name in the daemon's certificate, if it is not the target's. A token is sent
     over TLS only. A unix socket needs none of them, and ignores them.
     engines: HOST:PORT where the engine of this client answers: see `Origin`.
+    copy_threads: that copy records to and from the arena, and sum them up, at once.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class AsyncClient(Session):
         tls_key: str | Path | None = None,
         server_name: str = "",
         engines: Sequence[str] = (),
+        copy_threads: int = COPY_THREADS,
     ) -> None:
         target = default_target(daemon_uid) if target is None else target_of(target)
         wants_arena = target.startswith("unix:") if arena is None else arena
@@ -89,7 +92,7 @@ class AsyncClient(Session):
         super().__init__(caller)
         self.hints = Hints(caller)
         self.admin = Admin(caller)
-        self._bulk = Bulk(self, self.admin, caller)
+        self._bulk = Bulk(self, self.admin, caller, copy_threads)
 
     @property
     def corrupt_blocks(self) -> int:

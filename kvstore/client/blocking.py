@@ -10,6 +10,7 @@ from typing import Self, TypeVar
 
 from kvstore.client.async_client import AsyncClient
 from kvstore.client.blocking_parts import BlockingAdmin, BlockingHints, BlockingState
+from kvstore.client.copying import COPY_THREADS
 from kvstore.client.loop_thread import LoopThread, Work
 from kvstore.client.pieces import Pieces
 from kvstore.model.block import (
@@ -51,6 +52,7 @@ class Client(BlockingState):
         tls_key: str | Path | None = None,
         server_name: str = "",
         engines: Sequence[str] = (),
+        copy_threads: int = COPY_THREADS,
     ) -> None:
         self._thread = LoopThread(
             lambda: AsyncClient(
@@ -67,6 +69,7 @@ class Client(BlockingState):
                 tls_key=tls_key,
                 server_name=server_name,
                 engines=engines,
+                copy_threads=copy_threads,
             )
         )
         self._client = self._thread.client

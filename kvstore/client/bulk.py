@@ -29,11 +29,11 @@ FIRST_PUT_NBYTES = 32 << 20  # written behind while the rest is copied
 class Bulk:
     """Moves records for one client."""
 
-    def __init__(self, session: Session, admin: Admin, caller: Caller) -> None:
+    def __init__(self, session: Session, admin: Admin, caller: Caller, copy_threads: int) -> None:
         self.corrupt_blocks = 0
         self._session = session
         self._admin = admin
-        self._copiers = Copiers()
+        self._copiers = Copiers(copy_threads)
         self._in_place = InPlace(session, self._copiers)
         self._streams = Streams(caller, self._copiers)
 

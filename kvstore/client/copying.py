@@ -10,11 +10,13 @@ from typing import Any, TypeVar
 
 from kvstore.client.pieces import Memory, copy_from_slot, copy_to_slot
 from kvstore.model.checksum import checksum
+from kvstore.model.errors import InvalidRequest
 from kvstore.system.threads import ended, outlive
 
 T = TypeVar("T")
 
 COPY_THREADS = 2
+COPY_THREADS_MAX = 64
 
 Taken = tuple[bytes | Memory | None, bool]
 """A record, None if it is missing or corrupt; whether it is corrupt."""
@@ -36,8 +38,12 @@ class Wanted:
 class Copiers:
     """The threads of one client."""
 
-    def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(COPY_THREADS, thread_name_prefix="kvstore-copy")
+    def __init__(self, threads: int = COPY_THREADS) -> None:
+        """Raise InvalidRequest for a number that makes no sense."""
+        if not 1 <= threads <= COPY_THREADS_MAX:
+            raise InvalidRequest(f"copy_threads={threads}: 1 to {COPY_THREADS_MAX} are possible")
+        self._count = threads
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="kvstore-copy")
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -45,7 +51,7 @@ class Copiers:
     async def map(self, work: Callable[..., T], *items: Sequence[Any]) -> list[T]:
         """Return `work` of each record, done by all threads at once."""
         loop = asyncio.get_running_loop()
-        share = max(1, -(-len(items[0]) // COPY_THREADS))
+        share = max(1, -(-len(items[0]) // self._count))
         jobs = [
             loop.run_in_executor(self._threads, _each, work, [i[at : at + share] for i in items])
             for at in range(0, len(items[0]), share)

@@ -8,14 +8,16 @@ import time
 import pytest
 from click.testing import CliRunner
 
+from kvstore import Client, InvalidRequest
 from kvstore_bench.cli import bench
+from kvstore_bench.store.lock import lock_held_shares
 from kvstore_bench.store.store import StorePlan, Timing, run
 from kvstore_kernels import native
 
 
 def test_the_json_has_every_ratio_and_what_it_was_made_of() -> None:
     arguments = ["store", "--records", "2", "--record-mib", "1", "--rounds", "5", "--json"]
-    arguments += ["--coded-mib", "0"]
+    arguments += ["--coded-mib", "0", "--threads", "1,3"]
     done = CliRunner().invoke(bench, arguments)
     assert done.exit_code == 0, done.output
     result = json.loads(done.stdout)
@@ -26,6 +28,24 @@ def test_the_json_has_every_ratio_and_what_it_was_made_of() -> None:
     assert result["match_1000_vs_empty_rpc"] > 0
     assert seconds["put"]["rounds"] == 5
     assert "match_1000_p99_ms" not in result
+    assert set(result["threads"]) == {"1", "3"}
+    for row in result["threads"].values():
+        speeds = row["gb_per_s"]
+        assert row["local_get_ratio"] == pytest.approx(speeds["get"] / speeds["memcpy"])
+        assert row["local_put_ratio"] == pytest.approx(speeds["put"] / speeds["memcpy"])
+    assert set(result["gil_held_s_per_gb"]) == {"get", "put"}
+
+
+@pytest.mark.parametrize("threads", ["0", "x", "65"])
+def test_numbers_of_threads_that_make_no_sense_are_refused(threads) -> None:
+    done = CliRunner().invoke(bench, ["store", "--threads", threads])
+    assert done.exit_code == 2
+    assert "numbers from 1 to 64" in done.output
+
+
+def test_a_client_with_no_threads_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="copy_threads=0"):
+        Client("unix:/nowhere", copy_threads=0)
 
 
 def test_tls_is_measured_beside_plaintext() -> None:
@@ -57,16 +77,13 @@ def test_coded_records_are_compared_with_raw_ones() -> None:
 
 
 def test_a_thread_that_keeps_the_lock_is_seen_and_one_that_sleeps_is_not() -> None:
-    pytest.importorskip("torch")
-    from kvstore_bench.store.coded import CodedPlan, lock_held_shares
-
     big = bytearray(32 << 20)
 
     def holds() -> None:
         bytes(big)  # a copy that keeps the lock
 
     sides = {"plain": lambda: time.sleep(0.02), "sleeps": lambda: time.sleep(0.02), "holds": holds}
-    shares = lock_held_shares(sides, CodedPlan(0, rounds=3, count_s=0.6))
+    shares = lock_held_shares(sides, rounds=3, count_s=0.6)
     assert shares["holds"] > 0.5 > shares["sleeps"]
 
 

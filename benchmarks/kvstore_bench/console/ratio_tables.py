@@ -112,6 +112,22 @@ def print_store(result: Mapping[str, Any]) -> None:
         for name, share in shares.items():
             table.add_row(name, f"{result['coded']['gb_s'][name]:.1f}", f"{100 * share:.0f} %")
         _print(table)
+    _print(_threads_table(result))
+
+
+def _threads_table(result: Mapping[str, Any]) -> Table:
+    """Return the rows of each number of threads, and how long the lock is held."""
+    held = ", ".join(
+        f"{name} {seconds:.3f} s" for name, seconds in result["gil_held_s_per_gb"].items()
+    )
+    table = _table(
+        f"Interpreter lock held for a GB: {held}",
+        ("threads", "memcpy", "get", "put", "get / memcpy"),
+    )
+    for count, row in result["threads"].items():
+        speeds = [f"{row['gb_per_s'][name]:.1f} GB/s" for name in ("memcpy", "get", "put")]
+        table.add_row(count, *speeds, f"{row['local_get_ratio']:.2f}")
+    return table
 
 
 def print_tls(result: Mapping[str, Any]) -> None:

@@ -1,18 +1,13 @@
 """What coded records cost in DRAM: to move and decode one, beside moving a raw one.
 
 Pages of an engine and slots of an arena, both larger than the processor's caches; checksums on
-every side, as connectors take them. And how long the interpreter's lock is held meanwhile: a second
-Python thread counts, and what it counts less than beside a plain copy, which holds no lock, is the
-share of the time in which it did not get it. A plain copy takes as much of cores and memory.
+every side, as connectors take them. And how long the interpreter's lock is held meanwhile.
 """
 
 from __future__ import annotations
 
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -26,15 +21,14 @@ from kvstore.model.checksum import checksum, copies_in
 from kvstore.model.errors import InvalidRequest, Unavailable
 from kvstore_bench.codec.kv import Blocks
 from kvstore_bench.codec.supply import blocks_of
+from kvstore_bench.store.lock import Side, lock_held_shares
 from kvstore_kernels import native
 from kvstore_kernels.codec.copies import CodedCopies, Scratch
 from kvstore_kernels.host import HostPages
 
 Say = Callable[[str], None]
-Side = Callable[[], None]
 
 BATCH_NBYTES = 64 << 20  # coded at once, as the connectors do
-SWITCH_S = 1e-5  # so that whoever wants the lock gets it, and nobody's wait is counted as work
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +107,7 @@ def run(plan: CodedPlan, model: Path | None, say: Say) -> dict[str, Any]:
     say(f"coded records: {plan.nbytes >> 20} MiB of KV, {plan.rounds} rounds")
     seconds = _alternate(sides, plan.rounds)
     say("the interpreter's lock meanwhile")
-    shares = lock_held_shares({"plain": copies.plain, **sides}, plan)
+    shares = lock_held_shares({"plain": copies.plain, **sides}, plan.rounds, plan.count_s)
     return {
         "get_vs_raw": seconds["get_l3"] / seconds["get_raw"],
         "put_vs_raw": seconds["put_l3"] / seconds["put_raw"],
@@ -144,39 +138,3 @@ def _alternate(sides: Mapping[str, Side], rounds: int) -> dict[str, float]:
             side()
             seconds[name].append(time.perf_counter() - began)
     return {name: median(each) for name, each in seconds.items()}
-
-
-def lock_held_shares(sides: Mapping[str, Side], plan: CodedPlan) -> dict[str, float]:
-    """Return for each side but "plain" the share of its time in which the lock was not to be had:
-    what a counting thread counts less than beside "plain"."""
-    rates: dict[str, list[float]] = {name: [] for name in sides}
-    with _counting() as counted:
-        for _ in range(plan.rounds):
-            for name, side in sides.items():
-                before, began = counted[0], time.perf_counter()
-                while (took_s := time.perf_counter() - began) < plan.count_s / plan.rounds:
-                    side()
-                rates[name].append((counted[0] - before) / took_s)
-    free = median(rates.pop("plain"))
-    return {name: max(0.0, 1 - median(each) / free) for name, each in rates.items()}
-
-
-@contextmanager
-def _counting() -> Iterator[list[int]]:
-    """Count in a thread, in the first item."""
-    counted, stop = [0], threading.Event()
-
-    def count() -> None:
-        while not stop.is_set():
-            counted[0] += 1
-
-    before = sys.getswitchinterval()
-    thread = threading.Thread(target=count, name="kvstore-bench-counts", daemon=True)
-    sys.setswitchinterval(SWITCH_S)
-    thread.start()
-    try:
-        yield counted
-    finally:
-        stop.set()
-        thread.join()
-        sys.setswitchinterval(before)

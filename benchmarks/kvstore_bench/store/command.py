@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from kvstore.client.copying import COPY_THREADS_MAX
 from kvstore_bench.console import ratio_tables
 from kvstore_bench.console.commands import JSON, MODEL, measuring, show
 
@@ -43,6 +44,11 @@ from kvstore_bench.console.commands import JSON, MODEL, measuring, show
     type=click.IntRange(1, 64),
     help="Time a tenant among so many beside a daemon without tenants, and nothing else.",
 )
+@click.option(
+    "--threads",
+    default="",
+    help="Copy by so many threads of a client, such as 1,2,4, beside plain copies by as many.",
+)
 @MODEL
 @JSON
 def store(
@@ -55,13 +61,14 @@ def store(
     tls: bool,
     arena: str,
     tenants: int | None,
+    threads: str,
     model: Path | None,
     as_json: bool,
 ) -> None:
     """Measure put, get and match of a daemon that the benchmark starts.
 
-    It compares put and get with a plain copy of the same bytes, and a match of 1000 keys with an
-    empty RPC of the same size. Both sides alternate in one run.
+    It compares put and get with a plain copy of the same bytes by as many threads, and a match of
+    1000 keys with an empty RPC of the same size. Both sides alternate in one run.
 
     It also compares coded records (L3) with raw ones, in memory: to move, sum up and decode them,
     and to encode, move and sum them up; and tells how long the interpreter's lock is held. This
@@ -72,6 +79,7 @@ def store(
       kvstore bench store
       kvstore bench store --json | jq .get_vs_raw
       kvstore bench store --resident-blocks 1000000 --json
+      kvstore bench store --threads 1,2,4,8 --json | jq .threads
       kvstore bench store --tls --json
       kvstore bench store --tenants 16 --json | jq .match_vs_alone
     """
@@ -81,8 +89,10 @@ def store(
 
     needed = ("torch", "transformers") if model else ()
     with measuring(as_json, *needed, *(("cryptography",) if tls else ())):
+        from kvstore_bench.store import threads as scaling
         from kvstore_bench.store.store import StorePlan, run
 
+        counts = _threads(threads)
         plan = StorePlan(records, record_mib << 20, rounds, resident_blocks=resident_blocks)
         if tls:
             from kvstore_bench.store.tls import run_tls
@@ -99,10 +109,21 @@ def store(
 
             show(run_among(plan, tenants, say), as_json, ratio_tables.print_among)
             return
-        result = run(plan, say)
+        result = run(plan, say) | scaling.run(plan, counts, say)
         if coded_mib:
             result |= _coded(coded_mib << 20, rounds, model, say)
         show(result, as_json, ratio_tables.print_store)
+
+
+def _threads(text: str) -> list[int]:
+    """Return numbers of threads. Raises BadParameter."""
+    try:
+        counts = [int(each) for each in text.split(",") if each.strip()]
+    except ValueError:
+        counts = [0]
+    if not all(1 <= each <= COPY_THREADS_MAX for each in counts):
+        raise click.BadParameter(f"--threads {text}: numbers from 1 to {COPY_THREADS_MAX}")
+    return counts
 
 
 def _coded(

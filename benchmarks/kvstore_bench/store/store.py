@@ -13,7 +13,8 @@ import multiprocessing
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from multiprocessing.synchronize import Event
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ import grpc.aio
 import numpy as np
 
 from kvstore import AsyncClient, Client, Group, Namespace
+from kvstore.client.copying import COPY_THREADS
 from kvstore.model.block import PAGE_NBYTES, BlockKey, NamespaceId
 from kvstore.model.errors import Unavailable
 from kvstore.model.keys import root_key
@@ -44,12 +46,14 @@ WRITER_START_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class StorePlan:
-    """What to measure. record_nbytes x records is what a round moves."""
+    """What to measure. record_nbytes x records is what a round moves. copy_threads: of the client,
+    and of the plain copy beside it."""
 
     records: int = 64
     record_nbytes: int = 2 << 20
     rounds: int = 30
     match_rounds: int = 300
+    copy_threads: int = COPY_THREADS
     resident_blocks: int = 0
     writer_s: float = 20.0
 
@@ -96,7 +100,7 @@ def run(plan: StorePlan, say: Say) -> dict[str, Any]:
 def measure(target: str, plan: StorePlan, say: Say) -> dict[str, Any]:
     """Run everything against the daemon at `target`, whose arena holds `plan.arena_nbytes`."""
     timings: dict[str, Timing] = {}
-    with Client(target, name="kvstore bench store") as client:
+    with Client(target, name="kvstore bench store", copy_threads=plan.copy_threads) as client:
         await_arena(client, plan.arena_nbytes)
         say(f"copies: {plan.records} x {plan.record_nbytes >> 10} KiB, {plan.rounds} rounds")
         timings |= _copies(client, plan)
@@ -120,34 +124,61 @@ def measure(target: str, plan: StorePlan, say: Say) -> dict[str, Any]:
     return {**result, "plan": asdict(plan), "seconds": seconds}
 
 
-def _copies(client: Client, plan: StorePlan) -> dict[str, Timing]:
-    """Time put and get of the same bytes, beside a plain copy of them."""
-    namespace_id = client.register(bench_namespace("copies", plan.record_nbytes))
-    draw = np.random.default_rng(0)
-    shape = (plan.records, plan.record_nbytes)
-    source = draw.integers(0, 256, shape, np.uint8)
-    target = np.ones_like(source)
-    records, targets = [views_of(array) for array in (source, target)]
-    keys = chain(namespace_id, plan.records)
-    client.put(namespace_id, keys, records)
+class Copies:
+    """Put and get of the same bytes, and a plain copy of them by as many threads."""
 
-    def memcpy() -> None:
-        np.copyto(target, source)
+    def __init__(self, client: Client, plan: StorePlan) -> None:
+        draw = np.random.default_rng(0)
+        self._client = client
+        self._namespace = client.register(bench_namespace("copies", plan.record_nbytes))
+        self._source = draw.integers(0, 256, (plan.records, plan.record_nbytes), np.uint8)
+        self._target = np.ones_like(self._source)
+        self._records, self._targets = views_of(self._source), views_of(self._target)
+        self._keys = chain(self._namespace, plan.records)
+        self._threads = ThreadPoolExecutor(plan.copy_threads)
+        step = -(-plan.records // plan.copy_threads)
+        self._shares = [slice(at, at + step) for at in range(0, plan.records, step)]
+        self.put()
 
-    def get(verify: bool = True) -> None:
-        if not all(client.get_into(namespace_id, keys, targets, verify=verify)):
+    def close(self) -> None:
+        self._threads.shutdown()
+
+    def memcpy(self) -> None:
+        """Copy as the client's threads do, without a daemon and without checksums."""
+        list(self._threads.map(self._copy, self._shares))
+
+    def _copy(self, share: slice) -> None:
+        np.copyto(self._target[share], self._source[share])
+
+    def get(self, verify: bool = True) -> None:
+        targets = self._targets
+        if not all(self._client.get_into(self._namespace, self._keys, targets, verify=verify)):
             raise Unavailable("a record that was just stored is missing")
 
-    def put() -> None:
-        done = client.put(namespace_id, keys, records)
-        if done.committed != plan.records:
-            raise Unavailable(f"the daemon took {done.committed} of {plan.records} records")
+    def put(self) -> None:
+        done = self._client.put(self._namespace, self._keys, self._records)
+        if done.committed != len(self._keys):
+            raise Unavailable(f"the daemon took {done.committed} of {len(self._keys)} records")
 
-    sides = {"memcpy": memcpy, "get": get, "get_unverified": lambda: get(verify=False)}
-    timings = alternate(sides, plan.rounds)
-    if not np.array_equal(source, target):
-        raise Unavailable("the records came back wrong")
-    timings |= alternate({"put": put}, plan.rounds, lambda: client.admin.delete(namespace_id, keys))
+    def delete(self) -> None:
+        self._client.admin.delete(self._namespace, self._keys)
+
+    def check(self) -> None:
+        if not np.array_equal(self._source, self._target):
+            raise Unavailable("the records came back wrong")
+
+
+def _copies(client: Client, plan: StorePlan) -> dict[str, Timing]:
+    """Time put and get of the same bytes, beside a plain copy of them."""
+    with closing(Copies(client, plan)) as copies:
+        sides = {
+            "memcpy": copies.memcpy,
+            "get": copies.get,
+            "get_unverified": lambda: copies.get(verify=False),
+        }
+        timings = alternate(sides, plan.rounds)
+        copies.check()
+        timings |= alternate({"put": copies.put}, plan.rounds, copies.delete)
     return timings
 
 

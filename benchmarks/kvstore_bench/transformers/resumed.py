@@ -33,6 +33,8 @@ SOURCES = {
 WAIT_S = 120.0
 WEIGHTS_S = 600.0  # at the most, to hash them
 EXTENT_NBYTES = 32 << 20
+LONG_TOKENS = 16_384
+TOKENS_MAX = 1 << 18  # of the random model: a prompt and its answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +56,9 @@ class ResumePlan:
     exact: bool = True
 
 
-def random_llama(device: str = "cpu") -> Any:
-    """Return a Llama with seeded random weights, 8 layers of 512, in float32.
+def random_llama(tokens: int, device: str = "cpu") -> Any:
+    """Return a Llama with seeded random weights in float32 for prompts of so many tokens: 8 layers
+    of 512, or for long prompts one of 128, because attention takes the square of their length.
 
     With the usual initial range (0.02) it repeats one token whatever it is asked.
     """
@@ -63,14 +66,15 @@ def random_llama(device: str = "cpu") -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(7)
+    long = tokens > LONG_TOKENS
     config = LlamaConfig(
         vocab_size=8192,
-        hidden_size=512,
+        hidden_size=128 if long else 512,
         intermediate_size=1408,
-        num_hidden_layers=8,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        max_position_embeddings=1 << 17,
+        num_hidden_layers=1 if long else 8,
+        num_attention_heads=2 if long else 8,
+        num_key_value_heads=1 if long else 4,
+        max_position_embeddings=TOKENS_MAX,
         initializer_range=0.1,
         eos_token_id=None,
     )

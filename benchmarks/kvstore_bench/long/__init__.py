@@ -1,0 +1,1 @@
+"""Prompts of 128k tokens on a real vLLM: `python -m kvstore_bench.long`, `make long`."""

@@ -1,0 +1,84 @@
+"""What came out of a run, as numbers and checks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from kvstore_bench.long.course import Answered, Course
+
+LOADED_SHARE_MIN = 0.99  # of a resumed prompt, where there is room for it
+RATIOS_MAX = {"dram": 0.03, "file": 0.06, "restart": 0.08}  # TTFT of the longest prompt over cold
+ROOMY = ("dram", "file", "restart", "killed_load", "starved", "beside")
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A field, what was measured, and what it must be at most, or at least."""
+
+    field: str
+    value: float
+    at_most: float | None = None
+    at_least: float | None = None
+
+    @property
+    def passed(self) -> bool:
+        """Whether the value is within its bound."""
+        if self.at_most is not None and self.value > self.at_most:
+            return False
+        return self.at_least is None or self.value >= self.at_least
+
+
+def numbers_of(course: Course) -> dict[str, Any]:
+    """Return every field of the result by its name."""
+    lengths = course.plan.lengths
+    fields: dict[str, Any] = {}
+    for length in lengths:
+        name = f"{length >> 10}k"
+        cold_s = _median(course.answered, "cold", length)
+        fields[f"ttft_{name}_cold_s"] = cold_s
+        fields[f"ttft_{name}_device_hit_s"] = median(
+            each.own_ttft_s for each in course.answered if each.length == length
+        )
+        for phase in RATIOS_MAX:
+            ttft_s = _median(course.answered, phase, length)
+            fields[f"ttft_{name}_{phase}_vs_cold"] = ttft_s / cold_s
+    small = next(each for each in course.answered if each.phase == "small")
+    fields["small_arena_loaded_share"] = small.loaded_tokens / small.length
+    fields["small_arena_vs_cold"] = small.ttft_s / _median(
+        course.answered, "small_cold", small.length
+    )
+    fields["loaded_share_min"] = min(
+        each.loaded_tokens / each.length for each in course.answered if each.phase in ROOMY
+    )
+    fields["wrong"] = sum(each.wrong for each in course.answered)
+    fields["hung"] = len(course.hung)
+    fields["engine_dead"] = len(course.dead)
+    fields["over_cap_bytes"] = max(
+        (each.over_cap_bytes for each in course.snapshots.taken), default=0
+    )
+    fields["leases_left"] = course.leases_left
+    return fields
+
+
+def checks_of(fields: dict[str, Any], longest: int, leaks: Sequence[str]) -> list[Check]:
+    """Judge the fields. longest: tokens of the longest prompt."""
+    name = f"{longest >> 10}k"
+    return [
+        *(
+            Check(f"ttft_{name}_{phase}_vs_cold", fields[f"ttft_{name}_{phase}_vs_cold"], most)
+            for phase, most in RATIOS_MAX.items()
+        ),
+        Check("loaded_share_min", fields["loaded_share_min"], at_least=LOADED_SHARE_MIN),
+        *(
+            Check(field, fields[field], 0)
+            for field in ("wrong", "hung", "engine_dead", "over_cap_bytes", "leases_left")
+        ),
+        Check("leaks", len(leaks), 0),
+    ]
+
+
+def _median(answered: Sequence[Answered], phase: str, length: int) -> float:
+    return median(each.ttft_s for each in answered if (each.phase, each.length) == (phase, length))
