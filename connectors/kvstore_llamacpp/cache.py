@@ -241,7 +241,8 @@ class KVStoreCache(SavesBehind, llama_cpp.BaseLlamaCache):  # type: ignore[misc]
             self._prefixes.note_computed(as_prompt=True)
         turn.prompt_seen = True
         if len(tokens) >= PREFILL_TOKENS_MIN:
-            self._prefixes.note_pace((time.monotonic() - began) / len(tokens))
+            depth = llama.n_tokens - len(tokens) / 2
+            self._prefixes.note_pace(len(tokens), time.monotonic() - began, depth)
 
     def _with_window(self, llama: llama_cpp.Llama, tokens: Sequence[int]) -> Sequence[int]:
         """Return what to compute next: everything, if the window before it is not there any more.

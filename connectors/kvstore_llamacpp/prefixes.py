@@ -19,6 +19,7 @@ import llama_cpp
 import numpy as np
 
 from kvstore import BlockKey, Client, InvalidRequest, KeyChain, root_key
+from kvstore.client.prefill_pace import PrefillPace
 from kvstore.client.request_hints import HintSender
 from kvstore_llamacpp.context import WHOLE, WINDOW_ONLY, Context, StateFailed
 from kvstore_llamacpp.hints import NO_HINTS, current_hints
@@ -82,7 +83,7 @@ class Prefixes:
         self._is_known = self._is_registered = self._is_stale = False
         self.exact = exact
         self._exact_tokens = 0
-        self._prefill_s_per_token = 0.0
+        self._pace = PrefillPace()
         self._met: OrderedDict[BlockKey, None] = OrderedDict()
         self._client = client
         self._buffers = Buffers()
@@ -140,7 +141,7 @@ class Prefixes:
             self._namespace,
             keys,
             request_id=turn.request_id,
-            recompute_s_per_block=self._prefill_s_per_token * size,
+            recompute_s_per_block=self._pace.s_per_token((has + len(keys) * size) / 2) * size,
             session_id=turn.hints.session_id,
         )
         if loaded is None:
@@ -204,10 +205,9 @@ class Prefixes:
         if turn.hints is not NO_HINTS and self._is_known:
             self._hints.send(turn.hints, self._namespace, self._keys_of(turn) or [])
 
-    def note_pace(self, s_per_token: float) -> None:
+    def note_pace(self, tokens: int, seconds: float, depth: float) -> None:
         """Learn how fast the model is, so that nothing is waited for that it computes sooner."""
-        before = self._prefill_s_per_token or s_per_token
-        self._prefill_s_per_token = before + (s_per_token - before) / 8
+        self._pace.note(tokens, seconds, depth)
 
     def has_window(self, tokens: int) -> bool:
         """Whether the model has what a token after the first so many needs of a sliding window."""

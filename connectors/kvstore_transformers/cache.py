@@ -80,7 +80,8 @@ class PrefixCache(DynamicCache):  # type: ignore[misc] # transformers is not che
             began = time.perf_counter()
             self._restoring.wait_layer(layer_idx)
             self.pace.note_wait(time.perf_counter() - began)
-        self.pace.note(key_states.shape[2], layer_idx, len(self.layers), key_states.device)
+        before = 0 if layer_idx else self.get_seq_length()
+        self.pace.note(key_states.shape[2], layer_idx, len(self.layers), key_states.device, before)
         if layer_idx == len(self.layers) - 1:
             self.finish()
         keys, values = super().update(key_states, value_states, layer_idx, *args, **kwargs)

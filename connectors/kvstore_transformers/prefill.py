@@ -22,13 +22,19 @@ class PieceClock:
         self._began: Any = None
         self._ended: Any = None
         self._waited_s = 0.0
+        self.depth = 0.0
+        """How many tokens were before one of that piece, on average."""
 
-    def note(self, tokens: int, layer: int, layers: int, device: torch.device) -> None:
-        """Note that a piece has reached a layer of so many."""
+    def note(
+        self, tokens: int, layer: int, layers: int, device: torch.device, before: int = 0
+    ) -> None:
+        """Note that a piece has reached a layer of so many. before: tokens that the first layer
+        has already."""
         if tokens < PREFILL_TOKENS_MIN or layers < 2:
             return
         if layer == 0:
             self._tokens, self._layers = tokens, layers
+            self.depth = before + tokens / 2
             self._began, self._ended, self._waited_s = _now(device), None, 0.0
         elif layer == layers - 1 and self._began is not None and tokens == self._tokens:
             self._ended = _now(device)

@@ -28,6 +28,7 @@ from kvstore import (
     KVStoreError,
     root_key,
 )
+from kvstore.client.prefill_pace import PrefillPace
 from kvstore.client.save_thread import SavesBehind
 from kvstore_kernels.device import open_device
 from kvstore_transformers.cache import PrefixCache
@@ -98,7 +99,7 @@ class Prefixes(SavesBehind):
             raise InvalidRequest(f"{target!r} is not unix:/path/kvstore.sock: blocks are mapped")
         check_release(allow_untested=allow_untested)
         self.model, self._load_deadline_s = model, load_deadline_s
-        self.loads_failed, self._prefill_s_per_token = 0, 0.0
+        self.loads_failed, self._pace = 0, PrefillPace()
         self._layout = find_layout(model)
         # Coded records are not read from files.
         record = "raw" if record == "auto" and direct_storage == "always" else record
@@ -316,7 +317,8 @@ class Prefixes(SavesBehind):
     def _load(self, cache: PrefixCache, keys: Sequence[BlockKey]) -> None:
         self._register()
         asked_at = time.monotonic()
-        recompute_s = self._prefill_s_per_token * self._namespace.block_tokens
+        size = self._namespace.block_tokens
+        recompute_s = self._pace.s_per_token(len(keys) * size / 2) * size
         grant: Grant = self._client.acquire(
             self._namespace_id,
             keys,
@@ -362,7 +364,4 @@ class Prefixes(SavesBehind):
 
     def _note_pace(self, cache: PrefixCache) -> None:
         """Learn how fast the model is, so that nothing is waited for that it computes sooner."""
-        s_per_token = cache.pace.s_per_token
-        if s_per_token:
-            before = self._prefill_s_per_token or s_per_token
-            self._prefill_s_per_token = before + (s_per_token - before) / 8
+        self._pace.note(1, cache.pace.s_per_token, cache.pace.depth)

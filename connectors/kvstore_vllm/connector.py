@@ -231,17 +231,18 @@ class KVStoreConnector(SchedulerHooks, WorkerHooks, KVConnectorBase_V1, compat.H
         if self._worker is None:
             return None
         self._look_at_weights()
-        tokens, seconds = self._worker.clock.take()
-        seconds *= self._vllm_config.parallel_config.pipeline_parallel_size  # one after another
+        computed = self._worker.clock.take()
+        stages = self._vllm_config.parallel_config.pipeline_parallel_size  # one after another
         facts = self._facts if self._told is None else None
         self._told = self._facts
-        if facts is None and not tokens:
+        if facts is None and not computed.tokens:
             return None
-        return WorkerFacts(facts.namespace if facts else None, tokens, seconds)
+        computed = computed._replace(seconds=computed.seconds * stages)
+        return WorkerFacts(facts.namespace if facts else None, computed)
 
     def _learn(self, facts: WorkerFacts) -> bool:
         """Take part from now on. False if the workers do not agree, now or with what was told."""
-        self.scheduler_side.note_computed(facts.tokens, facts.seconds)
+        self.scheduler_side.note_computed(facts.computed)
         return facts.namespace is None or self._agree(facts.namespace)
 
     def _agree(self, told: str) -> bool:

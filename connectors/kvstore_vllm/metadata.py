@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from kvstore.model.block import BlockKey, Group, Namespace, NamespaceId, Slot
 from kvstore.model.tokens import BlockTokens
+from kvstore_vllm.prefill import Computed
 
 PIPELINE = "pipeline"
 """The field of a namespace's identity that says how layers are dealt out to stages."""
@@ -173,7 +174,8 @@ class StepMetadata:
 
     handed_out: device blocks that this step, or a load it starts, may overwrite.
     epoch: changes when weights may have been changed in place; the namespace follows it.
-    tokens: how many the step computes, of all requests.
+    tokens: how many the step computes, of all requests. depth_tokens: for each of them those that
+    are before it in its request, all together.
     """
 
     saves: list[SaveOrder] = field(default_factory=list)
@@ -181,6 +183,7 @@ class StepMetadata:
     handed_out: list[int] = field(default_factory=list)
     epoch: str = ""
     tokens: int = 0
+    depth_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,16 +192,14 @@ class WorkerFacts:
     its last large steps took. namespace: None if it was told before; all workers must agree."""
 
     namespace: str | None = None
-    tokens: int = 0
-    seconds: float = 0.0
+    computed: Computed = field(default_factory=Computed)
 
     def aggregate(self, other: WorkerFacts) -> WorkerFacts:
         """Return what both say; an empty namespace if they do not agree."""
         told = {self.namespace, other.namespace} - {None}
         return WorkerFacts(
             namespace=None if not told else told.pop() if len(told) == 1 else "",
-            tokens=self.tokens + other.tokens,
-            seconds=self.seconds + other.seconds,
+            computed=self.computed.and_(other.computed),
         )
 
 

@@ -5,12 +5,27 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 STEP_TOKENS_MIN = 128
 """Smaller steps are decoding, whose time says nothing of prefill."""
 STEPS_MAX = 64
-SAMPLES_MAX = 16
+
+
+class Computed(NamedTuple):
+    """What steps computed, and how long they took. depth_tokens: as of `StepClock.begin`."""
+
+    tokens: int = 0
+    depth_tokens: int = 0
+    seconds: float = 0.0
+
+    def and_(self, other: Computed) -> Computed:
+        """Return what both computed."""
+        return Computed(
+            self.tokens + other.tokens,
+            self.depth_tokens + other.depth_tokens,
+            self.seconds + other.seconds,
+        )
 
 
 class Event(Protocol):
@@ -47,12 +62,14 @@ class StepClock:
     def __init__(self, event: Callable[[], Event]) -> None:
         self._event = event
         self._tokens = 0
+        self._depth_tokens = 0
         self._began = event()
-        self._steps: deque[tuple[int, Event, Event]] = deque(maxlen=STEPS_MAX)
+        self._steps: deque[tuple[int, int, Event, Event]] = deque(maxlen=STEPS_MAX)
 
-    def begin(self, tokens: int) -> None:
-        """Note that the model starts to compute a step."""
-        self._tokens = tokens
+    def begin(self, tokens: int, depth_tokens: int) -> None:
+        """Note that the model starts to compute a step. depth_tokens: for each of its tokens those
+        that are before it, all together."""
+        self._tokens, self._depth_tokens = tokens, depth_tokens
         if tokens >= STEP_TOKENS_MIN:
             self._began = self._event()
             self._began.record()
@@ -62,35 +79,27 @@ class StepClock:
         if self._tokens >= STEP_TOKENS_MIN:
             ended = self._event()
             ended.record()
-            self._steps.append((self._tokens, self._began, ended))
+            self._steps.append((self._tokens, self._depth_tokens, self._began, ended))
         self._tokens = 0
 
-    def take(self) -> tuple[int, float]:
-        """Return tokens and seconds of the steps the device has finished since the last call."""
-        tokens, seconds = 0, 0.0
-        while self._steps and self._steps[0][2].query():
-            computed, began, ended = self._steps.popleft()
+    def take(self) -> Computed:
+        """Return what the steps computed that the device has finished since the last call."""
+        tokens, depth_tokens, seconds = 0, 0, 0.0
+        while self._steps and self._steps[0][3].query():
+            computed, before, began, ended = self._steps.popleft()
             tokens += computed
+            depth_tokens += before
             seconds += began.elapsed_time(ended) / 1e3
-        return tokens, seconds
+        return Computed(tokens, depth_tokens, seconds)
 
 
-class PrefillPace:
-    """How fast prompts are computed when nothing disturbs: the lower quartile of the last samples.
-
-    A first step warms up, another shares the machine. Told too slow a pace, loads would be waited
-    for longer than computing takes.
-    """
-
-    def __init__(self) -> None:
-        self._samples: deque[float] = deque(maxlen=SAMPLES_MAX)
-
-    @property
-    def s_per_token(self) -> float:
-        """Seconds per token; 0 until a large step was seen."""
-        return sorted(self._samples)[(len(self._samples) - 1) // 4] if self._samples else 0.0
-
-    def note(self, tokens: int, seconds: float) -> None:
-        """Learn from what one or several large steps computed."""
-        if tokens and seconds > 0:
-            self._samples.append(seconds / tokens)
+def depth_tokens(scheduler_output: Any) -> int:
+    """Return for each token that a step computes those that are before it, all together."""
+    scheduled = scheduler_output.num_scheduled_tokens
+    cached = scheduler_output.scheduled_cached_reqs
+    begins = [(new.req_id, new.num_computed_tokens) for new in scheduler_output.scheduled_new_reqs]
+    begins += zip(cached.req_ids, cached.num_computed_tokens, strict=True)
+    return sum(
+        scheduled[name] * before + scheduled[name] * (scheduled[name] - 1) // 2
+        for name, before in begins
+    )

@@ -19,6 +19,7 @@ from collections.abc import Container
 from typing import Any
 
 from kvstore import Client, InvalidRequest
+from kvstore.client.prefill_pace import PrefillPace
 from kvstore.model.block import Namespace, NamespaceId
 from kvstore.model.keys import root_key
 from kvstore_vllm.adapters import Adapters
@@ -30,7 +31,7 @@ from kvstore_vllm.idle import IdleWait
 from kvstore_vllm.load_orders import load_order
 from kvstore_vllm.lookup import KEYS_MAX, Lookup
 from kvstore_vllm.metadata import LoadOrder, SaveOrder, StepMetadata, in_epoch
-from kvstore_vllm.prefill import PrefillPace
+from kvstore_vllm.prefill import Computed, depth_tokens
 from kvstore_vllm.settings import Settings
 from kvstore_vllm.tracked import NULL_BLOCK, Tables, Tracked, told_by_tokens
 
@@ -78,10 +79,11 @@ class SchedulerSide:
         self._idle = IdleWait()
         self._epoch = ""
 
-    def note_computed(self, tokens: int, seconds: float) -> None:
-        """Learn how long a worker took to compute so many tokens."""
+    def note_computed(self, computed: Computed) -> None:
+        """Learn how long a worker took for what it computed."""
+        tokens, depth_tokens, seconds = computed
         if tokens:
-            self.prefill.note(tokens, seconds)
+            self.prefill.note(tokens, seconds, depth_tokens / tokens)
             self.counters.add(computed_tokens=tokens, computed_seconds=seconds)
 
     def use_namespace(self, namespace: Namespace) -> None:
@@ -154,6 +156,7 @@ class SchedulerSide:
             return
         assert self._namespace is not None
         self.counters.add(lookups=1)
+        depth = (local_blocks + min(len(keys), KEYS_MAX)) * self._block_tokens / 2
         tracked.lookup = Lookup(
             self._client,
             self._namespace,
@@ -162,7 +165,7 @@ class SchedulerSide:
             readers=self._readers,
             wait_s=load_deadline_s(tracked, self._settings),
             request_id=tracked.request.request_id,
-            recompute_s_per_block=self.prefill.s_per_token * self._block_tokens,
+            recompute_s_per_block=self.prefill.s_per_token(depth) * self._block_tokens,
             session_id=tracked.hints.session_id,
             refined=tracked.hints.refined,
             origin=tracked.origin,
@@ -286,6 +289,7 @@ class SchedulerSide:
         meta = StepMetadata(
             epoch=self._epoch,
             tokens=sum(scheduler_output.num_scheduled_tokens.values()),
+            depth_tokens=depth_tokens(scheduler_output),
         )
         zeroed = zeroed_blocks(scheduler_output)
         for tracked in [*self._ran.values(), *self._finished]:

@@ -275,7 +275,7 @@ def test_reading_that_is_slower_than_computing_is_not_asked_for(daemon, disk, mo
     with direct(model, daemon) as prefixes:
         assert prefixes.load(ids).restored_blocks == 299 // 32
         reads = disk.reads
-        prefixes._prefill_s_per_token = 1e-12
+        prefixes._pace.note(1, 1e-12)
         prefixes._direct.note_pace(1, 1.0)
         prefixes.load(ids)
         assert disk.reads == reads

@@ -12,6 +12,7 @@ from kvstore import ConfigError, Group, Incompatible, Namespace, Unauthorized
 from kvstore.system.engine_versions import ALLOW
 from kvstore.testing.daemon import Daemon
 from kvstore_vllm.metadata import LossySizes
+from kvstore_vllm.prefill import Computed
 from kvstore_vllm.stages import Stage
 
 pytestmark = pytest.mark.vllm
@@ -190,11 +191,11 @@ def test_a_namespace_whose_handshake_another_connector_hid_comes_with_the_first_
     )
     connector.update_connector_output(step)
     assert connector.scheduler_side.takes_part
-    took = vllm.connector.WorkerFacts(None, 500, 0.5)
+    took = vllm.connector.WorkerFacts(None, Computed(500, 0, 0.5))
     assert facts.aggregate(took).aggregate(took).namespace == facts.namespace
     step.kv_connector_worker_meta = took.aggregate(took)
     connector.update_connector_output(step)
-    assert connector.scheduler_side.prefill.s_per_token == 0.001
+    assert connector.scheduler_side.prefill.s_per_token() == 0.001
     other = vllm.connector.WorkerFacts(build(vllm, backends=["other"]).to_json())
     with pytest.raises(Incompatible, match="different kinds of KV"):
         connector.set_xfer_handshake_metadata_pp_aware({(0, 0): facts, (0, 1): other})
@@ -464,8 +465,8 @@ def test_a_prompt_of_a_pipeline_takes_the_time_of_all_its_stages(vllm, prints):
     worker = make_connector(vllm, "WORKER")
     worker.register_kv_caches({"layer.0": vllm.torch.zeros(10, 2, 32, 128)})
     worker._vllm_config.parallel_config.pipeline_parallel_size = 2
-    worker.worker_side.clock.take = lambda: (1000, 0.25)
-    assert worker.build_connector_worker_meta().seconds == 0.5
+    worker.worker_side.clock.take = lambda: Computed(1000, 0, 0.25)
+    assert worker.build_connector_worker_meta().computed.seconds == 0.5
     worker.shutdown()
 
 

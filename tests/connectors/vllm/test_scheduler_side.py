@@ -10,6 +10,7 @@ from kvstore import (
     Unavailable,
 )
 from kvstore_vllm.idle import IDLE_WAIT_S
+from kvstore_vllm.prefill import Computed
 from tests.connectors.vllm.scheduler_engine import (
     BLOCK,
     Engine,
@@ -26,11 +27,20 @@ def engine() -> Engine:
 
 
 def test_the_question_tells_what_computing_a_block_takes_once_that_is_known(engine):
-    for name, told in (("a", (0, 0.0)), ("b", (1000, 2.0)), ("c", (0, 0.0))):
-        engine.side.note_computed(*told)
+    for name, told in (("a", Computed()), ("b", Computed(1000, 0, 2.0)), ("c", Computed())):
+        engine.side.note_computed(told)
         engine.side.on_new_request(make_request(22, name))
     paces = [asked.recompute_s_per_block for asked in engine.client.asked]
     assert paces == [0.0, BLOCK * 2.0 / 1000, BLOCK * 2.0 / 1000]
+
+
+def test_the_question_counts_with_the_depth_of_what_it_asks_for(engine):
+    """A token with 100,000 before it took 10 times as long as one at the start."""
+    for depth, seconds in ((500, 1.0), (100_500, 10.0)):
+        engine.side.note_computed(Computed(1000, depth * 1000, seconds))
+    engine.side.on_new_request(make_request(22))
+    (asked,) = engine.client.asked
+    assert asked.recompute_s_per_block == pytest.approx(BLOCK * 0.001, rel=0.1)
 
 
 def test_a_hit_is_offered_beyond_what_the_engine_holds(engine):

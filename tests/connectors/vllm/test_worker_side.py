@@ -109,14 +109,15 @@ def load(side: WorkerSide, order: LoadOrder) -> tuple[set[str], set[str]]:
 
 def test_large_steps_that_computed_are_timed(side):
     for tokens, computed in ((STEP_TOKENS_MIN, True), (STEP_TOKENS_MIN - 1, True), (9999, False)):
-        meta = StepMetadata(tokens=tokens)
+        meta = StepMetadata(tokens=tokens, depth_tokens=7 * tokens)
         side.begin_step(meta)
         side.start_loads(meta)
         side.results(computed=computed)
-    tokens, seconds = side.clock.take()
+    tokens, depth_tokens, seconds = side.clock.take()
     assert tokens == STEP_TOKENS_MIN
+    assert depth_tokens == 7 * STEP_TOKENS_MIN
     assert seconds > 0
-    assert side.clock.take() == (0, 0.0)
+    assert side.clock.take() == (0, 0, 0.0)
 
 
 def test_a_save_is_reserved_copied_and_committed_with_its_checksums(side, client, pages):
