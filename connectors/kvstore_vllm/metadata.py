@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from kvstore.model.block import BlockKey, Group, Namespace, NamespaceId, Slot
 from kvstore.model.tokens import BlockTokens
-from kvstore_vllm.prefill import Computed
+from kvstore_vllm.prefill import Computed, Step
 
 PIPELINE = "pipeline"
 """The field of a namespace's identity that says how layers are dealt out to stages."""
@@ -174,16 +174,14 @@ class StepMetadata:
 
     handed_out: device blocks that this step, or a load it starts, may overwrite.
     epoch: changes when weights may have been changed in place; the namespace follows it.
-    tokens: how many the step computes, of all requests. depth_tokens: for each of them those that
-    are before it in its request, all together.
+    step: what it computes.
     """
 
     saves: list[SaveOrder] = field(default_factory=list)
     loads: list[LoadOrder] = field(default_factory=list)
     handed_out: list[int] = field(default_factory=list)
     epoch: str = ""
-    tokens: int = 0
-    depth_tokens: int = 0
+    step: Step = field(default_factory=Step)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,25 @@ STEP_TOKENS_MIN = 128
 STEPS_MAX = 64
 
 
+class Step(NamedTuple):
+    """What a step computes: tokens of all requests, and for each of them those that are before it
+    in its request, all together."""
+
+    tokens: int = 0
+    depth_tokens: int = 0
+
+
 class Computed(NamedTuple):
-    """What steps computed, and how long they took. depth_tokens: as of `StepClock.begin`."""
+    """What steps computed, and how long they took. tokens, depth_tokens: as of `Step`."""
 
     tokens: int = 0
     depth_tokens: int = 0
     seconds: float = 0.0
+
+    @property
+    def depth(self) -> float:
+        """How many tokens were before one of them, on average."""
+        return self.depth_tokens / self.tokens if self.tokens else 0.0
 
     def and_(self, other: Computed) -> Computed:
         """Return what both computed."""
@@ -61,45 +74,46 @@ class StepClock:
 
     def __init__(self, event: Callable[[], Event]) -> None:
         self._event = event
-        self._tokens = 0
-        self._depth_tokens = 0
+        self._step = Step()
         self._began = event()
-        self._steps: deque[tuple[int, int, Event, Event]] = deque(maxlen=STEPS_MAX)
+        self._steps: deque[tuple[Step, Event, Event]] = deque(maxlen=STEPS_MAX)
 
-    def begin(self, tokens: int, depth_tokens: int) -> None:
-        """Note that the model starts to compute a step. depth_tokens: for each of its tokens those
-        that are before it, all together."""
-        self._tokens, self._depth_tokens = tokens, depth_tokens
-        if tokens >= STEP_TOKENS_MIN:
+    def begin(self, step: Step) -> None:
+        """Note that the model starts to compute a step."""
+        self._step = step
+        if step.tokens >= STEP_TOKENS_MIN:
             self._began = self._event()
             self._began.record()
 
     def end(self) -> None:
         """Note that the host has no more to do for the step."""
-        if self._tokens >= STEP_TOKENS_MIN:
+        if self._step.tokens >= STEP_TOKENS_MIN:
             ended = self._event()
             ended.record()
-            self._steps.append((self._tokens, self._depth_tokens, self._began, ended))
-        self._tokens = 0
+            self._steps.append((self._step, self._began, ended))
+        self._step = Step()
 
     def take(self) -> Computed:
         """Return what the steps computed that the device has finished since the last call."""
         tokens, depth_tokens, seconds = 0, 0, 0.0
-        while self._steps and self._steps[0][3].query():
-            computed, before, began, ended = self._steps.popleft()
-            tokens += computed
-            depth_tokens += before
+        while self._steps and self._steps[0][2].query():
+            step, began, ended = self._steps.popleft()
+            tokens += step.tokens
+            depth_tokens += step.depth_tokens
             seconds += began.elapsed_time(ended) / 1e3
         return Computed(tokens, depth_tokens, seconds)
 
 
-def depth_tokens(scheduler_output: Any) -> int:
-    """Return for each token that a step computes those that are before it, all together."""
+def step_of(scheduler_output: Any) -> Step:
+    """Return what a step is going to compute."""
     scheduled = scheduler_output.num_scheduled_tokens
     cached = scheduler_output.scheduled_cached_reqs
     begins = [(new.req_id, new.num_computed_tokens) for new in scheduler_output.scheduled_new_reqs]
     begins += zip(cached.req_ids, cached.num_computed_tokens, strict=True)
-    return sum(
-        scheduled[name] * before + scheduled[name] * (scheduled[name] - 1) // 2
-        for name, before in begins
+    return Step(
+        sum(scheduled.values()),
+        sum(
+            scheduled[name] * before + scheduled[name] * (scheduled[name] - 1) // 2
+            for name, before in begins
+        ),
     )

@@ -31,7 +31,7 @@ from kvstore_vllm.idle import IdleWait
 from kvstore_vllm.load_orders import load_order
 from kvstore_vllm.lookup import KEYS_MAX, Lookup
 from kvstore_vllm.metadata import LoadOrder, SaveOrder, StepMetadata, in_epoch
-from kvstore_vllm.prefill import Computed, depth_tokens
+from kvstore_vllm.prefill import Computed, step_of
 from kvstore_vllm.settings import Settings
 from kvstore_vllm.tracked import NULL_BLOCK, Tables, Tracked, told_by_tokens
 
@@ -81,10 +81,9 @@ class SchedulerSide:
 
     def note_computed(self, computed: Computed) -> None:
         """Learn how long a worker took for what it computed."""
-        tokens, depth_tokens, seconds = computed
-        if tokens:
-            self.prefill.note(tokens, seconds, depth_tokens / tokens)
-            self.counters.add(computed_tokens=tokens, computed_seconds=seconds)
+        if computed.tokens:
+            self.prefill.note(computed.tokens, computed.seconds, computed.depth)
+            self.counters.add(computed_tokens=computed.tokens, computed_seconds=computed.seconds)
 
     def use_namespace(self, namespace: Namespace) -> None:
         """Start to take part: until a namespace is known every request passes by."""
@@ -286,11 +285,7 @@ class SchedulerSide:
         Saves are planned from the block tables as the *last* step left them, before this step's are
         noted: see `tracked`.
         """
-        meta = StepMetadata(
-            epoch=self._epoch,
-            tokens=sum(scheduler_output.num_scheduled_tokens.values()),
-            depth_tokens=depth_tokens(scheduler_output),
-        )
+        meta = StepMetadata(epoch=self._epoch, step=step_of(scheduler_output))
         zeroed = zeroed_blocks(scheduler_output)
         for tracked in [*self._ran.values(), *self._finished]:
             meta.saves.extend(self._plan(tracked, zeroed))

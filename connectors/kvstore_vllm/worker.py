@@ -76,7 +76,7 @@ class WorkerSide:
         elif self._namespace is None:
             self.counters.add(saves_dropped_unknown_weights=len(meta.saves))
         self.saver.fence(meta.handed_out)
-        self.clock.begin(meta.tokens, meta.depth_tokens)
+        self.clock.begin(meta.step)
 
     def start_loads(self, meta: StepMetadata) -> None:
         for order in meta.loads:

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from kvstore.model.errors import Unavailable
 from kvstore_bench.cli import bench
 from kvstore_bench.console.ratio_tables import print_encrypted, print_tier
-from kvstore_bench.tiers.fio import INSTALL
+from kvstore_bench.tiers import fio
+from kvstore_bench.tiers.fio import ENGINES, INSTALL
 from kvstore_kernels import native
 
 ARGUMENTS = ["tier", "--record-mib", "1", "--blocks", "64", "--rounds", "6", "--json"]
@@ -81,7 +83,38 @@ def test_the_json_has_every_ratio_and_nothing_stays_behind(tmp_path: Path) -> No
     assert result["first_block_extra_ms"] == pytest.approx(
         1e3 * (seconds["first_block"]["p50"] - seconds["direct_read"]["p50"])
     )
+    for way in result["fio"].values():
+        assert way["engine"] in ENGINES
+        assert result["plan"]["blocks"] * result["plan"]["record_nbytes"] % way["block_nbytes"] == 0
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(shutil.which("fio") is None, reason=INSTALL)
+def test_fios_best_is_the_fastest_of_the_ways_that_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One engine is missing here; of the others, each speed is what a fake of fio says."""
+    speeds = {way: number for number, way in enumerate(fio._ways(8 << 20))}
+
+    def asked(path: Path, kind: str, way: fio.Way, nbytes: int) -> float:
+        if way.engine == "io_uring":
+            raise Unavailable("no such engine")
+        return float(speeds[way] if kind == "read" else -speeds[way])
+
+    real = fio.Way("libaio", 1 << 20, 4, 4)
+    assert fio.bandwidth(tmp_path / "real", "write", real, 8 << 20) > 0
+    assert fio.bandwidth(tmp_path / "real", "read", real, 8 << 20) > 0
+    monkeypatch.setattr(fio, "bandwidth", asked)
+    said: list[str] = []
+    found = fio.best_ways(tmp_path, 8 << 20, said.append)
+    working = [way for way in speeds if way.engine == "libaio"]
+    assert found == {"write": working[0], "read": working[-1]}
+    assert any("no such engine" in each for each in said)
+
+
+def test_sizes_that_fio_cannot_move_whole_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(Unavailable, match="no multiple"):
+        fio.best_ways(tmp_path, 12345, lambda text: None)
 
 
 def test_encryption_is_measured_beside_the_same_tier_in_clear(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -71,8 +72,7 @@ def store(
     1000 keys with an empty RPC of the same size. Both sides alternate in one run.
 
     It also compares coded records (L3) with raw ones, in memory: to move, sum up and decode them,
-    and to encode, move and sum them up; and tells how long the interpreter's lock is held. This
-    needs torch; the KV is made up, or a model's.
+    and to encode, move and sum them up. This needs torch; the KV is made up, or a model's.
 
     \b
     Examples:
@@ -84,9 +84,7 @@ def store(
       kvstore bench store --tenants 16 --json | jq .match_vs_alone
     """
 
-    def say(text: str) -> None:
-        click.echo(text, err=True)
-
+    say = partial(click.echo, err=True)
     needed = ("torch", "transformers") if model else ()
     with measuring(as_json, *needed, *(("cryptography",) if tls else ())):
         from kvstore_bench.store import threads as scaling

@@ -55,9 +55,10 @@ def tier(
     """Measure a slower tier beside its device.
 
     file: the benchmark starts a daemon. Writes are puts and a flush. Reads are cold, promoted to
-    the arena, with checksums verified. fio does the same in turns: sequential, direct, the same
-    block size and depth. Without fio, only the daemon is measured. With --record l3, records are
-    encoded before they are put, and decoded when they are there; bytes are those before coding.
+    the arena, with checksums verified. fio does the same in turns: sequential, direct, with the
+    engine, block size, jobs and depth that a short search found to be the fastest here. Without
+    fio, only the daemon is measured. With --record l3, records are encoded before they are put,
+    and decoded when they are there; bytes are those before coding.
 
     object: a tier writes runs of 16 blocks; a new tier finds, reads and verifies them. Plain
     obstore loops do the same in turns. Then it times lookups of missing blocks.

@@ -27,7 +27,7 @@ from kvstore_vllm.metadata import (
     StepMetadata,
     in_epoch,
 )
-from kvstore_vllm.prefill import STEP_TOKENS_MIN
+from kvstore_vllm.prefill import STEP_TOKENS_MIN, Step
 from kvstore_vllm.settings import Settings
 from kvstore_vllm.shards import Shards
 from kvstore_vllm.worker import WorkerSide
@@ -109,7 +109,7 @@ def load(side: WorkerSide, order: LoadOrder) -> tuple[set[str], set[str]]:
 
 def test_large_steps_that_computed_are_timed(side):
     for tokens, computed in ((STEP_TOKENS_MIN, True), (STEP_TOKENS_MIN - 1, True), (9999, False)):
-        meta = StepMetadata(tokens=tokens, depth_tokens=7 * tokens)
+        meta = StepMetadata(step=Step(tokens, 7 * tokens))
         side.begin_step(meta)
         side.start_loads(meta)
         side.results(computed=computed)
