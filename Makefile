@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-demo demo demo-native slowed test test-fast test-vllm-matrix test-lmcache soak
 .PHONY: page gpu gpu-site policies faults hostile torture sim fuzz check fmt proto dashboard helm helm-dry-run man docs clean
-.PHONY: long setup-llamacpp demo-llamacpp test-llamacpp test-newest
+.PHONY: long waterfall setup-llamacpp demo-llamacpp test-llamacpp test-newest
 .SILENT:
 
 BIN := .venv/bin
@@ -58,6 +58,9 @@ demo: setup-demo ## real vLLM with and without kvstore, up to a SIGKILL of both;
 
 long: setup ## prompts of 8k to 128k tokens on a real vLLM, engines killed and stopped half way; writes build/long.json
 	$(BIN)/python -m kvstore_bench.long --json build/long.json $(ARGS)
+
+waterfall: setup-demo ## where the time to the first token of a resumed turn goes, on a real vLLM; writes build/waterfall
+	$(BIN)/python -m kvstore_bench.waterfall --model "$(MODEL)" $(ARGS)
 
 slowed: setup-demo ## stored prompts on a real vLLM while one tier is 50 times slower; writes build/slowed/result.json
 	$(BIN)/python -m kvstore_bench.tiers.slowed --model "$(MODEL)" $(ARGS)
