@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import zlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,9 +27,11 @@ Dial = Callable[[Member, float], Awaitable[PeerLink]]
 
 DIAL_S = 2.0
 PING_EVERY_S = 2.0
+PINGS_A_SECOND = 25  # to all peers: more of them are asked less often
 PING_S = 2.0
 BACKOFF_MIN_S, BACKOFF_MAX_S = 0.2, 10.0
 LOOK_S = 0.2
+LOOK_PEERS = 25  # at once: a look at hundreds would make a call wait for a millisecond
 DEMERITS_MAX = 3  # wrong answers within
 DEMERITS_S = 600.0  # this time: then it is not asked for as long again
 
@@ -47,6 +51,7 @@ class Peer:
         self._demerits: deque[float] = deque(maxlen=DEMERITS_MAX)
         self._now = now
         self.pinged_at = now()
+        self._pings = 0
 
     @property
     def link(self) -> PeerLink | None:
@@ -56,6 +61,16 @@ class Peer:
     @link.setter
     def link(self, link: PeerLink) -> None:
         self._link = link
+
+    @property
+    def patience(self) -> float:
+        """Until the next ping, 1 on average. Hosts that were linked at the same moment must not be
+        pinged at the same moments for ever."""
+        return 0.75 + zlib.crc32(f"{self.member.node} {self._pings}".encode()) / (1 << 33)
+
+    def note_ping(self) -> None:
+        """Note that it is asked now whether it is there."""
+        self.pinged_at, self._pings = self._now(), self._pings + 1
 
     @property
     def quarantined(self) -> bool:
@@ -188,31 +203,43 @@ class Peers:
             await tenant.forget(peer.member.node)
 
     async def run(self) -> None:
-        """Keep a link to every peer: dial, ping, and dial again."""
+        """Keep a link to every peer: dial, ping, and dial again. A few are looked at in one turn of
+        the loop."""
+        left: list[NodeId] = []
         while True:
-            for node, peer in list(self._peers.items()):
-                peer.look_at_fault()
-                if node not in self._dialling and self._is_due(peer):
-                    self._keep(node, self._tend(peer))
-                if (link := peer.link) is not None:
-                    for tenant in self.tenants:
-                        tenant.follow(node, link)
-            counts = dict.fromkeys(("up", "down", "draining", "quarantined"), 0)
-            for peer in self._peers.values():
-                counts[peer.state] += 1
-            for state, count in counts.items():
-                self._metrics.peers.labels(state).set(count)
+            if not left:
+                self._count()
+                left = list(self._peers)
+            for node in left[:LOOK_PEERS]:
+                if (peer := self._peers.get(node)) is not None:
+                    self._look_at(node, peer)
+            del left[:LOOK_PEERS]
             self._changed.clear()
-            try:
-                async with asyncio.timeout(LOOK_S):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S / 4 if left else LOOK_S):
                     await self._changed.wait()
-            except TimeoutError:
-                continue
+
+    def _look_at(self, node: NodeId, peer: Peer) -> None:
+        peer.look_at_fault()
+        if node not in self._dialling and self._is_due(peer):
+            self._keep(node, self._tend(peer))
+        if (link := peer.link) is not None:
+            for tenant in self.tenants:
+                tenant.follow(node, link)
+
+    def _count(self) -> None:
+        """Tell how many peers are in which state."""
+        counts = dict.fromkeys(("up", "down", "draining", "quarantined"), 0)
+        for peer in self._peers.values():
+            counts[peer.state] += 1
+        for state, count in counts.items():
+            self._metrics.peers.labels(state).set(count)
 
     def _is_due(self, peer: Peer) -> bool:
         if peer.link is None:
             return not peer.breaker.retry_after_s
-        return self._now() - peer.pinged_at >= PING_EVERY_S
+        every_s = max(PING_EVERY_S, len(self._peers) / PINGS_A_SECOND)
+        return self._now() - peer.pinged_at >= every_s * peer.patience
 
     def _keep(self, node: NodeId, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -229,7 +256,7 @@ class Peers:
 
     async def _tend(self, peer: Peer) -> None:
         """Dial a peer, or see whether it still answers."""
-        peer.pinged_at = self._now()
+        peer.note_ping()
         try:
             link = peer.link
             if link is None or link.worn:
@@ -251,8 +278,9 @@ class Peers:
 
     def _learn(self, peer: Peer, told: Member) -> None:
         """Take what a peer says of itself: it is newer than what the membership says."""
-        if told != peer.member and self._peers.get(told.node) is peer:
-            peer.member = replace(told, address=peer.member.address)
+        learned = replace(told, address=peer.member.address)
+        if learned != peer.member and self._peers.get(told.node) is peer:
+            peer.member = learned
             self._index_engines()
 
     def _index_engines(self) -> None:

@@ -188,17 +188,19 @@ class View:
 
 def _find(heads: Numbers, places: Places, wanted: Numbers, place: int | Places) -> Indices:
     """Return where a table has these heads of a place, or of a place for each; -1: nowhere."""
-    begins = np.searchsorted(heads, wanted, "left")
-    ends = np.searchsorted(heads, wanted, "right")
-    of = np.broadcast_to(np.asarray(place, dtype=np.uint16), wanted.shape)
     found = np.full(len(wanted), -1, np.intp)
-    alone = np.flatnonzero(ends == begins + 1)  # most heads are of one peer
-    there = alone[places[begins[alone]] == of[alone]]
-    found[there] = begins[there]
-    for at in np.flatnonzero(ends > begins + 1):
-        same = np.flatnonzero(places[begins[at] : ends[at]] == of[at])
-        if len(same):
-            found[at] = begins[at] + same[0]
+    if not len(heads):
+        return found
+    begins = np.searchsorted(heads, wanted, "left")
+    of = np.broadcast_to(np.asarray(place, dtype=np.uint16), wanted.shape)
+    there = np.flatnonzero(heads.take(begins, mode="clip") == wanted)
+    same = places[begins[there]] == of[there]  # most heads are of one peer
+    found[there[same]] = begins[there[same]]
+    for at in there[~same]:
+        end = np.searchsorted(heads, wanted[at], "right")
+        others = np.flatnonzero(places[begins[at] : end] == of[at])
+        if len(others):
+            found[at] = begins[at] + others[0]
     return found
 
 

@@ -353,3 +353,41 @@ def test_garbage_that_nobody_waits_for_is_held_against_a_host() -> None:
 
 def member_of(node: NodeId) -> Member:
     return Member(node, INSTANCES[node], "127.0.0.1:1")
+
+
+def test_many_peers_are_pinged_a_few_at_a_time_and_not_more_often_than_it_costs() -> None:
+    """Of 100 hosts that were all linked at once; a virtual clock."""
+    now, pings = [0.0], list[float]()
+
+    class Answering:
+        open, worn, fault, medium = True, False, None, "tcp"
+
+        def __init__(self, told: Member) -> None:
+            self.peer = told
+
+        async def ping(self, deadline: float) -> float:
+            pings.append(now[0])
+            return 0.001
+
+        async def close(self) -> None: ...
+
+    async def dial(told: Member, deadline: float) -> Any:
+        return Answering(told)
+
+    members = {each.node: each for each in map(member, range(1, 101))}
+
+    async def course() -> None:
+        peers = Peers(dial, NodeId("f" * 32), Metrics(), lambda: now[0])
+        peers.know(members)
+        for _ in range(120 * 5):
+            for node, peer in list(peers._peers.items()):
+                peers._look_at(node, peer)
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            now[0] += 0.2
+        await peers.close()
+
+    asyncio.run(course())
+    late = [at for at in pings if at > 60]
+    assert 20 < len(late) / 60 < 30  # a second
+    assert max(late.count(at) for at in set(late)) <= 20  # of 100, at one moment
