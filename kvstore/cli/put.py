@@ -12,6 +12,7 @@ from kvstore.cli.tokens import Tokens
 from kvstore.client import Client
 from kvstore.model.block import RECORD_NBYTES_MAX, BlockKey, Group, Namespace
 from kvstore.model.keys import block_key, root_key
+from kvstore.model.tokens import BlockTokens
 from kvstore.model.words import SHORT_CHARS, size
 
 IDENTITY = (("model", "cli"),)
@@ -35,7 +36,8 @@ def put(
     """Store FILE, or the standard input, as a block under token ids, to try a daemon.
 
     The block is in a namespace of the model "cli"; each size and number of tokens has a namespace.
-    A stored block does not change: other bytes under the same tokens are refused.
+    A stored block does not change: other bytes under the same tokens are refused. A daemon that
+    publishes KV events announces the block: see `kvstore events watch`.
 
     \b
     Examples:
@@ -54,7 +56,7 @@ def put(
     namespace = Namespace(len(tokens), (Group("full", len(record)),), IDENTITY)
     key = block_key(root_key(namespace.id), tokens)
     with connect(target) as client:
-        is_durable = _put(client, namespace, key, record, durable=durable)
+        is_durable = _put(client, namespace, key, record, tokens=tokens, durable=durable)
     if as_json:
         about = {"key": key.hex(), "namespace": namespace.id.hex(), "nbytes": len(record)}
         click.echo(json.dumps(about | {"durable": is_durable}))
@@ -67,11 +69,18 @@ def put(
 
 
 def _put(
-    client: Client, namespace: Namespace, key: BlockKey, record: bytes, *, durable: bool
+    client: Client,
+    namespace: Namespace,
+    key: BlockKey,
+    record: bytes,
+    *,
+    tokens: tuple[int, ...],
+    durable: bool,
 ) -> bool:
     """Store a block, or find it stored; return whether it is durable, if that was asked."""
     namespace_id = client.register(namespace)
-    done = client.put(namespace_id, [key], [record], durable=durable)
+    told = BlockTokens.of(tokens)
+    done = client.put(namespace_id, [key], [record], durable=durable, tokens=told)
     if done.refused:
         raise click.ClickException(
             f"the daemon has no room for {size(len(record))}: see `kvstore status`"

@@ -28,6 +28,7 @@ from kvstore.client.pieces import Pieces
 from kvstore.client.session import Session
 from kvstore.client.target import default_target
 from kvstore.model.block import BlockKey, Buffer, Committed, NamespaceId, Part
+from kvstore.model.tokens import BlockTokens
 from kvstore.transport.unix_sockets import target_of
 
 
@@ -121,12 +122,14 @@ class AsyncClient(Session):
         parent: BlockKey | None = None,
         durable: bool = False,
         wait_s: float = 2.0,
+        tokens: BlockTokens | None = None,
     ) -> Committed:
         """Store one part of consecutive blocks. Over the arena, the records of a namespace where
         they vary may have sizes of their own. A record may be in several pieces: see `Pieces`.
 
         durable: answer when the records are synced to disk. A full store is not an error: the
-        answer's `refused` counts the records that it did not take.
+        answer's `refused` counts the records that it did not take. tokens: of all the keys; sent to
+        a daemon that announces blocks to routers, and to no other.
         """
         return await self._bulk.put(
             namespace_id,
@@ -137,6 +140,7 @@ class AsyncClient(Session):
             parent=parent,
             durable=durable,
             wait_s=wait_s,
+            tokens=tokens,
         )
 
     async def get(

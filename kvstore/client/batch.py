@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from kvstore.client.pieces import Memory, Pieces
 from kvstore.model.block import BlockKey, Buffer, NamespaceId, Part, Span
 from kvstore.model.errors import InvalidRequest
+from kvstore.model.tokens import TOKENS_NBYTES_MAX, BlockTokens
 
 WINDOW_KEYS = 1024
 STREAM_BYTES_PER_S = 50e6  # slowest stream that is still waited for
@@ -18,6 +19,7 @@ class Batch:
     """Where blocks stand in their prefix, and which part of each is meant.
 
     record_nbytes: of each record, or of the largest. sizes: of each record, where they vary.
+    tokens: of all the blocks, where the daemon tells routers of them.
     """
 
     namespace_id: NamespaceId
@@ -27,10 +29,13 @@ class Batch:
     first_block: int = 0
     parent: BlockKey | None = None
     sizes: Sequence[int] = ()
+    tokens: BlockTokens | None = None
 
     def cut(self, where: slice) -> Batch:
         """Return some of the blocks, for a call that does not ask where they stand."""
-        return replace(self, keys=self.keys[where], sizes=self.sizes[where])
+        begin, end, _ = where.indices(len(self.keys))
+        tokens = self.tokens and self.tokens.part(begin, end, len(self.keys))
+        return replace(self, keys=self.keys[where], sizes=self.sizes[where], tokens=tokens)
 
     def windows(
         self, nbytes: int, first_nbytes: int | None = None
@@ -39,9 +44,11 @@ class Batch:
 
         first_nbytes: of the first one; each after it may have twice as much as the one before."""
         nbytes_now = nbytes if first_nbytes is None else min(first_nbytes, nbytes)
-        start = 0
+        start, most = 0, WINDOW_KEYS
+        if self.tokens is not None:
+            most = min(most, TOKENS_NBYTES_MAX * len(self.keys) // len(self.tokens.packed))
         while start < len(self.keys):
-            step = max(1, min(WINDOW_KEYS, nbytes_now // self.record_nbytes))
+            step = max(1, min(most, nbytes_now // self.record_nbytes))
             where = slice(start, start + step)
             yield (
                 where,

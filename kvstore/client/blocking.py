@@ -224,6 +224,7 @@ class Client(BlockingState):
         parent: BlockKey | None = None,
         durable: bool = False,
         wait_s: float = 2.0,
+        tokens: BlockTokens | None = None,
     ) -> Committed:
         return self._thread.wait(
             lambda client: client.put(
@@ -236,6 +237,7 @@ class Client(BlockingState):
                 parent=parent,
                 durable=durable,
                 wait_s=wait_s,
+                tokens=tokens,
             )
         )
 

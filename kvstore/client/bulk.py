@@ -18,6 +18,7 @@ from kvstore.client.session import Session
 from kvstore.client.streams import Streams
 from kvstore.model.block import BlockKey, Buffer, Committed, NamespaceId, Part, Span, check_keys
 from kvstore.model.errors import InvalidRequest, KVStoreError, SessionEnded
+from kvstore.model.tokens import TOKEN_NBYTES, TOKENS_NBYTES_MAX, BlockTokens
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +56,7 @@ class Bulk:
         parent: BlockKey | None,
         durable: bool,
         wait_s: float,
+        tokens: BlockTokens | None,
     ) -> Committed:
         check_keys([parent] if parent else [])
         batch = replace(
@@ -62,6 +64,7 @@ class Bulk:
         )
         views = batch.flat(records)
         await self._connect(batch)
+        batch = replace(batch, tokens=self._announced(batch, tokens))
         committed = existing = refused = 0
         safe = durable
         for where, window in batch.windows(self._put_nbytes(durable=durable), FIRST_PUT_NBYTES):
@@ -112,6 +115,20 @@ class Bulk:
                 f"records with sizes of their own need the daemon's arena, which "
                 f"{self._session.target} does not give: connect to its unix socket"
             )
+
+    def _announced(self, batch: Batch, tokens: BlockTokens | None) -> BlockTokens | None:
+        """Return the tokens that go with a put: none to a daemon that announces nothing. Raises
+        InvalidRequest."""
+        if tokens is None:
+            return None
+        nbytes = TOKEN_NBYTES * self._session.namespace(batch.namespace_id).block_tokens
+        if len(tokens.packed) != nbytes * len(batch.keys):
+            raise InvalidRequest(
+                f"{len(tokens.packed)} bytes of tokens for {len(batch.keys)} blocks: give {nbytes} "
+                "bytes for each block"
+            )
+        is_wanted = self._session.announces and batch.keys and nbytes <= TOKENS_NBYTES_MAX
+        return tokens if is_wanted else None
 
     async def _taken(self, batch: Batch, wait_s: float, wanted: Wanted) -> list[Taken]:
         await self._connect(batch)

@@ -109,6 +109,7 @@ class InPlace:
             spans=batch.spans,
             wait_s=wait_s,
             sizes=batch.sizes,
+            tokens=batch.tokens,
         )
 
     async def _filled(self, grant: Grant, records: Sequence[Memory]) -> list[int]:

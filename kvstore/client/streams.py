@@ -42,6 +42,8 @@ class Streams:
             checksums=await self._copiers.map(checksum, whole),
             durable=durable,
             wait_s=wait_s,
+            tokens=batch.tokens.packed if batch.tokens else b"",
+            lora_name=batch.tokens.lora_name if batch.tokens else "",
         )
 
         def call(stub: KVStoreAsyncStub, _: int, timeout_s: float) -> Awaitable[pb.CommitReply]:

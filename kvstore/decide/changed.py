@@ -6,7 +6,7 @@ is only worked out when somebody looks: ten moves of a block in between are told
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from kvstore.model.block import BlockKey, Namespace
@@ -47,6 +47,22 @@ class Changed:
 def prefix_groups(namespace: Namespace) -> int:
     """Return the groups, as bits, that a resume needs of every block: those without a window."""
     return sum(1 << i for i, group in enumerate(namespace.groups) if not group.window_tokens)
+
+
+def places_of(blocks: Sequence[StoredBlock], needed: int) -> bytes:
+    """Return `place_of` each block. Those without a file are told apart here: most, after puts."""
+    return bytes(
+        [
+            place_of(block, needed)
+            if block.framed_parts
+            else IN_DRAM
+            if block.resident_parts
+            and (resident := block.resident_groups)
+            and resident & needed == needed
+            else 0
+            for block in blocks
+        ]
+    )
 
 
 def place_of(block: StoredBlock, needed: int) -> int:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvstore.decide.changed import IN_DRAM, IN_FILES
-from kvstore.events.order import chains, in_chains, parent_rows, tops
+from kvstore.events.order import Line, chains, in_line, tops
 from kvstore.events.table import Hashes, Rows, Table, hashes_of, joined
 from kvstore.events.wire import CPU, STORAGE, Event, removed, stored
 from kvstore.model.block import KEY_NBYTES, NamespaceId
@@ -132,12 +132,7 @@ class Book:
         """Learn the tokens of blocks; returns which of all the blocks were not known."""
         table, label = space.table, space.label(lora_name)
         hashes = hashes_of(b"".join([each.keys for each in told]), KEY_NBYTES)
-        rows = table.find(hashes)
-        table.fresh[rows[rows >= 0]] = 1
-        new = np.flatnonzero(rows < 0)
-        if len(new):
-            _, first = np.unique(hashes[new], return_index=True)
-            new = new[np.sort(first)]
+        new = _new(table, hashes)
         if label is None or not len(new):
             self.refused += len(new)
             return new[:0]
@@ -150,8 +145,10 @@ class Book:
         depths = np.arange(len(hashes)) + np.repeat(firsts, counts)
         words = np.frombuffer(b"".join([each.tokens for each in told]), TOKEN)
         words = words.reshape(-1, table.block_tokens)
-        table.add(hashes[new], parents[new], depths[new], words[new], label)
-        self._keep_fresh(space, hashes[new])
+        if len(new) < len(hashes):
+            hashes, parents, depths, words = hashes[new], parents[new], depths[new], words[new]
+        table.add(hashes, parents, depths, words, label)
+        self._keep_fresh(space, hashes)
         return new
 
     def _keep_fresh(self, space: Space, hashes: Hashes) -> None:
@@ -195,32 +192,51 @@ class Book:
         space.dirty = [rows[space.batch_blocks :]] if len(rows) > space.batch_blocks else []
         rows = rows[: space.batch_blocks]
         now, told = table.now[rows], table.told[rows]
-        leaving = rows[(told & ~now) != 0]
-        coming = in_chains(table, rows[(now & ~told) != 0])
-        coming = coming[self._follow(space, coming)]
-        new = coming[table.told[coming] == 0]
-        came = _steps(space, coming, table.now[coming] & ~table.told[coming], came=True)
-        table.tell(coming, table.told[coming] | table.now[coming])
-        left = _steps(space, leaving, table.told[leaving] & ~table.now[leaving], came=False)
-        table.tell(leaving, table.told[leaving] & table.now[leaving])
-        left += self._take_back(space, leaving[table.told[leaving] == 0])
-        self._release(space, table.hashes[new])
-        space.left(table.hashes[leaving])
-        over = rows[(table.now[rows] == 0) & (table.told[rows] == 0) & (table.fresh[rows] == 0)]
-        table.remove(over)
+        came = self._come(space, rows[(now & ~told) != 0])
+        left = self._leave(space, rows[(told & ~now) != 0])
+        gone = rows[now == 0]
+        table.remove(gone[(table.told[gone] == 0) & (table.fresh[gone] == 0)])
         return came + left
+
+    def _come(self, space: Space, rows: Rows) -> list[Step]:
+        """Tell that rows, which go up, are where they were not."""
+        if not len(rows):
+            return []
+        table, line = space.table, in_line(space.table, rows)
+        follows = self._follow(space, line)
+        rows, above = line.rows, line.above
+        if not follows.all():
+            rows, above = rows[follows], above[follows]
+        now, told = table.now[rows], table.told[rows]
+        steps = _steps(space, rows, now & ~told, came=True)
+        table.tell(rows, told | now, above)
+        if space.held:
+            self._release(space, table.hashes[rows[told == 0]])
+        return steps
+
+    def _leave(self, space: Space, rows: Rows) -> list[Step]:
+        """Tell that rows are not any more where they were."""
+        if not len(rows):
+            return []
+        table = space.table
+        now, told = table.now[rows], table.told[rows]
+        steps = _steps(space, rows, told & ~now, came=False)
+        table.tell(rows, told & now)
+        space.left(table.hashes[rows])
+        return steps + self._take_back(space, rows[(told & now) == 0])
 
     def _take_back(self, space: Space, gone: Rows) -> list[Step]:
         """Take back what follows blocks that left, and wait for them: a prefix with a hole is no
         hit. The end of a prefix is evicted first, so there is seldom anything."""
-        table, steps = space.table, list[Step]()
-        while len(gone := gone[table.children[gone] > 0]):
-            rows = table.followers(gone)
-            steps += _steps(space, rows, table.told[rows], came=False)
-            table.tell(rows, np.zeros(len(rows), np.uint8))
-            space.left(table.hashes[rows])
-            self._hold(space, rows)
-            gone = rows
+        table = space.table
+        gone = gone[table.children[gone] > 0]
+        if not len(gone):
+            return []
+        rows = table.followers(gone)
+        steps = _steps(space, rows, table.told[rows], came=False)
+        table.tell(rows, np.zeros(len(rows), np.uint8))
+        space.left(table.hashes[rows])
+        self._hold(space, rows)
         return steps
 
     def _hold(self, space: Space, rows: Rows) -> None:
@@ -233,27 +249,24 @@ class Book:
             space.held.setdefault(int(table.parents[row]), []).append(int(table.hashes[row]))
             space.held_count += 1
 
-    def _follow(self, space: Space, rows: Rows) -> NDArray[np.bool_]:
-        """Say which of the ordered rows can be told: they, or what they follow, follow something
-        that was. The others are held until their parent is told."""
-        table = space.table
-        if not len(rows):
-            return np.zeros(0, np.bool_)
-        already = table.told[rows] != 0
-        above = parent_rows(table, rows)
-        top = tops(np.where(already, -1, above))
-        parents = table.parents[rows]
-        at = table.find(parents)
-        is_told = (at >= 0) & (table.told[at] != 0)
-        follows: NDArray[np.bool_] = (already | (parents == 0) | is_told)[top]
-        self._hold(space, rows[~follows])
+    def _follow(self, space: Space, line: Line) -> NDArray[np.bool_]:
+        """Say which of the rows can be told: they, or what they follow, follow something that was.
+        The others are held until their parent is told."""
+        table, (rows, above, at) = space.table, line
+        is_told = (table.told[above] != 0) & (above >= 0)
+        may = is_told | (table.told[rows] != 0) | (table.parents[rows] == 0)
+        follows: NDArray[np.bool_] = may[tops(np.where(may, -1, at))]
+        if not follows.all():
+            self._hold(space, rows[~follows])
         return follows
 
     def _release(self, space: Space, parents: Hashes) -> None:
-        """Look again at blocks whose parent was told just now."""
-        if not space.held:
-            return
-        found = [each for p in parents.tolist() for each in space.held.pop(p, ())]
+        """Look again at blocks whose parent was told just now, and at those that wait for these."""
+        found, held = list[int](), space.held
+        above: list[int] = parents.tolist()
+        while above:
+            above = [each for parent in above for each in held.pop(parent, ())]
+            found += above
         if not found:
             return
         space.held_count -= len(found)
@@ -273,11 +286,24 @@ class Book:
             if not cleared:
                 for hashes in list(space.gone):
                     yield [Step(space, hashes, bit, False) for bit, _ in MEDIUMS]
-            rows = table.rows()
-            hashes = table.hashes[in_chains(table, rows[table.told[rows] != 0])]
+            hashes = table.hashes[in_line(table, table.told_rows()).rows]
             for at in range(0, len(hashes), space.batch_blocks):
                 part = hashes[at : at + space.batch_blocks]
                 yield [Step(space, part, bit, True) for bit, _ in MEDIUMS]
+
+
+def _new(table: Table, hashes: Hashes) -> NDArray[np.intp]:
+    """Return which hashes are to be added, each once; of the others, note that they came again."""
+    rows = table.find(hashes)
+    new = np.flatnonzero(rows < 0)
+    if len(new) < len(hashes):
+        table.fresh[rows[rows >= 0]] = 1
+    wanted = hashes[new]
+    ordered = np.sort(wanted)
+    if (ordered[1:] == ordered[:-1]).any():
+        _, first = np.unique(wanted, return_index=True)
+        new = new[np.sort(first)]
+    return new if hashes.all() else new[hashes[new] != 0]  # 0 is no block's: it means no parent
 
 
 def _steps(space: Space, rows: Rows, places: NDArray[np.uint8], *, came: bool) -> list[Step]:

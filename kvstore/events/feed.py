@@ -9,16 +9,18 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from itertools import groupby, islice
+from operator import attrgetter
 from typing import NamedTuple
 
-from kvstore.decide.changed import Changed, place_of, prefix_groups
+from kvstore.decide.changed import Changed, places_of, prefix_groups
 from kvstore.decide.index import Index, StoredBlock
 from kvstore.decide.planner import SessionId
 from kvstore.events.book import Told
 from kvstore.events.publisher import BATCH_S, Publisher, Seen, Tokens, Topics
 from kvstore.metrics import Metrics
 from kvstore.model.block import KEY_NBYTES, BlockKey, Namespace, NamespaceId
+from kvstore.model.tokens import TOKEN_NBYTES
 from kvstore.store.sessions import Sessions
 
 STEP_BLOCKS = 1024
@@ -27,6 +29,7 @@ SESSIONS_MAX = 4096
 SPACES_MAX = 1024
 TOPICS_MAX = 256
 _from_bytes = int.from_bytes
+_key_of, _namespace_of = attrgetter("key"), attrgetter("namespace_id")
 
 
 class _Space(NamedTuple):
@@ -114,7 +117,9 @@ class Feed:
             self.changed.note(block)
         if len(blocks) == STEP_BLOCKS:
             self._timer = loop.call_later(AGAIN_S if refused else 0, self._look)
-        elif len(self.changed):
+            return
+        publisher.wake_up()
+        if len(self.changed):
             self._soon()
 
     def _hand_over(
@@ -122,26 +127,22 @@ class Feed:
     ) -> Sequence[StoredBlock]:
         """Post where blocks are; returns those that did not fit."""
         spaces: dict[NamespaceId, list[StoredBlock]] = {}
-        for block in blocks:
-            of_space = spaces.get(block.namespace_id)
-            if of_space is None:
-                of_space = spaces[block.namespace_id] = []
-            of_space.append(block)
+        for namespace_id, some in groupby(blocks, _namespace_of):
+            spaces.setdefault(namespace_id, []).extend(some)
         refused: list[StoredBlock] = []
         for namespace_id, these in spaces.items():
             space = self._space(namespace_id)
             if space is None:
                 continue
-            needed = space.needed
             seen = Seen(
                 namespace_id,
                 space.model,
                 space.block_tokens,
-                b"".join([block.key[:8] for block in these]),
-                bytes([place_of(block, needed) for block in these]),
+                b"".join(map(_key_of, these)),
+                places_of(these, space.needed),
                 self._engines and self._finding,
             )
-            if not publisher.post(seen, wake=True):
+            if not publisher.post(seen):
                 self._metrics.event_drops.labels("queue").inc()
                 refused += these
         return refused
@@ -176,7 +177,7 @@ class Feed:
         self,
         session: SessionId,
         namespace_id: NamespaceId,
-        keys: Sequence[BlockKey],
+        keys: bytes,
         *,
         first_block: int,
         parent: BlockKey | None,
@@ -188,16 +189,19 @@ class Feed:
         space = self._space(namespace_id)
         if space is None or self._publisher is None:
             return
-        count = len(tokens) // (4 * space.block_tokens)
+        block_nbytes = TOKEN_NBYTES * space.block_tokens
+        count = min(len(keys) // KEY_NBYTES, len(tokens) // block_nbytes)
         told = Told(
-            b"".join(keys[:count]),
-            tokens,
+            keys[: count * KEY_NBYTES],
+            tokens[: count * block_nbytes],
             first_block,
             _from_bytes(parent[:8], "little") if parent else 0,
         )
         what = Tokens(namespace_id, space.model, space.block_tokens, told, lora_name, stored)
-        if not self._publisher.post(what, wake=stored):
+        if not self._publisher.post(what):
             self._metrics.event_drops.labels("queue").inc()
+        if stored:
+            self._soon()  # nothing else may come that wakes the publisher
         if self._engines:
             self._note_engine(session, space.model)
 

@@ -3,13 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
 from kvstore.events.table import Rows, Table
 
+JOINED_PARTS = 8  # of the rows: if more chains could be one with another, they are put together
 
-def parent_rows(table: Table, rows: Rows) -> Rows:
+
+class Line(NamedTuple):
+    """Rows, parents before children. above: the row of each one's parent. at: where in the line
+    that is. -1: there is none."""
+
+    rows: Rows
+    above: Rows
+    at: Rows
+
+
+def in_line(table: Table, rows: Rows) -> Line:
+    """Put rows, which go up, in line; blocks that follow each other in a prefix lie together where
+    they can.
+
+    Most lie so already: those that came together have rows one after another.
+    """
+    above = table.above(rows)
+    at = _places(rows, above)
+    own = np.arange(len(rows))
+    parts = np.count_nonzero((at >= 0) & (at != own - 1))
+    if parts * JOINED_PARTS <= len(rows) and (at < own).all():
+        return Line(rows, above, at)
+    order = in_chains(table, rows)
+    place = np.empty_like(order)
+    place[order] = own
+    at = np.where(at < 0, -1, place[at])[order]
+    # Where keys go in circles there is no order.
+    return Line(rows[order], above[order], np.where(at < own, at, -1))
+
+
+def _places(rows: Rows, above: Rows) -> Rows:
+    """Return where among `rows`, which go up, each of `above` is; -1 where it is not."""
+    at = np.arange(-1, len(rows) - 1)
+    is_other = rows[at] != above
+    is_other[:1] = True
+    others = np.flatnonzero(is_other)
+    if len(others):
+        wanted = above[others]
+        found = np.minimum(np.searchsorted(rows, wanted), len(rows) - 1)
+        at[others] = np.where(rows[found] == wanted, found, -1)
+    return at
+
+
+def parent_places(table: Table, rows: Rows) -> Rows:
     """Return where the parent of each row is among `rows`, -1 where it is not.
 
     A parent is one block nearer to the start: what a client says of its keys may not go in circles.
@@ -35,11 +80,11 @@ def tops(above: Rows) -> Rows:
 
 
 def in_chains(table: Table, rows: Rows) -> Rows:
-    """Return the rows in such an order that parents come first, and blocks that follow each other
-    in a prefix lie together where they can."""
+    """Return in which order rows have their parents first, and blocks that follow each other in a
+    prefix lie together where they can."""
     if len(rows) < 2:
-        return rows
-    above = parent_rows(table, rows)
+        return np.arange(len(rows))
+    above = parent_places(table, rows)
     # Of the children of one block, one goes on in its chain; each of the others begins another.
     going_on = np.full(len(rows), -1)
     children = np.flatnonzero(above >= 0)
@@ -47,8 +92,8 @@ def in_chains(table: Table, rows: Rows) -> Rows:
     going_on[children[first]] = above[children[first]]
     chain = tops(going_on)
     depths = table.depths[rows]
-    ordered: Rows = rows[np.lexsort((depths, chain, depths[chain]))]
-    return ordered
+    order: Rows = np.lexsort((depths, chain, depths[chain]))
+    return order
 
 
 def chains(table: Table, rows: Rows) -> Iterator[Rows]:
@@ -57,4 +102,8 @@ def chains(table: Table, rows: Rows) -> Iterator[Rows]:
         return
     follows = table.parents[rows][1:] == table.hashes[rows][:-1]
     follows &= table.labels[rows][1:] == table.labels[rows][:-1]
-    yield from np.split(rows, np.flatnonzero(~follows) + 1)
+    begin = 0
+    for end in (np.flatnonzero(~follows) + 1).tolist():
+        yield rows[begin:end]
+        begin = end
+    yield rows[begin:]

@@ -17,6 +17,7 @@ import zmq
 from kvstore.events.book import Book, Told
 from kvstore.events.replays import Replays
 from kvstore.events.streams import BATCHES_PER_S, Stream
+from kvstore.events.table import hashes_of
 from kvstore.events.wire import Event, payload, sequence_bytes
 from kvstore.metrics import Metrics
 from kvstore.model.block import KEY_NBYTES, NamespaceId
@@ -50,18 +51,18 @@ class Tokens(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """Where blocks are now. hashes: 8 bytes each; places: one byte each; found: see `Book`."""
+    """Where blocks are now. keys: back to back; places: one byte each; found: see `Book`."""
 
     namespace_id: NamespaceId
     model: str
     block_tokens: int
-    hashes: bytes
+    keys: bytes
     places: bytes
     found: bool
 
     @property
     def nbytes(self) -> int:
-        return len(self.hashes) + len(self.places)
+        return len(self.keys) + len(self.places)
 
 
 class Topics(NamedTuple):
@@ -138,7 +139,7 @@ class Publisher:
     def close(self) -> None:
         """Stop. Blocks for a moment."""
         self._ending = True
-        self._wake_up()
+        self.wake_up()
         if self._thread.ident is None:
             self._end()
         else:
@@ -157,10 +158,11 @@ class Publisher:
             self._queued_nbytes += nbytes
             full = self._queued_nbytes > QUEUE_NBYTES_MAX // 8
         if wake or full:
-            self._wake_up()
+            self.wake_up()
         return True
 
-    def _wake_up(self) -> None:
+    def wake_up(self) -> None:
+        """Let what was posted be looked at now."""
         os.eventfd_write(self._wake, 1)
 
     # ---- the thread --------------------------------------------------------------------------
@@ -226,7 +228,7 @@ class Publisher:
         if space is None:
             self._metrics.event_drops.labels("namespaces").inc()
         elif isinstance(first, Seen):
-            hashes = np.frombuffer(first.hashes, "<u8").astype(np.uint64)
+            hashes = hashes_of(first.keys, KEY_NBYTES)
             self.book.changed(space, hashes, np.frombuffer(first.places, np.uint8), first.found)
         else:
             told = [each.told for each in posted if isinstance(each, Tokens)]

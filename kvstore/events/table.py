@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 Hashes = NDArray[np.uint64]
 Rows = NDArray[np.int64]
-_FREE, _DEAD = -1, -2  # slots of the hash table that were never used, and whose row has left
+_FREE, _DEAD, _TAG_MIN = 0, 1, 2  # tags: never used; its row has left; the least one of a hash
 _SLOTS_MIN = 1 << 10
 _BUCKET = 8
 MAPPED_NBYTES_MIN = 1 << 16
@@ -26,6 +26,14 @@ _FULL = 0.8
 MANY = 255
 _DEAD_MAX = 0.1
 _SHIFT = np.uint64(16)
+_BYTE = np.uint64(0xFF)
+_EACH = np.uint64(0x0101010101010101)
+_TOP = np.uint64(0x8080808080808080)
+_NOT_DEAD = np.uint64(0xFEFEFEFEFEFEFEFE)
+# Of a word whose only bit is the highest of byte k, `(word >> 7) * _WHICH >> 56` is k.
+_WHICH = np.uint64(sum(k << 8 * (7 - k) for k in range(_BUCKET)))
+_SEVEN, _LAST_BYTE = np.uint64(7), np.uint64(56)
+_JUMPS_MAX = 64  # each doubles how far a row looks up
 
 
 class Table:
@@ -48,7 +56,8 @@ class Table:
         self.children: NDArray[np.uint8] = np.empty(0, np.uint8)
         self.fresh: NDArray[np.uint8] = np.empty(0, np.uint8)
         self.tokens: NDArray[np.uint32] = np.empty((0, block_tokens), np.uint32)
-        self._slots: NDArray[np.int32] = np.full(_SLOTS_MIN, _FREE, np.int32)
+        self._slots: NDArray[np.int32] = np.empty(_SLOTS_MIN, np.int32)
+        self._tags: NDArray[np.uint8] = np.zeros(_SLOTS_MIN, np.uint8)
         self._used = 0  # rows that were ever given out
         self._dead = 0
         self._free: list[Rows] = []
@@ -62,7 +71,7 @@ class Table:
         """Bytes of the rows given out, and of the hash table."""
         row = 8 + 8 + 4 + 2 + 1 + 1 + 1 + 1 + 4 * self.block_tokens
         free = sum(rows.nbytes for rows in self._free)
-        return self._used * row + self._slots.nbytes + free
+        return self._used * row + self._slots.nbytes + self._tags.nbytes + free
 
     def find(self, hashes: Hashes) -> Rows:
         """Return the row of each hash, -1 where there is none."""
@@ -76,16 +85,20 @@ class Table:
         tokens: NDArray[np.uint32],
         label: int,
     ) -> Rows:
-        """Add rows of hashes that are not there, each once; returns them."""
-        count = len(hashes)
-        size = len(self._slots)
+        """Add rows of hashes that are not there and not 0, each once; returns them. Those that are
+        added together lie behind each other, where there is room."""
+        count, size = len(hashes), len(self._slots)
+        if not count:
+            return np.empty(0, np.int64)
         if self._count + self._dead + count > _FULL * size or self._dead > _DEAD_MAX * size:
             self._rehash(self._count + count)
         rows = self._take(count)
-        self.hashes[rows], self.parents[rows], self.depths[rows] = hashes, parents, depths
-        self.tokens[rows], self.labels[rows] = tokens, label
-        self.now[rows] = self.told[rows] = self.children[rows] = 0
-        self.fresh[rows] = 1
+        are_one_piece = rows[-1] - rows[0] == count - 1  # they go up
+        where = slice(rows[0], rows[0] + count) if are_one_piece else rows
+        self.hashes[where], self.parents[where], self.depths[where] = hashes, parents, depths
+        self.tokens[where], self.labels[where] = tokens, label
+        self.now[where] = self.told[where] = self.children[where] = 0
+        self.fresh[where] = 1
         self._place(hashes, rows)
         self._count += count
         return rows
@@ -95,75 +108,111 @@ class Table:
         if not len(rows):
             return
         _, slots = self._look(self.hashes[rows])
-        self._slots[slots] = _DEAD
+        self._tags[slots] = _DEAD
         self._dead += len(rows)
         self._count -= len(rows)
         self.now[rows] = self.told[rows] = 0
-        self._free.append(rows.copy())
+        self.hashes[rows] = 0  # for `above`
+        self._free.append(np.sort(rows))
 
     def rows(self) -> Rows:
         """Return all rows, in no order."""
-        return self._slots[self._slots >= 0].astype(np.int64)
+        return self._slots[self._tags >= _TAG_MIN].astype(np.int64)
 
-    def followers(self, rows: Rows) -> Rows:
-        """Return the told rows that follow one of these. It looks at all rows."""
-        all_ = np.flatnonzero(self.told[: self._used])
-        return all_[np.isin(self.parents[all_], self.hashes[rows])]
+    def told_rows(self) -> Rows:
+        """Return the rows that the routers believe to be somewhere, going up."""
+        return np.flatnonzero(self.told[: self._used])
 
-    def tell(self, rows: Rows, told: NDArray[np.uint8]) -> None:
-        """Set where the routers believe rows are, each once."""
-        before = self.told[rows] != 0
+    def above(self, rows: Rows) -> Rows:
+        """Return the row of each one's parent, -1 where there is none."""
+        parents, before = self.parents[rows], rows - 1
+        above = np.where((self.hashes[before] == parents) & (parents != 0), before, -1)
+        others = np.flatnonzero((above < 0) & (parents != 0))
+        if len(others):
+            above[others] = self.find(parents[others])
+        return above
+
+    def followers(self, gone: Rows) -> Rows:
+        """Return the told rows that follow one of these, or follow one that does, however far. It
+        looks at all rows a few times: once for each doubling of the longest prefix."""
+        rows = self.told_rows()
+        above = np.full(self._used, -1, np.int64)
+        above[rows] = self.above(rows)
+        found = np.zeros(self._used, np.bool_)
+        found[gone] = True
+        looking = rows[above[rows] >= 0]
+        for _ in range(_JUMPS_MAX):
+            up = above[looking]
+            found[looking] |= found[up]
+            above[looking] = above[up]
+            looking = looking[~found[looking] & (above[looking] >= 0)]
+            if not len(looking):
+                break
+        found[gone] = False
+        return rows[found[rows]]
+
+    def tell(self, rows: Rows, told: NDArray[np.uint8], above: Rows | None = None) -> None:
+        """Set where the routers believe rows are, each once. above: what `above` says of them."""
+        was, is_ = self.told[rows] != 0, told != 0
         self.told[rows] = told
-        for changed, by in ((~before & (told != 0), 1), (before & (told == 0), -1)):
-            parents = self.parents[rows[changed]]
-            if not parents.any():
-                continue
-            above = self.find(parents[parents != 0])
-            above, counts = np.unique(above[above >= 0], return_counts=True)
+        changed = np.flatnonzero(was != is_)
+        if not len(changed):
+            return
+        up = above[changed] if above is not None else self.above(rows[changed])
+        came = is_[changed]
+        self._count_children(up[came], 1)
+        self._count_children(up[~came], -1)
+
+    def _count_children(self, above: Rows, by: int) -> None:
+        above, counts = np.unique(above[above >= 0], return_counts=True)
+        if len(above):
             followed = self.children[above].astype(np.int64)
             now = np.where(followed == MANY, MANY, np.minimum(followed + by * counts, MANY))
             self.children[above] = now
 
     # ---- the hash table ----------------------------------------------------------------------
 
-    # Slots come in buckets of 8, and a batch is looked up a bucket at a time: a step costs about as
-    # much for one hash as for a thousand, so few steps are worth more than few slots.
+    # Slots come in buckets of 8. Each slot has a byte of its hash as a tag, and the tags of a bucket
+    # are one word: what is not there is passed over without a look at a slot, or at a row.
 
     def _look(self, hashes: Hashes) -> tuple[Rows, Rows]:
         """Return the row of each hash, and its slot; -1 where there is none."""
         rows, slots = np.full(len(hashes), -1, np.int64), np.full(len(hashes), -1, np.int64)
-        if not self._used:
+        if not self._count:
             return rows, slots
-        buckets = self._slots.reshape(-1, _BUCKET)
-        left = np.arange(len(hashes))
-        at = self._bucket(hashes)
+        words, last = self._tags.view("<u8"), len(self._slots) // _BUCKET - 1
+        left, at, tags = np.arange(len(hashes)), self._bucket(hashes), _tag(hashes)
         while len(left):
-            found = buckets[at]
-            same = (self.hashes[found] == hashes[left, None]) & (found >= 0)
-            column = same.argmax(axis=1)
-            each = np.arange(len(left))
-            hit = same[each, column]
-            rows[left[hit]] = found[each, column][hit]
-            slots[left[hit]] = (at * _BUCKET + column)[hit]
-            on = ~hit & ~(found == _FREE).any(axis=1)
-            left, at = left[on], (at[on] + 1) % len(buckets)
+            word = words[at]
+            maybe = _zero_bytes(word ^ tags * _EACH)
+            goes_on = _zero_bytes(word) == 0
+            some = np.flatnonzero(maybe)
+            while len(some):
+                these, each = maybe[some], left[some]
+                slot = at[some] * _BUCKET + _lowest(these)
+                row = self._slots[slot]
+                hit = self.hashes[row] == hashes[each]
+                rows[each[hit]], slots[each[hit]] = row[hit], slot[hit]
+                goes_on[some[hit]] = False
+                maybe[some] = these & (these - np.uint64(1))
+                some = some[~hit & (maybe[some] != 0)]
+            left, at, tags = left[goes_on], (at[goes_on] + 1) & last, tags[goes_on]
         return rows, slots
 
     def _place(self, hashes: Hashes, rows: Rows) -> None:
-        buckets = self._slots.reshape(-1, _BUCKET)
-        at = self._bucket(hashes)
+        words, last = self._tags.view("<u8"), len(self._slots) // _BUCKET - 1
+        at, tags = self._bucket(hashes), _tag(hashes)
         while len(rows):
-            found = buckets[at]
-            is_open = found < 0
-            column = is_open.argmax(axis=1)
-            each = np.arange(len(rows))
-            has = is_open[each, column]
-            before = found[each, column]
-            buckets[at[has], column[has]] = rows[has]  # of several for one slot, the last gets it
-            placed = has & (buckets[at, column] == rows)
-            self._dead -= int(np.count_nonzero(before[placed] == _DEAD))
-            at = np.where(has, at, (at + 1) % len(buckets))[~placed]
-            rows = rows[~placed]
+            is_open = _zero_bytes(words[at] & _NOT_DEAD)
+            has = is_open != 0
+            slot = at * _BUCKET + _lowest(is_open)
+            self._slots[slot[has]] = rows[has]  # of several for one slot, the last gets it
+            placed = has & (self._slots[slot] == rows)
+            its = slot[placed]
+            self._dead -= int(np.count_nonzero(self._tags[its] == _DEAD))
+            self._tags[its] = tags[placed]
+            at = np.where(has, at, (at + 1) & last)[~placed]
+            rows, tags = rows[~placed], tags[~placed]
 
     def _bucket(self, hashes: Hashes) -> Rows:
         mask = np.uint64(len(self._slots) // _BUCKET - 1)
@@ -175,13 +224,15 @@ class Table:
         while count > _FULL * 0.97 * size:
             size *= 2
         self._slots = _column((size,), np.dtype(np.int32))
-        self._slots[:] = _FREE
+        self._tags = _column((size,), np.dtype(np.uint8))
+        self._tags[:] = _FREE
         self._dead = 0
         self._place(self.hashes[rows], rows)
 
     # ---- rows --------------------------------------------------------------------------------
 
     def _take(self, count: int) -> Rows:
+        """Return rows to be used, going up."""
         taken: list[Rows] = []
         while count and self._free:
             rows = self._free.pop()
@@ -194,7 +245,7 @@ class Table:
             self._grow(self._used + count)
             taken.append(np.arange(self._used, self._used + count, dtype=np.int64))
             self._used += count
-        return taken[0] if len(taken) == 1 else np.concatenate(taken)
+        return taken[0] if len(taken) == 1 else np.sort(np.concatenate(taken))
 
     def _grow(self, rows: int) -> None:
         """Let every column have so many rows. Memory that was never written takes no room."""
@@ -214,8 +265,23 @@ class Table:
         ):
             before = getattr(self, name)
             column = _column((size, *before.shape[1:]), before.dtype)
-            column[: self._used] = before[: self._used]
+            np.copyto(column[: self._used], before[: self._used])  # lets other threads run
             setattr(self, name, column)
+
+
+def _tag(hashes: Hashes) -> Hashes:
+    return np.maximum(hashes & _BYTE, np.uint64(_TAG_MIN))
+
+
+def _zero_bytes(words: Hashes) -> Hashes:
+    """Return the highest bit of each byte that is 0. Beyond the lowest such byte there may be a bit
+    of a byte that is 1."""
+    return (words - _EACH) & ~words & _TOP
+
+
+def _lowest(bits: Hashes) -> Rows:
+    """Return in which byte of a word its lowest bit is, of those that `_zero_bytes` returns."""
+    return ((((bits & -bits) >> _SEVEN) * _WHICH) >> _LAST_BYTE).astype(np.int64)
 
 
 def _column(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:

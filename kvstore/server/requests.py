@@ -51,7 +51,9 @@ def session_id_of(session_id: str) -> str:
 
 
 def tokens_of(
-    request: pb.AcquireRequest | pb.ReserveRequest, keys: Sequence[BlockKey], block_tokens: int
+    request: pb.AcquireRequest | pb.ReserveRequest | pb.PutHeader,
+    keys: Sequence[BlockKey],
+    block_tokens: int,
 ) -> BlockTokens:
     """Return the tokens of a request's blocks. Raises InvalidRequest."""
     tokens = BlockTokens(request.tokens, request.lora_name)

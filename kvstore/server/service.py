@@ -8,17 +8,18 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from kvstore.decide.planner import SessionId
+from kvstore.decide.planner.leases import DAEMON_SESSION
 from kvstore.metrics import Metrics
 from kvstore.model.block import (
     KEY_NBYTES,
     BlockKey,
     Grant,
     Namespace,
+    NamespaceId,
 )
 from kvstore.model.errors import InvalidRequest, Unavailable
 from kvstore.model.hint import EXPECT_S_MAX, Hint, HintKind
 from kvstore.model.outcome import REQUEST_ID_CHARS_MAX
-from kvstore.model.tokens import BlockTokens
 from kvstore.rpc.v1 import kvstore_pb2 as pb
 from kvstore.server.admin_calls import AdminCalls
 from kvstore.server.boundary import Context
@@ -180,7 +181,7 @@ class Service(AdminCalls):
             early=request.early,
         )
         if request.tokens:
-            self._announce(request, keys[: grant.hit_blocks])
+            self._announce(session, request, request.keys[: grant.hit_blocks * KEY_NBYTES])
         if self._recorder.listening:
             self._note(request, grant, grant.hit_blocks if is_guest else None)
         return await self._granted(grant, session, context)
@@ -207,11 +208,14 @@ class Service(AdminCalls):
             refined=request.refined,
         )
         if request.tokens:
-            self._announce(request, keys, request.first_block, parent_of(request.parent), grant)
+            parent = parent_of(request.parent)
+            self._announce(session, request, request.keys, request.first_block, parent, grant)
         return await self._granted(grant, session, context)
 
     def _check_tokens(
-        self, request: pb.AcquireRequest | pb.ReserveRequest, keys: Sequence[BlockKey]
+        self,
+        request: pb.AcquireRequest | pb.ReserveRequest | pb.PutHeader,
+        keys: Sequence[BlockKey],
     ) -> None:
         """Raise InvalidRequest for tokens that are not those of whole blocks."""
         if request.tokens:
@@ -220,28 +224,29 @@ class Service(AdminCalls):
 
     def _announce(
         self,
-        request: pb.AcquireRequest | pb.ReserveRequest,
-        keys: Sequence[BlockKey],
+        session: SessionId,
+        request: pb.AcquireRequest | pb.ReserveRequest | pb.PutHeader,
+        keys: bytes,
         first_block: int = 0,
         parent: BlockKey | None = None,
         grant: Grant | None = None,
     ) -> None:
-        """Tell whoever announces blocks which tokens these are of. grant: of new ones."""
+        """Tell whoever announces blocks which tokens these are of. grant: of new ones, which are
+        not stored yet."""
         announcer = self._store.announcer
         if announcer is None or not keys:
             return
-        namespace_id = self._requests.known(request.namespace_id)
-        block_tokens = self._store.namespaces.get(namespace_id).block_tokens
-        tokens = BlockTokens(request.tokens, request.lora_name).first(len(keys), block_tokens)
         announcer.tokens(
-            SessionId(request.session),
-            namespace_id,
+            session,
+            NamespaceId(request.namespace_id),
             keys,
             first_block=first_block,
             parent=parent,
-            tokens=tokens.packed,
-            lora_name=tokens.lora_name,
-            stored=grant is None or None in grant.slots or len(grant.slots) < len(keys),
+            tokens=request.tokens,
+            lora_name=request.lora_name,
+            stored=grant is None
+            or not all(grant.slots)
+            or len(grant.slots) * KEY_NBYTES < len(keys),
         )
 
     async def Commit(self, request: pb.CommitRequest, context: Context) -> pb.CommitReply:
@@ -271,14 +276,19 @@ class Service(AdminCalls):
                 raise InvalidRequest("a Put starts with its header")
             header = first.header
             namespace_id = self._requests.known(header.namespace_id)
+            keys = self._requests.keys(header.keys)
+            self._check_tokens(header, keys)
             with self._store.in_use(namespace_id):
                 done = await self.streams.put(
                     header,
                     messages,
                     namespace=self._store.namespaces.get(namespace_id),
-                    keys=self._requests.keys(header.keys),
+                    keys=keys,
                     wait_s=self._requests.wait_s(header.wait_s),
                 )
+            if header.tokens:
+                parent = parent_of(header.parent)
+                self._announce(DAEMON_SESSION, header, header.keys, header.first_block, parent)
             return committed_to_message(done)
 
     async def Get(self, request: pb.GetRequest, context: Context) -> AsyncIterator[pb.GetReply]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
 
 from kvstore.decide.planner import SessionId
@@ -17,7 +16,7 @@ class Announcer(Protocol):
         self,
         session: SessionId,
         namespace_id: NamespaceId,
-        keys: Sequence[BlockKey],
+        keys: bytes,
         *,
         first_block: int,
         parent: BlockKey | None,
@@ -25,8 +24,9 @@ class Announcer(Protocol):
         lora_name: str,
         stored: bool,
     ) -> None:
-        """Take the tokens of the first of `keys`: u32, little-endian, whole blocks.
+        """Take the tokens of the first blocks: u32, little-endian, as many as there are whole
+        blocks of them, and keys.
 
-        stored: some of the blocks may have been stored before.
+        keys: of consecutive blocks, back to back. stored: some of the blocks may have been stored before.
         """
         ...

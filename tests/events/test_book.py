@@ -11,6 +11,7 @@ from kvstore.decide.changed import IN_DRAM, IN_FILES
 from kvstore.events import book as book_module
 from kvstore.events.book import Book, Space, events_of
 from kvstore.events.book import Told as Tokens
+from kvstore.events.order import in_line
 from kvstore.events.streams import Stream
 from kvstore.events.table import Table
 from kvstore.events.wire import payload
@@ -272,6 +273,100 @@ def test_the_table_finds_what_is_there() -> None:
     assert (table.tokens[rows][:, 0] == hashes.astype(np.uint32)).all()
     assert sorted(table.rows().tolist()) == sorted(there.values())
     assert (table.find(hashes ^ np.uint64(1 << 40)) < 0).all()
+
+
+def test_the_table_tells_apart_hashes_that_look_alike() -> None:
+    """They share a bucket, and a tag: their low 8 bits, and those from the 16th on."""
+    table = Table(SIZE)
+    alike = (np.arange(1, 41, dtype=np.uint64) << np.uint64(48)) + np.uint64(0x1234_5678)
+    tags = (np.arange(256, dtype=np.uint64)) + (np.uint64(7) << np.uint64(48))  # 0 and 1 too
+    hashes = np.concatenate([alike, tags])
+    tokens = np.zeros((len(hashes), SIZE), np.uint32)
+    rows = table.add(hashes, hashes, np.zeros(len(hashes)), tokens, 0)
+    assert sorted(rows.tolist()) == list(range(len(hashes)))
+    assert (table.find(hashes) == rows).all()
+    assert (table.find(alike + np.uint64(1 << 57)) < 0).all()
+    table.remove(rows[:20])
+    assert (table.find(hashes) == np.where(np.arange(len(hashes)) < 20, -1, rows)).all()
+    again = table.add(hashes[:20], hashes[:20], np.zeros(20), tokens[:20], 0)
+    assert sorted(again.tolist()) == sorted(rows[:20].tolist())
+    assert (table.find(hashes[:20]) == again).all()
+
+
+def test_no_block_has_the_hash_that_means_none() -> None:
+    told = Told()
+    zero = Tokens(bytes(8) + key(1)[8:], bytes(4 * SIZE), 0, 0)
+    assert len(told.book.know(told.space, [zero], "")) == 0
+    told.know([1, 2])
+    told.see({1: IN_DRAM, 2: IN_DRAM})
+    told.tell()
+    told.see({2: 0})
+    told.tell()
+    hashes = np.zeros(1, np.uint64)
+    told.book.changed(told.space, hashes, np.ones(1, np.uint8), False)
+    told.tell()
+    assert told.believed == {hash_of(1): IN_DRAM}
+
+
+def test_a_hole_in_a_long_prefix_takes_back_what_follows_at_one_look(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks = []
+    monkeypatch.setattr(
+        Table, "followers", lambda table, gone, of=Table.followers: looks.append(1) or of(table, gone)
+    )
+    told, long = Told(), 5000
+    told.know(list(range(long)))
+    told.know([10_000, 10_001], first_block=11, parent=10)  # beside the hole
+    told.know([20_000, 20_001], first_block=13, parent=12)  # behind it
+    told.know([30_000, 30_001])
+    others = (10_000, 10_001, 20_000, 20_001, 30_000, 30_001)
+    told.see(dict.fromkeys((*range(long), *others), IN_DRAM))
+    told.tell()
+    assert len(told.believed) == long + len(others)
+    told.see({11: 0})
+    told.tell()
+    stay = (*range(11), 10_000, 10_001, 30_000, 30_001)
+    assert told.believed == {hash_of(n): IN_DRAM for n in stay}
+    assert len(looks) == 1
+    told.know([11], first_block=11, parent=10)
+    told.see({11: IN_DRAM})
+    before = told.stream.next
+    told.tell()
+    assert told.stream.next - before <= 3  # not one batch after another, a block each
+    assert told.believed == dict.fromkeys(map(hash_of, (*range(long), *others)), IN_DRAM)
+    assert told.router.lost == 0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_the_order_in_which_they_came_parents_are_first(seed: int) -> None:
+    draw = random.Random(seed)
+    parents = {1: 0} | {n: draw.randrange(max(0, n - 1 - seed), n) for n in range(2, 200)}
+    depths = {0: -1}
+    for n, parent in parents.items():
+        depths[n] = depths[parent] + 1
+    numbers = list(parents)
+    if seed % 3:
+        draw.shuffle(numbers)
+    table = Table(SIZE)
+    for n in numbers:
+        table.add(
+            np.array([hash_of(n)], np.uint64),
+            np.array([hash_of(parents[n]) if parents[n] else 0], np.uint64),
+            np.array([depths[n]]),
+            np.zeros((1, SIZE), np.uint32),
+            0,
+        )
+    some = np.array(sorted(draw.sample(range(len(numbers)), 150)))
+    line = in_line(table, some)
+    assert sorted(line.rows.tolist()) == some.tolist()
+    by_hash = {hash_of(n): n for n in numbers}
+    told = [by_hash[h] for h in table.hashes[line.rows].tolist()]
+    above = [by_hash[h] if r >= 0 else 0 for r, h in zip(line.above, table.hashes[line.above].tolist(), strict=True)]
+    assert above == [parents[n] for n in told]
+    place = {n: i for i, n in enumerate(told)}
+    assert line.at.tolist() == [place.get(parents[n], -1) for n in told]
+    assert (line.at < np.arange(len(told))).all()
 
 
 def test_events_of_nothing_are_none() -> None:

@@ -305,7 +305,7 @@ class ReleaseReply(_message.Message):
     def __init__(self, held: _Optional[_Iterable[bool]] = ...) -> None: ...
 
 class PutHeader(_message.Message):
-    __slots__ = ("namespace_id", "keys", "first_block", "parent", "group", "shard", "checksums", "durable", "wait_s")
+    __slots__ = ("namespace_id", "keys", "first_block", "parent", "group", "shard", "checksums", "durable", "wait_s", "tokens", "lora_name")
     NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     FIRST_BLOCK_FIELD_NUMBER: _ClassVar[int]
@@ -315,6 +315,8 @@ class PutHeader(_message.Message):
     CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
     DURABLE_FIELD_NUMBER: _ClassVar[int]
     WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LORA_NAME_FIELD_NUMBER: _ClassVar[int]
     namespace_id: bytes
     keys: bytes
     first_block: int
@@ -324,7 +326,9 @@ class PutHeader(_message.Message):
     checksums: _containers.RepeatedScalarFieldContainer[int]
     durable: bool
     wait_s: float
-    def __init__(self, namespace_id: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., first_block: _Optional[int] = ..., parent: _Optional[bytes] = ..., group: _Optional[int] = ..., shard: _Optional[int] = ..., checksums: _Optional[_Iterable[int]] = ..., durable: _Optional[bool] = ..., wait_s: _Optional[float] = ...) -> None: ...
+    tokens: bytes
+    lora_name: str
+    def __init__(self, namespace_id: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., first_block: _Optional[int] = ..., parent: _Optional[bytes] = ..., group: _Optional[int] = ..., shard: _Optional[int] = ..., checksums: _Optional[_Iterable[int]] = ..., durable: _Optional[bool] = ..., wait_s: _Optional[float] = ..., tokens: _Optional[bytes] = ..., lora_name: _Optional[str] = ...) -> None: ...
 
 class PutRequest(_message.Message):
     __slots__ = ("header", "chunk")
