@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from kvstore.decide.changed import IN_DRAM, IN_FILES
 from kvstore.events.order import Line, chains, in_line, tops
-from kvstore.events.table import Hashes, Rows, Table, hashes_of, joined
+from kvstore.events.table import Hashes, Rows, Table, going_up, hashes_of, joined
 from kvstore.events.wire import CPU, STORAGE, Event, removed, stored
 from kvstore.model.block import KEY_NBYTES, NamespaceId
 
@@ -188,7 +188,7 @@ class Book:
 
     def _tell(self, space: Space) -> list[Step]:
         table = space.table
-        rows = np.unique(joined(space.dirty))
+        rows = going_up(joined(space.dirty))
         space.dirty = [rows[space.batch_blocks :]] if len(rows) > space.batch_blocks else []
         rows = rows[: space.batch_blocks]
         now, told = table.now[rows], table.told[rows]
@@ -255,9 +255,10 @@ class Book:
         table, (rows, above, at) = space.table, line
         is_told = (table.told[above] != 0) & (above >= 0)
         may = is_told | (table.told[rows] != 0) | (table.parents[rows] == 0)
+        if may[0] and (may | (at == np.arange(-1, len(at) - 1))).all():
+            return np.ones(len(at), np.bool_)  # each other one follows the one before it
         follows: NDArray[np.bool_] = may[tops(np.where(may, -1, at))]
-        if not follows.all():
-            self._hold(space, rows[~follows])
+        self._hold(space, rows[~follows])
         return follows
 
     def _release(self, space: Space, parents: Hashes) -> None:

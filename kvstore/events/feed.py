@@ -1,7 +1,8 @@
 """The event loop's side: what changed in the index, and the tokens that engines send.
 
-It looks at most ten times a second, a thousand blocks at a turn, and hands arrays of bytes to the
-publisher's thread. What cannot be handed over stays where it is, and is told later.
+A call costs an append. It looks at most ten times a second, a thousand blocks at a turn, and hands
+arrays of bytes to the publisher's thread. What cannot be handed over stays where it is, and is told
+later.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ AGAIN_S = 0.05  # where the publisher takes no more
 SESSIONS_MAX = 4096
 SPACES_MAX = 1024
 TOPICS_MAX = 256
+TOLD_NBYTES_MAX = 1 << 20  # of tokens that are handed over with what changed
 _from_bytes = int.from_bytes
 _key_of, _namespace_of = attrgetter("key"), attrgetter("namespace_id")
 
@@ -39,6 +41,18 @@ class _Space(NamedTuple):
     model: str
     block_tokens: int
     needed: int
+
+
+class _Told(NamedTuple):
+    """What `Feed.tokens` was told."""
+
+    namespace_id: NamespaceId
+    lora_name: str
+    stored: bool
+    keys: bytes
+    tokens: bytes
+    first_block: int
+    parent: BlockKey | None
 
 
 class Feed:
@@ -73,6 +87,8 @@ class Feed:
         self._spaces: dict[NamespaceId, _Space] = {}
         self._models: OrderedDict[SessionId, set[str]] = OrderedDict()  # of engines
         self._topics: frozenset[tuple[str, str]] = frozenset()
+        self._told: list[_Told] = []
+        self._told_nbytes = 0
         self.changed = Changed()
 
     def start(self, publisher: Publisher) -> None:
@@ -89,6 +105,7 @@ class Feed:
         self.changed.on_change = lambda: None
         self._index.changed = None
         self._publisher = None
+        self._told.clear()
         if self._timer is not None:
             self._timer.cancel()
 
@@ -105,6 +122,7 @@ class Feed:
         self._timer = None
         if publisher is None:
             return
+        self._hand_tokens_over(publisher)
         blocks = list(islice(self._looking, STEP_BLOCKS))
         if not blocks:
             self._looked_at = loop.time()
@@ -186,24 +204,31 @@ class Feed:
         stored: bool,
     ) -> None:
         """See `kvstore.store.announcing`."""
-        space = self._space(namespace_id)
-        if space is None or self._publisher is None:
+        if self._publisher is None:
             return
-        block_nbytes = TOKEN_NBYTES * space.block_tokens
-        count = min(len(keys) // KEY_NBYTES, len(tokens) // block_nbytes)
-        told = Told(
-            keys[: count * KEY_NBYTES],
-            tokens[: count * block_nbytes],
-            first_block,
-            _from_bytes(parent[:8], "little") if parent else 0,
-        )
-        what = Tokens(namespace_id, space.model, space.block_tokens, told, lora_name, stored)
-        if not self._publisher.post(what):
-            self._metrics.event_drops.labels("queue").inc()
+        self._told.append(_Told(namespace_id, lora_name, stored, keys, tokens, first_block, parent))
+        self._told_nbytes += len(keys) + len(tokens)
+        if self._told_nbytes > TOLD_NBYTES_MAX:
+            self._hand_tokens_over(self._publisher)
         if stored:
-            self._soon()  # nothing else may come that wakes the publisher
-        if self._engines:
+            self._soon()  # nothing else may come that has them handed over
+        if self._engines and (space := self._space(namespace_id)) is not None:
             self._note_engine(session, space.model)
+
+    def _hand_tokens_over(self, publisher: Publisher) -> None:
+        """Post the tokens that came, those that are learned together at once."""
+        together: dict[tuple[NamespaceId, str, bool], list[_Told]] = {}
+        for each in self._told:
+            together.setdefault((each.namespace_id, each.lora_name, each.stored), []).append(each)
+        self._told, self._told_nbytes = [], 0
+        for (namespace_id, lora_name, stored), some in together.items():
+            space = self._space(namespace_id)
+            if space is None:
+                continue
+            told = [_told(each, space.block_tokens) for each in some]
+            what = Tokens(namespace_id, space.model, space.block_tokens, told, lora_name, stored)
+            if not publisher.post(what):
+                self._metrics.event_drops.labels("queue").inc()
 
     # ---- topics of engines -------------------------------------------------------------------
 
@@ -232,3 +257,15 @@ class Feed:
         if self._publisher is not None and topics != self._topics:
             self._topics = frozenset(topics)
             self._publisher.post(Topics(self._topics), wake=True)
+
+
+def _told(what: _Told, block_tokens: int) -> Told:
+    """Return as many blocks as there are both keys and tokens of."""
+    block_nbytes = TOKEN_NBYTES * block_tokens
+    count = min(len(what.keys) // KEY_NBYTES, len(what.tokens) // block_nbytes)
+    return Told(
+        what.keys[: count * KEY_NBYTES],
+        what.tokens[: count * block_nbytes],
+        what.first_block,
+        _from_bytes(what.parent[:8], "little") if what.parent else 0,
+    )

@@ -35,19 +35,19 @@ BATCH_S = 1 / BATCHES_PER_S
 
 
 class Tokens(NamedTuple):
-    """The tokens of consecutive blocks of a namespace. ask: they may have been stored before, so
-    where they are is to be seen again."""
+    """The tokens of blocks of a namespace. ask: they may have been stored before, so where they are
+    is to be seen again."""
 
     namespace_id: NamespaceId
     model: str
     block_tokens: int
-    told: Told
+    told: Sequence[Told]
     lora_name: str
     ask: bool
 
     @property
     def nbytes(self) -> int:
-        return len(self.told.keys) + len(self.told.tokens)
+        return sum(len(each.keys) + len(each.tokens) for each in self.told)
 
 
 class Seen(NamedTuple):
@@ -231,7 +231,7 @@ class Publisher:
             hashes = hashes_of(first.keys, KEY_NBYTES)
             self.book.changed(space, hashes, np.frombuffer(first.places, np.uint8), first.found)
         else:
-            told = [each.told for each in posted if isinstance(each, Tokens)]
+            told = [told for each in posted if isinstance(each, Tokens) for told in each.told]
             new = self.book.know(space, told, first.lora_name)
             if first.ask and len(new):
                 keys = np.frombuffer(b"".join([each.keys for each in told]), np.uint8)

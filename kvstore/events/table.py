@@ -15,6 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvstore_kernels import native
+from kvstore_kernels.native.slots import Slots
+
 Hashes = NDArray[np.uint64]
 Rows = NDArray[np.int64]
 _FREE, _DEAD, _TAG_MIN = 0, 1, 2  # tags: never used; its row has left; the least one of a hash
@@ -58,6 +61,7 @@ class Table:
         self.tokens: NDArray[np.uint32] = np.empty((0, block_tokens), np.uint32)
         self._slots: NDArray[np.int32] = np.empty(_SLOTS_MIN, np.int32)
         self._tags: NDArray[np.uint8] = np.zeros(_SLOTS_MIN, np.uint8)
+        self._native = self._natively()
         self._used = 0  # rows that were ever given out
         self._dead = 0
         self._free: list[Rows] = []
@@ -164,19 +168,26 @@ class Table:
         self._count_children(up[~came], -1)
 
     def _count_children(self, above: Rows, by: int) -> None:
-        above, counts = np.unique(above[above >= 0], return_counts=True)
-        if len(above):
-            followed = self.children[above].astype(np.int64)
-            now = np.where(followed == MANY, MANY, np.minimum(followed + by * counts, MANY))
-            self.children[above] = now
+        above = above[above >= 0]
+        counts: Rows | int = 1
+        if not len(above):
+            return
+        if not (above[1:] > above[:-1]).all():
+            above, counts = np.unique(above, return_counts=True)
+        followed = self.children[above].astype(np.int64)
+        now = np.where(followed == MANY, MANY, np.minimum(followed + by * counts, MANY))
+        self.children[above] = now
 
     # ---- the hash table ----------------------------------------------------------------------
 
-    # Slots come in buckets of 8. Each slot has a byte of its hash as a tag, and the tags of a bucket
-    # are one word: what is not there is passed over without a look at a slot, or at a row.
+    # Slots come in buckets of 8. Each has a byte of its hash as a tag, and the tags of a bucket are
+    # one word: what is not there is passed over without a look at a slot, or at a row. The
+    # native library does the same in one call that lets other threads run.
 
     def _look(self, hashes: Hashes) -> tuple[Rows, Rows]:
         """Return the row of each hash, and its slot; -1 where there is none."""
+        if self._native is not None:
+            return self._native.find(self.hashes, hashes)
         rows, slots = np.full(len(hashes), -1, np.int64), np.full(len(hashes), -1, np.int64)
         if not self._count:
             return rows, slots
@@ -199,7 +210,14 @@ class Table:
             left, at, tags = left[goes_on], (at[goes_on] + 1) & last, tags[goes_on]
         return rows, slots
 
+    def _natively(self) -> Slots | None:
+        """Return what looks into the slots, and fills them, without the interpreter lock."""
+        return Slots(self._slots, self._tags) if native.library() is not None else None
+
     def _place(self, hashes: Hashes, rows: Rows) -> None:
+        if self._native is not None:
+            self._dead -= self._native.place(hashes, rows)
+            return
         words, last = self._tags.view("<u8"), len(self._slots) // _BUCKET - 1
         at, tags = self._bucket(hashes), _tag(hashes)
         while len(rows):
@@ -226,6 +244,7 @@ class Table:
         self._slots = _column((size,), np.dtype(np.int32))
         self._tags = _column((size,), np.dtype(np.uint8))
         self._tags[:] = _FREE
+        self._native = self._natively()
         self._dead = 0
         self._place(self.hashes[rows], rows)
 
@@ -300,6 +319,16 @@ def hashes_of(keys: bytes, key_nbytes: int) -> Hashes:
     """Return the first 8 bytes of each of the keys, which lie back to back, as numbers."""
     words = np.frombuffer(keys, "<u8").reshape(-1, key_nbytes // 8)
     return words[:, 0].astype(np.uint64)
+
+
+def going_up(rows: Rows) -> Rows:
+    """Return rows in their order, each once."""
+    if (rows[1:] > rows[:-1]).all():
+        return rows
+    rows = np.sort(rows)
+    is_first = np.ones(len(rows), np.bool_)
+    is_first[1:] = rows[1:] != rows[:-1]
+    return rows[is_first]
 
 
 def joined(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:

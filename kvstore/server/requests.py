@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from kvstore.model.block import KEY_NBYTES, BlockKey, NamespaceId, split_keys
+from kvstore.model.block import KEY_NBYTES, BlockKey, Namespace, NamespaceId, split_keys
 from kvstore.model.errors import InvalidRequest
 from kvstore.model.hint import SESSION_ID_CHARS_MAX
 from kvstore.model.member import SESSION_ENGINES_MAX, SOURCE_CHARS_MAX, Origin
@@ -24,6 +24,9 @@ class Requests:
         known = namespace_id_of(namespace_id)
         self._store.namespaces.get(known)
         return known
+
+    def namespace(self, namespace_id: bytes) -> Namespace:
+        return self._store.namespaces.get(namespace_id_of(namespace_id))
 
     def keys(self, keys: bytes) -> Sequence[BlockKey]:
         return split_keys(keys, keys_max=self._store.limits.batch_keys_max)

@@ -209,7 +209,14 @@ class Service(AdminCalls):
         )
         if request.tokens:
             parent = parent_of(request.parent)
-            self._announce(session, request, request.keys, request.first_block, parent, grant)
+            self._announce(
+                session,
+                request,
+                request.keys,
+                first_block=request.first_block,
+                parent=parent,
+                grant=grant,
+            )
         return await self._granted(grant, session, context)
 
     def _check_tokens(
@@ -219,14 +226,15 @@ class Service(AdminCalls):
     ) -> None:
         """Raise InvalidRequest for tokens that are not those of whole blocks."""
         if request.tokens:
-            namespace = self._store.namespaces.get(self._requests.known(request.namespace_id))
-            tokens_of(request, keys, namespace.block_tokens)
+            block_tokens = self._requests.namespace(request.namespace_id).block_tokens
+            tokens_of(request, keys, block_tokens)
 
     def _announce(
         self,
         session: SessionId,
         request: pb.AcquireRequest | pb.ReserveRequest | pb.PutHeader,
         keys: bytes,
+        *,
         first_block: int = 0,
         parent: BlockKey | None = None,
         grant: Grant | None = None,
@@ -288,7 +296,13 @@ class Service(AdminCalls):
                 )
             if header.tokens:
                 parent = parent_of(header.parent)
-                self._announce(DAEMON_SESSION, header, header.keys, header.first_block, parent)
+                self._announce(
+                    DAEMON_SESSION,
+                    header,
+                    header.keys,
+                    first_block=header.first_block,
+                    parent=parent,
+                )
             return committed_to_message(done)
 
     async def Get(self, request: pb.GetRequest, context: Context) -> AsyncIterator[pb.GetReply]:

@@ -27,6 +27,7 @@ class Announcer(Protocol):
         """Take the tokens of the first blocks: u32, little-endian, as many as there are whole
         blocks of them, and keys.
 
-        keys: of consecutive blocks, back to back. stored: some of the blocks may have been stored before.
+        keys: of consecutive blocks, back to back. stored: some of the blocks may have been stored
+        before.
         """
         ...

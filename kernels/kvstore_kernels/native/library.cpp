@@ -3,6 +3,7 @@
 
 #include "load.h"
 #include "plan.h"
+#include "slots.h"
 
 extern const Codec codec_plain;
 #ifdef WITH_X86
@@ -27,7 +28,7 @@ static int isa_limit = 2;
 
 extern "C" {
 // The format of everything below; a library of another one is not used.
-EXPORT int kvstore_native_version() { return 2; }
+EXPORT int kvstore_native_version() { return 3; }
 
 // 0: any processor, 1: AVX2, 2: AVX-512 with VBMI2. Returns what is used from now on.
 EXPORT int kvstore_use_isa(int limit) {
@@ -98,5 +99,14 @@ EXPORT void kvstore_load(const Load* load, size_t count, const int64_t* blocks, 
     const Stored none = {};
     for (size_t i = 0; i < count; i++)
         states[i] = load_one(codec, *load, blocks[i], bases[i], fines ? fines[i] : none, &sums[i]);
+}
+EXPORT void kvstore_slots_find(size_t buckets, const int32_t* slots, const uint8_t* tags, const uint64_t* hashes,
+                        size_t count, const uint64_t* wanted, int64_t* rows, int64_t* places) {
+    slots::find(buckets, slots, tags, hashes, count, wanted, rows, places);
+}
+// dead: how many slots were those of rows that had left.
+EXPORT void kvstore_slots_place(size_t buckets, int32_t* slots, uint8_t* tags, size_t count, const uint64_t* hashes,
+                         const int64_t* rows, int64_t* dead) {
+    *dead = slots::place(buckets, slots, tags, count, hashes, rows);
 }
 }
