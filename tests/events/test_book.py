@@ -16,10 +16,19 @@ from kvstore.events.streams import Stream
 from kvstore.events.table import Rows, Table
 from kvstore.events.wire import payload
 from kvstore.model.block import NamespaceId
+from kvstore_kernels import native
 from tests.events.consumer import Index
 
 ID = NamespaceId(bytes(32))
 SIZE = 4
+
+
+@pytest.fixture(params=["native", "plain"], autouse=True)
+def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of it is the same with the native library and without."""
+    if request.param == "plain":
+        monkeypatch.setattr(native, "library", lambda: None)
+    assert (native.library() is None) == (request.param == "plain")
 
 
 def key(number: int) -> bytes:
