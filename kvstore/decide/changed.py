@@ -34,9 +34,9 @@ class Changed:
     def note(self, block: StoredBlock) -> None:
         """Note that a block came, moved or left."""
         blocks = self._blocks
-        blocks[block.key] = block
-        if len(blocks) == 1:
+        if not blocks:
             self.on_change()
+        blocks[block.key] = block
 
     def take(self) -> Iterator[StoredBlock]:
         """Take all of them. Those that change from now on are for the next look."""

@@ -289,7 +289,8 @@ class Table:
 
 
 def _tag(hashes: Hashes) -> Hashes:
-    return np.maximum(hashes & _BYTE, np.uint64(_TAG_MIN))
+    tags: Hashes = np.maximum(hashes & _BYTE, np.uint64(_TAG_MIN))
+    return tags
 
 
 def _zero_bytes(words: Hashes) -> Hashes:

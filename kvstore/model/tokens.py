@@ -31,8 +31,8 @@ class BlockTokens(NamedTuple):
     def first(self, blocks: int, block_tokens: int) -> BlockTokens:
         """Return those of the first blocks, of as many as one call takes."""
         block_nbytes = TOKEN_NBYTES * block_tokens
-        blocks = min(blocks, TOKENS_NBYTES_MAX // block_nbytes)
-        return self._replace(packed=self.packed[: blocks * block_nbytes])
+        nbytes = min(blocks, TOKENS_NBYTES_MAX // block_nbytes) * block_nbytes
+        return self if len(self.packed) <= nbytes else self._replace(packed=self.packed[:nbytes])
 
     def part(self, begin: int, end: int, blocks: int) -> BlockTokens:
         """Return those of the blocks [begin, end) of so many."""

@@ -19,6 +19,7 @@ from kvstore.testing.wait import until
 KEYS = sample_keys("bad", 2)
 RECORD = sample_record(KEYS[0])
 SPAN = pb.Span(group=0, shard=0, begin=0, end=1)
+TOKENS = bytes(4 * 16)
 
 
 @dataclass
@@ -197,6 +198,16 @@ BAD: dict[str, tuple[str, str, Callable[[Raw], object]]] = {
         "InvalidRequest",
         "group 3",
         lambda raw: raw.put(raw.header(group=3), *chunks(RECORD)),
+    ),
+    "put of tokens that are not those of its blocks": (
+        "InvalidRequest",
+        "3 bytes of tokens for 1 blocks",
+        lambda raw: raw.put(raw.header(tokens=b"abc"), *chunks(RECORD)),
+    ),
+    "put for an adapter with a long name": (
+        "InvalidRequest",
+        "at most 256",
+        lambda raw: raw.put(raw.header(tokens=TOKENS, lora_name="x" * 257), *chunks(RECORD)),
     ),
     "put after a parent that is no key": (
         "InvalidRequest",
