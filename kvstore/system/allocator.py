@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 
-_M_MMAP_THRESHOLD = -3  # of mallopt(3)
-LARGE_NBYTES = 1 << 15
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
+# A socket is read into 256 KiB, which are had and given back with each read: not from the system.
+LARGE_NBYTES = 1 << 19
+FREE_NBYTES = 1 << 21  # at the end of the heap, that stay there
 
 
 def keep_large_apart() -> None:
@@ -17,4 +19,6 @@ def keep_large_apart() -> None:
     do.
     """
     with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, LARGE_NBYTES)
+        library = ctypes.CDLL(None)
+        library.mallopt(_M_MMAP_THRESHOLD, LARGE_NBYTES)
+        library.mallopt(_M_TRIM_THRESHOLD, FREE_NBYTES)
