@@ -76,7 +76,6 @@ class Told(NamedTuple):
 
     keys: bytes
     tokens: bytes
-    first_block: int
     parent: int
 
 
@@ -141,13 +140,11 @@ class Book:
         parents = np.empty_like(hashes)
         parents[1:] = hashes[:-1]
         parents[begins] = np.array([each.parent for each in told], np.uint64)
-        firsts = np.array([each.first_block for each in told]) - begins
-        depths = np.arange(len(hashes)) + np.repeat(firsts, counts)
         words = np.frombuffer(b"".join([each.tokens for each in told]), TOKEN)
         words = words.reshape(-1, table.block_tokens)
         if len(new) < len(hashes):
-            hashes, parents, depths, words = hashes[new], parents[new], depths[new], words[new]
-        table.add(hashes, parents, depths, words, label)
+            hashes, parents, words = hashes[new], parents[new], words[new]
+        table.add(hashes, parents, words, label)
         self._keep_fresh(space, hashes)
         return new
 

@@ -51,7 +51,6 @@ class _Told(NamedTuple):
     stored: bool
     keys: bytes
     tokens: bytes
-    first_block: int
     parent: BlockKey | None
 
 
@@ -197,7 +196,6 @@ class Feed:
         namespace_id: NamespaceId,
         keys: bytes,
         *,
-        first_block: int,
         parent: BlockKey | None,
         tokens: bytes,
         lora_name: str,
@@ -206,7 +204,7 @@ class Feed:
         """See `kvstore.store.announcing`."""
         if self._publisher is None:
             return
-        self._told.append(_Told(namespace_id, lora_name, stored, keys, tokens, first_block, parent))
+        self._told.append(_Told(namespace_id, lora_name, stored, keys, tokens, parent))
         self._told_nbytes += len(keys) + len(tokens)
         if self._told_nbytes > TOLD_NBYTES_MAX:
             self._hand_tokens_over(self._publisher)
@@ -266,6 +264,5 @@ def _told(what: _Told, block_tokens: int) -> Told:
     return Told(
         what.keys[: count * KEY_NBYTES],
         what.tokens[: count * block_nbytes],
-        what.first_block,
         _from_bytes(what.parent[:8], "little") if what.parent else 0,
     )

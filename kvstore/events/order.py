@@ -33,12 +33,11 @@ def in_line(table: Table, rows: Rows) -> Line:
     parts = np.count_nonzero((at >= 0) & (at != own - 1))
     if parts * JOINED_PARTS <= len(rows) and (at < own).all():
         return Line(rows, above, at)
-    order = in_chains(table, rows)
+    depths, at = _depths(at)
+    order = _in_chains(depths, at)
     place = np.empty_like(order)
     place[order] = own
-    at = np.where(at < 0, -1, place[at])[order]
-    # Where keys go in circles there is no order.
-    return Line(rows[order], above[order], np.where(at < own, at, -1))
+    return Line(rows[order], above[order], np.where(at < 0, -1, place[at])[order])
 
 
 def _places(rows: Rows, above: Rows) -> Rows:
@@ -54,19 +53,20 @@ def _places(rows: Rows, above: Rows) -> Rows:
     return at
 
 
-def parent_places(table: Table, rows: Rows) -> Rows:
-    """Return where the parent of each row is among `rows`, -1 where it is not.
-
-    A parent is one block nearer to the start: what a client says of its keys may not go in circles.
-    """
-    order = np.argsort(table.hashes[rows])
-    sorted_ = table.hashes[rows][order]
-    parents = table.parents[rows]
-    at = np.minimum(np.searchsorted(sorted_, parents), len(rows) - 1)
-    found = (sorted_[at] == parents) & (parents != 0)
-    depths = table.depths[rows].astype(np.int64)
-    found &= depths[order[at]] == depths - 1
-    return np.where(found, order[at], -1)
+def _depths(at: Rows) -> tuple[Rows, Rows]:
+    """Return how far each is below its topmost ancestor, and `at` without what goes in circles, or
+    follows such: clients may say anything of their keys."""
+    depths, up = (at >= 0).astype(np.int64), at.copy()
+    for _ in range(len(at).bit_length() + 1):  # each doubles how far a row looks up
+        going = np.flatnonzero(up >= 0)
+        if not len(going):
+            break
+        further = up[going]
+        depths[going] += depths[further]
+        up[going] = up[further]
+    in_circles = up >= 0
+    depths[in_circles] = 0
+    return depths, np.where(in_circles, -1, at)
 
 
 def tops(above: Rows) -> Rows:
@@ -79,19 +79,15 @@ def tops(above: Rows) -> Rows:
         top = higher
 
 
-def in_chains(table: Table, rows: Rows) -> Rows:
+def _in_chains(depths: Rows, at: Rows) -> Rows:
     """Return in which order rows have their parents first, and blocks that follow each other in a
     prefix lie together where they can."""
-    if len(rows) < 2:
-        return np.arange(len(rows))
-    above = parent_places(table, rows)
     # Of the children of one block, one goes on in its chain; each of the others begins another.
-    going_on = np.full(len(rows), -1)
-    children = np.flatnonzero(above >= 0)
-    _, first = np.unique(above[children], return_index=True)
-    going_on[children[first]] = above[children[first]]
+    going_on = np.full(len(at), -1)
+    children = np.flatnonzero(at >= 0)
+    _, first = np.unique(at[children], return_index=True)
+    going_on[children[first]] = at[children[first]]
     chain = tops(going_on)
-    depths = table.depths[rows]
     order: Rows = np.lexsort((depths, chain, depths[chain]))
     return order
 

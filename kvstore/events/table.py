@@ -1,6 +1,6 @@
 """One row for each block of a namespace whose tokens are known, in packed arrays.
 
-A row has no Python object: 26 bytes, 4 for each token, and its place in a hash table of row
+A row has no Python object: 22 bytes, 4 for each token, and its place in a hash table of row
 numbers. All methods take and return arrays, so a batch costs about as much as one row.
 """
 
@@ -52,7 +52,6 @@ class Table:
         self.block_tokens = block_tokens
         self.hashes: Hashes = np.empty(0, np.uint64)
         self.parents: Hashes = np.empty(0, np.uint64)
-        self.depths: NDArray[np.uint32] = np.empty(0, np.uint32)
         self.labels: NDArray[np.uint16] = np.empty(0, np.uint16)
         self.now: NDArray[np.uint8] = np.empty(0, np.uint8)
         self.told: NDArray[np.uint8] = np.empty(0, np.uint8)
@@ -73,7 +72,7 @@ class Table:
     @property
     def nbytes(self) -> int:
         """Bytes of the rows given out, and of the hash table."""
-        row = 8 + 8 + 4 + 2 + 1 + 1 + 1 + 1 + 4 * self.block_tokens
+        row = 8 + 8 + 2 + 1 + 1 + 1 + 1 + 4 * self.block_tokens
         free = sum(rows.nbytes for rows in self._free)
         return self._used * row + self._slots.nbytes + self._tags.nbytes + free
 
@@ -85,7 +84,6 @@ class Table:
         self,
         hashes: Hashes,
         parents: Hashes,
-        depths: NDArray[Any],
         tokens: NDArray[np.uint32],
         label: int,
     ) -> Rows:
@@ -99,7 +97,7 @@ class Table:
         rows = self._take(count)
         are_one_piece = rows[-1] - rows[0] == count - 1  # they go up
         where = slice(rows[0], rows[0] + count) if are_one_piece else rows
-        self.hashes[where], self.parents[where], self.depths[where] = hashes, parents, depths
+        self.hashes[where], self.parents[where] = hashes, parents
         self.tokens[where], self.labels[where] = tokens, label
         self.now[where] = self.told[where] = self.children[where] = 0
         self.fresh[where] = 1
@@ -274,7 +272,6 @@ class Table:
         for name in (
             "hashes",
             "parents",
-            "depths",
             "labels",
             "now",
             "told",

@@ -213,7 +213,6 @@ class Service(AdminCalls):
                 session,
                 request,
                 request.keys,
-                first_block=request.first_block,
                 parent=parent,
                 grant=grant,
             )
@@ -235,7 +234,6 @@ class Service(AdminCalls):
         request: pb.AcquireRequest | pb.ReserveRequest | pb.PutHeader,
         keys: bytes,
         *,
-        first_block: int = 0,
         parent: BlockKey | None = None,
         grant: Grant | None = None,
     ) -> None:
@@ -248,7 +246,6 @@ class Service(AdminCalls):
             session,
             NamespaceId(request.namespace_id),
             keys,
-            first_block=first_block,
             parent=parent,
             tokens=request.tokens,
             lora_name=request.lora_name,
@@ -300,7 +297,6 @@ class Service(AdminCalls):
                     DAEMON_SESSION,
                     header,
                     header.keys,
-                    first_block=header.first_block,
                     parent=parent,
                 )
             return committed_to_message(done)

@@ -18,7 +18,6 @@ class Announcer(Protocol):
         namespace_id: NamespaceId,
         keys: bytes,
         *,
-        first_block: int,
         parent: BlockKey | None,
         tokens: bytes,
         lora_name: str,

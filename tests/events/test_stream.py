@@ -270,7 +270,7 @@ def test_a_subscriber_that_never_reads_is_dropped_and_counted(
                 assert time.monotonic() < deadline
                 number += 1
                 key = sha256(b"%d" % number).digest()
-                told = Told(key, bytes(4 << 16), 0, 0)
+                told = Told(key, bytes(4 << 16), 0)
                 assert publisher.post(Tokens(SPACE.id, "m", 1 << 16, [told], "", False))
                 assert publisher.post(Seen(SPACE.id, "m", 1 << 16, key, b"\1", False), wake=True)
                 router.until(has([BlockKey(key)], "CPU"))
