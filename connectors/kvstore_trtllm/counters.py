@@ -9,7 +9,8 @@ COUNTERS = (
     "lookups_failed",
     "loaded_blocks",
     "saved_blocks",
-    "saves_dropped_away",
+    "reuse_wait_seconds",
+    "saves_dropped_down",
     "saves_dropped_full",
     "saves_dropped_queue",
     "saves_dropped_reuse",
@@ -23,16 +24,16 @@ class Counters:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._totals = dict.fromkeys(COUNTERS, 0)
+        self._totals: dict[str, float] = dict.fromkeys(COUNTERS, 0)
 
-    def add(self, **counts: int) -> None:
+    def add(self, **counts: float) -> None:
         with self._lock:
             for name, count in counts.items():
                 self._totals[name] += count
 
-    def __getitem__(self, name: str) -> int:
+    def __getitem__(self, name: str) -> float:
         return self._totals[name]
 
-    def as_dict(self) -> dict[str, int]:
+    def as_dict(self) -> dict[str, float]:
         with self._lock:
             return dict(self._totals)

@@ -1,9 +1,6 @@
 """Saves, behind the engine's back: device pages -> leased slots -> commit, in one thread.
 
-The engine may hand a device block to another request while a copy out of it is queued. So every
-step passes a *fence* with the blocks it may overwrite: copies that read one of them get a moment to
-finish, and are given up otherwise. A save given up is never committed; what was copied is garbage
-that nobody sees. Nothing else here can delay the engine.
+Every step passes the fence of `kvstore.client.fenced_saves` with the blocks it may overwrite.
 
 Coded records are made in private memory, of this process or on the device, before there are slots:
 only then their sizes are known. The device blocks are free as soon as that is done. Lossy ones are
@@ -14,10 +11,7 @@ have dropped them since: which of these it lacks is asked before they are coded.
 
 from __future__ import annotations
 
-import logging
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -25,9 +19,10 @@ from itertools import chain, cycle
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvstore import AsyncClient, Client
+from kvstore.client.fenced_saves import FencedJob, FencedSaves
 from kvstore.client.session import registered
 from kvstore.model.block import Grant, Namespace, Slot, Span
-from kvstore.model.errors import Incompatible, InvalidRequest, KVStoreError
+from kvstore.model.errors import Incompatible
 from kvstore_vllm.counters import Counters
 from kvstore_vllm.metadata import SaveOrder, lacking, pieces
 from kvstore_vllm.settings import Settings
@@ -36,25 +31,17 @@ from kvstore_vllm.shards import Shards, with_fine_parts
 if TYPE_CHECKING:
     from kvstore_vllm.pages import Pages, Sized
 
-logger = logging.getLogger(__name__)
 
+class _Job(FencedJob):
+    """One order on its way."""
 
-_STALL_S = 1.0
-"""How long fences stop waiting at all after one waited in vain: a hung daemon costs little."""
-
-
-class _Job:
-    """One order on its way. `dropped` changes under the lock, before the copy is complete; so do
-    `blocks`, the device blocks that are still to be read."""
-
-    __slots__ = ("after", "blocks", "dropped", "namespace", "order")
+    __slots__ = ("after", "namespace", "order")
 
     def __init__(self, order: SaveOrder, namespace: Namespace, after: Any) -> None:
+        super().__init__(_blocks_of([order]))
         self.order = order
         self.namespace = namespace
         self.after = after
-        self.blocks = _blocks_of([order])
-        self.dropped = False
 
 
 class _Coded(NamedTuple):
@@ -71,8 +58,8 @@ class _Coded(NamedTuple):
     sizes: list[int]
 
 
-class Saver:
-    """Owns the save thread of one worker. `put` and `fence` belong to the engine's thread."""
+class Saver(FencedSaves[_Job]):
+    """The saves of one worker. `put` belongs to the engine's thread."""
 
     def __init__(
         self,
@@ -84,118 +71,28 @@ class Saver:
         counters: Counters,
     ) -> None:
         self._settings = settings
-        self._client = client
         self._pages = pages
         self._shards = shards
-        self._counters = counters
-        self._changed = threading.Condition()
-        self._queue: deque[_Job] = deque()
-        self._reading: list[_Job] = []  # queued or being copied: the fence must know them
-        self._busy = False
-        self._closing = False
-        self._stalled_until = 0.0
-        self._thread = threading.Thread(target=self._run, name="kvstore-save", daemon=True)
-        self._thread.start()
+        super().__init__(
+            client,
+            counters,
+            jobs_max=settings.save_queue_jobs,
+            reuse_wait_s=settings.reuse_wait_s,
+        )
 
     def put(self, orders: Iterable[SaveOrder], namespace: Namespace) -> None:
         """Queue saves of blocks that the engine has finished computing. Never blocks."""
         for order in map(self._shards.of_pages, orders):
-            if not order.spans:
-                continue  # of groups that this worker has no layer of
-            if not self._client.available:
-                self._counters.add(saves_dropped_down=1)
-                continue
-            with self._changed:
-                if len(self._reading) >= self._settings.save_queue_jobs or self._closing:
-                    self._counters.add(saves_dropped_queue=1)
-                    continue
-                job = _Job(order, namespace, self._pages.mark())
-                self._reading.append(job)
-                self._queue.append(job)
-                self._changed.notify_all()
+            if order.spans:  # else of groups that this worker has no layer of
+                self.queue(partial(self._job, order, namespace))
 
-    def fence(self, handed_out: Iterable[int]) -> None:
-        """Return when no copy reads one of the blocks `handed_out`: at most reuse_wait_s."""
-        reused = set(handed_out)
-        with self._changed:
-            if not self._late(reused):
-                return
-            started = time.monotonic()
-            if started >= self._stalled_until and not self._changed.wait_for(
-                lambda: not self._late(reused), self._settings.reuse_wait_s
-            ):
-                self._stalled_until = time.monotonic() + _STALL_S
-            for job in self._late(reused):
-                job.dropped = True
-                self._reading.remove(job)
-                self._counters.add(saves_dropped_reuse=1)
-            self._counters.add(reuse_wait_seconds=time.monotonic() - started)
+    def _job(self, order: SaveOrder, namespace: Namespace) -> _Job:
+        return _Job(order, namespace, self._pages.mark())
 
-    def give_up(self, wait_s: float) -> bool:
-        """Drop every save whose blocks are still to be copied; return when no block is read. False
-        if that took longer than `wait_s`."""
-        with self._changed:
-            for job in self._reading:
-                job.dropped = True
-                self._counters.add(saves_dropped_reuse=1)
-            self._reading.clear()
-            return self._changed.wait_for(lambda: not self._queue and not self._busy, wait_s)
+    def enter_thread(self) -> None:
+        self._pages.enter_thread()
 
-    def _late(self, reused: set[int]) -> list[_Job]:
-        """Return the jobs that still read one of these device blocks."""
-        return [job for job in self._reading if not reused.isdisjoint(job.blocks)]
-
-    def drain(self, wait_s: float) -> bool:
-        """Wait until nothing is queued or being committed; False if that took too long."""
-        with self._changed:
-            return self._changed.wait_for(lambda: not self._queue and not self._busy, wait_s)
-
-    def close(self, wait_s: float) -> None:
-        """Finish what is queued within `wait_s`, then stop the thread."""
-        self.drain(wait_s)
-        with self._changed:
-            self._closing = True
-            self._queue.clear()
-            self._changed.notify_all()
-        self._thread.join(timeout=wait_s)
-
-    def _run(self) -> None:
-        try:
-            self._pages.enter_thread()
-        except Exception:  # if it cannot copy, it fails, and reports it
-            logger.exception("save=unbound")
-        while (job := self._next()) is not None:
-            try:
-                self._save(job)
-            except KVStoreError as error:
-                level = logging.WARNING if isinstance(error, InvalidRequest) else logging.DEBUG
-                logger.log(level, "save=dropped error=%r", error)
-                self._counters.add(saves_dropped_down=1)
-            except Exception:
-                # A save is optional and this thread is the only one there is: it must survive.
-                logger.exception("save=dropped")
-                self._counters.add(saves_dropped_down=1)
-            finally:
-                self._finish(job)
-
-    def _next(self) -> _Job | None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._queue or self._closing)
-            if not self._queue:
-                return None
-            self._busy = True
-            return self._queue.popleft()
-
-    def _finish(self, job: _Job) -> None:
-        with self._changed:
-            if job in self._reading:
-                self._reading.remove(job)
-            self._busy = False
-            self._changed.notify_all()
-
-    def _save(self, job: _Job) -> None:
-        if job.dropped:
-            return
+    def save(self, job: _Job) -> None:
         if not self._pages.coded:
             self._store(job, job.order, lambda grant: self._fill(job, grant))
             return
@@ -227,11 +124,8 @@ class Saver:
         except Incompatible:  # a daemon of an earlier version: `reserve` tells what it has
             return [order]
         orders = lacking(order, present)
-        with self._changed:
-            if job.dropped:
-                return []
-            job.blocks = _blocks_of(orders)
-            self._changed.notify_all()
+        if not self.reads_only(job, _blocks_of(orders)):
+            return []
         self._counters.add(known_blocks=sum(present))
         if any(present) and order.tokens is not None:
             self._store(job, replace(order, spans=()), lambda grant: None)  # tells the tokens
@@ -283,12 +177,8 @@ class Saver:
                 fines += [each.fine for each in encoded]
                 sizes += [self._pages.lossy[span.group].fine_nbytes] * count
         self._counters.add(save_seconds=time.perf_counter() - started)
-        with self._changed:
-            if job.dropped:
-                return None
-            if is_last:
-                self._reading.remove(job)
-                self._changed.notify_all()
+        if job.dropped or (is_last and not self.all_read(job)):
+            return None
         return _Coded(groups, bases, fines, raws, [*(each.nbytes for each in bases), *sizes])
 
     def _fill_coded(self, coded: _Coded, grant: Grant) -> None:
@@ -386,11 +276,8 @@ class Saver:
             blocks, views = [block for block, _ in pairs], [view for _, view in pairs]
             sums.append(self._pages.read(span.group, blocks, views, job.after))
             records += targets
-        with self._changed:
-            if job.dropped:
-                return None
-            self._reading.remove(job)
-            self._changed.notify_all()
+        if not self.all_read(job):
+            return None
         return records, chain.from_iterable(sums)
 
 

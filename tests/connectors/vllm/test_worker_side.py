@@ -215,7 +215,7 @@ def test_a_save_that_is_given_up_while_the_daemon_is_asked_encodes_nothing(clien
 
 def test_the_fence_waits_for_a_copy_out_of_blocks_about_to_be_reused(client, pages):
     side = make_side(client, pages)
-    side.saver._settings = Settings("unix:/k", reuse_wait_s=10.0)
+    side.saver.reuse_wait_s = 10.0
     pages.gate.clear()
     side.begin_step(StepMetadata(saves=[save_order(4, 5)]))
     assert pages.copying.wait(5)
