@@ -17,7 +17,7 @@ from tests.connectors.vllm.engines import EngineProcess, kvstore_transfer, make_
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory of the tiny models `llama`, `gemma3`, `granite` and `drafter`."""
+    """The directory of the tiny models `llama`, `gemma3`, `granite`, `deepseek` and `drafter`."""
     pytest.importorskip("vllm")
     out = tmp_path_factory.mktemp("models")
     make_models(out)

@@ -3,8 +3,8 @@
     python tiny_models.py OUT
 
 writes OUT/llama (full attention only), OUT/gemma3 (hybrid: five sliding-window layers for one of
-full attention), OUT/granite (hybrid: Mamba2 and full attention) and OUT/drafter (a llama that
-often, not always, says what the other one does).
+full attention), OUT/granite (hybrid: Mamba2 and full attention), OUT/deepseek (latent attention)
+and OUT/drafter (a llama that often, not always, says what the other one does).
 
 The usual initial range (0.02) collapses to one repeated token; 0.15 makes greedy output depend on
 the whole prompt, so that a wrong block of KV shows in the text.
@@ -18,6 +18,8 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
+    DeepseekV2Config,
+    DeepseekV2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
     GraniteMoeHybridConfig,
@@ -84,6 +86,35 @@ def make_granite() -> GraniteMoeHybridForCausalLM:
     return GraniteMoeHybridForCausalLM(config)
 
 
+def make_deepseek() -> DeepseekV2ForCausalLM:
+    """Dense layers whose KV has the sizes that vLLM's kernels for latent attention take.
+
+    Each layer listens to one half of its heads, and of its other features, in turns. So a sum over
+    two workers is one of theirs and zero: without rounding, whatever the degree.
+    """
+    layers = 4
+    config = DeepseekV2Config(
+        **SHAPE,
+        num_hidden_layers=layers,
+        first_k_dense_replace=layers,
+        kv_lora_rank=512,
+        q_lora_rank=None,
+        qk_nope_head_dim=64,
+        qk_rope_head_dim=64,
+        v_head_dim=64,
+        n_routed_experts=2,
+        n_shared_experts=1,
+        num_experts_per_tok=1,
+        moe_intermediate_size=64,
+    )
+    model = DeepseekV2ForCausalLM(config)
+    with torch.no_grad():
+        for number, layer in enumerate(model.model.layers):
+            for projection in (layer.self_attn.o_proj, layer.mlp.down_proj):
+                projection.weight.chunk(2, dim=1)[number % 2].zero_()
+    return model
+
+
 def make_drafter() -> LlamaForCausalLM:
     drafter = make_llama()
     with torch.no_grad():
@@ -113,6 +144,7 @@ def main() -> None:
         "llama": make_llama,
         "gemma3": make_gemma3,
         "granite": make_granite,
+        "deepseek": make_deepseek,
         "drafter": make_drafter,
     }.items():
         torch.manual_seed(7)
