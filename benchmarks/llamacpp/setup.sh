@@ -39,14 +39,17 @@ tool() {
 
 # The package's Python beside a libllama that finds its own libraries.
 compile() {
-  local source built=$SCRATCH/build
+  local source built=$SCRATCH/build flags=
+  # GCC 12 drops most of what configures AMX's tiles, because its header hides that it is read: the first product of
+  # matrices ends the process. So the tiles are not used.
+  if grep -qs -m1 amx_tile /proc/cpuinfo; then flags='-mno-amx-tile -mno-amx-int8 -mno-amx-bf16'; fi
   "$PYTHON" -m pip download -qq --disable-pip-version-check --no-deps --no-binary :all: -d "$SCRATCH" "llama-cpp-python==$VERSION"
   tar -xzf "$SCRATCH/llama_cpp_python-$VERSION.tar.gz" -C "$SCRATCH"
   source=$SCRATCH/llama_cpp_python-$VERSION
   command -v c++ >/dev/null || die "a C++ compiler is needed (on Debian: g++)"
   tool cmake >/dev/null && tool ninja >/dev/null || install --no-deps --target "$SCRATCH/tools" cmake ninja
   PYTHONPATH=$SCRATCH/tools "$(tool cmake)" -G Ninja "-DCMAKE_MAKE_PROGRAM=$(tool ninja)" -S "$source/vendor/llama.cpp" -B "$built" \
-    -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=ON '-DCMAKE_BUILD_RPATH=$ORIGIN' -DCMAKE_BUILD_RPATH_USE_ORIGIN=ON \
+    "-DCMAKE_C_FLAGS=$flags" "-DCMAKE_CXX_FLAGS=$flags" -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=ON '-DCMAKE_BUILD_RPATH=$ORIGIN' -DCMAKE_BUILD_RPATH_USE_ORIGIN=ON \
     -DLLAMA_BUILD_COMMON=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_TOOLS=OFF \
     -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_APP=OFF >"$SCRATCH/log" 2>&1 || { cat "$SCRATCH/log" >&2; exit 1; }
   PYTHONPATH=$SCRATCH/tools "$(tool cmake)" --build "$built" --target llama >>"$SCRATCH/log" || { tail -50 "$SCRATCH/log" >&2; exit 1; }
