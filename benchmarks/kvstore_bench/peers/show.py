@@ -40,7 +40,7 @@ def print_peers(result: Mapping[str, Any]) -> None:
         if (ratio := result[f"{measure}_vs_best"]) is not None:
             best = result[f"{measure}_best"]
             console.print(f"{measure}_vs_best  {ratio:.3g}  (best peer: {best})")
-    for name in ("lmcache_over_kvstore", "lmcache_over_valkey"):
+    for name in ("lmcache_over_kvstore", "lmcache_over_s3", "lmcache_over_valkey"):
         for measure, ratio in (result[name] or {}).items():
             if ratio is not None:
                 console.print(f"{name}.{measure}  {ratio:.3g}  (over its own files)")

@@ -90,6 +90,8 @@ class Turn:
             process.kill()
             process = processes.enter_context(self._start(again=True))
             self._get(process, "restart_get")
+            if self.peer.closed:
+                process.end()
 
     def _start(self, *, again: bool = False) -> Process:
         drop_cached(self.directory)
@@ -150,7 +152,10 @@ def drop_cached(directory: Path) -> None:
     """Have the kernel forget what it caches of all files below `directory`."""
     for folder, _, names in os.walk(directory):
         for name in names:
-            descriptor = os.open(os.path.join(folder, name), os.O_RDONLY)
+            path = os.path.join(folder, name)
+            if not os.path.isfile(path):  # a socket, for one
+                continue
+            descriptor = os.open(path, os.O_RDONLY)
             try:
                 os.fsync(descriptor)  # only clean pages can be dropped
                 os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
