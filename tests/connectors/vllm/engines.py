@@ -15,7 +15,7 @@ from kvstore.testing.daemon import Daemon
 from tests.connectors.vllm.engine_process import run
 
 HERE = Path(__file__).parent
-ANSWER_TIMEOUT_S = 120.0
+ANSWER_TIMEOUT_S = 240.0  # four workers start on two cores, beside other tests
 END_TIMEOUT_S = 30.0
 
 _ENVIRONMENT = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,7 @@ from kvstore.testing.wait import until
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
 BLOCK = 32
+FOUR_WORKERS_GIB = 10
 PIPELINE = {
     "dtype": "float32",
     "pipeline_parallel_size": 2,
@@ -20,6 +22,13 @@ PIPELINE = {
     "compilation_config": {"mode": 2, "backend": "eager"},
     "environment": {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"},
 }
+
+
+def available_gib() -> float:
+    """Return the memory that is free, or can be had by dropping caches."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    (kib,) = (line.split()[1] for line in lines if line.startswith("MemAvailable:"))
+    return int(kib) / (1 << 20)
 
 
 def totals(engine, name: str) -> list[float]:
@@ -31,13 +40,13 @@ def namespaces(engine) -> list[Namespace]:
     return [Namespace.from_json(text) for text in engine("in_workers", do="namespace")]
 
 
-def stored(daemon, namespace: Namespace, turn: list[int]) -> list[int]:
-    """Return how many blocks are stored of each group."""
+def stored(daemon, namespace: Namespace, turn: list[int], shard: int = 0) -> list[int]:
+    """Return how many blocks are stored of one shard of each group."""
     with Client(daemon.target) as client:
         namespace_id = client.register(namespace)
         keys = KeyChain(root_key(namespace_id), BLOCK).update(turn)
         groups = range(len(namespace.groups))
-        spans = [Span(Part(group, 0), 0, len(keys)) for group in groups]
+        spans = [Span(Part(group, shard), 0, len(keys)) for group in groups]
         present = client.match(namespace_id, keys, each=True, spans=spans).present
         return [sum(present[group * len(keys) : (group + 1) * len(keys)]) for group in groups]
 
@@ -62,6 +71,27 @@ def test_a_pipeline_resumes_what_one_like_it_has_stored(start_engine, daemon, pr
     alone = start_engine("llama", daemon, dtype="float32")
     assert alone.generate(turn) == answer
     assert alone.counter("loaded_blocks") == 0, "an engine of one stage shares nothing with two"
+
+
+def test_a_pipeline_of_two_workers_a_stage_resumes(start_engine, daemon, prompt):
+    """Four workers: each holds half of the heads of half of the layers."""
+    if available_gib() < FOUR_WORKERS_GIB:
+        pytest.skip(f"four workers need {FOUR_WORKERS_GIB} GiB of memory, and less is free here")
+    turn = prompt(705)
+    options = {**PIPELINE, "tensor_parallel_size": 2}
+    first = start_engine("llama", daemon, **options)
+    namespace, *others = namespaces(first)
+    assert others == [namespace] * 3
+    assert [(group.name, group.shards) for group in namespace.groups] == [("0@0", 2), ("0@1", 2)]
+    answer = first.generate(turn)
+    for shard in (0, 1):
+        until(lambda shard=shard: stored(daemon, namespace, turn, shard) == [22, 22], 30)
+    first.close()
+
+    second = start_engine("llama", daemon, **options)
+    assert second.generate(turn) == answer
+    assert totals(second, "loaded_blocks") == [22] * 4
+    assert totals(second, "loads_failed") == [0] * 4
 
 
 def test_the_layers_of_a_hybrid_model_are_dealt_out(start_engine, daemon, prompt):
