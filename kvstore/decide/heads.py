@@ -80,9 +80,9 @@ class Heads:
             self._levels[head] = level
             self._note(Change(head, True, level))
 
-    def left(self, block: StoredBlock) -> None:
+    def left(self, key: BlockKey) -> None:
         """Note that a block is not stored any more."""
-        self._left(head_of(block.key))
+        self._left(head_of(key))
 
     def _left(self, head: int) -> None:
         level = self._levels.pop(head, None)

@@ -7,248 +7,49 @@ lock. Nothing here knows a policy, a deadline or a byte of payload.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 from kvstore.decide.changed import Changed
 from kvstore.decide.heads import Heads
 from kvstore.decide.namespaces import Namespaces, StoredNamespace
-from kvstore.model.block import BlockKey, Namespace, NamespaceId, Part, Slot
+from kvstore.decide.resting import Resting, Shape
+from kvstore.decide.rows import Rows
+from kvstore.decide.stored import (
+    ABSENT,
+    LISTED_MAX,
+    UNJUDGED,
+    Extent,
+    HeldSlot,
+    StoredBlock,
+    StoredFrame,
+    StoredPart,
+)
+from kvstore.model.block import BlockKey, Namespace, NamespaceId, Part, Slot, padded
 
-Extent = Any  # a place of the file tier; opaque here
-_OFFSET_BITS = 48
-_OFFSET_MASK = (1 << _OFFSET_BITS) - 1
+__all__ = [
+    "ABSENT",
+    "LISTED_MAX",
+    "Extent",
+    "HeldSlot",
+    "Index",
+    "StoredBlock",
+    "StoredFrame",
+    "StoredPart",
+]
 SIZES_MAX = 1 << 12  # of records, that are known to be the same number
-LISTED_MAX = 4  # records of a block that are kept in a tuple
-MASKS_MAX = 1 << 12  # pairs of group masks that are known to be the same
-_UNJUDGED = -1  # in the place of group masks: what the namespace is was not known
-ABSENT = (0, 0)  # `StoredBlock.refined` of a block that is not there
-_masks: dict[tuple[int, int], tuple[int, int]] = {}  # one object per pair: see `_own_masks`
-
-
-class HeldSlot:
-    """An arena slot and who keeps it from reuse: the index, and every lease or move on it.
-
-    There is one for each record in the arena, so it is kept small: extent and offset in one number.
-    """
-
-    __slots__ = ("_place", "indexed", "nbytes", "pins")
-
-    def __init__(self, slot: Slot) -> None:
-        self._place = slot.extent << _OFFSET_BITS | slot.offset
-        self.nbytes = slot.nbytes
-        self.pins = 0
-        self.indexed = False
-
-    @property
-    def slot(self) -> Slot:
-        place = self._place
-        return Slot(place >> _OFFSET_BITS, place & _OFFSET_MASK, self.nbytes)
-
-
-class StoredFrame:
-    """A run in the file tier. It leaves as a whole; pins are reads and writes under way, and leases
-    of clients that read it in its file. sequence: the higher one is the newer one. checked_at: when
-    its bytes were last seen to be good, on the planner's clock. is_out: its disk went out of use,
-    and what becomes of it there is not known any more."""
-
-    __slots__ = (
-        "blocks",
-        "checked_at",
-        "codec_id",
-        "extent",
-        "is_out",
-        "part",
-        "pins",
-        "sequence",
-        "stored_nbytes",
-    )
-
-    def __init__(
-        self,
-        extent: Extent,
-        part: Part,
-        codec_id: int,
-        stored_nbytes: tuple[int, ...],
-        sequence: int,
-    ) -> None:
-        self.extent = extent
-        self.sequence = sequence
-        self.part = part
-        self.codec_id = codec_id
-        self.stored_nbytes = stored_nbytes
-        self.blocks: dict[int, StoredBlock] = {}  # position in the frame -> block that is live
-        self.pins = 0
-        self.is_out = False
-        self.checked_at = float("-inf")
-
-
-class StoredPart:
-    """One record: its checksum and where its bytes are. `loading` is a slot a read is filling.
-    fine: its group refines another one."""
-
-    __slots__ = (
-        "checksum",
-        "dirty",
-        "fine",
-        "frame",
-        "loading",
-        "nbytes",
-        "part",
-        "position",
-        "resident",
-    )
-
-    def __init__(self, part: Part, nbytes: int, checksum: int, *, fine: bool = False) -> None:
-        self.fine = fine
-        self.part = part
-        self.nbytes = nbytes
-        self.checksum = checksum
-        self.resident: HeldSlot | None = None
-        self.loading: HeldSlot | None = None
-        self.frame: StoredFrame | None = None
-        self.position = 0
-        self.dirty = 0  # sequence of its commit while the file tier has not answered for it
-
-
-class StoredBlock:
-    """A block and its records. Bit g of `complete` says that every shard of group g is stored
-    somewhere; of `resident_groups`, that every shard is in the arena. Of a group that refines
-    another, both bits are the other's: nobody waits for fine parts. refined: both masks for those
-    who do, where the bit of a group that refines another says as well that each base record that
-    should have one has its fine part.
-
-    Most blocks have one record or two: a dictionary is made beyond a few only, because it takes as
-    much memory as all else that is known of a block.
-    """
-
-    __slots__ = (
-        "_stored",
-        "block_index",
-        "complete",
-        "framed_parts",
-        "key",
-        "namespace_id",
-        "parent",
-        "refined",
-        "resident_groups",
-        "resident_parts",
-    )
-
-    def __init__(
-        self, key: BlockKey, namespace_id: NamespaceId, block_index: int, parent: BlockKey | None
-    ) -> None:
-        self.key = key
-        self.namespace_id = namespace_id
-        self.block_index = block_index
-        self.parent = parent
-        self._stored: StoredPart | tuple[StoredPart, ...] | dict[Part, StoredPart] | None = None
-        self.resident_parts = 0
-        self.framed_parts = 0
-        self.complete = 0
-        self.resident_groups = 0
-        self.refined = ABSENT
-
-    @property
-    def records(self) -> Sequence[StoredPart]:
-        """The records there are, in the order they came; a copy, so they may change meanwhile."""
-        stored = self._stored
-        if stored is None:
-            return ()
-        if isinstance(stored, tuple):
-            return stored
-        return tuple(stored.values()) if isinstance(stored, dict) else (stored,)
-
-    def record(self, part: Part) -> StoredPart | None:
-        """Return the record of a part, if there is one."""
-        stored = self._stored
-        if isinstance(stored, dict):
-            return stored.get(part)
-        if isinstance(stored, tuple):
-            return next((record for record in stored if record.part == part), None)
-        return stored if stored is not None and stored.part == part else None
-
-    def add(self, record: StoredPart) -> None:
-        """Add a record of a part that is not there."""
-        stored = self._stored
-        if isinstance(stored, dict):
-            stored[record.part] = record
-        else:
-            self._keep((*self.records, record))
-
-    def remove(self, record: StoredPart) -> None:
-        """Remove a record that is there."""
-        stored = self._stored
-        if isinstance(stored, dict) and len(stored) > LISTED_MAX + 1:
-            del stored[record.part]
-        else:
-            self._keep(tuple(each for each in self.records if each.part != record.part))
-
-    def _keep(self, records: tuple[StoredPart, ...]) -> None:
-        if len(records) > LISTED_MAX:
-            self._stored = {record.part: record for record in records}
-        elif len(records) == 1:
-            (self._stored,) = records
-        else:
-            self._stored = records or None
-
-    @property
-    def nbytes(self) -> int:
-        return sum(record.nbytes for record in self.records)
-
-    def refresh(self, namespace: Namespace | None) -> None:
-        """Recompute the group masks after a part came or went. None: it is not known (yet) what
-        they are to be complete for."""
-        if namespace is None:
-            self.complete = self.resident_groups = _UNJUDGED
-            return
-        groups = namespace.groups
-        stored, resident = [0] * len(groups), [0] * len(groups)
-        complete = resident_groups = 0
-        for record in self.records:
-            group = record.part.group
-            if group >= len(groups):
-                continue
-            if groups[group].refines != -1:
-                record.fine = True
-                continue
-            shards = groups[group].shards
-            stored[group] += 1
-            if stored[group] == shards:
-                complete |= 1 << group
-            if record.resident is not None:
-                resident[group] += 1
-                if resident[group] == shards:
-                    resident_groups |= 1 << group
-        for index in namespace.fine:
-            base = groups[index].refines
-            complete |= (complete >> base & 1) << index
-            resident_groups |= (resident_groups >> base & 1) << index
-        self.complete, self.resident_groups = complete, resident_groups
-        if namespace.fine:
-            self.refined = self._refined(namespace)
-
-    def _refined(self, namespace: Namespace) -> tuple[int, int]:
-        """Return both masks without the groups of which a fine part is missing."""
-        complete, resident_groups = self.complete, self.resident_groups
-        for index in namespace.fine:
-            group = namespace.groups[index]
-            for shard in range(group.shards):
-                base = self.record(Part(group.refines, shard))
-                if base is None or base.nbytes != group.base_nbytes:
-                    continue  # it has none, or it is exact and needs none
-                fine = self.record(Part(index, shard))
-                if fine is None:
-                    complete &= ~(1 << index)
-                if fine is None or fine.resident is None:
-                    resident_groups &= ~(1 << index)
-        return _own_masks((complete, resident_groups))
 
 
 class Index:
-    """Blocks by key. A key is unique over namespaces: its chain starts from the namespace id."""
+    """Blocks by key. A key is unique over namespaces: its chain starts from the namespace id.
 
-    def __init__(self) -> None:
-        self._blocks: dict[BlockKey, StoredBlock] = {}
+    rows: shared with whoever else keeps columns.
+    """
+
+    def __init__(self, rows: Rows | None = None) -> None:
+        self.rows = rows if rows is not None else Rows()
+        self._keeper = self.rows.keeper()
+        self._blocks = Resting(self.rows)
+        self._orders = self.rows.column("I")
+        self._added = 0  # modulo 2**32: the order is of no more than some callers' comfort
         self._parts: dict[Part, Part] = {}  # one object per part: see `own_part`
         self._sizes: dict[int, int] = {}  # and for each of some sizes: see `own_size`
         self.namespaces = Namespaces()
@@ -259,30 +60,84 @@ class Index:
         return len(self._blocks)
 
     def __iter__(self) -> Iterator[StoredBlock]:
-        return iter(self._blocks.values())
+        """Yield all blocks, the oldest first. It looks at all before it yields one."""
+        keys = self.rows.keys
+        rows = sorted(self._all_rows(), key=self._orders.__getitem__)
+        found = map(self.by_key, [keys[row] for row in rows])
+        return (block for block in found if block is not None)
+
+    def keys(self, namespace_id: NamespaceId | None = None) -> Iterator[BlockKey]:
+        """Yield the keys of all blocks, or of a namespace's, in no order, waking none. They may
+        come and go meanwhile."""
+        rows = self._rows_in(namespace_id) if namespace_id is not None else self._all_rows()
+        return map(self.rows.keys.__getitem__, rows)
 
     def get(self, namespace_id: NamespaceId, key: BlockKey) -> StoredBlock | None:
         """Return the block, if this namespace has it."""
-        block = self._blocks.get(key)
+        block = self.by_key(key)
         if block is None or block.namespace_id != namespace_id:
             return None
-        if block.complete == _UNJUDGED:
+        if block.complete == UNJUDGED:
             self.refresh(block)
         return block
 
     def find(self, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> list[StoredBlock | None]:
-        """Return `get` of every key, at the speed of a dictionary."""
+        """Return `get` of every key."""
         namespace = self.namespaces.find(namespace_id)
         if namespace is None:
             return [None] * len(keys)
         namespace_id = namespace.id  # the object that its blocks have: compared by `is`
         found = [
             block if block is not None and block.namespace_id is namespace_id else None
-            for block in map(self._blocks.get, keys)
+            for block in map(self.by_key, keys)
         ]
         if namespace.is_stale:
             self._judge(found, namespace)
         return found
+
+    def masks(
+        self, namespace_id: NamespaceId, keys: Sequence[BlockKey], *, refined: bool = False
+    ) -> tuple[list[int], list[int]]:
+        """Return which groups of each block are stored, and which are resident: see `StoredBlock`.
+        It wakes none. refined: the masks for those who wait for fine parts."""
+        namespace = self.namespaces.find(namespace_id)
+        if namespace is None:
+            return [0] * len(keys), [0] * len(keys)
+        namespace_id = namespace.id  # the object that its blocks have: compared by `is`
+        shapes, rows = self._blocks.shapes, self.rows.find_all(keys)
+        numbers = list(map(self._blocks.shape_of.__getitem__, rows))
+        if numbers and numbers.count(numbers[0]) == len(numbers):  # all of them are alike
+            shape = shapes[numbers[0]]
+            if shape is not None and shape.complete != UNJUDGED:
+                mine = shape if shape.namespace_id is namespace_id else None
+                one, other = _masks_of(mine, refined=refined)
+                return [one] * len(keys), [other] * len(keys)
+        stored_of, here_of, odd = dict[int, int](), dict[int, int](), set[int]()
+        for number in set(numbers):
+            shape = shapes[number]
+            if shape is None or (namespace.is_stale and shape.complete == UNJUDGED):
+                odd.add(number)
+                shape = None
+            elif shape.namespace_id is not namespace_id:
+                shape = None
+            stored_of[number], here_of[number] = _masks_of(shape, refined=refined)
+        stored = list(map(stored_of.__getitem__, numbers))
+        here = list(map(here_of.__getitem__, numbers))
+        awake = self._blocks.awake.get
+        for number in odd:
+            at = -1
+            for _ in range(numbers.count(number)):
+                at = numbers.index(number, at + 1)
+                block = self.get(namespace_id, keys[at]) if number else awake(rows[at])
+                if block is None or block.namespace_id is not namespace_id:
+                    continue
+                if block.complete == UNJUDGED:
+                    self.refresh(block)
+                if refined:
+                    stored[at], here[at] = block.refined
+                else:
+                    stored[at], here[at] = block.complete, block.resident_groups
+        return stored, here
 
     def own_part(self, part: Part) -> Part:
         """Return an equal part that other records have, too: it costs them no memory."""
@@ -295,18 +150,31 @@ class Index:
         return self._sizes.setdefault(nbytes, nbytes)
 
     def by_key(self, key: BlockKey) -> StoredBlock | None:
-        return self._blocks.get(key)
+        row = self.rows.shards[key[-1]].get(key, 0)
+        blocks = self._blocks
+        return blocks.wake(row) if blocks.shape_of[row] else blocks.awake.get(row)
+
+    def _at(self, row: int) -> StoredBlock:
+        """Return the block of a row that the index keeps."""
+        return self._blocks.wake(row) if self._blocks.shape_of[row] else self._blocks.awake[row]
 
     def blocks_in(self, namespace_id: NamespaceId) -> Iterator[StoredBlock]:
-        """Yield the blocks of a namespace. It walks over others, too, until it has found all."""
+        """Yield the blocks of a namespace, in no order."""
+        return map(self._at, self._rows_in(namespace_id))
+
+    def _all_rows(self) -> Iterator[int]:
+        return self.rows.kept(self._keeper)
+
+    def _rows_in(self, namespace_id: NamespaceId) -> Iterator[int]:
+        """Yield the rows of a namespace. It looks at others, too, until it has found all."""
         namespace = self.namespaces.find(namespace_id)
         left = namespace.blocks if namespace is not None else 0
-        blocks = iter(self._blocks.values())
-        while left:
-            block = next(blocks)
-            if block.namespace_id == namespace_id:
+        rows, blocks = self._all_rows(), self._blocks
+        while left and (row := next(rows, None)) is not None:
+            each = blocks.shapes[blocks.shape_of[row]] or blocks.awake[row]
+            if each.namespace_id == namespace_id:
                 left -= 1
-                yield block
+                yield row
 
     def blocks_of(self, namespace_id: NamespaceId) -> int:
         """Return how many blocks a namespace has, all tiers and incomplete ones included."""
@@ -315,15 +183,41 @@ class Index:
 
     def add(self, block: StoredBlock) -> None:
         block.namespace_id = self.namespaces.block_added(block.namespace_id)
-        self._blocks[block.key] = block
+        row = self.rows.keep(block.key, self._keeper)
+        block.key = self.rows.keys[row]  # the same object
+        self._added = self._added + 1 & 0xFFFFFFFF
+        self._orders[row] = self._added
+        self._blocks.came(row, block)
 
     def remove(self, block: StoredBlock) -> None:
-        del self._blocks[block.key]
-        if self.heads is not None:
-            self.heads.left(block)
+        row = self.rows.find(block.key)
+        self._blocks.forget(row)
+        self._gone(row, block.key, block.namespace_id)
         if self.changed is not None:
             self.changed.note(block)
-        self.namespaces.block_removed(block.namespace_id)
+
+    def _gone(self, row: int, key: BlockKey, namespace_id: NamespaceId) -> None:
+        self.rows.drop(row, self._keeper)
+        if self.heads is not None:
+            self.heads.left(key)
+        self.namespaces.block_removed(namespace_id)
+
+    def take(self, key: BlockKey) -> Slot | None:
+        """Remove a block that rests, of which there is one record, in the arena alone, if nobody is
+        to be told; return its slot. None: it stays, and has to be looked at."""
+        row = self.rows.find(key)
+        taken = self._blocks.take(row) if self.changed is None else None
+        if taken is None:
+            return None
+        shape, slot = taken
+        (record,) = shape.records
+        self.namespaces.in_dram(shape.namespace_id, -padded(slot.nbytes), record[0].group)
+        self._gone(row, key, shape.namespace_id)
+        return slot
+
+    def rest(self) -> None:
+        """Let all blocks rest that nobody uses."""
+        self._blocks.rest_all()
 
     def register(self, namespace: Namespace) -> NamespaceId:
         """Learn what a namespace id stands for. Blocks that were there before are judged when
@@ -341,7 +235,7 @@ class Index:
     def _judge(self, blocks: Iterable[StoredBlock | None], namespace: StoredNamespace) -> None:
         """Compute the group masks of blocks that came, or changed, without their specification."""
         for block in blocks:
-            if block is not None and block.complete == _UNJUDGED:
+            if block is not None and block.complete == UNJUDGED:
                 block.refresh(namespace.spec)
                 if self.heads is not None:
                     self.heads.look(block, namespace.spec)
@@ -349,8 +243,7 @@ class Index:
                     self.changed.note(block)
 
 
-def _own_masks(masks: tuple[int, int]) -> tuple[int, int]:
-    """Return an equal pair that other blocks have, too: it costs them no memory."""
-    if len(_masks) >= MASKS_MAX:
-        return _masks.get(masks, masks)
-    return _masks.setdefault(masks, masks)
+def _masks_of(shape: Shape | None, *, refined: bool) -> tuple[int, int]:
+    if shape is None:
+        return ABSENT
+    return shape.refined if refined else (shape.complete, shape.resident_groups)

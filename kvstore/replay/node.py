@@ -14,7 +14,7 @@ from itertools import count
 from operator import attrgetter
 from typing import TypeVar
 
-from kvstore.decide.index import HeldSlot, StoredFrame
+from kvstore.decide.index import HeldSlot, StoredBlock, StoredFrame
 from kvstore.decide.planner import RUN_NBYTES_MAX, Planner, Reservation, Steps, Write
 from kvstore.decide.policy import WriteBudget, policy_by_name
 from kvstore.model.block import PAGE_NBYTES, BlockKey, Group, Namespace, Part, Span, padded
@@ -138,20 +138,26 @@ class Node:
         """Lose the arena; find the file tier, and what policies have saved, as a start does."""
         records = (record for block in self.planner.index for record in block.records)
         frames = {record.frame for record in records if record.frame is not None}
+        live = {frame: self._live(frame) for frame in frames}
         saved = self.planner.save_policies()
         self.traffic.unwritten += self.planner.counts.unwritten
         self.planner = self._begin()
         self.planner.load_policies(saved)
         for old in sorted(frames, key=attrgetter("sequence")):
             frame = StoredFrame(old.extent, PART, old.codec_id, old.stored_nbytes, old.sequence)
-            position, block = min(old.blocks.items())
+            (position, block), *_ = live[old]
             self.planner.recovery.add(
                 block.namespace_id,
                 frame,
-                [(at, each.key, self._setup.record_nbytes, 0) for at, each in old.blocks.items()],
+                [(at, each.key, self._setup.record_nbytes, 0) for at, each in live[old]],
                 first_block=block.block_index - position,
                 parent=block.parent if not position else None,
             )
+
+    def _live(self, frame: StoredFrame) -> list[tuple[int, StoredBlock]]:
+        """Return what is live in a frame, and where."""
+        found = ((at, self.planner.index.by_key(key)) for at, key in sorted(frame.blocks.items()))
+        return [(at, block) for at, block in found if block is not None]
 
     def ask(self, keys: Sequence[BlockKey], borrow: Borrow | None = None, model: str = "") -> int:
         """Answer a request: returns how many blocks it hit, and stores what it computed.

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kvstore.decide.index import StoredBlock
 from kvstore.model.block import BlockKey, NamespaceId, check_keys
 from kvstore.model.errors import Unavailable
 from kvstore.model.outcome import Explanation, Outcome
@@ -80,21 +81,16 @@ class Report:
     ) -> list[ScanItem]:
         """Return up to `limit` blocks in key order, those behind `after`. What was found on disk
         and is not indexed yet is left out: see `recalled`."""
-        index = self._planner.index
-        found = index if namespace_id is None else index.blocks_in(namespace_id)
-        blocks = (block for block in found if after is None or block.key > after)
-        blocks = (block for block in blocks if not all(r.fine for r in block.records))
-        return [
-            ScanItem(
-                key=block.key,
-                namespace_id=block.namespace_id,
-                block_index=block.block_index,
-                nbytes=block.nbytes,
-                resident=all(r.resident is not None for r in block.records if not r.fine),
-                durable=all(r.frame is not None for r in block.records if not r.fine),
-            )
-            for block in heapq.nsmallest(limit, blocks, key=lambda block: block.key)
-        ]
+        index, items = self._planner.index, list[ScanItem]()
+        while len(items) < limit:
+            keys = (k for k in index.keys(namespace_id) if after is None or k > after)
+            least = heapq.nsmallest(limit - len(items), keys)
+            if not least:
+                break
+            after = least[-1]
+            blocks = (block for block in map(index.by_key, least) if block is not None)
+            items += [_item(block) for block in blocks if not all(r.fine for r in block.records)]
+        return items
 
     def trouble(self) -> str:
         """Return why a router should ask another node, "" if it should not."""
@@ -149,3 +145,15 @@ class Report:
             **fleet,
             **events,
         }
+
+
+def _item(block: StoredBlock) -> ScanItem:
+    base = [record for record in block.records if not record.fine]
+    return ScanItem(
+        key=block.key,
+        namespace_id=block.namespace_id,
+        block_index=block.block_index,
+        nbytes=block.nbytes,
+        resident=all(record.resident is not None for record in base),
+        durable=all(record.frame is not None for record in base),
+    )

@@ -153,13 +153,12 @@ class Tree:
     async def _draw(self) -> None:
         began = self._now()
         try:
-            left = list(islice(self._index, BLOCKS_MAX))  # 10 ns for each
-            left_out = len(self._index) - len(left)
-            blocks = Blocks()
-            while left:
-                blocks.add(left[-STEP_BLOCKS:])
-                del left[-STEP_BLOCKS:]
+            keys, blocks = islice(self._index.keys(), BLOCKS_MAX), Blocks()
+            while step := list(islice(keys, STEP_BLOCKS)):
+                found = map(self._index.by_key, step)
+                blocks.add(block for block in found if block is not None)
                 await asyncio.sleep(0)
+            left_out = max(0, len(self._index) - len(blocks))
             runs = await asyncio.to_thread(Runs, blocks, self._uses.all())
             self._drawn = _Drawn(runs, began, self._now() - began, left_out)
         finally:

@@ -19,9 +19,7 @@ from kvstore_bench.store.index_coded import (
 )
 from kvstore_bench.store.index_coded import run as run_coded
 
-BYTES_PER_BLOCK_MAX = (
-    750  # of 40,000 blocks; 27 of them are the shadows of hz, however many there are
-)
+BYTES_PER_BLOCK_MAX = 400  # of 40,000 blocks; 50 are hz's models, however many there are
 
 
 def test_a_block_costs_less_than_its_bound_with_either_policy() -> None:

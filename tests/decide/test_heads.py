@@ -36,8 +36,8 @@ def test_what_comes_and_leaves_is_told_once() -> None:
     assert sorted(heads.at(1)) == sorted(head_of(KEYS[at]) for at in (31, 63))
     assert heads.at(2) == [head_of(KEYS[63])]
     heads.look(stored(31, complete=0b10), FULL)  # the window group is there, the other one is not
-    heads.left(stored(63))
-    heads.left(stored(63))
+    heads.left(KEYS[63])
+    heads.left(KEYS[63])
     told = heads.since(4, 10)
     assert told == [Change(head_of(KEYS[31]), False, 1), Change(head_of(KEYS[63]), False, 2)]
     assert heads.since(6, 10) == []
@@ -70,7 +70,7 @@ def test_a_gap_is_said() -> None:
     heads = Heads()
     for _ in range(CHANGES_KEPT // 2 + 1):
         heads.look(stored(15), FULL)
-        heads.left(stored(15))
+        heads.left(KEYS[15])
     assert heads.number == CHANGES_KEPT + 2
     assert heads.since(1, 10) is None
     assert len(heads.since(2, 10) or ()) == 10

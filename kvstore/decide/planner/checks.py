@@ -31,7 +31,8 @@ class Checks:
         self._ledger.frames.move_to_end(frame)
         frame.checked_at = self._now()
         frame.pins += 1
-        positions, blocks = zip(*sorted(frame.blocks.items()), strict=True)
+        positions, keys = zip(*sorted(frame.blocks.items()), strict=True)
+        blocks = [block for block in map(self._ledger.index.by_key, keys) if block is not None]
         records = [block.record(frame.part) for block in blocks]
         return Check(frame, positions, blocks, [record for record in records if record is not None])
 

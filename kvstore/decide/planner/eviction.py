@@ -103,18 +103,20 @@ class Eviction:
         pinned: list[StoredBlock] = []
         to_be_written = False
         for key in islice(self._ledger.policies.dram.victims(), VICTIMS_MAX):
-            block = self._index.by_key(key)
-            assert block is not None
-            if self._evict_dram(block):
-                evicted += 1
-                if slot is None:
-                    slot = self._dram.allocate(nbytes)
-                if slot is not None and (not pinned or evicted >= self._evicted_ahead):
-                    return slot
-            elif _is_pinned(block):
-                pinned.append(block)
-            else:
-                to_be_written = True
+            if not self._ledger.evict_resting(key, self._reason):
+                block = self._index.by_key(key)
+                assert block is not None
+                if not self._evict_dram(block):
+                    if _is_pinned(block):
+                        pinned.append(block)
+                    else:
+                        to_be_written = True
+                    continue
+            evicted += 1
+            if slot is None:
+                slot = self._dram.allocate(nbytes)
+            if slot is not None and (not pinned or evicted >= self._evicted_ahead):
+                return slot
         if slot is not None or to_be_written:  # soon there is room
             return slot
         return self._slot_before(pinned, nbytes)

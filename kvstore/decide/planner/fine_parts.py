@@ -7,11 +7,11 @@ behind. Rate is lowered by dropping a part: nothing is decoded for that.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from array import array
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, islice
+from itertools import accumulate
 
-from kvstore.decide.index import StoredBlock, StoredPart
+from kvstore.decide.index import Index, StoredBlock, StoredPart
 from kvstore.decide.planner.places import is_readable, reachable_groups
 from kvstore.model.block import BlockKey, Grant, Namespace, Part, Span, padded
 
@@ -102,40 +102,77 @@ def starts_of(spans: Sequence[Span]) -> list[int]:
 
 
 class FineParts:
-    """The fine parts that the arena has, those to leave first in front.
+    """The blocks of which the arena has fine parts, those whose fine parts are to leave first in
+    front: a ring of rows, made when there is a first one.
 
     nbytes: of their slots. share: of the arena that fine parts keep when blocks need room.
     """
 
-    def __init__(self, share: float = FINE_SHARE) -> None:
+    def __init__(self, index: Index, share: float = FINE_SHARE) -> None:
         self.nbytes = 0
         self.share = share
         self.nbytes_min = 0
-        self._parts: OrderedDict[StoredPart, BlockKey] = OrderedDict()
+        self._index = index
+        self._count = 0
+        self._older = self._newer = self._parts = array("I")  # parts: how many a block has here
 
     def __len__(self) -> int:
-        return len(self._parts)
+        return self._count
 
     def resize(self, arena_nbytes: int) -> None:
         """Derive from the arena's size what fine parts keep of it."""
         self.nbytes_min = int(self.share * arena_nbytes)
 
-    def came(self, key: BlockKey, record: StoredPart) -> None:
-        self._parts[record] = key
+    def came(self, block: StoredBlock, record: StoredPart) -> None:
+        """Note a fine part that came into the arena."""
+        if not self._parts:
+            column = self._index.rows.column
+            self._older, self._newer, self._parts = column("I"), column("I"), column("I")
+        row = self._index.rows.find(block.key)
+        if not self._parts[row]:
+            self._link(row)
+        self._parts[row] += 1
+        self._count += 1
         self.nbytes += padded(record.nbytes)
 
-    def went(self, record: StoredPart) -> None:
-        if self._parts.pop(record, None) is not None:
-            self.nbytes -= padded(record.nbytes)
+    def went(self, block: StoredBlock, record: StoredPart) -> None:
+        """Note one that left the arena."""
+        row = self._index.rows.find(block.key)
+        self._parts[row] -= 1
+        if not self._parts[row]:
+            self._unlink(row)
+        self._count -= 1
+        self.nbytes -= padded(record.nbytes)
 
-    def touch(self, blocks: Sequence[StoredBlock]) -> None:
+    def touch(self, prefix: Sequence[BlockKey]) -> None:
         """Note that a prefix was used: its parts leave last, the end of it before its start."""
-        for block in reversed(blocks):
-            for record in block.records:
-                if record.fine and record in self._parts:
-                    self._parts.move_to_end(record)
+        find, parts = self._index.rows.find, self._parts
+        for key in reversed(prefix):
+            row = find(key)
+            if parts[row]:
+                self._unlink(row)
+                self._link(row)
 
     def to_leave(self) -> Iterator[tuple[BlockKey, StoredPart]]:
         """Yield some parts in the order in which they leave; they may leave meanwhile."""
-        for record, key in list(islice(self._parts.items(), LOOKED_AT_MAX)):
-            yield key, record
+        row, left = self._newer[0] if self._parts else 0, LOOKED_AT_MAX
+        while row and left > 0:
+            key = self._index.rows.keys[row]
+            block = self._index.by_key(key)
+            found = block.records if block is not None else ()
+            for record in found:
+                if record.fine and record.resident is not None:
+                    left -= 1
+                    yield key, record
+            row = self._newer[row]  # what left still points on to newer ones
+
+    def _link(self, row: int) -> None:
+        """Make a block's fine parts the last to leave. Row 0 is the end of the ring."""
+        older, newer = self._older, self._newer
+        below = older[0]
+        newer[row], older[row] = 0, below
+        newer[below] = older[0] = row
+
+    def _unlink(self, row: int) -> None:
+        older, newer = self._older, self._newer
+        newer[older[row]], older[newer[row]] = newer[row], older[row]

@@ -19,7 +19,7 @@ from kvstore.decide.planner.fine_parts import FINE_SHARE, FineParts, base_of
 from kvstore.decide.planner.moves import Space
 from kvstore.decide.planner.policies import Policies
 from kvstore.decide.planner.replaced import Replaced
-from kvstore.model.block import Part, padded
+from kvstore.model.block import BlockKey, Part, padded
 from kvstore.model.outcome import Reason
 
 
@@ -55,9 +55,9 @@ class Ledger:
         write_fine_parts: bool = True,
         fine_share: float = FINE_SHARE,
     ) -> None:
-        self.index = Index()
+        self.index = Index(policies.rows)
         self.dirty = DirtyRecords(now, takes_fine=write_fine_parts)
-        self.fine_parts = FineParts(fine_share)
+        self.fine_parts = FineParts(self.index, fine_share)
         self.copies = Copies()
         self.replaced = Replaced(self.unpin_frame)
         self.counts = Counts()
@@ -92,7 +92,7 @@ class Ledger:
 
     def withdraw(self, frame: StoredFrame) -> None:
         """Drop a frame whose disk is out of use. What the arena has is to be written elsewhere."""
-        blocks = list(frame.blocks.values())
+        blocks = [self._block(key) for key in frame.blocks.values()]
         frame.is_out = True
         self.drop_frame(frame, Reason.DEVICE_OUT)
         for block in blocks:
@@ -112,7 +112,8 @@ class Ledger:
             self.frames.pop(frame, None)
 
     def drop_frame(self, frame: StoredFrame, reason: Reason) -> None:
-        for block in list(frame.blocks.values()):
+        for key in list(frame.blocks.values()):
+            block = self._block(key)
             record = block.record(frame.part)
             assert record is not None  # a frame knows what is live in it
             self.detach(block, record)
@@ -125,6 +126,12 @@ class Ledger:
                 self.counts.left["file", reason] += 1
             self.settle(block)
 
+    def _block(self, key: BlockKey) -> StoredBlock:
+        """Return a block of which something is stored."""
+        block = self.index.by_key(key)
+        assert block is not None
+        return block
+
     # ---- blocks ------------------------------------------------------------------------------
 
     def forget(self, block: StoredBlock, reason: Reason) -> None:
@@ -135,6 +142,23 @@ class Ledger:
         for record in block.records:
             self.drop(block, record)
         self.settle(block)
+
+    def evict_resting(self, key: BlockKey, reason: Reason | None) -> bool:
+        """Evict a block from the arena that nobody uses and nothing else has: it is lost. This is
+        what eviction does most. False: it is another block, which has to be looked at."""
+        taken = self.index.take(key) if self.demotion is None else None
+        if taken is None:
+            return False
+        self._dram.free(taken)
+        self.policies.dram.remove(key)
+        self.resident_blocks -= 1
+        self.copies.left(key)
+        why = reason or Reason.LOST
+        self.departures.note(key, why)
+        self.counts.lost += 1
+        self.counts.evicted_dram += 1
+        self.counts.left["dram", why] += 1
+        return True
 
     def forget_part(self, block: StoredBlock, record: StoredPart, reason: Reason) -> None:
         """Drop one record of a block; the others may be durable, and it can be put again."""
@@ -217,7 +241,7 @@ class Ledger:
         record.resident = held
         self.index.namespaces.in_dram(block.namespace_id, padded(held.nbytes), record.part.group)
         if record.fine:
-            self.fine_parts.came(block.key, record)
+            self.fine_parts.came(block, record)
         block.resident_parts += 1
         if block.resident_parts == 1:
             self.policies.dram.insert(block.key, block.parent)
@@ -230,7 +254,7 @@ class Ledger:
         held.indexed = False
         self.index.namespaces.in_dram(block.namespace_id, -padded(held.nbytes), record.part.group)
         if record.fine:
-            self.fine_parts.went(record)
+            self.fine_parts.went(block, record)
         self.orphans += held.pins > 0
         self.unpin(held)
         block.resident_parts -= 1
@@ -253,7 +277,7 @@ class Ledger:
         """found: the frame is of an earlier life."""
         self.replaced.release(record)
         record.frame, record.position = frame, position
-        frame.blocks[position] = block
+        frame.blocks[position] = block.key
         self.frames.setdefault(frame)
         nbytes = padded(frame.stored_nbytes[position])
         self.index.namespaces.in_files(block.namespace_id, nbytes, frame.part.group)

@@ -21,17 +21,15 @@ A record is always in one of these places, and every step moves it between them:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kvstore.decide.costs import Costs
 from kvstore.decide.index import (
-    ABSENT,
     HeldSlot,
     Index,
-    StoredBlock,
     StoredFrame,
     StoredPart,
 )
@@ -177,11 +175,27 @@ class Planner:
         else reaches.
         """
         namespace = self.namespace(namespace_id)
-        blocks = self.index.find(namespace_id, keys)
-        stored, here = _masks(namespace, blocks, in_files=in_files, refined=refined)
+        stored, here = self._masks(namespace_id, namespace, keys, in_files, refined)
         length = longest_hit if windows else reach
         hit = length(namespace, stored, skip_blocks)
         return Match(hit, hit if here == stored else length(namespace, here, skip_blocks))
+
+    def _masks(
+        self,
+        namespace_id: NamespaceId,
+        namespace: Namespace,
+        keys: Sequence[BlockKey],
+        in_files: bool,
+        refined: bool,
+    ) -> tuple[list[int], list[int]]:
+        """Return which groups of each block are stored, and which are resident: see `match`."""
+        refined = refined and bool(namespace.fine)
+        stored, here = self.index.masks(namespace_id, keys, refined=refined)
+        if in_files and here != stored:
+            groups = refined_groups if refined else reachable_groups
+            blocks = self.index.find(namespace_id, keys)
+            here = [groups(block, namespace) if block else 0 for block in blocks]
+        return stored, here
 
     def present(self, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> list[bool]:
         """Say of each block whether it is stored: all of it, but for windows and fine parts."""
@@ -190,11 +204,8 @@ class Planner:
             for index, group in enumerate(self.namespace(namespace_id).groups)
             if not group.window_tokens and group.refines == -1
         )
-        blocks = self.index.find(namespace_id, keys)
-        return [
-            block is not None and bool(block.complete) and block.complete & needed == needed
-            for block in blocks
-        ]
+        stored, _ = self.index.masks(namespace_id, keys)
+        return [bool(groups) and groups & needed == needed for groups in stored]
 
     def find(
         self, namespace_id: NamespaceId, keys: Sequence[BlockKey], spans: Sequence[Span]
@@ -218,8 +229,7 @@ class Planner:
             level = self.costs.level(namespace_id)
         self.policies.touch(prefix, level)
         if self._ledger.fine_parts:
-            found = map(self.index.by_key, prefix)
-            self._ledger.fine_parts.touch([block for block in found if block is not None])
+            self._ledger.fine_parts.touch(prefix)
         self.admission.used(prefix)
 
     # ---- hints: see also `pins` and `eviction.demote_prefix` -----------------------------------
@@ -249,17 +259,18 @@ class Planner:
 
     def delete(self, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> Deletion:
         """Forget blocks now. What may be on disk is the write-behind's to bury."""
-        blocks = (self.index.get(namespace_id, key) for key in keys)
-        return self._forget([block for block in blocks if block is not None], Reason.DELETED)
+        mine = (key for key in keys if self.index.get(namespace_id, key) is not None)
+        return self._forget(mine, Reason.DELETED)
 
     def clear(self, namespace_id: NamespaceId | None) -> Deletion:
         """Forget every block of a namespace, or of all."""
-        blocks = self.index if namespace_id is None else self.index.blocks_in(namespace_id)
-        return self._forget(list(blocks), Reason.CLEARED)
+        return self._forget(self.index.keys(namespace_id), Reason.CLEARED)
 
-    def _forget(self, blocks: Sequence[StoredBlock], reason: Reason) -> Deletion:
+    def _forget(self, keys: Iterable[BlockKey], reason: Reason) -> Deletion:
         deletion = Deletion()
-        for block in dict.fromkeys(blocks):
+        for key in dict.fromkeys(keys):
+            block = self.index.by_key(key)
+            assert block is not None
             self._ledger.forget(block, reason)
             deletion.deleted += 1
             deletion.namespaces.add(block.namespace_id)
@@ -306,20 +317,3 @@ class Planner:
         """Take what another life has saved, before anything is recovered; what cannot be read is
         ignored."""
         self.policies.load(self.admission.load(saved))
-
-
-def _masks(
-    namespace: Namespace, blocks: Sequence[StoredBlock | None], *, in_files: bool, refined: bool
-) -> tuple[list[int], list[int]]:
-    """Return which groups of each block are stored, and which are resident: see `match`."""
-    if refined and namespace.fine:
-        masks = [ABSENT if block is None else block.refined for block in blocks]
-        stored, here = [mask for mask, _ in masks], [mask for _, mask in masks]
-        if in_files and here != stored:
-            here = [refined_groups(block, namespace) if block else 0 for block in blocks]
-        return stored, here
-    stored = [0 if block is None else block.complete for block in blocks]
-    here = [0 if block is None else block.resident_groups for block in blocks]
-    if in_files and here != stored:
-        here = [reachable_groups(block, namespace) if block else 0 for block in blocks]
-    return stored, here

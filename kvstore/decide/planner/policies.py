@@ -6,6 +6,7 @@ import struct
 from collections.abc import Callable, Sequence
 
 from kvstore.decide.policy import Choice, Guarded, PolicyFactory
+from kvstore.decide.rows import Rows
 from kvstore.model.block import BlockKey
 
 _SAVED = struct.Struct("<I")  # bytes of the first policy's
@@ -13,7 +14,8 @@ _SAVED = struct.Struct("<I")  # bytes of the first policy's
 
 class Policies:
     """One policy for the arena (`dram`), one for the file tier (`file`). Should one raise, `lru`
-    takes its place, and `failed`, which may be set, is told the tier and the error.
+    takes its place, and `failed`, which may be set, is told the tier and the error. rows: shared
+    with the index.
     """
 
     def __init__(
@@ -25,8 +27,16 @@ class Policies:
         has_file: bool,
     ) -> None:
         self.failed: Callable[[str, Exception], None] = lambda tier, error: None
-        self.dram = Guarded(dram, now, failed=lambda error: self.failed("dram", error))
-        self.file = Guarded(file, now, failed=lambda error: self.failed("file", error))
+        self.rows = Rows()
+        self.dram = Guarded(
+            dram, now, failed=lambda error: self.failed("dram", error), rows=self.rows
+        )
+        self.file = Guarded(
+            file,
+            now,
+            failed=lambda error: self.failed("file", error),
+            rows=self.rows if has_file else None,
+        )
         self._has_file = has_file
 
     def touch(self, prefix: Sequence[BlockKey], level: int = 0) -> None:

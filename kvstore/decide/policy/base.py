@@ -63,4 +63,7 @@ class Policy(Protocol):
 
 
 PolicyFactory: TypeAlias = Callable[[Callable[[], float]], Policy]
-"""Makes the empty policy of one tier; told the clock, in seconds from an arbitrary zero."""
+"""Makes the empty policy of one tier; told the clock, in seconds from an arbitrary zero.
+
+One that has a parameter `rows` is given the rows that the index has (`decide/rows.py`), to keep
+columns of its own there; its policy has a method `retire`, which gives them back."""

@@ -9,10 +9,12 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 from kvstore.decide.policy.base import Policy, PolicyFactory
 from kvstore.decide.policy.lru import TailFirstLru
 from kvstore.decide.policy.shadow import Choice
+from kvstore.decide.rows import Rows
 from kvstore.model.block import BlockKey
 
 Stored = Callable[[], Iterable[tuple[BlockKey, BlockKey | None]]]
@@ -28,12 +30,15 @@ class Guarded:
         now: Callable[[], float],
         *,
         failed: Callable[[Exception], None] = lambda error: None,
+        rows: Rows | None = None,
     ) -> None:
-        """failed: told what the policy has raised, once `lru` has taken over."""
+        """failed: told what the policy has raised, once `lru` has taken over. rows: of the index,
+        for a policy that takes them."""
         self.error: Exception | None = None
         self.stored: Stored = tuple
         self._failed = failed
-        self._policy = factory(now)
+        self._rows = rows
+        self._policy = _made(factory, now, rows)
         self._takes_levels = "level" in inspect.signature(self._policy.touch).parameters
         self._held: Counter[BlockKey] = Counter()
 
@@ -145,7 +150,11 @@ class Guarded:
         if self.error is not None:
             raise error
         self.error = error
-        self._policy, self._takes_levels = TailFirstLru(), False
+        try:
+            getattr(self._policy, "retire", lambda: None)()
+        except Exception:  # as it has failed before, it may fail at that
+            self._rows = None
+        self._policy, self._takes_levels = TailFirstLru(self._rows), False
         for key, parent in self.stored():
             self._policy.adopt(key, parent)
         for key, count in self._held.items():
@@ -153,3 +162,13 @@ class Guarded:
                 self._policy.hold((key,))
         self._failed(error)
         return self._policy
+
+
+def _made(factory: PolicyFactory, now: Callable[[], float], rows: Rows | None) -> Policy:
+    takes: Any = factory
+    try:
+        takes_rows = "rows" in inspect.signature(takes).parameters
+    except ValueError:  # what is written in C has none
+        takes_rows = False
+    made: Policy = takes(now, rows=rows) if takes_rows else takes(now)
+    return made

@@ -17,9 +17,18 @@ from collections.abc import Callable, Iterator, Sequence
 
 from kvstore.decide.policy.ghosts import Ghosts
 from kvstore.decide.policy.hazard import ENDED_CLASS, Hazard, gap_class, turn_and_gap
-from kvstore.decide.policy.hazard_nodes import Block, Request, put_last
+from kvstore.decide.policy.hazard_nodes import (
+    ENDED,
+    FOUND,
+    GAP,
+    SHARED,
+    Request,
+    Requests,
+    put_last,
+)
 from kvstore.decide.policy.leaves import Leaves
 from kvstore.decide.policy.shadow import SHADOW_BLOCKS, Choice, Shadows
+from kvstore.decide.rows import Rows
 from kvstore.model.block import BlockKey
 
 REFIT_REQUESTS = 200
@@ -34,16 +43,24 @@ _FOUND_ORDER = float("-inf")
 class HazardDensity:
     """O(1) a block, O(log n) a leaf, and a few milliseconds every 200 requests.
 
-    shadow_blocks: in each model of the tier; 0: it goes by hazard alone.
+    shadow_blocks: in each model of the tier; 0: it goes by hazard alone. rows: shared with whoever
+    else keeps columns; None: its own.
     """
 
-    def __init__(self, now: Callable[[], float], *, shadow_blocks: int = SHADOW_BLOCKS) -> None:
+    def __init__(
+        self,
+        now: Callable[[], float],
+        *,
+        shadow_blocks: int = SHADOW_BLOCKS,
+        rows: Rows | None = None,
+    ) -> None:
         self._now = now
         self._began = now()
         self._hazard = Hazard()
-        self._leaves = Leaves(self._hazard)
+        requests = Requests()
+        self._leaves = Leaves(self._hazard, requests, rows)
         self._tree = self._leaves.tree
-        self._shadows = Shadows(self._hazard, shadow_blocks) if shadow_blocks else None
+        self._shadows = Shadows(self._hazard, requests, shadow_blocks) if shadow_blocks else None
         if self._shadows is not None:
             self._leaves.by_use = self._shadows.by_use
         self._ghosts = Ghosts()
@@ -78,8 +95,9 @@ class HazardDensity:
             self._leaves.rescore()
 
     def alone(self, prefix: Sequence[BlockKey]) -> Sequence[BlockKey]:
-        found = map(self._tree.find, prefix)
-        return [node.key for node in found if node is not None and not node.shared]
+        tree = self._tree
+        found = [(tree.find(key), key) for key in prefix]
+        return [key for row, key in found if row and not tree.marks[row] & SHARED]
 
     def end(self, keys: Sequence[BlockKey]) -> None:
         self._hazard.end(keys)
@@ -87,18 +105,13 @@ class HazardDensity:
             self._shadows.end(keys)
         if self._leaves.expected.times:
             self._leaves.expected.discard(keys)
-        for key in keys:
-            node = self._tree.find(key)
-            if node is not None:
-                node.ended = True
-                if not node.children:
-                    self._leaves.link(node)
+        self._leaves.end(keys)
 
     def expect(self, keys: Sequence[BlockKey], at: float) -> None:
         for key in keys:
-            node = self._tree.find(key)
-            if node is not None and self._leaves.expected.add(key, at) and not node.children:
-                self._leaves.link(node)
+            row = self._tree.find(key)
+            if row and self._leaves.expected.add(key, at) and not self._tree.children[row]:
+                self._leaves.link(row)
 
     def hold(self, prefix: Sequence[BlockKey]) -> None:
         for key in prefix:
@@ -106,13 +119,13 @@ class HazardDensity:
 
     def let_go(self, prefix: Sequence[BlockKey]) -> None:
         for key in reversed(prefix):
-            node = self._tree.let_go(key)
-            if node.here and not node.children:
-                self._leaves.link(node)
+            row = self._tree.let_go(key)
+            if self._tree.here[row] and not self._tree.children[row]:
+                self._leaves.link(row)
 
     def is_leaf(self, key: BlockKey) -> bool:
-        node = self._tree.find(key)
-        return node is not None and not node.children
+        row = self._tree.find(key)
+        return bool(row) and not self._tree.children[row]
 
     def _begin(self, prefix: Sequence[BlockKey], level: int = 0) -> Request:
         """Return the request for a prefix, with its turn and session."""
@@ -150,47 +163,52 @@ class HazardDensity:
         """Return the request that a prefix goes on from if that was before a restart, and where."""
         if self._adopted:
             for key in reversed(prefix):
-                node = self._tree.find(key)
-                if node is not None:
-                    return (node.request if node.request in self._adopted else None), key
+                row = self._tree.find(key)
+                if row:
+                    request = self._tree.request(row)
+                    return (request if request in self._adopted else None), key
         return None, prefix[-1]
 
     # ---- come and go -------------------------------------------------------------------------
 
     def insert(self, key: BlockKey, parent: BlockKey | None) -> None:
-        node = self._leaves.enter(key, parent)
-        if node is None:
+        tree = self._tree
+        row = self._leaves.enter(key, parent)
+        if not row:
             return
-        node.request = request = self._request_of(node)
+        request = self._request_of(row, key)
+        tree.give(row, request)
         ghost = self._ghosts.find(key)
         if ghost is None:
-            node.uses = 1
-            node.gap = request.gap
+            tree.uses[row] = 1
+            tree.marks[row] = request.gap
         else:
-            node.uses = ghost.uses + 1
-            node.gap = gap_class(request.at - ghost.used_at)
-        if not node.children:
-            self._leaves.link(node)
+            tree.uses[row] = ghost.uses + 1
+            tree.marks[row] = gap_class(request.at - ghost.used_at)
+        if not tree.children[row]:
+            self._leaves.link(row)
 
     def adopt(self, key: BlockKey, parent: BlockKey | None) -> None:
         """A block is what its last life knew of it, or what is known of the block before it."""
-        node = self._leaves.enter(key, parent)
-        if node is None:
+        tree = self._tree
+        row = self._leaves.enter(key, parent)
+        if not row:
             return
-        above: Block | None = node.parent
+        above = tree.parents[row]
         known = self._hazard.last_use(key) if self._knows_found else None
         if known is not None:
-            at, number, node.uses = known
-            node.request = self._adopted_request(at, number)
-            node.ended = number >= ENDED_CLASS
-            node.gap = node.request.gap
-        elif above is not None and above.here and not above.found and self._adopted:
-            node.request, node.uses, node.gap = above.request, above.uses, above.gap
+            at, number, tree.uses[row] = known
+            request = self._adopted_request(at, number)
+            tree.give(row, request)
+            tree.marks[row] = request.gap | (ENDED if number >= ENDED_CLASS else 0)
+        elif tree.here[above] and not tree.marks[above] & FOUND and self._adopted:
+            tree.give(row, tree.request(above))
+            tree.uses[row], tree.marks[row] = tree.uses[above], tree.marks[above] & GAP
         else:
-            node.found = True
-            node.request, node.uses, node.gap = self._before, 1, 0
-        if not node.children:
-            self._leaves.link(node)
+            tree.give(row, self._before)
+            tree.uses[row], tree.marks[row] = 1, FOUND
+        if not tree.children[row]:
+            self._leaves.link(row)
 
     def _adopted_request(self, at: float, number: int) -> Request:
         """Return the request of an earlier life that used blocks then."""
@@ -215,18 +233,24 @@ class HazardDensity:
                 self._leaves.by_use = self._shadows.by_use
 
     def remove(self, key: BlockKey) -> None:
-        node = self._tree.find(key)
-        if node is not None:
-            self._leaves.leave(node)
-            self._ghosts.put(key, node.uses, node.request.at, blocks=self._tree.blocks)
+        tree = self._tree
+        row = tree.find(key)
+        if row:
+            uses, used_at = tree.uses[row], tree.request(row).at
+            self._leaves.leave(row)
+            self._ghosts.put(key, uses, used_at, blocks=tree.blocks)
 
-    def _request_of(self, node: Block) -> Request:
+    def retire(self) -> None:
+        """Give all rows back: another policy takes over."""
+        self._tree.retire()
+
+    def _request_of(self, row: int, key: BlockKey) -> Request:
         """Return the request that a block was computed for."""
-        above: Block | None = node.parent
-        if above is not None and above.here:
-            request = above.request
+        above = self._tree.parents[row]
+        if self._tree.here[above]:
+            request = self._tree.request(above)
         else:
-            request = self._roots.get(node.key, self._before)
+            request = self._roots.get(key, self._before)
         at = self._now()
         if at - request.at < STALE_S and request is not self._before:
             return request
@@ -244,5 +268,6 @@ class HazardDensity:
     def victims(self) -> Iterator[BlockKey]:
         if self._shadows is not None:
             self._shadows.room(self._tree.blocks)
-        for node in self._leaves.victims(self._now()):
-            yield node.key
+        keys = self._tree.rows.keys
+        for row in self._leaves.victims(self._now()):
+            yield keys[row]

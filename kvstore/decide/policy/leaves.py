@@ -21,8 +21,18 @@ from kvstore.decide.policy.hazard import (
     gap_class,
     score,
 )
-from kvstore.decide.policy.hazard_nodes import Block, Entry, Request, Ring, are_alike
-from kvstore.decide.policy.prefix_tree import PrefixTree
+from kvstore.decide.policy.hazard_nodes import (
+    ENDED,
+    FOUND,
+    GAP,
+    SHARED,
+    Blocks,
+    Entry,
+    Request,
+    Requests,
+    Ring,
+)
+from kvstore.decide.rows import Rows
 from kvstore.model.block import BlockKey
 
 SCORES_S = 0.25  # for so long a score is good
@@ -31,23 +41,22 @@ _LAST = 1e30  # by use, what is expected leaves after all else
 ENDED_LEVELS = 6  # so much less an ended session's block is worth, by use: see ENDED_RATIO
 _FOUND = CLASSES  # the ring of what an earlier life has left
 _EXPECTED = CLASSES + 1  # of what somebody will come back for: the latest leaves first
-_RINGS = CLASSES + 2
 _FOUND_FIRST = -float(1 << 52)  # the rank of the first block found; all are before what was used
 
 
 class Leaves:
-    """O(log n) a leaf, O(1) any other block. by_use: the order of LRU."""
+    """O(log n) a leaf, O(1) any other block. by_use: the order of LRU. rows: see `PrefixTree`."""
 
-    def __init__(self, hazard: Hazard) -> None:
-        self.tree = PrefixTree(Block)
+    def __init__(self, hazard: Hazard, requests: Requests, rows: Rows | None = None) -> None:
+        self.tree = Blocks(requests, rows)
         self.expected = Expected()
         self.by_use = False
         self._hazard = hazard
-        self._rings: dict[int, Ring] = {}
+        self._rings: dict[tuple[int, int], Ring] = {}
+        self._by_place: list[Ring | None] = [None]
         self._filled: dict[Ring, None] = {}  # those that may have leaves
-        self._fresh: Block | None = None  # a leaf that is not in its ring yet: it may get a child
+        self._fresh = 0  # a leaf that is not in its ring yet: it may get a child
         self._aside: list[tuple[Ring, Entry]] = []  # passed over in a walk
-        self._ticks = 0
         self._scored_at = float("-inf")
         self._best: Ring | None = None  # what was lowest, until a leaf comes
         self._second = 0.0  # the lowest score of the other rings, or less
@@ -59,116 +68,140 @@ class Leaves:
     def use(self, prefix: Sequence[BlockKey], request: Request, nobody: object) -> None:
         """Note that a request has used what is here of a prefix. nobody: the session of what was
         not asked for yet."""
-        nodes = self.tree.nodes
+        tree = self.tree
         if self.expected.times:
             self.expected.discard(prefix)
-        before, gap, shared = None, 0, False
+        shards, here, request_of = tree.rows.shards, tree.here, tree.request_of
+        uses, marks, children = tree.uses, tree.marks, tree.children
+        number = tree.count(request, len(prefix))  # more than it will be of, for now
+        before = last = 0
+        gap, shared = 0, 0
         own = (request.session, nobody)
+        left = len(prefix)
         for key in prefix:
-            node = nodes.get(key)
-            if node is None or not node.here:
+            row = shards[key[-1]].get(key, 0)
+            if not here[row]:
                 continue
-            if node.request is not before:  # once for all blocks that were last used together
-                before = node.request
-                gap = gap_class(request.at - before.at)
-                shared = before.session not in own
-            node.request = request
-            node.uses += 1
-            node.gap = gap
-            node.ended = node.found = False
-            if shared:
-                node.shared = True
-            if not node.children:
-                self.link(node)
+            if request_of[row] != before:  # once for all blocks that were last used together
+                if last:
+                    tree.uncount(before, last)
+                    last = 0
+                before = request_of[row]
+                used_at, session = tree.request(row).at, tree.request(row).session
+                gap = gap_class(request.at - used_at)
+                shared = 0 if session in own else SHARED
+            last += 1
+            left -= 1
+            request_of[row] = number
+            uses[row] += 1
+            marks[row] = marks[row] & SHARED | shared | gap
+            if not children[row]:
+                self.link(row)
+        if last:
+            tree.uncount(before, last)
+        if left:
+            tree.uncount(number, left)
 
-    def enter(self, key: BlockKey, parent: BlockKey | None) -> Block | None:
-        """Add a block; None: it is here. Set what is known of it, and `link` it if it is a leaf."""
-        node = self.tree.enter(key, parent)
-        if node is not None:
-            node.shared = node.ended = node.found = False
-            above: Block | None = node.parent
-            if above is not None and above.children == 1:
+    def enter(self, key: BlockKey, parent: BlockKey | None) -> int:
+        """Add a block; 0: it is here. Set what is known of it, and `link` it if it is a leaf."""
+        tree = self.tree
+        row = tree.enter(key, parent)
+        if row:
+            tree.marks[row] = 0
+            above = tree.parents[row]
+            if above and tree.children[above] == 1:
                 self.unlink(above)  # it is a leaf no longer
-        return node
+        return row
 
-    def leave(self, node: Block) -> None:
+    def leave(self, row: int) -> None:
         """Remove a block that is here. Its parent may be a leaf then."""
-        left = self.tree.leave(node.key)
-        assert left is not None
-        _, above = left
-        ring = node.ring
-        self.unlink(node)
+        tree = self.tree
         any_expected = bool(self.expected.times)
         if any_expected:
-            self.expected.discard((node.key,))
-        if above is None or above.children or not above.here:
-            return
-        if ring is not None and not any_expected and are_alike(node, above):
-            self._push(above, ring)  # the next of its ring, and as low as its child was
-        else:
-            self.link(above)
+            self.expected.discard((tree.rows.keys[row],))
+        ring = self._by_place[tree.ring_of[row]]
+        self.unlink(row)
+        above = tree.leave(row)
+        if above and not tree.children[above] and tree.here[above]:
+            if ring is not None and not any_expected and tree.are_alike(row, above):
+                self._push(above, ring)  # the next of its ring, and as low as its child was
+            else:
+                self.link(above)
+        tree.ungive(row)
 
-    def link(self, node: Block) -> None:
+    def end(self, keys: Sequence[BlockKey]) -> None:
+        """Note that the session that used these blocks last is over."""
+        for key in keys:
+            row = self.tree.find(key)
+            if row:
+                self.tree.marks[row] |= ENDED
+                if not self.tree.children[row]:
+                    self.link(row)
+
+    def link(self, row: int) -> None:
         """Put a leaf where its class and last use say."""
-        node.ring = None
-        if self._fresh is not None and self._fresh is not node:
+        self.tree.ring_of[row] = 0
+        if self._fresh and self._fresh != row:
             self._push(self._fresh, self._ring_of(self._fresh))
             self._best = None
-        self._fresh = node
+        self._fresh = row
 
-    def unlink(self, node: Block) -> None:
+    def unlink(self, row: int) -> None:
         """Take what is no leaf any more out."""
-        node.ring = None
-        if self._fresh is node:
-            self._fresh = None
+        self.tree.ring_of[row] = 0
+        if self._fresh == row:
+            self._fresh = 0
 
     def _settle(self, now: float) -> None:
         """Put the fresh leaf into its ring."""
-        node, self._fresh = self._fresh, None
-        if node is None:
+        row, self._fresh = self._fresh, 0
+        if not row:
             return
-        ring = self._ring_of(node)
-        self._push(node, ring)
+        ring = self._ring_of(row)
+        self._push(row, ring)
         best = self._best
-        if best is None or self._head(ring) is not node:
+        if best is None or self._head(ring) != row:
             return  # as far as is known, what leaves first is another
         if ring is best:
             return
-        found = self._scored(ring, node, now)
+        found = self._scored(ring, row, now)
         if found < best.score:
             self._best, self._second = ring, best.score
         elif found < self._second:
             self._second = found
 
-    def _push(self, node: Block, ring: Ring) -> None:
-        node.ring = ring
+    def _push(self, row: int, ring: Ring) -> None:
+        tree = self.tree
+        tree.ring_of[row] = ring.place
         if ring.number == _EXPECTED:
-            rank = -self.expected.times[node.key]
+            rank = -self.expected.times[tree.rows.keys[row]]
         elif ring.number == _FOUND:
             rank = self._found_rank = self._found_rank + 1.0
         else:
-            rank = node.request.order
-        self._ticks += 1
+            rank = tree.requests[tree.request_of[row]].order
+        tree.ticks += 1
         heap = ring.heap
-        heappush(heap, (rank, self._ticks, node))
+        heappush(heap, (rank, tree.ticks, row))
         self._filled[ring] = None
         if len(heap) > ring.room:
             ring.drop_stale([each for each in heap if self._is_good(ring, each)])
 
-    def _ring_of(self, node: Block) -> Ring:
-        level = node.request.level
-        if node.key in self.expected.times:
+    def _ring_of(self, row: int) -> Ring:
+        tree = self.tree
+        request, marks, uses = tree.request(row), tree.marks[row], tree.uses[row]
+        level = request.level
+        if self.expected.times and tree.rows.keys[row] in self.expected.times:
             number = _EXPECTED
-        elif node.found:
+        elif marks & FOUND:
             number = _FOUND
-        elif node.ended:
-            number = ended_class(node.uses)
+        elif marks & ENDED:
+            number = ended_class(uses)
         else:
-            number = block_class(node.request.turn, node.uses, node.gap)
-        place = level * _RINGS + number
-        ring = self._rings.get(place)
+            number = block_class(request.turn, uses, marks & GAP)
+        ring = self._rings.get((number, level))
         if ring is None:
-            ring = self._rings[place] = Ring(number, level)
+            ring = self._rings[number, level] = Ring(number, level, len(self._by_place))
+            self._by_place.append(ring)
             if level != 0 or ENDED_CLASS <= number < CLASSES:
                 self._is_plain = False
                 self.rescore()
@@ -176,23 +209,23 @@ class Leaves:
 
     # ---- who leaves --------------------------------------------------------------------------
 
-    def victims(self, now: float) -> Iterator[Block]:
+    def victims(self, now: float) -> Iterator[int]:
         """Yield leaves, the first to leave first. Those that stay are passed over."""
         self._restore()
-        passed: set[Block] = set()
+        passed: set[int] = set()
         try:
-            while (node := self.lowest(now)) is not None:
-                if node not in passed:
-                    yield node
-                if node.here:
-                    passed.add(node)
-                    self._pass_over(node)
+            while row := self.lowest(now):
+                if row not in passed:
+                    yield row
+                if self.tree.here[row]:
+                    passed.add(row)
+                    self._pass_over(row)
         finally:
             self._restore()
 
-    def lowest(self, now: float) -> Block | None:
-        """Return the leaf that is to leave first."""
-        if self._fresh is not None:
+    def lowest(self, now: float) -> int:
+        """Return the leaf that is to leave first, 0 if there is none."""
+        if self._fresh:
             self._settle(now)
         if now - self._scored_at > SCORES_S:
             self._scored_at, self._best = now, None
@@ -202,10 +235,10 @@ class Leaves:
         best = self._best
         if best is not None:
             head = self._head(best)
-            if head is not None and self._scored(best, head, now) <= self._second:
+            if head and self._scored(best, head, now) <= self._second:
                 return head
         best = self._best = self._search(now)
-        return best.heap[0][2] if best is not None else None
+        return best.heap[0][2] if best is not None else 0
 
     def rescore(self) -> None:
         """Forget what was scored: the hazard, or the order, is another one now."""
@@ -214,12 +247,14 @@ class Leaves:
     def _search(self, now: float) -> Ring | None:
         """Return the ring whose oldest leaf has the lowest score, and note the second lowest."""
         best, lowest, second, empty = None, float("inf"), float("inf"), None
+        requests, request_of = self.tree.requests, self.tree.request_of
         for ring in self._filled:
             head = self._head(ring)
-            if head is None:
+            if not head:
                 empty = ring
                 continue
-            found = ring.score if head.request is ring.request else self._scored(ring, head, now)
+            request = requests[request_of[head]]
+            found = ring.score if request is ring.request else self._scored(ring, head, now)
             if found < lowest:
                 best, lowest, second = ring, found, lowest
             elif found < second:
@@ -229,14 +264,14 @@ class Leaves:
         self._second = second
         return best
 
-    def _scored(self, ring: Ring, head: Block, now: float) -> float:
+    def _scored(self, ring: Ring, head: int, now: float) -> float:
         """Return the score of the oldest leaf of a ring: the lowest leaves first."""
-        request = head.request
+        request = self.tree.requests[self.tree.request_of[head]]
         if request is ring.request:
             return ring.score
         number = ring.number
         if number == _EXPECTED:  # the next one may be expected at another time
-            at = self.expected.times[head.key]
+            at = self.expected.times[self.tree.rows.keys[head]]
             return self.expected.rate(at, now) * (_LAST if self.by_use else 1.0)
         if not self.by_use:
             row = self._hazard.index[number if number < CLASSES else block_class(1, 1, 0)]
@@ -249,27 +284,32 @@ class Leaves:
         ring.request, ring.score = request, found
         return found
 
-    def _head(self, ring: Ring) -> Block | None:
-        """Return the oldest leaf of a ring, dropping what is none any more."""
+    def _head(self, ring: Ring) -> int:
+        """Return the oldest leaf of a ring, dropping what is none any more; 0 if there is none."""
         heap = ring.heap
         while heap:
             entry = heap[0]
             if self._is_good(ring, entry):
                 return entry[2]
             heappop(heap)
-        return None
+        return 0
 
     def _is_good(self, ring: Ring, entry: Entry) -> bool:
-        rank, _, node = entry
-        if node.ring is not ring or node.children or not node.here:
+        rank, tick, row = entry
+        tree = self.tree
+        if tree.ring_of[row] != ring.place or tick <= tree.gone[row]:
             return False
-        if rank == node.request.order or ring.number == _FOUND:
+        if tree.children[row] or not tree.here[row]:
+            return False
+        if ring.number == _FOUND or rank == tree.requests[tree.request_of[row]].order:
             return True
-        return ring.number == _EXPECTED and rank == -self.expected.times.get(node.key, 0.0)
+        if ring.number != _EXPECTED:
+            return False
+        return rank == -self.expected.times.get(tree.rows.keys[row], 0.0)
 
-    def _pass_over(self, node: Block) -> None:
-        ring = node.ring
-        if ring is not None and self._head(ring) is node:
+    def _pass_over(self, row: int) -> None:
+        ring = self._by_place[self.tree.ring_of[row]]
+        if ring is not None and self._head(ring) == row:
             self._aside.append((ring, heappop(ring.heap)))
             self._best = None
 
@@ -285,6 +325,6 @@ class Leaves:
     def _give_up_overdue(self, now: float) -> None:
         """Judge what nobody came back for like any other block."""
         for key in self.expected.overdue(now):
-            node = self.tree.find(key)
-            if node is not None and not node.children:
-                self._push(node, self._ring_of(node))
+            row = self.tree.find(key)
+            if row and not self.tree.children[row]:
+                self._push(row, self._ring_of(row))

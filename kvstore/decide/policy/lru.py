@@ -11,52 +11,71 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from kvstore.decide.policy.prefix_tree import LinkedNode, PrefixTree, link, unlink
+from kvstore.decide.policy.prefix_tree import PrefixTree
+from kvstore.decide.rows import Rows
 from kvstore.model.block import BlockKey
 
 PASSED_MAX = 4096
 """Blocks with children that one walk passes over: they are behind tails that somebody holds."""
+_RING = 0  # a mark: newer = the oldest block, older = the newest
+_FOUND = 1  # a mark: everything newer was inserted or touched since
 
 
 class TailFirstLru:
-    """A doubly linked ring from the oldest block to the newest; every operation is O(1) a block."""
+    """A doubly linked ring of rows from the oldest block to the newest; every operation is O(1) a
+    block. rows: shared with whoever else keeps columns; None: its own."""
 
-    def __init__(self) -> None:
-        self._tree = PrefixTree(LinkedNode)
-        self._ring = LinkedNode(
-            BlockKey(b"")
-        )  # sentinel: newer = the oldest block, older = the newest
-        self._found = LinkedNode(BlockKey(b""))  # everything above it was inserted or touched since
-        link(self._found, self._ring)
+    def __init__(self, rows: Rows | None = None) -> None:
+        self._tree = PrefixTree(rows)
+        self._older = self._tree.column("I")
+        self._newer = self._tree.column("I")
+        self._link(_FOUND, _RING)
         self._held: dict[BlockKey, int] = {}  # how often; they are linked to themselves alone
 
     def __len__(self) -> int:
         return self._tree.blocks
 
     def insert(self, key: BlockKey, parent: BlockKey | None) -> None:
-        self._insert(key, parent, self._ring)
+        self._insert(key, parent, _RING)
 
     def adopt(self, key: BlockKey, parent: BlockKey | None) -> None:
-        self._insert(key, parent, self._found)
+        self._insert(key, parent, _FOUND)
 
     def touch(self, prefix: Sequence[BlockKey], level: int = 0) -> None:
-        nodes, newest = self._tree.nodes, self._ring
+        shards, here, newer = self._tree.rows.shards, self._tree.here, self._newer
+        first = last = 0
         for key in reversed(prefix):
-            node = nodes.get(key)
-            if node is not None and node.here and node.newer is not node:
-                unlink(node)
-                link(node, newest)
+            row = shards[key[-1]].get(key, 0)
+            if not here[row]:
+                continue
+            if last and newer[last] == row:  # what was used together is moved together
+                last = row
+            elif newer[row] != row:  # else somebody holds it
+                if last:
+                    self._move(first, last)
+                first = last = row
+        if last:
+            self._move(first, last)
+
+    def _move(self, first: int, last: int) -> None:
+        """Make neighbours in the ring the newest, as they are: `first` is the oldest of them."""
+        older, newer = self._older, self._newer
+        below, above = older[first], newer[last]
+        newer[below], older[above] = above, below
+        below = older[_RING]
+        newer[last], older[first] = _RING, below
+        newer[below], older[_RING] = first, last
 
     def alone(self, prefix: Sequence[BlockKey]) -> Sequence[BlockKey]:
         """Return the tail that no other prefix shares."""
-        tail: list[LinkedNode] = []
+        tail: list[BlockKey] = []
         for key in reversed(prefix):
-            node = self._tree.find(key)
-            if node is not None:
-                if node.children > (1 if tail else 0):
+            row = self._tree.find(key)
+            if row:
+                if self._tree.children[row] > (1 if tail else 0):
                     break
-                tail.append(node)
-        return [node.key for node in reversed(tail)]
+                tail.append(key)
+        return tail[::-1]
 
     def end(self, keys: Sequence[BlockKey]) -> None:
         """Do nothing: LRU goes by use alone."""
@@ -69,23 +88,23 @@ class TailFirstLru:
         for key in prefix:
             count = self._held.get(key, 0)
             self._held[key] = count + 1
-            node = self._tree.find(key)
-            if node is not None and not count:
-                unlink(node)
-                node.older = node.newer = node
+            row = self._tree.find(key)
+            if row and not count:
+                self._unlink(row)
+                self._older[row] = self._newer[row] = row
 
     def let_go(self, prefix: Sequence[BlockKey]) -> None:
         for key in reversed(prefix):
             self._held[key] -= 1
             if not self._held[key]:
                 del self._held[key]
-                node = self._tree.find(key)
-                if node is not None:
-                    link(node, self._ring)
+                row = self._tree.find(key)
+                if row:
+                    self._link(row, _RING)
 
     def is_leaf(self, key: BlockKey) -> bool:
-        node = self._tree.find(key)
-        return node is not None and not node.children and key not in self._held
+        row = self._tree.find(key)
+        return bool(row) and not self._tree.children[row] and key not in self._held
 
     def save(self) -> bytes:
         """Return nothing: what was written in which order is known from the frames."""
@@ -95,31 +114,50 @@ class TailFirstLru:
         """Do nothing."""
 
     def remove(self, key: BlockKey) -> None:
-        left = self._tree.leave(key)
-        if left is not None:
-            unlink(left[0])
+        row = self._tree.find(key)
+        if row:
+            self._tree.leave(row)
+            self._unlink(row)
 
     def victims(self) -> Iterator[BlockKey]:
-        node, passed = self._ring.newer, set[LinkedNode]()
-        while node is not self._ring and len(passed) < PASSED_MAX:
-            if node.here and node.children:
-                passed.add(node)
-            leaf: LinkedNode | None = node
-            while leaf is not None and leaf.here and not leaf.children:
-                above = leaf.parent
-                yield leaf.key
+        tree, newer = self._tree, self._newer
+        row, passed = newer[_RING], set[int]()
+        while row != _RING and len(passed) < PASSED_MAX:
+            if tree.here[row] and tree.children[row]:
+                passed.add(row)
+            leaf = row
+            while tree.here[leaf] and not tree.children[leaf]:
+                above = tree.parents[leaf]
+                yield tree.rows.keys[leaf]
                 # A parent that came after its children may be older than they are.
-                leaf = above if not leaf.here and above in passed else None
+                leaf = above if not tree.here[leaf] and above in passed else _RING
             # What was removed meanwhile still points on to newer blocks: follow it into the ring.
-            node = node.newer
+            # No block comes during a walk, so its row is nobody else's yet.
+            row = newer[row]
 
-    def _insert(self, key: BlockKey, parent: BlockKey | None, newest: LinkedNode) -> None:
-        node = self._tree.enter(key, parent)
-        if node is None:
+    def retire(self) -> None:
+        """Give all rows back: another policy takes over."""
+        self._tree.retire()
+
+    def _insert(self, key: BlockKey, parent: BlockKey | None, newest: int) -> None:
+        row = self._tree.enter(key, parent)
+        if not row:
             return
         if key in self._held:
-            node.older = node.newer = node
+            self._older[row] = self._newer[row] = row
             return
-        above = node.parent
-        beside = above is not None and above.here and above.newer is not above
-        link(node, above if beside else newest)
+        above = self._tree.parents[row]
+        beside = self._tree.here[above] and self._newer[above] != above
+        self._link(row, above if beside else newest)
+
+    def _link(self, row: int, above: int) -> None:
+        """Put a row on the older side of `above`, which is in the ring."""
+        older, newer = self._older, self._newer
+        below = older[above]
+        newer[row], older[row] = above, below
+        newer[below] = older[above] = row
+
+    def _unlink(self, row: int) -> None:
+        """Take a row out of the ring; its own links stay, for whoever is walking there."""
+        above, below = self._newer[row], self._older[row]
+        self._newer[below], self._older[above] = above, below

@@ -1,127 +1,124 @@
 """Which block comes before which, so that a parent never leaves before its children.
 
-A node lives while its block is here, or while a child of it is: a block that comes back after its
+A row lives while its block is here, or while a child of it is: a block that comes back after its
 children (reads of another prefix may bring those up first) finds them again. Keys are hashes of
 what comes before them, so honest prefixes form no cycle; blocks of one that was made up would hold
 each other for ever, and therefore have no parent here.
+
+All of it is columns, by the rows that the index finds its blocks by (`rows.py`): 9 bytes a block
+instead of an object and a place in a table of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from array import array
+from collections.abc import Iterator
+from typing import Any
 
+from kvstore.decide.rows import Rows
 from kvstore.model.block import BlockKey
 
 
-class Node:
-    """A block."""
-
-    __slots__ = ("children", "here", "key", "parent")
-
-    def __init__(self, key: BlockKey) -> None:
-        self.key = key
-        self.here = False
-        self.children = 0
-        self.parent: Any = None  # a node of the same class
-
-
-class LinkedNode(Node):
-    """A block that a policy keeps in a ring, linked to itself when it is in none."""
-
-    __slots__ = ("newer", "older")
-
-    def __init__(self, key: BlockKey) -> None:
-        super().__init__(key)
-        self.older: LinkedNode = self
-        self.newer: LinkedNode = self
-
-
-N = TypeVar("N", bound=Node)
-
-
-class PrefixTree(Generic[N]):
+class PrefixTree:
     """The blocks of one tier. Every operation is O(1), but for a block that comes back after its
-    children: O(depth)."""
+    children: O(depth).
 
-    def __init__(self, make: Callable[[BlockKey], N]) -> None:
-        self.nodes: dict[BlockKey, N] = {}
+    here: 1 for a block of the tier. children: how many it has here. parents: their row, 0 for none.
+    rows: shared with whoever else keeps columns; None: its own.
+    """
+
+    def __init__(self, rows: Rows | None = None) -> None:
+        self.rows = rows if rows is not None else Rows()
+        self._keeper, self._kept_by = self.rows.keeper(), self.rows.kept_by
+        self._columns: list[object] = []
+        self.here = self.flags()
+        self.children = self.column("I")
+        self.parents = self.column("I")
         self.blocks = 0
-        self._make = make
 
-    def find(self, key: BlockKey) -> N | None:
-        """Return the node of a block that is here."""
-        node = self.nodes.get(key)
-        return node if node is not None and node.here else None
+    def __iter__(self) -> Iterator[int]:
+        """Yield the rows of the blocks that are here."""
+        return (row for row in self.rows.kept(self._keeper) if self.here[row])
 
-    def enter(self, key: BlockKey, parent: BlockKey | None) -> N | None:
-        """Add a block and return its node; None: it is here already."""
-        node = self.nodes.get(key)
-        if node is None:
-            node = self.nodes[key] = self._make(key)
-        elif node.here:
-            return None
-        node.here = True
+    def column(self, typecode: str) -> array[Any]:
+        """Return a column for what a policy knows of its blocks, all 0 at first."""
+        made = self.rows.column(typecode)
+        self._columns.append(made)
+        return made
+
+    def flags(self) -> bytearray:
+        """The same for numbers of a byte."""
+        made = self.rows.flags()
+        self._columns.append(made)
+        return made
+
+    def find(self, key: BlockKey) -> int:
+        """Return the row of a block that is here, else 0."""
+        row = self.rows.shards[key[-1]].get(key, 0)
+        return row if self.here[row] else 0
+
+    def enter(self, key: BlockKey, parent: BlockKey | None) -> int:
+        """Add a block and return its row; 0: it is here already."""
+        shards, kept_by = self.rows.shards, self._kept_by
+        row = shards[key[-1]].get(key, 0)
+        if row:  # it is in the index, most of the time
+            if self.here[row]:
+                return 0
+            kept_by[row] |= self._keeper
+        else:
+            row = self.rows.keep(key, self._keeper)
+        self.here[row] = 1
         self.blocks += 1
         if parent is not None and parent != key:
-            above = self.nodes.get(parent)
-            if above is None:
-                above = self.nodes[parent] = self._make(parent)
-            if not node.children or not _descends(above, node):
-                node.parent = above
-                above.children += 1
-        return node
+            above = shards[parent[-1]].get(parent, 0)
+            if not kept_by[above] & self._keeper:
+                above = self.rows.keep(parent, self._keeper)
+            if not self.children[row] or not self._descends(above, row):
+                self.parents[row] = above
+                self.children[above] += 1
+        return row
 
-    def leave(self, key: BlockKey) -> tuple[N, N | None] | None:
-        """Remove a block; return its node and its parent's. None: it was not here."""
-        node = self.find(key)
-        if node is None:
-            return None
-        node.here = False
+    def leave(self, row: int) -> int:
+        """Remove a block that is here; return the row of its parent, 0 for none."""
+        self.here[row] = 0
         self.blocks -= 1
-        if not node.children:
-            del self.nodes[key]
-        above, node.parent = node.parent, None
-        if above is not None:
-            above.children -= 1
-            if not above.children and not above.here:
-                del self.nodes[above.key]
-        return node, above
+        above: int = self.parents[row]
+        self.parents[row] = 0
+        if not self.children[row]:
+            self.drop(row)
+        if above:
+            self.children[above] -= 1
+            if not self.children[above] and not self.here[above]:
+                self.drop(above)
+        return above
 
-    def hold(self, key: BlockKey) -> N:
+    def hold(self, key: BlockKey) -> int:
         """Give a block a child that is not there, until `let_go`: it is no leaf meanwhile, whether
-        it is here or not. Returns its node."""
-        node = self.nodes.get(key)
-        if node is None:
-            node = self.nodes[key] = self._make(key)
-        node.children += 1
-        return node
+        it is here or not. Returns its row."""
+        row = self.rows.keep(key, self._keeper)
+        self.children[row] += 1
+        return row
 
-    def let_go(self, key: BlockKey) -> N:
-        """Undo one `hold`; returns the node."""
-        node = self.nodes[key]
-        node.children -= 1
-        if not node.children and not node.here:
-            del self.nodes[key]
-        return node
+    def let_go(self, key: BlockKey) -> int:
+        """Undo one `hold`; returns the row."""
+        row = self.rows.find(key)
+        self.children[row] -= 1
+        if not self.children[row] and not self.here[row]:
+            self.drop(row)
+        return row
 
+    def drop(self, row: int) -> None:
+        """Give a row back that is no block's here, and no parent's."""
+        self.rows.drop(row, self._keeper)
 
-def _descends(node: Node, ancestor: Node) -> bool:
-    """Say whether `ancestor` is `node` or comes before it."""
-    while node is not None:
-        if node is ancestor:
-            return True
-        node = node.parent
-    return False
+    def retire(self) -> None:
+        """Give everything back: the tree is not used any more. Walks over all rows."""
+        self.rows.retire(self._keeper, self._columns)
 
-
-def link(node: LinkedNode, above: LinkedNode) -> None:
-    """Put `node` on the older side of `above`, which is in a ring."""
-    node.newer, node.older = above, above.older
-    above.older.newer = node
-    above.older = node
-
-
-def unlink(node: LinkedNode) -> None:
-    """Take `node` out of its ring; its own links stay, for whoever is walking there."""
-    node.older.newer, node.newer.older = node.newer, node.older
+    def _descends(self, row: int, ancestor: int) -> bool:
+        """Say whether `ancestor` is `row` or comes before it."""
+        while row:
+            if row == ancestor:
+                return True
+            row = self.parents[row]
+        return False

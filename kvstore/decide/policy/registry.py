@@ -6,17 +6,25 @@ setting's value, its object a `PolicyFactory`. It should pass `kvstore.testing.p
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from importlib.metadata import entry_points
 
 from kvstore.decide.policy.base import PolicyFactory
 from kvstore.decide.policy.hazard_density import HazardDensity
 from kvstore.decide.policy.lru import TailFirstLru
+from kvstore.decide.rows import Rows
 from kvstore.model.errors import ConfigError
 
 ENTRY_POINTS = "kvstore.policies"
+
+
+def _lru(now: Callable[[], float], rows: Rows | None = None) -> TailFirstLru:
+    return TailFirstLru(rows)
+
+
 BUILT_IN: dict[str, PolicyFactory] = {
-    "lru": lambda now: TailFirstLru(),
+    "lru": _lru,
     "hz": HazardDensity,
 }
 

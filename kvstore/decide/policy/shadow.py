@@ -18,8 +18,9 @@ from typing import Any, NamedTuple
 
 from kvstore.decide.policy.ghosts import Ghosts
 from kvstore.decide.policy.hazard import Hazard, gap_class
-from kvstore.decide.policy.hazard_nodes import Block, Request
+from kvstore.decide.policy.hazard_nodes import Blocks, Request, Requests
 from kvstore.decide.policy.leaves import Leaves
+from kvstore.decide.rows import Rows
 from kvstore.model.block import BlockKey
 
 SHADOW_BLOCKS = 2048
@@ -62,10 +63,11 @@ class Choice(NamedTuple):
 class Shadows:
     """Bounded: at most `blocks_max` blocks in each shadow. O(1) a block that is sampled."""
 
-    def __init__(self, hazard: Hazard, blocks_max: int = SHADOW_BLOCKS) -> None:
+    def __init__(self, hazard: Hazard, requests: Requests, blocks_max: int = SHADOW_BLOCKS) -> None:
         self._blocks_max = blocks_max
         self._hazard = hazard
-        self._by_hazard = Leaves(hazard)
+        self._requests = requests
+        self._by_hazard = self._new()
         self._ghosts = Ghosts()
         self._by_use: OrderedDict[BlockKey, None] = OrderedDict()
         self._sampled = ALL
@@ -105,13 +107,7 @@ class Shadows:
 
     def end(self, prefix: Sequence[BlockKey]) -> None:
         """Note that the session that used these blocks last is over."""
-        leaves = self._by_hazard
-        for key in self._sample(prefix):
-            node = leaves.tree.find(key)
-            if node is not None:
-                node.ended = True
-                if not node.children:
-                    leaves.link(node)
+        self._by_hazard.end(self._sample(prefix))
 
     def rescore(self) -> None:
         """Judge anew: the hazard was learned anew."""
@@ -154,29 +150,34 @@ class Shadows:
         if self._sampled == 1:
             return
         self._sampled //= 2
-        before, self._by_hazard = self._by_hazard, Leaves(self._hazard)
-        nodes = {node.key: node for node in before.tree.nodes.values() if node.here}
-        stay = dict.fromkeys(self._sample(list(nodes)))
+        before, self._by_hazard = self._by_hazard.tree, self._new()
+        here = [before.rows.keys[row] for row in before]
+        stay = dict.fromkeys(self._sample(here))
         for key in stay:
-            self._move(nodes[key], stay)
-        here = self._sample(list(self._by_use))
-        self._by_use = OrderedDict.fromkeys(here)
+            self._move(before, key, stay)
+        for row in before:
+            before.ungive(row)
+        self._by_use = OrderedDict.fromkeys(self._sample(list(self._by_use)))
         for sum_ in ("_ahead", "_asked"):
             setattr(self, sum_, getattr(self, sum_) / 2)
         self._hits = self._hits[0] / 2, self._hits[1] / 2
         self._squares /= 2
 
-    def _move(self, old: Block, stay: Collection[BlockKey]) -> None:
+    def _new(self) -> Leaves:
+        return Leaves(self._hazard, self._requests, Rows(with_order=True))
+
+    def _move(self, old: Blocks, key: BlockKey, stay: Collection[BlockKey]) -> None:
         """Add a block that stays; what comes before it is the nearest of those that stay."""
-        above: Block | None = old.parent
-        while above is not None and above.key not in stay:
-            above = above.parent
-        node = self._by_hazard.enter(old.key, above.key if above is not None else None)
-        assert node is not None
-        node.request, node.uses, node.gap = old.request, old.uses, old.gap
-        node.shared, node.ended = old.shared, old.ended
-        if not node.children:
-            self._by_hazard.link(node)
+        keys, row = old.rows.keys, old.find(key)
+        above = old.parents[row]
+        while above and keys[above] not in stay:
+            above = old.parents[above]
+        tree = self._by_hazard.tree
+        new = self._by_hazard.enter(key, keys[above] if above else None)
+        tree.give(new, old.request(row))
+        tree.uses[new], tree.marks[new] = old.uses[row], old.marks[row]
+        if not tree.children[new]:
+            self._by_hazard.link(new)
 
     def _room(self) -> int | None:
         """Return how many blocks a shadow may hold; None: the tier was never full."""
@@ -203,32 +204,35 @@ class Shadows:
 
     def _ask_by_hazard(self, keys: Sequence[BlockKey], request: Request, room: int | None) -> int:
         leaves, tree = self._by_hazard, self._by_hazard.tree
-        missing = [place for place, key in enumerate(keys) if tree.find(key) is None]
+        missing = [place for place, key in enumerate(keys) if not tree.find(key)]
         hits = missing[0] if missing else len(keys)
         leaves.use(keys, request, None)
         if room is not None:
             self._evict(tree.blocks + len(missing) - room, request)
             missing = missing[: max(0, room - tree.blocks)]
         for place in missing:
-            node = leaves.enter(keys[place], keys[place - 1] if place else None)
-            assert node is not None
-            node.request = request
-            ghost = self._ghosts.find(node.key)
-            node.uses = 1 if ghost is None else ghost.uses + 1
-            node.gap = request.gap if ghost is None else gap_class(request.at - ghost.used_at)
-            if not node.children:
-                leaves.link(node)
+            key = keys[place]
+            row = leaves.enter(key, keys[place - 1] if place else None)
+            tree.give(row, request)
+            ghost = self._ghosts.find(key)
+            tree.uses[row] = 1 if ghost is None else ghost.uses + 1
+            tree.marks[row] = (
+                request.gap if ghost is None else gap_class(request.at - ghost.used_at)
+            )
+            if not tree.children[row]:
+                leaves.link(row)
         return hits
 
     def _evict(self, blocks: int, request: Request) -> None:
         """Evict so many blocks by hazard, none that the request has just used."""
         if blocks <= 0:
             return
-        leaves, put = self._by_hazard, self._ghosts.put
-        for node in leaves.victims(request.at):
-            if node.request is not request:
-                put(node.key, node.uses, node.request.at, blocks=leaves.tree.blocks)
-                leaves.leave(node)
+        leaves, tree, put = self._by_hazard, self._by_hazard.tree, self._ghosts.put
+        for row in leaves.victims(request.at):
+            last = tree.request(row)
+            if last is not request:
+                put(tree.rows.keys[row], tree.uses[row], last.at, blocks=tree.blocks)
+                leaves.leave(row)
                 blocks -= 1
             if not blocks:
                 break

@@ -404,6 +404,11 @@ class FineMachine(RuleBasedStateMachine):
 
     # ---- what always holds -------------------------------------------------------------------
 
+    @rule()
+    def rest(self) -> None:
+        """Nobody can tell whether blocks have rested meanwhile."""
+        self.planner.index.rest()
+
     @invariant()
     def parts_of_two_writers_never_meet(self) -> None:
         for record, base in fine_with_bases(self.planner):

@@ -204,6 +204,11 @@ class PlannerMachine(RuleBasedStateMachine):
     def evict_file(self, nbytes: int) -> None:
         self.planner.eviction.evict_file(nbytes)
 
+    @rule()
+    def rest(self) -> None:
+        """Nobody can tell whether blocks have rested meanwhile."""
+        self.planner.index.rest()
+
     @invariant()
     def every_place_belongs_to_somebody(self) -> None:
         records = [r for block in self.planner.index for r in block.records]

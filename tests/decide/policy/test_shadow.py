@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from kvstore.decide.policy import HazardDensity, Policy, TailFirstLru
 from kvstore.decide.policy.hazard import Hazard
-from kvstore.decide.policy.hazard_nodes import Request
+from kvstore.decide.policy.hazard_nodes import Request, Requests
 from kvstore.decide.policy.shadow import SHADOW_BLOCKS, Shadows
 from kvstore.model.block import BlockKey
 from kvstore.replay.mixes import MIXES, synthesize_mix
@@ -165,7 +165,7 @@ def test_its_memory_is_bounded_and_half_of_a_sample_is_a_sample(blocks_max: int)
     asks = [chain(name, 12) for name in range(1500)]
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
-    shadows = Shadows(hazard, blocks_max)
+    shadows = Shadows(hazard, Requests(), blocks_max)
     for order, keys in enumerate(asks):
         shadows.room(15_000)
         shadows.ask(keys, Request(float(order), 1, 0, object(), order=order))
@@ -178,17 +178,17 @@ def test_its_memory_is_bounded_and_half_of_a_sample_is_a_sample(blocks_max: int)
 
 
 def test_what_comes_before_a_block_still_does_when_the_sample_is_halved() -> None:
-    shadows = Shadows(Hazard(), 40)
+    shadows = Shadows(Hazard(), Requests(), 40)
     paths = [[*chain(name // 5, 3), *chain(50 + name, 5)] for name in range(40)]
     for order, keys in enumerate(paths):
         shadows.ask(keys, Request(float(order), 1, 0, object(), order=order))
     tree = shadows._by_hazard.tree
     assert shadows.choice.share <= 0.5
     for path in paths:
-        here = [key for key in path if tree.find(key) is not None]
-        for above, key in pairwise(here):
-            assert tree.nodes[key].parent is tree.nodes[above]
-            assert tree.nodes[above].children
+        here = [row for row in map(tree.find, path) if row]
+        for above, row in pairwise(here):
+            assert tree.parents[row] == above
+            assert tree.children[above]
 
 
 def test_without_models_it_goes_by_hazard_and_has_no_choice() -> None:

@@ -1,0 +1,347 @@
+"""Blocks that nobody uses, in columns: about 40 bytes each, beside the key.
+
+A block is an object with objects under it while something is done with it: it is put, leased,
+written, read, evicted. For the rest of its life, hours of it, nobody holds any of them, and then it
+is a row: numbers in arrays, and one number for what it shares with most others (its *shape*). It is
+*woken*, that is, made of its row again, for whoever asks for it next.
+
+Nobody has to say that he is done with a block. The reference counts of its objects say so: if
+nothing but the index holds any of them, no one can tell whether they are the same later on.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from sys import getrefcount
+from typing import Any, TypeAlias
+
+from kvstore.decide.rows import Rows
+from kvstore.decide.stored import HeldSlot, StoredBlock, StoredFrame, StoredPart, slot_at
+from kvstore.model.block import BlockKey, NamespaceId, Part, Slot
+
+AWAKE_MIN = 256
+AWAKE_SHARE = 64  # one block in so many stays awake although nobody uses it
+LOOKED_AT = 2  # awake blocks, for each that is woken or comes
+_RECORD = struct.Struct("<QQIIH")  # checksum, place, bytes; number of its frame, and position there
+
+RecordShape: TypeAlias = tuple[Part, bool, bool, bool]
+ShapeKey: TypeAlias = tuple[NamespaceId, int, int, tuple[int, int], tuple[RecordShape, ...]]
+
+
+def _alone() -> int:
+    """Return the reference count of what one container and one local variable hold."""
+    container = [object()]
+    item = container[0]
+    return getrefcount(item)
+
+
+_ALONE = _alone()
+
+
+class Shape:
+    """What a block that rests shares with others: all but numbers. `StoredBlock` says what the
+    masks are.
+
+    records: of each its part, whether it is fine, resident, and framed; part, fine: of the first.
+    is_plain: there is one, not fine, and the arena alone has it. users: blocks of this shape.
+    """
+
+    __slots__ = (
+        "complete",
+        "fine",
+        "is_plain",
+        "key",
+        "namespace_id",
+        "number",
+        "part",
+        "records",
+        "refined",
+        "resident_groups",
+        "users",
+    )
+
+    def __init__(self, number: int, key: ShapeKey, block: StoredBlock) -> None:
+        self.number = number
+        self.key = key
+        self.namespace_id = block.namespace_id
+        self.complete = block.complete
+        self.resident_groups = block.resident_groups
+        self.refined = block.refined
+        self.records = key[-1]
+        self.part, self.fine, *_ = self.records[0]
+        self.is_plain = len(self.records) == 1 and self.records[0][1:] == (False, True, False)
+        self.users = 0
+
+
+class Frames:
+    """Frames by number, while a record that rests is in them."""
+
+    def __init__(self) -> None:
+        self._frames: list[StoredFrame | None] = [None]  # 0: in no frame
+        self._free: list[int] = []
+
+    def keep(self, frame: StoredFrame) -> int:
+        """Return the number of a frame in which one more record rests."""
+        if not frame.resting:
+            if not self._free:
+                self._free.append(len(self._frames))
+                self._frames.append(None)
+            frame.number = self._free.pop()
+            self._frames[frame.number] = frame
+        frame.resting += 1
+        return frame.number
+
+    def drop(self, number: int) -> StoredFrame:
+        """Return a frame; the record that rested there is awake, or gone."""
+        frame = self._frames[number]
+        assert frame is not None
+        frame.resting -= 1
+        if not frame.resting:
+            self._frames[number] = None
+            self._free.append(number)
+        return frame
+
+
+class Resting:
+    """The blocks of an index, by row: awake ones, and those that rest."""
+
+    def __init__(self, rows: Rows) -> None:
+        self.awake: OrderedDict[int, StoredBlock] = OrderedDict()  # awake for longest first
+        self.shape_of = rows.column("I")  # 0: it is awake, or not in the index
+        self.shapes: list[Shape | None] = [None]
+        self.count = 0  # of those that rest
+        self._rows = rows
+        self._shapes: dict[ShapeKey, Shape] = {}
+        self._last = _nobodys()  # what the last one to rest had
+        self._free: list[int] = []
+        self._frames = Frames()
+        self._checksums = rows.column("Q")
+        self._places = rows.column("Q")
+        self._sizes = rows.column("I")
+        self._indices = rows.column("I")
+        self._parents: list[BlockKey | None] = rows.objects()
+        # Made when there is a first one that needs them.
+        self._in_frame: array[int] | None = None
+        self._positions: array[int] | None = None
+        self._more: list[bytes | None] | None = None  # records beyond the first
+
+    def __len__(self) -> int:
+        return len(self.awake) + self.count
+
+    def came(self, row: int, block: StoredBlock) -> None:
+        """Note a new block, or one that was woken."""
+        self.awake[row] = block
+        self._settle()
+
+    def forget(self, row: int) -> None:
+        """Forget a block that is awake."""
+        del self.awake[row]
+
+    def take(self, row: int) -> tuple[Shape, Slot] | None:
+        """Forget a block that rests and is plain; return its shape and where it was. None: it is
+        another one, and stays."""
+        shape = self.shapes[self.shape_of[row]]
+        if shape is None or not shape.is_plain:
+            return None
+        self._leave(row, shape)
+        return shape, slot_at(self._places[row], self._sizes[row])
+
+    def wake(self, row: int) -> StoredBlock:
+        """Make a block of a row that rests. It rests again when nobody holds it."""
+        shape = self.shapes[self.shape_of[row]]
+        assert shape is not None
+        block = StoredBlock(
+            self._rows.keys[row], shape.namespace_id, self._indices[row], self._parents[row]
+        )
+        self._leave(row, shape)
+        block.complete, block.resident_groups = shape.complete, shape.resident_groups
+        block.refined = shape.refined
+        for record in self._records(row, shape):
+            block.add(record)
+            block.resident_parts += record.resident is not None
+            block.framed_parts += record.frame is not None
+        self.came(row, block)
+        return block
+
+    def _leave(self, row: int, shape: Shape) -> None:
+        self.shape_of[row] = 0
+        self._parents[row] = None
+        self.count -= 1
+        shape.users -= 1
+        if not shape.users:
+            self.shapes[shape.number] = None
+            del self._shapes[shape.key]
+            self._free.append(shape.number)
+
+    def _records(self, row: int, shape: Shape) -> Iterator[StoredPart]:
+        first, *others = shape.records
+        number = position = 0
+        if self._in_frame is not None and self._positions is not None:
+            number, position = self._in_frame[row], self._positions[row]
+        values = self._checksums[row], self._places[row], self._sizes[row], number, position
+        yield self._record(first, values)
+        if others:
+            assert self._more is not None
+            packed, self._more[row] = self._more[row], None
+            assert packed is not None
+            for each, values in zip(others, _RECORD.iter_unpack(packed), strict=True):
+                yield self._record(each, values)
+
+    def _record(self, shape: RecordShape, values: tuple[int, int, int, int, int]) -> StoredPart:
+        part, fine, resident, framed = shape
+        checksum, place, nbytes, number, position = values
+        record = StoredPart(part, nbytes, checksum, fine=fine)
+        if resident:
+            record.resident = HeldSlot.at(place, nbytes)
+        if framed:
+            record.frame, record.position = self._frames.drop(number), position
+        return record
+
+    # ---- to rest -----------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """Let blocks rest that nobody uses, if enough are awake. Looks at a few."""
+        awake = self.awake
+        spare = len(awake) - AWAKE_MIN
+        if spare <= 0 or spare + AWAKE_MIN <= self.count // AWAKE_SHARE:
+            return
+        for _ in range(LOOKED_AT if spare > LOOKED_AT else spare):
+            row = next(iter(awake))
+            block = awake[row]
+            if getrefcount(block) <= _ALONE and self._rest(row, block):
+                del awake[row]
+            else:
+                awake.move_to_end(row)
+
+    def rest_all(self) -> None:
+        """Let all blocks rest that nobody uses. It looks at all that are awake."""
+        for row in list(self.awake):
+            block = self.awake[row]
+            if getrefcount(block) <= _ALONE and self._rest(row, block):
+                del self.awake[row]
+
+    def _rest(self, row: int, block: StoredBlock) -> bool:
+        """Write a block into its row. False: it is in use, or has values that a row has no room
+        for. Most have one record, which is in the arena alone."""
+        record = block.stored
+        if type(record) is not StoredPart or record.frame is not None or record.resident is None:
+            del record  # or it would be one more that holds it
+            return _is_unused(block) and self._rest_slowly(row, block)
+        held = record.resident
+        if (
+            held.pins
+            or record.dirty
+            or record.loading is not None
+            or getrefcount(record) > _ALONE
+            or getrefcount(held) > _ALONE
+            or held.nbytes != record.nbytes
+        ):
+            return False
+        try:
+            self._checksums[row] = record.checksum
+            self._places[row] = held.place
+            self._sizes[row] = held.nbytes
+            self._indices[row] = block.block_index
+        except OverflowError:
+            return False
+        shape = self._last
+        if (
+            record.part is not shape.part
+            or block.namespace_id is not shape.namespace_id
+            or block.complete != shape.complete
+            or block.resident_groups != shape.resident_groups
+            or block.refined is not shape.refined
+            or record.fine is not shape.fine
+            or not shape.users
+        ):
+            key = _key(block, ((record.part, record.fine, True, False),))
+            shape = self._last = self._shapes.get(key) or self._new_shape(key, block)
+        self._parents[row] = block.parent
+        self.shape_of[row] = shape.number
+        shape.users += 1
+        self.count += 1
+        return True
+
+    def _rest_slowly(self, row: int, block: StoredBlock) -> bool:
+        """The same for one that has several records, or is in a file."""
+        records = block.records
+        first = records[0]
+        values = [_values(record) for record in records]
+        try:
+            self._checksums[row], self._places[row], self._sizes[row] = values[0]
+            self._indices[row] = block.block_index
+            more = b"".join([_RECORD.pack(*each, 0, 0) for each in values[1:]])
+        except (OverflowError, struct.error):
+            return False
+        if block.framed_parts:
+            if self._in_frame is None or self._positions is None:
+                self._in_frame, self._positions = self._rows.column("I"), self._rows.column("H")
+            numbers = [0 if r.frame is None else self._frames.keep(r.frame) for r in records]
+            self._in_frame[row], self._positions[row] = numbers[0], first.position
+            others = zip(values[1:], numbers[1:], records[1:], strict=True)
+            more = b"".join([_RECORD.pack(*each, n, r.position) for each, n, r in others])
+        if more:
+            if self._more is None:
+                self._more = self._rows.objects()
+            self._more[row] = more
+        key = _key(block, _shapes_of(records))
+        shape = self._shapes.get(key) or self._new_shape(key, block)
+        self._parents[row] = block.parent
+        self.shape_of[row] = shape.number
+        shape.users += 1
+        self.count += 1
+        return True
+
+    def _new_shape(self, key: ShapeKey, block: StoredBlock) -> Shape:
+        if not self._free:
+            self._free.append(len(self.shapes))
+            self.shapes.append(None)
+        number = self._free.pop()
+        shape = Shape(number, key, block)
+        self.shapes[number] = self._shapes[key] = shape
+        return shape
+
+
+def _nobodys() -> Shape:
+    block = StoredBlock(BlockKey(b""), NamespaceId(b""), 0, None)
+    return Shape(0, _key(block, ((Part(0, 0), False, False, False),)), block)
+
+
+def _key(block: StoredBlock, records: tuple[RecordShape, ...]) -> ShapeKey:
+    """Return what tells shapes apart."""
+    masks = block.complete, block.resident_groups, block.refined
+    return block.namespace_id, *masks, records
+
+
+def _shapes_of(records: Sequence[StoredPart]) -> tuple[RecordShape, ...]:
+    return tuple((r.part, r.fine, r.resident is not None, r.frame is not None) for r in records)
+
+
+def _values(record: StoredPart) -> tuple[int, int, int]:
+    place = record.resident.place if record.resident is not None else 0
+    return record.checksum, place, record.nbytes
+
+
+def _is_unused(block: StoredBlock) -> bool:
+    """Say whether nobody holds a record or slot of a block, and nothing is under way with one."""
+    stored: Any = block.stored
+    if getrefcount(stored) > _ALONE:
+        return False
+    if type(stored) is StoredPart:
+        return _is_quiet(stored)
+    for record in stored.values() if type(stored) is dict else stored:
+        if getrefcount(record) > _ALONE or not _is_quiet(record):
+            return False
+    return True
+
+
+def _is_quiet(record: StoredPart) -> bool:
+    held = record.resident
+    if held is not None and (
+        getrefcount(held) > _ALONE or held.pins or held.nbytes != record.nbytes
+    ):
+        return False
+    return not record.dirty and record.loading is None and record.position < 1 << 16

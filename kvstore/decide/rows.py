@@ -1,0 +1,173 @@
+"""A number for each block, by which the index and the policies keep what they know in arrays.
+
+Ten million blocks as objects are gigabytes, and every one of them is looked at by the garbage
+collector. So what is known of a block is a row of columns (`array`): a few dozen bytes that nobody
+has to walk over. The number of a row is found by the key of its block, in one table for all who
+keep columns, because a key and its place in a table take more memory than all the rest. A row is
+used again when nobody keeps it any more.
+
+Nothing grows in one large step. Beyond SPLIT_ROWS there are SHARDS small tables, each of which is
+rebuilt on its own: below, one table is faster, because it has the blocks of a prefix side by side.
+Columns grow by a few rows: `array` and `list` ask for more memory in small steps as well, and large
+ones are moved by the kernel, page by page, without a copy.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from itertools import repeat
+from typing import Any
+
+from kvstore.model.block import BlockKey
+
+SHARDS = 256
+SPLIT_ROWS = 80_000  # of one table, when it is split: that takes 10 ms
+STEP_ROWS = 256  # by so many rows all columns grow
+FIRST_ROW = 2
+"""Rows 0 and 1 are no block's: whoever keeps columns may use them for marks of its own."""
+KEEPERS_MAX = 8
+_NOBODY = BlockKey(b"")
+
+
+class Rows:
+    """The rows of one node. A row lives while somebody keeps it: see `keeper`.
+
+    shards: the tables, by the last byte of a key. keys, kept_by: of each row its key, and the bits
+    of its keepers. with_order: one table has all rows for ever, in the order in which they came.
+    """
+
+    __slots__ = (
+        "_columns",
+        "_free",
+        "_keepers",
+        "_lists",
+        "_next",
+        "_splits",
+        "kept_by",
+        "keys",
+        "shards",
+    )
+
+    def __init__(self, *, with_order: bool = False) -> None:
+        self.shards: list[dict[BlockKey, int]] = [{}] * SHARDS
+        self._splits = not with_order
+        self.keys: list[BlockKey] = []
+        self._columns: list[tuple[Any, Any]] = []  # and what is added to each for a step of rows
+        self._lists: list[list[Any]] = []
+        self.kept_by = self.flags()
+        self._keepers = 0
+        self._free = array("I")
+        self._next = FIRST_ROW
+        self._grow()
+
+    def __len__(self) -> int:
+        """Return how many rows there are, used or not."""
+        return len(self.keys)
+
+    def column(self, typecode: str) -> array[Any]:
+        """Return an array with an item for each row there is or will be, all 0 at first.
+
+        Whoever keeps rows sets its items when it begins to keep one.
+        """
+        made = array(typecode, bytes(array(typecode).itemsize * len(self.keys)))
+        self._columns.append((made, array(typecode, bytes(made.itemsize * STEP_ROWS))))
+        return made
+
+    def flags(self) -> bytearray:
+        """The same for numbers of a byte, which is a third faster than an array of them."""
+        made = bytearray(len(self.keys))
+        self._columns.append((made, bytes(STEP_ROWS)))
+        return made
+
+    def objects(self) -> list[Any]:
+        """Return a list with an item for each row, all None at first. Only for what many rows have
+        in common, and what the garbage collector does not look at: keys."""
+        made: list[Any] = [None] * len(self.keys)
+        self._lists.append(made)
+        return made
+
+    def keeper(self) -> int:
+        """Return the bit of a new keeper of rows."""
+        for number in range(KEEPERS_MAX):
+            if not self._keepers >> number & 1:
+                self._keepers |= 1 << number
+                return 1 << number
+        raise RuntimeError(f"more than {KEEPERS_MAX} keepers of rows")
+
+    def find(self, key: BlockKey) -> int:
+        """Return the row of a block, 0 if nobody keeps one."""
+        return self.shards[key[-1]].get(key, 0)
+
+    def find_all(self, keys: Sequence[BlockKey]) -> list[int]:
+        """Return `find` of every key."""
+        shards = self.shards
+        if shards[0] is shards[1]:  # one table: at the speed of C
+            return list(map(shards[0].get, keys, repeat(0)))
+        return [shards[key[-1]].get(key, 0) for key in keys]
+
+    def keep(self, key: BlockKey, keeper: int) -> int:
+        """Return the row of a block, a new one if need be, and keep it."""
+        shard = self.shards[key[-1]]
+        row = shard.get(key, 0)
+        if row:
+            kept = self.kept_by[row]
+            if not kept & keeper:
+                self.kept_by[row] = kept | keeper
+            return row
+        if self._free:
+            row = self._free.pop()
+        else:
+            row = self._next
+            if row >= len(self.keys):
+                self._grow()
+                shard = self.shards[key[-1]]  # it may be another one now
+            self._next = row + 1
+        shard[key] = row
+        self.keys[row] = key
+        self.kept_by[row] = keeper
+        return row
+
+    def drop(self, row: int, keeper: int) -> None:
+        """Keep a row no longer. The last one to drop it frees it."""
+        kept = self.kept_by[row] & ~keeper
+        self.kept_by[row] = kept
+        if not kept:
+            key = self.keys[row]
+            del self.shards[key[-1]][key]
+            self.keys[row] = _NOBODY
+            self._free.append(row)
+
+    def kept(self, keeper: int) -> Iterator[int]:
+        """Yield the rows of a keeper. Rows may come and go meanwhile."""
+        kept, keys = self.kept_by, self.keys
+        for shard in {id(shard): shard for shard in self.shards}.values():
+            for key, row in list(shard.items()):
+                if kept[row] & keeper and keys[row] is key:
+                    yield row
+
+    def retire(self, keeper: int, columns: Sequence[object]) -> None:
+        """Drop all that a keeper has, and its columns. Walks over all rows."""
+        for row in self.kept(keeper):
+            self.drop(row, keeper)
+        self._keepers &= ~keeper
+        gone = {id(column) for column in columns}
+        self._columns = [each for each in self._columns if id(each[0]) not in gone]
+
+    def _grow(self) -> None:
+        for column, nothing in self._columns:
+            column.extend(nothing)
+        for objects in self._lists:
+            objects.extend([None] * STEP_ROWS)
+        self.keys.extend([_NOBODY] * STEP_ROWS)
+        if self._splits and len(self.shards[0]) >= SPLIT_ROWS:
+            self._split()
+
+    def _split(self) -> None:
+        """Let each last byte of a key have a table of its own. The list stays the same one: others
+        may have it in their hands."""
+        self._splits = False
+        table = self.shards[0]
+        self.shards[:] = [{} for _ in range(SHARDS)]
+        for key, row in table.items():
+            self.shards[key[-1]][key] = row

@@ -1,0 +1,224 @@
+"""Blocks that nobody uses rest in columns, and come back as they were."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvstore.decide import resting
+from kvstore.decide.index import HeldSlot, Index, StoredBlock, StoredFrame, StoredPart
+from kvstore.decide.rows import SPLIT_ROWS, STEP_ROWS, Rows
+from kvstore.model.block import BlockKey, Group, Namespace, NamespaceId, Part, Slot
+from kvstore.testing.policy import key
+from kvstore.testing.samples import sample_keys
+
+SPEC = Namespace(16, (Group("all", 4096, shards=6),), ())
+NUMBERS = st.integers(0, (1 << 64) - 1)
+RECORDS = st.lists(
+    st.tuples(
+        NUMBERS, st.integers(1, 1 << 30), st.booleans(), st.booleans(), st.integers(0, 65535)
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+def filled(records: Sequence[tuple[int, int, bool, bool, int]], at: int = 7) -> StoredBlock:
+    """Return a block with records: checksum, bytes, whether resident, in a frame, and where."""
+    block = StoredBlock(key(at), SPEC.id, at, key(at - 1))
+    for shard, (checksum, nbytes, resident, framed, position) in enumerate(records):
+        record = StoredPart(Part(0, shard), nbytes, checksum)
+        if resident:
+            record.resident = HeldSlot(Slot(shard, 4096 * position, nbytes))
+            record.resident.indexed = True
+            block.resident_parts += 1
+        if framed:
+            record.frame = StoredFrame(None, record.part, 0, (nbytes,), shard)
+            record.position = position
+            block.framed_parts += 1
+        block.add(record)
+    block.refresh(SPEC)
+    return block
+
+
+def told(block: StoredBlock) -> list[Any]:
+    """Return all that is known of a block, but for the objects that know it."""
+    of_block = [getattr(block, name) for name in StoredBlock.__slots__ if name not in ("stored",)]
+    of_records = [
+        (
+            record.part,
+            record.nbytes,
+            record.checksum,
+            record.fine,
+            record.resident and (record.resident.slot, record.resident.pins),
+            record.resident and record.resident.indexed,
+            record.frame and (record.frame.sequence, record.frame.part),
+            record.position if record.frame else 0,
+            record.dirty,
+        )
+        for record in block.records
+    ]
+    return [*of_block, *of_records]
+
+
+def awake(index: Index) -> int:
+    return len(index._blocks.awake)
+
+
+@given(st.lists(RECORDS, min_size=1, max_size=5))
+def test_a_block_that_rested_is_what_it_was(blocks: list[list[Any]]) -> None:
+    index = Index()
+    index.register(SPEC)
+    before = []
+    for at, records in enumerate(blocks):
+        index.add(filled(records, at + 1))
+        before.append(told(index.by_key(key(at + 1))))  # type: ignore[arg-type]
+    masks = index.masks(SPEC.id, [key(at + 1) for at in range(len(blocks) + 1)])
+    index.rest()
+    assert awake(index) == 0
+    assert len(index) == len(blocks)
+    assert index.masks(SPEC.id, [key(at + 1) for at in range(len(blocks) + 1)]) == masks
+    assert awake(index) == 0
+    assert [told(block) for block in index] == before
+    for block in list(index):
+        index.remove(block)
+    del block
+    assert not len(index)
+    assert index._blocks.shapes.count(None) == len(index._blocks.shapes)
+
+
+def hold_block(block: StoredBlock) -> object:
+    return block
+
+
+def hold_records(block: StoredBlock) -> object:
+    return block.records
+
+
+def hold_record(block: StoredBlock) -> object:
+    return block.records[-1]
+
+
+def hold_slot(block: StoredBlock) -> object:
+    return block.records[-1].resident
+
+
+@pytest.mark.parametrize("records", [1, 2, 6])
+@pytest.mark.parametrize("hold", [hold_block, hold_records, hold_record, hold_slot])
+def test_what_somebody_holds_stays_the_same_object(hold: Any, records: int) -> None:
+    index = Index()
+    index.add(filled([(5, 4096, True, False, at) for at in range(records)]))
+    held = hold(index.by_key(key(7)))
+    if records == 1 and hold is hold_records:
+        held = held[0]  # the tuple is made for whoever asks
+    index.rest()
+    assert awake(index) == 1
+    block = index.by_key(key(7))
+    assert block is not None
+    assert held in (block, *block.records, block.records, *(r.resident for r in block.records))
+    del block, held
+    index.rest()
+    assert awake(index) == 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda record: setattr(record, "dirty", 3),
+        lambda record: setattr(record, "loading", HeldSlot(Slot(0, 0, 4096))),
+        lambda record: setattr(record.resident, "pins", 1),
+        lambda record: setattr(record, "checksum", 1 << 64),
+        lambda record: setattr(record, "checksum", -1),
+    ],
+)
+@pytest.mark.parametrize("records", [1, 3])
+def test_what_is_under_way_or_has_no_room_in_a_row_stays_awake(change: Any, records: int) -> None:
+    index = Index()
+    index.add(filled([(5, 4096, True, False, at) for at in range(records)]))
+    block = index.by_key(key(7))
+    assert block is not None
+    change(block.records[-1])
+    before = told(block)
+    del block
+    index.rest()
+    assert awake(index) == 1
+    assert [told(each) for each in index] == [before]
+
+
+def test_few_stay_awake_and_each_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resting, "AWAKE_MIN", 10)
+    index, keys = Index(), sample_keys("many", 700)
+    for at, each in enumerate(keys):
+        index.add(StoredBlock(each, SPEC.id, at, keys[at - 1] if at else None))
+        index.by_key(each).add(StoredPart(Part(0, 0), 4096, at))  # type: ignore[union-attr]
+        record = index.by_key(each).record(Part(0, 0))  # type: ignore[union-attr]
+        assert record is not None
+        record.resident = HeldSlot(Slot(0, 4096 * at, 4096))
+        del record
+    assert awake(index) <= 2 * 10 + 700 // resting.AWAKE_SHARE
+    assert [block.block_index for block in index] == list(range(700))
+    assert sorted(index.keys()) == sorted(keys)
+    found = index.find(SPEC.id, keys)
+    assert [block.key if block else None for block in found] == keys
+
+
+def test_the_garbage_collector_has_no_more_to_look_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resting, "AWAKE_MIN", 10)
+
+    def grown(blocks: int) -> int:
+        index = Index()
+        gc.collect()
+        before = len(gc.get_objects())
+        for at in range(blocks):
+            index.add(filled([(5, 4096, True, False, at)], at + 1))
+        index.rest()
+        gc.collect()
+        return len(gc.get_objects()) - before
+
+    assert grown(2000) < grown(200) + 100
+
+
+def test_rows_are_used_again_and_split_tables_have_all() -> None:
+    rows = Rows()
+    mine, theirs = rows.keeper(), rows.keeper()
+    column, flags = rows.column("I"), rows.flags()
+    keys = sample_keys("rows", 1000)
+    for at, each in enumerate(keys):
+        column[rows.keep(each, mine)] = at
+    assert len(column) == len(flags) == len(rows) >= 1000
+    row = rows.keep(keys[3], theirs)
+    rows.drop(row, mine)
+    assert rows.find(keys[3]) == row
+    rows.drop(row, theirs)
+    assert rows.find(keys[3]) == 0
+    assert rows.keep(key(5), mine) == row
+    late = rows.column("Q")
+    assert len(late) == len(column)
+    for number in range(SPLIT_ROWS + STEP_ROWS):
+        rows.keep(BlockKey((1 << 32 | number).to_bytes(32, "big")), theirs)
+    assert [column[rows.find(each)] for each in keys[4:]] == list(range(4, 1000))
+    assert len(list(rows.kept(theirs))) == SPLIT_ROWS + STEP_ROWS
+    assert len(list(rows.kept(mine))) == 1000
+    rows.retire(theirs, ())
+    assert not list(rows.kept(theirs))
+    assert len({rows.find(each) for each in keys}) == 1000  # 0 for one of them
+    assert rows.keeper() == theirs
+
+
+def test_a_namespace_finds_its_own_among_those_that_rest() -> None:
+    index, other = Index(), NamespaceId(bytes(32))
+    for at in range(20):
+        block = filled([(5, 4096, True, False, at)], at + 1)
+        block.namespace_id = other if at % 4 else SPEC.id
+        index.add(block)
+    del block
+    index.rest()
+    assert awake(index) == 0
+    assert sorted(index.keys(SPEC.id)) == [key(at + 1) for at in range(0, 20, 4)]
+    assert awake(index) == 0
+    assert len(list(index.blocks_in(other))) == 15
