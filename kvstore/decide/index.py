@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from kvstore.decide.changed import Changed
 from kvstore.decide.heads import Heads
 from kvstore.decide.namespaces import Namespaces, StoredNamespace
-from kvstore.decide.resting import Resting, Shape
+from kvstore.decide.resting import LOOKED_AT_IN_A_MATCH, Resting, Shape
 from kvstore.decide.rows import Rows
 from kvstore.decide.stored import (
     ABSENT,
@@ -104,6 +104,7 @@ class Index:
         if namespace is None:
             return [0] * len(keys), [0] * len(keys)
         namespace_id = namespace.id  # the object that its blocks have: compared by `is`
+        self._blocks.settle(LOOKED_AT_IN_A_MATCH)
         shapes, rows = self._blocks.shapes, self.rows.find_all(keys)
         numbers = list(map(self._blocks.shape_of.__getitem__, rows))
         if numbers and numbers.count(numbers[0]) == len(numbers):  # all of them are alike

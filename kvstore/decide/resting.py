@@ -22,9 +22,9 @@ from kvstore.decide.rows import Rows
 from kvstore.decide.stored import HeldSlot, StoredBlock, StoredFrame, StoredPart, slot_at
 from kvstore.model.block import BlockKey, NamespaceId, Part, Slot
 
-AWAKE_MIN = 256
-AWAKE_SHARE = 64  # one block in so many stays awake although nobody uses it
+AWAKE_MAX = 64  # blocks that stay awake although nobody uses them: a match of those is slower
 LOOKED_AT = 2  # awake blocks, for each that is woken or comes
+LOOKED_AT_IN_A_MATCH = 8
 _RECORD = struct.Struct("<QQIIH")  # checksum, place, bytes; number of its frame, and position there
 
 RecordShape: TypeAlias = tuple[Part, bool, bool, bool]
@@ -134,7 +134,7 @@ class Resting:
     def came(self, row: int, block: StoredBlock) -> None:
         """Note a new block, or one that was woken."""
         self.awake[row] = block
-        self._settle()
+        self.settle()
 
     def forget(self, row: int) -> None:
         """Forget a block that is awake."""
@@ -202,13 +202,11 @@ class Resting:
 
     # ---- to rest -----------------------------------------------------------------------------
 
-    def _settle(self) -> None:
+    def settle(self, most: int = LOOKED_AT) -> None:
         """Let blocks rest that nobody uses, if enough are awake. Looks at a few."""
         awake = self.awake
-        spare = len(awake) - AWAKE_MIN
-        if spare <= 0 or spare + AWAKE_MIN <= self.count // AWAKE_SHARE:
-            return
-        for _ in range(LOOKED_AT if spare > LOOKED_AT else spare):
+        spare = len(awake) - AWAKE_MAX
+        for _ in range(most if spare > most else spare):
             row = next(iter(awake))
             block = awake[row]
             if getrefcount(block) <= _ALONE and self._rest(row, block):

@@ -151,7 +151,7 @@ def test_what_is_under_way_or_has_no_room_in_a_row_stays_awake(change: Any, reco
 
 
 def test_few_stay_awake_and_each_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resting, "AWAKE_MIN", 10)
+    monkeypatch.setattr(resting, "AWAKE_MAX", 10)
     index, keys = Index(), sample_keys("many", 700)
     for at, each in enumerate(keys):
         index.add(StoredBlock(each, SPEC.id, at, keys[at - 1] if at else None))
@@ -160,7 +160,7 @@ def test_few_stay_awake_and_each_is_found(monkeypatch: pytest.MonkeyPatch) -> No
         assert record is not None
         record.resident = HeldSlot(Slot(0, 4096 * at, 4096))
         del record
-    assert awake(index) <= 2 * 10 + 700 // resting.AWAKE_SHARE
+    assert awake(index) <= 10 + 1
     assert [block.block_index for block in index] == list(range(700))
     assert sorted(index.keys()) == sorted(keys)
     found = index.find(SPEC.id, keys)
@@ -168,7 +168,7 @@ def test_few_stay_awake_and_each_is_found(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_the_garbage_collector_has_no_more_to_look_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resting, "AWAKE_MIN", 10)
+    monkeypatch.setattr(resting, "AWAKE_MAX", 10)
 
     def grown(blocks: int) -> int:
         index = Index()
