@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from sys import getrefcount
 from typing import Any, TypeAlias
 
-from kvstore.decide.rows import Rows
+from kvstore.decide.rows import Objects, Rows
 from kvstore.decide.stored import HeldSlot, StoredBlock, StoredFrame, StoredPart, slot_at
 from kvstore.model.block import BlockKey, NamespaceId, Part, Slot
 
@@ -122,11 +122,11 @@ class Resting:
         self._places = rows.column("Q")
         self._sizes = rows.column("I")
         self._indices = rows.column("I")
-        self._parents: list[BlockKey | None] = rows.objects()
+        self._parents: Objects[BlockKey | None] = rows.objects()
         # Made when there is a first one that needs them.
         self._in_frame: array[int] | None = None
         self._positions: array[int] | None = None
-        self._more: list[bytes | None] | None = None  # records beyond the first
+        self._more: Objects[bytes | None] | None = None  # records beyond the first
 
     def __len__(self) -> int:
         return len(self.awake) + self.count

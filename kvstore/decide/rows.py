@@ -17,17 +17,44 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Sequence
 from itertools import repeat
-from typing import Any
+from typing import Any, Generic, TypeVar
+
+import numpy as np
 
 from kvstore.model.block import BlockKey
 
 SHARDS = 256
 SPLIT_ROWS = 80_000  # of one table, when it is split: that takes 10 ms
-STEP_ROWS = 256  # by so many rows all columns grow
+_STEP_BITS = 10
+STEP_ROWS = 1 << _STEP_BITS  # by so many rows all columns grow
+_STEP_MASK = STEP_ROWS - 1
 FIRST_ROW = 2
 """Rows 0 and 1 are no block's: whoever keeps columns may use them for marks of its own."""
 KEEPERS_MAX = 8
 _NOBODY = BlockKey(b"")
+
+T = TypeVar("T")
+
+
+class Objects(Generic[T]):
+    """An object for each row, None at first. numpy's arrays are no containers to the garbage
+    collector, which would look at all items of a list."""
+
+    __slots__ = ("_chunks",)
+
+    def __init__(self, rows: int) -> None:
+        self._chunks: list[Any] = []
+        self.extend(rows)
+
+    def __getitem__(self, row: int) -> T:
+        return self._chunks[row >> _STEP_BITS][row & _STEP_MASK]  # type: ignore[no-any-return]
+
+    def __setitem__(self, row: int, item: T) -> None:
+        self._chunks[row >> _STEP_BITS][row & _STEP_MASK] = item
+
+    def extend(self, rows: int) -> None:
+        """Add rows, whole steps of them."""
+        self._chunks += [np.full(STEP_ROWS, None, object) for _ in range(rows // STEP_ROWS)]
 
 
 class Rows:
@@ -41,8 +68,9 @@ class Rows:
         "_columns",
         "_free",
         "_keepers",
-        "_lists",
         "_next",
+        "_objects",
+        "_rows",
         "_splits",
         "kept_by",
         "keys",
@@ -52,9 +80,10 @@ class Rows:
     def __init__(self, *, with_order: bool = False) -> None:
         self.shards: list[dict[BlockKey, int]] = [{}] * SHARDS
         self._splits = not with_order
-        self.keys: list[BlockKey] = []
+        self.keys: Objects[BlockKey] = Objects(0)
+        self._rows = 0
         self._columns: list[tuple[Any, Any]] = []  # and what is added to each for a step of rows
-        self._lists: list[list[Any]] = []
+        self._objects: list[Objects[Any]] = []
         self.kept_by = self.flags()
         self._keepers = 0
         self._free = array("I")
@@ -63,28 +92,27 @@ class Rows:
 
     def __len__(self) -> int:
         """Return how many rows there are, used or not."""
-        return len(self.keys)
+        return self._rows
 
     def column(self, typecode: str) -> array[Any]:
         """Return an array with an item for each row there is or will be, all 0 at first.
 
         Whoever keeps rows sets its items when it begins to keep one.
         """
-        made = array(typecode, bytes(array(typecode).itemsize * len(self.keys)))
+        made = array(typecode, bytes(array(typecode).itemsize * self._rows))
         self._columns.append((made, array(typecode, bytes(made.itemsize * STEP_ROWS))))
         return made
 
     def flags(self) -> bytearray:
         """The same for numbers of a byte, which is a third faster than an array of them."""
-        made = bytearray(len(self.keys))
+        made = bytearray(self._rows)
         self._columns.append((made, bytes(STEP_ROWS)))
         return made
 
-    def objects(self) -> list[Any]:
-        """Return a list with an item for each row, all None at first. Only for what many rows have
-        in common, and what the garbage collector does not look at: keys."""
-        made: list[Any] = [None] * len(self.keys)
-        self._lists.append(made)
+    def objects(self) -> Objects[Any]:
+        """The same for objects, None at first: keys, and what else cannot be part of a cycle."""
+        made: Objects[Any] = Objects(self._rows)
+        self._objects.append(made)
         return made
 
     def keeper(self) -> int:
@@ -119,7 +147,7 @@ class Rows:
             row = self._free.pop()
         else:
             row = self._next
-            if row >= len(self.keys):
+            if row >= self._rows:
                 self._grow()
                 shard = self.shards[key[-1]]  # it may be another one now
             self._next = row + 1
@@ -157,9 +185,9 @@ class Rows:
     def _grow(self) -> None:
         for column, nothing in self._columns:
             column.extend(nothing)
-        for objects in self._lists:
-            objects.extend([None] * STEP_ROWS)
-        self.keys.extend([_NOBODY] * STEP_ROWS)
+        for objects in (self.keys, *self._objects):
+            objects.extend(STEP_ROWS)
+        self._rows += STEP_ROWS
         if self._splits and len(self.shards[0]) >= SPLIT_ROWS:
             self._split()
 
