@@ -66,6 +66,16 @@ class Index:
         found = map(self.by_key, [keys[row] for row in rows])
         return (block for block in found if block is not None)
 
+    def unwritten(self) -> Iterator[StoredBlock]:
+        """Yield the blocks of which the arena alone may have a record, the oldest first. It looks
+        at all before it yields one, and wakes no other."""
+        shapes, shape_of, keys = self._blocks.shapes, self._blocks.shape_of, self.rows.keys
+        wanted = {at for at, shape in enumerate(shapes) if shape is None or shape.has_unwritten}
+        rows = [row for row in self._all_rows() if shape_of[row] in wanted]
+        rows.sort(key=self._orders.__getitem__)
+        found = map(self.by_key, [keys[row] for row in rows])
+        return (block for block in found if block is not None)
+
     def keys(self, namespace_id: NamespaceId | None = None) -> Iterator[BlockKey]:
         """Yield the keys of all blocks, or of a namespace's, in no order, waking none. They may
         come and go meanwhile."""
@@ -74,7 +84,9 @@ class Index:
 
     def get(self, namespace_id: NamespaceId, key: BlockKey) -> StoredBlock | None:
         """Return the block, if this namespace has it."""
-        block = self.by_key(key)
+        row = self.rows.shards[key[-1]].get(key, 0)
+        blocks = self._blocks
+        block = blocks.wake(row) if blocks.shape_of[row] else blocks.awake.get(row)
         if block is None or block.namespace_id != namespace_id:
             return None
         if block.complete == UNJUDGED:

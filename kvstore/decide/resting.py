@@ -46,12 +46,14 @@ class Shape:
     masks are.
 
     records: of each its part, whether it is fine, resident, and framed; part, fine: of the first.
-    is_plain: there is one, not fine, and the arena alone has it. users: blocks of this shape.
+    is_plain: there is one, not fine, and the arena alone has it. has_unwritten: the arena alone has
+    one. users: blocks of this shape.
     """
 
     __slots__ = (
         "complete",
         "fine",
+        "has_unwritten",
         "is_plain",
         "key",
         "namespace_id",
@@ -73,6 +75,7 @@ class Shape:
         self.records = key[-1]
         self.part, self.fine, *_ = self.records[0]
         self.is_plain = len(self.records) == 1 and self.records[0][1:] == (False, True, False)
+        self.has_unwritten = any(resident and not framed for *_, resident, framed in self.records)
         self.users = 0
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import gc
 from typing import Any
 
-# The index is millions of objects that live long and form no cycles: a collection of all of them
-# stops the daemon for half a second per half million blocks. So what has survived a collection of
-# the oldest generation is never looked at again: the next has a few thousand objects to look at, in
-# less than a millisecond, and what forms cycles and outlived the young generations (gRPC's calls
-# do) is still freed. Every object is looked at once per generation, however small they are.
+# Blocks rest in arrays, but frames, requests and blocks in use are objects that live long and form
+# no cycles: half a million of them would stop the daemon for half a second. So what has survived a
+# collection of the oldest generation is never looked at again: the next has a few thousand objects
+# to look at, in less than a millisecond, and what forms cycles and outlived the young generations
+# (gRPC's calls do) is still freed. Every object is looked at once per generation, however small
+# they are.
 GC_THRESHOLDS = (500, 2, 4)
 
 

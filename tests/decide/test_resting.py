@@ -210,6 +210,17 @@ def test_rows_are_used_again_and_split_tables_have_all() -> None:
     assert rows.keeper() == theirs
 
 
+def test_what_only_the_arena_has_is_found_among_those_that_rest() -> None:
+    index = Index()
+    for at in range(20):
+        index.add(filled([(5, 4096, True, at % 3 == 0, at)], at + 1))
+    index.rest()
+    assert [block.block_index - 1 for block in index.unwritten()] == [
+        at for at in range(20) if at % 3
+    ]
+    assert awake(index) == 13
+
+
 def test_a_namespace_finds_its_own_among_those_that_rest() -> None:
     index, other = Index(), NamespaceId(bytes(32))
     for at in range(20):

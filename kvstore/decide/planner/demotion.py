@@ -69,7 +69,7 @@ class Demotion:
 
     def queue_all(self) -> None:
         """Queue the writes of all that the arena alone has."""
-        for block in self._index:
+        for block in self._index.unwritten():
             if block.resident_parts:
                 self._decide(block)
                 self._queue(block)

@@ -57,8 +57,11 @@ class Eviction:
         that fine parts were given, but that are not published yet: they count as well.
         """
         slot = self._dram.allocate(nbytes)
-        has_share = self.fine_parts.nbytes + placed_nbytes >= self.fine_parts.nbytes_min
-        if slot is None and has_share:
+        if slot is not None:
+            return HeldSlot(slot)
+        parts = self._ledger.fine_parts
+        has_share = parts.nbytes + placed_nbytes >= parts.nbytes_min
+        if has_share and len(parts):
             comes = placed_nbytes + padded(nbytes) if fine else placed_nbytes
             slot = self._slot_of_fine_parts(nbytes, comes)
         if slot is None and not (fine and has_share):

@@ -34,7 +34,7 @@ class Unwritten:
 
     def queue_all(self, besides: Container[BlockKey] = ()) -> None:
         """Queue the writes of all that the arena alone has, but for some blocks."""
-        for block in self._index:
+        for block in self._index.unwritten():
             if block.key not in besides:
                 self._queue(block)
 

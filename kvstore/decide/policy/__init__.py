@@ -1,9 +1,10 @@
 """Who leaves when a tier is full, and who may enter. Pure: no I/O, no clock of its own.
 
 `base.py` is what a policy has to be, `registry.py` finds one by name, `guarded.py` goes on where
-one fails. `lru.py` and `hazard_density.py` are two, over the tree in `prefix_tree.py`; the second
-learns in `hazard.py`, keeps its order in `leaves.py`, and asks `shadow.py` which order to follow.
-`write_budget.py` says what is worth its wear of flash, by what `returns.py` has learned.
+one fails. `lru.py` and `hazard_density.py` are two, over the tree in `prefix_tree.py`, which is
+columns of the index's rows; the second learns in `hazard.py`, keeps its order in `leaves.py`, and
+asks `shadow.py` which order to follow. `write_budget.py` says what is worth its wear of flash, by
+what `returns.py` has learned.
 """
 
 from kvstore.decide.policy.base import Policy, PolicyFactory

@@ -71,15 +71,14 @@ class Leaves:
         tree = self.tree
         if self.expected.times:
             self.expected.discard(prefix)
-        shards, here, request_of = tree.rows.shards, tree.here, tree.request_of
+        here, request_of = tree.here, tree.request_of
         uses, marks, children = tree.uses, tree.marks, tree.children
         number = tree.count(request, len(prefix))  # more than it will be of, for now
         before = last = 0
         gap, shared = 0, 0
         own = (request.session, nobody)
         left = len(prefix)
-        for key in prefix:
-            row = shards[key[-1]].get(key, 0)
+        for row in tree.rows.find_all(prefix):
             if not here[row]:
                 continue
             if request_of[row] != before:  # once for all blocks that were last used together
@@ -184,7 +183,7 @@ class Leaves:
         heappush(heap, (rank, tree.ticks, row))
         self._filled[ring] = None
         if len(heap) > ring.room:
-            ring.drop_stale([each for each in heap if self._is_good(ring, each)])
+            ring.drop_stale(self._good(ring))
 
     def _ring_of(self, row: int) -> Ring:
         tree = self.tree
@@ -306,6 +305,23 @@ class Leaves:
         if ring.number != _EXPECTED:
             return False
         return rank == -self.expected.times.get(tree.rows.keys[row], 0.0)
+
+    def _good(self, ring: Ring) -> list[Entry]:
+        """Return the entries of a ring for which `_is_good`: there are many."""
+        if ring.number == _EXPECTED:
+            return [each for each in ring.heap if self._is_good(ring, each)]
+        tree, place, is_found = self.tree, ring.place, ring.number == _FOUND
+        ring_of, gone, children, here = tree.ring_of, tree.gone, tree.children, tree.here
+        requests, request_of = tree.requests, tree.request_of
+        return [
+            each
+            for each in ring.heap
+            if ring_of[row := each[2]] == place
+            and each[1] > gone[row]
+            and not children[row]
+            and here[row]
+            and (is_found or each[0] == requests[request_of[row]].order)
+        ]
 
     def _pass_over(self, row: int) -> None:
         ring = self._by_place[self.tree.ring_of[row]]

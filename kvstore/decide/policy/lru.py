@@ -42,10 +42,9 @@ class TailFirstLru:
         self._insert(key, parent, _FOUND)
 
     def touch(self, prefix: Sequence[BlockKey], level: int = 0) -> None:
-        shards, here, newer = self._tree.rows.shards, self._tree.here, self._newer
+        here, newer = self._tree.here, self._newer
         first = last = 0
-        for key in reversed(prefix):
-            row = shards[key[-1]].get(key, 0)
+        for row in reversed(self._tree.rows.find_all(prefix)):
             if not here[row]:
                 continue
             if last and newer[last] == row:  # what was used together is moved together

@@ -204,7 +204,8 @@ class Shadows:
 
     def _ask_by_hazard(self, keys: Sequence[BlockKey], request: Request, room: int | None) -> int:
         leaves, tree = self._by_hazard, self._by_hazard.tree
-        missing = [place for place, key in enumerate(keys) if not tree.find(key)]
+        here, rows = tree.here, tree.rows.find_all(keys)
+        missing = [place for place, row in enumerate(rows) if not here[row]]
         hits = missing[0] if missing else len(keys)
         leaves.use(keys, request, None)
         if room is not None:
