@@ -45,7 +45,7 @@ class Shape:
     """What a block that rests shares with others: all but numbers. `StoredBlock` says what the
     masks are.
 
-    records: of each its part, whether it is fine, resident, and framed; part, fine: of the first.
+    records: of each its part, whether it is fine, resident, and framed; the same of the first.
     is_plain: there is one, not fine, and the arena alone has it. has_unwritten: the arena alone has
     one. users: blocks of this shape.
     """
@@ -53,6 +53,7 @@ class Shape:
     __slots__ = (
         "complete",
         "fine",
+        "framed",
         "has_unwritten",
         "is_plain",
         "key",
@@ -61,6 +62,7 @@ class Shape:
         "part",
         "records",
         "refined",
+        "resident",
         "resident_groups",
         "users",
     )
@@ -73,7 +75,7 @@ class Shape:
         self.resident_groups = block.resident_groups
         self.refined = block.refined
         self.records = key[-1]
-        self.part, self.fine, *_ = self.records[0]
+        self.part, self.fine, self.resident, self.framed = self.records[0]
         self.is_plain = len(self.records) == 1 and self.records[0][1:] == (False, True, False)
         self.has_unwritten = any(resident and not framed for *_, resident, framed in self.records)
         self.users = 0
@@ -162,6 +164,18 @@ class Resting:
         self._leave(row, shape)
         block.complete, block.resident_groups = shape.complete, shape.resident_groups
         block.refined = shape.refined
+        if len(shape.records) == 1:
+            record = StoredPart(shape.part, self._sizes[row], self._checksums[row], fine=shape.fine)
+            if shape.resident:
+                record.resident = HeldSlot.at(self._places[row], record.nbytes)
+                block.resident_parts = 1
+            if shape.framed and self._in_frame is not None and self._positions is not None:
+                record.frame = self._frames.drop(self._in_frame[row])
+                record.position = self._positions[row]
+                block.framed_parts = 1
+            block.stored = record
+            self.came(row, block)
+            return block
         for record in self._records(row, shape):
             block.add(record)
             block.resident_parts += record.resident is not None
@@ -226,26 +240,27 @@ class Resting:
 
     def _rest(self, row: int, block: StoredBlock) -> bool:
         """Write a block into its row. False: it is in use, or has values that a row has no room
-        for. Most have one record, which is in the arena alone."""
+        for. Most have one record."""
         record = block.stored
-        if type(record) is not StoredPart or record.frame is not None or record.resident is None:
+        if type(record) is not StoredPart:
             del record  # or it would be one more that holds it
             return _is_unused(block) and self._rest_slowly(row, block)
-        held = record.resident
-        if (
-            held.pins
-            or record.dirty
-            or record.loading is not None
-            or getrefcount(record) > _ALONE
-            or getrefcount(held) > _ALONE
-            or held.nbytes != record.nbytes
-        ):
+        if record.dirty or record.loading is not None or getrefcount(record) > _ALONE:
             return False
+        held, frame = record.resident, record.frame
+        if held is not None:
+            if held.pins or getrefcount(held) > _ALONE or held.nbytes != record.nbytes:
+                return False
+            place = held.place
+        else:
+            place = 0
         try:
             self._checksums[row] = record.checksum
-            self._places[row] = held.place
-            self._sizes[row] = held.nbytes
+            self._places[row] = place
+            self._sizes[row] = record.nbytes
             self._indices[row] = block.block_index
+            if frame is not None:
+                self._rest_in_frame(row, record, frame)
         except OverflowError:
             return False
         shape = self._last
@@ -256,9 +271,12 @@ class Resting:
             or block.resident_groups != shape.resident_groups
             or block.refined is not shape.refined
             or record.fine is not shape.fine
+            or (held is None) is shape.resident
+            or (frame is None) is shape.framed
+            or len(shape.records) != 1
             or not shape.users
         ):
-            key = _key(block, ((record.part, record.fine, True, False),))
+            key = _key(block, _shapes_of((record,)))
             shape = self._last = self._shapes.get(key) or self._new_shape(key, block)
         self._parents[row] = block.parent
         self.shape_of[row] = shape.number
@@ -266,8 +284,14 @@ class Resting:
         self.count += 1
         return True
 
+    def _rest_in_frame(self, row: int, record: StoredPart, frame: StoredFrame) -> None:
+        if self._in_frame is None or self._positions is None:
+            self._in_frame, self._positions = self._rows.column("I"), self._rows.column("H")
+        self._positions[row] = record.position
+        self._in_frame[row] = self._frames.keep(frame)
+
     def _rest_slowly(self, row: int, block: StoredBlock) -> bool:
-        """The same for one that has several records, or is in a file."""
+        """The same for one that has several records."""
         records = block.records
         first = records[0]
         values = [_values(record) for record in records]

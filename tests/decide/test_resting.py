@@ -218,7 +218,7 @@ def test_what_only_the_arena_has_is_found_among_those_that_rest() -> None:
     assert [block.block_index - 1 for block in index.unwritten()] == [
         at for at in range(20) if at % 3
     ]
-    assert awake(index) == 13
+    assert awake(index) <= 13
 
 
 def test_a_namespace_finds_its_own_among_those_that_rest() -> None:
