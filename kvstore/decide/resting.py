@@ -22,7 +22,7 @@ from kvstore.decide.rows import Objects, Rows
 from kvstore.decide.stored import HeldSlot, StoredBlock, StoredFrame, StoredPart, slot_at
 from kvstore.model.block import BlockKey, NamespaceId, Part, Slot
 
-AWAKE_MAX = 64  # blocks that stay awake although nobody uses them: a match of those is slower
+AWAKE_MAX = 512  # blocks that nobody uses: to wake one takes longer than to match one that is awake
 LOOKED_AT = 2  # awake blocks, for each that is woken or comes
 LOOKED_AT_IN_A_MATCH = 8
 _RECORD = struct.Struct("<QQIIH")  # checksum, place, bytes; number of its frame, and position there
