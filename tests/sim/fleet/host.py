@@ -250,6 +250,9 @@ class Host(Side):
         self.wire.daemon = None
         self.wire.grounded()
         await self.run_in_own(self._drained())
+        # A server waits for what it has cancelled when it is closed.
+        if ending := [task for task in self._loop.tasks_of(self.owner) if task.cancelling()]:
+            await asyncio.wait(ending, timeout=1.0)
         left = self._loop.tasks_of(self.owner)
         if left:
             self._note(Violation("leaked", f"{len(left)} tasks outlive a drain: {left[0]!r}"[:300]))
