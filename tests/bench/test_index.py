@@ -27,6 +27,12 @@ def test_a_block_costs_less_than_its_bound_with_either_policy() -> None:
     assert set(result["bytes_per_block"]) == {"lru", "hz"}
     assert max(result["bytes_per_block"].values()) < BYTES_PER_BLOCK_MAX
     assert min(*result["match_p50_us"].values(), *result["put_p50_us"].values()) > 0
+    for policy in ("lru", "hz"):
+        assert result[f"bytes_per_block_{policy}"] == result["bytes_per_block"][policy]
+        assert result["pause_ms"][policy] >= result["put_p50_us"][policy] / 1e3
+    assert result["match_p50_10m_vs_1m"] == max(result["match_p50_vs_tenth"].values())
+    assert result["longest_pause_ms"] == max(result["pause_ms"].values())
+    assert result["match_p99_10m_ms"] > 0
 
 
 @pytest.mark.parametrize("kind", [l3_kind, ep_kind])

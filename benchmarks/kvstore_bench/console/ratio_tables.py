@@ -197,6 +197,7 @@ def print_index(result: Mapping[str, Any]) -> None:
         "bytes_per_block": "bytes a block",
         "match_p50_us": "match of 64, p50 us",
         "put_p50_us": "put of 64, p50 us",
+        "pause_ms": "longest call, ms",
     }
     columns = {field: title for field, title in columns.items() if field in result}
     table = _table(title, ("policy", *columns.values()))

@@ -3,7 +3,9 @@
 The planner that ships, over an arena that only counts, is filled with prefixes of 64 blocks. Memory
 is what the process has grown by: index, policy and ghosts, with everything Python adds. Then
 prefixes are matched, and new ones put, which evicts as many: each policy in turn, so that whatever
-else the machine does slows all of them.
+else the machine does slows all of them. Beside each there is a planner with a tenth of the blocks:
+what grows with their number shows. A pause is a put or a match with what runs inside of it, such as
+a collection of garbage: nothing else runs on the daemon's event loop meanwhile.
 """
 
 from __future__ import annotations
@@ -12,22 +14,25 @@ import gc
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 from typing import Any
 
 from kvstore.decide.planner import Planner, Reservation, Steps
 from kvstore.decide.policy import policy_by_name
 from kvstore.model.block import BlockKey, Group, Namespace, Part, Slot, Span
 from kvstore.model.errors import InvalidRequest
+from kvstore.system.garbage import bound_collections
 
 PREFIX_BLOCKS = 64
 RECORD_NBYTES = 64 << 10
 SPANS = (Span(Part(0, 0), 0, PREFIX_BLOCKS),)
 SPEC = Namespace(16, (Group("all", RECORD_NBYTES),), ())
 LAST_PREFIXES = 1000
+SHARE = 10  # of the blocks has the planner beside
 CLOCK_STEP_S = 0.1  # between two prefixes, on the policies' clock
 
 Say = Callable[[str], None]
@@ -64,10 +69,10 @@ class _Room:
 class _Node:
     """A planner with one policy, full after `fill`."""
 
-    def __init__(self, policy: str, plan: IndexPlan) -> None:
+    def __init__(self, policy: str, plan: IndexPlan, share: int = 1) -> None:
         self._draw = random.Random(plan.seed)
         self._now = 0.0
-        self._prefixes = plan.blocks // PREFIX_BLOCKS
+        self._prefixes = max(2, plan.blocks // share // PREFIX_BLOCKS)
         self._planner = Planner(
             _Room(self._prefixes * PREFIX_BLOCKS),
             None,
@@ -78,12 +83,20 @@ class _Node:
         self._last: deque[tuple[BlockKey, ...]] = deque(maxlen=LAST_PREFIXES)
         self.match_s: list[float] = []
         self.put_s: list[float] = []
+        self.longest_fill_s = 0.0
 
     def fill(self) -> int:
         """Put as much as there is room for; returns how many blocks are there."""
         for _ in range(self._prefixes):
-            self._put(self._new())
+            new, began = self._new(), time.perf_counter()
+            self._put(new)
+            self.longest_fill_s = max(self.longest_fill_s, time.perf_counter() - began)
         return len(self._planner.index)
+
+    @property
+    def longest_s(self) -> float:
+        """Seconds of the longest call so far."""
+        return max(self.longest_fill_s, *self.put_s, *self.match_s)
 
     def sample(self) -> None:
         """Match one of the last prefixes, and put a new one."""
@@ -91,8 +104,9 @@ class _Node:
         self._planner.touch(asked)
         began = time.perf_counter()
         match = self._planner.match(self._namespace, asked)
+        took_s = time.perf_counter() - began
         if match.resident_blocks == PREFIX_BLOCKS:  # else it has left: a policy may prefer others
-            self.match_s.append(time.perf_counter() - began)
+            self.match_s.append(took_s)
         began = time.perf_counter()
         self._put(new)
         self.put_s.append(time.perf_counter() - began)
@@ -116,26 +130,57 @@ class _Node:
 
 def run(plan: IndexPlan, say: Say) -> dict[str, Any]:
     """Measure. Raises InvalidRequest where there is no /proc to read memory from."""
+    with _collected_as_in_a_daemon():
+        return _measured(plan, say)
+
+
+@contextmanager
+def _collected_as_in_a_daemon() -> Iterator[None]:
+    """Bound garbage collections as the daemon does; as they were, afterwards."""
+    before, callbacks = gc.get_threshold(), list(gc.callbacks)
+    bound_collections()
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.callbacks[:] = callbacks
+        gc.unfreeze()
+
+
+def _measured(plan: IndexPlan, say: Say) -> dict[str, Any]:
     nodes: dict[str, _Node] = {}
+    tenths: dict[str, _Node] = {}
     bytes_per_block = {}
     for policy in plan.policies:
         say(f"{policy}: {plan.blocks:,} blocks")
-        node = _Node(policy, plan)
+        node, tenth = _Node(policy, plan), _Node(policy, plan, share=SHARE)
         gc.collect()
         before = _resident_nbytes()
         blocks = node.fill()
         gc.collect()
         bytes_per_block[policy] = (_resident_nbytes() - before) / blocks
-        nodes[policy] = node
+        tenth.fill()
+        nodes[policy], tenths[policy] = node, tenth
     say(f"{plan.samples:,} prefixes of {PREFIX_BLOCKS} blocks, matched and put")
-    gc.freeze()  # as the daemon does: see kvstore/daemon.py
+    gc.freeze()
     for _ in range(plan.samples):
-        for node in nodes.values():
+        for node in (*nodes.values(), *tenths.values()):
             node.sample()
+    matches = {name: median(node.match_s) for name, node in nodes.items()}
+    growth = {name: matches[name] / median(tenth.match_s) for name, tenth in tenths.items()}
+    p99 = {name: 1e3 * quantiles(node.match_s, n=100)[98] for name, node in nodes.items()}
+    pauses = {name: 1e3 * node.longest_s for name, node in nodes.items()}
     return {
+        **{f"bytes_per_block_{name}": each for name, each in bytes_per_block.items()},
+        "match_p50_10m_vs_1m": max(growth.values()),
+        "match_p99_10m_ms": max(p99.values()),
+        "longest_pause_ms": max(pauses.values()),
         "bytes_per_block": bytes_per_block,
-        "match_p50_us": {name: 1e6 * median(node.match_s) for name, node in nodes.items()},
+        "match_p50_us": {name: 1e6 * each for name, each in matches.items()},
+        "match_p99_ms": p99,
+        "match_p50_vs_tenth": growth,
         "put_p50_us": {name: 1e6 * median(node.put_s) for name, node in nodes.items()},
+        "pause_ms": pauses,
         "plan": asdict(plan),
     }
 
