@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 from multiprocessing import forkserver
@@ -105,11 +106,12 @@ class EngineProcess:
         return float(self("metric", name=f"vllm:spec_decode_num_{kind}_tokens"))
 
     def close(self) -> None:
-        """End the process."""
+        """End the process; if it does not, with all that it has started."""
         self._commands.close()
         self._process.join(END_TIMEOUT_S)
         if self._process.exitcode is None:
-            self._process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)  # its workers, too
             self._process.join()
 
 
