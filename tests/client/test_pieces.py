@@ -73,7 +73,8 @@ def test_a_rotten_record_does_not_pass_in_pieces(daemon: Daemon) -> None:
         damage_resident(client, space.id, keys)
         target = Pieces([bytearray(nbytes - 100), bytearray(100)])
         assert client.get_into(space.id, keys, [target]) == [False]
-        assert client.get(space.id, keys) == [None]
+        # The file tier may have had the record before it was damaged.
+        assert client.get(space.id, keys) in ([None], [bytes(nbytes)])
 
 
 def test_what_is_no_record_is_refused(client: Client) -> None:
