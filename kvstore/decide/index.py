@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from kvstore.decide.changed import Changed
+from kvstore.decide.changed import Changed, Gone
 from kvstore.decide.heads import Heads
 from kvstore.decide.namespaces import Namespaces, StoredNamespace
 from kvstore.decide.resting import LOOKED_AT_IN_A_MATCH, Resting, Shape
@@ -216,13 +216,15 @@ class Index:
         self.namespaces.block_removed(namespace_id)
 
     def take(self, key: BlockKey) -> Slot | None:
-        """Remove a block that rests, of which there is one record, in the arena alone, if nobody is
-        to be told; return its slot. None: it stays, and has to be looked at."""
+        """Remove a block that rests, of which there is one record, in the arena alone; return its
+        slot. None: it stays, and has to be looked at."""
         row = self.rows.find(key)
-        taken = self._blocks.take(row) if self.changed is None else None
+        taken = self._blocks.take(row)
         if taken is None:
             return None
         shape, slot = taken
+        if self.changed is not None:
+            self.changed.note(Gone(self.rows.keys[row], shape.namespace_id))
         (record,) = shape.records
         self.namespaces.in_dram(shape.namespace_id, -padded(slot.nbytes), record[0].group)
         self._gone(row, key, shape.namespace_id)

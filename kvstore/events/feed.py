@@ -14,8 +14,8 @@ from itertools import groupby, islice
 from operator import attrgetter
 from typing import NamedTuple
 
-from kvstore.decide.changed import Changed, places_of, prefix_groups
-from kvstore.decide.index import Index, StoredBlock
+from kvstore.decide.changed import Changed, Noted, places_of, prefix_groups
+from kvstore.decide.index import Index
 from kvstore.decide.planner import SessionId
 from kvstore.events.book import Told
 from kvstore.events.publisher import BATCH_S, Publisher, Seen, Tokens, Topics
@@ -81,7 +81,7 @@ class Feed:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._looked_at = 0.0
-        self._looking: Iterator[StoredBlock] = iter(())
+        self._looking: Iterator[Noted] = iter(())
         self._finding = self._more_to_find = True  # what is seen may have been found on disk
         self._spaces: dict[NamespaceId, _Space] = {}
         self._models: OrderedDict[SessionId, set[str]] = OrderedDict()  # of engines
@@ -131,7 +131,7 @@ class Feed:
             blocks = list(islice(self._looking, STEP_BLOCKS))
         refused = self._hand_over(publisher, blocks)
         for block in refused:
-            self.changed.note(block)
+            self.changed.note_again(block)
         if len(blocks) == STEP_BLOCKS:
             self._timer = loop.call_later(AGAIN_S if refused else 0, self._look)
             return
@@ -139,14 +139,12 @@ class Feed:
         if len(self.changed):
             self._soon()
 
-    def _hand_over(
-        self, publisher: Publisher, blocks: Sequence[StoredBlock]
-    ) -> Sequence[StoredBlock]:
+    def _hand_over(self, publisher: Publisher, blocks: Sequence[Noted]) -> Sequence[Noted]:
         """Post where blocks are; returns those that did not fit."""
-        spaces: dict[NamespaceId, list[StoredBlock]] = {}
+        spaces: dict[NamespaceId, list[Noted]] = {}
         for namespace_id, some in groupby(blocks, _namespace_of):
             spaces.setdefault(namespace_id, []).extend(some)
-        refused: list[StoredBlock] = []
+        refused: list[Noted] = []
         for namespace_id, these in spaces.items():
             space = self._space(namespace_id)
             if space is None:

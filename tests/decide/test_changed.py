@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from kvstore.decide.changed import IN_DRAM, IN_FILES, place_of, places_of
+from kvstore.decide.changed import IN_DRAM, IN_FILES, Changed, Gone, place_of, places_of
 from kvstore.decide.index import HeldSlot, StoredBlock, StoredFrame, StoredPart
 from kvstore.model.block import BlockKey, Group, Namespace, Part, Slot
 
@@ -41,3 +41,22 @@ def test_places_of_blocks_are_those_of_each() -> None:
     found = places_of(blocks, 1)
     assert {0, IN_DRAM, IN_FILES, IN_DRAM | IN_FILES} == set(found)
     assert places_of([left], 1) == bytes(1)
+
+
+def test_what_could_not_be_told_does_not_hide_what_happened_since() -> None:
+    """A block that was taken, and refused, has come back meanwhile; another one has not."""
+    namespace = Namespace(16, (Group("a", 4096),), ())
+    changed, told = Changed(), list[int]()
+    changed.on_change = lambda: told.append(len(changed))
+    other = BlockKey(bytes([1]) * 32)
+    gone = Gone(BlockKey(bytes(32)), namespace.id)
+    changed.note(gone)
+    changed.note(Gone(other, namespace.id))
+    refused = list(changed.take())
+    back = _block(namespace, (IN_DRAM,))
+    changed.note(back)
+    for each in refused:
+        changed.note_again(each)
+    assert list(changed.take()) == [back, refused[1]]
+    assert places_of([back, *refused], 1) == bytes([IN_DRAM, 0, 0])
+    assert told == [0, 0]

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.decide import resting
+from kvstore.decide.changed import Changed, place_of, places_of
 from kvstore.decide.index import HeldSlot, Index, StoredBlock, StoredFrame, StoredPart
 from kvstore.decide.rows import SPLIT_ROWS, STEP_ROWS, Rows
 from kvstore.model.block import BlockKey, Group, Namespace, NamespaceId, Part, Slot
@@ -233,3 +234,21 @@ def test_a_namespace_finds_its_own_among_those_that_rest() -> None:
     assert sorted(index.keys(SPEC.id)) == [key(at + 1) for at in range(0, 20, 4)]
     assert awake(index) == 0
     assert len(list(index.blocks_in(other))) == 15
+
+
+def test_who_announces_is_told_of_blocks_that_leave_while_they_rest() -> None:
+    index, changed = Index(), Changed()
+    index.changed = changed
+    for at in range(1, 4):
+        index.add(filled([(5, 4096, True, False, at)], at))
+    list(changed.take())  # or they would be held
+    gc.collect()
+    index.rest()
+    assert awake(index) == 0
+    assert index.take(key(2)) == Slot(0, 4096 * 2, 4096)
+    assert awake(index) == 0
+    (gone,) = changed.take()
+    assert (gone.key, gone.namespace_id) == (key(2), SPEC.id)
+    assert places_of([gone], 1) == bytes([place_of(gone, 1)]) == bytes(1)
+    assert index.by_key(key(2)) is None
+    assert awake(index) == 0
