@@ -23,7 +23,6 @@ class Gone(NamedTuple):
 
     key: BlockKey
     namespace_id: NamespaceId
-    complete: int = 0
     resident_groups: int = 0
     resident_parts: int = 0
     framed_parts: int = 0

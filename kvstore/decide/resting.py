@@ -351,12 +351,10 @@ def _values(record: StoredPart) -> tuple[int, int, int]:
 
 
 def _is_unused(block: StoredBlock) -> bool:
-    """Say whether nobody holds a record or slot of a block, and nothing is under way with one."""
+    """Say whether nobody holds a record or slot of a block that has several, or works on one."""
     stored: Any = block.stored
     if getrefcount(stored) > _ALONE:
         return False
-    if type(stored) is StoredPart:
-        return _is_quiet(stored)
     for record in stored.values() if type(stored) is dict else stored:
         if getrefcount(record) > _ALONE or not _is_quiet(record):
             return False

@@ -33,7 +33,7 @@ TITLES = {
 def print_result(result: Mapping[str, Any], found: Sequence[Check], to: Console) -> None:
     """Print TTFT by phase, then every check."""
     to.print(_ttfts(result))
-    to.print(_checks(found))
+    to.print(checks_table(found))
     for leak in result["leaks_found"]:
         to.print(f"[red]left behind:[/red] {leak}", highlight=False)
     verdict = "[green]passed[/green]" if result["passed"] else "[red]failed[/red]"
@@ -67,7 +67,7 @@ def _cached(counts: Mapping[str, Any] | None) -> str:
     return f"{100 * (total - by_source.get('local_compute', 0)) / total:.0f} %"
 
 
-def _checks(found: Sequence[Check]) -> Table:
+def checks_table(found: Sequence[Check]) -> Table:
     table = Table(title="What must come out", title_justify="left")
     for heading in ("field", "measured", "limit", ""):
         table.add_column(heading, justify="left" if heading in ("field", "") else "right")

@@ -11,17 +11,17 @@ from typing import NoReturn
 
 import click
 from rich.console import Console
-from rich.table import Table
 
 from kvstore.model.errors import KVStoreError
 from kvstore_bench.demo.machine import describe
 from kvstore_bench.demo.progress import Progress
 from kvstore_bench.demo.stage import Stage
+from kvstore_bench.demo.table import checks_table
 from kvstore_bench.long.course import Course, Plan
 from kvstore_bench.long.model import TOKENS_MAX, make_model
 from kvstore_bench.long.picture import plot
 from kvstore_bench.long.snapshots import Snapshots
-from kvstore_bench.long.verdict import Check, checks_of, numbers_of
+from kvstore_bench.long.verdict import checks_of, numbers_of
 
 EXIT_FAILED = 1
 EXIT_IMPOSSIBLE = 2
@@ -84,7 +84,7 @@ def main(*, out: Path, target: Path, lengths: str, passes: int, restarts: int) -
     target.write_text(json.dumps(result, indent=1))
     where = machine.gpu or f"{machine.cores} CPU cores"
     plot(course.answered, snapshots.taken, out / "long.png", title=f"Long prompts on {where}")
-    _print(checks)
+    Console().print(checks_table(checks))
     sys.exit(0 if passed else EXIT_FAILED)
 
 
@@ -98,17 +98,6 @@ def _lengths(text: str) -> tuple[int, ...]:
     if wanted[-1] > TOKENS_MAX:
         raise click.BadParameter(f"--lengths {text}: the model takes {TOKENS_MAX} at most")
     return wanted
-
-
-def _print(checks: list[Check]) -> None:
-    table = Table(title="What must come out")
-    for column in ("field", "measured", "limit", ""):
-        table.add_column(column)
-    for check in checks:
-        limit = f"<= {check.at_most:g}" if check.at_most is not None else f">= {check.at_least:g}"
-        verdict = "ok" if check.passed else "FAILED"
-        table.add_row(check.field, f"{check.value:.4g}", limit, verdict)
-    Console().print(table)
 
 
 def _interrupt(*_: object) -> NoReturn:

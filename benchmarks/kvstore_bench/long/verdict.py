@@ -3,32 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from kvstore_bench.demo.verdict import Check
 from kvstore_bench.long.course import Answered, Course
 
 LOADED_SHARE_MIN = 0.99  # of a resumed prompt, where there is room for it
 RATIOS_MAX = {"dram": 0.03, "file": 0.06, "restart": 0.08}  # TTFT of the longest prompt over cold
 ROOMY = ("dram", "file", "restart", "killed_load", "starved", "beside")
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """A field, what was measured, and what it must be at most, or at least."""
-
-    field: str
-    value: float
-    at_most: float | None = None
-    at_least: float | None = None
-
-    @property
-    def passed(self) -> bool:
-        """Whether the value is within its bound."""
-        if self.at_most is not None and self.value > self.at_most:
-            return False
-        return self.at_least is None or self.value >= self.at_least
 
 
 def numbers_of(course: Course) -> dict[str, Any]:
@@ -66,17 +49,13 @@ def numbers_of(course: Course) -> dict[str, Any]:
 def checks_of(fields: dict[str, Any], longest: int, leaks: Sequence[str]) -> list[Check]:
     """Judge the fields. longest: tokens of the longest prompt."""
     name = f"{longest >> 10}k"
+    none = ("wrong", "hung", "engine_dead", "over_cap_bytes", "leases_left")
+    ratios = {f"ttft_{name}_{phase}_vs_cold": most for phase, most in RATIOS_MAX.items()}
     return [
-        *(
-            Check(f"ttft_{name}_{phase}_vs_cold", fields[f"ttft_{name}_{phase}_vs_cold"], most)
-            for phase, most in RATIOS_MAX.items()
-        ),
-        Check("loaded_share_min", fields["loaded_share_min"], at_least=LOADED_SHARE_MIN),
-        *(
-            Check(field, fields[field], 0)
-            for field in ("wrong", "hung", "engine_dead", "over_cap_bytes", "leases_left")
-        ),
-        Check("leaks", len(leaks), 0),
+        *(Check(field, fields[field], most, at_least=False) for field, most in ratios.items()),
+        Check("loaded_share_min", fields["loaded_share_min"], LOADED_SHARE_MIN, at_least=True),
+        *(Check(field, fields[field], 0, at_least=False) for field in none),
+        Check("leaks", len(leaks), 0, at_least=False),
     ]
 
 
