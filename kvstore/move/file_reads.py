@@ -19,7 +19,7 @@ from kvstore.decide.slow_log import SlowLog, Waits
 from kvstore.format.codec import decodes_to
 from kvstore.metrics import Metrics
 from kvstore.model.block import PAGE_NBYTES, padded
-from kvstore.model.checksum import checksum, checksum_of, leaves_of
+from kvstore.model.checksum import checksum, checksum_of, checksums, leaves_of
 from kvstore.model.errors import CorruptBlock, KVStoreError
 from kvstore.model.pair import belongs, named_base
 from kvstore.system.bandwidth import Lane
@@ -258,11 +258,9 @@ class Reads:
         return await loop.run_in_executor(self._workers, checksum, view) == expected
 
     def _verify(self, read: Read) -> list[int]:
-        return [
-            position
-            for position, record, held in zip(read.positions, read.stored, read.held, strict=True)
-            if checksum(self._arena.view(held.slot)) != record.checksum
-        ]
+        found = checksums([self._arena.view(held.slot) for held in read.held])
+        checked = zip(read.positions, read.stored, found, strict=True)
+        return [position for position, record, each in checked if each != record.checksum]
 
     def _decode(self, read: Read, buffer: memoryview, sizes: Sequence[int]) -> list[int]:
         first = read.positions[0]

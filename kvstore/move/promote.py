@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import closing
 from typing import Any, NamedTuple
 
-from kvstore.decide.index import StoredBlock, StoredPart
+from kvstore.decide.index import StoredPart
 from kvstore.decide.pace import Race, Stakes
 from kvstore.decide.planner import Planner, Read, frames_of, is_readable
 from kvstore.metrics import Metrics
@@ -19,7 +19,8 @@ from kvstore.move.load_race import Ended, LoadRaces
 PROMOTE_ROUNDS_MAX = 3
 HEAD_START_NBYTES = 64 << 20  # of a smaller load, a moment is too large a part
 HEAD_START_S = 0.005  # a device that takes longer for one block is not waited for
-STEP_NBYTES = 1 << 20  # of small reads, begun in one step: they share a thread
+STEP_NBYTES = 1 << 20  # of reads, planned in one step
+WINDOW_RECORDS = 128  # planned before the first of them is read: 1 to 5 ms
 EARLY_NBYTES_MIN = 8 << 20  # of a smaller load there is little to copy before its end
 EARLY_S = 0.1  # at most so long before its expected end: meanwhile the asker's own memory waits
 
@@ -153,28 +154,40 @@ class Promotion:
             task.cancel()
 
     async def _start(self, plan: Iterable[Read], *, first_alone: bool) -> None:
-        """Start reads as they are planned.
+        """Start reads, a window of them as soon as it is planned.
 
+        Not each by itself: threads that have begun to read take the interpreter's lock from the
+        plan, which may have to evict for every slot, again and again.
         first_alone: the first block has the disk to itself for a moment. Among the reads behind it,
         it would take several times as long; alone, it costs them next to nothing.
         """
-        first: StoredBlock | None = None
-        head: list[StoredPart] = []
-        begun_nbytes = 0
-        for read in plan:
-            first = first or read.blocks[0]
-            try:
-                if first_alone and read.blocks[0] is not first:
+        window: list[Read] = []
+        planned = nbytes = 0  # since the window began; since others had a turn
+        try:
+            for read in plan:
+                head: list[StoredPart] = []
+                if first_alone and window and read.blocks[0] is not window[0].blocks[0]:
                     first_alone = False
+                    head = [record for each in window for record in each.stored]
+                    self._start_all(window)
+                window.append(read)
+                if head:
                     await self._head_start(head)
-            finally:
-                self._reads.start(read)  # cancelled or not: it has its slots
-            if first_alone:
-                head += read.stored
-            begun_nbytes += sum(padded(record.nbytes) for record in read.stored)
-            if begun_nbytes >= STEP_NBYTES:
-                begun_nbytes = 0
-                await asyncio.sleep(0)  # they go to the disk now; others' turn, too
+                planned += len(read.stored)
+                nbytes += sum(padded(record.nbytes) for record in read.stored)
+                if planned >= WINDOW_RECORDS:
+                    self._start_all(window)
+                    planned = 0
+                if nbytes >= STEP_NBYTES:
+                    nbytes = 0
+                    await asyncio.sleep(0)  # others' turn; reads that were started go to the disk
+        finally:
+            self._start_all(window)  # cancelled or not: they have their slots
+
+    def _start_all(self, window: list[Read]) -> None:
+        for read in window:
+            self._reads.start(read)
+        window.clear()
 
     async def _head_start(self, head: Sequence[StoredPart]) -> None:
         if reads := self._reads.of(head):

@@ -83,6 +83,32 @@ def test_who_is_cancelled_beside_the_first_block_takes_nothing_with_it(
         assert node.get(A) == len(A)
 
 
+@pytest.mark.parametrize("turns", range(2, 12))
+def test_who_is_cancelled_while_reads_are_planned_takes_nothing_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turns: int
+) -> None:
+    """What was planned by then has slots, and is read."""
+    monkeypatch.setattr("kvstore.move.promote.HEAD_START_NBYTES", 1 << 40)
+    monkeypatch.setattr("kvstore.move.promote.STEP_NBYTES", 0)
+    with Node(tmp_path / "kv") as node:
+        node.put(A, durable=True)
+    with Node(tmp_path / "kv") as node:
+        node.recall()
+
+        async def cancelled() -> None:
+            acquire = node.store.gets.acquire(DAEMON_SESSION, SPEC.id, A, wait_s=20.0)
+            loading = asyncio.create_task(acquire)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            loading.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await loading
+            await node.write_behind.reads.ended(10.0)
+
+        node.run(cancelled())
+        assert node.get(A) == len(A)
+
+
 def test_a_slow_first_block_is_not_waited_for(tmp_path: Path) -> None:
     up_at, (*_, last) = read_times(tmp_path / "kv", io_s=1.0)
     assert last < up_at
