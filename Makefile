@@ -1,6 +1,6 @@
 # Every command a developer or CI runs. `make` alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo demo demo-native slowed test test-fast test-vllm-matrix test-lmcache soak
+.PHONY: help setup setup-demo demo demo-native slowed test test-fast test-long test-vllm-matrix test-lmcache soak
 .PHONY: page gpu gpu-site policies faults hostile torture sim fuzz check fmt proto dashboard helm helm-dry-run man docs clean
 .PHONY: long waterfall setup-llamacpp demo-llamacpp test-llamacpp test-newest
 .SILENT:
@@ -78,12 +78,15 @@ test-llamacpp: setup setup-llamacpp ## the connector's tests on a real llama.cpp
 demo-native: setup-demo ## the workload of demo on vLLM's own offloading and on kvstore; writes build/demo/native.json
 	$(BIN)/python -m kvstore_bench.demo --native --model "$(MODEL)" $(ARGS)
 
-test: setup setup-demo ## every test, including those with a real vLLM and a real model
+test: setup setup-demo ## the tests, including those with a real vLLM and a real model
 	benchmarks/llamacpp/setup.sh --kept
-	$(BIN)/python -m pytest $(PARALLEL) $(ARGS) || $(BIN)/python -m tests.again $$? $(ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) -m "not long" $(ARGS) || $(BIN)/python -m tests.again $$? $(ARGS)
+
+test-long: setup setup-demo ## the few that `make test` leaves out: half a minute to two minutes each, one by one
+	$(BIN)/python -m pytest -m long $(ARGS)
 
 test-fast: setup ## the tests without vLLM
-	$(BIN)/python -m pytest $(PARALLEL) -m "not vllm" $(ARGS) || $(BIN)/python -m tests.again $$? -m "not vllm" $(ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) -m "not vllm and not long" $(ARGS) || $(BIN)/python -m tests.again $$? $(ARGS)
 
 gpu-site: setup ## install what `make gpu` needs beside torch, cupy, transformers and numpy into GPU_SITE
 	rm -rf $(GPU_SITE)

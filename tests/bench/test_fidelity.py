@@ -107,6 +107,7 @@ def test_one_head_is_not_written_into():
 # ---- a real model --------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not GEMMA.exists(), reason="make setup-demo unpacks Gemma 3 270M")
 def test_a_real_model_hardly_notices(tmp_path):
     picture = tmp_path / "fidelity.png"

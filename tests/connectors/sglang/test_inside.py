@@ -15,7 +15,11 @@ from kvstore.testing.sglang import sglang_environment, sglang_site
 from tests.connectors.sglang.conftest import INSIDE
 
 ROOT = Path(__file__).parents[3]
-FILES = sorted(path.name for path in Path(__file__).with_name("inside").glob("test_*.py"))
+LONG = "test_tree.py"
+FILES = [
+    pytest.param(path.name, marks=[pytest.mark.long] if path.name == LONG else [])
+    for path in sorted(Path(__file__).with_name("inside").glob("test_*.py"))
+]
 
 
 @pytest.fixture(scope="session")

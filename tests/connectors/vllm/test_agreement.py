@@ -41,6 +41,7 @@ def open_on_two_ranks(folder: Path, *known: str) -> list[subprocess.CompletedPro
     ]
 
 
+@pytest.mark.long
 def test_where_one_worker_cannot_code_its_blocks_all_store_them_raw(tmp_path: Path) -> None:
     able, unable = open_on_two_ranks(tmp_path, "known", "unknown")
     for rank in (able, unable):

@@ -12,7 +12,7 @@ from kvstore_bench.cluster.handoffs import measure_handoffs
 from kvstore_bench.cluster.two_hosts import two_hosts
 from kvstore_bench.cluster.vllm_plan import VllmPlan
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.vllm, pytest.mark.long, pytest.mark.timeout(300)]
 
 
 def test_real_engines_answer_the_same_whatever_happens(models: Path, tmp_path: Path) -> None:

@@ -67,6 +67,7 @@ def from_store(engine, turns: list[list[int]]) -> list[list[int]]:
     return answers
 
 
+@pytest.mark.long
 @needs_tiles
 def test_ranks_store_it_once_and_engines_of_all_degrees_share_it(start_engine, daemon, prompt):
     """Each daemon gets the blocks of one engine, and serves one of the other degree."""

@@ -73,6 +73,7 @@ def test_a_pipeline_resumes_what_one_like_it_has_stored(start_engine, daemon, pr
     assert alone.counter("loaded_blocks") == 0, "an engine of one stage shares nothing with two"
 
 
+@pytest.mark.long
 def test_a_pipeline_of_two_workers_a_stage_resumes(start_engine, daemon, prompt):
     """Four workers: each holds half of the heads of half of the layers."""
     if available_gib() < FOUR_WORKERS_GIB:
@@ -94,6 +95,7 @@ def test_a_pipeline_of_two_workers_a_stage_resumes(start_engine, daemon, prompt)
     assert totals(second, "loads_failed") == [0] * 4
 
 
+@pytest.mark.long
 def test_the_layers_of_a_hybrid_model_are_dealt_out(start_engine, daemon, prompt):
     """Its only layer of full attention is the last one: the first stage has none of that group."""
     turn = prompt(705)

@@ -6,7 +6,7 @@ import pytest
 
 from tests.connectors.vllm.soak import passed, soak
 
-pytestmark = [pytest.mark.vllm, pytest.mark.fault, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.vllm, pytest.mark.fault, pytest.mark.long, pytest.mark.timeout(400)]
 
 GROWTH_BYTES_MAX = 96 << 20
 """Allocators keep some of what they once had: up to 84 MiB where two engines share two cores."""

@@ -77,6 +77,7 @@ class TwoRanks:
             return client.admin.stats()
 
 
+@pytest.mark.long
 def test_two_ranks_share_one_cache(start_engine, daemon, prompt, tmp_path):
     """One engine, one life; the steps share its start, which is what takes time."""
     engine = start_engine(
