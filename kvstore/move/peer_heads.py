@@ -176,7 +176,7 @@ class PeerHeads:
             return None
         self.view.change(self._places[node], _numbers(reply.heads), reply.came)
         if self.view.pending > PENDING_MAX:
-            await self.view.settle()
+            await self.view.settle(PENDING_MAX)
         await self._bound()
         return self._changes_of(reply, reply.since)
 

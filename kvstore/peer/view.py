@@ -48,13 +48,15 @@ class View:
     def __init__(self) -> None:
         self._heads: Numbers = np.empty(0, np.uint64)
         self._places: Places = np.empty(0, np.uint16)
-        self._came: dict[int, set[int]] = {}  # not in the table
-        self._left: set[tuple[int, int]] = set()  # in the table
+        self._came: dict[int, set[int]] = {}  # since the table was made; it may have them, too
+        self._left: set[tuple[int, int]] = set()  # whether the table has them or not
         self._meanwhile: list[_Changes] | None = None  # changes while the others are merged
         self._making = asyncio.Lock()
 
     def __len__(self) -> int:
-        return len(self._heads) + sum(map(len, self._came.values())) - len(self._left)
+        """About how many heads are known: exact once `settle` has put all changes into the table.
+        Until then one that came again counts twice, and one that left again is taken off twice."""
+        return max(0, len(self._heads) + sum(map(len, self._came.values())) - len(self._left))
 
     @property
     def nbytes(self) -> int:
@@ -63,27 +65,28 @@ class View:
 
     @property
     def pending(self) -> int:
-        """How many changes are not in the table."""
-        return len(self._came) + len(self._left)
+        """How many changes are not in the table, and are not being merged into it."""
+        return 0 if self._meanwhile is not None else len(self._came) + len(self._left)
 
     def change(self, place: int, heads: Numbers, came: bytes) -> None:
-        """Note that a peer has heads, or has them no more, in this order. came: 1 or 0 for each."""
+        """Note that a peer has heads, or has them no more, in this order. came: 1 or 0 for each.
+
+        Whether the table has them is looked up when it is made anew, in a thread: a search in
+        millions of heads waits for memory, here for each change.
+        """
         if self._meanwhile is not None:
             self._meanwhile.append(_Changes(place, heads, came))
-        in_table = _find(self._heads, self._places, heads, place) >= 0
-        for head, comes, there in zip(heads.tolist(), came, in_table.tolist(), strict=True):
+        for head, comes in zip(heads.tolist(), came, strict=True):
             if comes:
                 self._left.discard((head, place))
-                if not there:
-                    self._came.setdefault(head, set()).add(place)
+                self._came.setdefault(head, set()).add(place)
                 continue
+            self._left.add((head, place))
             places = self._came.get(head)
             if places is not None:
                 places.discard(place)
                 if not places:
                     del self._came[head]
-            if there:
-                self._left.add((head, place))
 
     async def replace(self, place: int, heads: Numbers) -> None:
         """Take a snapshot of a peer in the place of all that was known of it."""
@@ -116,9 +119,12 @@ class View:
 
         return made
 
-    async def settle(self) -> None:
-        """Put the changes into the table. Lookups and changes go on meanwhile."""
+    async def settle(self, above: int = 0) -> None:
+        """Put the changes into the table, if there are more than so many when it is its turn.
+        Lookups and changes go on meanwhile."""
         async with self._making:
+            if self.pending <= above:
+                return
             made = self._settling()
             self._meanwhile = []
             try:
@@ -143,7 +149,9 @@ class View:
             kept = np.ones(len(before[0]), bool)
             gone = _find(*before, *_columns(left))
             kept[gone[gone >= 0]] = False
-            return _merged(*before, lambda a, b: kept[a:b], *_columns(came))
+            heads, places = _columns(came)
+            new = _find(*before, heads, places) < 0
+            return _merged(*before, lambda a, b: kept[a:b], heads[new], places[new])
 
         return made
 
@@ -151,25 +159,21 @@ class View:
         """Say whether any peer seems to have any of these heads."""
         if self._came and not self._came.keys().isdisjoint(heads):
             return True
-        wanted = np.array(heads, dtype=np.uint64)
-        at = np.searchsorted(self._heads, wanted)
-        there = self._heads.take(at, mode="clip") if len(self._heads) else self._heads
-        return bool(len(there) and (there == wanted).any())
+        return bool(self._look_up(heads)[1].any())
 
     def holders(self, heads: Sequence[int], most: int, beyond: int = 0) -> list[Holder]:
         """Return at most so many peers that have more than `beyond` heads of a prefix, the longest
         first."""
-        wanted = np.array(heads, dtype=np.uint64)
-        begins = np.searchsorted(self._heads, wanted, "left")
-        ends = np.searchsorted(self._heads, wanted, "right")
-        there = ends > begins
+        begins, there = self._look_up(heads)
         if not self._came and not there.any():
             return []
+        ends = np.searchsorted(self._heads, self._heads[begins[there]], "right")
+        end_of = dict(zip(np.flatnonzero(there).tolist(), ends.tolist(), strict=True))
         found: dict[int, int] = {}
         for at in range(len(heads) - 1, beyond - 1, -1):
             places: Iterable[int] = self._came.get(heads[at], ()) if self._came else ()
-            if there[at]:
-                table = self._places[begins[at] : ends[at]].tolist()
+            if at in end_of:
+                table = self._places[begins[at] : end_of[at]].tolist()
                 gone = self._left
                 places = [*places, *(p for p in table if not gone or (heads[at], p) not in gone)]
             for place in places:
@@ -177,6 +181,15 @@ class View:
             if len(found) >= most:
                 break
         return [Holder(place, count) for place, count in found.items()][:most]
+
+    def _look_up(self, heads: Sequence[int]) -> tuple[Indices, NDArray[np.bool_]]:
+        """Return where each head is in the table, or would be, and whether it is there. One search
+        for each: it waits for memory a dozen times."""
+        wanted = np.array(heads, dtype=np.uint64)
+        at = np.searchsorted(self._heads, wanted)
+        if not len(self._heads):
+            return at, np.zeros(len(wanted), bool)
+        return at, self._heads.take(at, mode="clip") == wanted
 
     def _drop_changes(self, gone: set[int]) -> None:
         self._left = {each for each in self._left if each[1] not in gone}
@@ -186,13 +199,12 @@ class View:
                 del self._came[head]
 
 
-def _find(heads: Numbers, places: Places, wanted: Numbers, place: int | Places) -> Indices:
-    """Return where a table has these heads of a place, or of a place for each; -1: nowhere."""
+def _find(heads: Numbers, places: Places, wanted: Numbers, of: Places) -> Indices:
+    """Return where a table has heads of a place for each; -1: nowhere."""
     found = np.full(len(wanted), -1, np.intp)
     if not len(heads):
         return found
     begins = np.searchsorted(heads, wanted, "left")
-    of = np.broadcast_to(np.asarray(place, dtype=np.uint16), wanted.shape)
     there = np.flatnonzero(heads.take(begins, mode="clip") == wanted)
     same = places[begins[there]] == of[there]  # most heads are of one peer
     found[there[same]] = begins[there[same]]

@@ -88,6 +88,7 @@ class Told:
     def heads_known(self) -> int:
         """Return how many heads are in the view of the host that has fewest of them itself."""
         own = min(len(heads.at(self.level)) for heads in self._hosts)
+        self._view.settle_at_once()
         return max(0, len(self._view) - own)
 
     def _take(self, host: int) -> None:

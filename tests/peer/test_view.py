@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
+from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstore.peer.view import BYTES_A_HEAD, View
+from kvstore.peer.view import BYTES_A_HEAD, View, _merged
 
 HEADS = list(range(1, 40))
 changes = st.tuples(
@@ -51,7 +53,6 @@ def test_it_knows_who_has_the_longest_prefix(
                 view.change(place, np.array(heads, dtype=np.uint64), came)
                 for head in heads:
                     (plain[place].add if kind == "came" else plain[place].discard)(head)
-            assert len(view) == sum(map(len, plain.values()))
         wanted = list(dict.fromkeys(prefix))
         found = view.holders(wanted, 5, beyond)
         assert view.knows(wanted) or not expected(plain, wanted, 0)
@@ -59,6 +60,8 @@ def test_it_knows_who_has_the_longest_prefix(
         assert [each.heads for each in found] == sorted(
             (each.heads for each in found), reverse=True
         )
+        await view.settle()
+        assert len(view) == sum(map(len, plain.values()))
 
     asyncio.run(run())
 
@@ -101,7 +104,6 @@ def test_changes_while_others_are_merged_are_not_lost(
                 )
 
         def check() -> None:
-            assert len(view) == sum(map(len, plain.values()))
             for head in HEADS:
                 holders = {each.place for each in view.holders([head], 5)}
                 assert holders == {place for place, heads in plain.items() if head in heads}
@@ -118,5 +120,26 @@ def test_changes_while_others_are_merged_are_not_lost(
         await view.settle()
         check()
         assert not view.pending
+        assert len(view) == sum(map(len, plain.values()))
+
+    asyncio.run(run())
+
+
+def test_who_waits_for_a_merge_does_not_merge_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A merge takes a thread for as long as the table is large, and many peers change at once."""
+    merged: list[int] = []
+
+    def counting(*arguments: Any) -> Any:
+        merged.append(1)
+        return _merged(*arguments)
+
+    monkeypatch.setattr("kvstore.peer.view._merged", counting)
+
+    async def run() -> None:
+        view = View()
+        view.change(1, np.arange(100, dtype=np.uint64), bytes([1]) * 100)
+        await asyncio.gather(*(view.settle(50) for _ in range(20)))
+        assert len(merged) == 1
+        assert len(view) == 100
 
     asyncio.run(run())

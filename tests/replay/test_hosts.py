@@ -225,5 +225,5 @@ def test_a_view_changed_at_once_is_the_one_changed_beside_others() -> None:
         if draw.random() < 0.5:
             view.settle_at_once()
             assert view.pending == 0
-        assert len(view) == len(plain)
+            assert len(view) == len(plain)
         assert all(bool(view.holders([h], 1)) == (h in plain) for h in range(50))
