@@ -25,6 +25,7 @@ from kvstore.decide.policy.hazard_nodes import (
     ENDED,
     FOUND,
     GAP,
+    LEAVES_MIN,
     SHARED,
     Blocks,
     Entry,
@@ -35,6 +36,7 @@ from kvstore.decide.policy.hazard_nodes import (
 from kvstore.decide.rows import Rows
 from kvstore.model.block import BlockKey
 
+SIFTED = 8  # entries of an old heap that are looked at for each leaf that comes
 SCORES_S = 0.25  # for so long a score is good
 AGE_MIN_S = 1.0
 _LAST = 1e30  # by use, what is expected leaves after all else
@@ -179,11 +181,22 @@ class Leaves:
         else:
             rank = tree.requests[tree.request_of[row]].order
         tree.ticks += 1
-        heap = ring.heap
-        heappush(heap, (rank, tree.ticks, row))
+        heappush(ring.heap, (rank, tree.ticks, row))
         self._filled[ring] = None
-        if len(heap) > ring.room:
-            ring.drop_stale(self._good(ring))
+        if ring.old:
+            self._sift(ring)
+        elif len(ring.heap) > ring.room:
+            ring.old, ring.heap = ring.heap, []
+
+    def _sift(self, ring: Ring) -> None:
+        """Take a few entries of the old heap into the new one, unless they are stale."""
+        old, heap = ring.old, ring.heap
+        for _ in range(min(SIFTED, len(old))):
+            entry = old.pop()  # the last of a heap: what is left is one as well
+            if self._is_good(ring, entry):
+                heappush(heap, entry)
+        if not old:
+            ring.room = 2 * len(heap) + LEAVES_MIN
 
     def _ring_of(self, row: int) -> Ring:
         tree = self.tree
@@ -284,9 +297,12 @@ class Leaves:
         return found
 
     def _head(self, ring: Ring) -> int:
-        """Return the oldest leaf of a ring, dropping what is none any more; 0 if there is none."""
-        heap = ring.heap
-        while heap:
+        """Return the oldest leaf of a ring, now the first of its heap; 0 if there is none. What is
+        no leaf any more is dropped."""
+        heap, old = ring.heap, ring.old
+        while heap or old:
+            if old and (not heap or old[0] < heap[0]):
+                heappush(heap, heappop(old))
             entry = heap[0]
             if self._is_good(ring, entry):
                 return entry[2]
@@ -305,23 +321,6 @@ class Leaves:
         if ring.number != _EXPECTED:
             return False
         return rank == -self.expected.times.get(tree.rows.keys[row], 0.0)
-
-    def _good(self, ring: Ring) -> list[Entry]:
-        """Return the entries of a ring for which `_is_good`: there are many."""
-        if ring.number == _EXPECTED:
-            return [each for each in ring.heap if self._is_good(ring, each)]
-        tree, place, is_found = self.tree, ring.place, ring.number == _FOUND
-        ring_of, gone, children, here = tree.ring_of, tree.gone, tree.children, tree.here
-        requests, request_of = tree.requests, tree.request_of
-        return [
-            each
-            for each in ring.heap
-            if ring_of[row := each[2]] == place
-            and each[1] > gone[row]
-            and not children[row]
-            and here[row]
-            and (is_found or each[0] == requests[request_of[row]].order)
-        ]
 
     def _pass_over(self, row: int) -> None:
         ring = self._by_place[self.tree.ring_of[row]]
