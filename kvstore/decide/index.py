@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from kvstore.decide.changed import Changed, Gone
+from kvstore.decide.changed import Changed, place_of
 from kvstore.decide.heads import Heads
 from kvstore.decide.namespaces import Namespaces, StoredNamespace
 from kvstore.decide.resting import LOOKED_AT_IN_A_MATCH, Resting, Shape
@@ -82,6 +82,11 @@ class Index:
         rows = self._rows_in(namespace_id) if namespace_id is not None else self._all_rows()
         return map(self.rows.keys.__getitem__, rows)
 
+    def named(self) -> Iterator[tuple[BlockKey, NamespaceId]]:
+        """Yield the key and the namespace of each block, in no order, waking none. They may come
+        and go meanwhile."""
+        return ((self.rows.keys[row], self._namespace_of(row)) for row in self._all_rows())
+
     def get(self, namespace_id: NamespaceId, key: BlockKey) -> StoredBlock | None:
         """Return the block, if this namespace has it."""
         row = self.rows.shards[key[-1]].get(key, 0)
@@ -152,6 +157,28 @@ class Index:
                     stored[at], here[at] = block.complete, block.resident_groups
         return stored, here
 
+    def places(self, namespace_id: NamespaceId, keys: Sequence[BlockKey], needed: int) -> bytes:
+        """Return `place_of` the block of each key, 0 where this namespace has none. It wakes none,
+        but those that are to be judged."""
+        namespace = self.namespaces.find(namespace_id)
+        if namespace is None or namespace.spec is None:
+            return bytes(len(keys))
+        namespace_id = namespace.id  # the object that its blocks have: compared by `is`
+        shapes, shape_of, awake = self._blocks.shapes, self._blocks.shape_of, self._blocks.awake.get
+        found, place = bytearray(len(keys)), 0
+        last: Shape | StoredBlock | None = None
+        for at, row in enumerate(self.rows.find_all(keys)):
+            each = shapes[shape_of[row]] or awake(row)
+            if each is not last:
+                if each is not None and each.complete == UNJUDGED:
+                    each = self.get(namespace_id, keys[at])
+                last, place = each, 0
+                if each is not None and each.namespace_id is namespace_id:
+                    masks = each.complete, each.resident_groups, each.unframed
+                    place = place_of(*masks, needed)
+            found[at] = place
+        return bytes(found)
+
     def own_part(self, part: Part) -> Part:
         """Return an equal part that other records have, too: it costs them no memory."""
         return self._parts.setdefault(part, part)
@@ -182,12 +209,16 @@ class Index:
         """Yield the rows of a namespace. It looks at others, too, until it has found all."""
         namespace = self.namespaces.find(namespace_id)
         left = namespace.blocks if namespace is not None else 0
-        rows, blocks = self._all_rows(), self._blocks
+        rows = self._all_rows()
         while left and (row := next(rows, None)) is not None:
-            each = blocks.shapes[blocks.shape_of[row]] or blocks.awake[row]
-            if each.namespace_id == namespace_id:
+            if self._namespace_of(row) == namespace_id:
                 left -= 1
                 yield row
+
+    def _namespace_of(self, row: int) -> NamespaceId:
+        """Return the namespace of the block of a row that the index keeps."""
+        each = self._blocks.shapes[self._blocks.shape_of[row]] or self._blocks.awake[row]
+        return each.namespace_id
 
     def blocks_of(self, namespace_id: NamespaceId) -> int:
         """Return how many blocks a namespace has, all tiers and incomplete ones included."""
@@ -206,13 +237,13 @@ class Index:
         row = self.rows.find(block.key)
         self._blocks.forget(row)
         self._gone(row, block.key, block.namespace_id)
-        if self.changed is not None:
-            self.changed.note(block)
 
     def _gone(self, row: int, key: BlockKey, namespace_id: NamespaceId) -> None:
         self.rows.drop(row, self._keeper)
         if self.heads is not None:
             self.heads.left(key)
+        if self.changed is not None:
+            self.changed.note(key, namespace_id)
         self.namespaces.block_removed(namespace_id)
 
     def take(self, key: BlockKey) -> Slot | None:
@@ -223,8 +254,6 @@ class Index:
         if taken is None:
             return None
         shape, slot = taken
-        if self.changed is not None:
-            self.changed.note(Gone(self.rows.keys[row], shape.namespace_id))
         (record,) = shape.records
         self.namespaces.in_dram(shape.namespace_id, -padded(slot.nbytes), record[0].group)
         self._gone(row, key, shape.namespace_id)
@@ -245,7 +274,7 @@ class Index:
         if self.heads is not None:
             self.heads.look(block, namespace)
         if self.changed is not None:
-            self.changed.note(block)
+            self.changed.note(block.key, block.namespace_id)
 
     def _judge(self, blocks: Iterable[StoredBlock | None], namespace: StoredNamespace) -> None:
         """Compute the group masks of blocks that came, or changed, without their specification."""
@@ -255,7 +284,7 @@ class Index:
                 if self.heads is not None:
                     self.heads.look(block, namespace.spec)
                 if self.changed is not None:
-                    self.changed.note(block)
+                    self.changed.note(block.key, block.namespace_id)
 
 
 def _masks_of(shape: Shape | None, *, refined: bool) -> tuple[int, int]:

@@ -19,7 +19,14 @@ from sys import getrefcount
 from typing import Any, TypeAlias
 
 from kvstore.decide.rows import Objects, Rows
-from kvstore.decide.stored import HeldSlot, StoredBlock, StoredFrame, StoredPart, slot_at
+from kvstore.decide.stored import (
+    HeldSlot,
+    StoredBlock,
+    StoredFrame,
+    StoredPart,
+    groups_of,
+    slot_at,
+)
 from kvstore.model.block import BlockKey, NamespaceId, Part, Slot
 
 AWAKE_MAX = 512  # blocks that nobody uses: to wake one takes longer than to match one that is awake
@@ -64,6 +71,7 @@ class Shape:
         "refined",
         "resident",
         "resident_groups",
+        "unframed",
         "users",
     )
 
@@ -77,6 +85,7 @@ class Shape:
         self.records = key[-1]
         self.part, self.fine, self.resident, self.framed = self.records[0]
         self.is_plain = len(self.records) == 1 and self.records[0][1:] == (False, True, False)
+        self.unframed = groups_of(part for part, *_, framed in self.records if not framed)
         self.has_unwritten = any(resident and not framed for *_, resident, framed in self.records)
         self.users = 0
 

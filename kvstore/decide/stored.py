@@ -5,6 +5,7 @@ A block that nobody uses rests in columns instead: see `resting.py`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from kvstore.model.block import BlockKey, Namespace, NamespaceId, Part, Slot
@@ -166,6 +167,11 @@ class StoredBlock:
             return ()
         return stored if isinstance(stored, tuple) else tuple(stored.values())
 
+    @property
+    def unframed(self) -> int:
+        """The groups, as bits, of which a record is in no frame."""
+        return groups_of(each.part for each in self.records if each.frame is None)
+
     def record(self, part: Part) -> StoredPart | None:
         """Return the record of a part, if there is one."""
         stored = self.stored
@@ -254,6 +260,14 @@ class StoredBlock:
                 if fine is None or fine.resident is None:
                     resident_groups &= ~(1 << index)
         return _own_masks((complete, resident_groups))
+
+
+def groups_of(parts: Iterable[Part]) -> int:
+    """Return the groups of parts, as bits."""
+    groups = 0
+    for part in parts:
+        groups |= 1 << part.group
+    return groups
 
 
 def _own_masks(masks: tuple[int, int]) -> tuple[int, int]:

@@ -10,11 +10,10 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby, islice
-from operator import attrgetter
+from itertools import islice
 from typing import NamedTuple
 
-from kvstore.decide.changed import Changed, Noted, places_of, prefix_groups
+from kvstore.decide.changed import Changed, prefix_groups
 from kvstore.decide.index import Index
 from kvstore.decide.planner import SessionId
 from kvstore.events.book import Told
@@ -31,7 +30,6 @@ SPACES_MAX = 1024
 TOPICS_MAX = 256
 TOLD_NBYTES_MAX = 1 << 20  # of tokens that are handed over with what changed
 _from_bytes = int.from_bytes
-_key_of, _namespace_of = attrgetter("key"), attrgetter("namespace_id")
 
 
 class _Space(NamedTuple):
@@ -81,7 +79,7 @@ class Feed:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._looked_at = 0.0
-        self._looking: Iterator[Noted] = iter(())
+        self._looking: Iterator[tuple[BlockKey, NamespaceId]] = iter(())
         self._finding = self._more_to_find = True  # what is seen may have been found on disk
         self._spaces: dict[NamespaceId, _Space] = {}
         self._models: OrderedDict[SessionId, set[str]] = OrderedDict()  # of engines
@@ -97,8 +95,8 @@ class Feed:
         self._index.changed = self.changed
         if self._engines:
             self._sessions.on_engines.append(self._tell_topics)
-            for block in self._index:  # another life may have announced it
-                self.changed.note(block)
+            for key, namespace_id in self._index.named():  # another life may have announced it
+                self.changed.note(key, namespace_id)
 
     def close(self) -> None:
         self.changed.on_change = lambda: None
@@ -122,30 +120,30 @@ class Feed:
         if publisher is None:
             return
         self._hand_tokens_over(publisher)
-        blocks = list(islice(self._looking, STEP_BLOCKS))
-        if not blocks:
+        noted = list(islice(self._looking, STEP_BLOCKS))
+        if not noted:
             self._looked_at = loop.time()
             self._looking = self.changed.take()
             self._finding = self._finding and self._more_to_find
             self._more_to_find = self._recalling()
-            blocks = list(islice(self._looking, STEP_BLOCKS))
-        refused = self._hand_over(publisher, blocks)
-        for block in refused:
-            self.changed.note_again(block)
-        if len(blocks) == STEP_BLOCKS:
+            noted = list(islice(self._looking, STEP_BLOCKS))
+        refused = self._hand_over(publisher, noted)
+        if len(noted) == STEP_BLOCKS:
             self._timer = loop.call_later(AGAIN_S if refused else 0, self._look)
             return
         publisher.wake_up()
         if len(self.changed):
             self._soon()
 
-    def _hand_over(self, publisher: Publisher, blocks: Sequence[Noted]) -> Sequence[Noted]:
-        """Post where blocks are; returns those that did not fit."""
-        spaces: dict[NamespaceId, list[Noted]] = {}
-        for namespace_id, some in groupby(blocks, _namespace_of):
-            spaces.setdefault(namespace_id, []).extend(some)
-        refused: list[Noted] = []
-        for namespace_id, these in spaces.items():
+    def _hand_over(
+        self, publisher: Publisher, noted: Sequence[tuple[BlockKey, NamespaceId]]
+    ) -> bool:
+        """Post where blocks are; says whether some did not fit, which are noted again."""
+        spaces: dict[NamespaceId, list[BlockKey]] = {}
+        for key, namespace_id in noted:
+            spaces.setdefault(namespace_id, []).append(key)
+        refused = False
+        for namespace_id, keys in spaces.items():
             space = self._space(namespace_id)
             if space is None:
                 continue
@@ -153,13 +151,15 @@ class Feed:
                 namespace_id,
                 space.model,
                 space.block_tokens,
-                b"".join(map(_key_of, these)),
-                places_of(these, space.needed),
+                b"".join(keys),
+                self._index.places(namespace_id, keys, space.needed),
                 self._engines and self._finding,
             )
             if not publisher.post(seen):
                 self._metrics.event_drops.labels("queue").inc()
-                refused += these
+                refused = True
+                for key in keys:
+                    self.changed.note(key, namespace_id)
         return refused
 
     def _space(self, namespace_id: NamespaceId) -> _Space | None:
@@ -178,13 +178,12 @@ class Feed:
     def ask(self, namespace_id: NamespaceId, keys: bytes) -> None:
         """Look where blocks are that were stored before their tokens came. Any thread may call."""
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._ask, keys)
+            self._loop.call_soon_threadsafe(self._ask, namespace_id, keys)
 
-    def _ask(self, keys: bytes) -> None:
-        for at in range(0, len(keys), KEY_NBYTES):
-            block = self._index.by_key(BlockKey(keys[at : at + KEY_NBYTES]))
-            if block is not None and self._publisher is not None:
-                self.changed.note(block)
+    def _ask(self, namespace_id: NamespaceId, keys: bytes) -> None:
+        if self._publisher is not None:
+            for at in range(0, len(keys), KEY_NBYTES):
+                self.changed.note(BlockKey(keys[at : at + KEY_NBYTES]), namespace_id)
 
     # ---- tokens ------------------------------------------------------------------------------
 

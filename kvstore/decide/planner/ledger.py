@@ -209,7 +209,7 @@ class Ledger:
     def moved(self, block: StoredBlock) -> None:
         """Note that a block that stays complete is in another tier, too."""
         if self.index.changed is not None:
-            self.index.changed.note(block)
+            self.index.changed.note(block.key, block.namespace_id)
 
     def drop_fine_of(self, block: StoredBlock, base: Part) -> None:
         """Drop what the arena has of the fine part of a base that is another writer's from now on.
