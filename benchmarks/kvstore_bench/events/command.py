@@ -14,7 +14,13 @@ PARTS = ("speed", "memory", "index", "faults")
 
 
 @click.command(short_help="Measure what KV events cost, and how true an index is.")
-@click.option("--rounds", type=click.IntRange(1), default=12, show_default=True)
+@click.option(
+    "--rounds",
+    type=click.IntRange(1),
+    default=16,
+    show_default=True,
+    help="Of puts with events and without; in whole eights.",
+)
 @click.option(
     "--part",
     "parts",

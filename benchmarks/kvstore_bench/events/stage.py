@@ -34,10 +34,11 @@ def space(record_nbytes: int) -> Namespace:
 
 @dataclass(frozen=True, slots=True)
 class EventsPlan:
-    """rounds: of puts, with and without. prompts, prompt_blocks: stored for the comparison of the
-    index. traffic_s: before and after each fault. cut_s: how long the link is cut."""
+    """rounds: of puts, with and without, in whole eights. prompts, prompt_blocks: stored for the
+    comparison of the index. traffic_s: before and after each fault. cut_s: how long the link is
+    cut."""
 
-    rounds: int = 12
+    rounds: int = 16
     round_blocks: int = 4096
     record_nbytes: int = 64 << 10
     prompts: int = 1000
