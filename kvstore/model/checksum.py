@@ -4,7 +4,8 @@ XXH3-64 over the little-endian XXH3-64s of the record's 64 KiB leaves. Two level
 can be hashed by several cores, or on a GPU, and a large record can be verified piece by piece.
 
 The native library does the same in one call that lets other threads run; the functions below call
-it for what is large enough, where it is there.
+it for what is large enough, where it is there. It reads a source once, and sums up what it stores:
+that is what was meant, and what has arrived.
 """
 
 from __future__ import annotations
@@ -47,21 +48,21 @@ def copy_in(source: memoryview, target: memoryview) -> int:
 
 
 def copy_out(source: memoryview, target: memoryview) -> int:
-    """The same; return the checksum of the target: what has arrived."""
+    """The same; return the checksum of what has arrived, whoever wrote to the source meanwhile."""
     return copies_out([source], [target])[0]
 
 
 def copies_in(sources: Sequence[memoryview], targets: Sequence[memoryview]) -> list[int]:
     """Copy each source to the target of its size; return the checksums of the sources."""
     if _natively(sum(map(len, sources))):
-        return sums.copies(sources, targets, arrived=False)
+        return sums.copies(sources, targets)
     return [copy_gathered([source], to) for source, to in zip(sources, targets, strict=True)]
 
 
 def copies_out(sources: Sequence[memoryview], targets: Sequence[memoryview]) -> list[int]:
-    """The same; return the checksums of the targets."""
+    """The same; return the checksums of what has arrived."""
     if _natively(sum(map(len, sources))):
-        return sums.copies(sources, targets, arrived=True)
+        return sums.copies(sources, targets)
     return [copy_scattered(source, [to]) for source, to in zip(sources, targets, strict=True)]
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import xxhash
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstore_kernels import native
@@ -51,10 +53,9 @@ def test_records_of_every_length_of_xxh3s_branches_have_their_checksum(first: in
     expected = [checksum(each) for each in records]
     assert sums.sums_of(records) == expected
     assert [sums.leaves_of(each) for each in records] == [leaves(each) for each in records]
-    for arrived in (False, True):
-        targets = [memoryview(bytearray(size)) for size in SIZES]
-        assert sums.copies(records, targets, arrived=arrived) == expected
-        assert targets == records
+    targets = [memoryview(bytearray(size)) for size in SIZES]
+    assert sums.copies(records, targets) == expected
+    assert targets == records
 
 
 @given(st.integers(0, MOST), st.integers(0, 63), st.integers(0, 63))
@@ -63,14 +64,70 @@ def test_any_size_at_any_alignment_is_copied_and_has_its_checksum(
 ) -> None:
     record = memoryview(BYTES)[first : first + size]
     room = np.full(size + 128, 0xAA, np.uint8)
-    assert sums.copies([record], [room.data[to : to + size]], arrived=True) == [checksum(record)]
+    assert sums.copies([record], [room.data[to : to + size]]) == [checksum(record)]
     assert room[to : to + size].tobytes() == record.tobytes()
     assert set(room[:to].tolist() + room[to + size :].tolist()) <= {0xAA}
 
 
+LARGE = 8 << 20  # copies of as much go past the caches
+
+
+@given(st.integers(0, MOST), st.integers(0, 63), st.sampled_from([0, 1, 16, 32, 48, 63]))
+@settings(deadline=None, max_examples=25)
+def test_large_copies_are_what_small_ones_are(size: int, first: int, to: int) -> None:
+    """Whatever widths of stores the targets' addresses allow."""
+    records = [memoryview(BYTES)[first : first + size], memoryview(BYTES)[:MOST]]
+    records += records[1:] * (LARGE // MOST)
+    room = aligned(sum(map(len, records)) + 128 * len(records))
+    targets, at = [], 0
+    for record in records:
+        at += -at % 64 + to
+        targets.append(room[at : at + len(record)].data)
+        at += len(record)
+    room[:] = 0xAA
+    assert sums.copies(records, targets) == [checksum(each) for each in records]
+    assert targets == records
+    for one, other in itertools.pairwise(targets):
+        gap = slice(room_at(room, one) + len(one), room_at(room, other))
+        assert set(room[gap].tolist()) <= {0xAA}
+
+
+def test_a_source_that_changes_meanwhile_is_read_once() -> None:
+    """The sum is that of the copy, whatever the source has before and after."""
+    nbytes = 4 * sums.LEAF_NBYTES
+    source = aligned(nbytes)
+    targets = [memoryview(bytearray(nbytes)) for _ in range(200)]
+    stop = threading.Event()
+
+    def change() -> None:
+        draw = np.random.default_rng(1)
+        while not stop.is_set():
+            source[:] = draw.integers(0, 256, nbytes, np.uint8)
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    try:
+        found = sums.copies([source.data] * len(targets), targets)
+    finally:
+        stop.set()
+        thread.join()
+    assert len(set(found)) > 1
+    assert found == [checksum(each) for each in targets]
+
+
+def aligned(nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Return memory that begins where a line of the cache does."""
+    room = np.empty(nbytes + 64, np.uint8)
+    return room[-room.ctypes.data % 64 :][:nbytes]
+
+
+def room_at(room: np.ndarray[Any, np.dtype[np.uint8]], view: memoryview) -> int:
+    return int(np.frombuffer(view, np.uint8).ctypes.data - room.ctypes.data)
+
+
 def test_sizes_that_differ_are_refused() -> None:
     with pytest.raises(ValueError, match="differ in size"):
-        sums.copies([bytes(10)], [memoryview(bytearray(9))], arrived=False)
+        sums.copies([bytes(10)], [memoryview(bytearray(9))])
 
 
 def host_pages(blocks: int) -> tuple[list[torch.Tensor], HostPages]:
@@ -128,7 +185,7 @@ def test_another_thread_runs_while_records_are_summed_up() -> None:
         assert library is not None
         before = counted[0]
         library.kvstore_copies(
-            len(records), starts.ctypes.data, None, sizes.ctypes.data, 0, found.ctypes.data
+            len(records), starts.ctypes.data, None, sizes.ctypes.data, found.ctypes.data
         )
         assert counted[0] > before
     finally:

@@ -47,12 +47,12 @@ static uint8_t load_one(const Codec& codec, const Load& load, int64_t block, con
                         uint64_t* sum) {
     if (base.nbytes > load.record_nbytes) return WRONG;  // larger than any record of this memory
     uint8_t *first = load.room, *second = first + ((load.record_nbytes + 63) & ~uint64_t(63));
-    *sum = codec.copy_sum(first, (const uint8_t*)base.address, base.nbytes, true);
+    *sum = codec.copy_sum(first, (const uint8_t*)base.address, base.nbytes, false);
     uint64_t pair;
     uint32_t nbytes;
     bool refines = false;
     if (fine.address && fine.nbytes <= load.fine_nbytes &&
-        codec.copy_sum(second, (const uint8_t*)fine.address, fine.nbytes, true) == fine.checksum)
+        codec.copy_sum(second, (const uint8_t*)fine.address, fine.nbytes, false) == fine.checksum)
         refines = has_header(second, fine.nbytes, load.headers + 2 * HEADER, &pair, &nbytes) &&
                   nbytes == load.fine_nbytes && pair == *sum;
     if (has_header(first, base.nbytes, load.headers, &pair, &nbytes)) {

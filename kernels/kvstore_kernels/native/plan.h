@@ -81,6 +81,7 @@ struct Codec {
                       const uint8_t planes[2], const uint8_t fine_planes[2]);
     // The checksum of each leaf of 64 KiB.
     void (*leaves_of)(const uint8_t* data, size_t nbytes, uint64_t* leaves);
-    // The checksum of a record: of `from`, or of `to` once it is copied there. to: null for no copy.
-    uint64_t (*copy_sum)(uint8_t* to, const uint8_t* from, size_t nbytes, bool arrived);
+    // Copies a record unless `to` is null; the checksum of what was copied. past: the caches, which
+    // the caller ends with a fence.
+    uint64_t (*copy_sum)(uint8_t* to, const uint8_t* from, size_t nbytes, bool past);
 };

@@ -31,15 +31,15 @@ def leaves_of(data: Buffer) -> list[int]:
 
 def sums_of(records: Sequence[Buffer]) -> list[int]:
     """Return the checksum of each record."""
-    return _copied(records, None, arrived=False)
+    return _copied(records, None)
 
 
-def copies(sources: Sequence[Buffer], targets: Sequence[memoryview], *, arrived: bool) -> list[int]:
-    """Copy each source to the target of the same size; return a checksum of each.
+def copies(sources: Sequence[Buffer], targets: Sequence[memoryview]) -> list[int]:
+    """Copy each source to the target of the same size; return the checksum of each.
 
-    arrived: of what the target has then; else of the source.
+    A source is read once: what is summed up is what is stored, whoever writes to it meanwhile.
     """
-    return _copied(sources, targets, arrived=arrived)
+    return _copied(sources, targets)
 
 
 def addresses_of(
@@ -51,9 +51,7 @@ def addresses_of(
     return np.array([each.ctypes.data for each in views], np.uint64), sizes
 
 
-def _copied(
-    sources: Sequence[Buffer], targets: Sequence[memoryview] | None, *, arrived: bool
-) -> list[int]:
+def _copied(sources: Sequence[Buffer], targets: Sequence[memoryview] | None) -> list[int]:
     starts, sizes = addresses_of(sources)
     ends = None
     if targets is not None:
@@ -66,7 +64,6 @@ def _copied(
         starts.ctypes.data,
         None if ends is None else ends.ctypes.data,
         sizes.ctypes.data,
-        int(arrived),
         found.ctypes.data,
     )
     return found.tolist()
