@@ -11,6 +11,7 @@ from kvstore.model.errors import InvalidRequest
 from kvstore.model.tokens import TOKENS_NBYTES_MAX, BlockTokens
 
 WINDOW_KEYS = 1024
+GROWTH = 4  # of windows after a small first one: each costs a reserve and a commit
 STREAM_BYTES_PER_S = 50e6  # slowest stream that is still waited for
 
 
@@ -42,7 +43,7 @@ class Batch:
     ) -> Iterator[tuple[slice, Batch]]:
         """Cut into batches of bounded bytes and keys; yields which keys each has.
 
-        first_nbytes: of the first one; each after it may have twice as much as the one before."""
+        first_nbytes: of the first one; each after it may have GROWTH times as much."""
         nbytes_now = nbytes if first_nbytes is None else min(first_nbytes, nbytes)
         start, most = 0, WINDOW_KEYS
         if self.tokens is not None:
@@ -59,7 +60,7 @@ class Batch:
                 ),
             )
             start += step
-            nbytes_now = min(2 * nbytes_now, nbytes)
+            nbytes_now = min(GROWTH * nbytes_now, nbytes)
 
     @property
     def nbytes(self) -> int:

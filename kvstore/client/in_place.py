@@ -9,11 +9,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Coroutine, Sequence
-from functools import partial
 from typing import Any
 
 from kvstore.client.batch import Batch
-from kvstore.client.copying import Copiers, Taken, Wanted, fill, take
+from kvstore.client.copying import Copiers, Taken, Wanted
 from kvstore.client.file_reads import FileRead, FileReads
 from kvstore.client.pieces import Memory
 from kvstore.client.session import Session
@@ -116,7 +115,7 @@ class InPlace:
         """Copy records into their slots; return the checksums. They are released if it fails."""
         try:
             targets = [self._session.view(slot) if slot else None for slot in grant.slots]
-            return await self._copiers.map(fill, records, targets)
+            return await self._copiers.fill(records, targets)
         except BaseException:
             await self._session.release(grant.lease_id)
             raise
@@ -207,8 +206,7 @@ class InPlace:
             self._session.view(slot) if slot is not None and _fits(slot, target) else None
             for slot, target in zip(grant.slots, wanted.targets, strict=True)
         ]
-        work = partial(take, verify=wanted.verify)
-        return await self._copiers.map(work, views, grant.checksums, wanted.targets)
+        return await self._copiers.take(views, grant.checksums, wanted)
 
     async def _take_files(
         self, grant: Grant, deadline: float, wanted: Wanted, taken: list[Taken]

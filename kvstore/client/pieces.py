@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from kvstore.model.block import Buffer
-from kvstore.model.checksum import copy_bytes, copy_gathered, copy_in, copy_out, copy_scattered
+from kvstore.model.checksum import copy_gathered, copy_scattered
 from kvstore.model.errors import InvalidRequest
 
 
@@ -52,19 +52,11 @@ def joined(record: Memory) -> memoryview:
     return record.joined() if isinstance(record, Pieces) else record
 
 
-def copy_to_slot(record: Memory, slot: memoryview) -> int:
+def copy_to_slot(record: Pieces, slot: memoryview) -> int:
     """Copy a record into a slot of its size; return the checksum of the record."""
-    if isinstance(record, Pieces):
-        return copy_gathered(record.views, slot)
-    return copy_in(record, slot)
+    return copy_gathered(record.views, slot)
 
 
-def copy_from_slot(slot: memoryview, target: Memory, *, verify: bool) -> int | None:
-    """Copy a slot to a target of its size; return the checksum of the target, None unless
-    `verify`."""
-    if isinstance(target, Pieces):
-        return copy_scattered(slot, target.views)
-    if verify:
-        return copy_out(slot, target)
-    copy_bytes(slot, target)
-    return None
+def copy_from_slot(slot: memoryview, target: Pieces) -> int:
+    """Copy a slot to a target of its size; return the checksum of the target."""
+    return copy_scattered(slot, target.views)

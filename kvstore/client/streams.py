@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 from kvstore.client.batch import Batch
 from kvstore.client.caller import DURABLE_WAIT_S, Caller
-from kvstore.client.copying import Copiers, Taken, Wanted, take
+from kvstore.client.copying import Copiers, Taken, Wanted
 from kvstore.client.pieces import Memory, joined
 from kvstore.model.block import Committed
 from kvstore.model.checksum import checksum
@@ -58,11 +57,10 @@ class Streams:
         self, batch: Batch, window_nbytes: int, wait_s: float, wanted: Wanted
     ) -> list[Taken]:
         """Receive a window, then copy and verify it."""
-        work = partial(take, verify=wanted.verify)
         taken: list[Taken] = []
         for where, window in batch.windows(window_nbytes):
             records, checksums = await self._received(window, wait_s)
-            taken += await self._copiers.map(work, records, checksums, wanted[where].targets)
+            taken += await self._copiers.take(records, checksums, wanted[where])
         return taken
 
     async def _received(

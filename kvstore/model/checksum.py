@@ -66,6 +66,13 @@ def copies_out(sources: Sequence[memoryview], targets: Sequence[memoryview]) -> 
     return [copy_scattered(source, [to]) for source, to in zip(sources, targets, strict=True)]
 
 
+def shared_copies(
+    sources: Sequence[memoryview], targets: Sequence[memoryview]
+) -> sums.SharedCopies | None:
+    """The same by several threads together; None without the native library."""
+    return None if native.library() is None else sums.SharedCopies(sources, targets)
+
+
 def copy_gathered(sources: Sequence[memoryview], target: memoryview) -> int:
     """Copy pieces of bytes one behind the other into a target as long as all of them; return the
     checksum of the whole as it was meant: of the sources."""

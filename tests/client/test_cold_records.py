@@ -53,10 +53,10 @@ def test_one_wrong_byte_in_any_part_is_found(client: Client, at: int) -> None:
 def test_a_put_begins_with_a_small_window() -> None:
     batch = Batch(SPACE.id, sample_keys("windows", 100), Part(0, 0), 1 << 20)
     sizes = [len(window.keys) for _, window in batch.windows(40 << 20, 8 << 20)]
-    assert sizes == [8, 16, 32, 40, 4]
+    assert sizes == [8, 32, 40, 20]
     assert [len(window.keys) for _, window in batch.windows(40 << 20)] == [40, 40, 20]
     whole = [key for where, _ in batch.windows(40 << 20, 8 << 20) for key in batch.keys[where]]
     assert whole == batch.keys
     *_, (_, last) = batch.windows(40 << 20, 8 << 20)
-    assert (last.first_block, last.parent) == (96, batch.keys[95])
+    assert (last.first_block, last.parent) == (80, batch.keys[79])
     assert [len(window.keys) for _, window in batch.windows(1, 1)] == [1] * 100

@@ -4,4 +4,4 @@
 #include "sums.h"
 
 extern const Codec TABLE;
-const Codec TABLE = {l3_encode, l3_decode, ep_encode, ep_decode, leaves_of, copy_sum};
+const Codec TABLE = {l3_encode, l3_decode, ep_encode, ep_decode, leaves_of, copy_sum, copied, sum_of};

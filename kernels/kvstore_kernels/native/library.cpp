@@ -3,6 +3,7 @@
 
 #include "load.h"
 #include "plan.h"
+#include "shared.h"
 #include "slots.h"
 
 extern const Codec codec_plain;
@@ -91,6 +92,8 @@ EXPORT void kvstore_copies(size_t count, const uint8_t* const* sources, uint8_t*
         sums[i] = codec.copy_sum(targets ? targets[i] : nullptr, sources[i], sizes[i], past);
     if (past) fence();
 }
+// For any number of threads at once; `shared` is over when all of them have returned.
+EXPORT void kvstore_share(Shared* shared) { take_part(best(isa_limit), *shared, fence); }
 // Blocks to or from records, which have a page of each layer, one after another; sums: of records.
 EXPORT void kvstore_pages(const Pages* layers, size_t layers_count, size_t count, const int64_t* blocks,
                    uint8_t* const* records, int to_pages, uint64_t* sums) {

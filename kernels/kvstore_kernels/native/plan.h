@@ -13,6 +13,7 @@ constexpr int TOKENS_MAX = 64;      // of a tile; a multiple of 8
 constexpr int CHANNELS_MAX = 1024;  // of a tile; a multiple of 16
 constexpr int GROUP = 64;           // channels that share a maximum in L3
 constexpr size_t HEADER = 64;
+constexpr size_t LEAF_NBYTES = 64 << 10;  // what of a record is summed up by itself
 
 struct Layer {
     uint64_t address;  // of block 0
@@ -84,4 +85,7 @@ struct Codec {
     // Copies a record unless `to` is null; the checksum of what was copied. past: the caches, which
     // the caller ends with a fence.
     uint64_t (*copy_sum)(uint8_t* to, const uint8_t* from, size_t nbytes, bool past);
+    // The same of one leaf, or of the rest of a record; and the checksum of a record with these leaves.
+    uint64_t (*copied)(uint8_t* to, const uint8_t* from, size_t nbytes, bool past);
+    uint64_t (*sum_of)(const uint64_t* leaves, size_t count);
 };

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,11 @@ from kvstore_kernels import native
 LEAF_NBYTES = 64 * 1024
 WORTHWHILE_NBYTES = 2 * LEAF_NBYTES
 """Less than this is summed up sooner than the interpreter lock is had back beside a busy thread."""
+
+PAST_CACHES_NBYTES = 8 << 20
+"""A batch as large is copied past the caches, by `copies` as by `SharedCopies`."""
+
+DIFFER = "a record and where it is copied to differ in size"
 
 Buffer = bytes | bytearray | memoryview
 
@@ -42,13 +48,43 @@ def copies(sources: Sequence[Buffer], targets: Sequence[memoryview]) -> list[int
     return _copied(sources, targets)
 
 
+class SharedCopies:
+    """Copies that several threads make together: each calls `take_part`. When all of those calls
+    have returned, the copies are there. A thread that comes late finds nothing left to do."""
+
+    def __init__(self, sources: Sequence[Buffer], targets: Sequence[memoryview]) -> None:
+        """Raises ValueError unless each source has the size of its target."""
+        self._kept: Final = (sources, targets)
+        starts, sizes = addresses_of(sources)
+        ends, room = addresses_of(targets)
+        if not np.array_equal(sizes, room):
+            raise ValueError(DIFFER)
+        firsts = np.zeros(len(sizes) + 1, np.uint64)
+        np.cumsum(-(-sizes.astype(np.int64) // LEAF_NBYTES), out=firsts[1:], dtype=np.uint64)
+        leaves, self._sums = np.empty(int(firsts[-1]), np.uint64), np.empty(len(sizes), np.uint64)
+        self._arrays: Final = (starts, ends, sizes, firsts, leaves, self._sums)
+        self.nbytes: Final = int(sizes.sum())
+        past = self.nbytes >= PAST_CACHES_NBYTES
+        places = [each.ctypes.data for each in self._arrays]
+        self._shared: Final = np.array([len(sizes), *places, past, 0, 0], np.uint64)
+        self._library: Final = _library()
+
+    def take_part(self) -> None:
+        """Copy until nothing is left to begin with; others may not have ended by then."""
+        self._library.kvstore_share(self._shared.ctypes.data)
+
+    @property
+    def checksums(self) -> list[int]:
+        """Of each record as it was copied, when all have ended."""
+        return self._sums.tolist()
+
+
 def addresses_of(
     buffers: Sequence[Buffer],
 ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
     """Return where each buffer begins and how many bytes it has. The caller keeps the buffers."""
-    views = [np.frombuffer(each, np.uint8) for each in buffers]
-    sizes = np.array([len(each) for each in views], np.uint64)
-    return np.array([each.ctypes.data for each in views], np.uint64), sizes
+    sizes = np.array([memoryview(each).nbytes for each in buffers], np.uint64)
+    return np.array([_address_of(each) for each in buffers], np.uint64), sizes
 
 
 def _copied(sources: Sequence[Buffer], targets: Sequence[memoryview] | None) -> list[int]:
@@ -57,7 +93,7 @@ def _copied(sources: Sequence[Buffer], targets: Sequence[memoryview] | None) -> 
     if targets is not None:
         ends, room = addresses_of(targets)
         if not np.array_equal(sizes, room):
-            raise ValueError("a record and where it is copied to differ in size")
+            raise ValueError(DIFFER)
     found = np.empty(len(sources), np.uint64)
     _library().kvstore_copies(
         len(sources),
@@ -67,6 +103,12 @@ def _copied(sources: Sequence[Buffer], targets: Sequence[memoryview] | None) -> 
         found.ctypes.data,
     )
     return found.tolist()
+
+
+def _address_of(buffer: Buffer) -> int:
+    if isinstance(buffer, memoryview) and buffer and not buffer.readonly:
+        return ctypes.addressof(ctypes.c_char.from_buffer(buffer))  # a fifth of the time
+    return int(np.frombuffer(buffer, np.uint8).ctypes.data)
 
 
 def _library() -> ctypes.CDLL:
