@@ -124,13 +124,11 @@ class InPlace:
         self, batch: Batch, window_nbytes: int, wait_s: float, wanted: Wanted
     ) -> list[Taken]:
         """Take resident records window by window. From the first large window that is not resident
-        on, take the rest piece by piece, if there is time to wait. Records that may be read in
-        files need no match first: the answer of acquire says where each is."""
+        on, take the rest piece by piece, if there is time to wait: while one is read in files, or
+        copied, the next ones are leased or promoted."""
         deadline = time.monotonic() + wait_s
-        if wait_s > 0 and wanted.from_files and self._files.usable:
-            return await self._take_pieces(
-                batch, FILE_PIECE_NBYTES, window_nbytes, deadline, wanted
-            )
+        in_files = wanted.from_files and self._files.usable
+        piece_nbytes = FILE_PIECE_NBYTES if in_files else PIECE_NBYTES
         taken: list[Taken] = []
         for where, window in batch.windows(window_nbytes):
             is_small = window.nbytes <= PIECE_NBYTES
@@ -138,7 +136,7 @@ class InPlace:
                 left = slice(where.start, None)
                 rest = batch.cut(left)
                 taken += await self._take_pieces(
-                    rest, PIECE_NBYTES, window_nbytes, deadline, wanted[left]
+                    rest, piece_nbytes, window_nbytes, deadline, wanted[left]
                 )
                 break
             taken += await self._leased(window, deadline, wanted[where])
