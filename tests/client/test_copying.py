@@ -58,7 +58,8 @@ def test_what_is_there_is_taken_and_what_is_wrong_is_not(
     for wrong in (1, 3, 5):
         expected[wrong] ^= 1
     room = [empty(len(slot)) for slot in slots]
-    targets = [room[0], room[1], cut(room[2]), cut(room[3]), None, None, room[6]]
+    targets: list[Memory | None] = [room[0], room[1], cut(room[2]), cut(room[3]), None, None]
+    targets.append(room[6])
     stored = [*slots[:6], None]
     taken = asyncio.run(copiers.take(stored, expected, Wanted(targets, verify)))
     assert [corrupt for _, corrupt in taken] == [verify and at in (1, 3, 5) for at in range(7)]
