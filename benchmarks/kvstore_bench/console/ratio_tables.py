@@ -211,11 +211,13 @@ def print_index(result: Mapping[str, Any]) -> None:
 def _coded_index(result: Mapping[str, Any]) -> Table:
     ratio = result["match_fine_vs_plain"]
     title = f"Coded records; a match with fine parts takes {ratio:.2f} of one without"
-    table = _table(title, ("policy, record", "bytes a block", "arena filled"))
+    table = _table(title, ("policy, record", "bytes a block", "arena filled", "small one"))
     for policy in result["plan"]["policies"]:
-        for form in ("l3", "ep"):
-            nbytes, fill = (result[form][f][policy] for f in ("bytes_per_block", "arena_fill"))
-            table.add_row(f"{policy}, {form}", f"{nbytes:,.0f}", f"{100 * fill:.1f} %")
+        for form in ("l3", "ep", "hybrid"):
+            found = {name: each[policy] for name, each in result[form].items()}
+            nbytes = f"{found['bytes_per_block']:,.0f}" if "bytes_per_block" in found else ""
+            fills = (f"{100 * found[name]:.1f} %" for name in ("arena_fill", "arena_fill_small"))
+            table.add_row(f"{policy}, {form}", nbytes, *fills)
     return table
 
 

@@ -2,7 +2,9 @@
 
 The planner that ships, over the allocator that ships; only the bytes are not there. Records have
 the sizes of Gemma 3 270M's: L3's vary as they do on its KV, a lossy block has a base part and a
-fine part, and the first block of a prefix is exact. Prefixes come, are asked for again, and leave.
+fine part, and the first block of a prefix is exact. A hybrid model has records of two sizes: its
+layers with windows, stored at the end of a prefix alone, are five times as many as the others.
+Prefixes come, are asked for again, and leave.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, NamedTuple
@@ -21,7 +23,16 @@ from typing import Any, NamedTuple
 from kvstore.decide.planner import Planner, Reservation, Steps
 from kvstore.decide.planner.moves import Space
 from kvstore.decide.policy import policy_by_name
-from kvstore.model.block import BlockKey, Group, Namespace, Part, Slot, Span, padded
+from kvstore.model.block import (
+    PAGE_NBYTES,
+    BlockKey,
+    Group,
+    Namespace,
+    Part,
+    Slot,
+    Span,
+    padded,
+)
 from kvstore.model.errors import InvalidRequest
 from kvstore.tier.dram.allocator import ExtentAllocator
 from kvstore_kernels.codec.coder import BASE_PLANES, FINE_PLANES, stored_nbytes
@@ -34,11 +45,15 @@ LAYERS, CHANNELS, TOKENS = 18, 256, 16  # Gemma 3 270M, one head
 L3_MEAN = 45.89 / 64  # of raw: its records, as three texts have them
 BETWEEN = 52 / 72  # of its 72 pages: the worst mean, between two slots, so that records have either
 L3_SPREAD = 0.0016  # standard deviation of its records' sizes
+HYBRID_TOKENS = 32
+HYBRID_PAGES = 18, 87  # L3 of 3 layers and of 15: 0.72 of their 24 and 120 pages, rounded up
+HYBRID_WINDOW = 512
 FIRST_IS_LARGER = 0.008  # by so much is a sequence's first record larger than others
 PREFIX_BLOCKS = (16, 112)  # from, to
 LAST_PREFIXES = 1000
 CLOCK_STEP_S = 0.1
 EXTENT_NBYTES = 1 << 30
+SMALL_ARENA_NBYTES = 60 << 20  # a few prefixes: gaps weigh more
 TURNOVERS = 6  # times an arena's bytes are put; of these, what is counted begins after half
 MATCH_KEYS = 1000
 
@@ -72,6 +87,9 @@ class Sizes:
     def l3(self, *, first: bool) -> int:
         mean = self.shape.raw_nbytes * self._mean * (1 + FIRST_IS_LARGER * first)
         return stored_nbytes(int(self._draw.gauss(mean, mean * L3_SPREAD)), self.shape)
+
+    def a_page_or_none(self) -> int:
+        return self._draw.choice((-1, 0, 0, 1))
 
 
 class Kind(NamedTuple):
@@ -108,7 +126,26 @@ def ep_kind(sizes: Sizes) -> Kind:
     return Kind(spec, records)
 
 
-KINDS: dict[str, Callable[[Sizes], Kind]] = {"l3": l3_kind, "ep": ep_kind}
+def hybrid_kind(sizes: Sizes) -> Kind:
+    """Records are a page smaller or larger than most, some of them."""
+    full, windows = HYBRID_PAGES
+    groups = (
+        Group("full", (full + 1) * PAGE_NBYTES, varies=True),
+        Group("windows", (windows + 1) * PAGE_NBYTES, HYBRID_WINDOW, varies=True),
+    )
+    spec = Namespace(HYBRID_TOKENS, groups, (("bench", "hybrid"),))
+
+    def records(count: int) -> tuple[tuple[Span, ...], list[int]]:
+        begin = max(0, count - HYBRID_WINDOW // HYBRID_TOKENS)
+        spans = (Span(Part(0, 0), 0, count), Span(Part(1, 0), begin, count))
+        pages = [full] * count + [windows] * (count - begin)
+        return spans, [(each + sizes.a_page_or_none()) * PAGE_NBYTES for each in pages]
+
+    return Kind(spec, records)
+
+
+KINDS: dict[str, Callable[[Sizes], Kind]] = {"l3": l3_kind, "ep": ep_kind, "hybrid": hybrid_kind}
+FORMS = ("l3", "ep")  # of a model without windows
 
 
 class Extents:
@@ -190,13 +227,17 @@ class Node:
 def run(plan: CodedIndexPlan, policies: Sequence[str], say: Say) -> dict[str, Any]:
     """Measure. Raises InvalidRequest where there is no /proc to read memory from."""
     result: dict[str, Any] = {}
+    small = replace(plan, arena_nbytes=min(plan.arena_nbytes, SMALL_ARENA_NBYTES))
     for name in KINDS:
-        say(f"{name}: memory of {plan.blocks:,} blocks, gaps of {plan.arena_nbytes >> 20} MiB")
+        say(f"{name}: gaps of {plan.arena_nbytes >> 20} MiB and of {small.arena_nbytes >> 20} MiB")
         result[name] = {
-            "bytes_per_block": {
-                policy: _in_own_process(bytes_per_block, name, policy, plan) for policy in policies
-            },
             "arena_fill": {policy: arena_fill(name, policy, plan) for policy in policies},
+            "arena_fill_small": {policy: arena_fill(name, policy, small) for policy in policies},
+        }
+    for name in FORMS:
+        say(f"{name}: memory of {plan.blocks:,} blocks")
+        result[name]["bytes_per_block"] = {
+            policy: _in_own_process(bytes_per_block, name, policy, plan) for policy in policies
         }
     result["l3"]["arena_fill_two_sizes"] = {
         policy: arena_fill("l3", policy, plan, BETWEEN) for policy in policies
