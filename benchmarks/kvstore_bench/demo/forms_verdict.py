@@ -28,11 +28,23 @@ FLOORS = {
 }
 FLOAT32 = {"capacity_blocks_l3_vs_raw": 1.12}
 """L3 leaves the lower half of a float32 as it is."""
+NOT_FLOAT32 = frozenset({"capacity_hits_l3_more", "capacity_ttft_l3_vs_raw"})
+"""So it has room for hardly more prefixes: whether one more fits depends on their lengths alone."""
+
+
+def limits(dtype: str) -> dict[str, float]:
+    """Return the limits of a run whose KV cache had this dtype."""
+    return _of_dtype(LIMITS, dtype)
 
 
 def floors(dtype: str) -> dict[str, float]:
     """Return the floors of a run whose KV cache had this dtype."""
-    return {**FLOORS, **(FLOAT32 if dtype == "float32" else {})}
+    return _of_dtype({**FLOORS, **(FLOAT32 if dtype == "float32" else {})}, dtype)
+
+
+def _of_dtype(bounds: Mapping[str, float], dtype: str) -> dict[str, float]:
+    left_out = NOT_FLOAT32 if dtype == "float32" else frozenset[str]()
+    return {name: bound for name, bound in bounds.items() if name not in left_out}
 
 
 def numbers(book: Book) -> dict[str, float | None]:

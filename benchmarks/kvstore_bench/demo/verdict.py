@@ -114,7 +114,7 @@ def checks(numbers: dict[str, float | None], *, dtype: str = "bfloat16") -> list
     """Compare what was measured with what must come out; what did not run is left out.
 
     dtype: of the KV cache."""
-    limits = {**LIMITS, **forms_verdict.LIMITS}
+    limits = {**LIMITS, **forms_verdict.limits(dtype)}
     floors = {**FLOORS, **forms_verdict.floors(dtype)}
     bounds = [(field, limit, False) for field, limit in limits.items()]
     bounds += [(field, limit, True) for field, limit in floors.items()]

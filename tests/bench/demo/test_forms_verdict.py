@@ -70,6 +70,17 @@ def test_float32_saves_less() -> None:
     assert floors("float32")["capacity_blocks_ep_vs_raw"] == 2.4
 
 
+def test_float32_may_have_room_for_no_more_prefixes_in_l3() -> None:
+    book = compared()
+    book.counts["capacity_l3"]["prompt_tokens_by_source"] = book.counts["capacity_raw"][
+        "prompt_tokens_by_source"
+    ]
+    add(book, "capacity_l3", 2.0, number=3)
+    missed = {"capacity_hits_l3_more", "capacity_ttft_l3_vs_raw"}
+    assert missed <= failed(book)
+    assert not missed & failed(book, "float32")
+
+
 def test_without_the_phases_nothing_is_judged() -> None:
     assert checks(numbers(Book())) == []
     assert capacity(Book()) == {}
