@@ -54,18 +54,33 @@ LAST_PREFIXES = 1000
 CLOCK_STEP_S = 0.1
 EXTENT_NBYTES = 1 << 30
 SMALL_ARENA_NBYTES = 60 << 20  # a few prefixes: gaps weigh more
-TURNOVERS = 6  # times an arena's bytes are put; of these, what is counted begins after half
+SMALL_LAST_PREFIXES = 8  # so that most of what is asked for again is there, and stays longer
+SMALL_TURNOVERS = 30  # gaps become more for so long
+TURNOVERS = 6
 MATCH_KEYS = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class CodedIndexPlan:
-    """blocks: resident, for their memory. arena_nbytes: for its gaps. matches: timed."""
+    """blocks: resident, for their memory. arena_nbytes: for its gaps. last_prefixes: of which some
+    are asked for again meanwhile. turnovers: times an arena's bytes are put; of these, what is
+    counted begins after half. matches: timed."""
 
     blocks: int = 250_000
     arena_nbytes: int = 4 << 30
+    last_prefixes: int = LAST_PREFIXES
+    turnovers: int = TURNOVERS
     matches: int = 500
     seed: int = 0
+
+    def small(self) -> CodedIndexPlan:
+        """Return the same for a small arena."""
+        return replace(
+            self,
+            arena_nbytes=min(self.arena_nbytes, SMALL_ARENA_NBYTES),
+            last_prefixes=SMALL_LAST_PREFIXES,
+            turnovers=SMALL_TURNOVERS,
+        )
 
 
 class Sizes:
@@ -189,13 +204,15 @@ class Endless:
 class Node:
     """A planner with one policy."""
 
-    def __init__(self, dram: Space, policy: str, seed: int) -> None:
+    def __init__(
+        self, dram: Space, policy: str, seed: int, last_prefixes: int = LAST_PREFIXES
+    ) -> None:
         self._draw = random.Random(seed)
         self._now = 0.0
         self.planner = Planner(
             dram, None, now=lambda: self._now, dram_policy=policy_by_name(policy)
         )
-        self._last: deque[tuple[BlockKey, ...]] = deque(maxlen=LAST_PREFIXES)
+        self._last: deque[tuple[BlockKey, ...]] = deque(maxlen=last_prefixes)
 
     def resize(self, nbytes: int) -> None:
         self.planner.eviction.fine_parts.resize(nbytes)
@@ -227,7 +244,7 @@ class Node:
 def run(plan: CodedIndexPlan, policies: Sequence[str], say: Say) -> dict[str, Any]:
     """Measure. Raises InvalidRequest where there is no /proc to read memory from."""
     result: dict[str, Any] = {}
-    small = replace(plan, arena_nbytes=min(plan.arena_nbytes, SMALL_ARENA_NBYTES))
+    small = plan.small()
     for name in KINDS:
         say(f"{name}: gaps of {plan.arena_nbytes >> 20} MiB and of {small.arena_nbytes >> 20} MiB")
         result[name] = {
@@ -287,15 +304,15 @@ def arena_fill(name: str, policy: str, plan: CodedIndexPlan, l3_mean: float = L3
     """Return the share of an arena that is slots, on average, while prefixes come and leave."""
     kind = KINDS[name](Sizes(plan.seed, l3_mean))
     space = Extents(plan.arena_nbytes)
-    node = Node(space, policy, plan.seed)
+    node = Node(space, policy, plan.seed, plan.last_prefixes)
     node.resize(plan.arena_nbytes)
     put, fills = 0, []
-    while put < TURNOVERS * plan.arena_nbytes:
+    while put < plan.turnovers * plan.arena_nbytes:
         count = node.length()
         node.put(kind, count)
         node.ask()
         put += sum(kind.records(count)[1])
-        if put > TURNOVERS * plan.arena_nbytes // 2:
+        if put > plan.turnovers * plan.arena_nbytes // 2:
             fills.append(space.used / space.capacity)
     return fmean(fills)
 

@@ -25,7 +25,7 @@ from kvstore.model.block import PAGE_NBYTES, padded
 from kvstore.model.errors import InvalidRequest
 
 LITTLE = 8  # less than so much of a slot is little: nothing fits what is left
-KEPT_SHARE = 1024  # of an extent: what is kept free at most
+KEPT_SHARE = 256  # of an extent: what is kept free at most
 STRIP_NBYTES = 64 << 10
 """When slots came is known by strips: exactly of slots as large as one, of which no two begin or
 end in the same; of smaller ones roughly. A strip takes 16 bytes, however many slots are in it."""
