@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kvstore.testing.daemon import Daemon
+from kvstore_bench.demo.processes import SHARED_MEMORY, session_members, shared_memory_of
 from tests.connectors.vllm.engine_process import run
 
 HERE = Path(__file__).parent
@@ -63,6 +64,7 @@ class EngineProcess:
         self._process = _ctx.Process(target=run, args=(theirs, log, environ))
         self._process.start()
         theirs.close()
+        self._memory: set[str] | None = None  # of its workers, in /dev/shm
 
     @property
     def pid(self) -> int:
@@ -82,6 +84,9 @@ class EngineProcess:
                 message = self._commands.recv()
         if "error" in message:
             raise RuntimeError(f"{message['error']}\n{self.log.read_text()[-6000:]}")
+        if self._memory is None:
+            mapped = set().union(*map(shared_memory_of, session_members(self.pid)))
+            self._memory = {name for name in mapped if name.startswith("vllm_dist_")}
         return message["answer"]
 
     def __call__(self, name: str, /, **arguments: Any) -> Any:
@@ -113,6 +118,8 @@ class EngineProcess:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)  # its workers, too
             self._process.join()
+        for name in self._memory or ():  # still there if a worker was killed
+            (SHARED_MEMORY / name).unlink(missing_ok=True)
 
 
 def make_models(out: Path) -> None:
