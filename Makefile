@@ -80,13 +80,13 @@ demo-native: setup-demo ## the workload of demo on vLLM's own offloading and on 
 
 test: setup setup-demo ## the tests, including those with a real vLLM and a real model
 	benchmarks/llamacpp/setup.sh --kept
-	$(BIN)/python -m pytest $(PARALLEL) -m "not long" $(ARGS) || $(BIN)/python -m tests.again $$? $(ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) -m "not long" $(ARGS) || $(BIN)/python -m tests.again $$? -m "not long" $(ARGS)
 
 test-long: setup setup-demo ## the few that `make test` leaves out: half a minute to two minutes each, one by one
 	$(BIN)/python -m pytest -m long $(ARGS)
 
 test-fast: setup ## the tests without vLLM
-	$(BIN)/python -m pytest $(PARALLEL) -m "not vllm and not long" $(ARGS) || $(BIN)/python -m tests.again $$? $(ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) -m "not vllm and not long" $(ARGS) || $(BIN)/python -m tests.again $$? -m "not vllm and not long" $(ARGS)
 
 gpu-site: setup ## install what `make gpu` needs beside torch, cupy, transformers and numpy into GPU_SITE
 	rm -rf $(GPU_SITE)

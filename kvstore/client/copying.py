@@ -113,8 +113,8 @@ class Copiers:
         """Return `work` of each record, done by all threads at once."""
         share = max(1, -(-len(items[0]) // self._count))
         shares = [[i[at : at + share] for i in items] for at in range(0, len(items[0]), share)]
-        jobs = await self._ended([partial(_each, work, some) for some in shares])
-        return [result for job in jobs for result in job.result()]
+        found = await self._done([partial(_each, work, some) for some in shares])
+        return [result for some in found for result in some]
 
     async def _copied(self, copies: Copies, pairs: Sequence[_Pair]) -> list[int]:
         """Copy each source to its target; return the checksums. By one native call of each thread,
@@ -127,34 +127,40 @@ class Copiers:
         if shared is None:
             return await self.map(partial(_copied, copies), sources, targets)
         threads = min(self._count, -(-nbytes // THREAD_NBYTES))
-        await self._ended([shared.take_part] * threads)
+        await self._done([shared.take_part] * threads)
         return shared.checksums
 
-    async def _ended(self, works: Sequence[Callable[[], T]]) -> list[Future[T]]:
-        """Wait until threads have done this work. The loop wakes up once."""
+    async def _done(self, works: Sequence[Callable[[], T]]) -> list[T]:
+        """Return the results of work that threads do. The loop wakes up once. Whatever is raised,
+        no thread works any more then."""
         if not works:
             return []
         loop = asyncio.get_running_loop()
         over = loop.create_future()
         left = itertools.count(len(works) - 1, -1)
 
-        def note(_: Future[T]) -> None:
+        def note(_: object = None) -> None:
             if next(left) == 0:
                 with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
                     loop.call_soon_threadsafe(over.set_result, None)
 
-        jobs = [self._threads.submit(work) for work in works]
-        for job in jobs:
-            job.add_done_callback(note)
+        jobs: list[Future[T]] = []
         try:
+            for work in works:
+                jobs.append(self._threads.submit(work))
+                jobs[-1].add_done_callback(note)
             await ended([over])
-        except asyncio.CancelledError:
+        except BaseException:
+            for job in jobs:
+                job.cancel()
+            for _ in works[len(jobs) :]:  # they will never begin
+                note()
             # A thread cannot be stopped; while one still runs, the slots must stay ours.
             await outlive([over])
             raise
         if any(job.cancelled() for job in jobs):
             raise asyncio.CancelledError  # by `close`
-        return jobs
+        return [job.result() for job in jobs]
 
 
 def _take(view: memoryview, expected: int, target: Pieces | None, *, verify: bool) -> Taken:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
-from kvstore.client.batch import Batch
+from kvstore.client.batch import WINDOW_KEYS, Batch
 from kvstore.client.copying import Copiers, Taken, Wanted
 from kvstore.client.file_reads import FileRead, FileReads
 from kvstore.client.pieces import Memory
@@ -130,8 +130,9 @@ class InPlace:
         in_files = wanted.from_files and self._files.usable
         piece_nbytes = FILE_PIECE_NBYTES if in_files else PIECE_NBYTES
         taken: list[Taken] = []
+        keys = len(batch.keys)
         for where, window in batch.windows(window_nbytes):
-            is_small = window.nbytes <= PIECE_NBYTES
+            is_small = window.nbytes <= PIECE_NBYTES and not (in_files and len(window.keys) < keys)
             if wait_s > 0 and not (is_small or await self._is_resident(window)):
                 left = slice(where.start, None)
                 rest = batch.cut(left)
@@ -157,7 +158,8 @@ class InPlace:
         """Copy one piece while the next ones are promoted. All in flight together lease no more
         than a window."""
         blocks = max(1, window_nbytes // batch.record_nbytes)
-        step = max(1, min(piece_nbytes // batch.record_nbytes, blocks // PIECES_IN_FLIGHT))
+        step = min(piece_nbytes // batch.record_nbytes, blocks // PIECES_IN_FLIGHT, WINDOW_KEYS)
+        step = max(1, step)
         pieces = iter([slice(at, at + step) for at in range(0, len(batch.keys), step)])
         taken: list[Taken] = [(None, False)] * len(batch.keys)
 

@@ -16,30 +16,33 @@ IN_FILES = 2
 
 
 class Changed:
-    """Keys in the order in which their blocks first changed, with their namespaces. on_change: told
-    when there is a first one.
+    """Keys by namespace, in the order in which their blocks first changed. on_change: told when
+    there is a first one.
 
-    As many as there are blocks at most, and those that left since the last look.
+    As many as there are blocks at most, those that left since the last look, and those that
+    somebody asks about. A key that two namespaces are asked about is noted for both.
     """
 
     def __init__(self) -> None:
-        self._noted: dict[BlockKey, NamespaceId] = {}
+        self._noted: dict[NamespaceId, dict[BlockKey, None]] = {}
         self.on_change: Callable[[], None] = lambda: None
 
     def __len__(self) -> int:
-        return len(self._noted)
+        return sum(map(len, self._noted.values()))
 
     def note(self, key: BlockKey, namespace_id: NamespaceId) -> None:
         """Note that a block came, moved or left."""
-        noted = self._noted
-        if not noted:
-            self.on_change()
-        noted[key] = namespace_id
+        keys = self._noted.get(namespace_id)
+        if keys is None:
+            if not self._noted:
+                self.on_change()
+            keys = self._noted[namespace_id] = {}
+        keys[key] = None
 
     def take(self) -> Iterator[tuple[BlockKey, NamespaceId]]:
         """Take all of them. Those that change from now on are for the next look."""
         taken, self._noted = self._noted, {}
-        return iter(taken.items())
+        return ((key, namespace_id) for namespace_id, keys in taken.items() for key in keys)
 
 
 def prefix_groups(namespace: Namespace) -> int:

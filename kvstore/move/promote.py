@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import closing
 from typing import Any, NamedTuple
 
-from kvstore.decide.index import StoredPart
+from kvstore.decide.index import StoredBlock, StoredPart
 from kvstore.decide.pace import Race, Stakes
 from kvstore.decide.planner import Planner, Read, frames_of, is_readable
 from kvstore.metrics import Metrics
@@ -20,7 +20,7 @@ PROMOTE_ROUNDS_MAX = 3
 HEAD_START_NBYTES = 64 << 20  # of a smaller load, a moment is too large a part
 HEAD_START_S = 0.005  # a device that takes longer for one block is not waited for
 STEP_NBYTES = 1 << 20  # of reads, planned in one step
-WINDOW_RECORDS = 128  # planned before the first of them is read: 1 to 5 ms
+WINDOW_READS, WINDOW_S = 64, 0.005  # planned, at most, before the first of them begins
 EARLY_NBYTES_MIN = 8 << 20  # of a smaller load there is little to copy before its end
 EARLY_S = 0.1  # at most so long before its expected end: meanwhile the asker's own memory waits
 
@@ -161,25 +161,28 @@ class Promotion:
         first_alone: the first block has the disk to itself for a moment. Among the reads behind it,
         it would take several times as long; alone, it costs them next to nothing.
         """
+        first: StoredBlock | None = None
         window: list[Read] = []
-        planned = nbytes = 0  # since the window began; since others had a turn
+        nbytes = 0  # since others had a turn
+        until = self._now() + WINDOW_S
         try:
             for read in plan:
+                first = first or read.blocks[0]
                 head: list[StoredPart] = []
-                if first_alone and window and read.blocks[0] is not window[0].blocks[0]:
+                if first_alone and read.blocks[0] is not first:
                     first_alone = False
                     head = [record for each in window for record in each.stored]
                     self._start_all(window)
                 window.append(read)
                 if head:
                     await self._head_start(head)
-                planned += len(read.stored)
+                    until = self._now() + WINDOW_S
                 nbytes += sum(padded(record.nbytes) for record in read.stored)
-                if planned >= WINDOW_RECORDS:
-                    self._start_all(window)
-                    planned = 0
                 if nbytes >= STEP_NBYTES:
                     nbytes = 0
+                    if len(window) >= WINDOW_READS or self._now() >= until:
+                        self._start_all(window)
+                        until = self._now() + WINDOW_S
                     await asyncio.sleep(0)  # others' turn; reads that were started go to the disk
         finally:
             self._start_all(window)  # cancelled or not: they have their slots

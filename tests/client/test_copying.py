@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from kvstore.client.copying import AT_ONCE_NBYTES, Copiers, Wanted
 from kvstore.client.pieces import Memory, Pieces
 from kvstore.model.checksum import checksum
+from kvstore_kernels.native import sums
 
 SMALL, LARGE = 5_000, AT_ONCE_NBYTES + 77
 
@@ -19,6 +22,7 @@ SMALL, LARGE = 5_000, AT_ONCE_NBYTES + 77
 def copiers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Copiers]:
     if request.param == "python":
         monkeypatch.setattr("kvstore.client.copying.shared_copies", lambda *_: None)
+        monkeypatch.setattr("kvstore.model.checksum._natively", lambda _: False)
     copiers = Copiers(3)
     yield copiers
     copiers.close()
@@ -90,3 +94,56 @@ def test_several_batches_at_once_are_all_copied(copiers: Copiers) -> None:
 
     assert asyncio.run(fill()) == [[checksum(record) for record in some] for some in records]
     assert slots == records
+
+
+def test_who_is_cancelled_goes_on_when_its_threads_have_ended(copiers: Copiers) -> None:
+    gate, begun = threading.Event(), threading.Event()
+
+    def work(_: int) -> None:
+        begun.set()
+        assert gate.wait(10)
+
+    async def cancelled() -> None:
+        task = asyncio.create_task(copiers.map(work, [1]))
+        assert await asyncio.to_thread(begun.wait, 10)
+        task.cancel()
+        await asyncio.wait({task}, timeout=0.1)
+        assert not task.done()
+        gate.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(cancelled())
+
+
+def test_what_a_thread_raises_is_raised(copiers: Copiers, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(sums.SharedCopies, "take_part", fail)
+    monkeypatch.setattr("kvstore.client.copying._each", fail)
+    with pytest.raises(MemoryError, match="no room"):
+        asyncio.run(copiers.fill([drawn(LARGE)], [empty(LARGE)]))
+
+
+def test_where_a_thread_cannot_begin_those_that_did_are_waited_for(
+    copiers: Copiers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, done = threading.Event(), threading.Event()
+    submit, submitted = copiers._threads.submit, []
+
+    def work(_: int) -> None:
+        assert gate.wait(10)
+        done.set()
+
+    def submit_one(job: Any) -> Any:
+        if submitted:
+            threading.Timer(0.05, gate.set).start()
+            raise RuntimeError("can't start new thread")
+        submitted.append(job)
+        return submit(job)
+
+    monkeypatch.setattr(copiers._threads, "submit", submit_one)
+    with pytest.raises(RuntimeError, match="new thread"):
+        asyncio.run(copiers.map(work, [1, 2, 3]))
+    assert done.is_set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import struct
 import time
 from collections.abc import Iterator, Sequence
@@ -128,6 +129,19 @@ def test_what_waits_to_be_told_is_held_by_nobody(monkeypatch: pytest.MonkeyPatch
         feed._look()
         assert not index._blocks.awake
         reads(node, router, KEYS[:6])
+
+
+def test_who_asks_in_the_name_of_another_namespace_hides_nothing() -> None:
+    other = dataclasses.replace(SPEC, identity=(("model", "other"),))
+    with Node(None) as node, announcing(node) as (feed, router):
+        node.planner.index.register(other)
+        tell(feed, KEYS[:6])
+        node.put(KEYS[:6])
+        feed._ask(other.id, b"".join(KEYS[:6]))  # before anybody looked
+        reads(node, router, KEYS[:6])
+        node.run(node.store.deletes.delete(SPEC.id, KEYS[3:6]))
+        feed._ask(other.id, b"".join(KEYS[:6]))
+        reads(node, router, KEYS[:3])
 
 
 def test_blocks_of_an_earlier_life_are_looked_at_and_stay_at_rest() -> None:

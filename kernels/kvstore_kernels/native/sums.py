@@ -20,7 +20,7 @@ WORTHWHILE_NBYTES = 2 * LEAF_NBYTES
 """Less than this is summed up sooner than the interpreter lock is had back beside a busy thread."""
 
 PAST_CACHES_NBYTES = 8 << 20
-"""A batch as large is copied past the caches, by `copies` as by `SharedCopies`."""
+"""A batch as large is copied past the caches; PAST_CACHES of library.cpp is the same number."""
 
 DIFFER = "a record and where it is copied to differ in size"
 
@@ -43,7 +43,8 @@ def sums_of(records: Sequence[Buffer]) -> list[int]:
 def copies(sources: Sequence[Buffer], targets: Sequence[memoryview]) -> list[int]:
     """Copy each source to the target of the same size; return the checksum of each.
 
-    A source is read once: what is summed up is what is stored, whoever writes to it meanwhile.
+    What is summed up is what is stored, whoever writes to a source meanwhile. Bytes are read once,
+    but for up to 63 before the end of a record, which are summed up as often as they are read.
     """
     return _copied(sources, targets)
 
