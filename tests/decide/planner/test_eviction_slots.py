@@ -17,6 +17,7 @@ from tests.decide.planner.spaces import CountingSpace, at_once
 
 PAGE = 4096
 CAPACITY = 600 * PAGE
+ROOMY = 2000 * PAGE  # whatever lies where, it takes the longest prefix if nothing else is there
 WINDOW_BLOCKS = 3
 SPEC = Namespace(
     2,
@@ -29,9 +30,9 @@ CHAINS = [KeyChain(root_key(SPEC.id), 2).update([chain] * 24) for chain in range
 class Arena:
     """A planner over one extent."""
 
-    def __init__(self, policy: str) -> None:
+    def __init__(self, policy: str, capacity: int = CAPACITY) -> None:
         self.now = 0.0
-        self.space = CountingSpace(CAPACITY)
+        self.space = CountingSpace(capacity)
         self.planner = Planner(
             self.space, None, now=lambda: self.now, dram_policy=policy_by_name(policy)
         )
@@ -118,7 +119,7 @@ def test_places_do_not_change_the_order_in_which_blocks_leave(
     steps: list[tuple[bool, int, int]],
 ) -> None:
     """By last use: no prefix loses a block while an older one has any, and the end goes first."""
-    arena = Arena("lru")
+    arena = Arena("lru", ROOMY)
     prefixes: list[list[BlockKey]] = []  # what is here of each, the one used last at the end
     for number, (is_ask, which, blocks) in enumerate(steps):
         if is_ask and prefixes:
