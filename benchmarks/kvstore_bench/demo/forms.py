@@ -4,7 +4,7 @@ else.
     computed    each engine computes and saves some prompts
     dram        the same prompts again, out of DRAM
     restart     again, after SIGKILL to the daemon: off the disk
-    capacity    a daemon without a disk, whose DRAM has room for a third of the first turns raw
+    capacity    a daemon without a disk, whose DRAM has room for half of the first turns raw
                 (`DRAM_SHARE`): one form after the other asks first turns, then second and third
                 ones, those asked last first. What is a hit?
 
@@ -37,10 +37,11 @@ CONVERSATIONS = 3  # asked out of DRAM and off the disk
 PASSES = {"dram": 9, "restart": 3}
 """Out of DRAM, forms differ by milliseconds: three passes put their ratio up to 0.07 off."""
 CONNECT_TIMEOUT_S = 30.0
-DRAM_SHARE = 1 / 3
+DRAM_SHARE = 0.48
 """Of what the first turns take raw. L3 takes some 0.7 of that and EP a third: so there is room for
-a third of the prefixes raw, for less than half of them in L3, and for most in EP. The median of raw
-and L3 is a miss then, and that of EP a hit. Misses differ in length: more hits lower it as well."""
+half of the prefixes raw, for two thirds in L3, and for all in EP. Of the turns asked again, the
+median of raw is a miss then, that of L3 one of its slower hits, and that of EP any hit. With less
+room, that of L3 is a miss as well, and the forms differ by which misses are the longer ones."""
 CAPACITY_TURNS = 2, 3  # one round alone is eight times to the first token, and some are noise
 FINE_SHARE = 0.1  # of the small DRAM: where room is short, it goes to base parts
 SMALL_DRAM = {
