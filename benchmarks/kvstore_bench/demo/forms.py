@@ -39,9 +39,10 @@ PASSES = {"dram": 9, "restart": 3}
 CONNECT_TIMEOUT_S = 30.0
 DRAM_SHARE = 0.48
 """Of what the first turns take raw. L3 takes some 0.7 of that and EP a third: so there is room for
-half of the prefixes raw, for two thirds in L3, and for all in EP. Of the turns asked again, the
-median of raw is a miss then, that of L3 one of its slower hits, and that of EP any hit. With less
-room, that of L3 is a miss as well, and the forms differ by which misses are the longer ones."""
+nearly half of the prefixes raw, for half and more in L3, and for all in EP. Of eight turns that are
+asked again, three are hits raw, four in L3, and all in EP: the median of raw is a miss, that of L3
+lies between misses and hits, and that of EP is a hit. With less room, that of L3 is a miss as well,
+and the forms differ by which misses are the longer ones."""
 CAPACITY_TURNS = 2, 3  # one round alone is eight times to the first token, and some are noise
 FINE_SHARE = 0.1  # of the small DRAM: where room is short, it goes to base parts
 SMALL_DRAM = {
