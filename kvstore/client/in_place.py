@@ -54,7 +54,7 @@ class InPlace:
         self, batch: Batch, records: Sequence[Memory], wait_s: float
     ) -> Committed:
         """Put beside a sealed arena, piece by piece: while one is written, slots for the next are
-        reserved, and the daemon copies the one before, which is still in the processor's cache."""
+        reserved, and the daemon copies the one before."""
         done: list[Committed] = []
         pieces = list(batch.windows(STAGED_PIECE_NBYTES))
         reserving = [asyncio.create_task(self._reserve(pieces[0][1], wait_s))]
