@@ -1,12 +1,13 @@
 """Records to and from the mapped arena. A few threads copy them while a lease holds their slots.
 
-A window of records takes one reserve (or acquire), one pass over the bytes, one commit (or
-release). Records to be promoted, or to be read in files, are taken in pieces, several in flight.
+A window of records is put with one reserve, one pass over the bytes, and one commit. Records are
+taken in pieces, several in flight, each with one acquire, one pass, and one release.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Coroutine, Sequence
 from typing import Any
@@ -19,12 +20,13 @@ from kvstore.client.session import Session
 from kvstore.model.block import Committed, FilePlace, Grant, Slot
 from kvstore.system.threads import ended
 
+logger = logging.getLogger(__name__)
+
 PIECE_NBYTES = 16 << 20  # of records that are promoted first
-FILE_PIECE_NBYTES = (
-    64 << 20
-)  # of records that may be read in files: fewer calls, and all threads busy
+LARGE_PIECE_NBYTES = 64 << 20  # of others: fewer calls
 STAGED_PIECE_NBYTES = 16 << 20  # three of them on their way take most of the smallest staging area
 PIECES_IN_FLIGHT = 4
+RELEASES_MAX = 16  # whose answers nobody waits for
 
 
 class InPlace:
@@ -34,9 +36,12 @@ class InPlace:
         self._session = session
         self._copiers = copiers
         self._files = FileReads()
+        self._releases: set[asyncio.Task[list[bool]]] = set()
 
     def close(self) -> None:
         self._files.close()
+        for release in self._releases:
+            release.cancel()
 
     async def settled(self) -> None:
         """Wait until no read that was given up can write to its target any more."""
@@ -123,57 +128,40 @@ class InPlace:
     async def take(
         self, batch: Batch, window_nbytes: int, wait_s: float, wanted: Wanted
     ) -> list[Taken]:
-        """Take resident records window by window. From the first large window that is not resident
-        on, take the rest piece by piece, if there is time to wait: while one is read in files, or
-        copied, the next ones are leased or promoted."""
+        """Take records piece by piece: while one is copied, or read in files, the next ones are
+        leased or promoted. All in flight together lease no more than a window."""
         deadline = time.monotonic() + wait_s
-        in_files = wanted.from_files and self._files.usable
-        piece_nbytes = FILE_PIECE_NBYTES if in_files else PIECE_NBYTES
-        taken: list[Taken] = []
-        keys = len(batch.keys)
-        for where, window in batch.windows(window_nbytes):
-            is_small = window.nbytes <= PIECE_NBYTES and not (in_files and len(window.keys) < keys)
-            if wait_s > 0 and not (is_small or await self._is_resident(window)):
-                left = slice(where.start, None)
-                rest = batch.cut(left)
-                taken += await self._take_pieces(
-                    rest, piece_nbytes, window_nbytes, deadline, wanted[left]
-                )
-                break
-            taken += await self._leased(window, deadline, wanted[where])
-        return taken
-
-    async def _is_resident(self, batch: Batch) -> bool:
-        match = await self._session.match(batch.namespace_id, batch.keys)
-        return match.resident_blocks == len(batch.keys)
-
-    async def _take_pieces(
-        self,
-        batch: Batch,
-        piece_nbytes: int,
-        window_nbytes: int,
-        deadline: float,
-        wanted: Wanted,
-    ) -> list[Taken]:
-        """Copy one piece while the next ones are promoted. All in flight together lease no more
-        than a window."""
-        blocks = max(1, window_nbytes // batch.record_nbytes)
-        step = min(piece_nbytes // batch.record_nbytes, blocks // PIECES_IN_FLIGHT, WINDOW_KEYS)
-        step = max(1, step)
+        is_here = batch.nbytes <= PIECE_NBYTES or wait_s <= 0 or self._reads_files(wanted)
+        if is_here or await self._is_resident(batch):
+            most = min(LARGE_PIECE_NBYTES, window_nbytes // 2)
+        else:
+            most = min(PIECE_NBYTES, window_nbytes // PIECES_IN_FLIGHT)
+        step = max(1, min(most // batch.record_nbytes, WINDOW_KEYS))
         pieces = iter([slice(at, at + step) for at in range(0, len(batch.keys), step)])
         taken: list[Taken] = [(None, False)] * len(batch.keys)
 
         async def take_some() -> None:
             for piece in pieces:
-                some = batch.cut(piece)
-                taken[piece] = await self._leased(some, deadline, wanted[piece])
+                taken[piece] = await self._leased(batch.cut(piece), deadline, wanted[piece])
 
-        await _together([take_some() for _ in range(min(PIECES_IN_FLIGHT, blocks // step))])
+        in_flight = max(1, min(PIECES_IN_FLIGHT, window_nbytes // (step * batch.record_nbytes)))
+        await _together([take_some() for _ in range(in_flight)])
         return taken
+
+    def _reads_files(self, wanted: Wanted) -> bool:
+        return wanted.from_files and self._files.usable
+
+    async def _is_resident(self, batch: Batch) -> bool:
+        for at in range(0, len(batch.keys), WINDOW_KEYS):
+            keys = batch.keys[at : at + WINDOW_KEYS]
+            match = await self._session.match(batch.namespace_id, keys)
+            if match.resident_blocks < len(keys):
+                return False
+        return True
 
     async def _leased(self, batch: Batch, deadline: float, wanted: Wanted) -> list[Taken]:
         """Take records while a lease holds them. If files cannot be read, they are promoted."""
-        if wanted.from_files and self._files.usable and time.monotonic() < deadline:
+        if self._reads_files(wanted) and time.monotonic() < deadline:
             taken = await self._take_leased(batch, deadline, wanted, in_files=True)
             if self._files.usable or all(record is not None for record, _ in taken):
                 return taken
@@ -182,7 +170,10 @@ class InPlace:
     async def _take_leased(
         self, batch: Batch, deadline: float, wanted: Wanted, *, in_files: bool
     ) -> list[Taken]:
-        """Discard everything if the lease ended early: the slots may have been reused."""
+        """Discard everything if the lease ended early: the slots may have been reused.
+
+        Nobody waits for the answer where checksums say that the copies are what was put.
+        """
         grant = await self._session.acquire(
             batch.namespace_id,
             batch.keys,
@@ -190,14 +181,28 @@ class InPlace:
             spans=batch.spans,
             file_places=in_files,
         )
-        held = False
+        is_sure = False
         try:
             taken = await self._take_slots(grant, wanted)
             if grant.places:
                 await self._take_files(grant, deadline, wanted, taken)
+            is_sure = wanted.verify and not any(corrupt for _, corrupt in taken)
         finally:
-            (held,) = await self._session.release(grant.lease_id)
-        return taken if held else [(None, False)] * len(batch.keys)
+            if not is_sure or len(self._releases) >= RELEASES_MAX:
+                (held,) = await self._session.release(grant.lease_id)
+            else:
+                self._release_later(grant.lease_id)
+        return taken if is_sure or held else [(None, False)] * len(batch.keys)
+
+    def _release_later(self, lease_id: int) -> None:
+        release = asyncio.create_task(self._session.release(lease_id))
+        self._releases.add(release)
+        release.add_done_callback(self._released)
+
+    def _released(self, release: asyncio.Task[list[bool]]) -> None:
+        self._releases.discard(release)
+        if not release.cancelled() and (error := release.exception()) is not None:
+            logger.info("release=failed reason=%r", str(error))  # the lease ends by itself
 
     async def _take_slots(self, grant: Grant, wanted: Wanted) -> list[Taken]:
         if not any(grant.slots):

@@ -1,0 +1,120 @@
+"""A get whose copies are verified does not wait for the answer to its release; others do."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import numpy as np
+import pytest
+
+from kvstore import AsyncClient, BlockKey
+from kvstore.client.in_place import RELEASES_MAX
+from kvstore.client.session import Session
+from kvstore.model.block import NamespaceId
+from kvstore.testing.daemon import Daemon
+from kvstore.testing.samples import RECORD_NBYTES, sample_keys, sample_namespace, sample_records
+
+Work = Callable[[AsyncClient, NamespaceId, list[BlockKey]], Awaitable[None]]
+release = Session.release
+
+
+@pytest.fixture
+def answered(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Until it is set, no release is sent."""
+    may_go = asyncio.Event()
+
+    async def late(session: Session, *lease_ids: int) -> list[bool]:
+        await may_go.wait()
+        return await release(session, *lease_ids)
+
+    monkeypatch.setattr(Session, "release", late)
+    return may_go
+
+
+def run(daemon: Daemon, name: str, work: Work) -> None:
+    async def go() -> None:
+        keys = sample_keys(name, 3)
+        client = AsyncClient(daemon.target)
+        try:
+            namespace_id = await client.register(sample_namespace())
+            await client.put(namespace_id, keys, sample_records(keys))
+            async with asyncio.timeout(20):
+                await work(client, namespace_id, keys)
+        finally:
+            await client.close()
+
+    asyncio.run(go())
+
+
+async def leases(client: AsyncClient) -> int:
+    return int((await client.admin.stats())["leases"])
+
+
+def targets() -> list[memoryview]:
+    return [memoryview(np.empty(RECORD_NBYTES, np.uint8)) for _ in range(3)]
+
+
+def test_a_verified_get_returns_before_its_release_is_answered(
+    daemon: Daemon, answered: asyncio.Event
+) -> None:
+    async def work(client: AsyncClient, namespace_id: NamespaceId, keys: list[BlockKey]) -> None:
+        views = targets()
+        assert all(await client.get_into(namespace_id, keys, views))
+        assert [bytes(view) for view in views] == sample_records(keys)
+        assert await leases(client) == 1
+        answered.set()
+        while await leases(client):
+            await asyncio.sleep(0.01)
+
+    run(daemon, "late", work)
+
+
+def test_at_most_so_many_releases_are_on_their_way(daemon: Daemon, answered: asyncio.Event) -> None:
+    async def work(client: AsyncClient, namespace_id: NamespaceId, keys: list[BlockKey]) -> None:
+        for _ in range(RELEASES_MAX):
+            assert await client.get(namespace_id, keys) == sample_records(keys)
+        one_more = asyncio.create_task(client.get(namespace_id, keys))
+        assert not (await asyncio.wait([one_more], timeout=0.3))[0]
+        answered.set()
+        assert await one_more == sample_records(keys)
+        while await leases(client):
+            await asyncio.sleep(0.01)
+
+    run(daemon, "bounded", work)
+
+
+def test_a_get_that_verifies_nothing_goes_by_its_release(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def over(session: Session, *lease_ids: int) -> list[bool]:
+        return [False for _ in await release(session, *lease_ids)]
+
+    async def work(client: AsyncClient, namespace_id: NamespaceId, keys: list[BlockKey]) -> None:
+        assert all(await client.get_into(namespace_id, keys, targets()))
+        monkeypatch.setattr(Session, "release", over)
+        assert not any(await client.get_into(namespace_id, keys, targets(), verify=False))
+        assert all(await client.get_into(namespace_id, keys, targets()))
+
+    run(daemon, "unverified", work)
+
+
+def test_a_wrong_copy_under_a_lease_that_is_over_accuses_nobody(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its slot may have been another record's already."""
+
+    async def over(session: Session, *lease_ids: int) -> list[bool]:
+        return [False for _ in await release(session, *lease_ids)]
+
+    async def work(client: AsyncClient, namespace_id: NamespaceId, keys: list[BlockKey]) -> None:
+        grant = await client.acquire(namespace_id, keys)
+        slot = grant.slots[1]
+        assert slot is not None
+        client.view(slot)[:1] = b"\xff"
+        await client.release(grant.lease_id)
+        monkeypatch.setattr(Session, "release", over)
+        assert await client.get(namespace_id, keys) == [None] * 3
+        monkeypatch.setattr(Session, "release", release)
+        found = await client.get(namespace_id, keys)
+        assert found == [sample_records(keys)[0], None, sample_records(keys)[2]]
+
+    run(daemon, "accused", work)
