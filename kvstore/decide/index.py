@@ -11,8 +11,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from kvstore.decide.changed import Changed, place_of
 from kvstore.decide.heads import Heads
 from kvstore.decide.namespaces import Namespaces, StoredNamespace
-from kvstore.decide.resting import LOOKED_AT_IN_A_MATCH, Resting, Shape
+from kvstore.decide.resting import LOOKED_AT_IN_A_MATCH, Resting
 from kvstore.decide.rows import Rows
+from kvstore.decide.shapes import Shape
 from kvstore.decide.stored import (
     ABSENT,
     LISTED_MAX,
@@ -257,6 +258,18 @@ class Index:
         (record,) = shape.records
         self.namespaces.in_dram(shape.namespace_id, -padded(slot.nbytes), record[0].group)
         self._gone(row, key, shape.namespace_id)
+        return slot
+
+    def demote(self, key: BlockKey) -> Slot | None:
+        """Note that a block that rests, with one record, in the arena and in a frame, has left the
+        arena; return its slot. None: it is another one, and has to be looked at."""
+        demoted = self._blocks.demote(self.rows.find(key))
+        if demoted is None:
+            return None
+        shape, slot = demoted
+        self.namespaces.in_dram(shape.namespace_id, -padded(slot.nbytes), shape.part.group)
+        if self.changed is not None:
+            self.changed.note(key, shape.namespace_id)
         return slot
 
     def rest(self) -> None:

@@ -16,15 +16,15 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from sys import getrefcount
-from typing import Any, TypeAlias
+from typing import Any
 
 from kvstore.decide.rows import Objects, Rows
+from kvstore.decide.shapes import RecordShape, Shape, ShapeKey
 from kvstore.decide.stored import (
     HeldSlot,
     StoredBlock,
     StoredFrame,
     StoredPart,
-    groups_of,
     slot_at,
 )
 from kvstore.model.block import BlockKey, NamespaceId, Part, Slot
@@ -33,9 +33,6 @@ AWAKE_MAX = 512  # blocks that nobody uses: to wake one takes longer than to mat
 LOOKED_AT = 2  # awake blocks, for each that is woken or comes
 LOOKED_AT_IN_A_MATCH = 8
 _RECORD = struct.Struct("<QQIIH")  # checksum, place, bytes; number of its frame, and position there
-
-RecordShape: TypeAlias = tuple[Part, bool, bool, bool]
-ShapeKey: TypeAlias = tuple[NamespaceId, int, int, tuple[int, int], tuple[RecordShape, ...]]
 
 
 def _alone() -> int:
@@ -46,48 +43,6 @@ def _alone() -> int:
 
 
 _ALONE = _alone()
-
-
-class Shape:
-    """What a block that rests shares with others: all but numbers. `StoredBlock` says what the
-    masks are.
-
-    records: of each its part, whether it is fine, resident, and framed; the same of the first.
-    is_plain: there is one, not fine, and the arena alone has it. has_unwritten: the arena alone has
-    one. users: blocks of this shape.
-    """
-
-    __slots__ = (
-        "complete",
-        "fine",
-        "framed",
-        "has_unwritten",
-        "is_plain",
-        "key",
-        "namespace_id",
-        "number",
-        "part",
-        "records",
-        "refined",
-        "resident",
-        "resident_groups",
-        "unframed",
-        "users",
-    )
-
-    def __init__(self, number: int, key: ShapeKey, block: StoredBlock) -> None:
-        self.number = number
-        self.key = key
-        self.namespace_id = block.namespace_id
-        self.complete = block.complete
-        self.resident_groups = block.resident_groups
-        self.refined = block.refined
-        self.records = key[-1]
-        self.part, self.fine, self.resident, self.framed = self.records[0]
-        self.is_plain = len(self.records) == 1 and self.records[0][1:] == (False, True, False)
-        self.unframed = groups_of(part for part, *_, framed in self.records if not framed)
-        self.has_unwritten = any(resident and not framed for *_, resident, framed in self.records)
-        self.users = 0
 
 
 class Frames:
@@ -163,6 +118,27 @@ class Resting:
         self._leave(row, shape)
         return shape, slot_at(self._places[row], self._sizes[row])
 
+    def demote(self, row: int) -> tuple[Shape, Slot] | None:
+        """Note that a block that rests has left the arena, if a frame has its one record as well;
+        return its shape before, and where it was. None: it is another one, and stays."""
+        shape = self.shapes[self.shape_of[row]]
+        if shape is None or not shape.is_double:
+            return None
+        absent = shape.absent
+        if absent is None or not absent.users:
+            absent = shape.absent = self._absent(shape)
+        absent.users += 1
+        self.shape_of[row] = absent.number
+        self._lose(shape)
+        slot = slot_at(self._places[row], self._sizes[row])
+        self._places[row] = 0
+        return shape, slot
+
+    def _absent(self, shape: Shape) -> Shape:
+        part, fine, _, framed = shape.records[0]
+        records = ((part, fine, False, framed),)
+        return self._shape((shape.namespace_id, shape.complete, 0, shape.refined, records))
+
     def wake(self, row: int) -> StoredBlock:
         """Make a block of a row that rests. It rests again when nobody holds it."""
         shape = self.shapes[self.shape_of[row]]
@@ -196,6 +172,10 @@ class Resting:
         self.shape_of[row] = 0
         self._parents[row] = None
         self.count -= 1
+        self._lose(shape)
+
+    def _lose(self, shape: Shape) -> None:
+        """Note that a shape has one user less."""
         shape.users -= 1
         if not shape.users:
             self.shapes[shape.number] = None
@@ -286,7 +266,7 @@ class Resting:
             or not shape.users
         ):
             key = _key(block, _shapes_of((record,)))
-            shape = self._last = self._shapes.get(key) or self._new_shape(key, block)
+            shape = self._last = self._shape(key)
         self._parents[row] = block.parent
         self.shape_of[row] = shape.number
         shape.users += 1
@@ -322,26 +302,29 @@ class Resting:
                 self._more = self._rows.objects()
             self._more[row] = more
         key = _key(block, _shapes_of(records))
-        shape = self._shapes.get(key) or self._new_shape(key, block)
+        shape = self._shape(key)
         self._parents[row] = block.parent
         self.shape_of[row] = shape.number
         shape.users += 1
         self.count += 1
         return True
 
-    def _new_shape(self, key: ShapeKey, block: StoredBlock) -> Shape:
+    def _shape(self, key: ShapeKey) -> Shape:
+        """Return the shape for a key, for one user more."""
+        known = self._shapes.get(key)
+        if known is not None:
+            return known
         if not self._free:
             self._free.append(len(self.shapes))
             self.shapes.append(None)
         number = self._free.pop()
-        shape = Shape(number, key, block)
-        self.shapes[number] = self._shapes[key] = shape
+        shape = self.shapes[number] = self._shapes[key] = Shape(number, key)
         return shape
 
 
 def _nobodys() -> Shape:
     block = StoredBlock(BlockKey(b""), NamespaceId(b""), 0, None)
-    return Shape(0, _key(block, ((Part(0, 0), False, False, False),)), block)
+    return Shape(0, _key(block, ((Part(0, 0), False, False, False),)))
 
 
 def _key(block: StoredBlock, records: tuple[RecordShape, ...]) -> ShapeKey:

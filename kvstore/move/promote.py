@@ -129,7 +129,12 @@ class Promotion:
         async with self._turn:  # else the reads of two loads mix, and both are late
             alone = nbytes >= HEAD_START_NBYTES and not self._reads.under_way
             reads = self._planner.reads.plan(
-                namespace_id, keys, spans, first_alone=alone, in_files=in_files
+                namespace_id,
+                keys,
+                spans,
+                nbytes=nbytes,
+                first_alone=alone,
+                in_files=in_files,
             )
             with closing(reads) as plan:
                 await self._start(plan, first_alone=alone)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -261,7 +262,8 @@ class Gets:
         if ask.recompute_s_per_block:
             namespace = self._planner.namespace(ask.namespace_id)
             self._planner.costs.told(namespace, ask.recompute_s_per_block, len(ask.keys))
-        self._planner.touch(ask.keys, ask.namespace_id)
+        # Once the answer is on its way: for a long prefix, the policies take milliseconds.
+        asyncio.get_running_loop().call_soon(self._planner.touch, ask.keys, ask.namespace_id)
         self._hints.asked(ask.session_id, ask.namespace_id, ask.keys)
         return Grant(
             lease_id=lease.id,

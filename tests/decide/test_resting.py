@@ -14,7 +14,7 @@ from kvstore.decide import resting
 from kvstore.decide.changed import Changed
 from kvstore.decide.index import HeldSlot, Index, StoredBlock, StoredFrame, StoredPart
 from kvstore.decide.rows import SPLIT_ROWS, STEP_ROWS, Rows
-from kvstore.model.block import BlockKey, Group, Namespace, NamespaceId, Part, Slot
+from kvstore.model.block import BlockKey, Group, Namespace, NamespaceId, Part, Slot, padded
 from kvstore.testing.policy import key
 from kvstore.testing.samples import sample_keys
 
@@ -251,3 +251,74 @@ def test_who_announces_is_told_of_blocks_that_leave_while_they_rest() -> None:
     assert index.places(SPEC.id, [key(1), key(2)], 0) == bytes(2)  # of six shards there is one
     assert index.by_key(key(2)) is None
     assert awake(index) == 0
+
+
+@given(NUMBERS, st.integers(1, 1 << 30), st.integers(0, 65535), st.integers(1, 3))
+def test_a_block_that_leaves_the_arena_at_rest_is_as_if_it_had_left_it_awake(
+    checksum: int, nbytes: int, position: int, shards: int
+) -> None:
+    spec = Namespace(16, (Group("all", 4096, shards=shards),), ())
+    complete = int(shards == 1)
+    found = []
+    for rests in (False, True):
+        index, changed = Index(), Changed()
+        index.register(spec)
+        index.changed = changed
+        for at in range(1, 5):
+            block = filled([(checksum, nbytes, True, True, position)], at)
+            block.namespace_id = spec.id
+            block.refresh(spec)
+            index.add(block)
+            index.namespaces.in_dram(spec.id, padded(nbytes), 0)
+        if not rests:
+            block = index.by_key(key(2)) or block
+            block.records[0].resident = None
+            block.resident_parts = 0
+            index.namespaces.in_dram(spec.id, -padded(nbytes), 0)
+            index.refresh(block)
+        del block
+        index.rest()
+        assert awake(index) == 0
+        if rests:
+            assert index.demote(key(2)) == Slot(0, 4096 * position, nbytes)
+        assert index.demote(key(2)) is None  # it has left
+        assert awake(index) == 0
+        assert list(changed.take()) == [(key(2), spec.id)]
+        keys = [key(at) for at in range(1, 5)]
+        here = [complete, 0, complete, complete]
+        assert index.masks(spec.id, keys) == ([complete] * 4, here)
+        namespace = index.namespaces.find(spec.id)
+        assert namespace is not None
+        found.append([namespace.dram_nbytes, *(told(index.by_key(each)) for each in keys)])  # type: ignore[arg-type]
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        [(5, 4096, True, False, 1)],
+        [(5, 4096, False, True, 1)],
+        [(5, 4096, True, True, 1), (6, 4096, True, True, 2)],
+    ],
+    ids=["nothing else has it", "it is not there", "of two records"],
+)
+def test_others_are_not_demoted_while_they_rest(records: list[Any]) -> None:
+    index = Index()
+    index.register(SPEC)
+    index.add(filled(records))
+    before = told(index.by_key(key(7)))  # type: ignore[arg-type]
+    assert index.demote(key(7)) is None  # it is awake
+    index.rest()
+    assert index.demote(key(7)) is None
+    assert awake(index) == 0
+    assert told(index.by_key(key(7))) == before  # type: ignore[arg-type]
+
+
+def test_a_block_of_a_namespace_that_nobody_has_told_is_looked_at() -> None:
+    index = Index()
+    block = filled([(5, 4096, True, True, 1)])
+    block.refresh(None)
+    index.add(block)
+    del block
+    index.rest()
+    assert index.demote(key(7)) is None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 import pytest
 
+from kvstore.decide.planner import DAEMON_SESSION
 from tests.store.node import FULL, SPEC, Node, chain
 
 A, B = chain(1), chain(2)
@@ -59,3 +61,24 @@ def test_what_an_engine_says_that_a_block_costs_is_known_of_its_namespace() -> N
         node.put(A, 0, 16)
         node.get(A[:16], recompute_s_per_block=0.5)
         assert node.planner.costs.levels == {SPEC.id: 0}
+
+
+def test_an_acquire_is_answered_before_the_policies_hear_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    order: list[str] = []
+    with Node(None, policy="hz") as node:
+        node.put(A, 0, 16)
+        touch = node.planner.touch
+        monkeypatch.setattr(
+            node.planner, "touch", lambda *args: [order.append("told"), touch(*args)]
+        )
+
+        async def ask() -> None:
+            grant = await node.store.gets.acquire(DAEMON_SESSION, SPEC.id, A[:16])
+            assert grant.hit_blocks == 16
+            order.append("answered")
+
+        node.run(ask())
+        node.run(asyncio.sleep(0))
+    assert order == ["answered", "told"]

@@ -144,18 +144,21 @@ class Ledger:
         self.settle(block)
 
     def evict_resting(self, key: BlockKey, reason: Reason | None) -> bool:
-        """Evict a block from the arena that nobody uses and nothing else has: it is lost. This is
-        what eviction does most. False: it is another block, which has to be looked at."""
-        taken = self.index.take(key) if self.demotion is None else None
-        if taken is None:
-            return False
-        self._dram.free(taken)
-        self.policies.dram.remove(key)
-        self.resident_blocks -= 1
-        self.copies.left(key)
-        why = reason or Reason.LOST
-        self.departures.note(key, why)
-        self.counts.lost += 1
+        """Evict a block from the arena that nobody uses, and that a frame has as well, or nothing
+        else: then it is lost. This is what eviction does most. False: it is another block, which
+        has to be looked at."""
+        slot, why = self.index.demote(key), reason or Reason.EVICTED
+        if slot is None:
+            slot, why = (
+                self.index.take(key) if self.demotion is None else None,
+                reason or Reason.LOST,
+            )
+            if slot is None:
+                return False
+            self.departures.note(key, why)
+            self.counts.lost += 1
+        self._dram.free(slot)
+        self._left_dram(key)
         self.counts.evicted_dram += 1
         self.counts.left["dram", why] += 1
         return True
@@ -259,11 +262,14 @@ class Ledger:
         self.unpin(held)
         block.resident_parts -= 1
         if not block.resident_parts:
-            self.policies.dram.remove(block.key)
-            self.resident_blocks -= 1
-            if self.demotion is not None:
-                self.demotion.left(block.key)
-            self.copies.left(block.key)
+            self._left_dram(block.key)
+
+    def _left_dram(self, key: BlockKey) -> None:
+        self.policies.dram.remove(key)
+        self.resident_blocks -= 1
+        if self.demotion is not None:
+            self.demotion.left(key)
+        self.copies.left(key)
 
     def attach(
         self,

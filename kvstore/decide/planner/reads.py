@@ -17,6 +17,8 @@ from kvstore.model.block import BlockKey, NamespaceId, Part, Span, padded
 from kvstore.model.outcome import Reason
 
 READ_NBYTES = 2 << 20
+LARGE_LOAD_NBYTES = 32 << 20  # of such a load, reads are longer: each costs the loop as much
+LARGER = 2
 
 
 @dataclass(slots=True)
@@ -33,7 +35,8 @@ class _Piece:
 
 
 class Reads:
-    """Reads of frames. read_nbytes_max: what one read promotes at most, if more than a record."""
+    """Reads of frames. read_nbytes_max: what one read promotes at most, if more than a record; of a
+    large load, LARGER times as much."""
 
     def __init__(self, ledger: Ledger, eviction: Eviction, read_nbytes_max: int) -> None:
         self._ledger = ledger
@@ -47,19 +50,22 @@ class Reads:
         keys: Sequence[BlockKey],
         spans: Sequence[Span],
         *,
+        nbytes: int = 0,
         first_alone: bool = False,
         in_files: bool = False,
     ) -> Generator[Read]:
         """Plan to promote what `spans` names and the arena lacks, as far as there is room.
 
-        In prefix order, in pieces of at most `read_nbytes_max` or one record, each yielded as soon
-        as it is planned: the disk reads the first while the last are still looked for, and one
-        large frame keeps a device's queue busy. Closed early, it gives back what it took.
+        In prefix order, in pieces of a few megabytes or one record, each yielded as soon as it is
+        planned: the disk reads the first while the last are still looked for, and one large frame
+        keeps a device's queue busy. Closed early, it gives back what it took.
+        nbytes: about as many will be read.
         first_alone: the first block comes in reads of its own, and so is resident sooner.
         in_files: what the asker can read in files by itself stays there.
         """
         pieces: dict[Part, _Piece] = {}
         planned: deque[Read] = deque()
+        most = self._read_nbytes_max * (LARGER if nbytes >= LARGE_LOAD_NBYTES else 1)
         try:
             first = min((span.begin for span in spans), default=0)
             for index in range(first, max((span.end for span in spans), default=0)):
@@ -69,7 +75,9 @@ class Reads:
                 wanted = [part for part, begin, end in spans if begin <= index < end]
                 if block and in_files:
                     wanted = [part for part in wanted if not is_readable(block.record(part))]
-                if block and not all(self._arrives(block, p, pieces, planned) for p in wanted):
+                if block and not all(
+                    self._arrives(block, p, most, pieces, planned) for p in wanted
+                ):
                     break
                 if first_alone and pieces:
                     planned += [piece.read() for piece in pieces.values()]
@@ -84,9 +92,15 @@ class Reads:
                 self.done(read, read.positions, corrupt=False)
 
     def _arrives(
-        self, block: StoredBlock, part: Part, pieces: dict[Part, _Piece], planned: deque[Read]
+        self,
+        block: StoredBlock,
+        part: Part,
+        most: int,
+        pieces: dict[Part, _Piece],
+        planned: deque[Read],
     ) -> bool:
-        """Put a record that is only in a frame into the part's piece. False: there is no room."""
+        """Put a record that is only in a frame into the part's piece, which has `most` bytes, or
+        one record. False: there is no room."""
         record = block.record(part)
         if record is None or record.frame is None or record.resident or record.loading:
             return True
@@ -98,7 +112,7 @@ class Reads:
         slot.pins += 1
         record.loading = slot
         piece = pieces.get(part)
-        limit = self._read_nbytes_max // padded(record.nbytes)
+        limit = most // padded(record.nbytes)
         if piece is not None and (piece.frame is not record.frame or len(piece.items) >= limit):
             planned.append(piece.read())
             piece = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kvstore.decide.planner import Planner, Reservation
+from kvstore.decide.planner.reads import LARGE_LOAD_NBYTES
 from kvstore.decide.policy import WriteBudget
 from kvstore.model.block import BlockKey, Part, Span
 from tests.decide.planner.spaces import (
@@ -246,3 +247,32 @@ def test_room_on_a_disk_is_not_paid_for_by_another_that_has_nothing_newer() -> N
     second = sorted(node.file.live, key=lambda place: place.offset)[1]
     assert node.planner.eviction.evict_file(RECORD, lambda extent: extent == second) == 4 * RECORD
     assert len(node.file.live) == 1, "what is older leaves with it"
+
+
+def test_a_large_load_is_read_in_fewer_pieces() -> None:
+    chain = chain_of(12)
+    for nbytes, pieces in ((0, 4), (LARGE_LOAD_NBYTES - 1, 4), (LARGE_LOAD_NBYTES, 2)):
+        node = Node(dram_records=12)
+        found(node, chain, 7, 1)
+        spans = (Span(PARTS[0], 0, 12),)
+        reads = list(node.planner.reads.plan(SPEC.id, chain, spans, nbytes=nbytes))
+        assert [len(read.blocks) for read in reads] == [12 // pieces] * pieces
+
+
+def test_what_files_have_too_leaves_the_arena_with_the_same_counts_awake_or_at_rest() -> None:
+    counts = []
+    for rests in (False, True):
+        node = Node(dram_records=8)
+        first, second = CHAINS[0][:8], CHAINS[1][:8]
+        assert node.put(first) == 0
+        node.write_all()
+        if rests:
+            node.planner.index.rest()
+        assert node.put(second) == 0
+        assert resident(node, first) == 0
+        hit = node.planner.match(SPEC.id, first)
+        counted = node.planner.counts
+        left = dict(counted.left)
+        counts.append((counted.evicted_dram, counted.lost, left, hit, len(node.planner.index)))
+    assert counts[0] == counts[1]
+    assert counts[0][:2] == (8, 0)
