@@ -20,7 +20,7 @@ import queue
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from functools import reduce
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+SHARES = 4  # for each thread: one that has to wait for a core leaves some of its own to another
 WINDOW_NBYTES = 4 << 20
 """Copied at once of what is still coming: what is left to copy when the last byte has come."""
 
@@ -281,13 +282,12 @@ class Loader:
         return found
 
     def _copy_shares(self, copies: Sequence[_Copy], after: Any) -> _Found:
-        mine, *others = (
-            [copy.share(part, self._pages.writers) for copy in copies]
-            for part in range(self._pages.writers)
-        )
-        jobs = [self._helpers.submit(self._carry_out, share, after) for share in others]
+        writers = self._pages.writers
+        parts = writers * SHARES if writers > 1 else 1
+        shares = iter([[copy.share(part, parts) for copy in copies] for part in range(parts)])
+        jobs = [self._helpers.submit(self._carry_out, shares, after) for _ in range(writers - 1)]
         try:
-            found = self._carry_out(mine, after)
+            found = self._carry_out(shares, after)
         finally:
             wait(jobs)  # while one still writes, the device blocks must not be anybody else's
         return reduce(_Found.and_, [job.result() for job in jobs], found)
@@ -316,10 +316,10 @@ class Loader:
             span.blocks,
         )
 
-    def _carry_out(self, copies: Sequence[_Copy], after: Any) -> _Found:
-        """Copy records, and say what was wrong with them."""
+    def _carry_out(self, shares: Iterator[Sequence[_Copy]], after: Any) -> _Found:
+        """Copy records, share by share as other threads leave some, and say what was wrong."""
         found = _Found([], [], 0)
-        for copy in copies:
+        for copy in (copy for share in shares for copy in share if copy.records):
             decoded = self._write(copy, after)
             checked = list(zip(copy.keys, decoded, copy.checksums, strict=True))
             corrupt = [key for key, each, expected in checked if each.base != expected]
