@@ -73,6 +73,16 @@ def shared_copies(
     return None if native.library() is None else sums.SharedCopies(sources, targets)
 
 
+def received(fd: int, targets: Sequence[memoryview]) -> list[int] | None:
+    """Fill targets from a socket that blocks, one behind the other; return the checksums of what
+    has come. None: nothing was done, because the native library is not there.
+
+    Raises EOFError if the other side ends the connection first, and OSError: BlockingIOError after
+    a silence as long as the socket's timeout.
+    """
+    return sums.received(fd, targets) if native.library() is not None else None
+
+
 def copy_gathered(sources: Sequence[memoryview], target: memoryview) -> int:
     """Copy pieces of bytes one behind the other into a target as long as all of them; return the
     checksum of the whole as it was meant: of the sources."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 
-from kvstore.model.checksum import PiecewiseChecksum
+from kvstore.model.checksum import PiecewiseChecksum, received
 from kvstore.peer.base import PeerCorrupt, PeerGone, PeerSlow
 from kvstore.peer.bulk import SILENCE_S, Bulk, failed_connection
 from kvstore.peer.seal import PIECE_NBYTES, TAG_NBYTES, Opener
@@ -58,20 +59,46 @@ class Receipt:
             raise failed_connection(error, f"the connection to {self._name}") from error
 
     def _records(self) -> list[int]:
-        wrong = []
+        wrong: list[int] = []
         with BOUNCES.taken(PIECE_NBYTES) as bounce:
-            records = zip(self._sizes, self._checksums, self._targets, strict=True)
-            for index, (nbytes, expected, target) in enumerate(records):
-                if target is None:
-                    self._drop(nbytes, bounce)
+            for is_wanted, run in groupby(self._numbered(), lambda item: item[2] is not None):
+                items = list(run)
+                if not is_wanted:
+                    for _, nbytes, _ in items:
+                        self._drop(nbytes, bounce)
                     continue
-                found = PiecewiseChecksum()
-                for piece in _pieces(target[:nbytes]):
-                    self._receive(piece, bounce)
-                    found.add(piece)
-                if nbytes and found.value != expected:
-                    wrong.append(index)
+                targets = [target[:nbytes] for _, nbytes, target in items if target is not None]
+                found = self._summed(targets, bounce)
+                wrong += [
+                    number
+                    for (number, *_), sum_ in zip(items, found, strict=True)
+                    if sum_ != self._checksums[number]
+                ]
         return wrong
+
+    def _numbered(self) -> Iterator[tuple[int, int, memoryview | None]]:
+        """Yield number, size and target of each record that has bytes."""
+        for number, nbytes in enumerate(self._sizes):
+            if nbytes:
+                yield number, nbytes, self._targets[number]
+
+    def _summed(self, targets: Sequence[memoryview], bounce: memoryview) -> list[int]:
+        """Fill `targets` with records; return their checksums."""
+        if self._bulk.opener is None:
+            try:
+                sums = received(self._bulk.socket.fileno(), targets)
+            except EOFError:
+                raise _ended() from None
+            if sums is not None:
+                return sums
+        return [self._summed_piecewise(target, bounce) for target in targets]
+
+    def _summed_piecewise(self, target: memoryview, bounce: memoryview) -> int:
+        found = PiecewiseChecksum()
+        for piece in _pieces(target):
+            self._receive(piece, bounce)
+            found.add(piece)
+        return found.value
 
     def _drop(self, nbytes: int, bounce: memoryview) -> None:
         with BOUNCES.taken(PIECE_NBYTES) as dropped:
@@ -102,8 +129,12 @@ def receive_into(connection: socket.socket, target: memoryview) -> None:
     while at < len(target):
         count = connection.recv_into(target[at:])
         if not count:
-            raise PeerGone("a peer ended the connection within a read", reason="closed")
+            raise _ended()
         at += count
+
+
+def _ended() -> PeerGone:
+    return PeerGone("a peer ended the connection within a read", reason="closed")
 
 
 def _pieces(view: memoryview) -> Iterator[memoryview]:

@@ -3,6 +3,7 @@
 
 #include "load.h"
 #include "plan.h"
+#include "receive.h"
 #include "shared.h"
 #include "slots.h"
 
@@ -38,7 +39,7 @@ static inline void fence() {
 
 extern "C" {
 // The format of everything below; a library of another one is not used.
-EXPORT int kvstore_native_version() { return 4; }
+EXPORT int kvstore_native_version() { return 5; }
 
 // 0: any processor, 1: AVX2, 2: AVX-512 with VBMI2. Returns what is used from now on.
 EXPORT int kvstore_use_isa(int limit) {
@@ -94,6 +95,11 @@ EXPORT void kvstore_copies(size_t count, const uint8_t* const* sources, uint8_t*
 }
 // For any number of threads at once; `shared` is over when all of them have returned.
 EXPORT void kvstore_share(Shared* shared) { take_part(best(isa_limit), *shared, fence); }
+// outcome: what `receive` returns. sums: the checksum of each record, if that is 0.
+EXPORT void kvstore_receive(int fd, size_t count, uint8_t* const* targets, const uint64_t* sizes, int64_t* outcome,
+                     uint64_t* sums) {
+    *outcome = receive(best(isa_limit), fd, count, targets, sizes, sums);
+}
 // Blocks to or from records, which have a page of each layer, one after another; sums: of records.
 EXPORT void kvstore_pages(const Pages* layers, size_t layers_count, size_t count, const int64_t* blocks,
                    uint8_t* const* records, int to_pages, uint64_t* sums) {

@@ -7,6 +7,7 @@ call needs the native library; `native.library()` says whether there is one.
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Sequence
 from typing import Final
 
@@ -47,6 +48,30 @@ def copies(sources: Sequence[Buffer], targets: Sequence[memoryview]) -> list[int
     but for up to 63 before the end of a record, which are summed up as often as they are read.
     """
     return _copied(sources, targets)
+
+
+def received(fd: int, targets: Sequence[memoryview]) -> list[int]:
+    """Fill targets from a socket that blocks, one behind the other; return the checksums of what
+    has come. One call, however many pieces it comes in.
+
+    Raises EOFError if the other side ends the connection first, and OSError: BlockingIOError after
+    a silence as long as the socket's timeout.
+    """
+    starts, sizes = addresses_of(targets)
+    outcome, found = ctypes.c_int64(), np.empty(len(targets), np.uint64)
+    _library().kvstore_receive(
+        fd,
+        len(targets),
+        starts.ctypes.data,
+        sizes.ctypes.data,
+        ctypes.byref(outcome),
+        found.ctypes.data,
+    )
+    if outcome.value < 0:
+        raise EOFError("the connection has ended")
+    if outcome.value:
+        raise OSError(outcome.value, os.strerror(outcome.value))
+    return found.tolist()
 
 
 class SharedCopies:
