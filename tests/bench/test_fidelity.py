@@ -104,6 +104,25 @@ def test_one_head_is_not_written_into():
         assert all(np.array_equal(a, b) for a, b in zip(parts, before, strict=True))
 
 
+def test_a_large_channel_of_keys_costs_the_others_nothing_in_ep():
+    """As in models whose keys have biases. What scales a whole token loses the other channels."""
+    values = made_up(1)
+    large = made_up()
+    large[..., 3] += 200
+    errors = {}
+    for keys in (made_up(), large):
+        parts = [of_float(part, DType.BF16).astype(np.uint16) for part in (keys, values)]
+        others = np.arange(keys.shape[-1]) != 3
+        for name, store in rungs():
+            was, now = (to_float(each[0], DType.BF16) for each in (parts, store(parts, 16).parts))
+            lost = np.square(now - was)[..., others].mean()
+            errors.setdefault(name, []).append(float(lost))
+    for name in ("l3", "ep88", "ep65", "ep54", "ep43"):
+        assert errors[name][0] == errors[name][1], name
+    for name in ("int8_token", "nvfp4", "turboquant4"):
+        assert errors[name][1] > 4 * errors[name][0], (name, errors[name])
+
+
 # ---- a real model --------------------------------------------------------------------------------
 
 
