@@ -67,7 +67,9 @@ class Bulk:
         batch = replace(batch, tokens=self._announced(batch, tokens))
         committed = existing = refused = 0
         safe = durable
-        for where, window in batch.windows(self._put_nbytes(durable=durable), FIRST_PUT_NBYTES):
+        staged = bool(self._session.staging_nbytes) and not durable  # in pieces of their own
+        first_nbytes = None if staged else FIRST_PUT_NBYTES
+        for where, window in batch.windows(self._put_nbytes(durable=durable), first_nbytes):
             done = await self._put_window(window, views[where], durable, wait_s)
             committed += done.committed
             existing += done.existing

@@ -24,7 +24,8 @@ logger = logging.getLogger(__name__)
 
 PIECE_NBYTES = 16 << 20  # of records that are promoted first
 LARGE_PIECE_NBYTES = 64 << 20  # of others: fewer calls
-STAGED_PIECE_NBYTES = 16 << 20  # three of them on their way take most of the smallest staging area
+STAGED_PIECE_NBYTES = 64 << 20  # each costs a reserve and a commit, which copies of it outweigh
+STAGED_SHARE = 3 / 8  # of what may be written into: two pieces on their way take most of it
 PIECES_IN_FLIGHT = 4
 RELEASES_MAX = 16  # whose answers nobody waits for
 
@@ -58,18 +59,23 @@ class InPlace:
     async def _put_staged(
         self, batch: Batch, records: Sequence[Memory], wait_s: float
     ) -> Committed:
-        """Put beside a sealed arena, piece by piece: while one is written, slots for the next are
-        reserved, and the daemon copies the one before."""
+        """Put beside a sealed arena, piece by piece: while one is written, the daemon copies the
+        one before. Two are on their way at most: the next is reserved when the first is over."""
         done: list[Committed] = []
-        pieces = list(batch.windows(STAGED_PIECE_NBYTES))
-        reserving = [asyncio.create_task(self._reserve(pieces[0][1], wait_s))]
+        pieces = list(batch.windows(self._staged_nbytes(batch)))
+        reserving: list[asyncio.Task[Grant]] = []
         committing: list[asyncio.Task[Committed]] = []
+
+        def reserve(number: int) -> None:
+            if number < len(pieces):
+                reserving.append(asyncio.create_task(self._reserve(pieces[number][1], wait_s)))
+
+        reserve(0)
         try:
             for number, (where, _) in enumerate(pieces):
                 grant = await reserving[0]
-                if number + 1 < len(pieces):
-                    following = self._reserve(pieces[number + 1][1], wait_s)
-                    reserving.append(asyncio.create_task(following))
+                if not number:
+                    reserve(1)
                 reserving.pop(0)
                 checksums = await self._filled(grant, records[where])
                 try:
@@ -79,6 +85,8 @@ class InPlace:
                     raise
                 commit = self._session.commit(grant.lease_id, checksums)
                 committing = [asyncio.create_task(commit)]
+                if number:
+                    reserve(number + 1)
             done += [await each for each in committing]
         finally:
             await self._give_back(reserving)
@@ -89,6 +97,14 @@ class InPlace:
             sum(each.refused for each in done),
             durable=False,
         )
+
+    def _staged_nbytes(self, batch: Batch) -> int:
+        """Return how much a piece has at most. All have about as much: a short
+        last one would cost as many calls."""
+        most = min(STAGED_PIECE_NBYTES, int(STAGED_SHARE * self._session.staging_nbytes))
+        step = max(1, most // batch.record_nbytes)
+        count = -(-len(batch.keys) // step)
+        return -(-len(batch.keys) // count) * batch.record_nbytes
 
     async def _give_back(self, reserving: Sequence[asyncio.Task[Grant]]) -> None:
         """Release what was reserved for pieces that are not written any more."""

@@ -15,18 +15,22 @@ import fcntl
 import logging
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 from kvstore.decide.index import HeldSlot
 from kvstore.decide.planner import SessionId
 from kvstore.model.block import Slot, padded
-from kvstore.model.checksum import copies_out
+from kvstore.model.checksum import copies_out, shared_copies
 from kvstore.model.errors import ConfigError, CorruptBlock, InvalidRequest, Unavailable
 from kvstore.system.threads import ended, outlive
 from kvstore.tier.dram import Arena, ExtentHandle
 from kvstore.tier.dram.allocator import ExtentAllocator
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +39,7 @@ AREA_NBYTES_MAX = 256 << 20
 AREA_SHARE = 4  # of the arena, one part is staging memory of one session
 AREAS_NBYTES_MAX = 16 << 30  # of all sessions; their clients' control groups pay for the pages
 THREADS = 2
+THREAD_NBYTES = 512 << 10  # are worth a thread
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
@@ -135,18 +140,29 @@ class Staging:
                 raise CorruptBlock(f"record {index} does not match its checksum: put it again")
 
     async def _copied(self, pairs: Sequence[tuple[memoryview, memoryview]]) -> list[int]:
-        loop = asyncio.get_running_loop()
+        """Copy each source to its target; return the checksums of what has arrived. Threads take
+        shares as they come, where the native library is there."""
+        sources, targets = [source for source, _ in pairs], [target for _, target in pairs]
+        shared = shared_copies(sources, targets)
+        if shared is not None:
+            threads = min(THREADS, -(-shared.nbytes // THREAD_NBYTES))
+            await self._done([shared.take_part] * threads)
+            return shared.checksums
         share = max(1, -(-len(pairs) // THREADS))
-        jobs = [
-            loop.run_in_executor(self._threads, _copy, pairs[at : at + share])
-            for at in range(0, len(pairs), share)
-        ]
+        shares = [slice(at, at + share) for at in range(0, len(pairs), share)]
+        found = await self._done([partial(copies_out, sources[at], targets[at]) for at in shares])
+        return [each for some in found for each in some]
+
+    async def _done(self, works: Sequence[Callable[[], T]]) -> list[T]:
+        """Return the results of work that threads do. Whatever is raised, none works then."""
+        loop = asyncio.get_running_loop()
+        jobs = [loop.run_in_executor(self._threads, work) for work in works]
         try:
             await ended(jobs)
         except asyncio.CancelledError:
             await outlive(jobs)
             raise
-        return [each for job in jobs for each in job.result()]
+        return [job.result() for job in jobs]
 
     def _make(self) -> _Area:
         fd = os.memfd_create("kvstore-staging", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -169,7 +185,3 @@ def _allocate(area: _Area, nbytes: int) -> Slot | None:
 
 def _view(area: _Area, slot: Slot) -> memoryview:
     return area.view[slot.offset : slot.offset + slot.nbytes]
-
-
-def _copy(pairs: Sequence[tuple[memoryview, memoryview]]) -> list[int]:
-    return copies_out([source for source, _ in pairs], [target for _, target in pairs])

@@ -139,6 +139,24 @@ def test_more_than_the_staging_memory_is_put_in_pieces(daemon: Daemon) -> None:
         assert client.get(namespace.id, keys, wait_s=5) == records
 
 
+def test_a_put_that_does_not_wait_finds_room_for_each_of_its_pieces() -> None:
+    """Each is reserved when memory of the one before the last is free again."""
+    namespace = sample_namespace("pieces", 1 << 20)
+    keys = sample_keys("pieces", 190)  # three times what there is beside the arena
+    draw = np.random.default_rng(1)
+    records = [draw.bytes(1 << 20) for _ in keys]
+    sealed = ("dram.guaranteed=256MiB", "arena=sealed")
+    settings = (f"tenants.acme.{each}" for each in sealed)
+    with Daemon("dram.capacity=256MiB", *settings, file=False) as daemon:
+        daemon.start()
+        with Client(f"unix:{daemon.socket.parent / 'acme/kvstore.sock'}") as client:
+            client.register(namespace)
+            until(lambda: client.admin.stats()["dram"]["reserved_bytes"] >= 256 << 20)
+            done = client.put(namespace.id, keys, records, wait_s=0)
+            assert (done.committed, done.refused) == (len(keys), 0)
+            assert client.get(namespace.id, keys) == records
+
+
 def test_two_clients_have_memory_of_their_own(daemon: Daemon, client: Client) -> None:
     with Client(f"unix:{daemon.socket.parent / 'acme/kvstore.sock'}") as other:
         other.register(NAMESPACE)
@@ -157,7 +175,7 @@ def test_streams_over_grpc_write_to_a_sealed_arena_too(daemon: Daemon, client: C
 
 
 def test_a_put_that_ends_early_leaves_no_reservation() -> None:
-    """Slots for the next piece are reserved while one is written and another one is copied."""
+    """Slots for the next piece are reserved while one is written, and one is being copied."""
     namespace = sample_namespace("large", 1 << 20)
     keys = sample_keys("large", 128)
     records = [bytes(1 << 20)] * len(keys)
