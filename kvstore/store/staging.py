@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 AREA_NBYTES_MIN = 64 << 20
 AREA_NBYTES_MAX = 256 << 20
-AREA_SHARE = 4  # of the arena, one part is staging memory of one session
+AREA_SHARE = 3  # of the arena, one part is staging memory of one session
 AREAS_NBYTES_MAX = 16 << 30  # of all sessions; their clients' control groups pay for the pages
 THREADS = 2
 THREAD_NBYTES = 512 << 10  # are worth a thread
