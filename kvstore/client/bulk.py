@@ -162,9 +162,11 @@ class Bulk:
         return min(LEASED_WINDOW_NBYTES, mapped // 4) if mapped else STREAM_WINDOW_NBYTES
 
     def _put_nbytes(self, *, durable: bool) -> int:
-        """How much to put at once: beside a sealed arena, half of what may be written into, unless
-        it is put piece by piece in any case."""
-        staging_nbytes = self._session.staging_nbytes if durable else 0
+        """How much to put at once: beside a sealed arena, half of what may be written into. What
+        need not be durable is put piece by piece there."""
+        staging_nbytes = self._session.staging_nbytes
+        if staging_nbytes and not durable:
+            return LEASED_WINDOW_NBYTES
         return min(self._window_nbytes, staging_nbytes // 2 or self._window_nbytes)
 
     def _batch(

@@ -1,7 +1,8 @@
 """Records to and from the mapped arena. A few threads copy them while a lease holds their slots.
 
 A window of records is put with one reserve, one pass over the bytes, and one commit. Records are
-taken in pieces, several in flight, each with one acquire, one pass, and one release.
+taken, and put beside a sealed arena, in pieces: each has these three calls of its own, and several
+are in flight.
 """
 
 from __future__ import annotations
@@ -99,8 +100,8 @@ class InPlace:
         )
 
     def _staged_nbytes(self, batch: Batch) -> int:
-        """Return how much a piece has at most. All have about as much: a short
-        last one would cost as many calls."""
+        """Return how much a piece has at most. All have about as much: a short one costs as many
+        calls."""
         most = min(STAGED_PIECE_NBYTES, int(STAGED_SHARE * self._session.staging_nbytes))
         step = max(1, most // batch.record_nbytes)
         count = -(-len(batch.keys) // step)
@@ -188,7 +189,7 @@ class InPlace:
     ) -> list[Taken]:
         """Discard everything if the lease ended early: the slots may have been reused.
 
-        Nobody waits for the answer where checksums say that the copies are what was put.
+        Copies that were verified are what was put, whatever became of the lease.
         """
         grant = await self._session.acquire(
             batch.namespace_id,
@@ -204,16 +205,22 @@ class InPlace:
                 await self._take_files(grant, deadline, wanted, taken)
             is_sure = wanted.verify and not any(corrupt for _, corrupt in taken)
         finally:
-            if not is_sure or len(self._releases) >= RELEASES_MAX:
+            if not is_sure:
                 (held,) = await self._session.release(grant.lease_id)
-            else:
-                self._release_later(grant.lease_id)
-        return taken if is_sure or held else [(None, False)] * len(batch.keys)
+        if is_sure:
+            await self._release_later(grant.lease_id)
+            return taken
+        return taken if held else [(None, False)] * len(batch.keys)
 
-    def _release_later(self, lease_id: int) -> None:
+    async def _release_later(self, lease_id: int) -> None:
+        """Send a release, before whatever the caller sends next, and do not wait for its answer."""
         release = asyncio.create_task(self._session.release(lease_id))
         self._releases.add(release)
         release.add_done_callback(self._released)
+        if len(self._releases) <= RELEASES_MAX:
+            await asyncio.sleep(0)
+        else:
+            await asyncio.wait(self._releases, return_when=asyncio.FIRST_COMPLETED)
 
     def _released(self, release: asyncio.Task[list[bool]]) -> None:
         self._releases.discard(release)

@@ -2,15 +2,19 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
-from kvstore import AsyncClient, BlockKey
+from kvstore import AsyncClient, BlockKey, Client
+from kvstore.client.calls import CallStub
 from kvstore.client.in_place import RELEASES_MAX
 from kvstore.client.session import Session
 from kvstore.model.block import NamespaceId
 from kvstore.testing.daemon import Daemon
 from kvstore.testing.samples import RECORD_NBYTES, sample_keys, sample_namespace, sample_records
+from kvstore.testing.wait import until
+from kvstore.transport.call_wire import METHODS
 
 Work = Callable[[AsyncClient, NamespaceId, list[BlockKey]], Awaitable[None]]
 release = Session.release
@@ -108,6 +112,7 @@ def test_a_wrong_copy_under_a_lease_that_is_over_accuses_nobody(
         return [False for _ in await release(session, *lease_ids)]
 
     async def work(client: AsyncClient, namespace_id: NamespaceId, keys: list[BlockKey]) -> None:
+        assert await client.admin.flush()  # what is being written is judged on its way
         grant = await client.acquire(namespace_id, keys)
         slot = grant.slots[1]
         assert slot is not None
@@ -120,3 +125,30 @@ def test_a_wrong_copy_under_a_lease_that_is_over_accuses_nobody(
         assert found == [sample_records(keys)[0], None, sample_records(keys)[2]]
 
     run(daemon, "accused", work)
+
+
+def test_pieces_lease_no_more_than_a_window_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next piece is leased when the release of the last one is on its way already."""
+    leased, most = 0, 0
+    call = CallStub._call
+
+    async def counted(stub: CallStub, number: int, *args: Any, **options: Any) -> Any:
+        nonlocal leased, most
+        leased += {"Acquire": 1, "Release": -1}.get(METHODS[number].name, 0)
+        most = max(most, leased)
+        return await call(stub, number, *args, **options)
+
+    monkeypatch.setattr(CallStub, "_call", counted)
+    namespace = sample_namespace("pieces", 1 << 20)
+    keys = sample_keys("pieces", 40)  # five pieces: half of a window, a quarter of the arena, each
+    with Daemon("dram.capacity=64MiB", file=False) as daemon:
+        daemon.start()
+        with Client(daemon.target) as client:
+            client.register(namespace)
+            until(lambda: client.admin.stats()["dram"]["reserved_bytes"] >= 64 << 20)
+            client.put(namespace.id, keys, sample_records(keys, 1 << 20))
+            most = 0
+            views = [memoryview(bytearray(1 << 20)) for _ in keys]
+            assert all(client.get_into(namespace.id, keys, views))
+    assert [bytes(view) for view in views] == sample_records(keys, 1 << 20)
+    assert most == 2

@@ -142,7 +142,7 @@ def test_more_than_the_staging_memory_is_put_in_pieces(daemon: Daemon) -> None:
 def test_a_put_that_does_not_wait_finds_room_for_each_of_its_pieces() -> None:
     """Each is reserved when memory of the one before the last is free again."""
     namespace = sample_namespace("pieces", 1 << 20)
-    keys = sample_keys("pieces", 190)  # three times what there is beside the arena
+    keys = sample_keys("pieces", 190)  # twice what there is beside the arena
     draw = np.random.default_rng(1)
     records = [draw.bytes(1 << 20) for _ in keys]
     sealed = ("dram.guaranteed=256MiB", "arena=sealed")
