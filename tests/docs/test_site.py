@@ -61,6 +61,16 @@ def test_links_lead_somewhere(document: Path) -> None:
             assert anchor in _heading_anchors(target), f"{page}: {found[2]}{found[3]}"
 
 
+def test_a_picture_that_is_a_link_leads_where_both_of_them_do() -> None:
+    page = "[![the page](benchmarks/results/demo.png)](docs/page.md#who)"
+    assert [found[2] for found in generate.leaving_links(page)] == [
+        "benchmarks/results/demo.png",
+        "docs/page.md",
+    ]
+    site = "[![the page](benchmarks/results/demo.png)](../page.md#who)"
+    assert generate.rewritten("README.md", page) == site
+
+
 @pytest.mark.parametrize("document", LINKING, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_anchors_of_the_same_page_exist(document: Path) -> None:
     anchors = _heading_anchors(document)
