@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -67,9 +67,7 @@ class Bulk:
         batch = replace(batch, tokens=self._announced(batch, tokens))
         committed = existing = refused = 0
         safe = durable
-        staged = bool(self._session.staging_nbytes) and not durable  # in pieces of their own
-        first_nbytes = None if staged else FIRST_PUT_NBYTES
-        for where, window in batch.windows(self._put_nbytes(durable=durable), first_nbytes):
+        for where, window in self._put_windows(batch, durable=durable):
             done = await self._put_window(window, views[where], durable, wait_s)
             committed += done.committed
             existing += done.existing
@@ -161,13 +159,14 @@ class Bulk:
         mapped = self._session.arena_nbytes
         return min(LEASED_WINDOW_NBYTES, mapped // 4) if mapped else STREAM_WINDOW_NBYTES
 
-    def _put_nbytes(self, *, durable: bool) -> int:
-        """How much to put at once: beside a sealed arena, half of what may be written into. What
-        need not be durable is put piece by piece there."""
+    def _put_windows(self, batch: Batch, *, durable: bool) -> Iterator[tuple[slice, Batch]]:
+        """Cut into what is put at once: beside a sealed arena, half of what may be written into.
+        What need not be durable is put piece by piece there, and begins as soon."""
         staging_nbytes = self._session.staging_nbytes
         if staging_nbytes and not durable:
-            return LEASED_WINDOW_NBYTES
-        return min(self._window_nbytes, staging_nbytes // 2 or self._window_nbytes)
+            return batch.windows(LEASED_WINDOW_NBYTES)
+        nbytes = min(self._window_nbytes, staging_nbytes // 2 or self._window_nbytes)
+        return batch.windows(nbytes, FIRST_PUT_NBYTES)
 
     def _batch(
         self,

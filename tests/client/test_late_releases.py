@@ -57,6 +57,11 @@ async def all_released(client: AsyncClient) -> None:
         await asyncio.sleep(0.01)
 
 
+async def over(session: Session, *lease_ids: int) -> list[bool]:
+    """Release, and say that the lease was over before."""
+    return [False for _ in await release(session, *lease_ids)]
+
+
 def targets() -> list[memoryview]:
     return [memoryview(bytearray(RECORD_NBYTES)) for _ in range(3)]
 
@@ -91,9 +96,6 @@ def test_at_most_so_many_releases_are_on_their_way(daemon: Daemon, answered: asy
 def test_a_get_that_verifies_nothing_goes_by_its_release(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def over(session: Session, *lease_ids: int) -> list[bool]:
-        return [False for _ in await release(session, *lease_ids)]
-
     async def work(client: AsyncClient, namespace_id: NamespaceId, keys: list[BlockKey]) -> None:
         assert all(await client.get_into(namespace_id, keys, targets()))
         monkeypatch.setattr(Session, "release", over)
@@ -107,9 +109,6 @@ def test_a_wrong_copy_under_a_lease_that_is_over_accuses_nobody(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its slot may have been another record's already."""
-
-    async def over(session: Session, *lease_ids: int) -> list[bool]:
-        return [False for _ in await release(session, *lease_ids)]
 
     async def work(client: AsyncClient, namespace_id: NamespaceId, keys: list[BlockKey]) -> None:
         assert await client.admin.flush()  # what is being written is judged on its way
