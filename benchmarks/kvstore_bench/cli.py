@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from kvstore_bench.console.commands import JSON, PATH, measuring, show, steps
 from kvstore_bench.console.exits import explained
 from kvstore_bench.events.command import events
 from kvstore_bench.fidelity.command import fidelity
+from kvstore_bench.gpu import GPU_STAGES
 from kvstore_bench.peers.command import peers
 from kvstore_bench.store.command import store
 from kvstore_bench.tenants.command import tenants
@@ -164,9 +166,15 @@ def transformers(
 
 @bench.command(short_help="Time copies between GPU memory and the daemon.")
 @click.option("--rounds", type=click.IntRange(1), default=20, show_default=True)
+@click.option(
+    "--only",
+    type=click.Choice(GPU_STAGES),
+    multiple=True,
+    help="Measure this part; may be given several times.  [default: all]",
+)
 @PATH
 @JSON
-def gpu(*, rounds: int, path: Path, as_json: bool) -> None:
+def gpu(*, rounds: int, only: tuple[str, ...], path: Path, as_json: bool) -> None:
     """Measure copies between GPU memory and the daemon beside the speed of the links.
 
     Gather and scatter beside a device copy, copies to and from the arena beside a pinned copy, and
@@ -176,10 +184,13 @@ def gpu(*, rounds: int, path: Path, as_json: bool) -> None:
     Examples:
       kvstore bench gpu --path /nvme
       kvstore bench gpu --json | jq .gather_vs_copy
+      kvstore bench gpu --only coding --only prefix
     """
     with measuring(as_json, "torch", "transformers"):
         from kvstore_bench.gpu.gpu import GpuPlan, cuda_device, run
 
         device = cuda_device()
-        result = run(GpuPlan(rounds=rounds), path, device, lambda text: click.echo(text, err=True))
+        plan = GpuPlan(rounds=rounds)
+        say = partial(click.echo, err=True)
+        result = run(plan, path, device, say, only or GPU_STAGES)
         show(result, as_json, ratio_tables.print_gpu)

@@ -16,8 +16,8 @@ from kvstore_vllm.shards import cut_heads
 logger = logging.getLogger(__name__)
 
 AUTO_ON_A_GPU: Record = "raw"
-"""The codec's kernels have never run on a GPU, and one that fails there ends its engine: for now
-they are used by those who ask for them by name."""
+"""The kernels code what the reference codes, but on an H100 a coded prefix came back at three
+quarters of the speed of a raw one: they are for those who ask for them by name, to store more."""
 
 
 def open_pages(

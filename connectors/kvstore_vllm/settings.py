@@ -26,7 +26,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         overwrite; then the save is dropped. Saves delay the engine in no other way.
     save_queue_jobs: saves waiting for the copy thread; more are dropped. Each holds no memory.
     record: how blocks are stored. "l3": in about 0.72 of their bytes, and the same bit for bit;
-        "raw": as they are; "auto": l3 on a CPU with native code for it, raw on a GPU for now.
+        "raw": as they are; "auto": l3 on a CPU with native code for it, raw on a GPU.
     fidelity: "exact": blocks come back bit for bit. "ep": about as the engine computed them, each
         in a base part, which is enough to be a hit, and a fine part that makes it finer; the first
         block of a sequence stays exact. Engines of different fidelity share nothing.

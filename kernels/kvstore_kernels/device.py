@@ -75,7 +75,7 @@ def open_device(device: torch.device) -> Device:
 
 
 class CudaDevice:
-    """CUDA through torch: no other package is needed. Not run on a GPU yet."""
+    """CUDA through torch: no other package is needed."""
 
     def __init__(self, device: torch.device) -> None:
         index = torch.cuda.current_device() if device.index is None else device.index

@@ -8,7 +8,7 @@ deadline only; after a read that did not come back in time the lane is `stuck` a
 work until it has.
 
 Records lie in a piece as in a file, each from a multiple of 4 KiB on, so that those side by side in
-both are one read, and cuFile needs no buffer of its own. Not run on a GPU yet.
+both are one read, and cuFile needs no buffer of its own. cuFile has not been tried yet.
 """
 
 from __future__ import annotations

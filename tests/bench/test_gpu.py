@@ -10,6 +10,7 @@ from click.testing import CliRunner
 
 torch = pytest.importorskip("torch")
 
+from kvstore import CorruptBlock  # noqa: E402
 from kvstore_bench.cli import bench  # noqa: E402
 from kvstore_bench.gpu.coding import FIELDS as CODING  # noqa: E402
 from kvstore_bench.gpu.coding import measure_coding  # noqa: E402
@@ -61,19 +62,31 @@ def test_kernels_are_measured_for_every_layout() -> None:
 
 
 def test_copies_and_a_whole_prefix_are_measured_and_verified(tmp_path: Path) -> None:
-    plan, device = small(GpuPlan()), torch.device("cpu")
+    """Coded records by the kernels, compiled for the processor."""
+    plan, device, disk = small(GpuPlan()), torch.device("cpu"), tmp_path / "disk"
+    disk.mkdir()
+    opened = partial(DeviceCoder, open_launcher=open_on_host(compile_codec(tmp_path)))
     result = {
         **measure_copies(plan, device),
-        **measure_prefix(plan, device),
-        **measure_files(plan, device, tmp_path),
+        **measure_prefix(plan, device, opened),
+        **measure_files(plan, device, disk),
     }
+    assert not list(disk.iterdir())
     assert result["registration_failure"] == ""
     assert result["file_to_hbm_how"] == "host"
+    for field in ("l3_save_gb_s", "l3_restore_gb_s"):
+        assert result[field] > 0
     for field in (
         FIELDS - set(CODING) - {"gather_vs_copy", "ttft_32k_dram_vs_cold", "ttft_32k_hbm_vs_cold"}
     ):
         assert result[field] > 0
-    assert not list(tmp_path.iterdir())
+
+
+def test_what_came_back_wrong_is_no_measurement(monkeypatch) -> None:
+    """The pages that were saved are compared, and not those that the prefix leaves alone."""
+    monkeypatch.setattr("kvstore_bench.gpu.prefix.RawPrefix.restore", lambda self: None)
+    with pytest.raises(CorruptBlock, match="not what was saved"):
+        measure_prefix(small(GpuPlan()), torch.device("cpu"), lambda *_, **__: None)
 
 
 def test_coding_is_measured_and_verified(tmp_path: Path) -> None:
@@ -102,5 +115,5 @@ def test_everything_is_measured_on_a_gpu(tmp_path: Path) -> None:
         pytest.skip("needs a CUDA device")
     result = run(small(GpuPlan()), tmp_path, cuda_device(), print)
     assert result["registration_failure"] == ""
-    for field in FIELDS:
+    for field in FIELDS | {"l3_save_gb_s", "l3_restore_gb_s"}:
         assert result[field] > 0

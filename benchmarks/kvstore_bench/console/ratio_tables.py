@@ -73,6 +73,10 @@ GPU_MEANINGS = {
     "sm_ms_per_gb": "ms for which moving a GB holds the SMs",
     "d2h_vs_pinned": "pages to arena, at this share of a plain pinned copy's speed",
     "h2d_vs_pinned": "arena to pages, the same",
+    "save_gb_s": "GB/s of a long prefix to the daemon, as the engine holds it",
+    "restore_gb_s": "the same back",
+    "l3_save_gb_s": "the same to the daemon, coded on the device",
+    "l3_restore_gb_s": "the same back",
     "ttft_32k_dram_vs_cold": "time to first token of 32k tokens, from DRAM / without kvstore",
     "ttft_32k_nvme_vs_cold": "the same from files, after SIGKILL of the daemon",
 }

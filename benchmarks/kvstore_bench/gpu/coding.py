@@ -38,10 +38,10 @@ def measure_coding(
     layers: (B, H, N, 2C), keys and values side by side; what they hold is overwritten. None for
     each where the kernels are not to be had; the log says why.
     """
-    _fill(layers, plan.head_size)
+    fill(layers, plan.head_size)
     result: dict[str, Any] = dict.fromkeys(FIELDS)
     for form, lossy in (("l3", False), ("ep", True)):
-        coder = _coder(plan, layers, opened, lossy=lossy)
+        coder = coder_of(plan, layers, opened, lossy=lossy)
         if coder is None:
             return {**result, "coding": False}
         result |= _measure(plan, coder, form, layers[0].device)
@@ -83,9 +83,10 @@ def _arrived(made: OnDevice) -> Arrived:
     return Arrived(base.begin, base.nbytes, *(fine or ()))
 
 
-def _coder(
+def coder_of(
     plan: GpuPlan, layers: Sequence[torch.Tensor], opened: Open, *, lossy: bool
 ) -> DeviceCoder | None:
+    """Return what `opened` gives for layers (B, H, N, 2C), keys and values side by side."""
     shape = Shape([_places(layer, plan.head_size) for layer in layers], DType.BF16)
     memory = [Memory(layer.data_ptr(), layer.stride(0) * layer.element_size()) for layer in layers]
     return opened(shape, memory, (open_paged([list(layers)]), 0), lossy=lossy)
@@ -100,7 +101,8 @@ def _places(layer: torch.Tensor, head_size: int) -> list[Place]:
     ]
 
 
-def _fill(layers: Sequence[torch.Tensor], head_size: int) -> None:
+def fill(layers: Sequence[torch.Tensor], head_size: int) -> None:
+    """Make up values: channels of several sizes, a few of them large."""
     generator = torch.Generator().manual_seed(0)
     scale = torch.exp2(torch.randn(2 * head_size, generator=generator) * 1.5)
     scale[3::LARGE_EVERY] *= 30

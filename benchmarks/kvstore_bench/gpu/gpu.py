@@ -5,7 +5,8 @@ they run they hold the SMs, so their time per GB is what saving and loading take
 Coding: records encoded and decoded on the device, exact (L3) and lossy (EP).
 Copies: records between pages and the daemon's arena, registered with the GPU, and through a pinned
 buffer, beside one plain pinned copy of as many bytes.
-Prefix: 32k tokens of it saved to the daemon and restored, calls and checksums included.
+Prefix: 32k tokens of it saved to the daemon and restored, calls and checksums included; as they
+are, and coded on the device (L3).
 Files: read into GPU memory by the way the machine has, beside host memory.
 Resume: time to first token of a 32k-token prompt with the transformers connector.
 
@@ -17,8 +18,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -26,23 +26,23 @@ from typing import Any
 
 import torch
 
-from kvstore import Client, CorruptBlock, Grant, Group, Namespace, Part, Span, Unavailable
-from kvstore.testing.daemon import Daemon
+from kvstore import CorruptBlock, Unavailable
+from kvstore_bench.gpu import GPU_STAGES
+from kvstore_bench.gpu.arena import Slots, arena, registered
 from kvstore_bench.gpu.clock import alternated, device_seconds, host_seconds
-from kvstore_bench.gpu.coding import measure_coding
-from kvstore_bench.store.store import await_arena, chain
+from kvstore_bench.gpu.coding import Open, coder_of, fill, measure_coding
+from kvstore_bench.gpu.prefix import CodedPrefix, Prefix, RawPrefix
 from kvstore_bench.transformers.resumed import ResumePlan
 from kvstore_bench.transformers.resumed import run as run_resumed
-from kvstore_kernels.device import Device, open_device
+from kvstore_kernels.codec.device_trial import open_coder
+from kvstore_kernels.device import open_device
 from kvstore_kernels.lane import Lane, Transfer
-from kvstore_kernels.packing import checksum_of_leaves, open_paged
-from kvstore_kernels.registration import Registration
+from kvstore_kernels.packing import open_paged
 from kvstore_kernels.storage import FileReader
 
 Say = Callable[[str], None]
 
 LAYOUTS = ("LBNHC", "LBHNC", "BLNHC")
-REGISTER_WAIT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,33 +82,57 @@ def cuda_device() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def run(plan: GpuPlan, directory: Path, device: torch.device, say: Say) -> dict[str, Any]:
-    """Measure on `device`; a daemon's files go to a scratch folder of `directory`."""
-    say("kernels")
-    kernels = measure_kernels(plan, device)
-    say("coding")
-    coding = measure_coding(plan, _layers(plan, "LBHNC", device))
-    say("copies")
-    copies = measure_copies(plan, device)
-    say("a prefix of 32k tokens")
-    prefix = measure_prefix(plan, device)
-    say("files")
-    files = measure_files(plan, device, directory)
-    say("a resumed prompt of 32k tokens")
+def run(
+    plan: GpuPlan,
+    directory: Path,
+    device: torch.device,
+    say: Say,
+    only: Collection[str] = GPU_STAGES,
+) -> dict[str, Any]:
+    """Measure on `device`; a daemon's files go to a scratch folder of `directory`.
+
+    only: what of `GPU_STAGES`. say: is told the figures of each when it is over.
+    """
+    stages: dict[str, Callable[[], dict[str, Any]]] = {
+        "kernels": lambda: measure_kernels(plan, device),
+        "coding": lambda: measure_coding(plan, _layers(plan, "LBHNC", device)),
+        "copies": lambda: measure_copies(plan, device),
+        "prefix": lambda: measure_prefix(plan, device),
+        "files": lambda: measure_files(plan, device, directory),
+        "resumed": lambda: _measure_resumed(plan, device, directory, say),
+    }
+    result: dict[str, Any] = {}
+    for stage in GPU_STAGES:
+        if stage not in only:
+            continue
+        say(stage)
+        began = time.perf_counter()
+        found = stages[stage]()
+        took = time.perf_counter() - began
+        figures = [
+            f"{name} {value:.3g}" for name, value in found.items() if isinstance(value, float)
+        ]
+        say(f"{stage}, {took:.0f} s: {', '.join(figures)}")
+        result |= found
+    return {
+        **result,
+        "device": torch.cuda.get_device_name(device),
+        "torch": str(torch.__version__),
+        "plan": asdict(plan),
+    }
+
+
+def _measure_resumed(
+    plan: GpuPlan, device: torch.device, directory: Path, say: Say
+) -> dict[str, Any]:
+    """Return the time to first token of a prompt that was computed before, as shares of a cold
+    one's."""
     resumed = run_resumed(_llama_8b(device), plan.resume, directory, say)
     return {
-        **kernels,
-        **coding,
-        **copies,
-        **prefix,
-        **files,
         "ttft_32k_hbm_vs_cold": resumed["ttft_hbm_vs_cold"],
         "ttft_32k_dram_vs_cold": resumed["ttft_dram_vs_cold"],
         "ttft_32k_nvme_vs_cold": resumed["ttft_file_vs_cold"],
         "resumed": resumed,
-        "device": torch.cuda.get_device_name(device),
-        "torch": torch.__version__,
-        "plan": asdict(plan),
     }
 
 
@@ -150,8 +174,8 @@ def measure_copies(plan: GpuPlan, device: torch.device) -> dict[str, Any]:
     batch = [(0, block) for block in range(plan.batch)]
     staged = torch.empty(nbytes, dtype=torch.uint8, device=device)
     pinned = opened.pinned(nbytes)
-    with _arena(3 * nbytes) as client, _registered(client, opened) as registration:
-        records = _reserve(client, plan, plan.batch, "copies")[1]
+    with arena(3 * nbytes) as client, registered(client, opened) as registration:
+        records = Slots(client, plan, "copies", plan.batch).reserve(0, plan.batch)[1]
         transfers = [Transfer(paged, batch, records)]
         direct, bounced = (
             [Lane(opened, plan.record_nbytes, reached) for _ in range(2)]
@@ -179,44 +203,39 @@ def measure_copies(plan: GpuPlan, device: torch.device) -> dict[str, Any]:
     }
 
 
-def measure_prefix(plan: GpuPlan, device: torch.device) -> dict[str, Any]:
-    """Return how fast a long prefix goes to the daemon and comes back, in GB/s, and verify it."""
+def measure_prefix(
+    plan: GpuPlan, device: torch.device, opened: Open = open_coder
+) -> dict[str, Any]:
+    """Return how fast a long prefix goes to the daemon and comes back, in GB/s of what the engine
+    holds, and verify it; then the same with records that are coded on the device. None for these
+    where `opened` gives no coder."""
     nbytes = plan.prefix_blocks * plan.record_nbytes
-    opened = open_device(device)
+    machine = open_device(device)
     layers = _layers(plan, "LBNHC", device)
-    for layer in layers:
-        layer.normal_()
-    before = [layer.clone() for layer in layers]
-    paged = open_paged([layers])
-    batch = [(0, block) for block in range(plan.prefix_blocks)]
-    with _arena(3 * nbytes) as client, _registered(client, opened) as registration:
-        out, back = (Lane(opened, plan.record_nbytes, registration) for _ in range(2))
-        began = time.perf_counter()
-        grant, records = _reserve(client, plan, plan.prefix_blocks, "prefix")
-        (leaves,) = out.read([Transfer(paged, batch, records)], opened.mark())
-        client.commit(grant.lease_id, [checksum_of_leaves(each) for each in leaves])
-        saved = time.perf_counter()
-        for layer in layers:
-            layer.zero_()
-        opened.mark().synchronize()
-        namespace = _namespace(plan, "prefix")
-        keys = chain(namespace.id, plan.prefix_blocks)
-        asked = time.perf_counter()
-        found = client.acquire(namespace.id, keys)
-        if found.hit_blocks != plan.prefix_blocks:
-            raise Unavailable(f"only {found.hit_blocks} of {plan.prefix_blocks} blocks came back")
-        records = [client.view(slot) for slot in found.slots if slot is not None]
-        (leaves,) = back.write([Transfer(paged, batch, records)], opened.mark())
-        sums = [checksum_of_leaves(each) for each in leaves]
-        client.release(found.lease_id)
-        restored = time.perf_counter()
-    if sums != list(found.checksums) or not all(map(_alike, layers, before)):
-        raise CorruptBlock("what was restored is not what was saved")
-    return {
-        "save_gb_s": nbytes / 1e9 / (saved - began),
-        "restore_gb_s": nbytes / 1e9 / (restored - asked),
-        "prefix_nbytes": nbytes,
-    }
+    fill(layers, plan.head_size)
+    before = [layer[: plan.prefix_blocks].clone() for layer in layers]
+    result: dict[str, Any] = {"prefix_nbytes": nbytes}
+    with arena(3 * nbytes) as client, registered(client, machine) as registration:
+        ways: dict[str, Prefix] = {"": RawPrefix(plan, client, layers, machine, registration)}
+        coder = coder_of(plan, layers, opened, lossy=False)
+        if coder is not None:
+            ways["l3_"] = CodedPrefix(plan, client, coder, machine, registration)
+        for name, way in ways.items():
+            began = time.perf_counter()
+            way.save()
+            saved = time.perf_counter()
+            for layer in layers:
+                layer.zero_()
+            machine.mark().synchronize()
+            asked = time.perf_counter()
+            way.restore()
+            restored = time.perf_counter()
+            after = [layer[: plan.prefix_blocks] for layer in layers]
+            if not all(map(_alike, after, before)):
+                raise CorruptBlock("what was restored is not what was saved")
+            result[f"{name}save_gb_s"] = nbytes / 1e9 / (saved - began)
+            result[f"{name}restore_gb_s"] = nbytes / 1e9 / (restored - asked)
+    return result
 
 
 def measure_files(plan: GpuPlan, device: torch.device, directory: Path) -> dict[str, Any]:
@@ -238,55 +257,6 @@ def measure_files(plan: GpuPlan, device: torch.device, directory: Path) -> dict[
         "file_to_hbm_gb_s": plan.file_nbytes / 1e9 / seconds["device"],
         "file_to_host_gb_s": plan.file_nbytes / 1e9 / seconds["host"],
     }
-
-
-@contextmanager
-def _arena(nbytes: int) -> Iterator[Client]:
-    """A daemon of our own with room for `nbytes`, all of which is there."""
-    nbytes = max(64 << 20, -(-nbytes >> 20) << 20)
-    settings = (f"dram.capacity={nbytes}", "dram.extent=1GiB")
-    with Daemon(*settings, file=False) as daemon, Client(daemon.start().target) as client:
-        await_arena(client, nbytes)
-        yield client
-
-
-@contextmanager
-def _registered(client: Client, device: Device) -> Iterator[Registration]:
-    """Wait until the device reaches the arena, or cannot."""
-    registration = Registration(device, client.extents, lambda: None)
-    registration.start()
-    deadline = time.monotonic() + REGISTER_WAIT_S
-    wanted = sum(map(len, client.extents().values()))
-    while registration.registered_nbytes < wanted and not registration.failure:
-        if time.monotonic() > deadline:
-            raise Unavailable(f"the arena was not registered in {REGISTER_WAIT_S:.0f} s")
-        time.sleep(0.01)
-    try:
-        yield registration
-    finally:
-        registration.close(REGISTER_WAIT_S)
-
-
-def _namespace(plan: GpuPlan, name: str) -> Namespace:
-    return Namespace(plan.block_tokens, (Group("all", plan.record_nbytes),), (("bench", name),))
-
-
-def _reserve(
-    client: Client, plan: GpuPlan, blocks: int, name: str
-) -> tuple[Grant, list[memoryview]]:
-    """Reserve a slot for each block of a prefix."""
-    namespace = _namespace(plan, name)
-    grant = client.reserve(
-        client.register(namespace),
-        chain(namespace.id, blocks),
-        first_block=0,
-        parent=None,
-        spans=[Span(Part(0, 0), 0, blocks)],
-        wait_s=10.0,
-    )
-    if grant.refused:
-        raise Unavailable(f"the arena refused {grant.refused} of {blocks} records")
-    return grant, [client.view(slot) for slot in grant.slots if slot is not None]
 
 
 def _alike(left: torch.Tensor, right: torch.Tensor) -> bool:
@@ -339,7 +309,7 @@ def small(plan: GpuPlan) -> GpuPlan:
         blocks=8,
         batch=4,
         rounds=2,
-        prefix_blocks=8,
+        prefix_blocks=6,
         file_nbytes=1 << 20,
         resume=resume,
     )

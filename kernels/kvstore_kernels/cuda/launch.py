@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
+from hashlib import blake2b
+from pathlib import Path
 from typing import Any
 
 import cupy
 import numpy as np
 import numpy.typing as npt
 import torch
+from cupy.cuda import compiler, nvrtc
 from torch import Tensor
 
 from kvstore_kernels.cuda.source import source_of
@@ -37,8 +43,7 @@ class Kernels:
         sums = torch.empty(int(counts.sum()), dtype=torch.int64, device=self._device)
         if records.size:
             table = _on_device(records, self._device)
-            stream = torch.cuda.current_stream(self._device).cuda_stream
-            with cupy.cuda.Device(self._device.index), cupy.cuda.ExternalStream(stream):
+            with _on_current_stream(self._device):
                 kernel = _module(self._device.index).get_function(f"{name}_{self._word}")
                 pointers = [np.uint64(each.data_ptr()) for each in (self._layers, table, sums)]
                 kernel((records.size, int(counts.max())), (THREADS,), tuple(pointers))
@@ -56,7 +61,7 @@ class CodecKernels:
         self._device = device
         self._what = (device.index, item, width)
         with cupy.cuda.Device(device.index):
-            _codec_module(*self._what).compile()
+            _codec_module(*self._what).get_function("seal")  # compiled and loaded now
 
     def place(self, table: npt.NDArray[np.generic]) -> Tensor:
         return _on_device(table, self._device)
@@ -65,8 +70,7 @@ class CodecKernels:
         return _kept(table, self._device)
 
     def launch(self, name: str, grid: tuple[int, int], addresses: Sequence[int]) -> None:
-        stream = torch.cuda.current_stream(self._device).cuda_stream
-        with cupy.cuda.Device(self._device.index), cupy.cuda.ExternalStream(stream):
+        with _on_current_stream(self._device):
             kernel = _codec_module(*self._what).get_function(name)
             kernel(grid, (THREADS,), tuple(map(np.uint64, addresses)))
 
@@ -79,9 +83,51 @@ def _module(device_index: int) -> Any:
 
 @cache
 def _codec_module(device_index: int, item: int, width: int) -> Any:
-    """As `_module`; the codec's arithmetic is the host's only if nothing is contracted."""
+    """As `_module`, compiled by `_compiled`: what CuPy compiles takes numbers below 2^-126 for 0,
+    whatever its caller says. A half that is denormal becomes such a number on its way to a float.
+    """
     only = (f"-DONLY_ITEM={item}", f"-DONLY_PAIRS={width}")
-    return cupy.RawModule(code=source_of("codec.cu"), options=("--std=c++17", "-fmad=false", *only))
+    return cupy.RawModule(path=str(_compiled(source_of("codec.cu"), only)))
+
+
+def _compiled(source: str, options: tuple[str, ...]) -> Path:
+    """Return the file of a module whose arithmetic is the host's: nothing is contracted or flushed.
+
+    It stands where CuPy keeps its own, by source, options, device and compiler.
+    """
+    options = ("--std=c++17", "-fmad=false", "-ftz=false", *options)
+    device = cupy.cuda.Device().compute_capability
+    what = repr((source, options, device, nvrtc.getVersion(), cupy.__version__))
+    folder = Path(os.environ.get("CUPY_CACHE_DIR") or Path.home() / ".cupy" / "kernel_cache")
+    file = folder / f"kvstore-{blake2b(what.encode(), digest_size=20).hexdigest()}.cubin"
+    if not file.exists():
+        module, _ = compiler.compile_using_nvrtc(source, options)
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder, delete=False) as made:
+            made.write(module)
+        os.replace(made.name, file)  # whole, or not there: others may compile the same
+    return file
+
+
+class _Handle:
+    """A stream of torch's, as CuPy takes it."""
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self._stream = stream
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self._stream.cuda_stream
+
+
+@contextmanager
+def _on_current_stream(device: torch.device) -> Iterator[None]:
+    stream = torch.cuda.current_stream(device)
+    opened = getattr(cupy.cuda.Stream, "from_external", None)  # since CuPy 14
+    with (
+        cupy.cuda.Device(device.index),
+        opened(_Handle(stream)) if opened else cupy.cuda.ExternalStream(stream.cuda_stream),
+    ):
+        yield
 
 
 def _kept(table: npt.NDArray[np.generic], device: torch.device) -> Tensor:
