@@ -76,7 +76,8 @@ INLINE void unpack_nibbles(const uint8_t* from, Bytes to[STRIPS]) {
     }
 }
 
-template <bool WHOLE, int TOKENS>
+// PAST: as of `put_line`; rows begin at lines.
+template <bool WHOLE, int TOKENS, bool PAST>
 static const uint8_t* decode_group(uint16_t* x, ptrdiff_t stride, int tokens, int D, int width, const uint8_t* rest,
                                    const uint8_t* below, const uint8_t* planes, const uint8_t* escapes, uint8_t top) {
     const int T = TOKENS ? TOKENS : tokens;
@@ -113,7 +114,7 @@ static const uint8_t* decode_group(uint16_t* x, ptrdiff_t stride, int tokens, in
                 const uint8_t* from = rest + size_t(t + i) * D + s * LANES;
                 if (WHOLE) other = at<Bytes>(from);
                 else memcpy(&other, from, part_of(width, s));
-                join(by, (WHOLE ? row : padded) + s * LANES, base[s] - v[s][i], other);
+                join<PAST>(by, (WHOLE ? row : padded) + s * LANES, base[s] - v[s][i], other);
             }
             if (!WHOLE) memcpy(row, padded, size_t(width) * 2);
         }
@@ -180,7 +181,15 @@ static size_t l3_encode(const Plan* plan, int64_t block, uint8_t* record, size_t
     return size_t(escapes - record);
 }
 
-static int l3_decode(const Plan* plan, int64_t block, const uint8_t* record, size_t nbytes) {
+typedef const uint8_t* DecodeGroup(uint16_t*, ptrdiff_t, int, int, int, const uint8_t*, const uint8_t*, const uint8_t*,
+                                   const uint8_t*, uint8_t);
+template <bool PAST>
+INLINE DecodeGroup* decode_group_of(int width, int T) {
+    if (width != GROUP) return decode_group<false, 0, false>;
+    return T == 16 ? decode_group<true, 16, PAST> : decode_group<true, 0, PAST>;
+}
+
+static int l3_decode(const Plan* plan, int64_t block, const uint8_t* record, size_t nbytes, bool past) {
     if (plan->tail_at > nbytes) return 1;
     const uint8_t *table = record + plan->table_at, *from = record + plan->body_at;
     const uint8_t *escapes = record + plan->tail_at, *end = record + nbytes;
@@ -191,12 +200,14 @@ static int l3_decode(const Plan* plan, int64_t block, const uint8_t* record, siz
         const bool wide = plan->item == FP32;
         const size_t values = size_t(T) * D, size = l3_nbytes(tile, int(plan->item));
         const uint8_t *below = from + values, *planes = below + D / 2, *lows = planes + values / 8 * 3;
+        const bool lines = past && !wide && begins_at_lines(tile, page);
+        const bool direct = lines && in_rows(tile, 2);
         Rows<uint16_t> rows = wide ? Rows<uint16_t>{scratch().halves, D} : rows16(tile, page, false);
         for (int c = 0; c < D; c += GROUP, table += 4) {
             int width = D - c < GROUP ? D - c : GROUP;
             uint32_t entry;
             memcpy(&entry, table, 4);
-            ask_for_group<true>(*plan, n + 1, block, c, GROUP);
+            if (!lines) ask_for_group<true>(*plan, n + 1, block, c, GROUP);
             ask_for<false>(from + size + size * c / D, 0, 1, int(size * GROUP / D));
             size_t count = entry & 0xffff, left = size_t(end - escapes);
             if (count > left || count > size_t(T) * width) return 1;
@@ -207,10 +218,10 @@ static int l3_decode(const Plan* plan, int64_t block, const uint8_t* record, siz
                 memset(own + count, 0, size_t(T) * GROUP + 64 - count);
                 in = own;
             }
-            auto decode = width != GROUP ? decode_group<false, 0> : T == 16 ? decode_group<true, 16> : decode_group<true, 0>;
-            const uint8_t* past = decode(rows.first + c, rows.stride, T, D, width, from + c, below + c / 2, planes + c, in,
+            DecodeGroup* decode = direct ? decode_group_of<true>(width, T) : decode_group_of<false>(width, T);
+            const uint8_t* used = decode(rows.first + c, rows.stride, T, D, width, from + c, below + c / 2, planes + c, in,
                                          uint8_t(entry >> 16));
-            if (size_t(past - in) != count) return 1;
+            if (size_t(used - in) != count) return 1;
             escapes += count;
         }
         if (wide) {
@@ -223,7 +234,8 @@ static int l3_decode(const Plan* plan, int64_t block, const uint8_t* record, siz
                 }
             write_back(tile, page, to);
         } else {
-            write_back(tile, page, rows);
+            if (lines) write_back<true>(tile, page, rows);
+            else write_back<false>(tile, page, rows);
         }
         from += size;
     }

@@ -28,6 +28,9 @@ static int isa_limit = 2;
 
 // Copies of so many bytes go past the caches: 1.3 to 1.5 times as fast where neither side is in them.
 constexpr size_t PAST_CACHES = 8 << 20;
+// Decoded blocks do so sooner: a call has a thread's share of a load, which is larger than the caches.
+// 1.2 to 1.4 times as fast.
+constexpr size_t PAST_CACHES_DECODED = 512 << 10;
 
 static inline void fence() {
 #ifdef WITH_X86
@@ -62,7 +65,10 @@ EXPORT void kvstore_l3_encode(const Plan* plan, size_t count, const int64_t* blo
 EXPORT void kvstore_l3_decode(const Plan* plan, size_t count, const int64_t* blocks, const uint8_t* const* records,
                        const uint64_t* sizes, uint8_t* wrong) {
     const Codec& codec = best(isa_limit);
-    for (size_t i = 0; i < count; i++) wrong[i] = uint8_t(codec.l3_decode(plan, blocks[i], records[i], sizes[i]));
+    const bool past = count * raw_nbytes(*plan) >= PAST_CACHES_DECODED;
+    for (size_t i = 0; i < count; i++)
+        wrong[i] = uint8_t(codec.l3_decode(plan, blocks[i], records[i], sizes[i], past));
+    if (past) fence();
 }
 // refused[i]: 1 if block i has values that EP does not hold; its records mean nothing then.
 EXPORT void kvstore_ep_encode(const Plan* plan, size_t count, const int64_t* blocks, uint8_t* const* bases,
@@ -119,8 +125,10 @@ EXPORT void kvstore_load(const Load* load, size_t count, const int64_t* blocks, 
                   uint64_t* sums, uint8_t* states) {
     const Codec& codec = best(isa_limit);
     const Stored none = {};
+    const bool past = count * raw_nbytes(*load->plan) >= PAST_CACHES_DECODED;
     for (size_t i = 0; i < count; i++)
-        states[i] = load_one(codec, *load, blocks[i], bases[i], fines ? fines[i] : none, &sums[i]);
+        states[i] = load_one(codec, *load, blocks[i], bases[i], fines ? fines[i] : none, past, &sums[i]);
+    if (past) fence();
 }
 EXPORT void kvstore_slots_find(size_t buckets, const int32_t* slots, const uint8_t* tags, const uint64_t* hashes,
                         size_t count, const uint64_t* wanted, int64_t* rows, int64_t* places) {

@@ -44,7 +44,7 @@ static bool has_header(const uint8_t* record, size_t stored, const uint8_t* head
 }
 
 static uint8_t load_one(const Codec& codec, const Load& load, int64_t block, const Stored& base, const Stored& fine,
-                        uint64_t* sum) {
+                        bool past, uint64_t* sum) {
     if (base.nbytes > load.record_nbytes) return WRONG;  // larger than any record of this memory
     uint8_t *first = load.room, *second = first + ((load.record_nbytes + 63) & ~uint64_t(63));
     *sum = codec.copy_sum(first, (const uint8_t*)base.address, base.nbytes, false);
@@ -57,7 +57,7 @@ static uint8_t load_one(const Codec& codec, const Load& load, int64_t block, con
                   nbytes == load.fine_nbytes && pair == *sum;
     if (has_header(first, base.nbytes, load.headers, &pair, &nbytes)) {
         if (pair || refines) return WRONG;
-        return codec.l3_decode(load.plan, block, first, nbytes) ? WRONG : BASE_ONLY;
+        return codec.l3_decode(load.plan, block, first, nbytes, past) ? WRONG : BASE_ONLY;
     }
     if (has_header(first, base.nbytes, load.headers + HEADER, &pair, &nbytes)) {
         if (pair || nbytes != load.base_nbytes) return WRONG;

@@ -57,6 +57,13 @@ static inline size_t ep_nbytes(const Tile& tile, int planes, bool with_stripes) 
     return whole(values / 8 * planes + (with_stripes ? stripes_of(tile) * 3 : 0));
 }
 
+static inline size_t raw_nbytes(const Plan& plan) {
+    size_t values = 0;
+    for (const Tile* tile = plan.tiles; tile < plan.tiles + plan.tiles_count; tile++)
+        values += size_t(tile->tokens) * tile->channels;
+    return values * (plan.item == FP32 ? 4 : 2);
+}
+
 // A layer's pages: of block b at address + b * stride, nbytes of it.
 struct Pages {
     uint64_t address;
@@ -71,8 +78,9 @@ struct Codec {
     //
     // Bytes of the record; 0: more than `capacity`.
     size_t (*l3_encode)(const Plan*, int64_t block, uint8_t* record, size_t capacity);
-    // 0: decoded. Else the escapes do not add up, and the block holds anything.
-    int (*l3_decode)(const Plan*, int64_t block, const uint8_t* record, size_t nbytes);
+    // 0: decoded. Else the escapes do not add up, and the block holds anything. past: the caches, which
+    // the caller ends with a fence.
+    int (*l3_decode)(const Plan*, int64_t block, const uint8_t* record, size_t nbytes, bool past);
     // Writes base and fine parts. 1: the block has infinities, NaN or magnitudes above 65504, and
     // nothing was written that means anything. planes: of K and V in the base; the rest is fine.
     int (*ep_encode)(const Plan*, int64_t block, uint8_t* base, uint8_t* fine, const uint8_t planes[2],

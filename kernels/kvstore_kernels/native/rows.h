@@ -91,6 +91,44 @@ INLINE bool in_channel_pairs(const Tile& tile) {
 INLINE bool in_token_pairs(const Tile& tile) {
     return tile.token == 2 && tile.token_run == 2 && tile.channel == 4 && tile.channel_run % 8 == 0;
 }
+// Whether 16 tokens of a channel, 16 channels of a token or as many pairs of them are whole lines.
+INLINE bool begins_at_lines(const Tile& tile, const uint8_t* page) {
+    if (in_rows(tile, 2)) return !((tile.token | (int64_t)page) % 64);
+    if ((tile.token_far | tile.channel_far | (int64_t)page) % 64) return false;
+    if (in_channel_pairs(tile)) return !(tile.token_run % 16) && !(tile.tokens % 16);
+    return in_token_pairs(tile) && !(tile.channel_run % 16);
+}
+// Past the caches; the caller ends with a fence.
+static void lines_of_channel_pairs(const Tile& tile, uint8_t* page, const uint16_t* rows) {
+    const int T = tile.tokens, D = tile.channels;
+    for (int t = 0; t < T; t += 16) {
+        uint8_t* tokens = page + token_at(tile, t);
+        for (int c = 0; c < D; c += 16) {  // 8 pairs of 16 tokens
+            const uint16_t* row = rows + size_t(t) * D + c;
+            uint8_t* pair = tokens + c / 2 * tile.channel_far;
+            Eight32 v[8], w[8];
+            for (int i = 0; i < 8; i++) v[i] = at<Eight32>(row + i * D), w[i] = at<Eight32>(row + (i + 8) * D);
+            transpose(v);
+            transpose(w);
+            for (int i = 0; i < 8; i++) put_line<true>(pair + i * tile.channel_far, v[i], w[i]);
+        }
+    }
+}
+typedef uint16_t Sixteen16 __attribute__((vector_size(32), may_alias));
+static void lines_of_token_pairs(const Tile& tile, uint8_t* page, const uint16_t* rows) {
+    const int T = tile.tokens, D = tile.channels;
+    const Sixteen16 low = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23};
+    const Sixteen16 high = {8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+    for (int t = 0; t < T; t += 2) {
+        uint8_t* tokens = page + token_at(tile, t);
+        const uint16_t *one = rows + size_t(t) * D, *other = one + D;
+        for (int c = 0; c < D; c += 16) {
+            const Sixteen16 first = at<Sixteen16>(one + c), second = at<Sixteen16>(other + c);
+            const Sixteen16 begin = __builtin_shuffle(first, second, low), end = __builtin_shuffle(first, second, high);
+            put_line<true>(tokens + channel_at(tile, c), begin, end);
+        }
+    }
+}
 template <bool OUT>
 static void copy_channel_pairs(const Tile& tile, uint8_t* page, uint16_t* rows) {
     const int T = tile.tokens, D = tile.channels;
@@ -155,8 +193,13 @@ INLINE Rows<uint32_t> rows32(const Tile& tile, uint8_t* page, bool read) {
     if (read) copy_tile<uint32_t, Eight32, true>(tile, page, room);
     return {room, tile.channels};
 }
+// LINES: they go past the caches, a line at once.
+template <bool LINES = false>
 INLINE void write_back(const Tile& tile, uint8_t* page, const Rows<uint16_t>& rows) {
-    if (!in_rows(tile, 2)) copy_halves<false>(tile, page, rows.first);
+    if (in_rows(tile, 2)) return;
+    if (!LINES) copy_halves<false>(tile, page, rows.first);
+    else if (in_channel_pairs(tile)) lines_of_channel_pairs(tile, page, rows.first);
+    else lines_of_token_pairs(tile, page, rows.first);
 }
 INLINE void write_back(const Tile& tile, uint8_t* page, const Rows<uint32_t>& rows) {
     if (!in_rows(tile, 4)) copy_tile<uint32_t, Eight32, false>(tile, page, rows.first);

@@ -22,6 +22,24 @@ INLINE void put(void* to, V vector) {
     memcpy(to, &vector, sizeof(V));
 }
 
+// One line of memory, 64 bytes at a multiple of 64. PAST: it is not read before, and not kept in the
+// caches; the caller ends with a fence. The halves are 32 bytes.
+template <bool PAST, typename Half>
+INLINE void put_line(void* to, Half low, Half high) {
+#if defined(__AVX512F__)
+    const __m512i line = _mm512_inserti64x4(_mm512_castsi256_si512((__m256i)low), (__m256i)high, 1);
+    if (PAST) return _mm512_stream_si512((__m512i*)to, line);
+    return _mm512_storeu_si512(to, line);
+#elif defined(__AVX2__)
+    if (PAST) {
+        _mm256_stream_si256((__m256i*)to, (__m256i)low);
+        return _mm256_stream_si256((__m256i*)to + 1, (__m256i)high);
+    }
+#endif
+    put(to, low);
+    put((uint8_t*)to + sizeof(Half), high);
+}
+
 // `lanes` bytes that are handled at once; a group of 64 channels is 64 / lanes strips of them.
 #if defined(__AVX512VBMI2__)
 typedef uint8_t Bytes __attribute__((vector_size(64), may_alias));
@@ -54,12 +72,19 @@ INLINE void split(const Shuffles& by, const uint16_t* row, Bytes& exponents, Byt
     rest = (Bytes)_mm512_ternarylogic_epi64(sign, _mm512_permutex2var_epi8(a, by.high, b),
                                             _mm512_permutex2var_epi8(a, by.low, b), SELECT);
 }
+template <bool PAST>
 INLINE void join(const Shuffles& by, uint16_t* row, Bytes exponents, Bytes rest) {
     __m512i e = (__m512i)exponents, sign = _mm512_set1_epi8(char(0x80));
     __m512i high = _mm512_ternarylogic_epi64(sign, (__m512i)rest, _mm512_srli_epi16(e, 1), SELECT);
     __m512i low = _mm512_ternarylogic_epi64(sign, _mm512_slli_epi16(e, 7), (__m512i)rest, SELECT);
-    _mm512_storeu_si512(row, _mm512_permutex2var_epi8(low, by.first, high));
-    _mm512_storeu_si512(row + 32, _mm512_permutex2var_epi8(low, by.second, high));
+    const __m512i first = _mm512_permutex2var_epi8(low, by.first, high);
+    const __m512i second = _mm512_permutex2var_epi8(low, by.second, high);
+    if (PAST) {
+        _mm512_stream_si512((__m512i*)row, first);
+        return _mm512_stream_si512((__m512i*)row + 1, second);
+    }
+    _mm512_storeu_si512(row, first);
+    _mm512_storeu_si512(row + 32, second);
 }
 // May write 64 bytes whatever there is to write.
 INLINE uint8_t* put_escapes(uint8_t* to, Bytes distances, uint64_t wanted) {
@@ -95,13 +120,13 @@ INLINE void split(const Shuffles&, const uint16_t* row, Bytes& exponents, Bytes&
     __m256i low = narrowed(_mm256_and_si256(a, byte), _mm256_and_si256(b, byte));
     rest = (Bytes)_mm256_or_si256(_mm256_and_si256(high, sign), _mm256_andnot_si256(sign, low));
 }
+template <bool PAST>
 INLINE void join(const Shuffles&, uint16_t* row, Bytes exponents, Bytes rest) {
     __m256i e = (__m256i)exponents, r = (__m256i)rest, sign = _mm256_set1_epi8(char(0x80));
     __m256i high = _mm256_or_si256(_mm256_and_si256(r, sign), _mm256_andnot_si256(sign, _mm256_srli_epi16(e, 1)));
     __m256i low = _mm256_or_si256(_mm256_andnot_si256(sign, r), _mm256_and_si256(sign, _mm256_slli_epi16(e, 7)));
     __m256i even = _mm256_unpacklo_epi8(low, high), odd = _mm256_unpackhi_epi8(low, high);
-    put(row, _mm256_permute2x128_si256(even, odd, 0x20));
-    put(row + 16, _mm256_permute2x128_si256(even, odd, 0x31));
+    put_line<PAST>(row, _mm256_permute2x128_si256(even, odd, 0x20), _mm256_permute2x128_si256(even, odd, 0x31));
 }
 INLINE uint8_t* put_escapes(uint8_t* to, Bytes distances, uint32_t wanted) {
     __m256i d = (__m256i)distances, seven = _mm256_set1_epi8(7);
@@ -141,6 +166,7 @@ INLINE void split(const Shuffles&, const uint16_t* row, Bytes& exponents, Bytes&
     exponents = __builtin_convertvector((halves >> 7) & 255, Bytes);
     rest = __builtin_convertvector(((halves >> 8) & 128) | (halves & 127), Bytes);
 }
+template <bool PAST>
 INLINE void join(const Shuffles&, uint16_t* row, Bytes exponents, Bytes rest) {
     Halves e = __builtin_convertvector(exponents, Halves), r = __builtin_convertvector(rest, Halves);
     put(row, ((r & 128) << 8) | (e << 7) | (r & 127));

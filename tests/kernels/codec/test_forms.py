@@ -24,6 +24,10 @@ GOLDEN = {
 """XXH3-64 of the pattern; of L3's group table, tile and escapes; of EP's keys; of its values."""
 
 
+PAST_CACHES_NBYTES = 512 << 10
+"""As PAST_CACHES_DECODED of library.cpp: of the blocks of one call."""
+
+
 @pytest.fixture(params=list(native.Isa), ids=lambda isa: isa.name, autouse=True)
 def isa(request: pytest.FixtureRequest) -> Iterator[None]:
     """Each test runs on every instruction set that the processor has."""
@@ -117,6 +121,40 @@ def test_c_computes_what_numpy_computes(tokens: int, channels: int, dtype: DType
         page = pages([[keys, values]], dtype)
         page.fill(1, made_up(page.shape, tokens * channels))
         both_ways(page)
+
+
+@pytest.mark.parametrize("begin", [0, 2, 32])
+@pytest.mark.parametrize("order", ["htc", "thc", "hct", "p", "a"])
+@pytest.mark.parametrize(
+    ("tokens", "channels"), [(16, 64), (24, 64), (32, 64), (16, 80), (32, 96), (64, 128)]
+)
+def test_many_blocks_go_past_the_caches(tokens, channels, order, begin) -> None:
+    """They are written line by line where they begin at lines, and nothing beside them is."""
+    keys = place("K", 4, tokens, channels, order=order)
+    values = place("V", 4, tokens, channels, first=4 * tokens * channels, order=order)
+    shape = Shape([[keys, values]] * 2, DType.BF16)
+    blocks = -(-PAST_CACHES_NBYTES // shape.raw_nbytes)
+    page = pages([[keys, values]] * 2, DType.BF16, 2 * blocks + 1)
+    page.memory = [moved(each, begin) for each in page.memory]
+    for block in range(blocks):
+        page.fill(block, made_up(shape, block))
+    before = [each.copy() for each in page.memory]
+    coder, targets = page.coder(), list(range(blocks, 2 * blocks))
+    encoded = coder.encode_exact(range(blocks), page.room(blocks))
+    for memory in page.memory:
+        memory[blocks:] = 0xAA
+    assert coder.decode(targets, [each.base for each in encoded]) == [None] * blocks
+    for memory, was in zip(page.memory, before, strict=True):
+        assert np.array_equal(memory[blocks : 2 * blocks], was[:blocks])
+        assert np.array_equal(memory[:blocks], was[:blocks])
+        assert (memory[2 * blocks] == 0xAA).all()
+
+
+def moved(memory: np.ndarray, begin: int) -> np.ndarray:
+    """Return memory of this shape that begins so many bytes behind the begin of a line."""
+    room = np.zeros(memory.size + 128, np.uint8)
+    first = -room.ctypes.data % 64 + begin
+    return room[first : first + memory.size].reshape(memory.shape)
 
 
 SPECIAL = {
