@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from kvstore_kernels.codec.record import DType
 Say = Callable[[str], None]
 Bits = npt.NDArray[np.uint16]
 AMX_TOKENS = 32  # a block has a multiple of them
+LINE_NBYTES = 64
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ class Blocks:
     def packed(self) -> tuple[Coder, list[Bits]]:
         """Return the same blocks in memory of their own, packed as AMX wants them, and their coder.
         Raises Unplaced for blocks that are no multiple of 32 tokens: AMX takes none."""
-        pages = [np.zeros_like(page) for page in self.pages]
+        pages = [_at_line(page.shape) for page in self.pages]
         places = [[_packed("KV"[index % 2], *page.shape[1:])] for index, page in enumerate(pages)]
         layers = [Memory(page.ctypes.data, page.strides[0]) for page in pages]
         coder = Coder(self.shape, layers, self, checksum, places)
@@ -129,7 +131,16 @@ def _packed(kind: str, heads: int, tokens: int, channels: int) -> Place:
 def _blocks(part: Bits, count: int, block_tokens: int) -> Bits:
     heads, _, channels = part.shape
     cut = part[:, : count * block_tokens].reshape(heads, count, block_tokens, channels)
-    return np.array(cut.transpose(1, 0, 2, 3), order="C")  # a copy, even where it lies like that
+    pages = _at_line((count, heads, block_tokens, channels))
+    pages[:] = cut.transpose(1, 0, 2, 3)
+    return pages
+
+
+def _at_line(shape: tuple[int, ...]) -> Bits:
+    """Return memory of zeros that begins at a line of 64 bytes, as that of every engine does."""
+    room = np.zeros(math.prod(shape) + LINE_NBYTES // 2, np.uint16)
+    first = -room.ctypes.data % LINE_NBYTES // 2
+    return room[first : first + math.prod(shape)].reshape(shape)
 
 
 def computed(model: Path, tokens: int, say: Say) -> dict[str, Kv]:
