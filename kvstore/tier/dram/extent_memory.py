@@ -27,6 +27,7 @@ from kvstore.system.numa import on_cpus
 logger = logging.getLogger(__name__)
 
 TOUCH_STEP_NBYTES = 32 << 20
+HUGE_NBYTES = 2 << 20
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _F_SEAL_FUTURE_WRITE = 0x10  # Linux 5.1; not in the fcntl module
 _MFD_NOEXEC_SEAL = 8  # Linux 6.3; older kernels refuse it
@@ -35,7 +36,15 @@ _FS_IOC_SETFLAGS = 0x40086602
 _FS_IMMUTABLE_FL = 0x10
 _STAT_BLOCK_NBYTES = 512
 _MADV_POPULATE_WRITE = 23  # Linux 5.14; older kernels refuse it, and pages fault in on first use
+_MADV_COLLAPSE = 25  # Linux 6.1; whatever the system's settings for huge pages are
+_MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000
+_MAP_FAILED = ctypes.c_void_p(-1).value
 _libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [
+    ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64
+]  # fmt: skip
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
 _FALLOC_PUNCH_HOLE = 3  # with FALLOC_FL_KEEP_SIZE, without which the kernel refuses it
@@ -68,15 +77,16 @@ def make_touched_extent(
     nbytes: int, cpus: Set[int], *, sealed: bool = False
 ) -> tuple[int, mmap.mmap]:
     fd, mapped = make_extent(nbytes, cpus, sealed=sealed)
-    touch(mapped)
+    touch(fd, mapped)
     return fd, mapped
 
 
-def touch(mapped: mmap.mmap) -> None:
-    """Fill the page tables of an extent, as far as the kernel can.
+def touch(fd: int, mapped: mmap.mmap) -> None:
+    """Make the pages of an extent huge, and fill its page tables, as far as the kernel can.
 
     It works in steps through ctypes, because mmap.madvise would hold the interpreter lock.
     """
+    collapse(fd, len(mapped))
     try:
         anchor = ctypes.c_char.from_buffer(mapped)  # while it lives, nobody can unmap it
     except ValueError:  # closed by now
@@ -87,6 +97,50 @@ def touch(mapped: mmap.mmap) -> None:
         if _libc.madvise(address + offset, nbytes, _MADV_POPULATE_WRITE):
             logger.debug("touch=refused errno=%d", ctypes.get_errno())
             return
+
+
+def collapse(fd: int, nbytes: int) -> bool:
+    """Make the pages of an extent huge, as far as the kernel can; return whether it can at all.
+
+    A disk reads into huge pages by a few large requests: up to a third faster, for a quarter of the
+    processor's time. It takes as long as touching small pages would. Others may use the extent
+    meanwhile; what they hold to is left as it is. `mapped` need not lie where huge pages could
+    begin, so this has a mapping of its own, for reading: any extent may be mapped so.
+    """
+    room = nbytes + HUGE_NBYTES
+    nowhere = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+    begin = _libc.mmap(None, room, 0, nowhere, -1, 0)
+    if begin == _MAP_FAILED:
+        return False
+    try:
+        first = -(-begin // HUGE_NBYTES) * HUGE_NBYTES
+        shared = mmap.MAP_SHARED | _MAP_FIXED
+        if _libc.mmap(first, nbytes, mmap.PROT_READ, shared, fd, 0) == _MAP_FAILED:
+            return False
+        whole = nbytes // HUGE_NBYTES * HUGE_NBYTES
+        for offset in range(0, whole, TOUCH_STEP_NBYTES):
+            step = min(TOUCH_STEP_NBYTES, whole - offset)
+            if not _libc.madvise(first + offset, step, _MADV_COLLAPSE):
+                continue
+            if ctypes.get_errno() == errno.EINVAL:  # an older kernel, or pages that are not there
+                return False
+            logger.debug("huge_pages=missing errno=%d", ctypes.get_errno())
+    finally:
+        _libc.munmap(begin, room)
+    return whole > 0
+
+
+def makes_huge_pages() -> bool:
+    """Try whether the kernel makes the pages of an extent huge."""
+    try:
+        fd, mapped = make_extent(HUGE_NBYTES, frozenset())
+    except ConfigError:
+        return False
+    try:
+        return collapse(fd, HUGE_NBYTES)
+    finally:
+        mapped.close()
+        os.close(fd)
 
 
 def present_nbytes(fd: int) -> int:

@@ -61,7 +61,8 @@ class Growth:
         nbytes = min(self.extent_bytes, self.capacity_bytes)
         self._cpus = await asyncio.to_thread(cpus_for_arena)
         first = self._extents.add(*await asyncio.to_thread(self._make(make_extent), nbytes))
-        self._touching = asyncio.create_task(asyncio.to_thread(touch, first.mapped))
+        fd = os.dup(first.handle.fd)  # the thread may outlive this arena
+        self._touching = asyncio.create_task(asyncio.to_thread(_touch, fd, first.mapped))
         self._task = asyncio.create_task(self._grow())
 
     def _make(self, make: Callable[..., tuple[int, mmap.mmap]]) -> Callable[..., Any]:
@@ -157,3 +158,10 @@ class Growth:
             self.waits_for_memory = False
             logger.info("arena=grows_again spare_bytes=%d", spare)
         return True
+
+
+def _touch(fd: int, mapped: mmap.mmap) -> None:
+    try:
+        touch(fd, mapped)
+    finally:
+        os.close(fd)
