@@ -72,7 +72,7 @@ def huge_pages(*, possible: bool) -> Finding:
     return note(
         "huge pages",
         "the kernel makes none for the arena: disks and copies are up to a third slower",
-        "use Linux 6.1 or newer, with transparent huge pages",
+        "use Linux 6.1 or newer; in /sys/kernel/mm/transparent_hugepage/shmem_enabled, not deny",
     )
 
 

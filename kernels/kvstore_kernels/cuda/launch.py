@@ -103,9 +103,13 @@ def _compiled(source: str, options: tuple[str, ...]) -> Path:
     if not file.exists():
         module, _ = compiler.compile_using_nvrtc(source, options)
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=folder, delete=False) as made:
-            made.write(module)
-        os.replace(made.name, file)  # whole, or not there: others may compile the same
+        with tempfile.TemporaryDirectory(dir=folder) as room:
+            made = Path(room) / file.name
+            with made.open("wb") as whole:
+                whole.write(module)
+                whole.flush()
+                os.fsync(whole.fileno())
+            made.replace(file)  # whole, or not there: others may compile the same
     return file
 
 

@@ -19,6 +19,7 @@ import mmap
 import os
 import struct
 import threading
+import time
 from collections.abc import Iterator, Sequence, Set
 
 from kvstore.model.errors import ConfigError
@@ -28,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 TOUCH_STEP_NBYTES = 32 << 20
 HUGE_NBYTES = 2 << 20
+COLLAPSE_FAILURES_MAX = 3  # one after another: an older kernel, or no memory in one piece
+PUNCHES_MAX, PUNCH_AGAIN_S = 20, 0.01  # while I/O beside a hole holds the huge page that it is in
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _F_SEAL_FUTURE_WRITE = 0x10  # Linux 5.1; not in the fcntl module
 _MFD_NOEXEC_SEAL = 8  # Linux 6.3; older kernels refuse it
@@ -36,7 +39,7 @@ _FS_IOC_SETFLAGS = 0x40086602
 _FS_IMMUTABLE_FL = 0x10
 _STAT_BLOCK_NBYTES = 512
 _MADV_POPULATE_WRITE = 23  # Linux 5.14; older kernels refuse it, and pages fault in on first use
-_MADV_COLLAPSE = 25  # Linux 6.1; whatever the system's settings for huge pages are
+_MADV_COLLAPSE = 25  # Linux 6.1; needs no setting, but `shmem_enabled` may deny it
 _MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000
 _MAP_FAILED = ctypes.c_void_p(-1).value
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -86,7 +89,7 @@ def touch(fd: int, mapped: mmap.mmap) -> None:
 
     It works in steps through ctypes, because mmap.madvise would hold the interpreter lock.
     """
-    collapse(fd, len(mapped))
+    collapse(fd)
     try:
         anchor = ctypes.c_char.from_buffer(mapped)  # while it lives, nobody can unmap it
     except ValueError:  # closed by now
@@ -99,14 +102,15 @@ def touch(fd: int, mapped: mmap.mmap) -> None:
             return
 
 
-def collapse(fd: int, nbytes: int) -> bool:
-    """Make the pages of an extent huge, as far as the kernel can; return whether it can at all.
+def collapse(fd: int) -> bool:
+    """Make the pages of an extent huge, as far as the kernel can; return whether it made some.
 
     A disk reads into huge pages by a few large requests: up to a third faster, for a quarter of the
     processor's time. It takes as long as touching small pages would. Others may use the extent
-    meanwhile; what they hold to is left as it is. `mapped` need not lie where huge pages could
-    begin, so this has a mapping of its own, for reading: any extent may be mapped so.
+    meanwhile; what they hold to is left as it is. An extent's mapping need not lie where huge pages
+    could begin, so this has one of its own, for reading: any extent may be mapped so.
     """
+    nbytes = os.fstat(fd).st_size
     room = nbytes + HUGE_NBYTES
     nowhere = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
     begin = _libc.mmap(None, room, 0, nowhere, -1, 0)
@@ -117,17 +121,23 @@ def collapse(fd: int, nbytes: int) -> bool:
         shared = mmap.MAP_SHARED | _MAP_FIXED
         if _libc.mmap(first, nbytes, mmap.PROT_READ, shared, fd, 0) == _MAP_FAILED:
             return False
-        whole = nbytes // HUGE_NBYTES * HUGE_NBYTES
-        for offset in range(0, whole, TOUCH_STEP_NBYTES):
-            step = min(TOUCH_STEP_NBYTES, whole - offset)
-            if not _libc.madvise(first + offset, step, _MADV_COLLAPSE):
-                continue
-            if ctypes.get_errno() == errno.EINVAL:  # an older kernel, or pages that are not there
-                return False
-            logger.debug("huge_pages=missing errno=%d", ctypes.get_errno())
+        return _collapse_steps(first, nbytes // HUGE_NBYTES * HUGE_NBYTES)
     finally:
         _libc.munmap(begin, room)
-    return whole > 0
+
+
+def _collapse_steps(address: int, nbytes: int) -> bool:
+    made, failed = False, 0
+    for offset in range(0, nbytes, TOUCH_STEP_NBYTES):
+        step = min(TOUCH_STEP_NBYTES, nbytes - offset)
+        if _libc.madvise(address + offset, step, _MADV_COLLAPSE):
+            failed += 1
+            logger.debug("huge_pages=missing errno=%d", ctypes.get_errno())
+            if failed == COLLAPSE_FAILURES_MAX:
+                break
+        else:
+            made, failed = True, 0
+    return made
 
 
 def makes_huge_pages() -> bool:
@@ -137,7 +147,7 @@ def makes_huge_pages() -> bool:
     except ConfigError:
         return False
     try:
-        return collapse(fd, HUGE_NBYTES)
+        return collapse(fd)
     finally:
         mapped.close()
         os.close(fd)
@@ -164,12 +174,25 @@ def punch(fd: int, runs: Sequence[tuple[int, int]], lock: threading.Lock) -> Non
     with lock:  # another thread would forbid holes meanwhile
         _allow_holes(fd)
         try:
-            for begin, end in runs:
-                if _libc.fallocate(fd, _FALLOC_PUNCH_HOLE, begin, end - begin):
-                    number = ctypes.get_errno()
-                    raise OSError(number, os.strerror(number))
+            for again in range(PUNCHES_MAX):
+                for begin, end in runs:
+                    if _libc.fallocate(fd, _FALLOC_PUNCH_HOLE, begin, end - begin):
+                        number = ctypes.get_errno()
+                        raise OSError(number, os.strerror(number))
+                # A huge page that somebody holds is not split: its part is zeros, and stays.
+                runs = [run for run in runs if _has_pages(fd, *run)]
+                if not runs or again == PUNCHES_MAX - 1:
+                    break
+                time.sleep(PUNCH_AGAIN_S)
         finally:
             _forbid_holes(fd)
+
+
+def _has_pages(fd: int, begin: int, end: int) -> bool:
+    try:
+        return os.lseek(fd, begin, os.SEEK_DATA) < end
+    except OSError:  # there are none up to the extent's end
+        return False
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ import logging
 import mmap
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -62,7 +63,11 @@ class Growth:
         self._cpus = await asyncio.to_thread(cpus_for_arena)
         first = self._extents.add(*await asyncio.to_thread(self._make(make_extent), nbytes))
         fd = os.dup(first.handle.fd)  # the thread may outlive this arena
-        self._touching = asyncio.create_task(asyncio.to_thread(_touch, fd, first.mapped))
+        thread = ThreadPoolExecutor(1, thread_name_prefix="kvstore-touch")
+        touching = thread.submit(touch, fd, first.mapped)
+        touching.add_done_callback(lambda _: os.close(fd))
+        thread.shutdown(wait=False)
+        self._touching = asyncio.wrap_future(touching)
         self._task = asyncio.create_task(self._grow())
 
     def _make(self, make: Callable[..., tuple[int, mmap.mmap]]) -> Callable[..., Any]:
@@ -158,10 +163,3 @@ class Growth:
             self.waits_for_memory = False
             logger.info("arena=grows_again spare_bytes=%d", spare)
         return True
-
-
-def _touch(fd: int, mapped: mmap.mmap) -> None:
-    try:
-        touch(fd, mapped)
-    finally:
-        os.close(fd)

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import mmap
 import os
 import re
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 
-from kvstore.tier.dram import makes_huge_pages
+from kvstore.testing.wait import until
+from kvstore.tier.dram import Arena, makes_huge_pages
 from kvstore.tier.dram.extent_memory import (
     HUGE_NBYTES,
     collapse,
     make_extent,
     make_touched_extent,
     present_nbytes,
+    punch,
     touch,
 )
 
@@ -81,30 +85,60 @@ def test_the_rest_of_an_odd_extent_stays_small() -> None:
 def test_an_extent_below_a_huge_page_has_none() -> None:
     fd, mapped = make_extent(HUGE_NBYTES // 2, frozenset())
     with opened(fd, mapped):
-        assert not collapse(fd, HUGE_NBYTES // 2)
+        assert not collapse(fd)
 
 
 @needs_huge_pages
 def test_what_is_written_meanwhile_stays() -> None:
-    fd, mapped = make_extent(NBYTES, frozenset())
-    with opened(fd, mapped):
-        stop = threading.Event()
-        written = 0
-
-        def write() -> None:
-            nonlocal written
-            while not stop.is_set():
+    for _ in range(20):
+        fd, mapped = make_extent(NBYTES, frozenset())
+        with opened(fd, mapped):
+            thread = threading.Thread(target=touch, args=(fd, mapped))
+            thread.start()
+            number = 0
+            while thread.is_alive() or not number:
+                number = number % 251 + 1
                 for at in range(0, NBYTES, mmap.PAGESIZE):
-                    mapped[at] = written % 251 + 1
-                written += 1
-
-        thread = threading.Thread(target=write)
-        thread.start()
-        try:
-            for _ in range(5):
-                touch(fd, mapped)
-        finally:
-            stop.set()
+                    mapped[at] = number
+                assert all(mapped[at] == number for at in range(0, NBYTES, mmap.PAGESIZE))
             thread.join()
-        expected = (written - 1) % 251 + 1
-        assert all(mapped[at] == expected for at in range(0, NBYTES, mmap.PAGESIZE))
+            assert all(mapped[at] == number for at in range(0, NBYTES, mmap.PAGESIZE))
+
+
+@needs_huge_pages
+def test_a_hole_in_a_huge_page_that_is_held_is_made_when_it_is_free() -> None:
+    fd, mapped = make_touched_extent(NBYTES, frozenset())
+    with opened(fd, mapped):
+        reader = held(mapped)
+        run = (HUGE_NBYTES // 2, HUGE_NBYTES // 2 + (64 << 10))
+        thread = threading.Thread(target=punch, args=(fd, [run], threading.Lock()))
+        thread.start()
+        time.sleep(0.05)
+        os.close(reader)
+        thread.join()
+        assert present_nbytes(fd) == NBYTES - (64 << 10)
+
+
+def held(mapped: mmap.mmap) -> int:
+    """Have a pipe hold the first page, as a transfer does; return its end, to be closed."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    reader, writer = os.pipe()
+    anchor = ctypes.c_char.from_buffer(mapped)
+    part = (ctypes.c_size_t * 2)(ctypes.addressof(anchor), mmap.PAGESIZE)
+    assert libc.vmsplice(writer, part, 1, 0) == mmap.PAGESIZE
+    os.close(writer)
+    return reader
+
+
+@needs_huge_pages
+def test_an_arena_that_closes_at_once_leaves_no_descriptor() -> None:
+    async def opened_and_closed() -> None:
+        arena = Arena(NBYTES, NBYTES)
+        await arena.start()
+        await arena.close()
+
+    asyncio.run(opened_and_closed())
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        asyncio.run(opened_and_closed())
+    until(lambda: len(os.listdir("/proc/self/fd")) <= before)
