@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
 from kvstore.testing.daemon import Daemon
+from kvstore.testing.wait import until
 
 
 class Answer(NamedTuple):
@@ -50,5 +51,6 @@ def ask(
 
 
 def token_of(daemon: Daemon) -> str:
-    """Return the token in the address that the daemon printed."""
+    """Return the token in the address that the daemon prints, once it serves."""
+    until(lambda: daemon.page_address)
     return parse_qs(urlsplit(daemon.page_address).query)["token"][0]
