@@ -8,7 +8,6 @@ import logging
 import mmap
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -63,11 +62,8 @@ class Growth:
         self._cpus = await asyncio.to_thread(cpus_for_arena)
         first = self._extents.add(*await asyncio.to_thread(self._make(make_extent), nbytes))
         fd = os.dup(first.handle.fd)  # the thread may outlive this arena
-        thread = ThreadPoolExecutor(1, thread_name_prefix="kvstore-touch")
-        touching = thread.submit(touch, fd, first.mapped)
-        touching.add_done_callback(lambda _: os.close(fd))
-        thread.shutdown(wait=False)
-        self._touching = asyncio.wrap_future(touching)
+        loop = asyncio.get_running_loop()
+        self._touching = loop.run_in_executor(None, _touch, fd, first.mapped)
         self._task = asyncio.create_task(self._grow())
 
     def _make(self, make: Callable[..., tuple[int, mmap.mmap]]) -> Callable[..., Any]:
@@ -94,7 +90,7 @@ class Growth:
             self._task = asyncio.create_task(self._grow())
 
     async def _grow(self) -> None:
-        await self._touching
+        await asyncio.shield(self._touching)  # it closes its descriptor, so it has to run
         while (nbytes := self._wanted_nbytes) > 0:
             if not await self._may_take(nbytes) or nbytes > self._wanted_nbytes:
                 continue  # memory is short, or the cap was lowered meanwhile
@@ -163,3 +159,10 @@ class Growth:
             self.waits_for_memory = False
             logger.info("arena=grows_again spare_bytes=%d", spare)
         return True
+
+
+def _touch(fd: int, mapped: mmap.mmap) -> None:
+    try:
+        touch(fd, mapped)
+    finally:
+        os.close(fd)
