@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from kvstore.model.block import PAGE_NBYTES
 
 NBYTES_MIN = 64 << 10
+HUGE_NBYTES = 2 << 20
 KEPT_NBYTES = 64 << 20  # of buffers that nobody uses now
 
 
@@ -30,6 +31,8 @@ class Bounces:
         After an error the memory is not used again: a thread may still hold it.
         """
         size = max(NBYTES_MIN, 1 << (nbytes - 1).bit_length()) + PAGE_NBYTES
+        if size > HUGE_NBYTES // 2:  # the kernel aligns whole huge pages alone
+            size = -(-size // HUGE_NBYTES) * HUGE_NBYTES
         free = self._free.setdefault(size, [])
         try:
             bounce = free.pop()
@@ -41,7 +44,8 @@ class Bounces:
 
 
 def _hidden(nbytes: int) -> memoryview:
-    pages = mmap.mmap(-1, nbytes)
+    # Private: the kernel makes no huge pages for a shared mapping.
+    pages = mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     pages.madvise(mmap.MADV_DONTDUMP)
     with suppress(OSError):  # a kernel without
         pages.madvise(mmap.MADV_HUGEPAGE)

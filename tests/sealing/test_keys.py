@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.format.frame import NONCE_NBYTES, WrappedKey
+from kvstore.format.frame import NONCE_NBYTES, TAG_NBYTES, WrappedKey
 from kvstore.model.errors import ConfigError
 from kvstore.sealing import CommandRoot, Erasure, FileRoot, Keyring, Secret, parse_root_key
 
@@ -172,6 +172,30 @@ def test_a_wrong_tag_leaves_nothing_of_what_was_decrypted() -> None:
     target = memoryview(bytearray(len(data)))
     assert not key.open(sealed, seal[:NONCE_NBYTES], b"", target)
     assert not any(target)
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 4096, 1 << 20])
+def test_what_was_sealed_opens_where_it_lies(nbytes: int) -> None:
+    key, plain = Keyring.create(FileRoot(KEY), TENANT).new_key(), secrets.token_bytes(nbytes)
+    stored = memoryview(bytearray(nbytes + TAG_NBYTES))
+    seal = key.seal(plain, b"aad", stored)
+    assert not nbytes or stored[:nbytes] != plain
+    data = stored[:nbytes]
+    assert key.open_in_place(data, seal, b"aad")
+    assert data == plain
+
+
+@pytest.mark.parametrize("wrong", ["data", "nonce", "tag", "aad"])
+def test_what_does_not_open_where_it_lies_becomes_zeros(wrong: str) -> None:
+    key, stored = (
+        Keyring.create(FileRoot(KEY), TENANT).new_key(),
+        memoryview(bytearray(64 + TAG_NBYTES)),
+    )
+    seal, aad = bytearray(key.seal(b"x" * 64, b"aad", stored)), bytearray(b"aad")
+    part, at = {"data": (stored, 7), "nonce": (seal, 0), "tag": (seal, -1), "aad": (aad, 0)}[wrong]
+    part[at] ^= 1
+    assert not key.open_in_place(stored[:64], bytes(seal), bytes(aad))
+    assert stored[:64] == bytes(64)
 
 
 def test_a_command_wraps_and_unwraps_a_secret_of_each_tenant(tmp_path: Path) -> None:

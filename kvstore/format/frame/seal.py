@@ -58,6 +58,12 @@ class SegmentKey(Protocol):
         False if the tag is wrong: then `target` holds zeros.
         """
 
+    def open_in_place(self, data: memoryview, seal: bytes, aad: bytes) -> bool:
+        """Decrypt a ciphertext where it lies. seal: as `seal` returned it.
+
+        False if the tag is wrong: then `data` holds zeros.
+        """
+
 
 def block_aad(header: FrameHeader, index: int) -> bytes:
     """Return what block `index` of a run is bound to: whose, which and of what size it is."""
@@ -91,15 +97,11 @@ def seal_block(
     return block._replace(seal=seal)
 
 
-def open_block(
-    header: FrameHeader, position: int, key: SegmentKey, stored: memoryview, target: memoryview
-) -> bool:
-    """Decrypt a block into `target`, of its size; False if its tag is wrong. stored: begins with
-    it, and is overwritten behind it."""
+def open_block(header: FrameHeader, position: int, key: SegmentKey, stored: memoryview) -> bool:
+    """Decrypt a block where it lies; False, and zeros, if its tag is wrong. stored: begins with
+    it."""
     block = header.blocks[position]
-    sealed = stored[: block.stored_nbytes + TAG_NBYTES]
-    sealed[block.stored_nbytes :] = block.seal[NONCE_NBYTES:]
-    return key.open(sealed, block.seal[:NONCE_NBYTES], block_aad(header, position), target)
+    return key.open_in_place(stored[: block.stored_nbytes], block.seal, block_aad(header, position))
 
 
 def seal_page(plain: bytes, clear_nbytes: int, key: SegmentKey) -> bytes:

@@ -53,16 +53,23 @@ _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c
 _FALLOC_PUNCH_HOLE = 3  # with FALLOC_FL_KEEP_SIZE, without which the kernel refuses it
 
 
-def make_extent(nbytes: int, cpus: Set[int], *, sealed: bool = False) -> tuple[int, mmap.mmap]:
+def make_extent(
+    nbytes: int, cpus: Set[int], *, sealed: bool = False, huge: bool = False
+) -> tuple[int, mmap.mmap]:
     """Make an extent with its pages near `cpus`: the kernel allocates on the node of the caller.
 
-    sealed: no mapping but the one that is returned can ever be written to, by anybody.
+    sealed: no mapping but the one that is returned can ever be written to, by anybody. huge: make
+    huge pages at once, which clears them. `collapse` alone copies the small ones: a third as fast.
     """
     fd = _memfd()
     try:
         os.fchmod(fd, 0o600)  # others could open it anew through /proc
         os.ftruncate(fd, nbytes)
         with on_cpus(cpus):
+            if huge:
+                for offset in range(0, nbytes - HUGE_NBYTES + 1, HUGE_NBYTES):
+                    os.posix_fallocate(fd, offset, mmap.PAGESIZE)  # where there is none, none grows
+                collapse(fd)
             os.posix_fallocate(fd, 0, nbytes)
         mapped = mmap.mmap(fd, nbytes, flags=mmap.MAP_SHARED)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS | (_F_SEAL_FUTURE_WRITE if sealed else 0))
@@ -79,17 +86,22 @@ def make_extent(nbytes: int, cpus: Set[int], *, sealed: bool = False) -> tuple[i
 def make_touched_extent(
     nbytes: int, cpus: Set[int], *, sealed: bool = False
 ) -> tuple[int, mmap.mmap]:
-    fd, mapped = make_extent(nbytes, cpus, sealed=sealed)
-    touch(fd, mapped)
+    fd, mapped = make_extent(nbytes, cpus, sealed=sealed, huge=True)
+    populate(mapped)
     return fd, mapped
 
 
 def touch(fd: int, mapped: mmap.mmap) -> None:
-    """Make the pages of an extent huge, and fill its page tables, as far as the kernel can.
+    """Make the pages of an extent huge, and fill its page tables, as far as the kernel can."""
+    collapse(fd)
+    populate(mapped)
+
+
+def populate(mapped: mmap.mmap) -> None:
+    """Fill the page tables of an extent, as far as the kernel can.
 
     It works in steps through ctypes, because mmap.madvise would hold the interpreter lock.
     """
-    collapse(fd)
     try:
         anchor = ctypes.c_char.from_buffer(mapped)  # while it lives, nobody can unmap it
     except ValueError:  # closed by now
@@ -106,9 +118,9 @@ def collapse(fd: int) -> bool:
     """Make the pages of an extent huge, as far as the kernel can; return whether it made some.
 
     A disk reads into huge pages by a few large requests: up to a third faster, for a quarter of the
-    processor's time. It takes as long as touching small pages would. Others may use the extent
-    meanwhile; what they hold to is left as it is. An extent's mapping need not lie where huge pages
-    could begin, so this has one of its own, for reading: any extent may be mapped so.
+    processor's time. Small pages that are there are copied. Others may use the extent meanwhile;
+    what they hold to is left as it is. An extent's mapping need not lie where huge pages could
+    begin, so this has one of its own, for reading: any extent may be mapped so.
     """
     nbytes = os.fstat(fd).st_size
     room = nbytes + HUGE_NBYTES

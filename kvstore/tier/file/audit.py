@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from kvstore.format.frame import TAG_NBYTES, FrameHeader, SegmentTag, open_block, parse_header
+from kvstore.format.frame import FrameHeader, SegmentTag, open_block, parse_header
 from kvstore.model.block import PAGE_NBYTES, BlockKey, NamespaceId, padded
 from kvstore.model.checksum import checksum
 from kvstore.model.errors import ConfigError, CorruptBlock
@@ -233,7 +233,7 @@ class Audit:
             used = bool(live) or header.is_tombstone
             yield Damage(name, offset, problem, None, header.namespace_id, used)
         for position, (start, block) in enumerate(zip(header.offsets, header.blocks, strict=True)):
-            stored = self._read(tag, offset + start, block.stored_nbytes, TAG_NBYTES)
+            stored = self._read(tag, offset + start, block.stored_nbytes)
             if stored is not None and self._is_good(loaded, header, position, stored):
                 continue
             problem = Problem.UNREADABLE if stored is None else Problem.PAYLOAD
@@ -246,24 +246,19 @@ class Audit:
         """Say whether a block is what was stored: by its tag, if it has one, and its checksum."""
         block = header.blocks[position]
         plain = stored[: block.stored_nbytes]
-        if loaded.key is not None:
-            plain = memoryview(bytearray(block.stored_nbytes))
-            if not open_block(header, position, loaded.key, stored, plain):
-                return False
+        if loaded.key is not None and not open_block(header, position, loaded.key, stored):
+            return False
         return checksum(plain) == block.stored_checksum
 
-    def _read(
-        self, tag: SegmentTag, offset: int, nbytes: int, spare_nbytes: int = 0
-    ) -> memoryview | None:
-        """Return bytes that stay valid until the next call, and some to write to behind them; None
-        if they cannot be read."""
-        if len(self._buffer) < padded(nbytes) + PAGE_NBYTES:
-            self._buffer = aligned_buffer(padded(nbytes) + PAGE_NBYTES)
+    def _read(self, tag: SegmentTag, offset: int, nbytes: int) -> memoryview | None:
+        """Return bytes that stay valid until the next call; None if they cannot be read."""
+        if len(self._buffer) < padded(nbytes):
+            self._buffer = aligned_buffer(padded(nbytes))
         try:
             self._files.read(tag, [self._buffer[: padded(nbytes)]], offset)
         except (CorruptBlock, DiskFailed):
             return None
-        return self._buffer[: nbytes + spare_nbytes]
+        return self._buffer[:nbytes]
 
     def _is_there(self, tag: SegmentTag, offset: int) -> bool:
         """Return whether the frame at `offset` has not been punched out or unlinked meanwhile."""

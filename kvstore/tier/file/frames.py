@@ -161,7 +161,7 @@ class Frames:
                     self._files, place, offset, targets, self._bounces, headers=self._headers
                 )
                 sealed.then = then
-                reading = self._read_sealed(sealed, call, parts)
+                reading = self._read_sealed(sealed, parts)
                 return _within(call.pop_all(), reading)
             if nbytes <= SMALL_READ_NBYTES:
                 read = partial(self._read, segment.tag, targets, begin, slice(0, nbytes), then)
@@ -222,17 +222,13 @@ class Frames:
         target = Target(segment.tag, fd, segment.key, offset)
         return write_sealed(self._files, target, frame.header, buffers, self._bounces)
 
-    def _read_sealed(
-        self, sealed: SealedRead, call: ExitStack, parts: int
-    ) -> Coroutine[Any, Any, object]:
-        """Begin to read. call: holds what the read needs until it has ended."""
+    def _read_sealed(self, sealed: SealedRead, parts: int) -> Coroutine[Any, Any, object]:
         if sealed.nbytes <= SMALL_READ_NBYTES:
             return self._small_reads.run(sealed.nbytes, sealed.run)
         step = _step(sealed.nbytes, parts)
         if step >= sealed.nbytes or not sealed.may_be_split:
             return Jobs(self._executor, [Sized(sealed.run, sealed.nbytes)]).ended()
-        bounce = call.enter_context(self._bounces.taken(PAGE_NBYTES + sealed.nbytes))
-        return Jobs(self._executor, list(sealed.parts(step, bounce))).ended()
+        return Jobs(self._executor, list(sealed.parts(step))).ended()
 
     def _read(
         self,

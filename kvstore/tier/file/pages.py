@@ -12,7 +12,8 @@ _POOL_GROWTH_PAGES = 64
 
 def aligned_buffer(nbytes: int) -> memoryview:
     """Return zeroed memory of `nbytes`, rounded up to whole pages."""
-    return memoryview(mmap.mmap(-1, max(padded(nbytes), PAGE_NBYTES)))
+    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # a shared mapping would be a file in memory
+    return memoryview(mmap.mmap(-1, max(padded(nbytes), PAGE_NBYTES), private))
 
 
 def aligned_copy(data: Buffer) -> memoryview:

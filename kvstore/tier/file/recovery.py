@@ -14,7 +14,6 @@ import numpy.typing as npt
 
 from kvstore.format.frame import (
     NO_SEQUENCE,
-    TAG_NBYTES,
     FrameHeader,
     PackedFrames,
     SegmentKey,
@@ -297,11 +296,10 @@ def _payload_is_good(
     for positions in chunks(header, range(len(offsets)), READ_NBYTES):
         first, last = offsets[positions[0]], positions[-1]
         nbytes = offsets[last] + header.blocks[last].stored_nbytes - first
-        stored = reader.read(offset + first, nbytes, TAG_NBYTES)
+        stored = reader.read(offset + first, nbytes)
         if stored is None:
             return False
-        # The last one first: its tag is put where the next one has been.
-        for position in reversed(positions):
+        for position in positions:
             if not _block_is_good(header, position, stored[offsets[position] - first :], key):
                 return False
     return True
@@ -314,5 +312,4 @@ def _block_is_good(
     if key is None:
         return checksum(stored[: block.stored_nbytes]) == block.stored_checksum
     # A tag that opens says what a checksum would. Who reads the block compares that, too.
-    plain = memoryview(bytearray(block.stored_nbytes))
-    return open_block(header, position, key, stored, plain)
+    return open_block(header, position, key, stored)

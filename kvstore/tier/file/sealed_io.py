@@ -1,7 +1,8 @@
 """Frames of format 2, between buffers of plain bytes and the file. Blocking, for a thread.
 
-Bytes are encrypted into, and decrypted from, bounce buffers: the plain bytes of a slot never reach
-the disk, and what was read reaches a slot only when its tag is right.
+Bytes are encrypted into bounce buffers: the plain bytes of a slot never reach the disk. They are
+read into their slots, which nobody else reads yet, and decrypted there: that takes the memory's
+time once.
 """
 
 from __future__ import annotations
@@ -29,11 +30,12 @@ from kvstore.model.block import PAGE_NBYTES, padded
 from kvstore.model.errors import CorruptBlock, InvalidRequest
 from kvstore.tier.base import Then
 from kvstore.tier.bounces import Bounces
+from kvstore.tier.file.pages import aligned_buffer
 from kvstore.tier.file.segment import FileExtent, Measured, chunks
 from kvstore.tier.file.segment_file import SegmentFiles, segment_name
 
-CHUNK_NBYTES = 4 << 20  # of blocks that are read at once,
-WRITE_CHUNK_NBYTES = 8 << 20  # and written
+WRITE_CHUNK_NBYTES = 8 << 20  # of blocks that are encrypted and written at once
+SPLIT_NBYTES_MAX = 4 << 20  # of a read by several threads
 HEADERS_MAX = 128  # of frames that are read block by block
 
 
@@ -146,8 +148,8 @@ class SealedRead:
     """One read of a frame, in one part or by several threads.
 
     targets: filled from `offset` of the frame with plain bytes. then: called once, when all are
-    filled. A block with a wrong tag leaves zeros. Reads of whole blocks into targets that hold
-    whole blocks take no detour.
+    filled. A block with a wrong tag leaves zeros. Whole blocks are read into targets that hold
+    whole blocks, and decrypted there.
     """
 
     def __init__(
@@ -175,67 +177,47 @@ class SealedRead:
 
     @property
     def may_be_split(self) -> bool:
-        """Whether several threads may read it: one target, that fits into a bounce buffer."""
-        return len(self._targets) == 1 and self.nbytes <= CHUNK_NBYTES
+        """Whether several threads may read it. One of them decrypts."""
+        return len(self._targets) == 1 and self.nbytes <= SPLIT_NBYTES_MAX
 
     def run(self) -> None:
         """Read all of it. Raises CorruptBlock, of which WrongTag; DiskFailed."""
-        if self.nbytes > CHUNK_NBYTES:
-            self._run_in_chunks()
-            return
-        with self._bounces.taken(PAGE_NBYTES + self.nbytes) as bounce:
-            page, stored = bounce[:PAGE_NBYTES], bounce[PAGE_NBYTES:]
+        with self._bounces.taken(PAGE_NBYTES) as bounce:
+            page = bounce[:PAGE_NBYTES]
             if self._offset == PAGE_NBYTES:  # the page is right before them
-                self._read([bounce[: PAGE_NBYTES + self.nbytes]], 0)
-                self._open_all(self._parsed(page), stored)
-                return
-            early = self._early_header(page)
-            self._read([stored[: self.nbytes]], self._offset)
-            self._open_all(early or self._header(page), stored)
+                self._read([page, *self._targets], 0)
+                header = self._parsed(page)
+            else:
+                early = self._early_header(page)
+                self._read(self._targets, self._offset)
+                header = early or self._header(page)
+        self._open_all(header)
 
-    def parts(self, step: int, bounce: memoryview) -> Iterator[Callable[[], None]]:
-        """Yield what several threads do at once; the last of them decrypts.
-
-        bounce: as `Bounces.taken` gives it for a page and all targets.
-        """
+    def parts(self, step: int) -> Iterator[Callable[[], None]]:
+        """Yield what several threads do at once; the last of them decrypts."""
         starts = range(0, self.nbytes, step)
         self._left = len(starts)
         for at in starts:
-            yield partial(self._run_part, bounce, at, min(at + step, self.nbytes))
+            yield partial(self._run_part, at, min(at + step, self.nbytes))
 
-    def _run_part(self, bounce: memoryview, begin: int, end: int) -> None:
-        page, stored = bounce[:PAGE_NBYTES], bounce[PAGE_NBYTES:]
+    def _run_part(self, begin: int, end: int) -> None:
         if not begin:
-            self._first = self._header(page)
-        self._read([stored[begin:end]], self._offset + begin)
+            with self._bounces.taken(PAGE_NBYTES) as bounce:
+                self._first = self._header(bounce[:PAGE_NBYTES])
+        self._read([self._targets[0][begin:end]], self._offset + begin)
         with self._lock:
             self._left -= 1
             if self._left or self._first is None:  # another one failed
                 return
-        self._open_all(self._first, stored)
+        self._open_all(self._first)
 
-    def _open_all(self, header: FrameHeader, stored: memoryview) -> None:
-        """Decrypt what is in `stored`, from the read's offset on."""
+    def _open_all(self, header: FrameHeader) -> None:
+        """Decrypt what has been read."""
         positions = self._positions(header)
         if positions is None:
             self._run_by_detour(header)
         else:
-            self._finish(self._open(header, positions, stored))
-
-    def _run_in_chunks(self) -> None:
-        with self._bounces.taken(PAGE_NBYTES) as bounce:
-            header = self._header(bounce[:PAGE_NBYTES])
-        positions = self._positions(header)
-        if positions is None:
-            self._run_by_detour(header)
-            return
-        wrong: list[int] = []
-        for some in chunks(header, positions, CHUNK_NBYTES):
-            nbytes = _nbytes(header, some)
-            with self._bounces.taken(nbytes) as bounce:
-                self._read([bounce[:nbytes]], header.offsets[some[0]])
-                wrong += self._open(header, some, bounce)
-        self._finish(wrong)
+            self._finish([each for each in positions if not self._open(header, each)])
 
     def _run_by_detour(self, header: FrameHeader) -> None:
         """Read the blocks that the targets are parts of, and copy."""
@@ -249,7 +231,7 @@ class SealedRead:
         if not whole or whole[0][0] > self._offset or sum(whole[-1]) < end:
             raise InvalidRequest("a read of a sealed frame, beyond its blocks")
         first = whole[0][0]
-        plain = memoryview(bytearray(sum(whole[-1]) - first))
+        plain = aligned_buffer(sum(whole[-1]) - first)
         wrong: Sequence[int] = ()
         try:
             read = SealedRead(
@@ -301,32 +283,18 @@ class SealedRead:
                 return None
         return range(first, at)
 
-    def _open(self, header: FrameHeader, positions: Sequence[int], stored: memoryview) -> list[int]:
-        """Decrypt some blocks, which are in `stored` one after the other; return those with a wrong
-        tag. The last one first: its tag is put where the next one has been."""
-        first = header.offsets[positions[0]]
-        return [
-            position
-            for position in reversed(positions)
-            if not open_block(
-                header,
-                position,
-                self._key,
-                stored[header.offsets[position] - first :],
-                self._target(header.offsets[position], header.blocks[position].stored_nbytes),
-            )
-        ]
-
-    def _target(self, offset: int, nbytes: int) -> memoryview:
-        """Return where the block at `offset` of the frame goes. The rest of its page is zeros."""
-        at, target = offset - self._offset, self._targets[0]
+    def _open(self, header: FrameHeader, position: int) -> bool:
+        """Decrypt a block in its target; False if its tag is wrong. The rest of its last page is
+        zeros."""
+        at = header.offsets[position] - self._offset
+        nbytes, target = header.blocks[position].stored_nbytes, self._targets[0]
         for target in self._targets:
             if at < len(target):
                 break
             at -= len(target)
         padding = target[at + nbytes : at + padded(nbytes)]
         padding[:] = bytes(len(padding))
-        return target[at : at + nbytes]
+        return open_block(header, position, self._key, target[at:])
 
     def _finish(self, wrong: Sequence[int]) -> None:
         if self.then is not None:

@@ -31,10 +31,10 @@ class Reader:
         self.refused = 0
         self._buffer = aligned_buffer(PAGE_NBYTES)
 
-    def read(self, offset: int, nbytes: int, spare_nbytes: int = 0) -> memoryview | None:
-        """Return bytes that stay valid until the next call, and some to write to behind them."""
-        if len(self._buffer) < nbytes + spare_nbytes:
-            self._buffer = aligned_buffer(nbytes + spare_nbytes)
+    def read(self, offset: int, nbytes: int) -> memoryview | None:
+        """Return bytes that stay valid until the next call."""
+        if len(self._buffer) < nbytes:
+            self._buffer = aligned_buffer(nbytes)
         target = self._buffer[:nbytes]
         try:
             moved = transfer(self.disk.preadv, self.fd, [target], offset)
@@ -42,7 +42,7 @@ class Reader:
             self.refused += 1
             _log.warning("unreadable offset=%d nbytes=%d error=%s", offset, nbytes, error)
             return None
-        return self._buffer[: nbytes + spare_nbytes] if moved == nbytes else None
+        return target if moved == nbytes else None
 
 
 class Form(NamedTuple):

@@ -73,43 +73,19 @@ def is_sealed(read: ObjectRead) -> bool:
     return read.extent.key is not None and read.block is not None
 
 
-def bounced(read: ObjectRead, stored: memoryview) -> ObjectRead:
-    """Return a read of an encrypted block as it is sent: into `stored`, with room for a tag behind
-    it, from which it is decrypted into its target. `then` is called if its tag is right."""
+def opened(read: ObjectRead) -> Callable[[], None]:
+    """Return what decrypts an encrypted block where it was received, then tells of it if its tag is
+    right. Otherwise it leaves zeros."""
     key = read.extent.key
     assert key is not None
     assert read.block is not None
     (header, position), (target,) = read.block, read.targets
 
-    def opened() -> None:
-        good = open_block(header, position, key, stored, target)
-        if good and read.then is not None:
+    def run() -> None:
+        if open_block(header, position, key, target) and read.then is not None:
             read.then()
 
-    nbytes = header.blocks[position].stored_nbytes
-    return ObjectRead(read.extent, read.offset, [stored[:nbytes]], opened)
-
-
-def through_bounce(
-    request: Request, reads: Sequence[ObjectRead], take: Callable[[int], memoryview]
-) -> tuple[Request, dict[int, Callable[[], None]]]:
-    """Return a request whose encrypted blocks all go through the same memory, and what decrypts
-    each, by its read: an answer fills a buffer, and tells, before it begins with the next one.
-
-    take: returns so many bytes, with room for a tag behind them. So they stay in the processor's
-    cache. Each of these reads is one buffer of the request.
-    """
-    sealed = {each for each in request.reads if each >= 0 and is_sealed(reads[each])}
-    if not sealed:
-        return request, {}
-    stored = take(max(reads[each].nbytes for each in sealed))
-    sent = {each: bounced(reads[each], stored) for each in sealed}
-    buffers = tuple(
-        sent[read].targets[0] if read in sent else buffer
-        for read, buffer in zip(request.reads, request.buffers, strict=True)
-    )
-    opened = {each: then for each, read in sent.items() if (then := read.then) is not None}
-    return request._replace(buffers=buffers), opened
+    return run
 
 
 def plan_requests(reads: Sequence[ObjectRead], part_nbytes: int = PART_NBYTES) -> list[Request]:

@@ -5,24 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from dataclasses import replace
 from enum import Enum
 from functools import partial
 
 from kvstore.model.errors import Unavailable
 from kvstore.system.threads import outlive
-from kvstore.tier.bounces import BOUNCES
 from kvstore.tier.object.catalog import Catalog
 from kvstore.tier.object.failure import ObjectGone
 from kvstore.tier.object.names import Names
 from kvstore.tier.object.ranges import (
-    PART_NBYTES,
     ObjectRead,
     Request,
-    bounced,
     is_sealed,
+    opened,
     plan_requests,
-    through_bounce,
 )
 from kvstore.tier.object.requests import Filled, Requests
 
@@ -42,7 +39,6 @@ class Reads:
         self._requests = requests
         self._catalog = catalog
         self._names = names
-        self._bounces = BOUNCES
 
     async def read(self, reads: Sequence[ObjectRead], deadline: float) -> list[Outcome]:
         """Fill the targets of `reads`; return the outcome of each.
@@ -51,31 +47,10 @@ class Reads:
         not. Those of a read that was not READ are unspecified. Of an encrypted object, a record
         with a wrong tag leaves zeros, and its `then` is not called.
         """
-        with ExitStack() as held:
-
-            def take(nbytes: int) -> memoryview:
-                return held.enter_context(self._bounces.taken(nbytes))
-
-            sent = [
-                bounced(read, take(read.nbytes))
-                if is_sealed(read) and read.nbytes > PART_NBYTES
-                else read
-                for read in reads
-            ]
-            return await self._read(sent, deadline, take)
-
-    async def _read(
-        self, reads: Sequence[ObjectRead], deadline: float, take: Callable[[int], memoryview]
-    ) -> list[Outcome]:
-        """take: memory for encrypted blocks; those cut into several requests have theirs."""
-        planned = plan_requests(reads)
-        spread = Counter(read for request in planned for read in set(request.reads))
+        reads = [replace(read, then=opened(read)) if is_sealed(read) else read for read in reads]
+        requests = plan_requests(reads)
+        spread = Counter(read for request in requests for read in set(request.reads))
         thens = {index: read.then for index, read in enumerate(reads) if read.then is not None}
-        requests: list[Request] = []
-        for each in planned:
-            request, opened = through_bounce(each, reads, take)
-            requests.append(request)
-            thens.update(opened)
 
         def told(request: Request, index: int) -> None:
             read = request.ends(index)

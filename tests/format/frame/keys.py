@@ -32,3 +32,7 @@ class CountedKey:
             target[:] = bytes(len(target))
             return False
         return True
+
+    def open_in_place(self, data: memoryview, seal: bytes, aad: bytes) -> bool:
+        sealed = bytes(data) + seal[NONCE_NBYTES:]
+        return self.open(sealed, seal[:NONCE_NBYTES], aad, data)

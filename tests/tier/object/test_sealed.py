@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from kvstore.model.block import BlockKey, NamespaceId
 from kvstore.model.errors import ConfigError
 from kvstore.model.tenant import tenant_id
 from kvstore.sealing import Erasure, FileRoot, Keyring, Sealing
-from kvstore.tier.bounces import Bounces
 from kvstore.tier.object import ObjectRead, ObjectRefused, seal
 from kvstore.tier.object.names import TOMBSTONES, TombstoneName
 from kvstore.tier.object.seal import SealedNames
@@ -385,34 +383,5 @@ def test_a_bucket_in_clear_has_no_keys_to_rotate(tmp_path: Path) -> None:
             await side.write(frames(prefix_of("plain", 16)))
             assert (await side.find(prefix_of("plain", 16))).blocks == RUN_BLOCKS
             assert await side.tier.keys.destroy(side.deadline()) is Erasure.NONE
-
-    run(test)
-
-
-def test_the_records_of_a_request_are_received_into_one_buffer(where: dict[str, Any]) -> None:
-    """Memory for each record of a window would be more than processors cache."""
-
-    class Counting(Bounces):
-        def __init__(self) -> None:
-            super().__init__()
-            self.taken_nbytes: list[int] = []
-
-        def taken(self, nbytes: int) -> AbstractContextManager[memoryview]:
-            self.taken_nbytes.append(nbytes)
-            return super().taken(nbytes)
-
-    async def test() -> None:
-        keys = prefix_of("several", RUN_BLOCKS)
-        async with opened(where) as side:
-            await side.write(frames(keys))
-        async with opened(where) as side:
-            records = await side.find(keys)
-            gets = side.counted("object_requests").get("get", 0)
-            side.tier.reads._bounces = bounces = Counting()
-            assert await side.read_all(records) == len(PARTS) * len(keys)
-            requests = side.counted("object_requests")["get"] - gets
-            reads, _ = reads_of(records)
-            assert len(bounces.taken_nbytes) == requests < len(reads)
-            assert max(bounces.taken_nbytes) == max(read.nbytes for read in reads)
 
     run(test)
