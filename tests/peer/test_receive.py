@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 import socket
-import struct
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -30,7 +30,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
     if request.param == "one call":
         assert native.library() is not None, native.reason()
     else:
-        monkeypatch.setattr(receive, "received", lambda fd, targets: None)
+        monkeypatch.setattr(receive, "received", lambda fd, targets, silent_max: None)
 
 
 @contextmanager
@@ -106,7 +106,7 @@ def test_a_connection_that_ends_early_is_an_error(cut: int) -> None:
 
 @pytest.mark.usefixtures("way")
 def test_silence_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvstore.peer.bulk._TIMEVAL", struct.pack("@ll", 0, 100_000))
+    monkeypatch.setattr("kvstore.peer.bulk.SILENCE_S", 0.4)
     listener = socket.create_server(("127.0.0.1", 0))
     ours = socket.create_connection(listener.getsockname())
     theirs, _ = listener.accept()
@@ -115,17 +115,53 @@ def test_silence_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
         bulk.lend_to_thread()
         theirs.sendall(RECORDS[0])
         receipt = Receipt(bulk, SIZES, SUMS, targets(), "a peer")
+        began = time.monotonic()
         with pytest.raises(PeerSlow, match="sent nothing"):
             receipt.run()
+        assert 0.3 < time.monotonic() - began < 1.5
+
+
+@pytest.mark.usefixtures("way")
+def test_bytes_that_come_rarely_are_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvstore.peer.bulk.SILENCE_S", 0.4)
+    record = bytes(range(256)) * 1200
+    listener = socket.create_server(("127.0.0.1", 0))
+    ours = socket.create_connection(listener.getsockname())
+    theirs, _ = listener.accept()
+
+    def send() -> None:
+        for at in range(0, len(record), len(record) // 6):
+            theirs.sendall(record[at : at + len(record) // 6])
+            time.sleep(0.2)  # longer than a timeout of the socket
+        theirs.sendall(HELD)
+
+    with ours, theirs, listener:
+        bulk = Bulk(ours)
+        bulk.lend_to_thread()
+        thread = threading.Thread(target=send)
+        thread.start()
+        target = memoryview(bytearray(len(record)))
+        receipt = Receipt(bulk, [len(record)], [checksum(record)], [target], "a peer")
+        assert receipt.run() == []
+        thread.join()
+        assert target == record
+
+
+@pytest.mark.usefixtures("way")
+def test_the_event_loop_is_told_of_every_byte_afterwards() -> None:
+    with sending(b"".join(RECORDS) + HELD) as bulk:
+        Receipt(bulk, SIZES, SUMS, targets(), "a peer").run()
+        bulk.take_back()
+        assert bulk.socket.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT) == 1
 
 
 def test_no_record_is_no_call_too_many() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        assert received(ours.fileno(), []) == []
+        assert received(ours.fileno(), [], 1) == []
         theirs.sendall(b"x" * 10)
         room = memoryview(bytearray(10))
-        assert received(ours.fileno(), [room]) == [checksum(b"x" * 10)]
+        assert received(ours.fileno(), [room], 1) == [checksum(b"x" * 10)]
         assert room == b"x" * 10
         with pytest.raises(OSError, match="Bad file descriptor"):
-            received(-1, [room])
+            received(-1, [room], 1)
