@@ -19,18 +19,20 @@ from kvstore_lmcache.compat import TESTED
 from kvstore_lmcache.names import Names
 from kvstore_lmcache.settings import parse_settings
 
+ARENA_ROUNDS = 4
+
 
 def open_system(place: Place) -> System:
     return OverKVStore(place)
 
 
 class OverKVStore(Manager):
-    """The daemon is as large as where it is measured by itself."""
+    """The daemon has room for more than is asked of it, as the page cache above files has."""
 
     def __init__(self, place: Place) -> None:
-        self._daemon = start_daemon(place)
+        self._daemon = start_daemon(place, ARENA_ROUNDS)
         self._admin = Client(self._daemon.target, name="kvstore bench peers")
-        await_arena(self._admin, 2 * place.round_nbytes)
+        await_arena(self._admin, ARENA_ROUNDS * place.round_nbytes)
         params = {
             "target": self._daemon.target,
             "page_mib_max": max(1, place.blocks.nbytes >> 20),

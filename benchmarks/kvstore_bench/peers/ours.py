@@ -69,10 +69,10 @@ class Ours:
         self._daemon.stop()
 
 
-def start_daemon(place: Place) -> Daemon:
-    """Start a daemon whose arena holds two rounds, and its files four."""
+def start_daemon(place: Place, arena_rounds: int = 2) -> Daemon:
+    """Start a daemon whose arena holds two rounds, or `arena_rounds`, and its files four."""
     return Daemon(
-        f"dram.capacity={2 * place.round_nbytes}",
+        f"dram.capacity={arena_rounds * place.round_nbytes}",
         f"dram.extent={place.round_nbytes // 2}",
         f"file.path={place.directory / 'tier'}",
         f"file.capacity={4 * place.round_nbytes + (64 << 20)}",
