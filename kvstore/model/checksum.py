@@ -73,14 +73,14 @@ def shared_copies(
     return None if native.library() is None else sums.SharedCopies(sources, targets)
 
 
-def received(fd: int, targets: Sequence[memoryview], silent_max: int) -> list[int] | None:
+def received(fd: int, targets: Sequence[memoryview]) -> list[int] | None:
     """Fill targets from a socket that blocks, one behind the other; return the checksums of what
     has come. None: nothing was done, because the native library is not there.
 
     Raises EOFError if the other side ends the connection first, and OSError: BlockingIOError after
-    `silent_max` timeouts of the socket without a byte. Sets its SO_RCVLOWAT to 1 again.
+    a silence as long as the socket's timeout.
     """
-    return sums.received(fd, targets, silent_max) if native.library() is not None else None
+    return sums.received(fd, targets) if native.library() is not None else None
 
 
 def copy_gathered(sources: Sequence[memoryview], target: memoryview) -> int:

@@ -19,7 +19,7 @@ from kvstore.peer.seal import LENGTH, TAG_NBYTES, Opener, Sealer
 from kvstore.peer.wire import HEADER_NBYTES, NBYTES_MAX, Frame, parse, parse_head
 
 SILENCE_S = 2.0
-TIMEOUTS_MAX = 4  # one after another, of a thread that receives. One alone may follow some bytes.
+_TIMEVAL = struct.pack("@ll", int(SILENCE_S), int(SILENCE_S % 1 * 1e6))
 _USER_TIMEOUT_MS = 5000  # for bytes of a control connection that the other host does not confirm
 _SEALED_NBYTES_MAX = HEADER_NBYTES + max(NBYTES_MAX.values())
 
@@ -34,9 +34,8 @@ class Bulk:
         self.sealer = sealer
         self.opener = opener
         tune(connection)
-        timeout = _timeval(SILENCE_S / TIMEOUTS_MAX)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(SILENCE_S))
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL)
         # What a call could still put into the kernel's buffer was not read by anybody.
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(SILENCE_S * 1000))
 
@@ -128,8 +127,6 @@ class Bulk:
         self.socket.setblocking(True)
 
     def take_back(self) -> None:
-        """The event loop has it again, and is told of every byte."""
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
         self.socket.setblocking(False)
 
     def shut(self) -> None:
@@ -140,10 +137,6 @@ class Bulk:
     def close(self) -> None:
         self.shut()
         self.socket.close()
-
-
-def _timeval(seconds: float) -> bytes:
-    return struct.pack("@ll", int(seconds), int(seconds % 1 * 1e6))
 
 
 def failed_connection(error: OSError, what: str) -> PeerError:

@@ -12,12 +12,10 @@ from itertools import groupby
 
 from kvstore.model.checksum import PiecewiseChecksum, received
 from kvstore.peer.base import PeerCorrupt, PeerGone, PeerSlow
-from kvstore.peer.bulk import SILENCE_S, TIMEOUTS_MAX, Bulk, failed_connection
+from kvstore.peer.bulk import SILENCE_S, Bulk, failed_connection
 from kvstore.peer.seal import PIECE_NBYTES, TAG_NBYTES, Opener
 from kvstore.peer.wire import HELD
 from kvstore.tier.bounces import BOUNCES
-
-STEP_NBYTES = 256 << 10  # wake a thread that receives
 
 
 class Receipt:
@@ -88,7 +86,7 @@ class Receipt:
         """Fill `targets` with records; return their checksums."""
         if self._bulk.opener is None:
             try:
-                sums = received(self._bulk.socket.fileno(), targets, TIMEOUTS_MAX)
+                sums = received(self._bulk.socket.fileno(), targets)
             except EOFError:
                 raise _ended() from None
             if sums is not None:
@@ -127,21 +125,11 @@ def _receive_sealed(bulk: Bulk, opener: Opener, target: memoryview, bounce: memo
 
 def receive_into(connection: socket.socket, target: memoryview) -> None:
     """Fill `target`. Raises OSError: BlockingIOError after a silence; PeerGone at the end."""
-    at = silent = 0
+    at = 0
     while at < len(target):
-        # The thread wakes once so much is there, and not for every packet.
-        step = min(STEP_NBYTES, len(target) - at)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, step)
-        try:
-            count = connection.recv_into(target[at:])
-        except BlockingIOError:
-            silent += 1
-            if silent >= TIMEOUTS_MAX:
-                raise
-            continue
+        count = connection.recv_into(target[at:])
         if not count:
             raise _ended()
-        silent = 0
         at += count
 
 

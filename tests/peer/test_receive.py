@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -30,7 +31,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
     if request.param == "one call":
         assert native.library() is not None, native.reason()
     else:
-        monkeypatch.setattr(receive, "received", lambda fd, targets, silent_max: None)
+        monkeypatch.setattr(receive, "received", lambda fd, targets: None)
 
 
 @contextmanager
@@ -106,7 +107,7 @@ def test_a_connection_that_ends_early_is_an_error(cut: int) -> None:
 
 @pytest.mark.usefixtures("way")
 def test_silence_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvstore.peer.bulk.SILENCE_S", 0.4)
+    monkeypatch.setattr("kvstore.peer.bulk._TIMEVAL", struct.pack("@ll", 0, 400_000))
     listener = socket.create_server(("127.0.0.1", 0))
     ours = socket.create_connection(listener.getsockname())
     theirs, _ = listener.accept()
@@ -123,7 +124,7 @@ def test_silence_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("way")
 def test_bytes_that_come_rarely_are_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvstore.peer.bulk.SILENCE_S", 0.4)
+    monkeypatch.setattr("kvstore.peer.bulk._TIMEVAL", struct.pack("@ll", 0, 400_000))
     record = bytes(range(256)) * 1200
     listener = socket.create_server(("127.0.0.1", 0))
     ours = socket.create_connection(listener.getsockname())
@@ -148,20 +149,38 @@ def test_bytes_that_come_rarely_are_no_silence(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.usefixtures("way")
-def test_the_event_loop_is_told_of_every_byte_afterwards() -> None:
-    with sending(b"".join(RECORDS) + HELD) as bulk:
-        Receipt(bulk, SIZES, SUMS, targets(), "a peer").run()
-        bulk.take_back()
-        assert bulk.socket.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT) == 1
+def test_the_last_bytes_are_not_waited_for_longer_than_they_take() -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    ours = socket.create_connection(listener.getsockname())
+    theirs, _ = listener.accept()
+    record = bytes(256) * 1200
+
+    def send() -> None:
+        for at in (0, 250_000, 300_000):
+            theirs.sendall(record[at : {0: 250_000, 250_000: 300_000}.get(at, len(record))])
+            time.sleep(0.03)
+        theirs.sendall(HELD)
+
+    with ours, theirs, listener:
+        bulk = Bulk(ours)
+        bulk.lend_to_thread()
+        thread = threading.Thread(target=send)
+        began = time.monotonic()
+        thread.start()
+        target = memoryview(bytearray(len(record)))
+        receipt = Receipt(bulk, [len(record)], [checksum(record)], [target], "a peer")
+        assert receipt.run() == []
+        assert time.monotonic() - began < 0.4
+        thread.join()
 
 
 def test_no_record_is_no_call_too_many() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        assert received(ours.fileno(), [], 1) == []
+        assert received(ours.fileno(), []) == []
         theirs.sendall(b"x" * 10)
         room = memoryview(bytearray(10))
-        assert received(ours.fileno(), [room], 1) == [checksum(b"x" * 10)]
+        assert received(ours.fileno(), [room]) == [checksum(b"x" * 10)]
         assert room == b"x" * 10
         with pytest.raises(OSError, match="Bad file descriptor"):
-            received(-1, [room], 1)
+            received(-1, [room])

@@ -24,7 +24,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "kvstore_leaves": (_POINTER, _SIZE, _POINTER),
     "kvstore_copies": (_SIZE, *(_POINTER,) * 4),
     "kvstore_share": (_POINTER,),
-    "kvstore_receive": (_INT, _INT, _SIZE, *(_POINTER,) * 4),
+    "kvstore_receive": (_INT, _SIZE, *(_POINTER,) * 4),
     "kvstore_pages": (_POINTER, _SIZE, _SIZE, _POINTER, _POINTER, _INT, _POINTER),
     "kvstore_load": (_POINTER, _SIZE, *(_POINTER,) * 5),
     "kvstore_slots_find": (_SIZE, *(_POINTER,) * 3, _SIZE, *(_POINTER,) * 3),

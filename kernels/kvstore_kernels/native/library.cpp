@@ -102,9 +102,9 @@ EXPORT void kvstore_copies(size_t count, const uint8_t* const* sources, uint8_t*
 // For any number of threads at once; `shared` is over when all of them have returned.
 EXPORT void kvstore_share(Shared* shared) { take_part(best(isa_limit), *shared, fence); }
 // outcome: what `receive` returns. sums: the checksum of each record, if that is 0.
-EXPORT void kvstore_receive(int fd, int silent_max, size_t count, uint8_t* const* targets, const uint64_t* sizes,
-                            int64_t* outcome, uint64_t* sums) {
-    *outcome = receive(best(isa_limit), fd, silent_max, count, targets, sizes, sums);
+EXPORT void kvstore_receive(int fd, size_t count, uint8_t* const* targets, const uint64_t* sizes, int64_t* outcome,
+                     uint64_t* sums) {
+    *outcome = receive(best(isa_limit), fd, count, targets, sizes, sums);
 }
 // Blocks to or from records, which have a page of each layer, one after another; sums: of records.
 EXPORT void kvstore_pages(const Pages* layers, size_t layers_count, size_t count, const int64_t* blocks,

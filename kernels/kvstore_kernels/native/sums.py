@@ -50,19 +50,17 @@ def copies(sources: Sequence[Buffer], targets: Sequence[memoryview]) -> list[int
     return _copied(sources, targets)
 
 
-def received(fd: int, targets: Sequence[memoryview], silent_max: int) -> list[int]:
+def received(fd: int, targets: Sequence[memoryview]) -> list[int]:
     """Fill targets from a socket that blocks, one behind the other; return the checksums of what
     has come. One call, however many pieces it comes in.
 
-    The socket wakes this thread for 256 KiB, not for every packet. Raises EOFError if the other
-    side ends the connection first, and OSError: BlockingIOError after `silent_max` timeouts of the
-    socket without a byte.
+    Raises EOFError if the other side ends the connection first, and OSError: BlockingIOError after
+    a silence as long as the socket's timeout.
     """
     starts, sizes = addresses_of(targets)
     outcome, found = ctypes.c_int64(), np.empty(len(targets), np.uint64)
     _library().kvstore_receive(
         fd,
-        silent_max,
         len(targets),
         starts.ctypes.data,
         sizes.ctypes.data,
