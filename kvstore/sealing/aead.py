@@ -64,9 +64,11 @@ class AeadKey:
             opener.authenticate_additional_data(aad)
             opener.update_into(data, data)
             opener.finalize()
-        except self._wrong:
+        except BaseException as error:  # nobody is to read what no tag vouches for
             data[:] = bytes(len(data))
-            return False
+            if isinstance(error, self._wrong):
+                return False
+            raise
         return True
 
     def __repr__(self) -> str:

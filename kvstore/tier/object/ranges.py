@@ -27,7 +27,7 @@ class ObjectRead:
     then: called by a thread as soon as they are full and before the read returns, while the bytes
     may still be in the processor's cache. Called again if they are filled again. Must not raise.
     block: of an encrypted object, the frame's header and which of its blocks this is: the only
-    target is filled with its plain bytes.
+    target is filled with its plain bytes, or with zeros if its tag is wrong.
     """
 
     extent: ObjectExtent
@@ -74,15 +74,16 @@ def is_sealed(read: ObjectRead) -> bool:
 
 
 def opened(read: ObjectRead) -> Callable[[], None]:
-    """Return what decrypts an encrypted block where it was received, then tells of it if its tag is
-    right. Otherwise it leaves zeros."""
+    """Return what decrypts an encrypted block where it was received, and then tells of it: also of
+    zeros, because an earlier attempt may have told of the right bytes."""
     key = read.extent.key
     assert key is not None
     assert read.block is not None
     (header, position), (target,) = read.block, read.targets
 
     def run() -> None:
-        if open_block(header, position, key, target) and read.then is not None:
+        open_block(header, position, key, target)
+        if read.then is not None:
             read.then()
 
     return run

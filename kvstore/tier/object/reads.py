@@ -45,7 +45,7 @@ class Reads:
 
         Bytes are not verified here. The targets belong to the tier until this returns, cancelled or
         not. Those of a read that was not READ are unspecified. Of an encrypted object, a record
-        with a wrong tag leaves zeros, and its `then` is not called.
+        with a wrong tag leaves zeros.
         """
         reads = [replace(read, then=opened(read)) if is_sealed(read) else read for read in reads]
         requests = plan_requests(reads)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +17,9 @@ from kvstore.model.block import BlockKey, NamespaceId
 from kvstore.model.errors import ConfigError
 from kvstore.model.tenant import tenant_id
 from kvstore.sealing import Erasure, FileRoot, Keyring, Sealing
-from kvstore.tier.object import ObjectRead, ObjectRefused, seal
+from kvstore.tier.object import ObjectFailed, ObjectRefused, Outcome, seal
 from kvstore.tier.object.names import TOMBSTONES, TombstoneName
+from kvstore.tier.object.requests import Filled
 from kvstore.tier.object.seal import SealedNames
 from kvstore.tier.object.tombstones import encode_tombstone
 from tests.hostile.forge import LEAF_NBYTES, forged
@@ -50,10 +54,12 @@ async def good_reads(side: Side, keys: Sequence[BlockKey], nbytes: int) -> tuple
     bytes than were put. A record with a wrong tag leaves zeros."""
     reads, targets = reads_of(await side.find(keys))
     told: set[int] = set()
-    watched = [
-        ObjectRead(each.extent, each.offset, each.targets, lambda at=at: told.add(at), each.block)  # type: ignore[misc]
-        for at, each in enumerate(reads)
-    ]
+
+    def tell(at: int) -> None:
+        if any(targets[at][2]):
+            told.add(at)
+
+    watched = [replace(each, then=partial(tell, at)) for at, each in enumerate(reads)]
     await side.tier.reads.read(watched, side.deadline())
     wrong = 0
     for at, (part, key, target) in enumerate(targets):
@@ -62,6 +68,49 @@ async def good_reads(side: Side, keys: Sequence[BlockKey], nbytes: int) -> tuple
         else:
             assert not any(target)
     return len(told), wrong
+
+
+def test_a_record_that_comes_again_with_a_wrong_tag_is_told_again(where: dict[str, Any]) -> None:
+    """The first attempt brings it as it was put, and is cut behind it; the second one zeros."""
+
+    async def test() -> None:
+        keys = prefix_of("again", RUN_BLOCKS)
+        async with opened(where) as side:
+            await side.write(frames(keys))
+        async with opened(where) as side:
+            reads, targets = reads_of(await side.find(keys))
+            last: dict[int, bytes] = {}
+            get, attempts = side.bucket.get, itertools.count(1)
+
+            async def spoilt(
+                name: str, start: int, buffers: Sequence[memoryview], filled: Filled
+            ) -> None:
+                attempt = next(attempts)
+
+                def note(index: int) -> None:
+                    if attempt == 2 and index == 0:
+                        buffers[0][5] ^= 1
+                    if attempt > 1 or index == 0:
+                        filled(index)
+
+                await get(name, start, buffers, note)
+                if attempt == 1:
+                    raise ObjectFailed("cut", reason="connection")
+
+            side.bucket.get = spoilt  # type: ignore[method-assign]
+
+            def note(at: int) -> None:
+                last[at] = bytes(reads[at].targets[0])
+
+            watched = [replace(each, then=partial(note, at)) for at, each in enumerate(reads)]
+            outcomes = await side.tier.reads.read(watched, side.deadline())
+            assert set(outcomes) == {Outcome.READ}
+            zeros = [at for at, each in enumerate(reads) if not any(each.targets[0])]
+            assert len(zeros) == 1
+            assert all(last[at] == bytes(each.targets[0]) for at, each in enumerate(reads))
+            assert len(targets) == len(last)
+
+    run(test)
 
 
 def test_nothing_that_was_put_is_readable_in_the_bucket(
