@@ -133,7 +133,7 @@ def test_bytes_that_come_rarely_are_no_silence(monkeypatch: pytest.MonkeyPatch) 
     def send() -> None:
         for at in range(0, len(record), len(record) // 6):
             theirs.sendall(record[at : at + len(record) // 6])
-            time.sleep(0.2)  # longer than a timeout of the socket
+            time.sleep(0.2)  # six of them are longer than the socket waits for one byte
         theirs.sendall(HELD)
 
     with ours, theirs, listener:

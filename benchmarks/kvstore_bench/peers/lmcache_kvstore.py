@@ -19,7 +19,7 @@ from kvstore_lmcache.compat import TESTED
 from kvstore_lmcache.names import Names
 from kvstore_lmcache.settings import parse_settings
 
-ARENA_ROUNDS = 4
+ARENA_ROUNDS = 4  # a client moves a quarter of an arena at once: a round in one go
 
 
 def open_system(place: Place) -> System:

@@ -67,8 +67,9 @@ def make_extent(
         os.ftruncate(fd, nbytes)
         with on_cpus(cpus):
             if huge:
+                # The kernel makes no huge page where there is not one small page yet.
                 for offset in range(0, nbytes - HUGE_NBYTES + 1, HUGE_NBYTES):
-                    os.posix_fallocate(fd, offset, mmap.PAGESIZE)  # where there is none, none grows
+                    os.posix_fallocate(fd, offset, mmap.PAGESIZE)
                 collapse(fd)
             os.posix_fallocate(fd, 0, nbytes)
         mapped = mmap.mmap(fd, nbytes, flags=mmap.MAP_SHARED)
@@ -87,17 +88,17 @@ def make_touched_extent(
     nbytes: int, cpus: Set[int], *, sealed: bool = False
 ) -> tuple[int, mmap.mmap]:
     fd, mapped = make_extent(nbytes, cpus, sealed=sealed, huge=True)
-    populate(mapped)
+    _populate(mapped)
     return fd, mapped
 
 
 def touch(fd: int, mapped: mmap.mmap) -> None:
     """Make the pages of an extent huge, and fill its page tables, as far as the kernel can."""
     collapse(fd)
-    populate(mapped)
+    _populate(mapped)
 
 
-def populate(mapped: mmap.mmap) -> None:
+def _populate(mapped: mmap.mmap) -> None:
     """Fill the page tables of an extent, as far as the kernel can.
 
     It works in steps through ctypes, because mmap.madvise would hold the interpreter lock.
