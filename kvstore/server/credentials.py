@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote
@@ -20,7 +20,7 @@ from kvstore.model.errors import ConfigError, Unauthorized
 from kvstore.model.tenant import DEFAULT_TENANT, Principal, Role, role_of
 from kvstore.server.identity import Admitted
 from kvstore.system.file_watch import Watched
-from kvstore.system.token_file import Shown, Tokens, read_tokens, shown
+from kvstore.system.token_file import Shown, TokenEntry, Tokens, read_tokens, shown
 
 logger = logging.getLogger(__name__)
 
@@ -42,14 +42,21 @@ class TokenFile:
         self._watched = Watched(path)
         self._watched.changed()
         self._problem = ""
-        self._tokens = Tokens(read_tokens(path))
+        self._take(read_tokens(path))
 
     def find(self, token: Shown, now: float) -> Principal | None:
         """Return whose token it is, None if it is nobody's."""
         entry = self._tokens.find(token, now)
         if entry is None:
             return None
-        return Principal(entry.tenant, f"token {entry.id}", role_of(entry.role))
+        return self._principals[entry.id]
+
+    def _take(self, entries: Sequence[TokenEntry]) -> None:
+        self._tokens = Tokens(entries)
+        self._principals = {
+            each.id: Principal(each.tenant, f"token {each.id}", role_of(each.role))
+            for each in entries
+        }
 
     async def look(self) -> None:
         """Read the file if it has changed. One that is wrong leaves the tokens as they are, and is
@@ -58,7 +65,7 @@ class TokenFile:
             return
         before = self._problem
         try:
-            self._tokens = Tokens(await asyncio.to_thread(read_tokens, self._path))
+            self._take(await asyncio.to_thread(read_tokens, self._path))
         except ConfigError as error:
             self._watched.again()
             self._problem = str(error)
@@ -136,8 +143,8 @@ class Credentials:
 
     def admit(self, context: Any) -> Admitted:
         token, peer = _bearer(context.invocation_metadata()), host_of(context.peer())
-        evidence = Evidence(token, _names(context.auth_context()))
-        return self.admit_evidence(evidence, peer)
+        names = _names(context.auth_context()) if self._certificates is not None else None
+        return self.admit_evidence(Evidence(token, names), peer)
 
     def admit_evidence(self, evidence: Evidence, peer: str) -> Admitted:
         """Return who shows this. Raises Unauthorized."""
