@@ -18,6 +18,7 @@ MIB = 1 << 20
 CAPACITY = 256 * MIB
 GUARANTEED = 64 * MIB
 NAMESPACE = sample_namespace("lending", MIB)
+NO_ROOM_S = 0.5  # to wait with more than fits: no room comes
 
 
 @pytest.fixture
@@ -57,7 +58,10 @@ def test_what_others_leave_is_lent_and_comes_back(daemon: Daemon) -> None:
     flood = sample_keys("flood", 400)
     with client_of(daemon, "noisy") as noisy, client_of(daemon, "quiet") as quiet:
         until(
-            lambda: put(noisy, flood) >= 0 and held(daemon)["noisy"]["used_bytes"] > 0.9 * CAPACITY
+            lambda: (
+                put(noisy, flood, NO_ROOM_S) >= 0
+                and held(daemon)["noisy"]["used_bytes"] > 0.9 * CAPACITY
+            )
         )
 
         mine = sample_keys("mine", 56)
@@ -72,14 +76,14 @@ def test_what_others_leave_is_lent_and_comes_back(daemon: Daemon) -> None:
         assert told.ending is not None
         assert Reason.OVER_SHARE in {each.reason for each in told.ranges}
 
-        put(noisy, sample_keys("more", 200))
+        put(noisy, sample_keys("more", 200), NO_ROOM_S)
         assert quiet.match(NAMESPACE.id, mine).hit_blocks == len(mine), "it is within its guarantee"
         assert held(daemon)["noisy"]["evicted_blocks"] > 0
 
 
 def test_two_that_want_more_than_there_is_share_it(daemon: Daemon) -> None:
     with client_of(daemon, "noisy") as noisy, client_of(daemon, "other") as other:
-        put(noisy, sample_keys("noisy", 300))
+        put(noisy, sample_keys("noisy", 300), NO_ROOM_S)
         for each in range(3):
             put(other, sample_keys(f"other {each}", 100))
             put(noisy, sample_keys(f"noisy {each}", 100))
