@@ -1,8 +1,8 @@
 """`kvstore bench tier --record l3`: coded records in the file tier.
 
 Prefixes of KV, a model's or made up, are encoded and written, and come back cold: promoted, then
-copied from their slots, verified and decoded into an engine's pages, one window while the next one
-is read. Bytes are those that the engine has: what fio would have to move without the codec.
+copied from their slots, verified and decoded into an engine's pages, one window while the next
+ones are read. Bytes are those that the engine has: what fio would have to move without the codec.
 """
 
 from __future__ import annotations

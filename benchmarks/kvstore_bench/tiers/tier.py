@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ Say = Callable[[str], None]
 
 WAIT_S = 60.0
 WINDOW_BLOCKS = 32  # leased at once while a prefix is read
+WINDOWS_AHEAD = 3  # on their way while another one is taken: as fio, at its best
 FIRST_BLOCKS = 64
 ROUNDS_MIN = 4  # what is read must have left the arena
 
@@ -190,17 +192,19 @@ class Prefixes:
         raise NotImplementedError
 
     def read(self, number: int) -> None:
-        """Bring one prefix up, two windows at a time, as a prefetching engine does."""
+        """Bring one prefix up, some windows ahead of the one that is taken, as an engine does that
+        prefetches."""
         keys = self._keys[number]
         if not self.is_cold(keys):
             raise Unavailable("what was to be read is still in the arena: take more rounds")
         starts = range(0, len(keys), WINDOW_BLOCKS)
-        under_way = [self.acquire(keys[: starts[0] + WINDOW_BLOCKS], skip_blocks=starts[0])]
+        coming = (
+            self.acquire(keys[: start + WINDOW_BLOCKS], skip_blocks=start) for start in starts
+        )
+        under_way = list(islice(coming, WINDOWS_AHEAD))
         for start in starts:
-            if (after := start + WINDOW_BLOCKS) < len(keys):
-                ahead = keys[: after + WINDOW_BLOCKS]
-                under_way.append(self.acquire(ahead, skip_blocks=after))
             grant, _ = under_way.pop(0).result()
+            under_way += islice(coming, 1)
             self.take(grant, start)
             self.client.release(grant.lease_id)
 
