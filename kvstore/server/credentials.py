@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote
@@ -20,7 +20,7 @@ from kvstore.model.errors import ConfigError, Unauthorized
 from kvstore.model.tenant import DEFAULT_TENANT, Principal, Role, role_of
 from kvstore.server.identity import Admitted
 from kvstore.system.file_watch import Watched
-from kvstore.system.token_file import Shown, TokenEntry, Tokens, read_tokens, shown
+from kvstore.system.token_file import Shown, Tokens, read_tokens, shown
 
 logger = logging.getLogger(__name__)
 
@@ -42,21 +42,14 @@ class TokenFile:
         self._watched = Watched(path)
         self._watched.changed()
         self._problem = ""
-        self._take(read_tokens(path))
+        self._tokens = Tokens(read_tokens(path))
 
     def find(self, token: Shown, now: float) -> Principal | None:
         """Return whose token it is, None if it is nobody's."""
         entry = self._tokens.find(token, now)
         if entry is None:
             return None
-        return self._principals[entry.id]
-
-    def _take(self, entries: Sequence[TokenEntry]) -> None:
-        self._tokens = Tokens(entries)
-        self._principals = {
-            each.id: Principal(each.tenant, f"token {each.id}", role_of(each.role))
-            for each in entries
-        }
+        return Principal(entry.tenant, f"token {entry.id}", role_of(entry.role))
 
     async def look(self) -> None:
         """Read the file if it has changed. One that is wrong leaves the tokens as they are, and is
@@ -65,7 +58,7 @@ class TokenFile:
             return
         before = self._problem
         try:
-            self._take(await asyncio.to_thread(read_tokens, self._path))
+            self._tokens = Tokens(await asyncio.to_thread(read_tokens, self._path))
         except ConfigError as error:
             self._watched.again()
             self._problem = str(error)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from types import TracebackType
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from kvstore.model.errors import Unauthorized
 
@@ -12,31 +12,15 @@ REVOKED = "revoked"  # the reason under which such ends are counted
 
 
 class Running:
-    """A call that ends when its credential does: a context, entered by the task that answers it.
-    It raises Unauthorized when the credential ends. sending: it waits for its reader."""
+    """A call that ends when its credential does. sending: it waits for its reader."""
 
-    __slots__ = ("_among", "revoked", "sending", "still_valid", "task")
+    __slots__ = ("revoked", "sending", "still_valid", "task")
 
-    def __init__(self, among: set[Running], still_valid: Callable[[], bool]) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._among = among
-        self.task: asyncio.Task[object] = task
+    def __init__(self, task: asyncio.Task[object], still_valid: Callable[[], bool]) -> None:
+        self.task = task
         self.still_valid = still_valid
         self.sending = False
         self.revoked = False
-
-    def __enter__(self) -> Running:
-        self._among.add(self)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
-        self._among.discard(self)
-        if self.revoked and isinstance(error, asyncio.CancelledError):
-            self.task.uncancel()
-            self.check()
 
     def check(self) -> None:
         """Raise Unauthorized if the credential was revoked while the call was sending."""
@@ -50,9 +34,22 @@ class Revocation:
     def __init__(self) -> None:
         self._running: set[Running] = set()
 
-    def watched(self, still_valid: Callable[[], bool]) -> Running:
-        """Return a context for the current task's call."""
-        return Running(self._running, still_valid)
+    @contextmanager
+    def watched(self, still_valid: Callable[[], bool]) -> Iterator[Running]:
+        """Run the current task's call inside. Raises Unauthorized when the credential ends."""
+        task = asyncio.current_task()
+        assert task is not None
+        running = Running(task, still_valid)
+        self._running.add(running)
+        try:
+            yield running
+        except asyncio.CancelledError:
+            if not running.revoked:
+                raise
+            task.uncancel()
+            running.check()
+        finally:
+            self._running.discard(running)
 
     def sweep(self) -> int:
         """Ask every running call's credential again; return how many calls were ended."""
