@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
@@ -28,6 +29,7 @@ class Metrics:
 
     def __init__(self, registry: CollectorRegistry | None = None, version: str = "") -> None:
         self.registry = registry or CollectorRegistry()
+        self._counted: list[Counter | Histogram] = []
         self._lookups()
         self._tiers()
         self._policies()
@@ -156,10 +158,8 @@ class Metrics:
         is {"count": observations, "sum": seconds}. Gauges are left out: see `Store.stats()`.
         """
         found: dict[str, Any] = {}
-        for family in self.registry.collect():
+        for family in chain.from_iterable(metric.collect() for metric in self._counted):
             name = family.name.removeprefix(PREFIX)
-            if not family.name.startswith(PREFIX) or family.type not in ("counter", "histogram"):
-                continue
             for sample in family.samples:
                 kind = sample.name.rpartition("_")[2]
                 if kind not in ("total", "count", "sum"):
@@ -529,15 +529,19 @@ class Metrics:
         )
 
     def _counter(self, name: str, doc: str, *labels: str) -> Counter:
-        return Counter(PREFIX + name, doc, labels, registry=self.registry)
+        counter = Counter(PREFIX + name, doc, labels, registry=self.registry)
+        self._counted.append(counter)
+        return counter
 
     def _gauge(self, name: str, doc: str, *labels: str) -> Gauge:
         return Gauge(PREFIX + name, doc, labels, registry=self.registry)
 
     def _seconds(self, name: str, doc: str, *labels: str) -> Histogram:
-        return Histogram(
+        histogram = Histogram(
             PREFIX + name, doc, labels, registry=self.registry, buckets=SECONDS_BUCKETS
         )
+        self._counted.append(histogram)
+        return histogram
 
 
 def _remove(metric: Counter | Gauge, *labels: str) -> None:

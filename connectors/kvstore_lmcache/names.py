@@ -15,6 +15,7 @@ import hashlib
 import re
 import struct
 from collections import OrderedDict
+from functools import lru_cache
 
 from kvstore import BlockKey, Group, InvalidRequest, Namespace
 from kvstore.client.pages import Place
@@ -22,6 +23,7 @@ from kvstore_lmcache.settings import Settings
 
 KEY_CHARS_MAX = 4096
 NAMESPACES_MAX = 1024  # remembered; it costs little to make one again
+PLACES_MAX = 4096  # remembered: what is looked up is loaded next
 _TAG = b"kvstore.lmcache.v1"
 _OBJECT_KEY = re.compile(
     r"(?P<model>[^@]*)"
@@ -44,9 +46,13 @@ class Names:
         self._settings = settings
         self._version = version
         self._namespaces: OrderedDict[Owner, tuple[Namespace, bytes]] = OrderedDict()
+        self._remembered = lru_cache(PLACES_MAX)(self._object_place)
 
     def object_place(self, text: str) -> Place:
         """Read `model@kv_rank@group@chunk[@salt]`. Raises InvalidRequest for anything else."""
+        return self._remembered(text)
+
+    def _object_place(self, text: str) -> Place:
         found = _OBJECT_KEY.fullmatch(text) if len(text) <= KEY_CHARS_MAX else None
         if found is None:
             raise InvalidRequest(f"{text[:80]!r} is no key of an object of LMCache")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from kvstore.decide.namespaces import NamespaceUse
@@ -31,6 +31,11 @@ OUTCOMES_MAX = 1000
 NAMESPACES_NBYTES_MAX = 1 << 20  # in one answer, or one more
 
 
+async def no_tenants() -> dict[str, Any]:
+    """Return what is told of tenants where there are none."""
+    return {}
+
+
 class AdminCalls(LookCalls):
     """The part of the service that engines do not need. addresses: where the daemon is reached,
     and by whom, for `Stats`."""
@@ -46,7 +51,7 @@ class AdminCalls(LookCalls):
         config: LiveSettings,
         admin: TenantAdmin,
         addresses: Callable[[], dict[str, Any]],
-        tenants: Callable[[], dict[str, Any]] = dict,
+        tenants: Callable[[], Awaitable[dict[str, Any]]] = no_tenants,
     ) -> None:
         """tenants: what an admin is told of all tenants."""
         super().__init__(store, config, admin, recorder.monitors)
@@ -59,12 +64,12 @@ class AdminCalls(LookCalls):
         self._tenants = tenants
 
     async def Stats(self, request: pb.StatsRequest, context: Context) -> pb.StatsReply:
-        return pb.StatsReply(json=json.dumps(self.look() | self.counted()))
+        return pb.StatsReply(json=json.dumps(await self.look() | self.counted()))
 
-    def look(self) -> dict[str, Any]:
+    async def look(self) -> dict[str, Any]:
         """Return what Stats says of now."""
         about = {"version": self._version, "instance": self._instance, "pid": os.getpid()}
-        others = self._tenants() if CALLER.get().role is Role.ADMIN else {}
+        others = await self._tenants() if CALLER.get().role is Role.ADMIN else {}
         found = about | self._store.report.stats()
         return found | {"addresses": self._addresses()} | others
 

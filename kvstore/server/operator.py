@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from kvstore.model.errors import Unauthorized
@@ -31,7 +31,7 @@ class OperatorCalls(ConfigCalls):
         instance: str,
         config: LiveSettings,
         admin: TenantAdmin,
-        stats: Callable[[], dict[str, Any]],
+        stats: Callable[[], Awaitable[dict[str, Any]]],
     ) -> None:
         """stats: of all tenants together, and of each."""
         super().__init__(config, admin)
@@ -48,14 +48,14 @@ class OperatorCalls(ConfigCalls):
         return pb.OpenSessionReply(instance=self._instance, server_version=self._version)
 
     async def Stats(self, request: pb.StatsRequest, context: Context) -> pb.StatsReply:
-        return pb.StatsReply(json=json.dumps(self.look()))
+        return pb.StatsReply(json=json.dumps(await self.look()))
 
-    def look(self) -> dict[str, Any]:
+    async def look(self) -> dict[str, Any]:
         """Return what Stats says. Raises Unauthorized."""
         if CALLER.get().role is not Role.ADMIN:
             raise Unauthorized("the stats of all tenants take the role admin", reason=NO_RIGHT)
         about = {"version": self._version, "instance": self._instance, "pid": os.getpid()}
-        return about | self._stats()
+        return about | await self._stats()
 
     def counted(self) -> dict[str, Any]:
         """Return nothing: `look` has all."""

@@ -66,7 +66,7 @@ class PageCalls:
 
         async def look() -> dict[str, Any]:
             CALLER.set(principal)
-            found: dict[str, Any] = service.look()
+            found: dict[str, Any] = await service.look()
             return found
 
         found = await self._on_loop(look())

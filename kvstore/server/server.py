@@ -182,7 +182,7 @@ class Server:
             instance=epoch.name,
             config=self._config,
             admin=self._admin,
-            stats=lambda: {**self._report_all.stats(), "addresses": self._addresses()},
+            stats=self._stats_of_all,
         )
         return Served(None, service, epoch, self._metrics)
 
@@ -268,11 +268,14 @@ class Server:
         service.share(shared.store, shared.service, lambda: len(self._tenants))
         return Served(tenant.store, service, epoch, tenant.metrics, [shared])
 
-    def _all_tenants(self) -> dict[str, Any]:
+    async def _stats_of_all(self) -> dict[str, Any]:
+        return {**await self._report_all.stats(), "addresses": self._addresses()}
+
+    async def _all_tenants(self) -> dict[str, Any]:
         """Return what an admin is told of all tenants, if there are several."""
         if not self._tenants.configured:
             return {}
-        return {"tenants": self._report_all.stats()["tenants"]}
+        return {"tenants": (await self._report_all.stats())["tenants"]}
 
     def _boundary(
         self,

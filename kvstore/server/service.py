@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 from kvstore.decide.planner import SessionId
@@ -21,7 +21,7 @@ from kvstore.model.errors import InvalidRequest, Unavailable
 from kvstore.model.hint import EXPECT_S_MAX, Hint, HintKind
 from kvstore.model.outcome import REQUEST_ID_CHARS_MAX
 from kvstore.rpc.v1 import kvstore_pb2 as pb
-from kvstore.server.admin_calls import AdminCalls
+from kvstore.server.admin_calls import AdminCalls, no_tenants
 from kvstore.server.boundary import Context
 from kvstore.server.recorder import Recorder
 from kvstore.server.requests import (
@@ -81,7 +81,7 @@ class Service(AdminCalls):
         config: LiveSettings,
         admin: TenantAdmin,
         addresses: Callable[[], dict[str, Any]],
-        tenants: Callable[[], dict[str, Any]] = dict,
+        tenants: Callable[[], Awaitable[dict[str, Any]]] = no_tenants,
     ) -> None:
         super().__init__(
             store,

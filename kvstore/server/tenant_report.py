@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
@@ -44,12 +45,19 @@ class TenantReport:
     def __init__(self, tenants: Tenants) -> None:
         self._tenants = tenants
 
-    def stats(self) -> dict[str, Any]:
-        """Return the stats of one store, summed over all; `tenants`: of each."""
-        own = {
-            each.name: {**each.store.report.stats(), "totals": each.metrics.totals()}
-            for each in self._tenants
-        }
+    async def stats(self) -> dict[str, Any]:
+        """Return the stats of one store, summed over all; `tenants`: of each. One is looked at
+        after the other, and calls are answered in between."""
+        own: dict[str, dict[str, Any]] = {}
+        for each in self._tenants:
+            if self._tenants.find(each.name) is not each:  # deleted meanwhile
+                continue
+            own[each.name] = {
+                **each.store.report.stats(),
+                "totals": each.metrics.totals(),
+                "share": self._share(each.name),
+            }
+            await asyncio.sleep(0)  # others' turn
         lending = {
             "dram_overshoot_bytes": self._tenants.dram.overshoot_nbytes,
             "file_overshoot_bytes": self._tenants.file.overshoot_nbytes,
@@ -59,8 +67,7 @@ class TenantReport:
         for stats in own.values():
             stats.pop("fleet", None)  # it says of the whole fleet what the tenant may know
         total = summed(list(own.values()))
-        for name, stats in own.items():
-            stats["share"] = self._share(name)
+        del total["share"]
         told = {**total, "tenants": own, "lending": lending}
         if self._tenants.elsewhere is not None:
             told["fleet"] = self._tenants.elsewhere.stats()

@@ -10,12 +10,16 @@ from click.testing import CliRunner
 
 from kvstore import Client, InvalidRequest
 from kvstore_bench.cli import bench
+from kvstore_bench.store import threads as by_threads
 from kvstore_bench.store.lock import lock_held_shares
 from kvstore_bench.store.store import StorePlan, Timing, run
 from kvstore_kernels import native
 
 
-def test_the_json_has_every_ratio_and_what_it_was_made_of() -> None:
+def test_the_json_has_every_ratio_and_what_it_was_made_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(by_threads, "COUNT_S", 0.2)
     arguments = ["store", "--records", "2", "--record-mib", "1", "--rounds", "5", "--json"]
     arguments += ["--coded-mib", "0", "--threads", "1,3"]
     done = CliRunner().invoke(bench, arguments)

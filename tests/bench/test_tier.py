@@ -71,7 +71,11 @@ def test_a_table_without_fio_has_dashes(capsys: pytest.CaptureFixture[str]) -> N
 
 
 @pytest.mark.skipif(shutil.which("fio") is None, reason=INSTALL)
-def test_the_json_has_every_ratio_and_nothing_stays_behind(tmp_path: Path) -> None:
+def test_the_json_has_every_ratio_and_nothing_stays_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fio, "BLOCKS_NBYTES", fio.BLOCKS_NBYTES[1:2])
+    monkeypatch.setattr(fio, "JOBS_DEPTH", fio.JOBS_DEPTH[::3])
     done = CliRunner().invoke(bench, [*ARGUMENTS, "--path", str(tmp_path)])
     assert done.exit_code == 0, done.output
     result = json.loads(done.stdout)
