@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +40,7 @@ from kvstore.tier.file.segment_file import SegmentFiles
 from kvstore.tier.file.segment_form import Form, Reader, clear_trailer_of, find_form
 
 READ_NBYTES = 1 << 20  # of blocks that are verified at once
+AHEAD_NBYTES = 512 << 10  # read at once by a scan: several small frames
 
 _log = logging.getLogger(__name__)
 
@@ -132,7 +134,10 @@ def holds_sealed(files: SegmentFiles, tags: Sequence[SegmentTag]) -> bool:
 
 
 def adopted(loaded: LoadedSegment) -> Segment:
-    """Return the bookkeeping of a segment found on disk. Unsealed ones will get their footer."""
+    """Return the bookkeeping of a segment found on disk. Unsealed ones will get their footer.
+
+    Frames of a sealed one do not change any more: those of one size share an object.
+    """
     frames = loaded.frames
     segment = Segment(
         loaded.tag,
@@ -144,12 +149,18 @@ def adopted(loaded: LoadedSegment) -> Segment:
         tombstone_sequence_max=max((h.sequence for h in loaded.tombstones), default=0),
         key=loaded.key,
     )
-    columns = (frames.offsets.tolist(), frames.nbytes.tolist(), frames.blocks.tolist())
-    for index, (offset, nbytes, blocks) in enumerate(zip(*columns, strict=True)):
-        frame = segment.frames[offset] = PlacedFrame(nbytes, not blocks, State.WRITTEN)
-        if not loaded.sealed:
+    offsets, nbytes = frames.offsets.tolist(), frames.nbytes.tolist()
+    tombstones = (frames.blocks == 0).tolist()
+    written = cache(_written) if loaded.sealed else _written
+    segment.frames = dict(zip(offsets, map(written, nbytes, tombstones), strict=True))
+    if not loaded.sealed:
+        for index, frame in enumerate(segment.frames.values()):
             frame.packed = frames.packed(index)
     return segment
+
+
+def _written(nbytes: int, is_tombstone: bool) -> PlacedFrame:
+    return PlacedFrame(nbytes, is_tombstone, State.WRITTEN)
 
 
 def _load_frames(reader: Reader, tag: SegmentTag, sizes: Sizes, form: Form) -> LoadedSegment:
@@ -250,6 +261,7 @@ def _scan(reader: Reader, tag: SegmentTag, sizes: Sizes, key: SegmentKey | None)
     loaded = LoadedSegment(tag, sizes, PackedFrames(b"", tag))
     found: list[bytes] = []
     end = padded(sizes.nbytes)
+    reader.ahead_nbytes = AHEAD_NBYTES
     position = free = PAGE_NBYTES
     while position < end:
         data = reader.disk.next_data(reader.fd, position)

@@ -23,26 +23,46 @@ _log = logging.getLogger(__name__)
 
 
 class Reader:
-    """Reads that return None on an I/O error and beyond the end of the file."""
+    """Reads that return None on an I/O error and beyond the end of the file.
+
+    ahead_nbytes: what is read at once, for whoever reads a file from its start to its end in small
+    parts: each read lets other threads run, and then waits until they let it go on. After the first
+    I/O error, what is asked for is read and no more, so that only what is damaged is missing.
+    """
 
     def __init__(self, disk: Disk, fd: int) -> None:
         self.disk = disk
         self.fd = fd
         self.refused = 0
+        self.ahead_nbytes = 0
         self._buffer = aligned_buffer(PAGE_NBYTES)
+        self._offset, self._nbytes = 0, 0  # of what the buffer has
 
     def read(self, offset: int, nbytes: int) -> memoryview | None:
         """Return bytes that stay valid until the next call."""
-        if len(self._buffer) < nbytes:
-            self._buffer = aligned_buffer(nbytes)
-        target = self._buffer[:nbytes]
+        begin = offset - self._offset
+        if not self.ahead_nbytes or begin < 0 or begin + nbytes > self._nbytes:
+            begin = 0
+            if not self._fill(offset, nbytes):
+                return None
+        return self._buffer[begin : begin + nbytes]
+
+    def _fill(self, offset: int, nbytes: int) -> bool:
+        """Read `nbytes` into the buffer, and more if it reads ahead; say whether they are there."""
+        most = max(nbytes, self.ahead_nbytes)
+        if len(self._buffer) < most:
+            self._buffer = aligned_buffer(most)
+        self._offset, self._nbytes = offset, 0
         try:
-            moved = transfer(self.disk.preadv, self.fd, [target], offset)
+            target = self._buffer[:most]
+            self._nbytes = transfer(self.disk.preadv, self.fd, [target], offset)
         except OSError as error:
+            if most > nbytes:
+                self.ahead_nbytes = 0
+                return self._fill(offset, nbytes)
             self.refused += 1
             _log.warning("unreadable offset=%d nbytes=%d error=%s", offset, nbytes, error)
-            return None
-        return target if moved == nbytes else None
+        return self._nbytes >= nbytes
 
 
 class Form(NamedTuple):
