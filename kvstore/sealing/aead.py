@@ -18,6 +18,8 @@ from kvstore.sealing.secret import KEY_NBYTES, Secret
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers import AEADDecryptionContext
 
+SMALL_NBYTES = 64 << 10  # are copied sooner than a context is made
+
 
 class Aead(Protocol):
     """What is used of `AESGCM`."""
@@ -58,7 +60,10 @@ class AeadKey:
 
     def open_in_place(self, data: memoryview, seal: bytes, aad: bytes) -> bool:
         """See `SegmentKey`. A record is read from memory once, and no other memory is needed: a
-        third faster than `open`. A small piece takes 3 us more."""
+        third faster than `open`, but for small pieces, where a context of its own takes longer."""
+        if len(data) <= SMALL_NBYTES:
+            sealed = b"".join((data, seal[NONCE_NBYTES:]))
+            return self.open(sealed, seal[:NONCE_NBYTES], aad, data)
         opener = self._opener(seal[:NONCE_NBYTES], seal[NONCE_NBYTES:])
         try:
             opener.authenticate_additional_data(aad)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from kvstore.format.frame import NONCE_NBYTES, TAG_NBYTES, WrappedKey
 from kvstore.model.errors import ConfigError
 from kvstore.sealing import CommandRoot, Erasure, FileRoot, Keyring, Secret, parse_root_key
+from kvstore.sealing.aead import SMALL_NBYTES
 
 KEY = bytes(range(32))
 TENANT, OTHER = b"t" * 16, b"o" * 16
@@ -174,7 +175,7 @@ def test_a_wrong_tag_leaves_nothing_of_what_was_decrypted() -> None:
     assert not any(target)
 
 
-@pytest.mark.parametrize("nbytes", [0, 1, 4096, 1 << 20])
+@pytest.mark.parametrize("nbytes", [0, 1, 4096, SMALL_NBYTES, SMALL_NBYTES + 1, 1 << 20])
 def test_what_was_sealed_opens_where_it_lies(nbytes: int) -> None:
     key, plain = Keyring.create(FileRoot(KEY), TENANT).new_key(), secrets.token_bytes(nbytes)
     stored = memoryview(bytearray(nbytes + TAG_NBYTES))
@@ -185,17 +186,16 @@ def test_what_was_sealed_opens_where_it_lies(nbytes: int) -> None:
     assert data == plain
 
 
+@pytest.mark.parametrize("nbytes", [64, SMALL_NBYTES + 1])
 @pytest.mark.parametrize("wrong", ["data", "nonce", "tag", "aad"])
-def test_what_does_not_open_where_it_lies_becomes_zeros(wrong: str) -> None:
-    key, stored = (
-        Keyring.create(FileRoot(KEY), TENANT).new_key(),
-        memoryview(bytearray(64 + TAG_NBYTES)),
-    )
-    seal, aad = bytearray(key.seal(b"x" * 64, b"aad", stored)), bytearray(b"aad")
+def test_what_does_not_open_where_it_lies_becomes_zeros(wrong: str, nbytes: int) -> None:
+    key = Keyring.create(FileRoot(KEY), TENANT).new_key()
+    stored = memoryview(bytearray(nbytes + TAG_NBYTES))
+    seal, aad = bytearray(key.seal(b"x" * nbytes, b"aad", stored)), bytearray(b"aad")
     part, at = {"data": (stored, 7), "nonce": (seal, 0), "tag": (seal, -1), "aad": (aad, 0)}[wrong]
     part[at] ^= 1
-    assert not key.open_in_place(stored[:64], bytes(seal), bytes(aad))
-    assert stored[:64] == bytes(64)
+    assert not key.open_in_place(stored[:nbytes], bytes(seal), bytes(aad))
+    assert stored[:nbytes] == bytes(nbytes)
 
 
 def test_a_command_wraps_and_unwraps_a_secret_of_each_tenant(tmp_path: Path) -> None:

@@ -297,6 +297,7 @@ def _scan_frame(
     if _payload_is_good(reader, header, offset, key):
         return header
     loaded.dropped += 1
+    reader.forget()
     return None
 
 

@@ -47,6 +47,10 @@ class Reader:
                 return None
         return self._buffer[begin : begin + nbytes]
 
+    def forget(self) -> None:
+        """Read everything again: what was returned may have been decrypted where it lay."""
+        self._nbytes = 0
+
     def _fill(self, offset: int, nbytes: int) -> bool:
         """Read `nbytes` into the buffer, and more if it reads ahead; say whether they are there."""
         most = max(nbytes, self.ahead_nbytes)
