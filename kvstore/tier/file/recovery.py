@@ -6,7 +6,9 @@ Headers stay packed: a start gets what it needs of all of them without parsing.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -41,6 +43,10 @@ from kvstore.tier.file.segment_form import Form, Reader, clear_trailer_of, find_
 
 READ_NBYTES = 1 << 20  # of blocks that are verified at once
 AHEAD_NBYTES = 512 << 10  # read at once by a scan: several small frames
+SMALL_NBYTES = 64 << 10  # blocks up to this are verified by Python more than by native code
+# Held by the one thread that verifies small blocks. Several would hand the interpreter's lock to
+# each other at every block, and take twice as long.
+_SCANNING = threading.Lock()
 
 _log = logging.getLogger(__name__)
 
@@ -258,19 +264,26 @@ def _still_there(
 
 def _scan(reader: Reader, tag: SegmentTag, sizes: Sizes, key: SegmentKey | None) -> LoadedSegment:
     """Find frames page by page. After a bad one, go on at the next page that is a header."""
+    reader.ahead_nbytes = AHEAD_NBYTES
+    with _SCANNING:
+        reader.turn = _SCANNING
+        try:
+            return _scan_in_turn(reader, tag, sizes, key)
+        finally:
+            reader.turn = None
+
+
+def _scan_in_turn(
+    reader: Reader, tag: SegmentTag, sizes: Sizes, key: SegmentKey | None
+) -> LoadedSegment:
     loaded = LoadedSegment(tag, sizes, PackedFrames(b"", tag))
     found: list[bytes] = []
     end = padded(sizes.nbytes)
-    reader.ahead_nbytes = AHEAD_NBYTES
     position = free = PAGE_NBYTES
     while position < end:
-        data = reader.disk.next_data(reader.fd, position)
-        if data is None:
-            break
-        position = max(position, data // PAGE_NBYTES * PAGE_NBYTES)
         header = _scan_frame(reader, loaded, position, key)
         if header is None:
-            position += PAGE_NBYTES
+            position = _next_page(reader, position + PAGE_NBYTES, end)
             continue
         layout = PLAIN if key is None else SEALED
         found.append(pack_header(plain_page(header, tag, position, layout)))
@@ -281,6 +294,13 @@ def _scan(reader: Reader, tag: SegmentTag, sizes: Sizes, key: SegmentKey | None)
         loaded.gaps.append(Hole(free, end - free))
     loaded.frames = PackedFrames.of(found, tag, sealed=key is not None)
     return loaded
+
+
+def _next_page(reader: Reader, position: int, end: int) -> int:
+    """Return the first page from `position` on that is not in a hole; `end` if all are."""
+    with reader.others_turn():
+        data = reader.disk.next_data(reader.fd, position)
+    return end if data is None else max(position, data // PAGE_NBYTES * PAGE_NBYTES)
 
 
 def _scan_frame(
@@ -312,9 +332,11 @@ def _payload_is_good(
         stored = reader.read(offset + first, nbytes)
         if stored is None:
             return False
-        for position in positions:
-            if not _block_is_good(header, position, stored[offsets[position] - first :], key):
-                return False
+        is_small = header.blocks[positions[0]].stored_nbytes <= SMALL_NBYTES
+        with nullcontext() if is_small else reader.others_turn():
+            for position in positions:
+                if not _block_is_good(header, position, stored[offsets[position] - first :], key):
+                    return False
     return True
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from kvstore.format.frame import (
@@ -28,6 +31,7 @@ class Reader:
     ahead_nbytes: what is read at once, for whoever reads a file from its start to its end in small
     parts: each read lets other threads run, and then waits until they let it go on. After the first
     I/O error, what is asked for is read and no more, so that only what is damaged is missing.
+    turn: held by this thread, if any; others have it while the disk is waited for, which may hang.
     """
 
     def __init__(self, disk: Disk, fd: int) -> None:
@@ -35,6 +39,7 @@ class Reader:
         self.fd = fd
         self.refused = 0
         self.ahead_nbytes = 0
+        self.turn: threading.Lock | None = None
         self._buffer = aligned_buffer(PAGE_NBYTES)
         self._offset, self._nbytes = 0, 0  # of what the buffer has
 
@@ -51,6 +56,18 @@ class Reader:
         """Read everything again: what was returned may have been decrypted where it lay."""
         self._nbytes = 0
 
+    @contextmanager
+    def others_turn(self) -> Iterator[None]:
+        """Let others go on meanwhile."""
+        if self.turn is None:
+            yield
+            return
+        self.turn.release()
+        try:
+            yield
+        finally:
+            self.turn.acquire()
+
     def _fill(self, offset: int, nbytes: int) -> bool:
         """Read `nbytes` into the buffer, and more if it reads ahead; say whether they are there."""
         most = max(nbytes, self.ahead_nbytes)
@@ -59,7 +76,8 @@ class Reader:
         self._offset, self._nbytes = offset, 0
         try:
             target = self._buffer[:most]
-            self._nbytes = transfer(self.disk.preadv, self.fd, [target], offset)
+            with self.others_turn():
+                self._nbytes = transfer(self.disk.preadv, self.fd, [target], offset)
         except OSError as error:
             if most > nbytes:
                 self.ahead_nbytes = 0
