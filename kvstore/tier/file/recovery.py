@@ -10,7 +10,6 @@ import threading
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -43,7 +42,7 @@ from kvstore.tier.file.segment_form import Form, Reader, clear_trailer_of, find_
 
 READ_NBYTES = 1 << 20  # of blocks that are verified at once
 AHEAD_NBYTES = 512 << 10  # read at once by a scan: several small frames
-SMALL_NBYTES = 64 << 10  # blocks up to this are verified by Python more than by native code
+SMALL_NBYTES = 16 << 10  # blocks up to this are verified by Python more than by native code
 # Held by the one thread that verifies small blocks. Several would hand the interpreter's lock to
 # each other at every block, and take twice as long.
 _SCANNING = threading.Lock()
@@ -140,10 +139,7 @@ def holds_sealed(files: SegmentFiles, tags: Sequence[SegmentTag]) -> bool:
 
 
 def adopted(loaded: LoadedSegment) -> Segment:
-    """Return the bookkeeping of a segment found on disk. Unsealed ones will get their footer.
-
-    Frames of a sealed one do not change any more: those of one size share an object.
-    """
+    """Return the bookkeeping of a segment found on disk. Unsealed ones will get their footer."""
     frames = loaded.frames
     segment = Segment(
         loaded.tag,
@@ -155,18 +151,12 @@ def adopted(loaded: LoadedSegment) -> Segment:
         tombstone_sequence_max=max((h.sequence for h in loaded.tombstones), default=0),
         key=loaded.key,
     )
-    offsets, nbytes = frames.offsets.tolist(), frames.nbytes.tolist()
-    tombstones = (frames.blocks == 0).tolist()
-    written = cache(_written) if loaded.sealed else _written
-    segment.frames = dict(zip(offsets, map(written, nbytes, tombstones), strict=True))
-    if not loaded.sealed:
-        for index, frame in enumerate(segment.frames.values()):
+    columns = (frames.offsets.tolist(), frames.nbytes.tolist(), frames.blocks.tolist())
+    for index, (offset, nbytes, blocks) in enumerate(zip(*columns, strict=True)):
+        frame = segment.frames[offset] = PlacedFrame(nbytes, not blocks, State.WRITTEN)
+        if not loaded.sealed:
             frame.packed = frames.packed(index)
     return segment
-
-
-def _written(nbytes: int, is_tombstone: bool) -> PlacedFrame:
-    return PlacedFrame(nbytes, is_tombstone, State.WRITTEN)
 
 
 def _load_frames(reader: Reader, tag: SegmentTag, sizes: Sizes, form: Form) -> LoadedSegment:

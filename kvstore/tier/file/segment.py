@@ -70,7 +70,7 @@ class Phase(Enum):
 
 @dataclass(slots=True)
 class PlacedFrame:
-    """A frame that was not freed. In a closed segment it does not change any more, and is shared.
+    """A frame that was not freed.
 
     frame_nbytes: encoded size, at most nbytes; the rest of the extent stays a hole.
     packed: the header for the footer, until the segment closes. page: the header page, until the
