@@ -134,6 +134,7 @@ def collapse(fd: int) -> bool:
         shared = mmap.MAP_SHARED | _MAP_FIXED
         if _libc.mmap(first, nbytes, mmap.PROT_READ, shared, fd, 0) == _MAP_FAILED:
             return False
+        _libc.madvise(first, nbytes, mmap.MADV_DONTDUMP)  # a second view of what may be secret
         return _collapse_steps(first, nbytes // HUGE_NBYTES * HUGE_NBYTES)
     finally:
         _libc.munmap(begin, room)

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 import pytest
 
 from kvstore.testing.wait import until
-from kvstore.tier.dram import Arena, makes_huge_pages
+from kvstore.tier.dram import Arena, extent_memory, makes_huge_pages
 from kvstore.tier.dram.extent_memory import (
     HUGE_NBYTES,
     collapse,
@@ -80,6 +80,23 @@ def test_the_rest_of_an_odd_extent_stays_small() -> None:
         assert len(mapped) == nbytes
         mapped[-1] = 7
         assert mapped[-1] == 7
+
+
+def test_no_core_dump_has_the_view_that_makes_pages_huge(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+
+    def look(address: int, _nbytes: int) -> bool:
+        with open("/proc/self/smaps", encoding="ascii") as file:
+            view = file.read().split(f"{address:x}-", 1)[1]
+        found.append(re.search(r"VmFlags:([^\n]*)", view)[1].split())  # type: ignore[index]
+        return True
+
+    monkeypatch.setattr(extent_memory, "_collapse_steps", look)
+    fd, mapped = make_extent(NBYTES, frozenset())
+    with opened(fd, mapped):
+        assert collapse(fd)
+    assert len(found) == 1
+    assert "dd" in found[0]
 
 
 def test_an_extent_below_a_huge_page_has_none() -> None:
