@@ -98,7 +98,8 @@ def test_connections_that_say_nothing_are_closed_and_the_disk_goes_on(narrow: Da
         client.register(SPACE)
         flood(stack, str(narrow.socket), socket.SOCK_STREAM)
         until(lambda: descriptors(narrow) < DESCRIPTORS // 2, 30)
-        until(lambda: client.put(SPACE.id, KEYS, RECORDS, durable=True).durable, 30)
+        # The disk is tried again with pauses that double.
+        until(lambda: client.put(SPACE.id, KEYS, RECORDS, durable=True).durable, 120)
         assert client.get(SPACE.id, KEYS) == RECORDS
 
 

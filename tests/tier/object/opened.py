@@ -18,7 +18,7 @@ from tests.tier.object.runs import NAMESPACE, Frame, reads_of, record
 
 WAIT_S = 30.0
 RUN_BLOCKS = 16
-FAST = {"grace_s": 1.0, "timeout_s": 5.0}
+FAST = {"grace_s": 20.0, "timeout_s": 5.0}
 # Of every tier that is opened here: a fixture sets it to run the same tests encrypted.
 sealing: Sealing | None = None
 

@@ -23,7 +23,7 @@ from tests.tier.object import opened as opened_here
 from tests.tier.object.azurite import Azurite
 from tests.tier.object.google import Google
 from tests.tier.object.leaping import LeapingBucket
-from tests.tier.object.opened import RUN_BLOCKS, Side, opened, run
+from tests.tier.object.opened import FAST, RUN_BLOCKS, Side, opened, run
 from tests.tier.object.runs import (
     NAMESPACE,
     PARTS,
@@ -375,7 +375,7 @@ def test_nobody_deletes_what_is_young_and_everybody_what_is_too_old(where: dict[
             async with opened(tight, bucket=bucket) as careful:
                 await careful.tier.collect()
                 assert (await careful.find(keys)).blocks == 16
-            bucket.leap(5.0)
+            bucket.leap(FAST["grace_s"] + 5.0)
             async with opened(old, bucket=bucket) as one, opened(old, bucket=bucket) as two:
                 await asyncio.gather(one.tier.collect(), two.tier.collect())
                 assert (await one.find(keys)).blocks == 0
@@ -396,7 +396,7 @@ def test_a_collection_deletes_objects_with_deleted_blocks_and_then_the_tombstone
         async with opened(where, bucket=bucket) as side:
             await side.delete([keys[3]])  # knows of no object with it
             assert len(await names(side)) == 4
-            bucket.leap(2.0)
+            bucket.leap(FAST["grace_s"] + 1.0)
             await side.tier.collect()
             left = await names(side)
             assert [name for name in left if name.startswith(TOMBSTONES)] == []
