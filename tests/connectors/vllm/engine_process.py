@@ -8,6 +8,7 @@ look into both halves of the connector. What happens inside workers is in `in_wo
 from __future__ import annotations
 
 import atexit
+import multiprocessing
 import os
 import threading
 from multiprocessing.connection import Connection
@@ -19,6 +20,8 @@ from tests.connectors.vllm import in_worker
 from tests.connectors.vllm.traffic import Traffic, reference
 
 SAVED_WITHIN_S = 10.0
+FORKED = "KVSTORE_TEST_FORKED_WORKERS"
+"""The variable whose "1" has the processes of an engine forked."""
 
 
 class Engine:
@@ -240,6 +243,16 @@ class Engine:
             commands.send(answer)
 
 
+def _fork_workers() -> None:
+    """Let vLLM fork its processes. On a CPU it starts them anew, and each imports for seconds."""
+    get_context = multiprocessing.get_context
+
+    def forked(method: str | None = None) -> Any:
+        return get_context("fork" if method == "spawn" else method)
+
+    multiprocessing.get_context = forked  # type: ignore[assignment]
+
+
 def run(commands: Connection, log: Path, environment: dict[str, str]) -> None:
     """Be an engine: with this environment, in a session of its own, all output into the log."""
     os.setsid()
@@ -248,5 +261,7 @@ def run(commands: Connection, log: Path, environment: dict[str, str]) -> None:
         os.dup2(output.fileno(), 2)
     os.environ.clear()
     os.environ.update(environment)
+    if os.environ.get(FORKED) == "1":
+        _fork_workers()
     Engine().obey(commands)
     atexit._run_exitfuncs()  # a fork ends without them, and vLLM ends its own processes by one

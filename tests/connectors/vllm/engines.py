@@ -14,7 +14,7 @@ from typing import Any
 
 from kvstore.testing.daemon import Daemon
 from kvstore_bench.demo.processes import SHARED_MEMORY, session_members, shared_memory_of
-from tests.connectors.vllm.engine_process import run
+from tests.connectors.vllm.engine_process import FORKED, run
 
 HERE = Path(__file__).parent
 ANSWER_TIMEOUT_S = 240.0  # four workers start on two cores, beside other tests
@@ -31,6 +31,8 @@ _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
 }
 
+SEVERAL_PROCESSES = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", FORKED: "1"}
+"""Of an engine whose core and workers are processes of their own."""
 
 _ctx = multiprocessing.get_context("forkserver")
 _IMPORTED = ["torch", "vllm", "vllm.entrypoints.llm", "vllm.v1.engine.llm_engine"]

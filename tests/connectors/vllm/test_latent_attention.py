@@ -11,6 +11,7 @@ import pytest
 from kvstore import Client
 from kvstore.testing.daemon import Daemon
 from kvstore.testing.wait import until
+from tests.connectors.vllm.engines import SEVERAL_PROCESSES
 from tests.connectors.vllm.test_tiles import HAS_TILES
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
@@ -28,7 +29,7 @@ OPTIONS = {
 TWO_RANKS = {
     **OPTIONS,
     "tensor_parallel_size": 2,
-    "environment": {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"},
+    "environment": SEVERAL_PROCESSES,
 }
 SETTLED_S = 30.0
 

@@ -9,6 +9,7 @@ import pytest
 
 from kvstore import Client, KeyChain, Namespace, Part, Span, root_key
 from kvstore.testing.wait import until
+from tests.connectors.vllm.engines import SEVERAL_PROCESSES
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
@@ -20,7 +21,7 @@ PIPELINE = {
     # Without a trace, vLLM 0.32 has no buffer for what the first stage hands on to the second.
     "enforce_eager": False,
     "compilation_config": {"mode": 2, "backend": "eager"},
-    "environment": {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"},
+    "environment": SEVERAL_PROCESSES,
 }
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from kvstore import Client, KeyChain, Namespace, Part, Span, root_key
 from kvstore.testing.wait import until
+from tests.connectors.vllm.engines import SEVERAL_PROCESSES
 
 pytestmark = [pytest.mark.vllm, pytest.mark.fault, pytest.mark.timeout(300)]
 
@@ -106,7 +107,7 @@ def test_one_worker_loads_what_two_stored_and_two_what_one_stored(start_engine, 
             "llama",
             daemon,
             tensor_parallel_size=2,
-            environment={"VLLM_ENABLE_V1_MULTIPROCESSING": "1"},
+            environment=SEVERAL_PROCESSES,
             **options,
         ),
         daemon,
