@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from kvstore.decide.heads import LEVELS_MAX, heads_of
-from kvstore.model.block import BlockKey
+from kvstore.decide.heads import LEVELS_MAX, head_of, head_step, heads_of
+from kvstore.model.block import BlockKey, Namespace
 from kvstore.model.member import NodeId
 from kvstore.peer.base import HEADS_WAIT_S_MAX, HeadsAsk, HeadsReply, PeerError, PeerLink
 from kvstore.peer.view import BYTES_A_HEAD, PENDING_MAX, Numbers, View
@@ -110,9 +110,18 @@ class PeerHeads:
         found = self.view.holders(heads, most, hit_blocks // step)
         return [(self._nodes[each.place], each.heads) for each in found]
 
-    def knows(self, keys: Sequence[BlockKey], block_tokens: int) -> bool:
-        """Say whether any peer seems to have some of a prefix."""
-        return self.view.knows(heads_of(keys, block_tokens)[0])
+    def knows(self, keys: Sequence[BlockKey], namespace: Namespace, hit_blocks: int) -> bool:
+        """Say whether any peer seems to have more of a prefix than its first `hit_blocks`.
+
+        Whoever has more has its next head: what is behind it is of no use without. Of windows only
+        the last is needed, and of fewer heads nobody tells the next one: then all are looked up.
+        """
+        step = head_step(namespace.block_tokens)
+        begin = hit_blocks // step * step
+        if self.level or all(group.window_tokens for group in namespace.groups):
+            return self.view.knows(heads_of(keys[begin:], namespace.block_tokens)[0])
+        at = begin + step - 1
+        return at < len(keys) and self.view.knows([head_of(keys[at])])
 
     def age_s(self, node: NodeId) -> float | None:
         """Return how old what is known of a peer may be; None: nothing is."""

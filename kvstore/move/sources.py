@@ -71,8 +71,8 @@ class Peers(Protocol):
         """Return at most so many that seem to have some of a prefix, the longest first, without
         asking them."""
 
-    def may_have(self, ask: Ask, namespace: Namespace) -> bool:
-        """Say, without asking them, whether any may have some of a prefix."""
+    def may_have(self, ask: Ask, namespace: Namespace, match: Match) -> bool:
+        """Say, without asking them, whether any may have more of a prefix than `match`."""
 
 
 class Sources:
@@ -95,13 +95,13 @@ class Sources:
         self.peers: Peers | None = None  # set once they are known
         self.slow: SlowLog | None = None
 
-    def may_have(self, ask: Ask) -> bool:
-        """Say, without asking them, whether any may have some of a prefix."""
+    def may_have(self, ask: Ask, match: Match) -> bool:
+        """Say, without asking them, whether any may have more of a prefix than `match`."""
         if self._far:
             return True
         if self.peers is None:
             return False
-        return self.peers.may_have(ask, self._planner.namespace(ask.namespace_id))
+        return self.peers.may_have(ask, self._planner.namespace(ask.namespace_id), match)
 
     @property
     def _far(self) -> bool:

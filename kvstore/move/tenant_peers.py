@@ -155,12 +155,12 @@ class TenantPeers:
     def _may_ask(self, peer: Peer) -> bool:
         return peer.usable and self._now() >= self._without.get(peer.member.node, -math.inf)
 
-    def may_have(self, ask: Ask, namespace: Namespace) -> bool:
-        """Say, without asking them, whether any may have some of a prefix: most acquires of what
+    def may_have(self, ask: Ask, namespace: Namespace, match: Match) -> bool:
+        """Say, without asking them, whether any may have more of a prefix: most acquires of what
         nobody has end here."""
         if ask.origin is not None or len(self._peers) <= ASKED_MAX:
             return True
-        return self.heads.knows(ask.keys, namespace.block_tokens)
+        return self.heads.knows(ask.keys, namespace, match.hit_blocks)
 
     def _seem_to_have(self, wish: Wish, *, besides: Peer | None) -> list[Peer]:
         """Return the peers to ask: all if they are few, else those whose heads say that they have

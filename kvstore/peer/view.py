@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import mmap
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
@@ -159,7 +160,16 @@ class View:
         """Say whether any peer seems to have any of these heads."""
         if self._came and not self._came.keys().isdisjoint(heads):
             return True
+        if len(heads) == 1:
+            return self._has(heads[0])
         return bool(self._look_up(heads)[1].any())
+
+    def _has(self, head: int) -> bool:
+        """Say whether the table has a head. Where the processor has other things in its caches, as
+        between two requests, numpy would take four times as long for one."""
+        table = self._heads.data
+        at = bisect_left(table, head)
+        return at < len(table) and table[at] == head
 
     def holders(self, heads: Sequence[int], most: int, beyond: int = 0) -> list[Holder]:
         """Return at most so many peers that have more than `beyond` heads of a prefix, the longest

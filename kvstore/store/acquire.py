@@ -104,21 +104,19 @@ class Acquisition:
         return True
 
     async def _promote_all(self, ask: Ask, deadline: float) -> Acquired:
-        if not self.sources.may_have(ask):
-            return await self._promote(ask, deadline, early=ask.early)
         match = self._match(ask)
-        if match.hit_blocks == len(ask.keys):
-            return await self._promote(ask, deadline, early=ask.early)
+        if match.hit_blocks == len(ask.keys) or not self.sources.may_have(ask, match):
+            return await self._promote(ask, deadline, match, early=ask.early)
         fetch = asyncio.create_task(self.sources.promote(ask, match, deadline))
         try:
-            reached = await self._promote(ask, deadline)
+            reached = await self._promote(ask, deadline, match)
             brought = await fetch
         finally:
             fetch.cancel()  # if nobody waits any more; what it began still ends by itself
         reached = self._still(ask, reached)
         if self._match(ask).hit_blocks <= match.hit_blocks or not reached.affordable:
             return reached._replace(why=reached.why or brought.why, peer=brought.peer)
-        again = await self._promote(ask, deadline)
+        again = await self._promote(ask, deadline, self._match(ask))
         fetched = max(0, again.hit - max(ask.skip_blocks, match.hit_blocks))
         peers = min(fetched, brought.peer_blocks)
         pool = min(fetched - peers, brought.pool_blocks)
@@ -132,12 +130,14 @@ class Acquisition:
             why=again.why or (brought.why if told else None),
         )
 
-    async def _promote(self, ask: Ask, deadline: float, *, early: bool = False) -> Acquired:
-        """Promote what this node has of a prefix. early: the last of it may still be on its way."""
+    async def _promote(
+        self, ask: Ask, deadline: float, match: Match, *, early: bool = False
+    ) -> Acquired:
+        """Promote what this node has of a prefix. match: of this moment. early: the last of it may
+        still be on its way."""
         namespace = self._planner.namespace(ask.namespace_id)
         early = early and not ask.in_files and not namespace.fine
         failed_reads = self._reads.failed
-        match = self._match(ask)
         resident = match.resident_blocks
         if ask.in_files:  # what it reads itself is no less from the file tier
             there = self._planner.match(

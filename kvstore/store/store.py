@@ -234,9 +234,10 @@ class Store:
             recompute_s_per_block,
             refined=refined,
         )
-        if peers is None or not peers.may_have(ask, namespace):
+        match = Match(skip_blocks, skip_blocks)
+        if peers is None or not peers.may_have(ask, namespace, match):
             return 0
-        return await peers.reach(ask, namespace, Match(skip_blocks, skip_blocks), now + REACH_S)
+        return await peers.reach(ask, namespace, match, now + REACH_S)
 
     def announce(self, announcer: Announcer | None) -> Index:
         """Tell somebody the tokens of blocks from now on, None for nobody; returns the index, for

@@ -6,11 +6,15 @@ import asyncio
 from random import Random
 
 import numpy as np
+import pytest
 
+from kvstore.decide.heads import HEAD_TOKENS, head_of
+from kvstore.model.block import Group, Namespace
 from kvstore.model.member import NodeId
 from kvstore.move.peer_heads import FALL_S, PAUSE_S, PeerHeads
 from kvstore.peer.base import HeadsAsk, HeadsReply
 from kvstore.peer.view import BYTES_A_HEAD
+from kvstore.testing.samples import sample_keys
 from tests.sim.loop import SimLoop
 
 EACH = 1024  # heads of a peer
@@ -71,3 +75,41 @@ def test_it_knows_as_many_heads_as_are_allowed() -> None:
     loop.run_until_complete(run())
     assert not loop.unhandled
     loop.close()
+
+
+FULL, WINDOW = Group("full", 4096), Group("window", 4096, window_tokens=128)
+
+
+@pytest.mark.parametrize(
+    ("groups", "level", "held", "hit_blocks", "more"),
+    [
+        ((FULL,), 0, [0, 1, 2], 0, True),
+        ((FULL,), 0, [0, 1, 2], 33, True),
+        ((FULL,), 0, [0, 1, 2], 48, False),
+        ((FULL,), 0, [0, 1, 2], 64, False),
+        ((FULL,), 0, [2], 0, False),  # nobody can go on from nothing with the third head
+        ((FULL,), 0, [2], 33, True),
+        ((FULL,), 0, [], 0, False),
+        ((FULL, WINDOW), 0, [2], 0, False),
+        ((WINDOW,), 0, [2], 0, True),  # only the last window is needed
+        ((FULL,), 1, [1], 0, True),  # nobody tells the first head
+        ((FULL,), 1, [1], 32, False),
+    ],
+)
+def test_a_prefix_is_looked_for_where_its_next_head_is_known(
+    groups: tuple[Group, ...], level: int, held: list[int], hit_blocks: int, more: bool
+) -> None:
+    step = HEAD_TOKENS // 16
+    keys = sample_keys("prefix", 4 * step + 5)
+    namespace = Namespace(16, groups, (("model", "heads"),))
+
+    async def run() -> None:
+        heads = PeerHeads(1 << 20, lambda: 0.0)
+        heads.level = level
+        numbers = [head_of(keys[(number + 1) * step - 1]) for number in held]
+        await heads.view.replace(3, np.array(sorted(numbers), np.uint64))
+        assert heads.knows(keys, namespace, hit_blocks) is more
+        assert not heads.knows(sample_keys("other", 70), namespace, 0)
+        assert not heads.knows(keys[:3], namespace, 0)  # less than a head
+
+    asyncio.run(run())
