@@ -265,7 +265,8 @@ def _batches(
     for at, place in enumerate(places):
         if place is None or (once and place in seen):
             continue
-        seen.add(place)
+        if once:
+            seen.add(place)
         batch = current.get(place.namespace)
         if batch is None or not _takes(batch, positions[at] if positions else None):
             first = positions[at] if positions else Position(0, None)

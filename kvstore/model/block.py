@@ -13,6 +13,7 @@ import json
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple, NewType, TypeAlias
 
 from kvstore.model.errors import InvalidRequest
@@ -31,6 +32,7 @@ SHARDS_MAX = 4096
 PARTS_MAX = 4096  # of one block
 SPEC_CHARS_MAX = 1 << 16
 NAME_CHARS_MAX = 128
+IDS_MAX = 64  # remembered: a hostile spec may be long
 _DIGEST_CHARS = 64
 _SHORT_CHARS = 12
 
@@ -215,7 +217,7 @@ class Namespace:
     @property
     def id(self) -> NamespaceId:
         """The 32-byte fingerprint of the canonical text."""
-        return NamespaceId(hashlib.sha256(self.to_json().encode("ascii")).digest())
+        return _id_of(self)
 
     @property
     def salted(self) -> bool:
@@ -299,6 +301,11 @@ class FilePlace(NamedTuple):
     path: str
     offset: int
     nbytes: int
+
+
+@lru_cache(IDS_MAX)
+def _id_of(namespace: Namespace) -> NamespaceId:
+    return NamespaceId(hashlib.sha256(namespace.to_json().encode("ascii")).digest())
 
 
 @dataclass(frozen=True, slots=True)

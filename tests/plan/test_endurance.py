@@ -21,9 +21,9 @@ DRIVE = Drive(nbytes=4 << 40, dwpd=1.0, read=6 << 30, write=3 << 30)
 @pytest.fixture(scope="module")
 def workload() -> Workload:
     demand = replace(KINDS["agent"], context_tokens_max=40_000)
-    asked = synthesize_trace(with_rate(demand, 4.0), requests=700, warmup=700, seed=1)
+    asked = synthesize_trace(with_rate(demand, 4.0), requests=350, warmup=350, seed=1)
     rows = (each.to_row() for each in asked)
-    return workload_of(rows, name="agents", block_tokens=512, warmup=700)
+    return workload_of(rows, name="agents", block_tokens=512, warmup=350)
 
 
 @pytest.fixture(scope="module")
