@@ -54,6 +54,7 @@ from kvstore.model.block import BlockKey, Match, Namespace, NamespaceId, Span
 from kvstore.model.outcome import Reason
 
 DEPARTED_KEYS_MAX = 1 << 16
+FIRST_KEYS = 64  # of a long prefix, matched first: most prefixes that are not stored end there
 LRU = policy_by_name("lru")
 
 
@@ -175,7 +176,13 @@ class Planner:
         else reaches.
         """
         namespace = self.namespace(namespace_id)
-        stored, here = self._masks(namespace_id, namespace, keys, in_files, refined)
+        looked_at = len(keys)
+        if looked_at > skip_blocks + 2 * FIRST_KEYS:
+            looked_at = skip_blocks + FIRST_KEYS
+        stored, here = self._masks(namespace_id, namespace, keys[:looked_at], in_files, refined)
+        if looked_at < len(keys) and reach(namespace, stored, skip_blocks) == looked_at:
+            rest = self._masks(namespace_id, namespace, keys[looked_at:], in_files, refined)
+            stored, here = stored + rest[0], here + rest[1]
         length = longest_hit if windows else reach
         hit = length(namespace, stored, skip_blocks)
         return Match(hit, hit if here == stored else length(namespace, here, skip_blocks))
@@ -211,11 +218,13 @@ class Planner:
         self, namespace_id: NamespaceId, keys: Sequence[BlockKey], spans: Sequence[Span]
     ) -> list[StoredPart | None]:
         """Return the records of `spans` in their order, None where one is not stored."""
-        blocks = self.index.find(namespace_id, keys)
+        first = min((span.begin for span in spans), default=0)
+        last = max((span.end for span in spans), default=0)
+        blocks = self.index.find(namespace_id, keys[first:last])
         return [
             None if block is None else block.record(part)
             for part, begin, end in spans
-            for block in blocks[begin:end]
+            for block in blocks[begin - first : end - first]
         ]
 
     def touch(self, prefix: Sequence[BlockKey], namespace_id: NamespaceId | None = None) -> None:
