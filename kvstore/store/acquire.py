@@ -154,6 +154,10 @@ class Acquisition:
             wanted = self._affordable(namespace, ask, stored)
             if wanted is None:
                 return Acquired(match.hit_blocks, Reason.LEASED_BYTES, resident, affordable=False)
+            short = Reason.NO_ROOM if cut else Reason.LEASED_BYTES
+            why = short if wanted < match.hit_blocks else None
+            if wanted == match.resident_blocks and not ask.in_files:
+                return Acquired(wanted, why, resident)  # no record was looked at, none woken
             spans = needed_spans(namespace, wanted, ask.skip_blocks, fine=ask.refined)
             stakes = ask.stakes(replace(match, hit_blocks=wanted))
             with ask.waits.on("file"):
@@ -170,8 +174,6 @@ class Acquisition:
                 await asyncio.sleep(0)
             hit = wanted if brought.filling else self._match(ask, wanted).resident_blocks
             if hit == wanted:
-                short = Reason.NO_ROOM if cut else Reason.LEASED_BYTES
-                why = short if wanted < match.hit_blocks else None
                 return Acquired(hit, why, resident, filling=brought.filling)
             if brought.slower:
                 return Acquired(hit, Reason.SLOWER, resident)
@@ -200,10 +202,12 @@ class Acquisition:
         return max(ask.skip_blocks, min(came, shorter))
 
     def slots_nbytes(self, ask: Ask, spans: Sequence[Span]) -> int:
-        """Return what `spans` take of the arena: all, but for what the asker reads in files."""
+        """Return what `spans` take of the arena: all, but for what the asker reads in files. Where
+        there is room for the most that they may take, it is that: no record is looked at."""
         namespace = self._planner.namespace(ask.namespace_id)
-        if not ask.in_files and not namespace.varies:
-            return span_nbytes(namespace, spans)
+        most = span_nbytes(namespace, spans)
+        if most <= self.room_bytes or not (ask.in_files or namespace.varies):
+            return most
         found = self._planner.find(ask.namespace_id, ask.keys, spans)
         return sum(
             padded(record.nbytes)
