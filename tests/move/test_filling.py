@@ -10,35 +10,31 @@ from pathlib import Path
 import pytest
 
 from kvstore.decide.planner import DAEMON_SESSION, needed_spans
-from kvstore.model.block import Grant, Ready
+from kvstore.model.block import Grant, Ready, Span
 from kvstore.model.checksum import checksum
 from kvstore.testing.disks import FaultyDisk
 from tests.store.node import FULL, SPEC, WINDOW, Node, chain, record_bytes
 
 A = chain(1)
-FIRST_READS = 4  # that are not held back
+FIRST_BLOCKS = 4  # that are not held back
+NOWHERE = 1 << 60
 
 
 class HeldDisk(FaultyDisk):
-    """A disk that holds back all reads but the first ones, until `gate` is set."""
+    """A disk that holds reads back from an offset on, until `gate` is set."""
 
     def __init__(self) -> None:
         super().__init__()
         self.gate = threading.Event()
-        self.left = 1_000_000
+        self.held_from = NOWHERE
         self.error: OSError | None = None
         self.lies = False
-        self.fault = self._hold
-
-    def _hold(self, call: str) -> None:
-        if call == "preadv":
-            self.left -= 1
-            if self.left < 0:
-                assert self.gate.wait(10)
-                if self.error is not None:
-                    raise self.error
 
     def preadv(self, fd: int, buffers: Sequence[memoryview], offset: int) -> int:
+        if offset >= self.held_from:
+            assert self.gate.wait(10)
+            if self.error is not None:
+                raise self.error
         done = super().preadv(fd, buffers, offset)
         if self.lies:
             buffers[0][0] ^= 1
@@ -66,7 +62,7 @@ def node(tmp_path: Path, disk: HeldDisk) -> Iterator[Node]:
     with Node(tmp_path / "kv", disk=disk) as node:
         node.recall()
         one_read_a_record(node)
-        disk.left = FIRST_READS
+        disk.held_from = offset_of(node, FIRST_BLOCKS)
         node.store.gets._promotion.pace.note(nbytes_of(node), 0.01)
         yield node
         disk.gate.set()
@@ -74,6 +70,16 @@ def node(tmp_path: Path, disk: HeldDisk) -> Iterator[Node]:
 
 def one_read_a_record(node: Node) -> None:
     node.planner.reads._read_nbytes_max = 1
+
+
+def offset_of(node: Node, block: int) -> int:
+    """Return where a record lies in its file."""
+    (record,) = node.planner.find(SPEC.id, A, (Span(FULL, block, block + 1),))
+    assert record is not None
+    assert record.frame is not None
+    file = node.store.gets._promotion._reads.raw_file(record.frame)
+    assert file is not None
+    return file.offsets[record.position]
 
 
 def nbytes_of(node: Node) -> int:
