@@ -32,7 +32,6 @@ SHARDS_MAX = 4096
 PARTS_MAX = 4096  # of one block
 SPEC_CHARS_MAX = 1 << 16
 NAME_CHARS_MAX = 128
-IDS_MAX = 64  # remembered: a hostile spec may be long
 _DIGEST_CHARS = 64
 _SHORT_CHARS = 12
 
@@ -215,9 +214,10 @@ class Namespace:
         return namespace
 
     @property
+    @lru_cache(64)  # noqa: B019 - few are kept: a hostile spec may be long
     def id(self) -> NamespaceId:
         """The 32-byte fingerprint of the canonical text."""
-        return _id_of(self)
+        return NamespaceId(hashlib.sha256(self.to_json().encode("ascii")).digest())
 
     @property
     def salted(self) -> bool:
@@ -301,11 +301,6 @@ class FilePlace(NamedTuple):
     path: str
     offset: int
     nbytes: int
-
-
-@lru_cache(IDS_MAX)
-def _id_of(namespace: Namespace) -> NamespaceId:
-    return NamespaceId(hashlib.sha256(namespace.to_json().encode("ascii")).digest())
 
 
 @dataclass(frozen=True, slots=True)
