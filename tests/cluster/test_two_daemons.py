@@ -59,10 +59,11 @@ def clear(*daemons: Daemon) -> None:
 def test_what_one_daemon_has_the_other_reads(pair: tuple[Daemon, Daemon]) -> None:
     one, two = pair
     put(one)
-    assert hit(two, request_id="borrowed") == len(KEYS)
+    # A daemon that is busy with what was put may answer too late: then that acquire is a miss.
+    wait_for(lambda: hit(two, request_id="borrowed") == len(KEYS))
     with Client(two.target) as client:
         totals = client.admin.stats()["totals"]
-        (outcome,) = client.admin.outcomes("borrowed")
+        (outcome,) = [each for each in client.admin.outcomes("borrowed") if each.hit_blocks]
     assert totals["hit_blocks"]["peer"] == len(KEYS)
     assert totals["peer_bytes"]["borrowed"] == sum(map(len, RECORDS))
     with Client(one.target) as client:
@@ -84,7 +85,7 @@ def test_a_killed_daemon_is_met_again_with_what_its_files_have(
     assert hit(two) == 0
     one.start()
     wait_for(lambda: met(two))
-    assert hit(two) == len(KEYS)
+    wait_for(lambda: hit(two) == len(KEYS))
 
 
 def test_a_stopped_daemon_costs_no_more_than_its_deadline(pair: tuple[Daemon, Daemon]) -> None:
@@ -99,7 +100,7 @@ def test_a_stopped_daemon_costs_no_more_than_its_deadline(pair: tuple[Daemon, Da
     finally:
         os.kill(one.pid, signal.SIGCONT)
     wait_for(lambda: met(two))
-    assert hit(two) == len(KEYS)
+    wait_for(lambda: hit(two) == len(KEYS))
 
 
 def test_a_request_may_name_the_engine_that_has_its_prefix(pair: tuple[Daemon, Daemon]) -> None:
