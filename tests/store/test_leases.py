@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
 from kvstore.decide.planner import DAEMON_SESSION
-from kvstore.model.block import Grant, Span
+from kvstore.model.block import BlockKey, Grant, NamespaceId, Span
 from tests.store.node import FULL, SPEC, Node, chain
 
 A, B = chain(1), chain(2)
@@ -75,3 +78,23 @@ def test_leases_granted_at_once_stay_under_half_of_the_arena(tmp_path: Path) -> 
         assert node.store.report.stats()["dram"]["leased_bytes"] <= 1 << 19
         node.store.release(DAEMON_SESSION, [grant.lease_id, *(g.lease_id for g in grants)])
         assert node.store.report.stats()["dram"]["leased_bytes"] == 0
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_blocks_are_looked_up_only_to_be_leased(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stored: bool
+) -> None:
+    """What is looked up and rests becomes an object again, in the daemon's loop."""
+    with Node(tmp_path / "kv") as node:
+        if stored:
+            node.put(A)
+        looked_up = []
+        find = node.planner.index.find
+
+        def counted(namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> object:
+            looked_up.append(len(keys))
+            return find(namespace_id, keys)
+
+        monkeypatch.setattr(node.planner.index, "find", counted)
+        assert node.acquire(A).hit_blocks == (len(A) if stored else 0)
+        assert [count for count in looked_up if count] == ([len(A)] if stored else [])

@@ -54,7 +54,7 @@ from kvstore.model.block import BlockKey, Match, Namespace, NamespaceId, Span
 from kvstore.model.outcome import Reason
 
 DEPARTED_KEYS_MAX = 1 << 16
-FIRST_KEYS = 64  # of a long prefix, matched first: most prefixes that are not stored end there
+FIRST_KEYS = 64  # of a long prefix, matched before the others: one that is not stored ends there
 LRU = policy_by_name("lru")
 
 
