@@ -9,17 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from kvstore.client.lookup_lease import leading
+
 
 class Needs(NamedTuple):
     """What a prefix needs of one pool. window: of its last so many pages only; 0: all."""
 
     window: int
     present: Sequence[bool]
-
-
-def leading(present: Sequence[bool]) -> int:
-    """Return how many are there from the first on."""
-    return next((at for at, there in enumerate(present) if not there), len(present))
 
 
 def lengths(needs: Needs, pages: int) -> list[int]:

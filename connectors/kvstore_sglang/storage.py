@@ -23,10 +23,11 @@ from sglang.srt.mem_cache.hicache_storage import (
     PoolTransferResult,
 )
 
+from kvstore.client.lookup_lease import leading
 from kvstore.client.pages import Place, Position
 from kvstore.client.pieces import Memory
 from kvstore_sglang.compat import check_version
-from kvstore_sglang.hits import Needs, leading, lengths
+from kvstore_sglang.hits import Needs, lengths
 from kvstore_sglang.host_pages import HostPages
 from kvstore_sglang.mover import Mover
 from kvstore_sglang.names import Names, check_config, cuts_of

@@ -24,6 +24,7 @@ from kvstore.client.caller import Caller
 from kvstore.client.copying import COPY_THREADS
 from kvstore.client.credentials import client_credentials
 from kvstore.client.hints import Hints
+from kvstore.client.lookup_lease import Lookup, LookupLease
 from kvstore.client.pieces import Pieces
 from kvstore.client.session import Session
 from kvstore.client.target import default_target
@@ -169,6 +170,7 @@ class AsyncClient(Session):
         wait_s: float = 2.0,
         verify: bool = True,
         from_files: bool = False,
+        lease: LookupLease | None = None,
     ) -> list[bool]:
         """Read one part of each block into the caller's memory. True: that target was filled.
 
@@ -181,6 +183,7 @@ class AsyncClient(Session):
         records stored as they were put, and targets of whole pages (4096 bytes); otherwise it
         changes nothing. Raises Unavailable if a disk does not answer a read: until that read ends,
         the disk may still write to the target.
+        lease: that of a `look_up` of these blocks, or for some from the first on. It ends.
         """
         return await self._bulk.get_into(
             namespace_id,
@@ -190,4 +193,27 @@ class AsyncClient(Session):
             wait_s=wait_s,
             verify=verify,
             from_files=from_files,
+            lease=lease,
         )
+
+    async def look_up(
+        self,
+        namespace_id: NamespaceId,
+        keys: Sequence[BlockKey],
+        *,
+        group: int = 0,
+        shard: int = 0,
+        from_files: bool = False,
+    ) -> Lookup:
+        """Say of one part of each block whether it is stored, and lease those in the arena, from
+        the first block on, for a `get_into` that follows within a second; else `give_back`.
+
+        from_files: what only the file tier has is leased as well, as for `get_into`; else it begins
+        to come up. All lookups of a client lease a quarter of the arena at most.
+        """
+        part = Part(group, shard)
+        return await self._bulk.look_up(namespace_id, keys, part=part, from_files=from_files)
+
+    async def give_back(self, lease: LookupLease) -> None:
+        """End a lease that no `get_into` takes."""
+        await self._bulk.give_back(lease)

@@ -13,6 +13,7 @@ from kvstore.client.caller import Caller
 from kvstore.client.copying import Copiers, Taken, Wanted
 from kvstore.client.file_reads import are_pages
 from kvstore.client.in_place import InPlace
+from kvstore.client.lookup_lease import Lookup, LookupLease
 from kvstore.client.pieces import Memory, Pieces, nbytes_of
 from kvstore.client.session import Session
 from kvstore.client.streams import Streams
@@ -25,6 +26,7 @@ logger = logging.getLogger(__name__)
 STREAM_WINDOW_NBYTES = 64 << 20
 LEASED_WINDOW_NBYTES = 256 << 20
 FIRST_PUT_NBYTES = 32 << 20  # written behind while the rest is copied
+SIZES_MAX = 1024  # namespaces whose records' size is remembered
 
 
 class Bulk:
@@ -37,6 +39,8 @@ class Bulk:
         self._copiers = Copiers(copy_threads)
         self._in_place = InPlace(session, self._copiers)
         self._streams = Streams(caller, self._copiers)
+        self._lookup_nbytes = 0  # leased by lookups that no load has followed yet
+        self._record_nbytes: dict[NamespaceId, int] = {}  # as it was at the last lookup
 
     async def settled(self) -> None:
         await self._in_place.settled()
@@ -97,15 +101,55 @@ class Bulk:
         wait_s: float,
         verify: bool,
         from_files: bool,
+        lease: LookupLease | None = None,
     ) -> list[bool]:
-        batch = self._batch(namespace_id, keys, part, targets)
-        views = batch.flat(targets)
-        if any(view.readonly for view in views):
-            raise InvalidRequest("a target cannot be written to")
+        try:
+            batch = self._batch(namespace_id, keys, part, targets)
+            views = batch.flat(targets)
+            if any(view.readonly for view in views):
+                raise InvalidRequest("a target cannot be written to")
+        except InvalidRequest:
+            if lease is not None:
+                await self.give_back(lease)
+            raise
         direct = from_files and all(isinstance(v, memoryview) and are_pages(v) for v in views)
         wanted = Wanted(views, verify, direct)
-        taken = await self._taken(batch, wait_s, wanted)
+        taken = await self._taken(batch, wait_s, wanted, lease)
         return [record is not None for record, _ in taken]
+
+    async def look_up(
+        self, namespace_id: NamespaceId, keys: Sequence[BlockKey], *, part: Part, from_files: bool
+    ) -> Lookup:
+        """All lookups together lease a window at most."""
+        check_keys(keys)
+        await self._session.connect()
+        known = self._record_nbytes.get(namespace_id)
+        nbytes = known or self._session.namespace(namespace_id).record_nbytes(part)
+        room = (self._window_nbytes - self._lookup_nbytes) // nbytes if self._session.local else 0
+        count = max(0, min(len(keys), WINDOW_KEYS, room))
+        found: list[bool] = []
+        lease = None
+        if count:
+            batch = Batch(namespace_id, keys[:count], part, nbytes)
+            self._lookup_nbytes += batch.nbytes
+            try:
+                found, lease = await self._in_place.look_up(batch, from_files=from_files)
+            finally:
+                if lease is None:
+                    self._lookup_nbytes -= batch.nbytes
+        if lease is not None:
+            if len(self._record_nbytes) >= SIZES_MAX:
+                self._record_nbytes.clear()
+            self._record_nbytes[namespace_id] = lease.record_nbytes
+        if count < len(keys):
+            spans = (Span(part, 0, len(keys) - count),)
+            match = await self._session.match(namespace_id, keys[count:], each=True, spans=spans)
+            found += match.present
+        return Lookup(found, lease)
+
+    async def give_back(self, lease: LookupLease) -> None:
+        self._lookup_nbytes -= lease.nbytes
+        await self._in_place.give_back(lease)
 
     async def _connect(self, batch: Batch) -> None:
         """Raise InvalidRequest for what cannot be moved over this connection."""
@@ -130,9 +174,16 @@ class Bulk:
         is_wanted = self._session.announces and batch.keys and nbytes <= TOKENS_NBYTES_MAX
         return tokens if is_wanted else None
 
-    async def _taken(self, batch: Batch, wait_s: float, wanted: Wanted) -> list[Taken]:
+    async def _taken(
+        self, batch: Batch, wait_s: float, wanted: Wanted, lease: LookupLease | None = None
+    ) -> list[Taken]:
+        if lease is not None:
+            self._lookup_nbytes -= lease.nbytes
         await self._connect(batch)
-        taken = await self._mover.take(batch, self._window_nbytes, wait_s, wanted)
+        if self._session.local:
+            taken = await self._in_place.take(batch, self._window_nbytes, wait_s, wanted, lease)
+        else:
+            taken = await self._streams.take(batch, self._window_nbytes, wait_s, wanted)
         await self._report(batch, taken)
         return taken
 

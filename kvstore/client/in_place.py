@@ -16,9 +16,11 @@ from typing import Any
 from kvstore.client.batch import WINDOW_KEYS, Batch
 from kvstore.client.copying import Copiers, Taken, Wanted
 from kvstore.client.file_reads import FileRead, FileReads
+from kvstore.client.lookup_lease import KEEP_S, Lookup, LookupLease, leading
 from kvstore.client.pieces import Memory
 from kvstore.client.session import Session
 from kvstore.model.block import Committed, FilePlace, Grant, Slot
+from kvstore.model.errors import Incompatible
 from kvstore.system.threads import ended
 
 logger = logging.getLogger(__name__)
@@ -142,12 +144,83 @@ class InPlace:
             await self._session.release(grant.lease_id)
             raise
 
+    async def look_up(self, batch: Batch, *, from_files: bool) -> Lookup:
+        """Say which records are stored, and lease those that are here now, from the first on."""
+        grant = await self._session.acquire(
+            batch.namespace_id,
+            batch.keys,
+            spans=batch.spans,
+            file_places=from_files and self._files.usable,
+            each=True,
+        )
+        if len(grant.present) != len(batch.keys):
+            raise Incompatible("the daemon does not say which records are stored")
+        places = grant.places or (None,) * len(grant.slots)
+        count = leading([any(each) for each in zip(grant.slots, places, strict=True)])
+        if not count:
+            await self._release_later(grant.lease_id)
+            return Lookup(list(grant.present), None)
+        lease = LookupLease(
+            batch.namespace_id,
+            batch.part,
+            batch.keys,
+            grant,
+            self._session.instance,
+            time.monotonic() + min(KEEP_S, grant.deadline_s / 2),
+            batch.nbytes,
+        )
+        return Lookup(list(grant.present), lease.first(count))
+
+    async def give_back(self, lease: LookupLease) -> None:
+        await self._release_later(lease.grant.lease_id)
+
     async def take(
-        self, batch: Batch, window_nbytes: int, wait_s: float, wanted: Wanted
+        self,
+        batch: Batch,
+        window_nbytes: int,
+        wait_s: float,
+        wanted: Wanted,
+        lease: LookupLease | None = None,
+    ) -> list[Taken]:
+        """Take records piece by piece, those that `lease` has as one. It ends."""
+        deadline = time.monotonic() + wait_s
+        taken: list[Taken] = [(None, False)] * len(batch.keys)
+        count = self._usable_records(lease, batch, wanted)
+
+        async def take_leased(lease: LookupLease) -> None:
+            if count:
+                some, grant = slice(count), lease.first(count).grant
+                taken[some] = await self._leased(batch.cut(some), deadline, wanted[some], grant)
+            else:
+                await self.give_back(lease)
+
+        async def take_others() -> None:
+            others = slice(count, None)
+            taken[others] = await self._take_pieces(
+                batch.cut(others), window_nbytes, deadline, wanted[others]
+            )
+
+        jobs = [] if lease is None else [take_leased(lease)]
+        if count < len(batch.keys):
+            jobs.append(take_others())
+        if jobs:
+            await _together(jobs)
+        return taken
+
+    def _usable_records(self, lease: LookupLease | None, batch: Batch, wanted: Wanted) -> int:
+        """Return how many records of a batch may be taken by a lease."""
+        if lease is None or not lease.is_good(self._session.instance):
+            return 0
+        if any(lease.grant.places) and not self._reads_files(wanted):
+            return 0
+        return lease.covers(batch.namespace_id, batch.part, batch.keys)
+
+    async def _take_pieces(
+        self, batch: Batch, window_nbytes: int, deadline: float, wanted: Wanted
     ) -> list[Taken]:
         """Take records piece by piece: while one is copied, or read in files, the next ones are
         leased or promoted. All in flight together lease no more than a window."""
-        deadline = time.monotonic() + wait_s
+        wait_s = deadline - time.monotonic()
         is_here = batch.nbytes <= PIECE_NBYTES or wait_s <= 0 or self._reads_files(wanted)
         if is_here or await self._is_resident(batch):
             most = min(LARGE_PIECE_NBYTES, window_nbytes // 2)
@@ -176,28 +249,34 @@ class InPlace:
                 return False
         return True
 
-    async def _leased(self, batch: Batch, deadline: float, wanted: Wanted) -> list[Taken]:
-        """Take records while a lease holds them. If files cannot be read, they are promoted."""
-        if self._reads_files(wanted) and time.monotonic() < deadline:
-            taken = await self._take_leased(batch, deadline, wanted, in_files=True)
+    async def _leased(
+        self, batch: Batch, deadline: float, wanted: Wanted, grant: Grant | None = None
+    ) -> list[Taken]:
+        """Take records while a lease holds them: `grant`, or one of now. If files cannot be read,
+        they are promoted."""
+        if grant is None and self._reads_files(wanted) and time.monotonic() < deadline:
+            grant = await self._acquire(batch, deadline, in_files=True)
+        if grant is not None:
+            taken = await self._take_leased(grant, deadline, wanted)
             if self._files.usable or all(record is not None for record, _ in taken):
                 return taken
-        return await self._take_leased(batch, deadline, wanted, in_files=False)
+        grant = await self._acquire(batch, deadline, in_files=False)
+        return await self._take_leased(grant, deadline, wanted)
 
-    async def _take_leased(
-        self, batch: Batch, deadline: float, wanted: Wanted, *, in_files: bool
-    ) -> list[Taken]:
-        """Discard everything if the lease ended early: the slots may have been reused.
-
-        Copies that were verified are what was put, whatever became of the lease.
-        """
-        grant = await self._session.acquire(
+    async def _acquire(self, batch: Batch, deadline: float, *, in_files: bool) -> Grant:
+        return await self._session.acquire(
             batch.namespace_id,
             batch.keys,
             wait_s=max(0.0, deadline - time.monotonic()),
             spans=batch.spans,
             file_places=in_files,
         )
+
+    async def _take_leased(self, grant: Grant, deadline: float, wanted: Wanted) -> list[Taken]:
+        """Discard everything if the lease ended early: the slots may have been reused.
+
+        Copies that were verified are what was put, whatever became of the lease.
+        """
         is_sure = False
         try:
             taken = await self._take_slots(grant, wanted)
@@ -210,7 +289,7 @@ class InPlace:
         if is_sure:
             await self._release_later(grant.lease_id)
             return taken
-        return taken if held else [(None, False)] * len(batch.keys)
+        return taken if held else [(None, False)] * len(grant.slots)
 
     async def _release_later(self, lease_id: int) -> None:
         """Send a release, before whatever the caller sends next, and do not wait for its answer."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from kvstore.client.async_client import AsyncClient
+from kvstore.client.lookup_lease import LookupLeases
 from kvstore.client.page_counters import Counters
 from kvstore.client.pieces import Memory
 from kvstore.client.session import registered
@@ -82,15 +83,23 @@ class Pages:
     def __init__(self, limits: Limits, counters: Counters) -> None:
         self._limits = limits
         self._counters = counters
+        self._leases = LookupLeases()
 
     async def exist(self, remote: AsyncClient, places: Sequence[Place | None]) -> list[bool]:
-        """Say which pages are stored. None of them, if the daemon does not answer in time."""
+        """Say which pages are stored. None of them, if the daemon does not answer in time.
+
+        What is there from the first page on is leased for a moment: a load may follow.
+        """
         found = [False] * len(places)
 
         async def look(batch: Batch) -> None:
             namespace_id = await registered(remote, batch.namespace)
-            match = await remote.match(namespace_id, batch.keys, each=True)
-            for at, there in zip(batch.at, match.present, strict=True):
+            present, lease = await remote.look_up(
+                namespace_id, batch.keys, from_files=self._limits.from_files
+            )
+            if lease is not None:
+                self._leases.keep(remote, lease)
+            for at, there in zip(batch.at, present, strict=True):
                 found[at] = there
 
         self._counters.add("looked_up", len(places))
@@ -123,6 +132,7 @@ class Pages:
                 targets,
                 wait_s=deadline_s,
                 from_files=self._limits.from_files,
+                lease=self._leases.take(namespace_id, batch.keys),
             )
             for at, is_good in zip(batch.at, good, strict=True):
                 loaded[at] = is_good

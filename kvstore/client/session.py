@@ -167,23 +167,22 @@ class Session:
         refined: bool = False,
         origin: Origin | None = None,
         early: bool = False,
+        each: bool = False,
         tokens: BlockTokens | None = None,
     ) -> Grant:
         """Lease the longest stored prefix, or exactly the parts that `spans` names.
 
         Read through `view`, verify with `checksum`, then `release`. What was read is valid only if
-        the release answers True. `readers` releases end the lease.
-        recompute_s_per_block: time to compute a block; no longer load is waited for. 0: any is.
-        request_id: `kvstore explain` shows why its hit was not longer. session_id: its
-        conversation; hints may name it later. file_places: the caller reads the daemon's files
-        itself. A record that only the file tier has, stored as it was put, is then not promoted,
-        but has a place instead of a slot (`Grant.places`), valid until the lease ends. Later, that
-        may be a hole, or no file. A daemon that leases no more places promotes the records.
-        refined: a block of a lossy namespace without its fine part is a miss. Else fine parts come
-        along as far as they are there in time, behind the others; a missing one has no slot.
-        origin: the daemon of the fleet that has it, or is about to: it is asked first. early: the
-        last slots may still be read into (`Grant.ready_blocks`): wait for them by `ready`. tokens:
-        as for `reserve`.
+        the release answers True. `readers` releases end the lease. recompute_s_per_block: time to
+        compute a block; no longer load is waited for. 0: any is. request_id: `kvstore explain`
+        shows why its hit was not longer. session_id: its conversation; hints may name it later.
+        file_places: the caller reads the daemon's files itself. A record that only the file tier
+        has, stored as it was put, then has a place instead of a slot (`Grant.places`), valid until
+        the lease ends; a daemon that leases no more places promotes it. refined: a block of a lossy
+        namespace without its fine part is a miss. Else fine parts come along as far as they are
+        there in time. origin: the daemon of the fleet that has it, or is about to: it is asked
+        first. early: the last slots may still be read into (`Grant.ready_blocks`): wait for them by
+        `ready`. each: say of each record of `spans` whether it is stored (`Grant.present`).
         """
         self._caller.check_may_lease()
         namespace, joined = self.namespace(namespace_id), self._caller.joined(keys)
@@ -205,6 +204,7 @@ class Session:
                 refined=refined,
                 origin=origin_to_message(origin),
                 early=early,
+                each=each,
                 **told,
             )
             return stub.Acquire(request, timeout=t)

@@ -316,8 +316,8 @@ class Grant:
     places: for a lease with `file_places`, one item per slot, else empty. A place replaces a slot:
         the client reads the record in its file. The bytes are valid if their checksum matches and
         the lease was held, as with a slot.
-    ready_blocks: the slots of the first so many blocks are filled, the others are still being read
-        into; None: all are filled.
+    ready_blocks: the slots of its first so many blocks are filled, others still read; None: all.
+    present: of each record, whether it is stored in any tier, if that was asked for.
     """
 
     lease_id: int
@@ -331,6 +331,7 @@ class Grant:
     places: tuple[FilePlace | None, ...] = ()
     varies: bool = False
     ready_blocks: int | None = None
+    present: tuple[bool, ...] = ()
 
 
 class Ready(NamedTuple):
@@ -362,8 +363,7 @@ class Match:
         caller did not say how fast it recomputes.
     load_s: predicted time to promote them; 0: they are resident, or no such load was measured yet.
     holders: which other hosts seem to have some of it, if that was asked for.
-    present: of each block, or of each record of the spans, whether it is stored, if that was asked
-        for.
+    present: of each block, or record of the spans, whether it is stored, if that was asked for.
     """
 
     hit_blocks: int

@@ -162,6 +162,8 @@ class Service(AdminCalls):
             raise InvalidRequest(f"{request.readers} readers; the limit is {READERS_MAX}")
         if len(request.request_id) > REQUEST_ID_CHARS_MAX:
             raise InvalidRequest(f"a request id has at most {REQUEST_ID_CHARS_MAX} characters")
+        if request.each and not request.spans:
+            raise InvalidRequest("`each` is said of the records of spans, and there are none")
         session, keys = SessionId(request.session), self._requests.keys(request.keys)
         self._check_tokens(request, keys)
         grant = await self._store.gets.acquire(
@@ -184,7 +186,11 @@ class Service(AdminCalls):
             self._announce(session, request, request.keys[: grant.hit_blocks * KEY_NBYTES])
         if self._recorder.listening:
             self._note(request, grant, grant.hit_blocks if is_guest else None)
-        return await self._granted(grant, session, context)
+        reply = await self._granted(grant, session, context)
+        if request.each:
+            found = self._store.gets.present(NamespaceId(request.namespace_id), keys, grant.spans)
+            reply.present = present_to_message(found)
+        return reply
 
     async def Await(self, request: pb.AwaitRequest, context: Context) -> pb.AwaitReply:
         ready = await self._store.gets.ready(

@@ -135,6 +135,7 @@ def grant_of(reply: pb.GrantReply, namespace: Namespace, *, reading: bool) -> Gr
         places=_places_of(reply, sizes),
         varies=bool(reply.nbytes),
         ready_blocks=reply.ready_blocks if reply.HasField("ready_blocks") else None,
+        present=present_of(reply.present, len(sizes)) if reply.present else (),
     )
 
 

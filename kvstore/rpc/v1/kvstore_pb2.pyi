@@ -145,7 +145,7 @@ class MatchReply(_message.Message):
     def __init__(self, hit_blocks: _Optional[int] = ..., resident_blocks: _Optional[int] = ..., worth_blocks: _Optional[int] = ..., load_s: _Optional[float] = ..., holders: _Optional[_Iterable[_Union[Holder, _Mapping]]] = ..., present: _Optional[bytes] = ...) -> None: ...
 
 class AcquireRequest(_message.Message):
-    __slots__ = ("session", "namespace_id", "keys", "skip_blocks", "readers", "wait_s", "spans", "request_id", "recompute_s_per_block", "session_id", "file_places", "refined", "origin", "early", "tokens", "lora_name")
+    __slots__ = ("session", "namespace_id", "keys", "skip_blocks", "readers", "wait_s", "spans", "request_id", "recompute_s_per_block", "session_id", "file_places", "refined", "origin", "early", "tokens", "lora_name", "each")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
@@ -162,6 +162,7 @@ class AcquireRequest(_message.Message):
     EARLY_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     LORA_NAME_FIELD_NUMBER: _ClassVar[int]
+    EACH_FIELD_NUMBER: _ClassVar[int]
     session: int
     namespace_id: bytes
     keys: bytes
@@ -178,7 +179,8 @@ class AcquireRequest(_message.Message):
     early: bool
     tokens: bytes
     lora_name: str
-    def __init__(self, session: _Optional[int] = ..., namespace_id: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., skip_blocks: _Optional[int] = ..., readers: _Optional[int] = ..., wait_s: _Optional[float] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., request_id: _Optional[str] = ..., recompute_s_per_block: _Optional[float] = ..., session_id: _Optional[str] = ..., file_places: _Optional[bool] = ..., refined: _Optional[bool] = ..., origin: _Optional[_Union[Origin, _Mapping]] = ..., early: _Optional[bool] = ..., tokens: _Optional[bytes] = ..., lora_name: _Optional[str] = ...) -> None: ...
+    each: bool
+    def __init__(self, session: _Optional[int] = ..., namespace_id: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., skip_blocks: _Optional[int] = ..., readers: _Optional[int] = ..., wait_s: _Optional[float] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., request_id: _Optional[str] = ..., recompute_s_per_block: _Optional[float] = ..., session_id: _Optional[str] = ..., file_places: _Optional[bool] = ..., refined: _Optional[bool] = ..., origin: _Optional[_Union[Origin, _Mapping]] = ..., early: _Optional[bool] = ..., tokens: _Optional[bytes] = ..., lora_name: _Optional[str] = ..., each: _Optional[bool] = ...) -> None: ...
 
 class Origin(_message.Message):
     __slots__ = ("source", "expect_blocks")
@@ -217,7 +219,7 @@ class ReserveRequest(_message.Message):
     def __init__(self, session: _Optional[int] = ..., namespace_id: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., first_block: _Optional[int] = ..., parent: _Optional[bytes] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., wait_s: _Optional[float] = ..., session_id: _Optional[str] = ..., nbytes: _Optional[_Iterable[int]] = ..., refined: _Optional[bool] = ..., tokens: _Optional[bytes] = ..., lora_name: _Optional[str] = ...) -> None: ...
 
 class GrantReply(_message.Message):
-    __slots__ = ("lease", "deadline_s", "spans", "extents", "offsets", "checksums", "hit_blocks", "leased", "refused", "files", "place_files", "place_offsets", "nbytes", "ready_blocks")
+    __slots__ = ("lease", "deadline_s", "spans", "extents", "offsets", "checksums", "hit_blocks", "leased", "refused", "files", "place_files", "place_offsets", "nbytes", "ready_blocks", "present")
     LEASE_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
     SPANS_FIELD_NUMBER: _ClassVar[int]
@@ -232,6 +234,7 @@ class GrantReply(_message.Message):
     PLACE_OFFSETS_FIELD_NUMBER: _ClassVar[int]
     NBYTES_FIELD_NUMBER: _ClassVar[int]
     READY_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    PRESENT_FIELD_NUMBER: _ClassVar[int]
     lease: int
     deadline_s: float
     spans: _containers.RepeatedCompositeFieldContainer[Span]
@@ -246,7 +249,8 @@ class GrantReply(_message.Message):
     place_offsets: _containers.RepeatedScalarFieldContainer[int]
     nbytes: _containers.RepeatedScalarFieldContainer[int]
     ready_blocks: int
-    def __init__(self, lease: _Optional[int] = ..., deadline_s: _Optional[float] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., extents: _Optional[_Iterable[int]] = ..., offsets: _Optional[_Iterable[int]] = ..., checksums: _Optional[_Iterable[int]] = ..., hit_blocks: _Optional[int] = ..., leased: _Optional[bool] = ..., refused: _Optional[int] = ..., files: _Optional[_Iterable[str]] = ..., place_files: _Optional[_Iterable[int]] = ..., place_offsets: _Optional[_Iterable[int]] = ..., nbytes: _Optional[_Iterable[int]] = ..., ready_blocks: _Optional[int] = ...) -> None: ...
+    present: bytes
+    def __init__(self, lease: _Optional[int] = ..., deadline_s: _Optional[float] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., extents: _Optional[_Iterable[int]] = ..., offsets: _Optional[_Iterable[int]] = ..., checksums: _Optional[_Iterable[int]] = ..., hit_blocks: _Optional[int] = ..., leased: _Optional[bool] = ..., refused: _Optional[int] = ..., files: _Optional[_Iterable[str]] = ..., place_files: _Optional[_Iterable[int]] = ..., place_offsets: _Optional[_Iterable[int]] = ..., nbytes: _Optional[_Iterable[int]] = ..., ready_blocks: _Optional[int] = ..., present: _Optional[bytes] = ...) -> None: ...
 
 class AwaitRequest(_message.Message):
     __slots__ = ("session", "lease", "blocks")

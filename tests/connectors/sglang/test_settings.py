@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from kvstore import ConfigError, Incompatible
+from kvstore.client.lookup_lease import leading
 from kvstore.system import engine_versions
 from kvstore_sglang.compat import check_version
-from kvstore_sglang.hits import Needs, leading, lengths
+from kvstore_sglang.hits import Needs, lengths
 from kvstore_sglang.settings import SGLANGS_OWN, parse_settings
 
 

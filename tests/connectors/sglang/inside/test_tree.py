@@ -140,10 +140,11 @@ def test_a_daemon_killed_before_a_prefetch_costs_it_and_no_more(mortal: Daemon) 
 
 @pytest.mark.fault
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_daemon_lost_between_lookup_and_load_costs_the_prefetch(
+def test_a_daemon_lost_between_lookup_and_load_costs_the_prefetch_at_most(
     mortal: Daemon, how: signal.Signals
 ) -> None:
-    """The controller has been told that all pages are there."""
+    """The controller has been told that all pages are there. They were leased then: a client that
+    has not noticed yet still reads them in the arena, and verifies them."""
     with steps_of(mortal, "page of 16") as steps:
         tokens = steps._make_seq(3000, PAGES)
         writer = Tree(steps)
@@ -157,15 +158,19 @@ def test_a_daemon_lost_between_lookup_and_load_costs_the_prefetch(
             return load(*given)
 
         other.cache.cache_controller.storage_backend.batch_get_v1 = lost
-        assert other.prefetch(tokens, "lost") == 0
+        found = other.prefetch(tokens, "lost")
+        assert found in (0, len(tokens))
+        if found:
+            assert same(other.load_back(tokens), kv)
         other.cache.cache_controller.storage_backend.batch_get_v1 = load
         if how == signal.SIGSTOP:
             kill(mortal.pid, signal.SIGCONT)
         else:
             mortal.kill()
             mortal.start()
-        until(lambda: other.prefetch(tokens, "back") == len(tokens))
-        assert same(other.load_back(tokens), kv)
+        third = Tree(steps)
+        until(lambda: third.prefetch(tokens, "back") == len(tokens))
+        assert same(third.load_back(tokens), kv)
 
 
 @pytest.mark.fault
