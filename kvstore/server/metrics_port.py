@@ -12,6 +12,7 @@ import socket
 import socketserver
 import ssl
 import threading
+import time
 from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -38,6 +39,7 @@ logger = logging.getLogger(__name__)
 CONNECTIONS_MAX = 32
 IDLE_S = 5.0  # for a client to go on with its request
 STOP_S = 0.5
+WAKE_S = 0.05
 Check: TypeAlias = "Callable[[str, tuple[str, ...] | None, str, str], None]"
 _TEXT = "text/plain; charset=utf-8"
 
@@ -84,7 +86,7 @@ class MetricsPort:
         self._thread = threading.Thread(
             target=self._server.serve_forever, name="kvstore-http", daemon=True
         )
-        self.port = int(self._server.server_address[1])
+        self._host, self.port = host, int(self._server.server_address[1])
 
     @property
     def page_address(self) -> str:
@@ -96,11 +98,21 @@ class MetricsPort:
 
     def close(self) -> None:
         """Stop listening. Blocks for a moment."""
-        self._server.shutdown()
+        ending = threading.Thread(target=self._server.shutdown, name="kvstore-http-end")
+        ending.start()
+        until = time.monotonic() + STOP_S
+        while ending.is_alive() and time.monotonic() < until:
+            self._wake()
+            ending.join(WAKE_S)
         self._server.server_close()
         if self._page is not None:
             self._page.close()
         self._thread.join(STOP_S)
+
+    def _wake(self) -> None:
+        """Connect, so that the server looks whether it shall end: else twice a second only."""
+        with contextlib.suppress(OSError):
+            socket.create_connection((self._host, self.port), WAKE_S).close()
 
 
 class _Handler(BaseHTTPRequestHandler):
