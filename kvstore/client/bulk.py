@@ -127,24 +127,33 @@ class Bulk:
         nbytes = known or self._session.namespace(namespace_id).record_nbytes(part)
         room = (self._window_nbytes - self._lookup_nbytes) // nbytes if self._session.local else 0
         count = max(0, min(len(keys), WINDOW_KEYS, room))
-        found: list[bool] = []
-        lease = None
-        if count:
-            batch = Batch(namespace_id, keys[:count], part, nbytes)
-            self._lookup_nbytes += batch.nbytes
+        batch = Batch(namespace_id, keys[:count], part, nbytes)
+        found, lease = await self._leased(batch, from_files) if count else Lookup([], None)
+        if count < len(keys):
+            spans = (Span(part, 0, len(keys) - count),)
             try:
-                found, lease = await self._in_place.look_up(batch, from_files=from_files)
-            finally:
-                if lease is None:
-                    self._lookup_nbytes -= batch.nbytes
+                others = await self._session.match(
+                    namespace_id, keys[count:], each=True, spans=spans
+                )
+            except BaseException:
+                if lease is not None:
+                    await self.give_back(lease)
+                raise
+            found += others.present
+        return Lookup(found, lease)
+
+    async def _leased(self, batch: Batch, from_files: bool) -> Lookup:
+        lease = None
+        self._lookup_nbytes += batch.nbytes
+        try:
+            found, lease = await self._in_place.look_up(batch, from_files=from_files)
+        finally:
+            if lease is None:
+                self._lookup_nbytes -= batch.nbytes
         if lease is not None:
             if len(self._record_nbytes) >= SIZES_MAX:
                 self._record_nbytes.clear()
-            self._record_nbytes[namespace_id] = lease.record_nbytes
-        if count < len(keys):
-            spans = (Span(part, 0, len(keys) - count),)
-            match = await self._session.match(namespace_id, keys[count:], each=True, spans=spans)
-            found += match.present
+            self._record_nbytes[batch.namespace_id] = lease.record_nbytes
         return Lookup(found, lease)
 
     async def give_back(self, lease: LookupLease) -> None:

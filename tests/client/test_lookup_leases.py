@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvstore import AsyncClient, BlockKey, InvalidRequest, Part, Span
+from kvstore import AsyncClient, BlockKey, InvalidRequest, Part, Span, Unavailable
 from kvstore.client.lookup_lease import Lookup, LookupLease, LookupLeases, leading
 from kvstore.client.page_counters import Counters
 from kvstore.client.pages import Limits, Pages, Place
@@ -152,6 +152,26 @@ def test_all_lookups_together_lease_a_quarter_of_the_arena(daemon: Daemon) -> No
         targets = memory(len(keys))
         assert all(await client.get_into(namespace_id, keys, targets, lease=third.lease))
         await all_released(client)
+
+    run(daemon, work)
+
+
+def test_a_lookup_that_fails_half_way_keeps_nothing(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def away(*_: Any, **__: Any) -> Any:
+        raise Unavailable("no answer")
+
+    async def work(client: AsyncClient, namespace_id: NamespaceId) -> None:
+        keys = sample_keys("half way", ARENA_RECORDS // 2)
+        await put(client, keys)
+        with monkeypatch.context() as patched:
+            patched.setattr(Session, "match", away)
+            with pytest.raises(Unavailable):
+                await client.look_up(namespace_id, keys)
+        await all_released(client)
+        lookup = await client.look_up(namespace_id, keys)
+        assert len(leased(lookup).keys) == ARENA_RECORDS // 4
 
     run(daemon, work)
 
