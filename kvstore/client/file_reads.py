@@ -9,6 +9,7 @@ file is read for a while then: the files may be another daemon's, under the same
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import errno
 import logging
 import os
@@ -18,8 +19,6 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
-
-import numpy as np
 
 from kvstore.model.block import PAGE_NBYTES, FilePlace
 from kvstore.model.checksum import PiecewiseChecksum
@@ -120,9 +119,10 @@ class FileReads:
 
 
 def are_pages(view: memoryview) -> bool:
-    """Say whether memory is of whole pages, as direct reads need it."""
-    address = np.frombuffer(view, np.uint8).ctypes.data
-    return address % PAGE_NBYTES == 0 and len(view) % PAGE_NBYTES == 0
+    """Say whether memory that can be written to is of whole pages, as direct reads need it."""
+    if len(view) % PAGE_NBYTES:
+        return False
+    return not view or ctypes.addressof(ctypes.c_char.from_buffer(view)) % PAGE_NBYTES == 0
 
 
 class _File:

@@ -181,7 +181,7 @@ def test_the_garbage_collector_has_no_more_to_look_at(monkeypatch: pytest.Monkey
         gc.collect()
         return len(gc.get_objects()) - before
 
-    assert grown(2000) < grown(200) + 100
+    assert grown(2000) < grown(200) + 900  # with an object a block: 1800; others come and go
 
 
 def test_rows_are_used_again_and_split_tables_have_all() -> None:
