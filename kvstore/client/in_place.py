@@ -220,8 +220,8 @@ class InPlace:
     ) -> list[Taken]:
         """Take records piece by piece: while one is copied, or read in files, the next ones are
         leased or promoted. All in flight together lease no more than a window."""
-        wait_s = deadline - time.monotonic()
-        is_here = batch.nbytes <= PIECE_NBYTES or wait_s <= 0 or self._reads_files(wanted)
+        is_late = time.monotonic() >= deadline
+        is_here = batch.nbytes <= PIECE_NBYTES or is_late or self._reads_files(wanted)
         if is_here or await self._is_resident(batch):
             most = min(LARGE_PIECE_NBYTES, window_nbytes // 2)
         else:

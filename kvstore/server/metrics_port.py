@@ -98,7 +98,9 @@ class MetricsPort:
 
     def close(self) -> None:
         """Stop listening. Blocks for a moment."""
-        ending = threading.Thread(target=self._server.shutdown, name="kvstore-http-end")
+        ending = threading.Thread(
+            target=self._server.shutdown, name="kvstore-http-end", daemon=True
+        )
         ending.start()
         until = time.monotonic() + STOP_S
         while ending.is_alive() and time.monotonic() < until:

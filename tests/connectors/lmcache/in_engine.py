@@ -9,9 +9,7 @@ import json
 import os
 import signal
 import sys
-import time
 import traceback
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,6 +20,8 @@ from lmcache.v1.memory_management import MemoryFormat
 from lmcache.v1.metadata import LMCacheMetadata
 from lmcache.v1.storage_backend.connector import CreateConnector
 from lmcache.v1.storage_backend.storage_manager import StorageManager
+
+from kvstore.testing.wait import until
 
 TOKENS, LAYERS, HIDDEN = 256, 2, 64
 SHAPE = torch.Size((2, LAYERS, TOKENS, HIDDEN))
@@ -68,14 +68,6 @@ def keys_of(worker: int = 0, **tags: str) -> list[CacheEngineKey]:
         CacheEngineKey("org/model", 2, worker, at + 1, torch.float16, configs)
         for at in range(COUNT)
     ]
-
-
-def until(true: Callable[[], object], timeout_s: float = 20.0) -> None:
-    end = time.monotonic() + timeout_s
-    while not true():
-        if time.monotonic() > end:
-            raise TimeoutError
-        time.sleep(0.005)
 
 
 class Engine:
