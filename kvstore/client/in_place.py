@@ -158,7 +158,8 @@ class InPlace:
         places = grant.places or (None,) * len(grant.slots)
         count = leading([any(each) for each in zip(grant.slots, places, strict=True)])
         if not count:
-            await self._release_later(grant.lease_id)
+            if grant.leased:
+                await self._release_later(grant.lease_id)
             return Lookup(list(grant.present), None)
         lease = LookupLease(
             batch.namespace_id,

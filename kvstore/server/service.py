@@ -181,16 +181,13 @@ class Service(AdminCalls):
             refined=request.refined,
             origin=origin_of(request),
             early=request.early,
+            each=request.each,
         )
         if request.tokens:
             self._announce(session, request, request.keys[: grant.hit_blocks * KEY_NBYTES])
         if self._recorder.listening:
             self._note(request, grant, grant.hit_blocks if is_guest else None)
-        reply = await self._granted(grant, session, context)
-        if request.each:
-            found = self._store.gets.present(NamespaceId(request.namespace_id), keys, grant.spans)
-            reply.present = present_to_message(found)
-        return reply
+        return await self._granted(grant, session, context)
 
     async def Await(self, request: pb.AwaitRequest, context: Context) -> pb.AwaitReply:
         ready = await self._store.gets.ready(

@@ -125,6 +125,7 @@ class Gets:
         refined: bool = False,
         origin: Origin | None = None,
         early: bool = False,
+        each: bool = False,
     ) -> Grant:
         """Promote the longest stored prefix and lease it; with `spans`, exactly those parts.
 
@@ -134,11 +135,10 @@ class Gets:
         `spans`, parts beyond it have no slot, as if they were missing. How the prefix of
         `request_id` was answered is remembered: see `outcomes`. session_id: of the conversation,
         for hints. in_files: what lies in files as it was put, and not in the arena, stays there,
-        and its place is leased, as far as leases may hold the file tier; else it is promoted like
-        everything. refined: a block of a lossy namespace without its fine part is a miss; else fine
-        parts come along as far as they are there in time, and a missing one has no slot. origin:
-        the daemon that has the prefix, as the request says. early: slots may be leased while the
-        last bytes are still read into them; `ready` waits for these.
+        and its place is leased, as far as leases may hold the file tier; else it is promoted.
+        refined: a block of a lossy namespace without its fine part is a miss; else fine parts come
+        along as far as they are there in time. origin: the daemon that has the prefix. early: the
+        last slots may still be read into; `ready` waits. each: say of each part if it is stored.
         """
         client = self._leases.check(session).client
         _check_skip(keys, skip_blocks)
@@ -166,12 +166,25 @@ class Gets:
             )
             if spans is None:
                 return await self._lease_prefix(ask, readers, deadline)
-            self._node.check_spans(namespace_id, keys, spans)
-            return await self._lease_parts(ask, spans, readers, deadline)
+            lease = self._lease_present if each else self._lease_parts
+            return await lease(ask, spans, readers, deadline)
+
+    async def _lease_present(
+        self, ask: Ask, spans: tuple[Span, ...], readers: int, deadline: float
+    ) -> Grant:
+        """Lease parts as far as they are stored, and say which are. If none is, nothing is leased,
+        as most lookups of new prompts end."""
+        present = tuple(self.present(ask.namespace_id, ask.keys, spans))
+        if not any(present):
+            none, zero = (None,) * len(present), (0,) * len(present)
+            return Grant(0, 0.0, spans, none, zero, leased=False, present=present)
+        grant = await self._lease_parts(ask, spans, readers, deadline)
+        return replace(grant, present=present)
 
     async def _lease_parts(
         self, ask: Ask, spans: tuple[Span, ...], readers: int, deadline: float
     ) -> Grant:
+        self._node.check_spans(ask.namespace_id, ask.keys, spans)
         if not self._lends(ask, spans):
             ask = replace(ask, in_files=False)
         with ask.waits.on("file"):

@@ -72,6 +72,7 @@ def grant_to_message(grant: Grant, epoch: Epoch) -> pb.GrantReply:
         place_offsets=[place.offset if place else 0 for place in placed],
         nbytes=_sizes(grant) if grant.varies else (),
         ready_blocks=grant.ready_blocks,
+        present=present_to_message(grant.present) if grant.present else b"",
     )
 
 

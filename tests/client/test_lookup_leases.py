@@ -129,8 +129,14 @@ def test_presence_is_said_of_all_and_only_the_first_ones_are_leased(daemon: Daem
         assert [at for at, there in enumerate(lookup.present) if there] == stored
         assert list(leased(lookup).keys) == keys[:4]
         await client.give_back(leased(lookup))
-        nothing = await client.look_up(namespace_id, keys[4:6])
-        assert nothing == Lookup([False, False], None)
+        await all_released(client)
+        nothing = await client.acquire(
+            namespace_id, keys[4:6], spans=[Span(Part(0, 0), 0, 2)], each=True
+        )
+        assert (nothing.leased, nothing.lease_id, nothing.present) == (False, 0, (False, False))
+        assert await client.look_up(namespace_id, keys[4:6]) == Lookup([False, False], None)
+        later = await client.look_up(namespace_id, keys[5:8])
+        assert later == Lookup([False, True, True], None)
         await all_released(client)
 
     run(daemon, work)
