@@ -35,7 +35,7 @@ from kvstore.store.lanes import Lanes
 from kvstore.store.live_settings import LiveSettings
 from kvstore.store.store import Store
 from kvstore.store.tenants import Tenants, check_left_over
-from kvstore.system.dumps import forbid_dumps, hide
+from kvstore.system.dumps import forbid_dumps
 from kvstore.system.garbage import bound_collections
 from kvstore.system.memory import Fit, check_capacity, prefer_killing_this, read_memory
 from kvstore.system.scheduling import run_promptly
@@ -188,7 +188,7 @@ def wire_store(
     sealing = None
     if root is not None:
         sealing = Sealing(root, tenant, accept_plain=settings.security.accept_plain)
-        arena.extents.on_extent(lambda handle: hide(arena.extents.by_id[handle.id].mapped))
+        arena.extents.on_extent(lambda handle: arena.extents.by_id[handle.id].mapped.hide())
     file = _file_tier(settings.file, sealing, turns) if settings.file.paths else None
     planner = Planner(
         arena,

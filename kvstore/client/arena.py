@@ -21,6 +21,7 @@ from kvstore.client.trust import check_daemon
 from kvstore.model import errors
 from kvstore.model.block import Slot
 from kvstore.model.errors import Incompatible, InvalidRequest, KVStoreError, Unavailable
+from kvstore.system.shared_mapping import SharedMapping
 from kvstore.transport.arena_wire import (
     Ended,
     Extent,
@@ -54,10 +55,10 @@ class ClientArena:
         self._connection = connection
         self._on_lost = on_lost
         self._on_ended = on_ended
-        self._maps: dict[int, mmap.mmap] = {}
+        self._maps: dict[int, SharedMapping] = {}
         self._views: dict[int, memoryview] = {}
         self._uses: dict[int, Use] = {}
-        self._retired: list[mmap.mmap] = []
+        self._retired: list[SharedMapping] = []
         self._toucher = _Toucher()
         self._listening: asyncio.Task[None] | None = None
 
@@ -130,7 +131,7 @@ class ClientArena:
         self._retired += self._maps.values()
         self._maps.clear()
         self._views.clear()
-        self._retired = [mapped for mapped in self._retired if not _unmapped(mapped)]
+        self._retired = [mapped for mapped in self._retired if not mapped.close()]
         return bool(self._retired)
 
     async def close(self) -> None:
@@ -178,7 +179,7 @@ class ClientArena:
                 os.close(fd)
         self._maps[packet.id] = mapped
         self._uses[packet.id] = packet.use
-        self._views[packet.id] = memoryview(mapped)
+        self._views[packet.id] = mapped.view()
         self._toucher.add(mapped)
 
     def _retire(self, extent: int) -> None:
@@ -187,7 +188,7 @@ class ClientArena:
         mapped = self._maps.pop(extent, None)
         if mapped is not None:
             self._retired.append(mapped)
-        self._retired = [each for each in self._retired if not _unmapped(each)]
+        self._retired = [each for each in self._retired if not each.close()]
 
     async def _listen(self) -> None:
         """Map new extents until the link ends."""
@@ -199,7 +200,7 @@ class ClientArena:
             self._on_lost()
 
 
-def _mapped(fd: int, nbytes: int) -> mmap.mmap:
+def _mapped(fd: int, nbytes: int) -> SharedMapping:
     """Map an extent. Raises Incompatible for what could not be touched safely.
 
     Without the seal the daemon's side could shrink it, and the engine would die of SIGBUS.
@@ -208,18 +209,9 @@ def _mapped(fd: int, nbytes: int) -> mmap.mmap:
         seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
         if not seals & fcntl.F_SEAL_SHRINK or not 0 < nbytes <= os.fstat(fd).st_size:
             raise Incompatible(f"not a sealed extent of {nbytes} bytes")
-        access = mmap.PROT_READ | (0 if seals & F_SEAL_FUTURE_WRITE else mmap.PROT_WRITE)
-        return mmap.mmap(fd, nbytes, flags=mmap.MAP_SHARED, prot=access)
+        return SharedMapping(fd, nbytes, writable=not seals & F_SEAL_FUTURE_WRITE)
     except (OSError, ValueError, OverflowError) as error:
         raise Incompatible(f"not an arena extent: {error}") from error
-
-
-def _unmapped(mapped: mmap.mmap) -> bool:
-    try:
-        mapped.close()
-    except BufferError:  # somebody has a view
-        return False
-    return True
 
 
 def _touch(step: npt.NDArray[np.uint8]) -> None:
@@ -243,11 +235,11 @@ class _Toucher:
     """
 
     def __init__(self) -> None:
-        self._mappings: queue.SimpleQueue[mmap.mmap | None] = queue.SimpleQueue()
+        self._mappings: queue.SimpleQueue[SharedMapping | None] = queue.SimpleQueue()
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def add(self, mapped: mmap.mmap) -> None:
+    def add(self, mapped: SharedMapping) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="kvstore-touch", daemon=True)
             self._thread.start()
@@ -266,10 +258,10 @@ class _Toucher:
                     return
                 began = time.monotonic()
                 try:
-                    nbytes = min(TOUCH_STEP_NBYTES, len(mapped) - offset)
+                    nbytes = min(TOUCH_STEP_NBYTES, mapped.nbytes - offset)
                     if nbytes <= 0:
                         break
-                    _touch(np.frombuffer(mapped, np.uint8, nbytes, offset))
+                    _touch(np.frombuffer(mapped.view(), np.uint8, nbytes, offset))
                 except ValueError:  # unmapped by now
                     break
                 offset += nbytes

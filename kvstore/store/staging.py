@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import logging
-import mmap
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +25,7 @@ from kvstore.decide.planner import SessionId
 from kvstore.model.block import Slot, padded
 from kvstore.model.checksum import copies_out, shared_copies
 from kvstore.model.errors import ConfigError, CorruptBlock, InvalidRequest, Unavailable
+from kvstore.system.shared_mapping import SharedMapping
 from kvstore.system.threads import ended, outlive
 from kvstore.tier.dram import Arena, ExtentHandle
 from kvstore.tier.dram.allocator import ExtentAllocator
@@ -48,7 +48,6 @@ class _Area:
     """The staging memory of one session. Its pages exist once its client has written to them."""
 
     handle: ExtentHandle
-    mapped: mmap.mmap
     view: memoryview
     space: ExtentAllocator
 
@@ -170,12 +169,12 @@ class Staging:
             os.fchmod(fd, 0o600)  # others could open it anew through /proc
             os.ftruncate(fd, self.area_nbytes)
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
-            mapped = mmap.mmap(fd, self.area_nbytes, flags=mmap.MAP_SHARED)
+            view = SharedMapping(fd, self.area_nbytes).view()
         except OSError as error:
             os.close(fd)
             raise ConfigError(f"no staging memory: {error.strerror}") from error
         handle = ExtentHandle(self._arena.extents.new_id(), fd, self.area_nbytes)
-        return _Area(handle, mapped, memoryview(mapped), ExtentAllocator(self.area_nbytes))
+        return _Area(handle, view, ExtentAllocator(self.area_nbytes))
 
 
 def _allocate(area: _Area, nbytes: int) -> Slot | None:

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from kvstore.model.block import PAGE_NBYTES
+from kvstore.system.shared_mapping import HUGE_NBYTES
 
 NBYTES_MIN = 64 << 10
-HUGE_NBYTES = 2 << 20
 KEPT_NBYTES = 64 << 20  # of buffers that nobody uses now
 
 

@@ -24,11 +24,11 @@ from collections.abc import Iterator, Sequence, Set
 
 from kvstore.model.errors import ConfigError
 from kvstore.system.numa import on_cpus
+from kvstore.system.shared_mapping import HUGE_NBYTES, SharedMapping
 
 logger = logging.getLogger(__name__)
 
 TOUCH_STEP_NBYTES = 32 << 20
-HUGE_NBYTES = 2 << 20
 COLLAPSE_FAILURES_MAX = 3  # one after another: an older kernel, or no memory in one piece
 PUNCHES_MAX, PUNCH_AGAIN_S = 20, 0.01  # while I/O beside a hole holds the huge page that it is in
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -40,14 +40,7 @@ _FS_IMMUTABLE_FL = 0x10
 _STAT_BLOCK_NBYTES = 512
 _MADV_POPULATE_WRITE = 23  # Linux 5.14; older kernels refuse it, and pages fault in on first use
 _MADV_COLLAPSE = 25  # Linux 6.1; needs no setting, but `shmem_enabled` may deny it
-_MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000
-_MAP_FAILED = ctypes.c_void_p(-1).value
 _libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = [
-    ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64
-]  # fmt: skip
-_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
 _FALLOC_PUNCH_HOLE = 3  # with FALLOC_FL_KEEP_SIZE, without which the kernel refuses it
@@ -55,7 +48,7 @@ _FALLOC_PUNCH_HOLE = 3  # with FALLOC_FL_KEEP_SIZE, without which the kernel ref
 
 def make_extent(
     nbytes: int, cpus: Set[int], *, sealed: bool = False, huge: bool = False
-) -> tuple[int, mmap.mmap]:
+) -> tuple[int, SharedMapping]:
     """Make an extent with its pages near `cpus`: the kernel allocates on the node of the caller.
 
     sealed: no mapping but the one that is returned can ever be written to, by anybody. huge: make
@@ -65,14 +58,14 @@ def make_extent(
     try:
         os.fchmod(fd, 0o600)  # others could open it anew through /proc
         os.ftruncate(fd, nbytes)
+        mapped = SharedMapping(fd, nbytes)
         with on_cpus(cpus):
             if huge:
                 # The kernel makes no huge page where there is not one small page yet.
                 for offset in range(0, nbytes - HUGE_NBYTES + 1, HUGE_NBYTES):
                     os.posix_fallocate(fd, offset, mmap.PAGESIZE)
-                collapse(fd)
+                collapse(mapped)
             os.posix_fallocate(fd, 0, nbytes)
-        mapped = mmap.mmap(fd, nbytes, flags=mmap.MAP_SHARED)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS | (_F_SEAL_FUTURE_WRITE if sealed else 0))
     except OSError as error:
         os.close(fd)
@@ -86,58 +79,49 @@ def make_extent(
 
 def make_touched_extent(
     nbytes: int, cpus: Set[int], *, sealed: bool = False
-) -> tuple[int, mmap.mmap]:
+) -> tuple[int, SharedMapping]:
     fd, mapped = make_extent(nbytes, cpus, sealed=sealed, huge=True)
     _populate(mapped)
     return fd, mapped
 
 
-def touch(fd: int, mapped: mmap.mmap) -> None:
+def touch(mapped: SharedMapping) -> None:
     """Make the pages of an extent huge, and fill its page tables, as far as the kernel can."""
-    collapse(fd)
+    collapse(mapped)
     _populate(mapped)
 
 
-def _populate(mapped: mmap.mmap) -> None:
-    """Fill the page tables of an extent, as far as the kernel can.
+def _populate(mapped: SharedMapping) -> None:
+    """Fill the page tables of an extent, as far as the kernel can."""
+    with _address(mapped) as (address, all_nbytes):
+        for offset in range(0, all_nbytes, TOUCH_STEP_NBYTES):
+            nbytes = min(TOUCH_STEP_NBYTES, all_nbytes - offset)
+            if _libc.madvise(address + offset, nbytes, _MADV_POPULATE_WRITE):
+                logger.debug("touch=refused errno=%d", ctypes.get_errno())
+                return
 
-    It works in steps through ctypes, because mmap.madvise would hold the interpreter lock.
-    """
+
+@contextlib.contextmanager
+def _address(mapped: SharedMapping) -> Iterator[tuple[int, int]]:
+    """Yield where a mapping begins and how many bytes it has: none, if it was closed by now. It is
+    for calls through ctypes, because mmap.madvise would hold the interpreter lock."""
     try:
-        anchor = ctypes.c_char.from_buffer(mapped)  # while it lives, nobody can unmap it
-    except ValueError:  # closed by now
+        anchor = ctypes.c_char.from_buffer(mapped.view())  # while it lives, nobody can unmap it
+    except ValueError:
+        yield 0, 0
         return
-    address = ctypes.addressof(anchor)
-    for offset in range(0, len(mapped), TOUCH_STEP_NBYTES):
-        nbytes = min(TOUCH_STEP_NBYTES, len(mapped) - offset)
-        if _libc.madvise(address + offset, nbytes, _MADV_POPULATE_WRITE):
-            logger.debug("touch=refused errno=%d", ctypes.get_errno())
-            return
+    yield ctypes.addressof(anchor), mapped.nbytes
 
 
-def collapse(fd: int) -> bool:
+def collapse(mapped: SharedMapping) -> bool:
     """Make the pages of an extent huge, as far as the kernel can; return whether it made some.
 
     A disk reads into huge pages by a few large requests: up to a third faster, for a quarter of the
     processor's time. Small pages that are there are copied. Others may use the extent meanwhile;
-    what they hold to is left as it is. An extent's mapping need not lie where huge pages could
-    begin, so this has one of its own, for reading: any extent may be mapped so.
+    what they hold to is left as it is.
     """
-    nbytes = os.fstat(fd).st_size
-    room = nbytes + HUGE_NBYTES
-    nowhere = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
-    begin = _libc.mmap(None, room, 0, nowhere, -1, 0)
-    if begin == _MAP_FAILED:
-        return False
-    try:
-        first = -(-begin // HUGE_NBYTES) * HUGE_NBYTES
-        shared = mmap.MAP_SHARED | _MAP_FIXED
-        if _libc.mmap(first, nbytes, mmap.PROT_READ, shared, fd, 0) == _MAP_FAILED:
-            return False
-        _libc.madvise(first, nbytes, mmap.MADV_DONTDUMP)  # a second view of what may be secret
-        return _collapse_steps(first, nbytes // HUGE_NBYTES * HUGE_NBYTES)
-    finally:
-        _libc.munmap(begin, room)
+    with _address(mapped) as (address, nbytes):
+        return _collapse_steps(address, nbytes // HUGE_NBYTES * HUGE_NBYTES)
 
 
 def _collapse_steps(address: int, nbytes: int) -> bool:
@@ -161,7 +145,7 @@ def makes_huge_pages() -> bool:
     except ConfigError:
         return False
     try:
-        return collapse(fd)
+        return collapse(mapped)
     finally:
         mapped.close()
         os.close(fd)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import mmap
 import os
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from kvstore.system.shared_mapping import SharedMapping
 from kvstore.tier.dram.allocator import ExtentAllocator
 
 logger = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class Extent:
     """
 
     handle: ExtentHandle
-    mapped: mmap.mmap
+    mapped: SharedMapping
     view: memoryview
     space: ExtentAllocator
     withdrawn: list[Run] = field(default_factory=list)
@@ -100,10 +100,10 @@ class Extents:
         self._next_id += 1
         return self._next_id - 1
 
-    def add(self, fd: int, mapped: mmap.mmap) -> Extent:
+    def add(self, fd: int, mapped: SharedMapping) -> Extent:
         """Take over an extent that was made."""
-        handle = ExtentHandle(self.new_id(), fd, len(mapped))
-        extent = Extent(handle, mapped, memoryview(mapped), ExtentAllocator(len(mapped)))
+        handle = ExtentHandle(self.new_id(), fd, mapped.nbytes)
+        extent = Extent(handle, mapped, mapped.view(), ExtentAllocator(mapped.nbytes))
         self.by_id[handle.id] = extent
         self.nbytes += extent.nbytes
         for callback in list(self._callbacks):

@@ -15,6 +15,7 @@ from kvstore.model.block import padded
 from kvstore.model.errors import ConfigError
 from kvstore.system.memory import Memory
 from kvstore.system.numa import cpus_for_arena
+from kvstore.system.shared_mapping import SharedMapping
 from kvstore.tier.dram.extent_memory import make_extent, make_touched_extent, touch
 from kvstore.tier.dram.extents import Extents
 
@@ -61,12 +62,11 @@ class Growth:
         nbytes = min(self.extent_bytes, self.capacity_bytes)
         self._cpus = await asyncio.to_thread(cpus_for_arena)
         first = self._extents.add(*await asyncio.to_thread(self._make(make_extent), nbytes))
-        fd = os.dup(first.handle.fd)  # the thread may outlive this arena
         loop = asyncio.get_running_loop()
-        self._touching = loop.run_in_executor(None, _touch, fd, first.mapped)
+        self._touching = loop.run_in_executor(None, touch, first.mapped)
         self._task = asyncio.create_task(self._grow())
 
-    def _make(self, make: Callable[..., tuple[int, mmap.mmap]]) -> Callable[..., Any]:
+    def _make(self, make: Callable[..., tuple[int, SharedMapping]]) -> Callable[..., Any]:
         return partial(make, cpus=self._cpus, sealed=self.sealed)
 
     async def stop(self) -> None:
@@ -90,7 +90,7 @@ class Growth:
             self._task = asyncio.create_task(self._grow())
 
     async def _grow(self) -> None:
-        await asyncio.shield(self._touching)  # it closes its descriptor, so it has to run
+        await asyncio.shield(self._touching)
         while (nbytes := self._wanted_nbytes) > 0:
             if not await self._may_take(nbytes) or nbytes > self._wanted_nbytes:
                 continue  # memory is short, or the cap was lowered meanwhile
@@ -159,10 +159,3 @@ class Growth:
             self.waits_for_memory = False
             logger.info("arena=grows_again spare_bytes=%d", spare)
         return True
-
-
-def _touch(fd: int, mapped: mmap.mmap) -> None:
-    try:
-        touch(fd, mapped)
-    finally:
-        os.close(fd)

@@ -14,8 +14,9 @@ from contextlib import contextmanager
 
 import pytest
 
+from kvstore.system.shared_mapping import SharedMapping
 from kvstore.testing.wait import until
-from kvstore.tier.dram import Arena, extent_memory, makes_huge_pages
+from kvstore.tier.dram import Arena, makes_huge_pages
 from kvstore.tier.dram.extent_memory import (
     HUGE_NBYTES,
     collapse,
@@ -44,19 +45,25 @@ def huge_nbytes(fd: int, nbytes: int) -> int:
     assert libc.mmap(first, nbytes, mmap.PROT_READ, mmap.MAP_SHARED | 0x10, fd, 0) == first
     try:
         ctypes.string_at(first, nbytes)  # every page is looked at
-        with open("/proc/self/smaps", encoding="ascii") as file:
-            ours = file.read().split(f"{first:x}-", 1)[1]
-        found = re.search(r"ShmemPmdMapped: *([0-9]+) kB", ours)
-        assert found is not None
-        return int(found[1]) << 10
+        return mapped_huge_nbytes(first)
     finally:
         libc.munmap(begin, room)
 
 
+def mapped_huge_nbytes(address: int) -> int:
+    """Return how much of the mapping that begins at an address is mapped as huge pages."""
+    with open("/proc/self/smaps", encoding="ascii") as file:
+        ours = file.read().split(f"{address:x}-", 1)[1]
+    found = re.search(r"ShmemPmdMapped: *([0-9]+) kB", ours)
+    assert found is not None
+    return int(found[1]) << 10
+
+
 @contextmanager
-def opened(fd: int, mapped: mmap.mmap) -> Iterator[mmap.mmap]:
+def opened(fd: int, mapped: SharedMapping) -> Iterator[memoryview]:
     try:
-        yield mapped
+        with mapped.view() as view:
+            yield view
     finally:
         mapped.close()
         os.close(fd)
@@ -75,58 +82,64 @@ def test_the_pages_of_an_extent_are_huge(sealed: bool) -> None:
 def test_the_rest_of_an_odd_extent_stays_small() -> None:
     nbytes = NBYTES + 3 * mmap.PAGESIZE
     fd, mapped = make_touched_extent(nbytes, frozenset())
-    with opened(fd, mapped):
+    with opened(fd, mapped) as view:
         assert present_nbytes(fd) == nbytes
-        assert len(mapped) == nbytes
-        mapped[-1] = 7
-        assert mapped[-1] == 7
+        assert len(view) == nbytes
+        view[-1] = 7
+        assert view[-1] == 7
 
 
-def test_no_core_dump_has_the_view_that_makes_pages_huge(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = []
+@needs_huge_pages
+def test_the_pages_are_huge_in_the_mapping_that_is_used() -> None:
+    fd, mapped = make_touched_extent(NBYTES, frozenset())
+    with opened(fd, mapped) as view:
+        assert mapped_huge_nbytes(ctypes.addressof(ctypes.c_char.from_buffer(view))) >= NBYTES // 2
 
-    def look(address: int, _nbytes: int) -> bool:
-        with open("/proc/self/smaps", encoding="ascii") as file:
-            view = file.read().split(f"{address:x}-", 1)[1]
-        found.append(re.search(r"VmFlags:([^\n]*)", view)[1].split())  # type: ignore[index]
-        return True
 
-    monkeypatch.setattr(extent_memory, "_collapse_steps", look)
-    fd, mapped = make_extent(NBYTES, frozenset())
-    with opened(fd, mapped):
-        assert collapse(fd)
-    assert len(found) == 1
-    assert "dd" in found[0]
+@needs_huge_pages
+def test_the_first_extent_is_made_huge_where_it_is_mapped() -> None:
+    async def work() -> int:
+        arena = Arena(NBYTES, NBYTES)
+        await arena.start()
+        try:
+            await arena.growth._touching
+            (extent,) = arena.extents
+            address = ctypes.addressof(ctypes.c_char.from_buffer(extent.view))
+            return mapped_huge_nbytes(address)
+        finally:
+            await arena.close()
+
+    assert asyncio.run(work()) >= NBYTES // 2
 
 
 def test_an_extent_below_a_huge_page_has_none() -> None:
     fd, mapped = make_extent(HUGE_NBYTES // 2, frozenset())
     with opened(fd, mapped):
-        assert not collapse(fd)
+        assert not collapse(mapped)
 
 
 @needs_huge_pages
 def test_what_is_written_meanwhile_stays() -> None:
     for _ in range(20):
         fd, mapped = make_extent(NBYTES, frozenset())
-        with opened(fd, mapped):
-            thread = threading.Thread(target=touch, args=(fd, mapped))
+        with opened(fd, mapped) as view:
+            thread = threading.Thread(target=touch, args=(mapped,))
             thread.start()
             number = 0
             while thread.is_alive() or not number:
                 number = number % 251 + 1
                 for at in range(0, NBYTES, mmap.PAGESIZE):
-                    mapped[at] = number
-                assert all(mapped[at] == number for at in range(0, NBYTES, mmap.PAGESIZE))
+                    view[at] = number
+                assert all(view[at] == number for at in range(0, NBYTES, mmap.PAGESIZE))
             thread.join()
-            assert all(mapped[at] == number for at in range(0, NBYTES, mmap.PAGESIZE))
+            assert all(view[at] == number for at in range(0, NBYTES, mmap.PAGESIZE))
 
 
 @needs_huge_pages
 def test_a_hole_in_a_huge_page_that_is_held_is_made_when_it_is_free() -> None:
     fd, mapped = make_touched_extent(NBYTES, frozenset())
-    with opened(fd, mapped):
-        reader = held(mapped)
+    with opened(fd, mapped) as view:
+        reader = held(view)
         run = (HUGE_NBYTES // 2, HUGE_NBYTES // 2 + (64 << 10))
         thread = threading.Thread(target=punch, args=(fd, [run], threading.Lock()))
         thread.start()
@@ -136,11 +149,11 @@ def test_a_hole_in_a_huge_page_that_is_held_is_made_when_it_is_free() -> None:
         assert present_nbytes(fd) == NBYTES - (64 << 10)
 
 
-def held(mapped: mmap.mmap) -> int:
+def held(view: memoryview) -> int:
     """Have a pipe hold the first page, as a transfer does; return its end, to be closed."""
     libc = ctypes.CDLL(None, use_errno=True)
     reader, writer = os.pipe()
-    anchor = ctypes.c_char.from_buffer(mapped)
+    anchor = ctypes.c_char.from_buffer(view)
     part = (ctypes.c_size_t * 2)(ctypes.addressof(anchor), mmap.PAGESIZE)
     assert libc.vmsplice(writer, part, 1, 0) == mmap.PAGESIZE
     os.close(writer)
