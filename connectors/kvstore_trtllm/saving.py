@@ -14,7 +14,6 @@ from typing import Any
 from kvstore import AsyncClient, Client
 from kvstore.client.fenced_saves import FencedJob, FencedSaves
 from kvstore.client.leased import answer_in, give_back
-from kvstore.client.session import registered
 from kvstore.model.block import Grant, Namespace, Part, Slot, Span
 from kvstore.model.checksum import copies_in
 from kvstore.model.errors import Unavailable
@@ -98,7 +97,7 @@ class Saver(FencedSaves[_Job]):
 
         async def reserve(remote: AsyncClient) -> Grant:
             return await remote.reserve(
-                await registered(remote, job.namespace),
+                await remote.register(job.namespace, now=False),
                 order.keys[begin:end],
                 first_block=order.first_block + begin,
                 parent=order.keys[begin - 1] if begin else order.parent,

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from concurrent.futures import Future, wait
 
 from kvstore import AsyncClient, Client
-from kvstore.client.session import registered
 from kvstore.model.block import BlockKey, Grant, Namespace
 from kvstore.model.errors import InvalidRequest, KVStoreError
 from kvstore.model.member import Origin
@@ -70,7 +69,7 @@ class Lookup:
         self.give_up_at = self._asked_at + wait_s
 
         async def acquire(remote: AsyncClient) -> Grant:
-            namespace_id = await registered(remote, namespace)
+            namespace_id = await remote.register(namespace, now=False)
             grant = await remote.acquire(
                 namespace_id,
                 keys,

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvstore import AsyncClient, Client
 from kvstore.client.fenced_saves import FencedJob, FencedSaves
-from kvstore.client.session import registered
 from kvstore.model.block import Grant, Namespace, Slot, Span
 from kvstore.model.errors import Incompatible
 from kvstore_vllm.counters import Counters
@@ -111,7 +110,7 @@ class Saver(FencedSaves[_Job]):
 
         async def ask(remote: AsyncClient) -> Sequence[bool]:
             match = await remote.match(
-                await registered(remote, job.namespace),
+                await remote.register(job.namespace, now=False),
                 order.keys,
                 each=True,
                 spans=spans,
@@ -241,7 +240,7 @@ class Saver(FencedSaves[_Job]):
         sizes: Sequence[int],
     ) -> Grant:
         return await remote.reserve(
-            await registered(remote, namespace),
+            await remote.register(namespace, now=False),
             order.keys,
             first_block=order.first_block,
             parent=order.parent,

@@ -35,7 +35,6 @@ from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
 
 from kvstore import AsyncClient, Client
-from kvstore.client.session import registered
 from kvstore.model.block import BlockKey, Committed, Grant, Group, Namespace, Part, Span
 from kvstore.model.errors import ConfigError, Incompatible, KVStoreError
 from kvstore.model.names import model_name
@@ -255,7 +254,7 @@ class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]
     def _resident(self, wanted: list[BlockKey]) -> list[bool]:
         async def acquire(remote: AsyncClient) -> Grant:
             grant = await remote.acquire(
-                await registered(remote, self._namespace),
+                await remote.register(self._namespace, now=False),
                 wanted,
                 spans=[Span(Part(0, 0), 0, len(wanted))],
                 wait_s=self._settings.load_deadline_s,
@@ -268,7 +267,7 @@ class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]
     def _put(self, run: _Run, rows: list[memoryview]) -> Committed:
         async def put(remote: AsyncClient) -> Committed:
             return await remote.put(
-                await registered(remote, self._namespace),
+                await remote.register(self._namespace, now=False),
                 run.keys,
                 rows,
                 first_block=run.first,
@@ -280,7 +279,7 @@ class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]
 
     def _get(self, keys: list[BlockKey], rows: list[memoryview]) -> list[bool]:
         async def get(remote: AsyncClient) -> list[bool]:
-            namespace_id = await registered(remote, self._namespace)
+            namespace_id = await remote.register(self._namespace, now=False)
             wait_s = self._settings.load_deadline_s
             return await remote.get_into(namespace_id, keys, rows, wait_s=wait_s)
 

@@ -102,8 +102,8 @@ class Client(BlockingState):
     def connect(self) -> None:
         self._thread.wait(lambda client: client.connect())
 
-    def register(self, namespace: Namespace) -> NamespaceId:
-        return self._thread.wait(lambda client: client.register(namespace))
+    def register(self, namespace: Namespace, *, now: bool = True) -> NamespaceId:
+        return self._thread.wait(lambda client: client.register(namespace, now=now))
 
     def match(
         self,

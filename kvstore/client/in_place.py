@@ -204,7 +204,9 @@ class InPlace:
         jobs = [] if lease is None else [take_leased(lease)]
         if count < len(batch.keys):
             jobs.append(take_others())
-        if jobs:
+        if len(jobs) == 1:
+            await jobs[0]
+        elif jobs:
             await _together(jobs)
         return taken
 

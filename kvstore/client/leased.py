@@ -14,7 +14,6 @@ from typing import NamedTuple, TypeVar
 
 from kvstore.client.async_client import AsyncClient
 from kvstore.client.blocking import Client
-from kvstore.client.session import registered
 from kvstore.model.block import BlockKey, Grant, Namespace, Part
 from kvstore.model.checksum import copies_out
 from kvstore.model.errors import CorruptBlock, Unavailable
@@ -65,7 +64,7 @@ class PrefixLeases:
 
         async def acquire(remote: AsyncClient) -> Grant:
             return await remote.acquire(
-                await registered(remote, namespace),
+                await remote.register(namespace, now=False),
                 keys,
                 skip_blocks=skip_blocks,
                 wait_s=self._deadline_s * PROMOTION_SHARE,

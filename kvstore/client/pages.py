@@ -17,7 +17,6 @@ from kvstore.client.async_client import AsyncClient
 from kvstore.client.lookup_lease import LookupLeases
 from kvstore.client.page_counters import Counters
 from kvstore.client.pieces import Memory
-from kvstore.client.session import registered
 from kvstore.model.block import BlockKey, Namespace
 from kvstore.model.errors import KVStoreError, Unavailable
 from kvstore.system.threads import outlive
@@ -93,7 +92,7 @@ class Pages:
         found = [False] * len(places)
 
         async def look(batch: Batch) -> None:
-            namespace_id = await registered(remote, batch.namespace)
+            namespace_id = await remote.register(batch.namespace, now=False)
             present, lease = await remote.look_up(
                 namespace_id, batch.keys, from_files=self._limits.from_files
             )
@@ -125,7 +124,7 @@ class Pages:
 
         async def take(batch: Batch) -> None:
             targets = [pages[at] for at in batch.at]
-            namespace_id = await registered(remote, batch.namespace)
+            namespace_id = await remote.register(batch.namespace, now=False)
             good = await remote.get_into(
                 namespace_id,
                 batch.keys,
@@ -165,7 +164,7 @@ class Pages:
 
         async def put(batch: Batch) -> None:
             records = [pages[at] for at in batch.at]
-            namespace_id = await registered(remote, batch.namespace)
+            namespace_id = await remote.register(batch.namespace, now=False)
             done = await remote.put(
                 namespace_id,
                 batch.keys,
@@ -192,7 +191,7 @@ class Pages:
         deleted = [False] * len(places)
 
         async def drop(batch: Batch) -> None:
-            namespace_id = await registered(remote, batch.namespace)
+            namespace_id = await remote.register(batch.namespace, now=False)
             await remote.admin.delete(namespace_id, batch.keys, this_daemon_only=True)
             for at in batch.at:
                 deleted[at] = True
@@ -260,6 +259,9 @@ async def _answers(remote: AsyncClient) -> bool:
 
 async def _together(jobs: Sequence[Coroutine[Any, Any, None]]) -> None:
     """Run jobs until all have ended, whatever becomes of one; then raise what the first raised."""
+    if len(jobs) == 1:
+        await jobs[0]
+        return
     for outcome in await asyncio.gather(*jobs, return_exceptions=True):
         if isinstance(outcome, BaseException):
             raise outcome
@@ -270,6 +272,7 @@ def _batches(
 ) -> list[Batch]:
     """Sort pages by namespace, in order, as many as a call takes. once: no page twice."""
     batches: list[Batch] = []
+    batch: Batch | None = None
     current: dict[Namespace, Batch] = {}
     seen: set[Place] = set()
     for at, place in enumerate(places):
@@ -277,7 +280,8 @@ def _batches(
             continue
         if once:
             seen.add(place)
-        batch = current.get(place.namespace)
+        if batch is None or batch.namespace is not place.namespace:  # hashing it takes longer
+            batch = current.get(place.namespace)
         if batch is None or not _takes(batch, positions[at] if positions else None):
             first = positions[at] if positions else Position(0, None)
             batch = current[place.namespace] = Batch(place.namespace, [], [], first)

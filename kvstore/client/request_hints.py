@@ -15,7 +15,6 @@ import msgspec
 
 from kvstore.client.async_client import AsyncClient
 from kvstore.client.blocking import Client
-from kvstore.client.session import registered
 from kvstore.model.block import BlockKey, Namespace
 from kvstore.model.errors import InvalidRequest
 from kvstore.model.hint import HintReport, Prefix
@@ -84,7 +83,7 @@ class HintSender:
         self, give: Give, session_id: str, namespace: Namespace, keys: Sequence[BlockKey]
     ) -> Future[HintReport]:
         async def tell(remote: AsyncClient) -> HintReport:
-            namespace_id = await registered(remote, namespace)
+            namespace_id = await remote.register(namespace, now=False)
             return await give(remote, Prefix(namespace_id, keys, session_id))
 
         sent = self._client.submit(tell)

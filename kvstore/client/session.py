@@ -88,19 +88,25 @@ class Session:
 
     # ---- namespaces --------------------------------------------------------------------------
 
-    async def register(self, namespace: Namespace) -> NamespaceId:
+    async def register(self, namespace: Namespace, *, now: bool = True) -> NamespaceId:
         """Register a namespace with the daemon.
 
-        The client remembers it, and registers it again with a daemon that does not know it.
+        The client remembers it. When a call names it to a daemon that does not know it, the client
+        registers it and repeats the call. now: False: not before that. A daemon that has blocks of
+        it knows it, after a restart as well.
         """
+        namespace_id = namespace.id
+        if not now:
+            if self._caller.namespace(namespace_id) is None:
+                self._caller.remember(namespace_id, namespace)
+            return namespace_id
         request = pb.RegisterNamespaceRequest(spec_json=namespace.to_json(), name=namespace.name)
         await self._caller.call(lambda stub, _, t: stub.RegisterNamespace(request, timeout=t))
-        namespace_id = namespace.id
         self._caller.remember(namespace_id, namespace)
         return namespace_id
 
     def namespace(self, namespace_id: NamespaceId) -> Namespace:
-        """Return a namespace registered by this client. Raises InvalidRequest."""
+        """Return a namespace that this client remembers. Raises InvalidRequest."""
         namespace = self._caller.namespace(namespace_id)
         if namespace is None:
             raise InvalidRequest(
@@ -348,13 +354,3 @@ class Session:
     def extents(self) -> dict[int, memoryview]:
         """Return the arena extents that are mapped now, by id: a GPU client registers them."""
         return self._caller.arena.extents() if self._caller.arena else {}
-
-
-async def registered(session: Session, namespace: Namespace) -> NamespaceId:
-    """Register a namespace unless this client remembers that it has."""
-    namespace_id = namespace.id
-    try:
-        session.namespace(namespace_id)
-    except InvalidRequest:
-        await session.register(namespace)
-    return namespace_id

@@ -185,16 +185,19 @@ class Gets:
         self, ask: Ask, spans: tuple[Span, ...], readers: int, deadline: float
     ) -> Grant:
         self._node.check_spans(ask.namespace_id, ask.keys, spans)
-        if not self._lends(ask, spans):
-            ask = replace(ask, in_files=False)
-        with ask.waits.on("file"):
-            promoted = await self._promotion.promote(
-                ask.namespace_id, ask.keys, spans, deadline, in_files=ask.in_files
-            )
+        absent = 0
+        if not self._is_resident(ask, spans):
+            if not self._lends(ask, spans):
+                ask = replace(ask, in_files=False)
+            with ask.waits.on("file"):
+                promoted = await self._promotion.promote(
+                    ask.namespace_id, ask.keys, spans, deadline, in_files=ask.in_files
+                )
+            absent = promoted.absent
         grant = self._grant(ask, spans, readers, hit_blocks=0)
         lent = sum(place is not None for place in grant.places)
         found = lent + sum(slot is not None for slot in grant.slots)
-        file = min(promoted.absent + lent, found)
+        file = min(absent + lent, found)
         self._request_log.count(ask, asked=len(grant.slots), dram=found - file, file=file)
         if found == len(grant.slots):
             self._node.uses.served(ask.keys)
@@ -289,6 +292,11 @@ class Gets:
             varies=self._planner.namespace(ask.namespace_id).varies,
             ready_blocks=filling.ready_blocks if filling is not None else None,
         )
+
+    def _is_resident(self, ask: Ask, spans: Sequence[Span]) -> bool:
+        """Say whether all that is stored of some parts is in the arena."""
+        found = self._planner.find(ask.namespace_id, ask.keys, spans)
+        return all(record is None or record.resident is not None for record in found)
 
     def _lends(self, ask: Ask, spans: Sequence[Span]) -> bool:
         """Say whether what the asker would read in files may be leased now, all of it."""

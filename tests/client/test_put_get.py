@@ -22,6 +22,7 @@ from kvstore import (
 )
 from kvstore.client.copying import Copiers
 from kvstore.model.block import Grant
+from kvstore.system.shared_mapping import HUGE_NBYTES
 from kvstore.testing.daemon import Daemon
 from kvstore.testing.samples import RECORD_NBYTES, sample_keys, sample_namespace, sample_records
 from kvstore.testing.wait import until
@@ -48,6 +49,57 @@ def test_the_two_paths_see_the_same_blocks(daemon: Daemon) -> None:
         assert remote.get(namespace_id, keys) == local.get(namespace_id, keys) == records
         assert local.local
         assert not remote.local
+
+
+def test_a_namespace_is_registered_when_the_daemon_asks(
+    client: Client, request: pytest.FixtureRequest
+) -> None:
+    namespace = sample_namespace(request.node.name)
+    keys = sample_keys(request.node.name, 4)
+
+    def known() -> list[str]:
+        uses = client.admin.namespaces()
+        return [use.namespace.title for use in uses if use.namespace == namespace]
+
+    assert known() == []  # and it is connected
+    assert client.register(namespace, now=False) == namespace.id
+    assert known() == []
+    assert client.match(namespace.id, keys).hit_blocks == 0
+    assert known() == [namespace.title]
+    records = sample_records(keys)
+    client.put(namespace.id, keys, records)
+    assert client.get(namespace.id, keys) == records
+
+
+def test_a_new_client_finds_what_is_stored_without_registering(daemon: Daemon) -> None:
+    namespace = sample_namespace("known to the daemon")
+    keys = sample_keys("known to the daemon", 4)
+    with Client(daemon.target) as client:
+        client.put(client.register(namespace), keys, sample_records(keys))
+    with Client(daemon.target) as client:
+        client.register(namespace, now=False)
+        before = registrations(client)
+        assert client.get(namespace.id, keys) == sample_records(keys)
+        assert registrations(client) == before
+        client.register(namespace)
+        assert registrations(client) == before + 1, "this test would not see one"
+
+
+def registrations(client: Client) -> float:
+    return client.admin.stats()["totals"]["rpc_seconds"]["RegisterNamespace"]["count"]
+
+
+def test_the_arena_is_mapped_where_its_huge_pages_are_mapped_whole(daemon: Daemon) -> None:
+    keys = sample_keys("huge", 2)
+    with Client(daemon.target) as client:
+        namespace_id = client.register(sample_namespace())
+        client.put(namespace_id, keys, sample_records(keys))
+        grant = client.acquire(namespace_id, keys)
+        for slot in grant.slots:
+            assert slot is not None
+            address = np.frombuffer(client.view(slot), np.uint8).ctypes.data
+            assert (address - slot.offset) % HUGE_NBYTES == 0
+        client.release(grant.lease_id)
 
 
 def test_a_miss_is_none_and_does_not_hide_hits(
