@@ -107,6 +107,9 @@ class Manager:
             self._manager.finish_read_prefetched(there)
         return [index < hit for index in range(len(keys))]
 
+    def settle(self) -> None:
+        """Nothing to ask for: the page cache is written by whoever syncs the files."""
+
     def forget(self) -> None:
         """Drop what is in L1: the next get comes from L2, wherever that has it."""
         self._manager.clear(force=True)

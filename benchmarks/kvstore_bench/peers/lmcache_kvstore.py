@@ -57,10 +57,12 @@ class OverKVStore(Manager):
         names = map(_object_key_to_string, object_keys(keys))
         self._stored = [self._names.object_place(name) for name in names]
 
-    def chill(self) -> bool:
-        """Have the daemon write what it has, and drop its copies: what it reads next is on disk."""
+    def settle(self) -> None:
         if not self._admin.admin.flush(WAIT_S):
             raise Unavailable("the daemon did not get everything written")
+
+    def chill(self) -> bool:
+        """Have the daemon drop its copies: what it reads next is on disk."""
         namespace = self._stored[0].namespace
         self._admin.register(namespace)
         prefix = Prefix(namespace.id, [place.key for place in self._stored])

@@ -31,6 +31,9 @@ class Place:
 class Layered(Protocol):
     """What a System may be, too: one with copies of its own above what it is measured on."""
 
+    def settle(self) -> None:
+        """Have what is below write to its device what it holds in memory alone."""
+
     def forget(self) -> None:
         """Drop these copies: the next get comes from below, from memory where that has it."""
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import statistics
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,6 +17,7 @@ REMOTE_BLOCKS_MAX = 64
 DEVICE_GETS = ("cold_get", "restart_get")
 LOWER_PUT = "lower_put"  # until what is below has taken it
 LOWER_GET = "lower_get"  # from what is below, which may have it in memory
+LOWER_GETS = 5  # of a turn: they take no time, and differ by more than the systems do
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +78,10 @@ class Turn:
         with ExitStack() as processes:
             process = processes.enter_context(self._start())
             self._put(process)
+            self._settle(process)
             self._get(process)  # hot is what was got before
             self._get(process, "hot_get")
-            if self.peer.below:
+            for _ in range(LOWER_GETS if self.peer.below else 0):
                 process.ask("forget")
                 self._get(process, LOWER_GET)
             if self.peer.cold:
@@ -126,6 +129,15 @@ class Turn:
         if self.peer.below:
             self._note(LOWER_PUT, done["flushed_s"])
 
+    def _settle(self, process: Process) -> None:
+        """Have everything written, so that no timed get runs beside writes of the put: of those who
+        write behind, and of those who leave it to the page cache."""
+        if self.peer.below:
+            process.ask("settle")
+        for path in files_below(self.directory):
+            with opened(path) as descriptor:
+                os.fsync(descriptor)
+
     def _get(self, process: Process, measure: str = "") -> None:
         is_read = measure in DEVICE_GETS
         before = self.device.bytes_per_s() if is_read else 0.0
@@ -150,14 +162,24 @@ class Turn:
 
 def drop_cached(directory: Path) -> None:
     """Have the kernel forget what it caches of all files below `directory`."""
+    for path in files_below(directory):
+        with opened(path) as descriptor:
+            os.fsync(descriptor)  # only clean pages can be dropped
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def files_below(directory: Path) -> Iterator[str]:
     for folder, _, names in os.walk(directory):
         for name in names:
             path = os.path.join(folder, name)
-            if not os.path.isfile(path):  # a socket, for one
-                continue
-            descriptor = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)  # only clean pages can be dropped
-                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-            finally:
-                os.close(descriptor)
+            if os.path.isfile(path):  # not a socket, for one
+                yield path
+
+
+@contextmanager
+def opened(path: str) -> Iterator[int]:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)

@@ -115,6 +115,10 @@ class Worker:
         seconds = time.perf_counter() - started
         return {"seconds": seconds, "found": sum(found), "wrong": self._blocks.wrong(found)}
 
+    def settle(self) -> dict[str, Any]:
+        self._system.settle()
+        return {}
+
     def forget(self) -> dict[str, Any]:
         self._system.forget()
         return {}
