@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from kvstore.decide.changed import Changed, place_of
 from kvstore.decide.heads import Heads
 from kvstore.decide.namespaces import Namespaces, StoredNamespace
-from kvstore.decide.resting import LOOKED_AT_IN_A_MATCH, Resting
+from kvstore.decide.resting import LOOKED_AT, LOOKED_AT_IN_A_MATCH, Resting
 from kvstore.decide.rows import Rows
 from kvstore.decide.shapes import Shape
 from kvstore.decide.stored import (
@@ -271,6 +271,10 @@ class Index:
         if self.changed is not None:
             self.changed.note(key, shape.namespace_id)
         return slot
+
+    def settle(self, blocks: int) -> None:
+        """Let blocks rest that nobody uses, after `blocks` of them were asked for."""
+        self._blocks.settle(LOOKED_AT * blocks)
 
     def rest(self) -> None:
         """Let all blocks rest that nobody uses."""

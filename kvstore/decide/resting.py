@@ -30,6 +30,7 @@ from kvstore.decide.stored import (
 from kvstore.model.block import BlockKey, NamespaceId, Part, Slot
 
 AWAKE_MAX = 512  # blocks that nobody uses: to wake one takes longer than to match one that is awake
+AWAKE_PEAK = 4096  # above it, each that is woken lets others rest; else that waits for `settle`
 LOOKED_AT = 2  # awake blocks, for each that is woken or comes
 LOOKED_AT_IN_A_MATCH = 8
 _RECORD = struct.Struct("<QQIIH")  # checksum, place, bytes; number of its frame, and position there
@@ -103,7 +104,8 @@ class Resting:
     def came(self, row: int, block: StoredBlock) -> None:
         """Note a new block, or one that was woken."""
         self.awake[row] = block
-        self.settle()
+        if len(self.awake) > AWAKE_PEAK:
+            self.settle()
 
     def forget(self, row: int) -> None:
         """Forget a block that is awake."""

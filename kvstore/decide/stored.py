@@ -48,7 +48,7 @@ class HeldSlot:
 
 def slot_at(place: int, nbytes: int) -> Slot:
     """Return the slot at a place: extent and offset in one number."""
-    return Slot(place >> _OFFSET_BITS, place & _OFFSET_MASK, nbytes)
+    return Slot._make((place >> _OFFSET_BITS, place & _OFFSET_MASK, nbytes))  # half the time
 
 
 class StoredFrame:

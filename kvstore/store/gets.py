@@ -31,6 +31,8 @@ from kvstore.store.hints import Hints
 from kvstore.store.node import Node
 from kvstore.store.request_log import RequestLog
 
+SETTLED_MAX = 1024  # blocks that rest again after an answer: others wait meanwhile
+
 
 class Gets:
     """Answers what is stored, and leases it to whoever reads it."""
@@ -278,8 +280,10 @@ class Gets:
         if ask.recompute_s_per_block:
             namespace = self._planner.namespace(ask.namespace_id)
             self._planner.costs.told(namespace, ask.recompute_s_per_block, len(ask.keys))
-        # Once the answer is on its way: for a long prefix, the policies take milliseconds.
-        asyncio.get_running_loop().call_soon(self._planner.touch, ask.keys, ask.namespace_id)
+        # Once the answer is on its way: for a long prefix, the policies take milliseconds. A large
+        # answer lets others go first by one turn of the loop, so this waits for two.
+        loop = asyncio.get_running_loop()
+        loop.call_soon(loop.call_soon, self._answered, ask)
         self._hints.asked(ask.session_id, ask.namespace_id, ask.keys)
         return Grant(
             lease_id=lease.id,
@@ -292,6 +296,10 @@ class Gets:
             varies=self._planner.namespace(ask.namespace_id).varies,
             ready_blocks=filling.ready_blocks if filling is not None else None,
         )
+
+    def _answered(self, ask: Ask) -> None:
+        self._planner.touch(ask.keys, ask.namespace_id)
+        self._planner.index.settle(min(len(ask.keys), SETTLED_MAX))
 
     def _is_resident(self, ask: Ask, spans: Sequence[Span]) -> bool:
         """Say whether all that is stored of some parts is in the arena."""

@@ -125,10 +125,7 @@ def grant_of(reply: pb.GrantReply, namespace: Namespace, *, reading: bool) -> Gr
         lease_id=reply.lease,
         deadline_s=reply.deadline_s,
         spans=spans,
-        slots=tuple(
-            None if extent == NO_SLOT else Slot(extent, offset, nbytes)
-            for extent, offset, nbytes in zip(reply.extents, reply.offsets, sizes, strict=True)
-        ),
+        slots=_slots_of(reply, sizes),
         checksums=tuple(reply.checksums),
         hit_blocks=reply.hit_blocks,
         leased=reply.leased,
@@ -138,6 +135,13 @@ def grant_of(reply: pb.GrantReply, namespace: Namespace, *, reading: bool) -> Gr
         ready_blocks=reply.ready_blocks if reply.HasField("ready_blocks") else None,
         present=present_of(reply.present, len(sizes)) if reply.present else (),
     )
+
+
+def _slots_of(reply: pb.GrantReply, sizes: Sequence[int]) -> tuple[Slot | None, ...]:
+    slots = map(Slot._make, zip(reply.extents, reply.offsets, sizes, strict=True))
+    if NO_SLOT not in reply.extents:
+        return tuple(slots)
+    return tuple(None if slot.extent == NO_SLOT else slot for slot in slots)
 
 
 def _places_of(reply: pb.GrantReply, sizes: Sequence[int]) -> tuple[FilePlace | None, ...]:

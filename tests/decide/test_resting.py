@@ -153,6 +153,7 @@ def test_what_is_under_way_or_has_no_room_in_a_row_stays_awake(change: Any, reco
 
 def test_few_stay_awake_and_each_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resting, "AWAKE_MAX", 10)
+    monkeypatch.setattr(resting, "AWAKE_PEAK", 10)
     index, keys = Index(), sample_keys("many", 700)
     for at, each in enumerate(keys):
         index.add(StoredBlock(each, SPEC.id, at, keys[at - 1] if at else None))
@@ -166,6 +167,23 @@ def test_few_stay_awake_and_each_is_found(monkeypatch: pytest.MonkeyPatch) -> No
     assert sorted(index.keys()) == sorted(keys)
     found = index.find(SPEC.id, keys)
     assert [block.key if block else None for block in found] == keys
+
+
+def test_what_was_asked_for_rests_once_it_was_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resting, "AWAKE_MAX", 10)
+    monkeypatch.setattr(resting, "AWAKE_PEAK", 1000)
+    index, keys = Index(), [key(number) for number in range(1, 701)]
+    for number, each in enumerate(keys, 1):
+        index.add(filled([(number % 9 + 1, 4096, True, False, 0)], number))
+        assert index.by_key(each) is not None
+    index.rest()
+    found = index.find(SPEC.id, keys)
+    assert awake(index) == 700, "no answer waits for that"
+    index.settle(700)
+    assert awake(index) == 700, "they are in use"
+    del found
+    index.settle(700)
+    assert awake(index) == 10
 
 
 def test_the_garbage_collector_has_no_more_to_look_at(monkeypatch: pytest.MonkeyPatch) -> None:

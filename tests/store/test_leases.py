@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from kvstore.decide import resting
 from kvstore.decide.planner import DAEMON_SESSION
 from kvstore.model.block import BlockKey, Grant, NamespaceId, Span
 from tests.store.node import FULL, SPEC, Node, chain
@@ -98,3 +99,18 @@ def test_blocks_are_looked_up_only_to_be_leased(
         monkeypatch.setattr(node.planner.index, "find", counted)
         assert node.acquire(A).hit_blocks == (len(A) if stored else 0)
         assert [count for count in looked_up if count] == ([len(A)] if stored else [])
+
+
+def test_what_was_served_rests_again_after_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resting, "AWAKE_MAX", 4)
+    with Node(None) as node:
+        node.put(A, 0, 24)
+        node.put(B, 0, 24)
+        node.planner.index.rest()
+        node.store.release(DAEMON_SESSION, [node.acquire(A).lease_id])
+        assert len(node.planner.index._blocks.awake) == 24, "this test would not see them"
+        grant = node.acquire(B)
+        node.run(asyncio.sleep(0))
+        node.run(asyncio.sleep(0))
+        assert len(node.planner.index._blocks.awake) == 24, "those that are leased now"
+        node.store.release(DAEMON_SESSION, [grant.lease_id])
