@@ -32,17 +32,20 @@ class SharedMapping:
         if nbytes <= 0:
             raise ValueError(f"a mapping of {nbytes} bytes")
         access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-        room = mmap.mmap(-1, nbytes + HUGE_NBYTES, flags=_NOWHERE, prot=access)
-        begin = np.frombuffer(room, np.uint8).ctypes.data
-        offset = -begin % HUGE_NBYTES
-        shared = mmap.MAP_SHARED | _MAP_FIXED  # in place of what was kept free for it
-        if _libc.mmap(begin + offset, nbytes, access, shared, fd, 0) == _MAP_FAILED:
-            error = ctypes.get_errno()
-            room.close()
-            raise OSError(error, os.strerror(error))
         self.nbytes = nbytes
-        self._room = room
-        self._offset = offset
+        try:
+            self._room = mmap.mmap(-1, nbytes + HUGE_NBYTES, flags=_NOWHERE, prot=access)
+        except OSError:  # a host that promises no memory twice: then where the kernel likes
+            self._room = mmap.mmap(fd, nbytes, flags=mmap.MAP_SHARED, prot=access)
+            self._offset = 0
+            return
+        begin = np.frombuffer(self._room, np.uint8).ctypes.data
+        self._offset = -begin % HUGE_NBYTES
+        shared = mmap.MAP_SHARED | _MAP_FIXED  # in place of what was kept free for it
+        if _libc.mmap(begin + self._offset, nbytes, access, shared, fd, 0) == _MAP_FAILED:
+            error = ctypes.get_errno()
+            self._room.close()
+            raise OSError(error, os.strerror(error))
 
     def view(self) -> memoryview:
         """Return all of it, writable unless it was mapped to be read. This and every part of it is

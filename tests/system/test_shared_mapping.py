@@ -117,6 +117,23 @@ def test_core_dumps_leave_a_hidden_one_out(fd: int) -> None:
     assert "dd" in flags.split()
 
 
+def test_without_room_to_align_it_lies_where_the_kernel_likes() -> None:
+    code = """
+import os, resource
+from kvstore.system.shared_mapping import HUGE_NBYTES, SharedMapping
+NBYTES = 256 << 20
+fd = os.memfd_create("test")
+os.ftruncate(fd, NBYTES)
+pages = int(open("/proc/self/statm").read().split()[0])
+most = pages * 4096 + NBYTES + HUGE_NBYTES // 2
+resource.setrlimit(resource.RLIMIT_AS, (most, most))
+view = SharedMapping(fd, NBYTES).view()
+view[-3:] = b"end"
+assert len(view) == NBYTES and os.pread(fd, 3, NBYTES - 3) == b"end"
+"""
+    subprocess.run([sys.executable, "-c", code], timeout=60, check=True)
+
+
 def test_what_cannot_be_mapped_is_an_error_and_leaves_nothing(fd: int) -> None:
     before = len(mappings())
     with pytest.raises(OSError, match="Bad file descriptor"):
