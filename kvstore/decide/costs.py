@@ -47,7 +47,7 @@ class Costs:
         time is ignored."""
         if not isfinite(s_per_block) or s_per_block <= 0.0:
             return
-        log_cost = log2(s_per_block / block_nbytes(namespace))
+        log_cost = log2(s_per_block) - log2(block_nbytes(namespace))
         teller = self._tellers.get(namespace.id)
         if teller is None:
             teller = self._tellers[namespace.id] = _Teller(log_cost)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 _PUNCH_HOLE = 3  # with FALLOC_FL_KEEP_SIZE, without which the kernel refuses it
 _FS_IOC_SETFLAGS = 0x40086602
+_PIDFD_GETFD = 438  # Linux 5.6
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long]
@@ -41,15 +42,30 @@ def allow_holes(fd: int) -> None:
 
 @contextmanager
 def shared_extents(pid: int) -> Iterator[list[int]]:
-    """Yield descriptors of the extents that this process has mapped of the daemon `pid`."""
-    theirs = {link.stat().st_ino for link in _arena_files(pid)}
-    ours = [link for link in _arena_files(os.getpid()) if link.stat().st_ino in theirs]
-    found = [os.dup(int(link.name)) for link in ours]
+    """Yield descriptors of the extents that this process has mapped of the daemon `pid`. A client
+    is sent them, and closes them; one that means harm keeps them."""
+    with open("/proc/self/maps", encoding="ascii") as file:
+        ours = {line.split()[4] for line in file if "memfd:kvstore-arena" in line}
+    files = [link for link in _arena_files(pid) if str(link.stat().st_ino) in ours]
+    found = [_taken(pid, int(link.name)) for link in files]
     try:
         yield found
     finally:
         for fd in found:
             os.close(fd)
+
+
+def _taken(pid: int, number: int) -> int:
+    """Return a descriptor of what another process of this user has as `number`."""
+    process = os.pidfd_open(pid)
+    try:
+        fd = _libc.syscall(_PIDFD_GETFD, process, number, 0)
+    finally:
+        os.close(process)
+    if fd < 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+    return int(fd)
 
 
 def _arena_files(pid: int) -> list[Path]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import os
 import threading
 
 import numpy as np
@@ -100,6 +101,19 @@ def test_the_arena_is_mapped_where_its_huge_pages_are_mapped_whole(daemon: Daemo
             address = np.frombuffer(client.view(slot), np.uint8).ctypes.data
             assert (address - slot.offset) % HUGE_NBYTES == 0
         client.release(grant.lease_id)
+
+
+def test_a_client_keeps_no_descriptor_of_the_arena(daemon: Daemon) -> None:
+    def descriptors() -> list[str]:
+        links = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
+        return [os.readlink(link) for link in links if os.path.islink(link)]
+
+    keys = sample_keys("no descriptor", 1)
+    with Client(daemon.target) as client:
+        client.put(client.register(sample_namespace()), keys, sample_records(keys))
+        with open("/proc/self/maps", encoding="ascii") as file:
+            assert "memfd:kvstore-arena" in file.read()
+        assert not [name for name in descriptors() if "memfd:kvstore-arena" in name]
 
 
 def test_a_miss_is_none_and_does_not_hide_hits(

@@ -47,7 +47,7 @@ def test_who_lies_gets_no_more_than_the_bound_and_changes_nobody_elses_level(
         costs.told(SMALL, 0.01, 10)
         costs.told(LARGE, 0.01, 10)
     liar = namespace("liar")
-    for claim in [*claims, 1e300, -1.0, 0.0, math.nan, math.inf]:
+    for claim in [*claims, 1e300, 5e-324, -1.0, 0.0, math.nan, math.inf]:
         costs.told(liar, claim, 1)
         costs.told(SMALL, 0.01, 10)
         assert abs(costs.level(liar.id)) <= LEVEL_MAX

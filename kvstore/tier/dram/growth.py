@@ -121,8 +121,8 @@ class Growth:
     def _wanted_nbytes(self) -> int:
         """Return the size of the next extent, 0 or less if none is to be made.
 
-        Many small raises of the cap would make many small extents, and each takes a descriptor and
-        a mapping of every client. So small raises are summed up before they make an extent.
+        Many small raises of the cap would make many small extents, and each takes a descriptor here
+        and a mapping of every client. So small raises are summed up before they make an extent.
         """
         kept = self._extents.nbytes
         missing = self.capacity_bytes - kept

@@ -91,8 +91,9 @@ class FakeClient:
     async def doubt(self) -> None:
         self.doubts += 1
 
-    def namespace(self, namespace_id):
-        assert namespace_id == NAMESPACE.id or len(namespace_id) == 32
+    async def register(self, namespace, *, now):
+        assert not now
+        return namespace.id
 
     async def acquire(
         self,
