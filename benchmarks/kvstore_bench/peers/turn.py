@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import statistics
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -135,8 +134,8 @@ class Turn:
         if self.peer.below:
             process.ask("settle")
         for path in files_below(self.directory):
-            with opened(path) as descriptor:
-                os.fsync(descriptor)
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
 
     def _get(self, process: Process, measure: str = "") -> None:
         is_read = measure in DEVICE_GETS
@@ -163,23 +162,11 @@ class Turn:
 def drop_cached(directory: Path) -> None:
     """Have the kernel forget what it caches of all files below `directory`."""
     for path in files_below(directory):
-        with opened(path) as descriptor:
-            os.fsync(descriptor)  # only clean pages can be dropped
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        with path.open("rb") as file:
+            os.fsync(file.fileno())  # only clean pages can be dropped
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def files_below(directory: Path) -> Iterator[str]:
-    for folder, _, names in os.walk(directory):
-        for name in names:
-            path = os.path.join(folder, name)
-            if os.path.isfile(path):  # not a socket, for one
-                yield path
-
-
-@contextmanager
-def opened(path: str) -> Iterator[int]:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
+def files_below(directory: Path) -> list[Path]:
+    """Return the regular files: no sockets, for one."""
+    return [path for path in directory.rglob("*") if path.is_file()]
