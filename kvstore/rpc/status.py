@@ -26,6 +26,7 @@ _CODES: dict[str, grpc.StatusCode] = {
     "ConfigError": grpc.StatusCode.FAILED_PRECONDITION,
 }
 
+_TOO_LARGE = "larger than max"  # what gRPC says of a message that is refused
 _REASONS = {
     "Connection refused": "connection refused",
     "No such file or directory": "there is no such socket",
@@ -73,7 +74,7 @@ def error_of(error: grpc.aio.AioRpcError, target: str) -> KVStoreError:
             return Unavailable(f"the kvstore daemon at {target} did not answer in time")
         case grpc.StatusCode.UNIMPLEMENTED:
             return Incompatible(f"what answers at {target} does not know this call: {message}")
-        case grpc.StatusCode.RESOURCE_EXHAUSTED | grpc.StatusCode.INVALID_ARGUMENT:
+        case code if code is grpc.StatusCode.INVALID_ARGUMENT or _TOO_LARGE in message:
             return InvalidRequest(message)
     return Unavailable(f"the call to {target} failed: {error.code().name}: {message}")
 

@@ -17,13 +17,14 @@ from typing import Any, Final
 
 import grpc
 import grpc.aio
-from grpc_health.v1 import health, health_pb2_grpc
+from grpc_health.v1 import health_pb2_grpc
 
 from kvstore.metrics import Metrics
 from kvstore.model.errors import ConfigError
 from kvstore.rpc.v1 import kvstore_pb2_grpc as rpc
 from kvstore.server.boundary import Boundary
 from kvstore.server.calls import CallServer, Handler, own_session_only
+from kvstore.server.grpc_health import GrpcHealth
 from kvstore.server.sockets import guard_of, listen_unix, owned_socket_path, private_umask
 from kvstore.server.tenant_sockets import Access
 from kvstore.server.tls import Certificates
@@ -75,7 +76,7 @@ class UnixListener:
         path: Path,
         served: Served,
         boundary: Boundary,
-        grpc_health: health.aio.HealthServicer,
+        grpc_health: GrpcHealth,
         access: Access | None = None,
     ) -> None:
         """access: who may use it, if not the daemon's user alone."""
@@ -169,7 +170,7 @@ class TcpListener:
         settings: Settings,
         service: rpc.KVStoreServicer,
         boundary: Boundary,
-        grpc_health: health.aio.HealthServicer,
+        grpc_health: GrpcHealth,
         certificates: Certificates | None = None,
     ) -> None:
         """certificates: for TLS; None: plaintext."""
@@ -250,7 +251,7 @@ async def drain_all(boundaries: list[Boundary], timeout_s: float) -> bool:
 def _grpc_server(
     service: rpc.KVStoreServicer,
     boundary: Boundary,
-    grpc_health: health.aio.HealthServicer,
+    grpc_health: GrpcHealth,
     options: Sequence[tuple[str, Any]] = (),
 ) -> grpc.aio.Server:
     server = grpc.aio.server(

@@ -11,8 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from grpc_health.v1 import health, health_pb2
-
 from kvstore.metrics import Metrics
 from kvstore.model.errors import Unauthorized
 from kvstore.model.tenant import DEFAULT_TENANT, Principal, Role
@@ -20,6 +18,7 @@ from kvstore.rpc.v1.kvstore_pb2_grpc import KVStoreServicer
 from kvstore.server.access import WATCH_S, CertifiedNames, TcpAccess
 from kvstore.server.audit import open_audit
 from kvstore.server.boundary import Boundary
+from kvstore.server.grpc_health import GrpcHealth
 from kvstore.server.health import Health
 from kvstore.server.http_opening import HttpOpening
 from kvstore.server.identity import UNIX_SOCKET, Fixed, Identity
@@ -75,7 +74,7 @@ class Server:
         self._recorders: dict[str, Recorder] = {}
         self._services: dict[str, KVStoreServicer] = {}
         self.audit = open_audit(config.settings.security, metrics.audited)
-        self._grpc_health = health.aio.HealthServicer()
+        self._grpc_health = GrpcHealth()
         self._opened = time.monotonic()
         self._serving = self._draining = self._unready = False
         self._health = Health(self._trouble, self._report)
@@ -359,9 +358,8 @@ class Server:
 
     async def _report(self, ready: bool) -> None:
         """Tell gRPC's health service, and the log, whether the daemon is ready."""
-        states = health_pb2.HealthCheckResponse
         for name in ("", SERVICE_NAME):
-            await self._grpc_health.set(name, states.SERVING if ready else states.NOT_SERVING)
+            self._grpc_health.set(name, ready=ready)
         if ready and self._unready:
             logger.info("node=ready")
         self._unready = self._serving and not self._draining and not ready

@@ -18,7 +18,7 @@ from kvstore.tier.object.names import Listed, Names, TombstoneName
 
 LOW_WATER = 0.9  # over the cap, collect down to here, so that the next objects have room
 VICTIMS_MAX = 10_000
-SUSPECTS_MAX = 10_000
+SUSPECTS_MAX = 10_000  # looked at in one count; each costs a request
 NAMESPACES_MAX = 65_536
 
 
@@ -27,22 +27,38 @@ class Victim(NamedTuple):
     reason: str  # age or capacity
 
 
+class Sweep(NamedTuple):
+    """One look at every object that may hold deleted blocks: of a large bucket in several counts,
+    in the order of names.
+
+    ripe: the tombstones that have nothing left to kill after it. after: the name of the last object
+    that was looked at.
+    """
+
+    ripe: tuple[TombstoneName, ...]
+    after: str = ""
+
+
 class Survey:
     """A listing of the whole bucket, summed up page by page in bounded memory.
 
-    is_suspect: says which objects may hold deleted blocks.
+    is_suspect: says which objects may hold deleted blocks. after: those with names up to this one
+    were looked at. suspects: the first SUSPECTS_MAX of the others, by their names.
     """
 
     def __init__(
         self,
         is_suspect: Callable[[Entry], bool] = lambda _: False,
         names: Names | None = None,
+        *,
+        after: str = "",
     ) -> None:
         self._names = names or Names()
+        self._after = after
         self.nbytes = 0
         self.objects = 0
         self.suspects: list[Entry] = []
-        self.all_suspects = True
+        self._all_suspects = True
         # Of runs, up to NAMESPACES_MAX, by their ids in names: one object of each.
         self.namespaces: dict[NamespaceId, Entry] = {}
         self.tombstones: dict[TombstoneName, Listed] = {}
@@ -67,9 +83,12 @@ class Survey:
             self.nbytes += listed.nbytes
         self.objects += len(entries)
         for entry in filter(self._is_suspect, entries):
-            self.all_suspects &= len(self.suspects) < SUSPECTS_MAX
-            if self.all_suspects:
-                self.suspects.append(entry)
+            if _name(entry) > self._after:
+                self._suspect(entry)
+
+    def swept(self, sweep: Sweep) -> Sweep | None:
+        """Return what is left of a sweep once all suspects were looked at; None: it is over."""
+        return None if self._all_suspects else sweep._replace(after=_name(self.suspects[-1]))
 
     def victims(
         self,
@@ -93,8 +112,20 @@ class Survey:
             left -= entry.nbytes
             yield Victim(entry, "age" if too_old else "capacity")
 
+    def _suspect(self, entry: Entry) -> None:
+        if len(self.suspects) == SUSPECTS_MAX:
+            self._all_suspects = False
+            if _name(entry) > _name(self.suspects[-1]):
+                return
+            self.suspects.pop()
+        insort(self.suspects, entry, key=_name)
+
     def _keep_if_old(self, listed: Listed, entry: Entry) -> None:
         aged = (listed.modified, listed.name, entry)
         if len(self._oldest) < VICTIMS_MAX or aged < self._oldest[-1]:
             insort(self._oldest, aged)
             del self._oldest[VICTIMS_MAX:]
+
+
+def _name(entry: Entry) -> str:
+    return str(entry.name)

@@ -1,7 +1,8 @@
 """The tenant's keys in the bucket: `keys/<number>`, wrapped by the root that all daemons share.
 
 The highest number that the root opens counts. A new one is put only if it is absent, so daemons
-that start at once agree on one.
+that start at once agree on one. The keys of an epoch are there before anything that they seal, so
+whoever meets an object of a newer epoch reads the keys again, and then has the one it needs.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ import re
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
-from kvstore.format.frame import clear_trailer
+from kvstore.format.frame import SegmentKey, clear_trailer
 from kvstore.model.block import PAGE_NBYTES
-from kvstore.model.errors import ConfigError
+from kvstore.model.errors import ConfigError, CorruptBlock
 from kvstore.sealing import Erasure, Keyring, Root, Sealing
 from kvstore.sealing.keyring import stored_root
 from kvstore.tier.object.failure import ObjectExists, ObjectGone, ObjectRefused
-from kvstore.tier.object.names import Listed, Names
+from kvstore.tier.object.names import Listed, Names, RunName, TombstoneName
 from kvstore.tier.object.requests import Requests
 from kvstore.tier.object.seal import SealedNames
 
@@ -38,33 +39,72 @@ def names_of(sealing: Sealing | None, url: str) -> Names:
 
 
 class BucketKeys:
-    """Reads the keys, and makes them where there are none."""
+    """Reads the keys, and makes them where there are none. names: of the objects they open."""
 
     def __init__(self, requests: Requests, names: Names, sealing: Sealing | None) -> None:
         self._requests = requests
-        self._names = names
+        self.names = names
         self._sealing = sealing
         self._destroyed = False
+        self._stale = False  # an object needs a newer key, and none could be read yet
+        self._begun = self._ended = 0  # reads of the keys; the last one that ended well
+        self._reading = asyncio.Lock()
 
     async def load(self, deadline: float) -> None:
         """Read the keys, unless they were, and nothing needs newer ones.
 
         Raises ObjectRefused if the root opens none of them; other errors of `Requests`.
         """
-        names, sealing = self._names, self._sealing
-        if not isinstance(names, SealedNames) or sealing is None:
+        names = self.names
+        if not isinstance(names, SealedNames):
             return
+        self._check_kept()
+        if names.ring is None or self._stale:
+            await self._read(names, deadline)
+
+    async def key_of(
+        self, name: RunName | TombstoneName, page: memoryview, deadline: float
+    ) -> SegmentKey | None:
+        """Return the key of an object with that last page; None in a bucket in clear.
+
+        Reads the keys again if it needs a newer one. Raises CorruptBlock if none of the tenant's
+        opens it, and as `load`: then it may be a good one.
+        """
+        names = self.names
+        if not isinstance(names, SealedNames):
+            return None
+        clear = clear_trailer(page, name.tag)
+        if clear is not None:
+            key = names.keys.open(clear.key)
+            if key is None and clear.key.epoch > names.keys.current:
+                self._stale = True
+                await self._read(names, deadline)
+                key = names.keys.open(clear.key)
+            if key is not None:
+                return key
+        raise CorruptBlock(f"object {name.nonce:016x}: no key of the tenant opens it")
+
+    async def _read(self, names: SealedNames, deadline: float) -> None:
+        """Read the keys as they are now. What began to be read after this was called will do."""
+        before = self._begun
+        async with self._reading:
+            if self._ended > before or self._sealing is None:
+                return
+            self._begun += 1
+            found = await self._listed(deadline)
+            if not found:
+                await self._check_unused(names, deadline)
+                self._check_kept()
+                await self._create(self._sealing, deadline)
+                found = await self._listed(deadline)
+            ring = await self._newest(self._sealing, found, deadline)
+            self._check_kept()
+            names.ring, self._stale = ring, False
+            self._ended = self._begun
+
+    def _check_kept(self) -> None:
         if self._destroyed:
             raise ObjectRefused("the keys of the bucket were destroyed", reason="refused")
-        if names.ring is not None and not names.stale:
-            return
-        found = await self._listed(deadline)
-        if not found:
-            await self._check_unused(names, deadline)
-            await self._create(sealing, deadline)
-            found = await self._listed(deadline)
-        names.ring = await self._newest(sealing, found, deadline)
-        names.stale = False
 
     async def rotate(self, deadline: float) -> int:
         """Begin a new epoch; return it. Raises ConfigError, and as `load`."""
@@ -94,12 +134,12 @@ class BucketKeys:
             zeros = bytes(listed.nbytes)
             await self._requests.put(listed.name, [zeros], len(zeros), deadline)
             await self._requests.delete([listed.name], deadline)
-        if isinstance(self._names, SealedNames):
-            self._names.ring = None
+        if isinstance(self.names, SealedNames):
+            self.names.ring = None
         return erasure
 
     async def _replace(self, change: Callable[[Keyring, Sealing], Keyring], deadline: float) -> int:
-        names, sealing = self._names, self._sealing
+        names, sealing = self.names, self._sealing
         if not isinstance(names, SealedNames) or sealing is None:
             raise ConfigError("the bucket is not encrypted: set security.root_key_file")
         await self.load(deadline)
@@ -160,7 +200,7 @@ class BucketKeys:
 
     async def _listed(self, deadline: float) -> list[Listed]:
         """Return what there is, the highest number first."""
-        page = await self._requests.first_page(f"{self._names.prefix}{KEYS}", deadline, probe=True)
+        page = await self._requests.first_page(f"{self.names.prefix}{KEYS}", deadline, probe=True)
         found = [each for each in page if self._number(each) and each.nbytes <= KEYS_NBYTES_MAX]
         return sorted(found, key=self._number, reverse=True)
 
@@ -171,9 +211,9 @@ class BucketKeys:
             return b""
 
     def _name(self, number: int) -> str:
-        return f"{self._names.prefix}{KEYS}/{number:016x}"
+        return f"{self.names.prefix}{KEYS}/{number:016x}"
 
     def _number(self, listed: Listed) -> int:
         """Return the number in a name; 0 for another name."""
-        text = listed.name.removeprefix(f"{self._names.prefix}{KEYS}/")
+        text = listed.name.removeprefix(f"{self.names.prefix}{KEYS}/")
         return int(text, 16) if _NUMBER.fullmatch(text) else 0

@@ -13,7 +13,8 @@ from kvstore.model.errors import CorruptBlock, Unavailable
 from kvstore.tier.object.catalog import Catalog, Directory, Entry
 from kvstore.tier.object.failure import ObjectGone
 from kvstore.tier.object.footers import fetch_footer
-from kvstore.tier.object.names import Listed, Names
+from kvstore.tier.object.keys import BucketKeys
+from kvstore.tier.object.names import Listed
 from kvstore.tier.object.requests import Requests
 from kvstore.tier.object.tombstones import Tombstones
 from kvstore.tier.object.walk import Found, Walk, Wanted
@@ -33,7 +34,7 @@ class Lookups:
         requests: Requests,
         catalog: Catalog,
         tombstones: Tombstones,
-        names: Names,
+        keys: BucketKeys,
         *,
         informed: asyncio.Event,
         timeout_s: float,
@@ -43,7 +44,8 @@ class Lookups:
         self._requests = requests
         self._catalog = catalog
         self._tombstones = tombstones
-        self._names = names
+        self._keys = keys
+        self._names = keys.names
         self._informed = informed
         self._timeout_s = timeout_s
         self._metrics = metrics
@@ -139,7 +141,7 @@ class Lookups:
 
     async def _read_footer(self, entry: Entry) -> None:
         try:
-            run = await fetch_footer(self._requests, entry, self._deadline(), self._names)
+            run = await fetch_footer(self._requests, entry, self._deadline(), self._keys)
         except ObjectGone:
             self._catalog.gone(entry.name)
         except CorruptBlock as error:

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from kvstore.format.frame import SegmentKey, WrappedKey, clear_trailer
 from kvstore.model.block import BlockKey, NamespaceId
-from kvstore.model.errors import CorruptBlock
 from kvstore.model.tenant import TenantId
 from kvstore.sealing import Keyring
 from kvstore.tier.object.failure import ObjectFailed
-from kvstore.tier.object.names import Names, RunName, TombstoneName
+from kvstore.tier.object.names import Names
 
 REMEMBERED_MAX = 1 << 16  # names of keys, and of namespaces; a prefix is looked up more than once
 
@@ -23,15 +21,13 @@ REMEMBERED_MAX = 1 << 16  # names of keys, and of namespaces; a prefix is looked
 class SealedNames(Names):
     """The names of one tenant's objects, and the keys that open them.
 
-    ring: None until it was read; nothing is to be asked before. stale: an object needs a key that
-    is not in it.
+    ring: None until it was read; nothing is to be asked before.
     """
 
     def __init__(self, tenant: TenantId, prefix: str) -> None:
         self.tenant = tenant
         self.prefix = prefix
         self.ring: Keyring | None = None
-        self.stale = False
         self._named: OrderedDict[BlockKey, BlockKey] = OrderedDict()
         self._real: OrderedDict[NamespaceId, NamespaceId] = OrderedDict()
 
@@ -66,23 +62,3 @@ class SealedNames(Names):
 
     def real(self, named: NamespaceId) -> NamespaceId | None:
         return self._real.get(named)
-
-    def open(self, wrapped: WrappedKey) -> SegmentKey | None:
-        """Return the key of an object, None if the tenant's keys do not open it."""
-        key = self.keys.open(wrapped)
-        self.stale |= key is None and wrapped.epoch > self.keys.current
-        return key
-
-
-def key_of(names: Names, name: RunName | TombstoneName, page: memoryview) -> SegmentKey | None:
-    """Return the key of an object with that last page; None in a bucket in clear.
-
-    Raises CorruptBlock if the tenant's keys do not open it.
-    """
-    if not isinstance(names, SealedNames):
-        return None
-    clear = clear_trailer(page, name.tag)
-    key = names.open(clear.key) if clear is not None else None
-    if key is None:
-        raise CorruptBlock(f"object {name.nonce:016x}: no key of the tenant opens it")
-    return key

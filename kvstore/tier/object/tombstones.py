@@ -31,7 +31,6 @@ from kvstore.format.frame import (
 from kvstore.model.block import PAGE_NBYTES, BlockKey, NamespaceId
 from kvstore.model.errors import CorruptBlock
 from kvstore.tier.object.names import Names, TombstoneName
-from kvstore.tier.object.seal import key_of
 
 SKEW_S = 5.0
 KEYS_MAX = 16_384  # in one tombstone object
@@ -78,14 +77,18 @@ def encode_tombstone(
 
 
 def parse_tombstone(
-    name: TombstoneName, modified: float, data: memoryview, names: Names | None = None
+    name: TombstoneName,
+    modified: float,
+    data: memoryview,
+    names: Names | None = None,
+    key: SegmentKey | None = None,
 ) -> Tombstone:
     """Parse a tombstone. Raises CorruptBlock on anything `encode_tombstone` never wrote.
 
+    names, key: of a bucket that is not in clear.
     In clear, an unreadable tombstone counts as one of the whole namespace: see `unreadable`.
     """
     names = names or Names()
-    key = key_of(names, name, data[-PAGE_NBYTES:])
     if key is not None:
         trailer = parse_trailer(data[-PAGE_NBYTES:], name.tag, key)
         if trailer is None or trailer.file_nbytes != len(data):

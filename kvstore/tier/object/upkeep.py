@@ -11,21 +11,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import replace
 
 from kvstore.metrics import Metrics
-from kvstore.model.block import NamespaceId
+from kvstore.model.block import PAGE_NBYTES, NamespaceId
 from kvstore.model.errors import CorruptBlock, KVStoreError
 from kvstore.settings import ObjectSettings
 from kvstore.tier.object.advice import advice
 from kvstore.tier.object.catalog import Catalog, Entry
-from kvstore.tier.object.collection import Survey
+from kvstore.tier.object.collection import Survey, Sweep
 from kvstore.tier.object.failure import ObjectFailed, ObjectGone, ObjectRefused
 from kvstore.tier.object.footers import fetch_footer
 from kvstore.tier.object.keys import BucketKeys
-from kvstore.tier.object.names import Listed, Names, TombstoneName
+from kvstore.tier.object.names import Listed, TombstoneName
 from kvstore.tier.object.requests import Requests
 from kvstore.tier.object.seal import SealedNames
 from kvstore.tier.object.tombstones import (
@@ -40,6 +40,7 @@ logger = logging.getLogger(__name__)
 ROUND_S = 60.0  # all the small requests of one round together
 RETRY_S = 5.0
 COLLECT_AGAIN_S = 30.0  # a bucket full of objects too young to delete is not listed all the time
+SWEEP_AGAIN_S = 300.0  # a bucket with more suspects than are looked at in one count
 AT_ONCE = 16  # footers and tombstones read
 FORGED_MAX = 1 << 16
 
@@ -57,7 +58,6 @@ class Upkeep:
         requests: Requests,
         catalog: Catalog,
         tombstones: Tombstones,
-        names: Names,
         keys: BucketKeys,
         *,
         settings: ObjectSettings,
@@ -67,7 +67,7 @@ class Upkeep:
         self._requests = requests
         self._catalog = catalog
         self._tombstones = tombstones
-        self._names = names
+        self._names = keys.names
         self._keys = keys
         self._forged: set[TombstoneName] = set()  # or of another root: said once
         self._settings = settings
@@ -78,6 +78,7 @@ class Upkeep:
         self._collected_at = float("-inf")
         self._retry_s = RETRY_S
         self._refused_nbytes = 0
+        self._sweep: Sweep | None = None  # that goes on at the next count
         self.problem = ""
         self.advice = ""
         self.refused = asyncio.Event()
@@ -148,8 +149,9 @@ class Upkeep:
             self._retry_s = min(2 * self._retry_s, every_s)
             raise
         self._retry_s = RETRY_S
+        pause_s = every_s if self._sweep is None else min(every_s, SWEEP_AGAIN_S)
         # Daemons that started together must not always collect together.
-        self._collect_at = self._now() + every_s * random.uniform(0.5, 1.5)
+        self._collect_at = self._now() + pause_s * random.uniform(0.5, 1.5)
 
     def _note(self, error: KVStoreError | None) -> None:
         """Note how the last round ended, and log a change."""
@@ -192,7 +194,8 @@ class Upkeep:
             if not 0 < listed.nbytes <= TOMBSTONE_NBYTES_MAX:
                 raise CorruptBlock(f"a tombstone of {listed.nbytes} bytes")
             data = await self._requests.fetch(str(name), 0, listed.nbytes, deadline)
-            return parse_tombstone(name, listed.modified, data, self._names)
+            key = await self._keys.key_of(name, data[-PAGE_NBYTES:], deadline)
+            return parse_tombstone(name, listed.modified, data, self._names, key)
         except ObjectGone as error:
             # It may have been deleted since it was listed: then the next round does not see it. In
             # any other case, a delete must not be overlooked.
@@ -208,12 +211,8 @@ class Upkeep:
         """Count a tombstone that does not open: whoever may write to the bucket can put one."""
         self._metrics.corrupt_blocks.labels("object").inc()
         logger.warning("tombstone=unreadable kills=nothing reason=%r", str(error))
-        if len(self._forged) < FORGED_MAX and not self._names_stale:
+        if len(self._forged) < FORGED_MAX:
             self._forged.add(name)
-
-    @property
-    def _names_stale(self) -> bool:
-        return isinstance(self._names, SealedNames) and self._names.stale
 
     async def collect(self) -> None:
         """Count everything and delete objects that are too old, over the cap, or hold deleted
@@ -221,8 +220,11 @@ class Upkeep:
         now = await self._store_time()
         before = self._written_nbytes
         buried = dict(self._tombstones.known)
+        sweep = self._sweep or Sweep(self._ripe(buried.values(), now))
         survey = Survey(
-            lambda e: self._tombstones.may_kill(e.name.namespace_id, e.modified), self._names
+            lambda e: self._tombstones.may_kill(e.name.namespace_id, e.modified),
+            self._names,
+            after=sweep.after,
         )
         async for page in self._requests.pages(self._names.prefix.rstrip("/")):
             survey.add(page)
@@ -237,10 +239,12 @@ class Upkeep:
             room_nbytes=self._refused_nbytes,
         )
         doomed = {victim.entry: victim.reason for victim in victims}
-        complete = await self._suspect(survey, doomed)
+        are_read = await self._suspect(survey.suspects, doomed)
         left = survey.nbytes - await self._delete(doomed)
-        if complete:
-            await self._unbury(buried.values(), now)
+        if are_read:
+            self._sweep = survey.swept(sweep)
+            if self._sweep is None:
+                await self._unbury(sweep.ripe)
         self.nbytes = left + self._written_nbytes - before
         self.objects = survey.objects - len(doomed)
         self.namespaces = await self._real(survey.namespaces)
@@ -262,11 +266,11 @@ class Upkeep:
         await self._requests.put(self._names.clock, [b"kvstore\n"], 8, deadline)
         return (await self._requests.head(self._names.clock, deadline)).modified
 
-    async def _suspect(self, survey: Survey, doomed: dict[Entry, str]) -> bool:
+    async def _suspect(self, suspects: Sequence[Entry], doomed: dict[Entry, str]) -> bool:
         """Add the objects that hold deleted blocks to `doomed`. False: not all could be read."""
-        complete = survey.all_suspects
-        for start in range(0, len(survey.suspects), AT_ONCE):
-            batch = survey.suspects[start : start + AT_ONCE]
+        complete = True
+        for start in range(0, len(suspects), AT_ONCE):
+            batch = suspects[start : start + AT_ONCE]
             dead = await asyncio.gather(*map(self._is_dead, batch))
             doomed |= {e: "deleted" for e, is_dead in zip(batch, dead, strict=True) if is_dead}
             complete &= None not in dead
@@ -278,7 +282,7 @@ class Upkeep:
             run = self._catalog.run(entry.name)
             if run is None:
                 deadline = self._now() + ROUND_S
-                run = await fetch_footer(self._requests, entry, deadline, self._names)
+                run = await fetch_footer(self._requests, entry, deadline, self._keys)
         except (CorruptBlock, ObjectGone):
             return False  # no daemon serves it
         except KVStoreError:
@@ -297,11 +301,14 @@ class Upkeep:
             logger.info("object_tier=collected objects=%d", len(doomed))
         return sum(entry.nbytes for entry in doomed)
 
-    async def _unbury(self, buried: Iterable[Tombstone], now: float) -> None:
-        """Delete the tombstones that have nothing left to kill.
+    def _ripe(self, buried: Iterable[Tombstone], now: float) -> tuple[TombstoneName, ...]:
+        """Return the tombstones that a sweep may end.
 
         Not before the grace period is over: until then, an older upload may still end.
         """
-        dead = [t.name for t in buried if now - t.modified > self._settings.grace_s]
+        return tuple(t.name for t in buried if now - t.modified > self._settings.grace_s)
+
+    async def _unbury(self, dead: Sequence[TombstoneName]) -> None:
+        """Delete the tombstones that have nothing left to kill."""
         await self._requests.delete(list(map(str, dead)), self._now() + ROUND_S)
         self._tombstones.keep(set(self._tombstones.known) - set(dead))

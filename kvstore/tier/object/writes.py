@@ -15,8 +15,9 @@ from kvstore.tier.object.budget import ByteBudget
 from kvstore.tier.object.catalog import Catalog, Entry
 from kvstore.tier.object.failure import ObjectExists, ObjectFailed
 from kvstore.tier.object.footers import fetch_footer
+from kvstore.tier.object.keys import BucketKeys
 from kvstore.tier.object.layout import Run, lay_out, name_sealed, seal_run
-from kvstore.tier.object.names import Names, RunName
+from kvstore.tier.object.names import RunName
 from kvstore.tier.object.requests import Requests
 from kvstore.tier.object.seal import SealedNames
 from kvstore.tier.object.tombstones import Tombstones
@@ -32,7 +33,7 @@ class Writes:
         catalog: Catalog,
         tombstones: Tombstones,
         upkeep: Upkeep,
-        names: Names,
+        keys: BucketKeys,
         *,
         settings: ObjectSettings,
         metrics: Metrics,
@@ -42,7 +43,8 @@ class Writes:
         self._catalog = catalog
         self._tombstones = tombstones
         self._upkeep = upkeep
-        self._names = names
+        self._keys = keys
+        self._names = keys.names
         self._grace_s = settings.grace_s
         self._metrics = metrics
         self._now = now
@@ -134,7 +136,7 @@ class Writes:
         listed = await self._requests.head(str(run.name), deadline)
         entry = Entry(run.name, listed.nbytes, listed.modified)
         try:
-            run = await fetch_footer(self._requests, entry, deadline, self._names)
+            run = await fetch_footer(self._requests, entry, deadline, self._keys)
         except CorruptBlock:
             await self._requests.put(str(run.name), buffers, run.nbytes, deadline)
             self._upkeep.wrote(run.nbytes)

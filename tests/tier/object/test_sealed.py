@@ -322,24 +322,6 @@ def test_another_root_is_refused_and_said(
     run(test)
 
 
-def test_a_new_epoch_is_learned_by_others_and_old_objects_stay(where: dict[str, Any]) -> None:
-    async def test() -> None:
-        old, new = prefix_of("old", 16), prefix_of("new", 16)
-        async with opened(where) as one, opened(where) as two:
-            await one.write(frames(old))
-            assert await one.tier.keys.rotate(one.deadline()) == 2
-            await one.write(frames(new))
-            assert await found(two, old) == 32
-            assert (await two.find(new)).blocks == 0  # its key is new
-            await two.tier.collect()
-            for name in list(two.tier._catalog._runs):
-                two.tier._catalog.gone(name)
-            two.clock.ahead_s += 120.0
-            assert await found(two, new) == 32
-
-    run(test)
-
-
 def test_lost_keys_of_a_bucket_are_said_and_no_others_are_made(
     where: dict[str, Any], tmp_path: Path
 ) -> None:
