@@ -16,6 +16,7 @@ from kvstore.testing.daemon import Daemon
 from kvstore.testing.root_key import root_key_in_memory
 from kvstore.testing.samples import sample_keys, sample_namespace, sample_records
 from kvstore.testing.wait import until
+from tests.cli.run import kvstore
 
 NBYTES = 100_000
 KEYS = sample_keys("sealed", 40)
@@ -107,6 +108,25 @@ def test_a_start_without_the_key_is_refused_and_changes_nothing(root_key: Path) 
         ):
             daemon.start(f"security.root_key_file={other}")
         assert get(daemon.start(f"security.root_key_file={root_key}")) == RECORDS
+
+
+def test_keys_of_before_a_rotation_are_refused_and_change_nothing(root_key: Path) -> None:
+    with Daemon(f"security.root_key_file={root_key}") as daemon:
+        daemon.start()
+        files = daemon.directory / "file"
+        old = {name: (files / name).read_bytes() for name in ("KEYS.a", "KEYS.b")}
+        done = kvstore("key", "rotate", str(files), "--root-key-file", str(root_key))
+        assert "epoch 2" in done.output
+        put(daemon)
+        assert daemon.stop() == 0
+        new = {name: (files / name).read_bytes() for name in old}
+        for name, data in old.items():
+            (files / name).write_bytes(data)
+        with pytest.raises(RuntimeError, match=r"put the newer KEYS\.a and KEYS\.b back"):
+            daemon.start()
+        for name, data in new.items():
+            (files / name).write_bytes(data)
+        assert get(daemon.start()) == RECORDS
 
 
 def test_what_was_stored_in_clear_is_refused_or_accepted_explicitly(root_key: Path) -> None:

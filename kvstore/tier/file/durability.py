@@ -32,12 +32,13 @@ class Durability:
     async def opened(self, segment: Segment) -> int:
         """Return a descriptor to write to `segment`; its file is created for the first frame."""
         async with segment.busy:
-            if segment.fd is None:
-                create = partial(self._files.create, segment.tag)
-                fd, segment.key = await self._run(create)
-                segment.fd = fd
-                self._created += 1
-            return segment.fd
+            if segment.fd is not None:
+                return segment.fd
+            making = partial(_make, self._files, segment)
+            try:
+                return await self._run(making)
+            finally:
+                self._created += segment.fd is not None
 
     async def sync(self, extents: Sequence[FileExtent] = ()) -> None:
         """Make every write that has returned durable.
@@ -78,3 +79,11 @@ class Durability:
     async def _sync_directory(self, created: int) -> None:
         await self._run(self._files.sync_directory)
         self._created_synced = max(self._created_synced, created)
+
+
+def _make(files: SegmentFiles, segment: Segment) -> int:
+    """Make the file of `segment`, in a thread, and note it there: a caller that is cancelled gets
+    no result, and the next one must find the file."""
+    fd, segment.key = files.create(segment.tag)
+    segment.fd = fd
+    return fd

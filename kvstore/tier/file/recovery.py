@@ -96,7 +96,8 @@ class LoadedSegment:
 def load_segment(files: SegmentFiles, tag: SegmentTag) -> LoadedSegment:
     """Read one segment. Blocking. Frames that a scan found are durable when this returns.
 
-    Raises Incompatible for another format version, ConfigError for a renamed file, DiskFailed.
+    Raises Incompatible for another format version, ConfigError for a renamed file or one that needs
+    other keys, DiskFailed.
     """
     return _load(files, tag, write=True)
 

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import NamedTuple
 
 from kvstore.format.frame import (
     ClearTrailer,
     SegmentKey,
     SegmentTag,
+    WrappedKey,
     clear_trailer,
     parse_segment_header,
     segment_keys,
 )
 from kvstore.model.block import PAGE_NBYTES
 from kvstore.model.errors import ConfigError
+from kvstore.sealing import Keyring
 from kvstore.tier.file.disk import Disk, Sizes
+from kvstore.tier.file.keys import KEYS
 from kvstore.tier.file.pages import aligned_buffer
 from kvstore.tier.file.segment_file import SegmentFiles, segment_name, transfer
 
@@ -124,9 +128,41 @@ def find_form(
             )
         return Form(encrypted=True, epoch=wrapped[0].epoch)
     key = next((key for each in wrapped if (key := keys.open(each)) is not None), None)
-    if key is None:
-        _log.warning("segment=locked name=%s: none of the keys here opens it", segment_name(tag))
-    return Form(encrypted=True, key=key, epoch=key.wrapped.epoch if key is not None else None)
+    if key is not None:
+        return Form(encrypted=True, key=key, epoch=key.wrapped.epoch)
+    if write:
+        _check_retired(files.path(tag), keys.ring, _intact_keys(page, wrapped))
+    _log.warning("segment=locked name=%s: none of the keys here opens it", segment_name(tag))
+    return Form(encrypted=True)
+
+
+def _intact_keys(page: bytes, wrapped: Sequence[WrappedKey]) -> list[WrappedKey]:
+    """Return the keys that are as they were written: of a first page that is, or found twice."""
+    if parse_segment_header(page) is not None:
+        return segment_keys(page)
+    return [each for each in wrapped if wrapped.count(each) > 1]
+
+
+def _check_retired(path: Path, ring: Keyring, wrapped: Sequence[WrappedKey]) -> None:
+    """Raise ConfigError if the keys of another time or directory may open a segment.
+
+    An epoch that is not here, and older than the newest here, was retired: no keys open it.
+    """
+    names = " and ".join(KEYS.names)
+    for epoch in (each.epoch for each in wrapped if each.tenant == ring.tenant):
+        if epoch > ring.current:
+            needs = f"epoch {epoch} of the tenant's keys, and the newest known is {ring.current}"
+            remedy = f"put the newer {names} back"
+        elif epoch in ring.epochs:
+            needs = f"another key of epoch {epoch} than the one in {names}"
+            remedy = "put those back that it was written with"
+        else:
+            continue
+        raise ConfigError(
+            f"{path} needs {needs}: {remedy}. If they are lost for good, move this file away: its "
+            "blocks are then lost, and blocks that it deletes may be served again; to rule that "
+            "out, remove all *.segment files to start with an empty tier"
+        )
 
 
 def _plain_form(files: SegmentFiles, tag: SegmentTag, *, is_whole: bool, write: bool) -> Form:

@@ -116,16 +116,17 @@ class Upkeep:
         """Call fdatasync, unless one has failed.
 
         After a failure the kernel may have dropped the pages, and a second fdatasync would wrongly
-        succeed. The segment is retired, and the failure is counted for every caller that waits.
+        succeed. The segment is retired, and the failure is counted for every caller that waits, and
+        for later ones if this one is cancelled.
         """
         try:
             if segment.fd is None or segment.sync_failures:
+                segment.sync_failures += 1
                 raise DiskFailed("an earlier fdatasync failed")
-            await self._run(partial(self._files.sync, segment.fd))
-        except (DiskFull, DiskFailed):
-            segment.sync_failures += 1
-            self._space.segments.retire(segment)
-            raise
+            await self._run(partial(_sync, self._files, segment, segment.fd))
+        finally:
+            if segment.sync_failures:
+                self._space.segments.retire(segment)
         segment.writes_synced = segment.writes_durable = writes
 
     async def _seal(self, segment: Segment) -> None:
@@ -178,5 +179,20 @@ class Upkeep:
     async def _close_file(self, segment: Segment) -> None:
         async with segment.busy:
             if segment.fd is not None:
-                fd, segment.fd = segment.fd, None
-                await self._run(partial(self._files.disk.close, fd))
+                await self._run(partial(_close, self._files, segment, segment.fd))
+
+
+def _sync(files: SegmentFiles, segment: Segment, fd: int) -> None:
+    """Call fdatasync, in a thread, and note a failure there: a caller that is cancelled does not
+    hear of it."""
+    try:
+        files.sync(fd)
+    except BaseException:
+        segment.sync_failures += 1
+        raise
+
+
+def _close(files: SegmentFiles, segment: Segment, fd: int) -> None:
+    """Close the file, in a thread: a work that is cancelled before it begins leaves it open."""
+    segment.fd = None
+    files.disk.close(fd)

@@ -10,6 +10,7 @@ import asyncio
 import mmap
 import os
 from collections import deque
+from contextlib import suppress
 
 from kvstore.tier.pool.failure import PoolFailed
 
@@ -55,11 +56,14 @@ class Memory:
         if len(self._waiting) >= WAITING_MAX:
             raise PoolFailed("too many wait for a lane of the pool", reason="busy")
         waiter: asyncio.Future[Lane] = asyncio.get_running_loop().create_future()
-        self._waiting.append((puts, waiter))
+        waiting = (puts, waiter)
+        self._waiting.append(waiting)
         try:
             async with asyncio.timeout(max(0.0, timeout_s)):
                 return await waiter
         except (TimeoutError, asyncio.CancelledError) as error:
+            with suppress(ValueError):  # `give` or `retire` may have taken it out
+                self._waiting.remove(waiting)
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
                 self.give(waiter.result())  # it came at the very end
             if isinstance(error, TimeoutError):

@@ -16,7 +16,8 @@ from kvstore.model.errors import ConfigError
 from kvstore.testing.disks import FaultyDisk, failing
 from kvstore.tier.file import Devices, DeviceState, DiskFailed
 from tests.tier.file.devices.several import fill_both, fill_other, on, read, state_of, two
-from tests.tier.file.frames import MIB, FrameIndex, bury, expected, put_on
+from tests.tier.file.frames import MIB, SEALING, FrameIndex, bury, expected, put_on
+from tests.tier.file.test_old_keys import copy_keys, rotate
 
 
 def test_without_a_missing_device_the_others_serve_and_nothing_is_written_in_its_place(
@@ -189,5 +190,29 @@ def test_a_bad_sector_on_every_device_keeps_nobody_from_starting(tmp_path: Path)
         async with two(tmp_path, disks=(BadSector(), BadSector())) as (tier, index, _):
             assert index.sequences == before
             assert [each["state"] for each in tier.status()] == ["ok", "ok"]
+
+    asyncio.run(main())
+
+
+def test_a_directory_with_older_keys_than_its_segments_is_refused(tmp_path: Path) -> None:
+    """Nor is the tier opened without it: only the operator can put its keys back."""
+
+    async def main() -> None:
+        async with two(tmp_path, sealing=SEALING):
+            pass
+        copy_keys(tmp_path / "b", tmp_path / "old")
+        rotate(tmp_path / "b")
+        async with two(tmp_path, sealing=SEALING) as (tier, index, _):
+            await fill_both(tier, index, "abcdef")
+            before = index.sequences
+        copy_keys(tmp_path / "b", tmp_path / "new")
+        copy_keys(tmp_path / "old", tmp_path / "b")
+        for _ in range(2):
+            with pytest.raises(ConfigError, match=r"put the newer KEYS\.a and KEYS\.b back"):
+                async with two(tmp_path, sealing=SEALING):
+                    pass
+        copy_keys(tmp_path / "new", tmp_path / "b")
+        async with two(tmp_path, sealing=SEALING) as (_, index, _):
+            assert index.sequences == before
 
     asyncio.run(main())
