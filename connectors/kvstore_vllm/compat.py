@@ -12,6 +12,7 @@ looked up in the cache too, and blocks whose tokens become final late are not sa
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import vllm
@@ -68,6 +69,16 @@ def check_head_shards(head_shards: int) -> None:
         raise Incompatible('"head_shards" needs vLLM 0.30 or newer; leave it out')
 
 
+def check_sleep_mode(model_config: Any) -> None:
+    """Raise Incompatible if an engine may sleep, and its vLLM would not tell the connector."""
+    sleeps = getattr(model_config, "enable_sleep_mode", False)
+    if sleeps and not hasattr(base.KVConnectorBase_V1, "unregister_kv_caches"):
+        raise Incompatible(
+            "this vLLM does not tell a connector that it unmaps the KV cache to sleep, so a save "
+            "might read it then; use vLLM 0.33 or newer, or drop --enable-sleep-mode"
+        )
+
+
 def hash_block_size(kv_cache_config: KVCacheConfig) -> int | None:
     """Return the tokens per block hash if it may differ from the block size, else None."""
     size: int | None = getattr(kv_cache_config, "hash_block_size", None)
@@ -91,6 +102,13 @@ def keeps_scales_elsewhere(spec: Any) -> bool:
     as far as its spec tells: a block alone would not be the KV."""
     computed = getattr(getattr(spec, "kv_quant_mode", None), "is_per_token_head", False)
     return bool(computed) and getattr(spec, "state_content_bytes", None) is None
+
+
+def online_quantization(model_config: Any) -> dict[str, Any] | None:
+    """Return the fields of --quantization-config, which also hold what a shorthand stands for; None
+    where there is none, or where this vLLM has no such argument."""
+    found = getattr(model_config, "quantization_config", None)
+    return found if found is None or isinstance(found, dict) else asdict(found)
 
 
 def cache_hit_source() -> Any:

@@ -78,6 +78,7 @@ class KVStoreConnector(SchedulerHooks, WorkerHooks, KVConnectorBase_V1, compat.H
         compat.check_version(kv_cache_config)
         check_supported(vllm_config, kv_cache_config)
         compat.check_head_shards(self._settings.head_shards)
+        compat.check_sleep_mode(vllm_config.model_config)
         self._client = _client(self._settings, vllm_config, role)
         self._pending: PendingNamespace | None = None
         self._handshake: WorkerFacts | None = None

@@ -1,4 +1,4 @@
-"""The engine's own blocks: those of a request, and those that hold lossy KV."""
+"""The engine's own blocks: those of a request, those handed out, and those that hold lossy KV."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from kvstore_vllm.metadata import StepMetadata
-from kvstore_vllm.tracked import Tables
+from kvstore_vllm.tracked import NULL_BLOCK, Tables
 
 
 class DeviceBlocks:
@@ -32,6 +32,23 @@ class DeviceBlocks:
             return None
         tables: Tables = self._manager.get_block_ids(request.request_id)
         return tables
+
+
+class HandedOut:
+    """Device blocks that the next step, or a load it starts, may overwrite."""
+
+    def __init__(self) -> None:
+        self._blocks: set[int] = set()
+
+    def add(self, tables: Tables, held_blocks: int = 0) -> None:
+        """Note the blocks of a request, but for the first `held_blocks`: these have its KV."""
+        for table in tables:
+            self._blocks.update(table[held_blocks:])
+
+    def take(self) -> list[int]:
+        """Return what was noted since the last call, in order."""
+        blocks, self._blocks = self._blocks, set()
+        return sorted(blocks - {NULL_BLOCK})
 
 
 class LossyBlocks:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -188,7 +189,8 @@ def fine_groups(groups: Sequence[Group], lossy: Sequence[LossySizes]) -> tuple[G
 def weights_sources(vllm_config: Any, weights_id: str = "") -> dict[str, Source]:
     """Return what tells the weights of one engine, by their names in the namespace.
 
-    Raises Incompatible, saying what to type, if the files on this machine do not tell them.
+    weights_id: names those in the model's folder, and nothing else. Raises Incompatible, saying
+    what to type, if the files on this machine do not tell them.
     """
     sources: dict[str, Source] = {
         "weights": weights_id or _weights(vllm_config, vllm_config.model_config)
@@ -197,6 +199,9 @@ def weights_sources(vllm_config: Any, weights_id: str = "") -> dict[str, Source]
     if draft is not None:
         # Layers of a drafter live in the same groups: other drafts, other bytes.
         sources["draft_weights"] = _weights(vllm_config, draft)
+    quantization = _quantization_file(vllm_config.model_config)
+    if quantization is not None:
+        sources["quantization_file"] = [quantization]
     return sources
 
 
@@ -244,7 +249,25 @@ def _model_identity(model: Any) -> str:
     if "longrope" in rope or "dynamic" in rope:
         config["max_model_len"] = model.max_model_len  # these scale positions by it
     config["quantization"] = model.quantization
+    online = compat.online_quantization(model)
+    if online is not None:
+        config["online_quantization"] = online
     return _digest(config)
+
+
+def _quantization_file(model: Any) -> Path | None:
+    """Return the file outside the model's folder that tells how its weights are quantized."""
+    overrides = getattr(model, "hf_overrides", None)
+    named = overrides.get("quantization_config_file") if isinstance(overrides, Mapping) else None
+    if named is None:
+        return None
+    file = Path(named)
+    if not file.is_file() or not os.access(file, os.R_OK):
+        raise Incompatible(
+            f"cannot read {file}, the quantization_config_file of --hf-overrides, which decides "
+            "what the weights are; give each host of the engine a file that it may read"
+        )
+    return file
 
 
 def _weights(vllm_config: Any, model: Any) -> Source:

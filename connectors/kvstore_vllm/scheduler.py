@@ -24,7 +24,7 @@ from kvstore.model.block import Namespace, NamespaceId
 from kvstore.model.keys import root_key
 from kvstore_vllm.adapters import Adapters
 from kvstore_vllm.counters import Counters
-from kvstore_vllm.device_blocks import DeviceBlocks, LossyBlocks, zeroed_blocks
+from kvstore_vllm.device_blocks import DeviceBlocks, HandedOut, LossyBlocks, zeroed_blocks
 from kvstore_vllm.handoff import handoff_params, load_deadline_s, read_origin
 from kvstore_vllm.hints import NO_HINTS, hint_sender, read_hints
 from kvstore_vllm.idle import IdleWait
@@ -33,7 +33,7 @@ from kvstore_vllm.lookup import KEYS_MAX, Lookup
 from kvstore_vllm.metadata import LoadOrder, SaveOrder, StepMetadata, in_epoch
 from kvstore_vllm.prefill import Computed, step_of
 from kvstore_vllm.settings import Settings
-from kvstore_vllm.tracked import NULL_BLOCK, Tables, Tracked, told_by_tokens
+from kvstore_vllm.tracked import Tables, Tracked, told_by_tokens
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +74,8 @@ class SchedulerSide:
         self._ran: dict[str, Tracked] = {}  # scheduled by the last step, or with a plan left over
         self._finished: list[Tracked] = []
         self._loads: list[LoadOrder] = []
-        self._handed_out: list[int] = []
+        self._handed_out = HandedOut()
+        self._passes_by: dict[str, int] = {}  # local blocks of requests that are not tracked
         self._adapters = Adapters(self.counters, settings=adapter_settings)
         self._idle = IdleWait()
         self._epoch = ""
@@ -101,7 +102,8 @@ class SchedulerSide:
 
     def on_new_request(self, request: Any) -> None:
         """Track the request and start to promote what the cache may hold of it."""
-        adapter = self._adapter(request)
+        lora = request.lora_request
+        adapter = b"" if lora is None else self._adapters.identity(lora)
         if adapter is None or self._bypasses(request):
             return
         namespace = self._namespace
@@ -126,11 +128,6 @@ class SchedulerSide:
         tracked.origin = read_origin(tracked, self.counters)
         if self._may_load(tracked):
             self._ask(tracked, self._device_blocks.local_blocks(request, self._block_tokens))
-
-    def _adapter(self, request: Any) -> bytes | None:
-        """Return what tells the adapter of a request, b"" if it has none; None: it passes by."""
-        adapter = request.lora_request
-        return b"" if adapter is None else self._adapters.identity(adapter)
 
     def _bypasses(self, request: Any) -> bool:
         """Whether the tokens do not tell what the KV of `request` is, or a salt is missing."""
@@ -183,6 +180,8 @@ class SchedulerSide:
         """
         tracked = self._tracked.get(request.request_id)
         if tracked is None:
+            if self._namespace is not None:
+                self._passes_by[request.request_id] = num_local_tokens // self._block_tokens
             return 0, False
         tracked.local_blocks = num_local_tokens // self._block_tokens
         if tracked.gave_up or not self._may_load(tracked):
@@ -244,22 +243,24 @@ class SchedulerSide:
     # What to load ---------------------------------------------------------------------------------
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        """Note which device blocks the request got, and order the load if one was accepted."""
+        """Note which device blocks the request got, and order the load if one was accepted.
+
+        vLLM calls this once more, without tokens, when the load has ended well.
+        """
         tracked = self._tracked.get(request.request_id)
         tables: Tables = blocks.get_block_ids()
         if not any(tables):
             # Some versions of MultiConnector show blocks only to the connector that loads.
             tables = self._device_blocks.tables(request) or tables
-        local_blocks = tracked.local_blocks if tracked is not None else 0
-        for table in tables:
-            self._handed_out.extend(table[local_blocks:])
+        held = tracked.held_blocks if tracked else self._passes_by.get(request.request_id, 0)
+        self._handed_out.add(tables, held)
         if tracked is None or tracked.lookup is None:
             return
         if num_external_tokens:
             assert self._namespace is not None
             order = load_order(tracked, tables, num_external_tokens, self._namespace)
             self._loads.append(order)
-            tracked.note_loading(order)
+            tracked.note_loading(order, num_external_tokens)
             tracked.lookup = None  # the lease is the workers' now: each of them releases it
         else:
             self._give_up(tracked, late=False)  # not taken, e.g. another connector's hit was longer
@@ -295,7 +296,7 @@ class SchedulerSide:
             tracked.settle()
         self._note_scheduled(scheduler_output)
         meta.loads, self._loads = self._loads, []
-        meta.handed_out, self._handed_out = sorted(set(self._handed_out) - {NULL_BLOCK}), []
+        meta.handed_out = self._handed_out.take()
         self._lossy.follow(meta)
         self._idle.next_step(scheduler_output.num_scheduled_tokens)
         return meta
@@ -342,8 +343,7 @@ class SchedulerSide:
         ):
             resumed = request_id in cached.resumed_req_ids
             if new_blocks is not None and not resumed:
-                for blocks in new_blocks:
-                    self._handed_out.extend(blocks)
+                self._handed_out.add(new_blocks)
             tracked = self._tracked.get(request_id)
             if tracked is None:
                 continue
@@ -358,6 +358,7 @@ class SchedulerSide:
         """Queue the last full blocks of the request, send its hints, and forget it. Returns with
         what another engine goes on with it, if it asked for that."""
         self._idle.ended(request.request_id)
+        self._passes_by.pop(request.request_id, None)
         tracked = self._tracked.pop(request.request_id, None)
         if tracked is None:
             return None

@@ -11,6 +11,9 @@ pool and the daemon, which adds caps, eviction, checksums, sharing between engin
 It runs in vLLM's scheduler process, whose calls never wait: lookups, stores and loads are done by
 threads. A chunk is one block of a namespace; its key is made of vLLM's block hash. Until the files
 of the weights are hashed, every lookup is a miss and every store is refused.
+
+vLLM's `reset_prefix_cache(reset_connector=True)`, after the weights were changed in place, is the
+only caller of `drain_jobs`. From then on this tier shares nothing with its past.
 """
 
 from __future__ import annotations
@@ -18,10 +21,10 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+import uuid
+from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -35,12 +38,13 @@ from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
 
 from kvstore import AsyncClient, Client
-from kvstore.model.block import BlockKey, Committed, Grant, Group, Namespace, Part, Span
+from kvstore.model.block import BlockKey, Committed, Grant, Namespace, Part, Span
 from kvstore.model.errors import ConfigError, Incompatible, KVStoreError
-from kvstore.model.names import model_name
-from kvstore_vllm.fingerprint import Fingerprints, Source, weights_files
+from kvstore_vllm.fingerprint import Fingerprints
 from kvstore_vllm.lookup import KEYS_MAX
+from kvstore_vllm.metadata import in_epoch
 from kvstore_vllm.settings import Seconds
+from kvstore_vllm.tier_namespace import tier_namespace, tier_weights
 
 logger = logging.getLogger(__name__)
 
@@ -92,9 +96,10 @@ class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]
         check_release(allow_untested=self._settings.allow_untested)
         self._spec = offloading_spec
         self._fingerprints = Fingerprints(
-            {"weights": _weights(offloading_spec.config, self._settings.weights_id)}
+            {"weights": tier_weights(offloading_spec.config, self._settings.weights_id)}
         )
-        self._found: Namespace | None = None
+        self._epoch = ""
+        self._namespaces: dict[str, Namespace] = {}  # by epoch
         self._chunk_tokens = {
             group.group_id: group.tokens_per_block * offloading_spec.blocks_per_chunk
             for group in offloading_spec.config.groups
@@ -112,10 +117,13 @@ class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]
         self._finished: list[JobResult] = []
         self._loads: dict[int, Collection[bytes]] = {}
         self._last: dict[tuple[str, int], tuple[int, BlockKey]] = {}
+        self._requests: set[str] = set()
+        self._of_the_past: set[str] = set()  # those that may hold KV of an earlier epoch
 
     # What vLLM's scheduler calls ------------------------------------------------------------------
 
     def on_new_request(self, req_context: Any) -> RequestOffloadingContext:
+        self._requests.add(req_context.req_id)
         return RequestOffloadingContext()
 
     def lookup(self, key: bytes, req_context: Any) -> LookupResult:
@@ -129,11 +137,14 @@ class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]
 
     def on_request_finished(self, req_context: Any) -> None:
         self._lookups.cleanup(req_context.req_id)
+        self._requests.discard(req_context.req_id)
+        self._of_the_past.discard(req_context.req_id)
         for group in self._chunk_tokens:
             self._last.pop((req_context.req_id, group), None)
 
     def submit_store(self, job_metadata: TransferJob) -> None:
-        runs = list(self._runs(job_metadata)) if self._weights_known else []
+        is_past = job_metadata.req_context.req_id in self._of_the_past
+        runs = list(self._runs(job_metadata)) if self._weights_known and not is_past else []
         if not runs or len(self._running) >= STORE_JOBS_MAX:
             self._finished.append(JobResult(job_metadata.job_id, False))
             return
@@ -160,8 +171,14 @@ class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]
         return bool(self._running or self._finished)
 
     def drain_jobs(self) -> None:
-        """Wait for all jobs: each has deadlines, so this ends."""
+        """Wait for all jobs: each has deadlines, so this ends. What is stored later is of the
+        weights as they are now; requests that began before store nothing any more."""
         wait(self._running)
+        self._epoch = uuid.uuid4().hex
+        self._namespaces.clear()
+        self._last.clear()
+        self._of_the_past |= self._requests
+        logger.info("reset=cache")
 
     def shutdown(self) -> None:
         self._lookups.shutdown()
@@ -182,10 +199,13 @@ class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]
     @property
     def _namespace(self) -> Namespace:
         """What the chunks are; only asked once the weights are known. Threads may do it twice."""
-        if self._found is None:
+        epoch = self._epoch
+        found = self._namespaces.get(epoch)
+        if found is None:
             assert self._fingerprints.found is not None
-            self._found = _namespace(self._spec, self.block_size_bytes, self._fingerprints.found)
-        return self._found
+            first = tier_namespace(self._spec, self.block_size_bytes, self._fingerprints.found)
+            found = self._namespaces[epoch] = in_epoch(first, epoch)
+        return found
 
     def _key(self, key: bytes) -> BlockKey:
         """Return our key of a chunk: vLLM's hash does not say which weights and layout it is of."""
@@ -347,48 +367,3 @@ def _check_plain_text(settings: TierSettings) -> None:
             'if this engine serves neither, add "plain_text": true to the tier, else use '
             "KVStoreConnector"
         )
-
-
-def _weights(config: Any, weights_id: str) -> Source:
-    """Return what tells the weights. Raises Incompatible if nothing on this machine does."""
-    model = Path(config.model.name)
-    if not weights_id and not model.is_dir():
-        raise Incompatible(
-            f"{config.model.name} is not a directory of this machine, so its weights cannot be "
-            "told from others; name them in the tier's configuration, e.g. "
-            '"weights_id": "my-model-v3"'
-        )
-    return weights_id or weights_files(model)
-
-
-def _namespace(spec: Any, chunk_nbytes: int, fingerprints: Mapping[str, str]) -> Namespace:
-    """Describe the chunks of one engine."""
-    config = spec.config
-    model, parallel = Path(config.model.name), config.parallel
-    shape = [parallel.tp_size, parallel.pp_size, parallel.pcp_size, parallel.dcp_size]
-    identity = {
-        "engine": "vllm offloading",
-        **fingerprints,
-        "config": _config_digest(model),
-        "kv_dtype": str(config.model.dtype),
-        "layout": f"{config.kv_cache_layout} canonical={config.canonical_layout}",
-        "replicated": str(config.replicated_layout),
-        "groups": _digest(str([(g.tokens_per_block, g.layer_names) for g in config.groups])),
-        "parallel": "x".join(map(str, shape)),
-        "hash_tokens": str(config.cache.tokens_per_hash),
-    }
-    return Namespace(
-        block_tokens=spec.tokens_per_block[0] * spec.blocks_per_chunk,
-        groups=(Group("chunk", chunk_nbytes),),
-        identity=tuple(sorted(identity.items())),
-        name=model_name(config.model.name),
-    )
-
-
-def _config_digest(model: Path) -> str:
-    file = model / "config.json"
-    return _digest(file.read_text()) if file.is_file() else ""
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()

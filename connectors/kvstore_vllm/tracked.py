@@ -55,6 +55,7 @@ class Tracked:
         self.load_begins = NULL_BLOCK  # the first device block that the load writes
         self.lossy_blocks: Sequence[int] = ()  # device blocks that it fills from lossy records
         self.local_blocks = 0  # held by the engine itself when it last asked
+        self._loaded_blocks = 0  # behind these, filled by its load
         self._block_tokens = block_tokens
         self._groups = groups
         self._chain = KeyChain(root, block_tokens)
@@ -105,9 +106,10 @@ class Tracked:
             needed = group.blocks_needed(hit_blocks, self._block_tokens)
             self._stored[index] = range(max(first_block, needed.start), hit_blocks)
 
-    def note_loading(self, order: LoadOrder) -> None:
+    def note_loading(self, order: LoadOrder, num_tokens: int) -> None:
         """Note that what is leased is loaded into device blocks of the request."""
         self.loading, self.load_begins = True, order.first_block
+        self._loaded_blocks = num_tokens // self._block_tokens
         self.lossy_blocks = order.lossy_blocks
         self._came_until = 0.0 if order.ready_blocks is None else order.give_up_at
 
@@ -142,6 +144,11 @@ class Tracked:
     def settle(self) -> None:
         """Note that a step passes: from now on blocks complete so far may have been freed."""
         self._settled_blocks = self._computed_tokens // self._block_tokens
+
+    @property
+    def held_blocks(self) -> int:
+        """How many of its first device blocks hold its KV, before it runs: no step writes them."""
+        return self.local_blocks + (self._loaded_blocks if self.loading else 0)
 
     @property
     def running(self) -> bool:

@@ -11,9 +11,11 @@ import atexit
 import multiprocessing
 import os
 import threading
+from concurrent import futures
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from kvstore.testing.wait import until
 from tests.connectors.vllm import in_worker
@@ -158,6 +160,13 @@ class Engine:
         """The same, and the connector's."""
         self.settle()
         return bool(self.llm.reset_prefix_cache(reset_connector=True))
+
+    def reset_host_pool(self) -> bool:
+        """The same for vLLM's own offloading, whose second tier is told nothing of it."""
+        (tier,) = self._core.scheduler.connector.connector_scheduler.manager.secondary_tiers
+        drained = mock.Mock(side_effect=lambda: futures.wait(tier._running))
+        with mock.patch.object(tier, "drain_jobs", drained):
+            return self.reset_all()
 
     def counters(self) -> dict[str, float]:
         """Return the totals of both halves, and the engine's preemptions."""

@@ -100,14 +100,18 @@ class LossyEngine:
         tokens = self._request("base").all_token_ids
         return KeyChain(root_key(self.namespace.id), TOKENS).update(tokens)
 
-    def compute(self, fidelity: str = "base", *, cached: int = 0) -> int:
+    def compute(
+        self, fidelity: str = "base", *, cached: int = 0, where_loaded: bool = False
+    ) -> int:
         """Compute the prompt without a load, and save it; return what the cache offered.
 
-        cached: so many of its blocks are there from a request before.
+        cached: so many of its blocks are there from a request before. where_loaded: in the blocks
+        that `load` loads into.
         """
         request = self._request(fidelity)
         offered = self._ask(request, cached)
-        blocks = range(_COMPUTED, _COMPUTED + BLOCKS)
+        first = _LOADED if where_loaded else _COMPUTED
+        blocks = range(first, first + BLOCKS)
         tables = [*blocks], [_WINDOW_AT + block for block in blocks]
         self.scheduler.update_state_after_alloc(
             request, SimpleNamespace(get_block_ids=lambda: tables), 0
@@ -119,7 +123,10 @@ class LossyEngine:
         return offered
 
     def load(self, blocks: int = BLOCKS, fidelity: str = "base") -> bool:
-        """Load so many blocks, which have to be on offer; return whether that went well."""
+        """Load so many blocks, which have to be on offer; return whether that went well.
+
+        If it did, the request computes the rest of the prompt, in blocks that it does not save.
+        """
         request = self._request(fidelity)
         assert self._ask(request) == blocks
         first = max(0, blocks - WINDOW_BLOCKS)
@@ -127,14 +134,16 @@ class LossyEngine:
         tables = loaded, [0] * first + [_WINDOW_AT + block for block in loaded[first:]]
         for layer in (layer for group in self.layers for layer in group):
             layer[_LOADED:] = 0
-        self.scheduler.update_state_after_alloc(
-            request, SimpleNamespace(get_block_ids=lambda: tables), blocks * TOKENS
-        )
+        allocated = SimpleNamespace(get_block_ids=lambda: tables)
+        self.scheduler.update_state_after_alloc(request, allocated, blocks * TOKENS)
         self._step()
         until(lambda: not self.worker.loader.pending)
         done, failed = self.worker.loader.take()
         assert done | failed == {request.request_id}
         self.scheduler.loads_failed(failed)
+        if done:
+            self.scheduler.update_state_after_alloc(request, allocated, 0)
+            self._step(request, tables, blocks)
         self.scheduler.request_finished(request)
         return bool(done)
 

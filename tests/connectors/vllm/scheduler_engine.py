@@ -208,13 +208,22 @@ class Engine:
         self.manager.get_block_ids = self.manager.tables.get
         self.side.bind_kv_cache_manager(self.manager)
         self.zeroed: list[int] = []  # device blocks that each step zeroes
+        self._loading: set[str] = set()
 
     def admit(self, request, tables, external=0):
+        """Give a request its device blocks: for a load of so many tokens, else to run in them."""
+        self._loading.discard(request.request_id)
+        if external:
+            self._loading.add(request.request_id)
         blocks = SimpleNamespace(get_block_ids=lambda: tables)
         self.side.update_state_after_alloc(request, blocks, external)
 
-    def step(self, *, new=(), cached=()):
+    def step(self, *, new=(), cached=(), resumed=()):
         """Run one step of (request, full block tables or new blocks, tokens scheduled)."""
+        for request, tables, _ in (*new, *resumed):
+            if request.request_id in self._loading:
+                self.admit(request, tables)  # once more, when its load has ended
+        cached = (*cached, *resumed)
         output = SimpleNamespace(
             scheduled_new_reqs=[
                 SimpleNamespace(
@@ -228,7 +237,7 @@ class Engine:
                 req_ids=[request.request_id for request, _, _ in cached],
                 new_block_ids=[blocks for _, blocks, _ in cached],
                 num_computed_tokens=[request.num_computed_tokens for request, _, _ in cached],
-                resumed_req_ids=set(),
+                resumed_req_ids={request.request_id for request, _, _ in resumed},
             ),
             num_scheduled_tokens={r.request_id: count for r, _, count in (*new, *cached)},
             new_block_ids_to_zero=self.zeroed or None,

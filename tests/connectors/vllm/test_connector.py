@@ -225,8 +225,9 @@ def test_workers_that_differ_in_different_steps_end_the_cache(vllm):
     connector.shutdown()
 
 
-def make_connector(vllm, role: str, **extra):
+def make_connector(vllm, role: str, *, sleeps: bool = False, **extra):
     config = engine_config(vllm)
+    config.model_config.enable_sleep_mode = sleeps
     config.kv_transfer_config.kv_connector_extra_config.update(extra)
     config.compilation_config = SimpleNamespace(static_forward_context={})
     return vllm.connector.KVStoreConnector(
@@ -298,6 +299,21 @@ def test_unsupported_parallelism_is_refused(vllm, name):
         vllm.namespace.check_supported(
             engine_config(vllm, **{name: 2}), cache_config(vllm, full(vllm))
         )
+
+
+def test_sleep_mode_is_refused_where_vllm_does_not_say_when_it_begins(vllm, monkeypatch):
+    """A save would read blocks that are not mapped any more."""
+    base = type("KVConnectorBase_V1", (), {"requires_kv_delivery": True})
+    monkeypatch.setattr(vllm.compat.base, "KVConnectorBase_V1", base)
+    vllm.compat.check_sleep_mode(SimpleNamespace(enable_sleep_mode=False))
+    vllm.compat.check_sleep_mode(SimpleNamespace())
+    asleep = SimpleNamespace(enable_sleep_mode=True)
+    with pytest.raises(Incompatible, match=r"vLLM 0\.33 or newer, or drop --enable-sleep-mode"):
+        vllm.compat.check_sleep_mode(asleep)
+    with pytest.raises(Incompatible, match="unmaps the KV cache to sleep"):
+        make_connector(vllm, "WORKER", sleeps=True)
+    base.unregister_kv_caches = lambda self: None
+    vllm.compat.check_sleep_mode(asleep)
 
 
 def test_scales_that_differ_between_engines_are_refused(vllm):
@@ -506,6 +522,52 @@ def test_the_namespace_changes_with_whatever_changes_the_bytes(vllm):
         setattr(getattr(config, owner), name, value)
         seen.add(build(vllm, config).id)
     assert len(seen) == 9
+
+
+def test_weights_that_are_quantized_at_the_start_are_told_apart(vllm):
+    """One name of a quantization stands for many: `--quantization-config` tells which."""
+    args = pytest.importorskip("vllm.config.quantization").resolve_quantization_config
+
+    def built(quantization, fields, *, drafts=False):
+        config = engine_config(vllm)
+        model = config.model_config
+        model.quantization_config = quantization and args(quantization, fields)
+        if drafts:
+            draft = SimpleNamespace(**{**vars(model), "model": "/draft"})
+            model.quantization_config = None
+            config.speculative_config = SimpleNamespace(draft_model_config=draft)
+        return build(vllm, config).id
+
+    assert built(None, None) == build(vllm).id, "what is stored today stays readable"
+    kinds = [
+        (None, None),
+        ("online", {"linear": "fp8_per_tensor"}),
+        ("online", {"linear": "mxfp8"}),
+        ("online", {"linear": {"weight": "mxfp8", "activation": "fp8_per_token"}}),
+        ("fp8_per_tensor", None),
+        ("fp8_per_tensor", {"ignore": ["re:.*self_attn.*"]}),
+        ("online", {"targets": {"re:.*mlp.*": "mxfp8"}}),
+    ]
+    for drafts in (False, True):
+        assert len({built(*kind, drafts=drafts) for kind in kinds}) == len(kinds)
+    again = {"linear": {"activation": "fp8_per_token", "weight": "mxfp8"}}
+    assert built("online", again) == built(*kinds[3])
+
+
+def test_a_file_that_tells_the_quantization_is_a_part_of_the_weights(vllm, tmp_path):
+    config, file = engine_config(vllm), tmp_path / "torchao.json"
+    sources = vllm.namespace.weights_sources
+    config.model_config.hf_overrides = lambda hf_config: hf_config
+    assert sources(config) == {"weights": "dummy seed 0"}
+    config.model_config.hf_overrides = {"quantization_config_file": str(file)}
+    with pytest.raises(Incompatible, match=r"cannot read .*torchao\.json.*--hf-overrides"):
+        sources(config)
+    file.write_text("{}")
+    assert sources(config) == {"weights": "dummy seed 0", "quantization_file": [file]}
+    named = {"weights": "my-model-v3", "quantization_file": [file]}
+    assert sources(config, "my-model-v3") == named, "a name of the weights does not name it"
+    config.model_config.hf_overrides = {"hidden_size": 8}
+    assert build(vllm, config) == build(vllm)
 
 
 def test_the_namespace_does_not_change_with_where_the_model_lies(vllm):

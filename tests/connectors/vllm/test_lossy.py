@@ -88,6 +88,21 @@ def test_base_parts_alone_are_a_hit_unless_a_request_insists(tmp_path: Path):
             assert engine.counts["loaded_base_blocks"] == LOSSY
 
 
+def test_what_was_loaded_without_fine_parts_is_never_stored_as_fine(tmp_path: Path):
+    """The engine's own prefix cache lends it to a request that insists."""
+    with Daemon(f"file.path={tmp_path / 'kv'}", "file.fidelity=base") as daemon:
+        with LossyEngine(daemon.start().target) as engine:
+            engine.compute()
+            assert engine.client.admin.flush()
+        daemon.kill()
+        with LossyEngine(daemon.start().target) as engine:
+            assert engine.load()
+            engine.compute("fine", cached=BLOCKS, where_loaded=True)
+            assert fine_records(engine) == 0
+            assert engine.encoded == [], "the daemon has the first block, which is exact"
+            assert engine.compute("fine") == 0, "nothing is fine enough"
+
+
 def test_what_is_stored_without_fine_parts_is_left_alone_by_who_does_not_insist(tmp_path: Path):
     with Daemon(f"file.path={tmp_path / 'kv'}", "file.fidelity=base") as daemon:
         with LossyEngine(daemon.start().target) as engine:

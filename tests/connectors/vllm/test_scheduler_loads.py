@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from tests.connectors.vllm.scheduler_engine import (
@@ -141,9 +143,10 @@ SHARED = ([1, 2, 3, 4, 5, 11], [0, 0, 0, 6, 7, 12])
 OTHERS = [21, 22, 23, 24, 25, 26]
 
 
-def finish_next(engine, name, tables, computed):
+def finish_next(engine, name, tables, computed, fidelity="base"):
     """Let a request run on blocks that the engine holds already; return what it saves."""
-    request = make_request(26, name=name, num_computed_tokens=computed)
+    wish = {"kvstore": {"fidelity": fidelity}}
+    request = make_request(26, name=name, num_computed_tokens=computed, kv_transfer_params=wish)
     engine.client.hit_blocks = 0
     engine.side.on_new_request(request)
     engine.side.num_new_matched_tokens(request, computed)
@@ -159,6 +162,66 @@ def run_loaded(engine) -> None:
     engine.step(new=[(request, TABLES, 6)])
     engine.side.request_finished(request)
     assert saved(engine.step()) == {(0, 5): 8, (1, 5): 9}, "what was loaded is not saved"
+
+
+def test_blocks_that_a_load_has_filled_are_not_handed_out_when_the_request_runs(lossy):
+    """vLLM shows them once more then. Their KV stays what was loaded."""
+    request, order = load_lossy(lossy, tokens=26)
+    request.num_computed_tokens = 20
+    assert lossy.step(new=[(request, TABLES, 6)]).handed_out == [8, 9]
+    assert all(block in lossy.side._lossy for block in order.lossy_blocks)
+
+
+def test_a_request_that_insists_saves_no_block_that_was_loaded_without_its_fine_part(lossy):
+    lossy.client.coarse = {1, 2, 3, 4}
+    run_loaded(lossy)
+    assert finish_next(lossy, "next", SHARED, 20, fidelity="fine") == {
+        (0, 0): 1,
+        (0, 5): 11,
+        (1, 5): 12,
+    }
+
+
+def test_blocks_that_a_request_holds_stay_lossy_though_it_passes_by(lossy):
+    run_loaded(lossy)
+    request = make_request(26, name="streamed", num_computed_tokens=20, resumable=True)
+    lossy.side.on_new_request(request)
+    assert lossy.side.num_new_matched_tokens(request, 20) == (0, False)
+    lossy.admit(request, SHARED)
+    assert lossy.step(new=[(request, SHARED, 6)]).handed_out == [11, 12]
+    lossy.side.request_finished(request)
+    assert finish_next(lossy, "next", SHARED, 20) == {(0, 0): 1, (0, 5): 11, (1, 5): 12}
+    assert lossy.side._passes_by == {}
+
+
+def test_a_preempted_request_is_handed_its_blocks_anew(lossy):
+    """It may compute into them what it had loaded there, or load it once more."""
+    request, order = load_lossy(lossy, tokens=26)
+    request.num_computed_tokens = 20
+    lossy.step(new=[(request, TABLES, 6)])
+    lossy.client.hit_blocks = 0
+    assert preempted(lossy, request, 0) == (0, False)
+    lossy.admit(request, TABLES)
+    meta = lossy.step(resumed=[(request, TABLES, 26)])
+    assert meta.handed_out == [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    assert not any(block in lossy.side._lossy for block in order.lossy_blocks)
+
+    lossy.client.hit_blocks = 5
+    assert preempted(lossy, request, 4) == (16, True)
+    lossy.admit(request, TABLES, 16)
+    assert lossy.step().handed_out == [2, 3, 4, 5, 6, 7, 8, 9]
+    request.num_computed_tokens = 20
+    assert lossy.step(resumed=[(request, TABLES, 6)]).handed_out == [8, 9]
+    assert all(block in lossy.side._lossy for block in (2, 3, 4, 5, 6, 7))
+
+
+def preempted(engine, request, local_tokens: int):
+    """Preempt a request; return what is offered when it is to run again."""
+    request.num_preemptions += 1
+    request.num_computed_tokens = 0
+    request.status = SimpleNamespace(name="PREEMPTED")
+    assert engine.side.num_new_matched_tokens(request, local_tokens) == (None, False)
+    return engine.side.num_new_matched_tokens(request, local_tokens)
 
 
 def test_what_was_loaded_lossy_is_not_saved_for_another_request_either(lossy):
