@@ -76,8 +76,8 @@ class Admin(Looking):
     async def flush(self, wait_s: float = 30.0) -> bool:
         """Wait until all committed records are durable.
 
-        False if `wait_s` was too short, or if a record was lost before it was written; each such
-        loss is reported once.
+        False if `wait_s` was too short, if `file.write_per_day` keeps a record in memory alone, or
+        if one was lost before it was written: all callers are told for 5 minutes after the first.
         """
         request = pb.FlushRequest(wait_s=wait_s)
         reply = await self._caller.call(

@@ -188,7 +188,12 @@ class Bulk:
     ) -> list[Taken]:
         if lease is not None:
             self._lookup_nbytes -= lease.nbytes
-        await self._connect(batch)
+        try:
+            await self._connect(batch)
+        except BaseException:
+            if lease is not None:
+                await self._in_place.give_back(lease)
+            raise
         if self._session.local:
             taken = await self._in_place.take(batch, self._window_nbytes, wait_s, wanted, lease)
         else:

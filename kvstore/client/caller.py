@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,7 +17,9 @@ import grpc.aio
 from kvstore.client.arena import ClientArena
 from kvstore.client.connection import NO_DAEMON, Connection, Daemon
 from kvstore.client.credentials import NO_CREDENTIALS, Certificates, ClientCredentials
-from kvstore.model.block import BlockKey, Namespace, NamespaceId, check_keys
+from kvstore.client.namespaces import Namespaces
+from kvstore.client.retired_links import RetiredLinks
+from kvstore.model.block import BlockKey, NamespaceId, check_keys
 from kvstore.model.errors import (
     InvalidRequest,
     KVStoreError,
@@ -28,7 +29,6 @@ from kvstore.model.errors import (
     UnknownNamespace,
 )
 from kvstore.rpc.status import error_of, is_answer
-from kvstore.rpc.v1 import kvstore_pb2 as pb
 from kvstore.system.breaker import Breaker
 
 if TYPE_CHECKING:  # the stub's asyncio type exists for type checkers only
@@ -39,17 +39,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 Call = Callable[["KVStoreAsyncStub", int, float], Awaitable[T]]  # (stub, session, timeout_s)
 
-# The link is how the daemon knows that nobody touches an ended session's slots any more: it stays
-# open while somebody has views of its arena, or a reservation to write into, at most this long.
-RETIRED_LINK_S = 60.0
-RETIRED_LINK_MIN_S = 1.0  # what is granted now is viewed by then
-RETIRED_POLL_S = 0.1
-RETIRED_MAX = 8
-
 DURABLE_WAIT_S = 30.0  # for a put to be synced to disk, beyond the deadline of the call
-
-NAMESPACES_MAX = 4096  # that a client remembers: an engine that trains makes ever more
-NAMESPACES_TOLD = 8  # to a new daemon at once, the others when it asks for them
 
 
 class Caller:
@@ -67,8 +57,9 @@ class Caller:
         credentials: ClientCredentials = NO_CREDENTIALS,
         engines: Sequence[str] = (),
     ) -> None:
-        self._namespaces: OrderedDict[NamespaceId, Namespace] = OrderedDict()  # used last: last
         self.target = target
+        self.namespaces = Namespaces()
+        self.retired = RetiredLinks()
         self._token = token
         self._name = name
         self._engines = engines
@@ -83,8 +74,6 @@ class Caller:
         self._connecting = asyncio.Lock()
         self._recovering: asyncio.Task[None] | None = None
         self._background: set[asyncio.Task[None]] = set()
-        self._reserved: dict[int, float] = {}  # reservations not settled -> when to forget them
-        self._retired: dict[asyncio.Task[None], Connection] = {}
         self._closed = False
 
     @property
@@ -143,26 +132,19 @@ class Caller:
                     raise Unavailable("this client was closed during the call") from None
                 raise
             else:
-                self._breaker.success()
+                self._answered(connection)
                 return reply
 
     async def connected(self) -> Connection:
         """Return the connection, making it if there is none yet. Raises Unavailable at once while
         the breaker is open, or Unauthorized, if that is why."""
-        if self._closed:
-            raise InvalidRequest("this client is closed")
-        if not self._breaker.closed:
-            if self._refused:
-                raise Unauthorized(self._refused)
-            raise Unavailable(
-                f"no kvstore daemon answers at {self.target}",
-                retry_after_s=self._breaker.retry_after_s,
-            )
+        self._check_may_call()
         if self._connection is not None:
             if self._certificates is not None and self._certificates.changed():
                 self._start(self._replace(self._connection))
             return self._connection
         async with self._connecting:
+            self._check_may_call()  # whoever was here before has found out for all
             if self._connection is not None:
                 return self._connection
             try:
@@ -172,35 +154,40 @@ class Caller:
                 self._recover()
                 raise
 
-    def namespace(self, namespace_id: NamespaceId) -> Namespace | None:
-        """Return a namespace that is remembered; it was used last."""
-        namespace = self._namespaces.get(namespace_id)
-        if namespace is not None:
-            self._namespaces.move_to_end(namespace_id)
-        return namespace
-
-    def remember(self, namespace_id: NamespaceId, namespace: Namespace) -> None:
-        """Keep what has to be told to a daemon that does not know it."""
-        self._namespaces[namespace_id] = namespace
-        self._namespaces.move_to_end(namespace_id)
-        if len(self._namespaces) > NAMESPACES_MAX:
-            self._namespaces.popitem(last=False)
+    def _check_may_call(self) -> None:
+        """Raise what a call raises that is not tried."""
+        if self._closed:
+            raise InvalidRequest("this client is closed")
+        if self._breaker.closed:
+            return
+        if self._refused:
+            raise Unauthorized(self._refused)
+        raise Unavailable(
+            f"no kvstore daemon answers at {self.target}", retry_after_s=self._breaker.retry_after_s
+        )
 
     async def _tell(self, connection: Connection, namespace_id: NamespaceId | None) -> bool:
         """Say what a namespace is; False if that is not known here either."""
-        if namespace_id is None or namespace_id not in self._namespaces:
+        request = self.namespaces.registration(namespace_id) if namespace_id else None
+        if request is None:
             return False
         try:
-            await self._register(connection, namespace_id)
+            await connection.stub.RegisterNamespace(request, timeout=self._connect_timeout_s)
         except grpc.aio.AioRpcError as error:
             self._judge(connection, error)
             raise error_of(error, self.target) from error
         return True
 
-    async def _register(self, connection: Connection, namespace_id: NamespaceId) -> None:
-        spec = self._namespaces[namespace_id]
-        request = pb.RegisterNamespaceRequest(spec_json=spec.to_json(), name=spec.name)
-        await connection.stub.RegisterNamespace(request, timeout=self._connect_timeout_s)
+    async def _tell_last(self, connection: Connection) -> None:
+        """Say what the namespaces are that were used last. If one is refused, the next call that
+        names it is told why. Raises AioRpcError if the daemon does not answer."""
+        for request in self.namespaces.last_registrations():
+            try:
+                await connection.stub.RegisterNamespace(request, timeout=self._connect_timeout_s)
+            except grpc.aio.AioRpcError as error:
+                if not is_answer(error):
+                    raise
+                logger.info("client=namespace_refused reason=%r", error.details())
 
     def check_may_lease(self) -> None:
         """Raise InvalidRequest for a client that could not touch what it leases."""
@@ -222,19 +209,13 @@ class Caller:
 
     async def close(self) -> None:
         self._closed = True
-        tasks = [
-            task
-            for task in (self._recovering, *self._background, *self._retired)
-            if task is not None
-        ]
-        connections = [*self._retired.values()]
+        tasks = [task for task in (self._recovering, *self._background) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._connection is not None:
-            connections.append(self._connection)
-            self._connection = None
-        for connection in connections:
+        await self.retired.close()
+        connection, self._connection = self._connection, None
+        if connection is not None:
             await connection.close()
 
     def lost(self, connection: Connection) -> None:
@@ -243,7 +224,7 @@ class Caller:
             return
         logger.warning("client=disconnected target=%s", self.target)
         self._connection = None
-        self._retire(connection)
+        self.retired.add(connection)
         self._breaker.trip()
         self._recover()
 
@@ -252,21 +233,43 @@ class Caller:
         if not self._closed:
             self._start(self._renew(connection))
 
-    def reserved(self, lease_id: int) -> None:
-        """Note a reservation: its slots will be written to."""
-        now = time.monotonic()
-        self._reserved = {lease: end for lease, end in self._reserved.items() if end > now}
-        self._reserved[lease_id] = now + RETIRED_LINK_S
+    def releasing(self, lease_ids: Sequence[int]) -> None:
+        """Note that leases are being released: nothing is left to be done for them later."""
+        self.retired.settled(*lease_ids)
+        if self._connection is not None:
+            self._connection.unreleased.discard(lease_ids)
 
-    def settled(self, *lease_ids: int) -> None:
-        """Note that nobody writes into the slots of these reservations any more."""
-        for lease_id in lease_ids:
-            self._reserved.pop(lease_id, None)
+    def release_later(self, lease_ids: Sequence[int]) -> None:
+        """Release leases as soon as the daemon answers, unless their session has ended by then."""
+        if self._connection is None or self._closed:
+            return
+        self._connection.unreleased.add(lease_ids)
+        if self._breaker.closed:
+            self._start(self._release(self._connection))
+
+    async def _release(self, connection: Connection) -> None:
+        """Send the releases that could not be sent."""
+        try:
+            count = await connection.send_releases(self._timeout_s)
+        except grpc.aio.AioRpcError as error:
+            self._judge(connection, error)
+        except KVStoreError as error:
+            logger.info("releases=failed reason=%r", str(error))
+        else:
+            logger.info("releases=sent leases=%d", count)
+
+    def _answered(self, connection: Connection) -> None:
+        """Note that the daemon answers on this connection."""
+        if connection is not self._connection:
+            return
+        self._breaker.success()
+        if connection.unreleased:
+            self._start(self._release(connection))
 
     def _judge(self, connection: Connection, error: grpc.aio.AioRpcError) -> None:
         """Learn from a failed call whether the daemon is gone."""
         if is_answer(error):
-            self._breaker.success()
+            self._answered(connection)
         elif error.code() == grpc.StatusCode.UNAVAILABLE:
             self.lost(connection)
         elif error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
@@ -290,8 +293,7 @@ class Caller:
         except grpc.aio.AioRpcError:
             self.lost(connection)
         else:
-            if self._connection is connection:
-                self._breaker.success()
+            self._answered(connection)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -309,7 +311,7 @@ class Caller:
                 logger.warning("client=session_lost reason=%r", str(error))
                 self.lost(stale)
                 return
-        self._retire(stale)
+        self.retired.add(stale)
 
     async def _replace(self, old: Connection) -> None:
         """Connect with certificates that have changed. If that fails, the old ones stay in use."""
@@ -321,7 +323,7 @@ class Caller:
             except KVStoreError as error:
                 logger.warning("client=certificates_not_taken reason=%r", str(error))
                 return
-        self._retire(old)
+        self.retired.add(old)
 
     async def _open(self) -> Connection:
         """Connect, and tell a daemon that may be new what the old one knew."""
@@ -344,8 +346,9 @@ class Caller:
             raise
         self._refused = ""
         try:
-            for namespace_id in [*self._namespaces][-NAMESPACES_TOLD:]:
-                await self._register(connection, namespace_id)
+            await self._tell_last(connection)
+            if self._closed:
+                raise InvalidRequest("this client is closed")
         except grpc.aio.AioRpcError as error:
             await connection.close()
             raise error_of(error, self.target) from error
@@ -359,16 +362,8 @@ class Caller:
         )
         return connection
 
-    def _retire(self, connection: Connection) -> None:
-        """Use a connection no more, but keep its link for copies that are under way."""
-        if len(self._retired) >= RETIRED_MAX:
-            next(iter(self._retired)).cancel()
-        task = asyncio.create_task(self._close_later(connection))
-        self._retired[task] = connection
-        task.add_done_callback(lambda done: self._retired.pop(done, None))
-
     def _recover(self) -> None:
-        if self._recovering is None or self._recovering.done():
+        if not self._closed and (self._recovering is None or self._recovering.done()):
             self._recovering = asyncio.create_task(self._probe())
 
     async def _probe(self) -> None:
@@ -376,23 +371,10 @@ class Caller:
         while not self._breaker.closed:
             await asyncio.sleep(self._breaker.retry_after_s)
             async with self._connecting:
+                if self._connection is not None:  # a ping of it says what is next
+                    return
                 try:
                     await self._open()
                 except KVStoreError as error:
                     logger.debug("client=probe_failed reason=%r", str(error))
                     self._breaker.probe_failed()
-
-    async def _close_later(self, connection: Connection) -> None:
-        """Let running calls end, then hold the link for as long as it vouches for somebody."""
-        try:
-            async with asyncio.timeout(RETIRED_LINK_S):
-                await connection.channel.close(RETIRED_LINK_S)
-                await asyncio.sleep(RETIRED_LINK_MIN_S)
-                writing = set(self._reserved)
-                # Nothing tells when the last view goes.
-                while writing & self._reserved.keys() or connection.viewed:  # noqa: ASYNC110
-                    await asyncio.sleep(RETIRED_POLL_S)
-        except TimeoutError:
-            logger.warning("client=link_closed reason='an ended session is still in use'")
-        finally:
-            await connection.close()

@@ -20,6 +20,7 @@ from kvstore.client.credentials import (
     TokenReader,
 )
 from kvstore.client.trust import check_socket
+from kvstore.client.unreleased import UNRELEASED_MAX, Unreleased
 from kvstore.model.errors import SessionEnded, Unavailable
 from kvstore.rpc import RPC_VERSION
 from kvstore.rpc.status import error_of
@@ -79,6 +80,7 @@ class Connection:
         self._engines: Sequence[str] = ()
         self.batch_keys_max = 0
         self.arena: ClientArena | None = None
+        self.unreleased = Unreleased()
         self._calls: CallStub | None = None
 
     @classmethod
@@ -173,6 +175,12 @@ class Connection:
         await self.stub.OpenSession(
             pb.OpenSessionRequest(rpc_version=RPC_VERSION), timeout=timeout_s
         )
+
+    async def send_releases(self, timeout_s: float) -> int:
+        """Release what could not be released before, each call of it within `timeout_s`; return
+        how many leases. Raises AioRpcError if the daemon does not answer."""
+        most = self.batch_keys_max or UNRELEASED_MAX
+        return await self.unreleased.send(self.stub, self.session, timeout_s=timeout_s, most=most)
 
     @property
     def viewed(self) -> bool:

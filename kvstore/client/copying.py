@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from kvstore.client.pieces import Memory, Pieces, copy_from_slot, copy_to_slot
 from kvstore.model.checksum import checksum, copies_in, copies_out, shared_copies
 from kvstore.model.errors import InvalidRequest
-from kvstore.system.threads import ended, outlive
+from kvstore.system.threads import Threads, ended, outlive
 
 T = TypeVar("T")
 
@@ -54,7 +54,7 @@ class Copiers:
         if not 1 <= threads <= COPY_THREADS_MAX:
             raise InvalidRequest(f"copy_threads={threads}: 1 to {COPY_THREADS_MAX} are possible")
         self._count = threads
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="kvstore-copy")
+        self._threads = Threads(threads, thread_name_prefix="kvstore-copy")
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)

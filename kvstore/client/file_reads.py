@@ -17,13 +17,13 @@ import stat
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import NamedTuple
 
 from kvstore.model.block import PAGE_NBYTES, FilePlace
 from kvstore.model.checksum import PiecewiseChecksum
 from kvstore.model.errors import CorruptBlock, Unavailable
-from kvstore.system.threads import ended, outlive
+from kvstore.system.threads import Threads, ended, outlive
 
 logger = logging.getLogger(__name__)
 
@@ -49,11 +49,11 @@ class FileReads:
     """The reads of one client. Lives on one event loop."""
 
     def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="kvstore-files")
+        self._threads = Threads(READ_THREADS, thread_name_prefix="kvstore-files")
         self._off_until = 0.0
-        self._late: list[
-            Future[_Outcome]
-        ] = []  # no caller waits for them; they may write to targets
+        # Both may write to targets.
+        self._late: list[Future[_Outcome]] = []  # no caller waits for them
+        self._ending: list[Future[_Outcome]] = []  # a caller that was cancelled still does
 
     @property
     def usable(self) -> bool:
@@ -68,31 +68,38 @@ class FileReads:
         it may still write to its target at any time.
         """
         files = {path: _File(path) for path in {each.place.path for each in wanted}}
-        jobs = [
-            self._threads.submit(_read, files[each.place.path], each, deadline) for each in wanted
-        ]
-        await self._end(jobs, max(0.0, deadline - time.monotonic()) + HANG_S)
+        jobs: list[Future[_Outcome]] = []
+        try:
+            for each in wanted:
+                file = files[each.place.path]
+                jobs.append(self._threads.submit(_read, file, each, deadline))
+            ends = [asyncio.wrap_future(job) for job in jobs]
+            await ended(ends, max(0.0, deadline - time.monotonic()) + HANG_S)
+        except BaseException:
+            await self._give_up(jobs)
+            raise
+        self._check_ended(jobs)
         return [self._is_good(job) for job in jobs]
 
     async def settled(self) -> None:
         """Wait until no read that was given up can write to its target any more: as long as the
         device holds it."""
-        await outlive([asyncio.wrap_future(job) for job in self._late])
+        await outlive([asyncio.wrap_future(job) for job in (*self._ending, *self._late)])
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _end(self, jobs: Sequence[Future[_Outcome]], timeout_s: float) -> None:
-        """Wait until no thread touches a target any more. Raises Unavailable if one hangs."""
-        ends = [asyncio.wrap_future(job) for job in jobs]
-        try:
-            await ended(ends, timeout_s)
-        except asyncio.CancelledError:
-            for job in jobs:
-                job.cancel()  # what has not begun; the memory is the caller's only after the rest
-            await outlive(ends, HANG_S)
-            self._late += [job for job in jobs if not job.done()]
-            raise
+    async def _give_up(self, jobs: Sequence[Future[_Outcome]]) -> None:
+        """Wait until no thread touches a target any more, or one hangs."""
+        for job in jobs:
+            job.cancel()  # what has not begun; the memory is the caller's only after the rest
+        self._ending += jobs
+        await outlive([asyncio.wrap_future(job) for job in jobs], HANG_S)
+        self._late += [job for job in jobs if not job.done()]
+        self._ending = [job for job in self._ending if not job.done()]
+
+    def _check_ended(self, jobs: Sequence[Future[_Outcome]]) -> None:
+        """Raise Unavailable if a read hangs."""
         for job in jobs:
             job.cancel()
         late = [job for job in jobs if not job.done()]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
 from kvstore.client.batch import WINDOW_KEYS, Batch
@@ -21,7 +21,7 @@ from kvstore.client.pieces import Memory
 from kvstore.client.session import Session
 from kvstore.model.block import Committed, FilePlace, Grant, Slot
 from kvstore.model.errors import Incompatible
-from kvstore.system.threads import ended
+from kvstore.system.threads import outlive
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class InPlace:
         done: list[Committed] = []
         pieces = list(batch.windows(self._staged_nbytes(batch)))
         reserving: list[asyncio.Task[Grant]] = []
-        committing: list[asyncio.Task[Committed]] = []
+        committing: dict[int, asyncio.Task[Committed]] = {}  # by lease
 
         def reserve(number: int) -> None:
             if number < len(pieces):
@@ -82,18 +82,17 @@ class InPlace:
                 reserving.pop(0)
                 checksums = await self._filled(grant, records[where])
                 try:
-                    done += [await each for each in committing]
+                    done += [await each for each in committing.values()]
                 except BaseException:
                     await self._session.release(grant.lease_id)
                     raise
                 commit = self._session.commit(grant.lease_id, checksums)
-                committing = [asyncio.create_task(commit)]
+                committing = {grant.lease_id: asyncio.create_task(commit)}
                 if number:
                     reserve(number + 1)
-            done += [await each for each in committing]
+            done += [await each for each in committing.values()]
         finally:
-            await self._give_back(reserving)
-            await _ended(committing)
+            await self._give_up(reserving, committing)
         return Committed(
             sum(each.committed for each in done),
             sum(each.existing for each in done),
@@ -109,12 +108,20 @@ class InPlace:
         count = -(-len(batch.keys) // step)
         return -(-len(batch.keys) // count) * batch.record_nbytes
 
-    async def _give_back(self, reserving: Sequence[asyncio.Task[Grant]]) -> None:
-        """Release what was reserved for pieces that are not written any more."""
-        for each in reserving:
-            if each.done() and not each.cancelled() and each.exception() is None:
-                await self._session.release(each.result().lease_id)
-        await _ended(reserving)
+    async def _give_up(
+        self,
+        reserving: Sequence[asyncio.Task[Grant]],
+        committing: Mapping[int, asyncio.Task[Committed]],
+    ) -> None:
+        """End what is under way for pieces that are not put any more, and release their slots."""
+        tasks: list[asyncio.Task[Any]] = [*reserving, *committing.values()]
+        for each in tasks:
+            each.cancel()
+        await outlive(tasks)
+        leases = [each.result().lease_id for each in reserving if not _failed(each)]
+        leases += [lease for lease, each in committing.items() if _failed(each)]
+        if leases:
+            await self._release_later(*leases)
 
     async def _written(
         self, batch: Batch, records: Sequence[Memory], wait_s: float
@@ -154,6 +161,8 @@ class InPlace:
             each=True,
         )
         if len(grant.present) != len(batch.keys):
+            if grant.leased:
+                await self._release_later(grant.lease_id)
             raise Incompatible("the daemon does not say which records are stored")
         places = grant.places or (None,) * len(grant.slots)
         count = leading([any(each) for each in zip(grant.slots, places, strict=True)])
@@ -294,9 +303,9 @@ class InPlace:
             return taken
         return taken if held else [(None, False)] * len(grant.slots)
 
-    async def _release_later(self, lease_id: int) -> None:
+    async def _release_later(self, *lease_ids: int) -> None:
         """Send a release, before whatever the caller sends next, and do not wait for its answer."""
-        release = asyncio.create_task(self._session.release(lease_id))
+        release = asyncio.create_task(self._session.release(*lease_ids))
         self._releases.add(release)
         release.add_done_callback(self._released)
         if len(self._releases) <= RELEASES_MAX:
@@ -307,7 +316,7 @@ class InPlace:
     def _released(self, release: asyncio.Task[list[bool]]) -> None:
         self._releases.discard(release)
         if not release.cancelled() and (error := release.exception()) is not None:
-            logger.info("release=failed reason=%r", str(error))  # the lease ends by itself
+            logger.info("release=failed reason=%r", str(error))  # the session sends it later
 
     async def _take_slots(self, grant: Grant, wanted: Wanted) -> list[Taken]:
         if not any(grant.slots):
@@ -340,11 +349,9 @@ def _fits(record: Slot | FilePlace, target: Memory | None) -> bool:
     return target is None or record.nbytes == len(target)
 
 
-async def _ended(tasks: Sequence[asyncio.Task[Any]]) -> None:
-    """Cancel what still runs, and wait for its end."""
-    for each in tasks:
-        each.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+def _failed(task: asyncio.Task[Any]) -> bool:
+    """Say whether a task that has ended has no result."""
+    return task.cancelled() or task.exception() is not None
 
 
 async def _together(jobs: Sequence[Coroutine[Any, Any, None]]) -> None:
@@ -355,7 +362,8 @@ async def _together(jobs: Sequence[Coroutine[Any, Any, None]]) -> None:
     finally:
         for task in tasks:
             task.cancel()
-        await ended(tasks)
-    for task in tasks:
-        if not task.cancelled():
-            task.result()
+        await outlive(tasks)  # a thread of theirs may still write to the caller's memory
+        errors = [task.exception() for task in tasks if not task.cancelled()]
+    for error in errors:
+        if error is not None:
+            raise error

@@ -114,5 +114,5 @@ class LookupLeases:
 
 
 async def _give_back(remote: AsyncClient, lease: LookupLease) -> None:
-    with contextlib.suppress(KVStoreError):  # it ends by itself
+    with contextlib.suppress(KVStoreError):  # the session sends it later
         await remote.give_back(lease)

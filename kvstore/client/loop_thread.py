@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import threading
+import time
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from kvstore.client.async_client import AsyncClient
-from kvstore.model.errors import InvalidRequest
+from kvstore.model.errors import InvalidRequest, Unavailable
 from kvstore.system.scheduling import run_promptly
 
 T = TypeVar("T")
 Work = Callable[[AsyncClient], Awaitable[T]]
 
 CLOSE_TIMEOUT_S = 5.0
+END_TIMEOUT_S = 15.0  # for calls that wait for a thread: longer than a file is waited for
+CLOSED = "this client was closed during the call"
 
 
 class LoopThread:
@@ -23,9 +27,11 @@ class LoopThread:
 
     def __init__(self, make: Callable[[], AsyncClient]) -> None:
         self._loop = asyncio.new_event_loop()
+        self._calls: set[concurrent.futures.Future[Any]] = set()  # that have not ended
+        self._lock = threading.RLock()  # a finalizer may call while its thread has it
+        self._closed = False
         self._thread = threading.Thread(target=self._run, name="kvstore-client", daemon=True)
         self._thread.start()
-        self._closed = False
 
         async def made() -> AsyncClient:
             return make()
@@ -33,14 +39,24 @@ class LoopThread:
         self.client = asyncio.run_coroutine_threadsafe(made(), self._loop).result(CLOSE_TIMEOUT_S)
 
     def submit(self, work: Work[T]) -> concurrent.futures.Future[T]:
-        """Start `work(client)` on the loop; never blocks. Raises InvalidRequest after `close`."""
-        if self._closed:
-            raise InvalidRequest("this client is closed")
+        """Start `work(client)` on the loop; never blocks. Raises InvalidRequest after `close`. What
+        `close` ends raises Unavailable."""
 
         async def run() -> T:
-            return await work(self.client)
+            try:
+                return await work(self.client)
+            except asyncio.CancelledError:
+                if self._closed:
+                    raise Unavailable(CLOSED) from None
+                raise
 
-        return asyncio.run_coroutine_threadsafe(run(), self._loop)
+        with self._lock:
+            if self._closed:
+                raise InvalidRequest("this client is closed")
+            call = asyncio.run_coroutine_threadsafe(run(), self._loop)
+            self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
+        return call
 
     def wait(self, work: Work[T]) -> T:
         """Run `work(client)` on the loop and return its result. Raises InvalidRequest after
@@ -48,11 +64,13 @@ class LoopThread:
         return self.submit(work).result()
 
     def close(self) -> None:
-        """Close the client, and end the thread. A second call does nothing."""
-        if self._closed:
-            return
-        closing = self.submit(lambda client: client.close())
-        self._closed = True
+        """Close the client, and end the thread and what still waits for it. A second call does
+        nothing."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        closing = asyncio.run_coroutine_threadsafe(self.client.close(), self._loop)
         try:
             closing.result(CLOSE_TIMEOUT_S)
         finally:
@@ -65,8 +83,22 @@ class LoopThread:
         try:
             self._loop.run_forever()
         finally:
-            for task in asyncio.all_tasks(self._loop):
-                task.cancel()
+            self._loop.run_until_complete(_end_tasks())
+            for call in list(self._calls):
+                with contextlib.suppress(concurrent.futures.InvalidStateError):
+                    call.set_exception(Unavailable(CLOSED))
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
             self._loop.run_until_complete(self._loop.shutdown_default_executor())
             self._loop.close()
+
+
+async def _end_tasks() -> None:
+    """Cancel all tasks, and wait for their end: a thread may write to the memory of a caller."""
+    until = time.monotonic() + END_TIMEOUT_S
+    while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+        left_s = until - time.monotonic()
+        if left_s <= 0:
+            return
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks, timeout=left_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from kvstore.model.errors import Incompatible, InvalidRequest, SessionEnded, Una
 from kvstore.model.member import Origin
 from kvstore.model.outcome import REQUEST_ID_CHARS_MAX
 from kvstore.model.tokens import BlockTokens, check_tokens
+from kvstore.rpc.status import is_without_effect
 from kvstore.rpc.v1 import kvstore_pb2 as pb
 from kvstore.transport.messages import (
     committed_of,
@@ -97,17 +99,17 @@ class Session:
         """
         namespace_id = namespace.id
         if not now:
-            if self._caller.namespace(namespace_id) is None:
-                self._caller.remember(namespace_id, namespace)
+            if self._caller.namespaces.get(namespace_id) is None:
+                self._caller.namespaces.add(namespace_id, namespace)
             return namespace_id
         request = pb.RegisterNamespaceRequest(spec_json=namespace.to_json(), name=namespace.name)
         await self._caller.call(lambda stub, _, t: stub.RegisterNamespace(request, timeout=t))
-        self._caller.remember(namespace_id, namespace)
+        self._caller.namespaces.add(namespace_id, namespace)
         return namespace_id
 
     def namespace(self, namespace_id: NamespaceId) -> Namespace:
         """Return a namespace that this client remembers. Raises InvalidRequest."""
-        namespace = self._caller.namespace(namespace_id)
+        namespace = self._caller.namespaces.get(namespace_id)
         if namespace is None:
             raise InvalidRequest(
                 f"unknown namespace {bytes(namespace_id)[:4].hex()}: register it first"
@@ -234,7 +236,11 @@ class Session:
         return Ready(reply.ready_blocks, reply.over)
 
     async def release(self, *lease_ids: int) -> list[bool]:
-        """End leases, or abandon reservations. True: the lease was valid until now."""
+        """End leases, or abandon reservations. True: the lease was valid until now.
+
+        If it raises Unavailable, do not repeat it: one that was not sent is sent as soon as the
+        daemon answers again.
+        """
 
         def call(
             stub: KVStoreAsyncStub, session: int, timeout_s: float
@@ -242,11 +248,15 @@ class Session:
             request = pb.ReleaseRequest(session=session, leases=lease_ids)
             return stub.Release(request, timeout=timeout_s)
 
-        self._caller.settled(*lease_ids)
+        self._caller.releasing(lease_ids)
         try:
             held = list((await self._caller.call(call)).held)
         except SessionEnded:
             return [False] * len(lease_ids)
+        except Unavailable as error:
+            if is_without_effect(error):
+                self._caller.release_later(lease_ids)
+            raise
         if len(held) != len(lease_ids):
             raise Incompatible(f"the daemon answered {len(held)} of {len(lease_ids)} releases")
         return held
@@ -300,7 +310,7 @@ class Session:
             return stub.Reserve(request, timeout=timeout_s)
 
         reply = await self._caller.call(call, wait_s=wait_s, repeat=True, namespace_id=namespace_id)
-        self._caller.reserved(reply.lease)
+        self._caller.retired.reserved(reply.lease)
         return grant_of(reply, namespace, reading=False)
 
     def _told(
@@ -316,7 +326,7 @@ class Session:
     async def commit(
         self, lease_id: int, checksums: Sequence[int], *, durable: bool = False
     ) -> Committed:
-        """Publish the records of a reservation.
+        """Publish the records of a reservation. It ends, whatever is raised.
 
         checksums: one per slot; where the slot is None, any number. durable: answer when the
         records are synced to disk.
@@ -330,10 +340,13 @@ class Session:
             )
             return stub.Commit(request, timeout=timeout_s)
 
-        self._caller.settled(lease_id)
-        return committed_of(
-            await self._caller.call(call, wait_s=DURABLE_WAIT_S if durable else 0.0)
-        )
+        self._caller.retired.settled(lease_id)
+        wait_s = DURABLE_WAIT_S if durable else 0.0
+        try:
+            return committed_of(await self._caller.call(call, wait_s=wait_s))
+        except (Exception, asyncio.CancelledError):
+            self._caller.release_later([lease_id])
+            raise
 
     def view(self, slot: Slot) -> memoryview:
         """Return a slot's bytes, writable, without a copy. Raises Unavailable without an arena."""

@@ -89,6 +89,12 @@ def is_answer(error: grpc.aio.AioRpcError) -> bool:
     return any(key == ERROR_KEY for key, _ in error.trailing_metadata() or ())
 
 
+def is_without_effect(error: KVStoreError) -> bool:
+    """Tell whether a failed call was not sent, or was refused: then nothing came of it."""
+    cause = error.__cause__
+    return not isinstance(cause, grpc.aio.AioRpcError) or is_answer(cause)
+
+
 def _named(name: str, message: str, retry_after_s: str) -> KVStoreError:
     kind: type[KVStoreError] = getattr(errors, name)
     if issubclass(kind, Unavailable):

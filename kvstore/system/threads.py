@@ -1,14 +1,53 @@
-"""Wait for what a thread does. It cannot be stopped: whoever goes on while it still runs gives away
-buffers that it writes into.
+"""Threads that work in buffers of their callers. They cannot be stopped: whoever goes on while one
+still runs gives away buffers that it writes into.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import time
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Callable, Collection
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class Threads(ThreadPoolExecutor):
+    """A pool whose `submit` takes a work, or raises and never runs it.
+
+    The standard one queues a work before it starts a thread for it. If there can be none (a bound
+    on processes, no memory), it raises, and runs the work later, when nobody knows of it.
+    """
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        work = _Work(partial(fn, *args, **kwargs))
+        try:
+            return super().submit(work)
+        except BaseException:
+            work.revoke()
+            raise
+
+
+class _Work:
+    """A work that runs once, unless it is revoked before."""
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self._work: Callable[[], Any] | None = work
+        self._lock = threading.Lock()
+
+    def __call__(self) -> Any:
+        with self._lock:
+            work, self._work = self._work, None
+            return work() if work is not None else None
+
+    def revoke(self) -> None:
+        """Keep it from running. If it runs already, wait for its end."""
+        with self._lock:
+            self._work = None
 
 
 async def ended(jobs: Collection[asyncio.Future[Any]], timeout_s: float | None = None) -> None:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from kvstore.system.threads import Threads
 
 T = TypeVar("T")
 
@@ -93,7 +95,7 @@ class TurnPool:
     """Threads that several users share. Any thread may use it."""
 
     def __init__(self, threads: int, name: str) -> None:
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix=name)
+        self._threads = Threads(threads, thread_name_prefix=name)
         self._free = threads
         self._lock = threading.Lock()
         self._fair: Fair[_Job] = Fair()
@@ -117,7 +119,13 @@ class TurnPool:
                 if job is None:
                     return
                 self._free -= 1
-            self._threads.submit(self._carry_out, job)
+            try:
+                self._threads.submit(self._carry_out, job)
+            except RuntimeError as error:  # no thread can be started, or the pool is closed
+                with self._lock:
+                    self._free += 1
+                if job.future.set_running_or_notify_cancel():
+                    job.future.set_exception(error)
 
     def _carry_out(self, job: _Job) -> None:
         try:
