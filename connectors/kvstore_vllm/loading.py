@@ -21,7 +21,7 @@ import threading
 import time
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from functools import reduce
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kvstore import Client
 from kvstore.model.block import BlockKey, NamespaceId, Part, Ready
 from kvstore.model.errors import CorruptBlock, KVStoreError, Unavailable
+from kvstore.system.threads import Threads
 from kvstore_kernels.codec.copies import Decoded, Fine
 from kvstore_vllm.counters import Counters
 from kvstore_vllm.metadata import LoadOrder, LoadSpan
@@ -103,9 +104,7 @@ class Loader:
         self._pages = pages
         self._shards = shards
         self._counters = counters
-        self._helpers = ThreadPoolExecutor(
-            max(1, pages.writers - 1), thread_name_prefix="kvstore-load-helper"
-        )
+        self._helpers = Threads(max(1, pages.writers - 1), thread_name_prefix="kvstore-load-helper")
         self._orders: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._coming: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._copying = threading.Lock()  # pages take no more than `writers` at once
@@ -285,8 +284,10 @@ class Loader:
         writers = self._pages.writers
         parts = writers * SHARES if writers > 1 else 1
         shares = iter([[copy.share(part, parts) for copy in copies] for part in range(parts)])
-        jobs = [self._helpers.submit(self._carry_out, shares, after) for _ in range(writers - 1)]
+        jobs: list[Future[_Found]] = []
         try:
+            for _ in range(writers - 1):
+                jobs.append(self._helpers.submit(self._carry_out, shares, after))
             found = self._carry_out(shares, after)
         finally:
             wait(jobs)  # while one still writes, the device blocks must not be anybody else's

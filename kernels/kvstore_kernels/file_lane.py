@@ -168,10 +168,9 @@ class FileLane:
                 if len(under_way) == len(self._pieces):
                     yield from self._end_first(under_way, leaves, deadline)
                 under_way.append(round_)
-                round_.reads = [
-                    self._threads.submit(files.read, path, offset, round_.staged[at : at + length])
-                    for path, offset, at, length in round_.spans()
-                ]
+                for path, offset, at, length in round_.spans():
+                    target = round_.staged[at : at + length]
+                    round_.reads.append(self._threads.submit(files.read, path, offset, target))
             while under_way:
                 yield from self._end_first(under_way, leaves, deadline)
         finally:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -135,6 +135,12 @@ class EtcdMembership:
     async def refresh(self) -> None:
         """Learn now who is there. Raises Unavailable, ConfigError."""
         await self._list()
+
+    @property
+    def doubtful(self) -> Collection[NodeId]:
+        """The members that stay for their answers alone although etcd has answered for a TTL: they
+        may not have applied what it keeps, and who deletes need not know of them."""
+        return () if self._outage.shields(self._registration.ttl_s) else self._held.nodes
 
     @property
     def away_s(self) -> float | None:

@@ -38,10 +38,12 @@ CALL_S = 2.0
 
 
 class Delete(NamedTuple):
-    """Blocks that are deleted. keys: None is all of a namespace, and without one, of all."""
+    """Blocks that are deleted. keys: None is all of a namespace, and without one, of all. revision:
+    of etcd, at which it was kept; 0: not yet."""
 
     namespace_id: NamespaceId | None
     keys: tuple[BlockKey, ...] | None
+    revision: int = 0
 
 
 @dataclass(slots=True)
@@ -125,7 +127,7 @@ class EtcdDeletes:
 
     async def read(self, after: int) -> Found:
         """Return the deletes after a revision, as of one moment."""
-        found, entries = Found(), list[tuple[int, Delete]]()
+        found, deletes = Found(), list[Delete]()
         begin = self._prefix
         for _ in range(2 * ENTRIES_MAX // PAGE_ENTRIES):
             reply = await self._calls.range(
@@ -141,13 +143,12 @@ class EtcdDeletes:
             found.revision = found.revision or reply.header.revision
             for kv in reply.kvs:
                 try:
-                    entries.append((kv.mod_revision, decode_delete(kv.value)))
+                    deletes.append(decode_delete(kv.value)._replace(revision=kv.mod_revision))
                 except InvalidRequest as error:
                     found.refused += 1
                     logger.warning("delete=bad_entry key=%r error=%s", kv.key[:200], error)
             if not reply.more or not reply.kvs:
-                entries.sort(key=lambda each: each[0])
-                found.deletes = [delete for _, delete in entries]
+                found.deletes = sorted(deletes, key=lambda each: each.revision)
                 return found
             begin = reply.kvs[-1].key + b"\0"
         raise Unavailable(f"etcd has more than {2 * ENTRIES_MAX} deletes of the fleet: not ours")

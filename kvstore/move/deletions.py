@@ -25,10 +25,11 @@ class Watch:
         self._keys = frozenset(keys)
 
     def deleted(
-        self, namespaces: Collection[NamespaceId], keys: Collection[BlockKey] | None
+        self, namespaces: Collection[NamespaceId] | None, keys: Collection[BlockKey] | None
     ) -> None:
-        """Take note of a delete of keys, or (None) of everything."""
-        if self._namespace_id in namespaces:
+        """Take note of a delete of keys, or (None) of everything, in some namespaces, or (None) in
+        all, whether or not this host knows them yet."""
+        if namespaces is None or self._namespace_id in namespaces:
             self.dead |= self._keys if keys is None else self._keys.intersection(keys)
 
 
@@ -38,7 +39,7 @@ class Deletions:
     def __init__(self) -> None:
         self._deletions: set[Watch] = set()
         self._lingering = 0
-        self._deletes: list[tuple[Collection[NamespaceId], Collection[BlockKey] | None]] = []
+        self._deletes: list[tuple[Collection[NamespaceId] | None, Collection[BlockKey] | None]] = []
 
     @contextmanager
     def watch(self, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> Iterator[Watch]:
@@ -54,7 +55,7 @@ class Deletions:
 
     async def linger(
         self,
-        namespaces: Collection[NamespaceId],
+        namespaces: Collection[NamespaceId] | None,
         keys: Collection[BlockKey] | None,
         seconds: float,
     ) -> None:
@@ -70,9 +71,9 @@ class Deletions:
 
     @contextmanager
     def deleting(
-        self, namespaces: Collection[NamespaceId], keys: Collection[BlockKey] | None
+        self, namespaces: Collection[NamespaceId] | None, keys: Collection[BlockKey] | None
     ) -> Iterator[None]:
-        """Tell those who watch, now and for as long as the context lasts."""
+        """Tell those who watch, now and for as long as the context lasts: see `Watch.deleted`."""
         delete = (namespaces, keys)
         for watch in self._deletions:
             watch.deleted(*delete)

@@ -54,6 +54,7 @@ class NamespaceNotes:
             return
         async with self._loading:
             self._noted = {each: noted for each, noted in self._noted.items() if each.is_current}
+            self._idle = {each: idle for each, idle in self._idle.items() if each.is_current}
             for mount in self._file.mounts:
                 if mount not in self._noted:
                     await self._load(mount)

@@ -84,7 +84,7 @@ class Objects:
 
     async def _drain(self, drain_s: float) -> None:
         """Upload what waits, unless the store refuses: that is tried again at the next start."""
-        reason = "too little time"
+        reason = "some were not taken: see above"
         try:
             async with asyncio.timeout(drain_s):
                 await self._tier.ready(self._now() + drain_s)
@@ -92,7 +92,7 @@ class Objects:
         except Unavailable as error:
             reason = str(error)
         except TimeoutError:
-            pass  # said below
+            reason = "too little time"
         if self._upload.waiting:
             waiting = self._upload.waiting
             logger.warning("drain=incomplete prefixes_not_uploaded=%d reason=%r", waiting, reason)
@@ -129,14 +129,22 @@ class Objects:
             async with places:
                 await self._tier.deletes.delete(namespace_id, keys, deadline)
 
-        results = await asyncio.gather(*map(one, namespaces), return_exceptions=True)
+        self._upload.forget(namespaces)  # what is put from now on is uploaded anew
+        try:
+            results = await asyncio.gather(*map(one, namespaces), return_exceptions=True)
+        finally:
+            self._upload.forget(namespaces)  # nor does what was found meanwhile count
         for failed in filter(None, results):
             raise failed
 
     async def erase(self, timeout_s: float) -> Erasure:
         """Destroy the keys and delete every object under the tier's prefix; return how far nothing
         of it can be read again. Raises Unavailable."""
-        return await self._tier.erase(timeout_s)
+        self._upload.forget(None)
+        try:
+            return await self._tier.erase(timeout_s)
+        finally:
+            self._upload.forget(None)
 
     def stats(self) -> dict[str, Any]:
         return {**self._tier.stats(), "uploads_waiting": self._upload.waiting}

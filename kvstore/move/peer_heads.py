@@ -17,7 +17,15 @@ import numpy as np
 from kvstore.decide.heads import LEVELS_MAX, head_of, head_step, heads_of
 from kvstore.model.block import BlockKey, Namespace
 from kvstore.model.member import NodeId
-from kvstore.peer.base import HEADS_WAIT_S_MAX, HeadsAsk, HeadsReply, PeerError, PeerLink
+from kvstore.peer.base import (
+    HEAD_NBYTES,
+    HEADS_WAIT_S_MAX,
+    HeadsAsk,
+    HeadsReply,
+    PeerError,
+    PeerLink,
+    PeerSlow,
+)
 from kvstore.peer.view import BYTES_A_HEAD, PENDING_MAX, Numbers, View
 
 logger = logging.getLogger(__name__)
@@ -28,6 +36,7 @@ PEERS_A_SECOND = 24  # whose changes are asked for: each costs the loop a millis
 AGAIN_S = 30.0  # after a peer that did not tell
 PLACES_MAX = 1 << 16
 SNAPSHOTS_MAX = 4  # on their way at once: they are in memory before they are in the view
+SNAPSHOT_S = 60.0  # for all chunks of one: others wait for their turn meanwhile
 FALL_SHARE = 0.75  # of what is allowed: what twice as many heads have to fit into
 FALL_S = 60.0  # between two changes of the level: each is a snapshot of every peer
 
@@ -153,17 +162,20 @@ class PeerHeads:
 
     async def _snapshot(self, node: NodeId, link: PeerLink) -> HeadsAsk | None:
         """Take all heads of a peer; return what asks for changes. None: of another level now."""
-        level, chunks, since = self.level, list[bytes](), 0
-        ask = HeadsAsk(level=level)
+        level, chunks, heads, since = self.level, list[bytes](), 0, 0
+        ask, until = HeadsAsk(level=level), self._now() + SNAPSHOT_S
         while True:
-            reply = await link.heads(ask, deadline=self._now() + AGAIN_S)
+            if self._now() >= until:
+                raise PeerSlow("its heads do not come to an end", reason="deadline")
+            reply = await link.heads(ask, deadline=min(until, self._now() + AGAIN_S))
             if self.level != level:
                 return None
             if not ask.cursor or reply.instance != ask.instance:
                 chunks.clear()
-                since = reply.since
+                heads, since = 0, reply.since
             chunks.append(reply.heads)
-            if sum(map(len, chunks)) // 8 * BYTES_A_HEAD > self.nbytes_max:
+            heads += len(reply.heads) // HEAD_NBYTES
+            if heads * BYTES_A_HEAD > self.nbytes_max:
                 await self._rise()
                 return None
             if not reply.cursor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from kvstore.decide.ask import Ask
@@ -74,6 +74,7 @@ class TenantPeers:
         self._zone = zone
         self._lane = lane
         self._sources: dict[NodeId, PeerSource] = {}
+        self.doubtful: Callable[[], Collection[NodeId]] = tuple  # they are not borrowed from
         self._without: dict[NodeId, float] = {}  # hosts without the tenant: until when to believe
         peers.tenants.append(self)
 
@@ -148,12 +149,16 @@ class TenantPeers:
     def _named(self, origin: Origin) -> Peer | None:
         """Return the host that a request names, None if it may not be asked."""
         peer, reason = self._peers.find(origin)
+        if peer is not None and peer.member.node in self.doubtful():
+            peer, reason = None, "unreachable"
         if reason:
             self._metrics.peer_refused.labels(reason).inc()
         return peer
 
     def _may_ask(self, peer: Peer) -> bool:
-        return peer.usable and self._now() >= self._without.get(peer.member.node, -math.inf)
+        node = peer.member.node
+        in_time = self._now() >= self._without.get(node, -math.inf)
+        return peer.usable and in_time and node not in self.doubtful()
 
     def may_have(self, ask: Ask, namespace: Namespace, match: Match) -> bool:
         """Say, without asking them, whether any may have more of a prefix: most acquires of what

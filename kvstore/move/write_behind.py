@@ -25,6 +25,7 @@ from kvstore.model.errors import KVStoreError
 from kvstore.move.file_caps import FileCaps
 from kvstore.move.file_reads import Reads, keep_pinned
 from kvstore.move.file_room import FileRoom
+from kvstore.move.losses import Losses
 from kvstore.move.namespace_notes import NamespaceNotes
 from kvstore.move.policy_notes import PolicyNotes
 from kvstore.move.recall import Recall
@@ -33,13 +34,7 @@ from kvstore.move.run_encoding import CorruptRun, encode_write
 from kvstore.move.tombstones import tombstones
 from kvstore.system.background import keep_running
 from kvstore.tier.dram import Arena
-from kvstore.tier.file import (
-    Devices,
-    DiskFailed,
-    DiskFull,
-    Mount,
-    Placed,
-)
+from kvstore.tier.file import Devices, DiskFailed, DiskFull, Mount, Placed
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +80,7 @@ class WriteBehind:
         self.on_progress: Callable[[], None] = lambda: None  # a batch is written, or has failed
         self._failing = False
         self._failures = 0
-        self._left_out = 0  # records, ever, that the last flush has told of
+        self._losses = Losses(planner, now)
         self._retry = Retry(now)
         self._policies = PolicyNotes(planner, file, self._now)
         self.namespace_notes = NamespaceNotes(planner, file, self._now)
@@ -127,7 +122,8 @@ class WriteBehind:
     async def close(self, drain_s: float) -> None:
         """Write what is dirty, for at most `drain_s`, and close the file tier."""
         if self._file is not None:
-            if not await self.flush(self._now() + drain_s):
+            self._offer_all()
+            if not await self._is_written(self._now() + drain_s):
                 logger.warning("drain=incomplete dirty_bytes=%d", self._planner.dirty.nbytes)
             if self._writer is not None:
                 self._writer.cancel()
@@ -193,19 +189,25 @@ class WriteBehind:
         return True
 
     async def flush(self, deadline: float) -> bool:
-        """Wait until everything committed so far is durable. False if it is not, or if some of it
-        never was, since the last flush: it left the arena before a write of it succeeded, or was
-        not within the write budget.
+        """Wait until everything committed so far is durable. False if it is not, because of the
+        write budget too, or if some of it never was and left the arena: see `Losses.tell`.
         """
         if self._file is None:
             return False
+        self._offer_all()
+        any_kept_out = self._losses.any_kept_out  # what comes from now on is not asked for
+        written = await self._is_written(deadline)
+        return not (self._losses.tell() or any_kept_out) and written
+
+    def _offer_all(self) -> None:
         self._retry.at = 0.0  # asked for: a disk that fails is tried now
         self._planner.writes.retry_failed()
         self._planner.admission.offer_all()
+
+    async def _is_written(self, deadline: float) -> bool:
+        """Wait until all that was queued is written. False: some is not."""
         settled = await self.settle(self._planner.dirty.last, deadline)
-        counts = self._planner.counts
-        before, self._left_out = self._left_out, counts.never_durable + counts.unwritten
-        return settled and not self._planner.dirty.any_failed and self._left_out == before
+        return settled and not self._planner.dirty.any_failed
 
     async def bury(
         self, namespaces: Collection[NamespaceId], keys: Sequence[BlockKey] | None

@@ -13,7 +13,6 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 from kvstore.model.block import Span
@@ -38,7 +37,7 @@ from kvstore.peer.send import Dispatch
 from kvstore.peer.wire import HELD, NOT_HELD, Frame, Kind
 from kvstore.peer.yielding import Turns, Yielding
 from kvstore.system.bandwidth import TokenBucket
-from kvstore.system.threads import ended, outlive
+from kvstore.system.threads import Threads, ended, outlive
 
 logger = logging.getLogger(__name__)
 
@@ -69,8 +68,8 @@ class Lending:
         self._reads_max = serve_reads
         self._refused = refused
         self._bucket = TokenBucket(bytes_per_s)
-        self._threads = ThreadPoolExecutor(serve_reads, thread_name_prefix="kvstore-lend")
-        self._readers = ThreadPoolExecutor(serve_reads, thread_name_prefix="kvstore-ahead")
+        self._threads = Threads(serve_reads, thread_name_prefix="kvstore-lend")
+        self._readers = Threads(serve_reads, thread_name_prefix="kvstore-ahead")
         self._yielding = Yielding(lenders.engines_busy)
         self.reads = 0
         self._reads_of: Counter[TenantId] = Counter()

@@ -254,8 +254,9 @@ def decode_heads_reply(body: bytes, *, ask: HeadsAsk) -> HeadsReply:
         raise Incompatible("not the heads that were asked for")
     if found.snapshot:
         begin = ask.cursor if found.instance == ask.instance and ask.since == -1 else 0
-        goes_on = found.cursor == 0 or begin < found.cursor < 1 << 64
-        possible = heads <= HEADS_MAX and not found.came and goes_on
+        goes_on = heads > 0 and begin < found.cursor < 1 << 64
+        is_right = found.cursor == 0 or goes_on
+        possible = heads <= HEADS_MAX and not found.came and is_right
     else:
         new = found.since - ask.since
         possible = (

@@ -89,7 +89,18 @@ class Acquisition:
         hit = self._match(ask, acquired.hit).resident_blocks
         if hit == acquired.hit:
             return acquired
-        return acquired._replace(hit=hit, why=acquired.why or Reason.NO_ROOM)
+        # What was fetched is the end of a hit, so its end goes first.
+        fetched = acquired.objects + acquired.peers + acquired.pool
+        fetched = max(0, fetched - max(0, acquired.hit - hit))
+        peers = min(fetched, acquired.peers)
+        pool = min(fetched - peers, acquired.pool)
+        return acquired._replace(
+            hit=hit,
+            why=acquired.why or Reason.NO_ROOM,
+            objects=fetched - peers - pool,
+            peers=peers,
+            pool=pool,
+        )
 
     async def _refine(self, ask: Ask, hit: int, deadline: float) -> bool:
         """Promote the fine parts of a hit from the file tier, as far as they come in time. Returns

@@ -7,9 +7,10 @@ from collections.abc import Collection, Coroutine, Sequence
 from typing import Any, Protocol
 
 from kvstore.model.block import BlockKey, NamespaceId, check_keys
-from kvstore.model.errors import Unavailable
+from kvstore.model.errors import KVStoreError, Unavailable
 from kvstore.move.verify import Verifier
 from kvstore.store.node import Node
+from kvstore.tier.file import DeviceState, DiskFailed
 
 FORBID_S = 15.0  # longer than a delete takes to reach the fleet, and a read under way to end
 
@@ -30,9 +31,6 @@ class Deletes:
     def __init__(self, node: Node, verifier: Verifier) -> None:
         self._node = node
         self._planner = node.planner
-        self._write_behind = node.write_behind
-        self._objects = node.objects
-        self._pool = node.pool
         self._verifier = verifier
         self._lingering: set[asyncio.Task[None]] = set()
         self.peers: FleetDeletes | None = None  # set once they are known
@@ -75,7 +73,7 @@ class Deletes:
         deleted = asyncio.ensure_future(here)
         there = self.peers.delete(namespace_id, keys)
         # From a host that is told last nothing may come meanwhile.
-        with self._node.deletions.deleting(self._of(namespace_id), keys):
+        with self._node.deletions.deleting(_of(namespace_id), keys):
             _, outcome = await asyncio.gather(deleted, there, return_exceptions=True)
         self.forbid(namespace_id, keys)
         if isinstance(outcome, BaseException):
@@ -85,7 +83,7 @@ class Deletes:
 
     def forbid(self, namespace_id: NamespaceId | None, keys: Sequence[BlockKey] | None) -> None:
         """Let nothing of a delete come from other hosts until all of them know of it."""
-        lingering = self._node.deletions.linger(self._of(namespace_id), keys, FORBID_S)
+        lingering = self._node.deletions.linger(_of(namespace_id), keys, FORBID_S)
         task = asyncio.get_running_loop().create_task(lingering)
         self._lingering.add(task)
         task.add_done_callback(self._lingering.discard)
@@ -96,25 +94,13 @@ class Deletes:
             task.cancel()
         await asyncio.gather(*self._lingering, return_exceptions=True)
 
-    def _of(self, namespace_id: NamespaceId | None) -> set[NamespaceId]:
-        return {namespace_id} if namespace_id is not None else self._known()
-
-    def _known(self) -> set[NamespaceId]:
-        return {each.id for each in self._planner.index.namespaces}
-
     async def delete(self, namespace_id: NamespaceId, keys: Sequence[BlockKey]) -> int:
         """Delete blocks for good: when this returns, not even a power cut brings them back."""
         check_keys(keys)
         await self._node.recall(keys)
         if not any(self._planner.index.get(namespace_id, key) for key in keys):
             self._planner.namespace(namespace_id)  # after a restart, blocks are known before it is
-        deletion = self._planner.delete(namespace_id, keys)
-        # Keys the index does not know are buried too: an evicted frame may still be on disk.
-        try:
-            await self._bury([namespace_id], keys)
-        finally:
-            self._node.room.set()
-        return deletion.deleted
+        return await self.burial(namespace_id, keys).run()
 
     async def clear(self, namespace_id: NamespaceId | None) -> int:
         """Delete every block of a namespace, or of all, for good.
@@ -122,58 +108,148 @@ class Deletes:
         Raises Unavailable, after it has deleted what it can, if the bucket may keep some. "All" are
         those of this node, and those in the bucket when this node counted it last.
         """
+        return await self.burial(namespace_id, None).run()
+
+    def burial(self, namespace_id: NamespaceId | None, keys: Sequence[BlockKey] | None) -> Burial:
+        """Return a delete on this node, to be run until it is done; None: all of a namespace, or of
+        all. Nobody need have registered the namespace: a directory that is out of use may have
+        blocks of it."""
+        return Burial(self._node, namespace_id, keys)
+
+    def burial_of_files(self) -> Burial:
+        """Return one of every block of this node that leaves bucket and pool as they are."""
+        return Burial(self._node, None, None, shared=False)
+
+
+class Burial:
+    """One delete on this node: of keys, of a namespace (keys: None), or of all (both None).
+
+    It is run again until it is done. What is done already is not done again, so what is put anew
+    under its keys meanwhile stays. shared: bucket and pool are meant as well. deleted: how many
+    blocks this node had.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        namespace_id: NamespaceId | None,
+        keys: Sequence[BlockKey] | None,
+        *,
+        shared: bool = True,
+    ) -> None:
+        self.deleted = 0
+        self._node = node
+        self._keys = keys
+        self._everything = namespace_id is None
+        self._namespace_id = namespace_id
+        self._objects = node.objects if shared else None
+        self._pool = node.pool if shared else None
+        self._begun = False
+        self._namespaces: set[NamespaceId] = set()
+        self._for_files: set[NamespaceId] = set()  # whose tombstones were not given to them yet
+        self._for_bucket: set[NamespaceId] = set()
+        self._is_missed = False  # some directory has not taken its tombstones
+
+    async def run(self) -> int:
+        """Delete for good what is not deleted yet; return `deleted`.
+
+        Raises Unavailable, after it has deleted what it can, if a directory, the bucket or the pool
+        may keep some.
+        """
         uncounted: Unavailable | None = None
-        if namespace_id is None and self._objects is not None:
+        if self._everything and self._objects is not None:
             try:
                 await self._objects.counted()
             except Unavailable as error:
                 uncounted = error
-        deletion = self._planner.clear(namespace_id)
-        namespaces = {namespace_id} if namespace_id is not None else set()
-        if namespace_id is None:
-            namespaces = (
-                deletion.namespaces | self._known() | self._write_behind.recall.found_namespaces
-            )
-            if self._objects is not None:
-                namespaces |= self._objects.found_namespaces
+        if self._keys is not None and not self._begun:
+            await self._node.recall(self._keys)
+        self._forget()
         try:
-            await self._bury(namespaces, None, everything=namespace_id is None)
+            await self._bury()
         finally:
             self._node.room.set()
         if uncounted is not None:
             raise uncounted
-        return deletion.deleted
+        return self.deleted
 
-    async def forget_files(self) -> int:
-        """Drop every block of this node, for good, and leave the bucket as it is. Returns how many
-        there were."""
-        deletion = self._planner.clear(None)
-        namespaces = (
-            deletion.namespaces | self._known() | self._write_behind.recall.found_namespaces
-        )
-        try:
-            with self._node.deletions.deleting(namespaces, None):
-                await self._write_behind.bury(namespaces, None)
-        finally:
-            self._node.room.set()
-        return deletion.deleted
+    def _forget(self) -> None:
+        """Forget the blocks, and note whose tombstones are wanted. Of everything, that is also what
+        was found since in a directory that came back, or in the bucket."""
+        planner, namespace_id = self._node.planner, self._namespace_id
+        found = set[NamespaceId]()
+        if self._everything:
+            found |= self._node.write_behind.recall.found_namespaces
+            if self._objects is not None:
+                found |= self._objects.found_namespaces
+        if self._begun:
+            found -= self._namespaces
+            self.deleted += sum(planner.clear(each).deleted for each in found)
+        else:
+            if namespace_id is not None and self._keys is not None:
+                deletion = planner.delete(namespace_id, self._keys)
+            else:
+                deletion = planner.clear(namespace_id)
+            self.deleted = deletion.deleted
+            if namespace_id is not None:
+                found = {namespace_id}
+            else:
+                found |= deletion.namespaces | {each.id for each in planner.index.namespaces}
+        self._begun = True
+        self._namespaces |= found
+        self._for_files |= found
+        self._for_bucket |= found
 
-    async def _bury(
-        self,
-        namespaces: Collection[NamespaceId],
-        keys: Sequence[BlockKey] | None,
-        *,
-        everything: bool = False,
-    ) -> None:
-        """Make a delete durable, here, in the bucket and in the pool; everything: in the pool also
-        of namespaces that this node does not know. Call it in one step with the planner's."""
-        with self._node.deletions.deleting(namespaces, keys):
+    async def _bury(self) -> None:
+        """Make it durable, here, in the bucket and in the pool; of everything, in the pool also of
+        namespaces that this node does not know. Call it in one step with `_forget`."""
+        with self._node.deletions.deleting(_of(self._namespace_id), self._keys):
             try:
-                await self._write_behind.bury(namespaces, keys)
+                await self._bury_in_files()
             finally:  # a disk that is out of use keeps no other copy alive, nor does a bucket
                 try:
-                    if self._objects is not None:
-                        await self._objects.delete(namespaces, keys)
+                    await self._bury_in_bucket()
                 finally:
-                    if self._pool is not None:
-                        await self._pool.delete(namespaces, keys, everything=everything)
+                    await self._bury_in_pool()
+
+    async def _bury_in_files(self) -> None:
+        """Write the tombstones once: a directory that misses them takes them before it is used
+        again, and that is waited for. Keys the index does not know are buried too: an evicted frame
+        may still be on disk."""
+        namespaces = set(self._for_files)
+        if namespaces or self._everything:
+            try:
+                await self._node.write_behind.bury(namespaces, self._keys)
+            except KVStoreError:
+                self._for_files -= namespaces
+                self._is_missed = True
+                raise
+            self._for_files -= namespaces
+        if self._is_missed:
+            self._check_files()
+            self._is_missed = False
+
+    def _check_files(self) -> None:
+        """Raise DiskFailed unless every directory has taken the tombstones that it missed."""
+        file = self._node.write_behind.file
+        for device in file.devices if file is not None else ():
+            if device.mount is None or device.missed or device.state is not DeviceState.OK:
+                raise DiskFailed(
+                    f"{device.path} is {device.state} and has not taken every delete: see `kvstore "
+                    "status`, or take it out of file.path"
+                )
+
+    async def _bury_in_bucket(self) -> None:
+        namespaces = set(self._for_bucket)
+        if self._objects is not None and namespaces:
+            await self._objects.delete(namespaces, self._keys)
+            self._for_bucket -= namespaces
+
+    async def _bury_in_pool(self) -> None:
+        if self._pool is not None:
+            await self._pool.delete(self._namespaces, self._keys, everything=self._everything)
+            self._pool = None
+
+
+def _of(namespace_id: NamespaceId | None) -> Collection[NamespaceId] | None:
+    return None if namespace_id is None else {namespace_id}

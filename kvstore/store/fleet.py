@@ -9,7 +9,6 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +34,7 @@ from kvstore.store.links import Links
 from kvstore.store.tenant_in_fleet import TenantInFleet
 from kvstore.store.tenants import TENANTS_DIRECTORY, Tenant, Tenants, directories_of
 from kvstore.system.background import keep_running
+from kvstore.system.threads import Threads
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class Fleet:
         self._node = NodeId("")
         self._instance = secrets.token_hex(8)
         self._port = 0
-        self._threads = ThreadPoolExecutor(self._cluster.threads, thread_name_prefix="kvstore-peer")
+        self._threads = Threads(self._cluster.threads, thread_name_prefix="kvstore-peer")
         self._ourselves = self._open_ourselves()
         self._lenders = Lenders()
         self._here: dict[str, TenantInFleet] = {}

@@ -13,22 +13,23 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol, runtime_checkable
 
 from kvstore.membership.etcd_deletes import Delete, EtcdDeletes
 from kvstore.membership.state_files import AppliedDeletes
 from kvstore.metrics import Metrics
 from kvstore.model.block import BlockKey, NamespaceId
-from kvstore.model.errors import ConfigError, KVStoreError, Unavailable, UnknownNamespace
+from kvstore.model.errors import ConfigError, KVStoreError, Unavailable
 from kvstore.model.member import NodeId
 from kvstore.model.tenant import TenantId
-from kvstore.store.deletes import Deletes, FleetDeletes
+from kvstore.store.deletes import Burial, Deletes, FleetDeletes
 
 logger = logging.getLogger(__name__)
 
 LOOK_S = 15.0
-RETRY_S = 0.5
+RETRY_S = 0.5  # before what failed is tried again; it doubles up to LOOK_S
+PATIENCE_S = 5.0  # after a delete that failed, for those behind it
 STARTS_MAX = 4  # attempts of a start, if etcd answers others of its calls
 TOKENS_MAX = 16  # that etcd did not confirm, and may have
 RENEWALS = 20  # of the token, in its time
@@ -43,6 +44,10 @@ class KeepsDeletes(Protocol):
 
     @property
     def away_s(self) -> float | None: ...
+
+    @property
+    def doubtful(self) -> Collection[NodeId]:
+        """The members that may not have applied what is kept: nothing is borrowed from them."""
 
     def on_claim(self, told: Callable[[], None]) -> None:
         """Call `told` whenever this daemon is registered."""
@@ -78,6 +83,8 @@ class KeptDeletes:
         self._metrics = metrics
         self._now = now
         self._revision = 0  # of what was applied
+        self._applied: dict[Delete, Burial | None] = {}  # since then; None: done, else in part
+        self._dropped: Burial | None = None  # of all files, until the rest is applied as well
         self._tokens: list[str] = []
         self._begun = self._unread = False
         self._claims = 0  # whose deletes were applied
@@ -103,17 +110,38 @@ class KeptDeletes:
             await asyncio.sleep(RETRY_S)
 
     async def run(self) -> None:
+        pause_s = RETRY_S
         while True:
             self._look.clear()
-            done = await self._try()
-            wait_s = LOOK_S if done and self.current else RETRY_S
-            until = self._now() + wait_s
-            while self._now() < until and not self._look.is_set():
-                if self.current is not done:  # registered anew meanwhile
-                    break
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(RETRY_S):
-                        await self._look.wait()
+            claims = self._engine.claims
+            if await self._try():
+                pause_s = RETRY_S
+                await self._rest()
+                continue
+            await self._pause(pause_s, claims)
+            anew = self._engine.claims != claims
+            pause_s = RETRY_S if anew else min(2 * pause_s, LOOK_S)
+
+    async def _rest(self) -> None:
+        """Wait until it is time to look, or there is a reason to: all is applied."""
+        until = self._now() + LOOK_S
+        while self.current and self._now() < until and not self._look.is_set():
+            await self._looked()
+
+    async def _pause(self, pause_s: float, claims: int) -> None:
+        """Wait before what failed is tried again; not if this daemon was registered anew since, nor
+        if etcd has answered again."""
+        until, was_away = self._now() + pause_s, self._engine.away_s is not None
+        while self._now() < until and self._engine.claims == claims:
+            await self._looked()
+            self._look.clear()
+            if was_away and self._engine.away_s is None:
+                return
+
+    async def _looked(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(RETRY_S):
+                await self._look.wait()
 
     async def delete(
         self, namespace_id: NamespaceId | None, keys: Sequence[BlockKey] | None
@@ -162,14 +190,19 @@ class KeptDeletes:
             logger.warning(
                 "deletes=etcd_lost revision=%d before=%d", found.revision, self._revision
             )
+            self._revision, self._renewed_at = 0, float("-inf")
+            self._applied.clear()
             found = await log.read(0)
         elif self._begun and self._now() - self._applied_at > log.token_s:
             await self._drop_all("away")
+        if found.deletes or claims != self._claims:  # it may have lost the token with the key
+            self._renewed_at = float("-inf")
+        await self._apply_all(found.deletes)
         self._metrics.fleet_deletes.labels("refused").inc(found.refused)
-        for delete in found.deletes:
-            await self._apply_one(delete)
         self._revision, self._applied_at, self._begun = found.revision, self._now(), True
-        if self._now() - self._renewed_at > log.token_s / RENEWALS or found.deletes:
+        self._applied.clear()
+        self._dropped = None
+        if self._now() - self._renewed_at > log.token_s / RENEWALS:
             await self._renew(log)
         if claims:
             self._claims = claims
@@ -187,19 +220,44 @@ class KeptDeletes:
         await self._drop_all("unknown")
 
     async def _drop_all(self, why: str) -> None:
-        dropped = await self._deletes.forget_files()
-        self._metrics.fleet_deletes.labels("dropped_all").inc()
-        logger.warning("deletes=away_too_long why=%s dropped_blocks=%d", why, dropped)
+        """Drop what the files hold, once, however often it is tried until all is applied."""
+        first = self._dropped is None
+        dropped = self._dropped = self._dropped or self._deletes.burial_of_files()
+        try:
+            await dropped.run()
+        finally:
+            if first:
+                self._metrics.fleet_deletes.labels("dropped_all").inc()
+                logger.warning(
+                    "deletes=away_too_long why=%s dropped_blocks=%d", why, dropped.deleted
+                )
+
+    async def _apply_all(self, deletes: Sequence[Delete]) -> None:
+        """Apply what is not applied yet. One that fails, such as on a disk that is out of use,
+        keeps none behind it from being tried, unless it takes long. Raises Unavailable."""
+        failed: Unavailable | None = None
+        until = float("inf")
+        for delete in deletes:
+            if self._now() > until:
+                break
+            try:
+                await self._apply_one(delete)
+            except Unavailable as error:
+                failed = failed or error
+                until = min(until, self._now() + PATIENCE_S)
+        if failed is not None:
+            raise failed
 
     async def _apply_one(self, delete: Delete) -> None:
-        namespace_id, keys = delete
-        self._deletes.forbid(namespace_id, keys)
-        if keys is None:
-            await self._deletes.clear(namespace_id)
-        elif namespace_id is not None:
-            with contextlib.suppress(UnknownNamespace):  # then nothing of it is here
-                await self._deletes.delete(namespace_id, keys)
-        self._metrics.fleet_deletes.labels("applied").inc()
+        namespace_id, keys, _ = delete
+        if delete not in self._applied:
+            self._deletes.forbid(namespace_id, keys)
+            self._applied[delete] = self._deletes.burial(namespace_id, keys)
+        burial = self._applied[delete]
+        if burial is not None:
+            await burial.run()
+            self._applied[delete] = None
+            self._metrics.fleet_deletes.labels("applied").inc()
 
     async def _renew(self, log: EtcdDeletes) -> None:
         """Note how far this daemon is, and let etcd say for how long that is enough."""

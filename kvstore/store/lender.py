@@ -264,5 +264,7 @@ class StoreLender:
         if keys is None:
             await self._deletes.clear(namespace_id)
         elif namespace_id is not None:
-            with contextlib.suppress(UnknownNamespace):  # then nothing of it is here
+            try:
                 await self._deletes.delete(namespace_id, keys)
+            except UnknownNamespace:  # a directory that is out of use may have blocks of it
+                await self._deletes.burial(namespace_id, keys).run()

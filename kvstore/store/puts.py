@@ -322,7 +322,7 @@ class Puts:
 
     async def flush(self, wait_s: float) -> bool:
         """Wait until everything committed so far is durable. False: the time ran out, writes
-        failed, or there is no file tier."""
+        failed or are beyond their budget, records were lost, or there is no file tier."""
         return await self._write_behind.flush(
             self._now() + min(wait_s, self._node.limits.wait_max_s)
         )

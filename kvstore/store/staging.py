@@ -15,7 +15,6 @@ import fcntl
 import logging
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -26,7 +25,7 @@ from kvstore.model.block import Slot, padded
 from kvstore.model.checksum import copies_out, shared_copies
 from kvstore.model.errors import ConfigError, CorruptBlock, InvalidRequest, Unavailable
 from kvstore.system.shared_mapping import SharedMapping
-from kvstore.system.threads import ended, outlive
+from kvstore.system.threads import Threads, ended, outlive
 from kvstore.tier.dram import Arena, ExtentHandle
 from kvstore.tier.dram.allocator import ExtentAllocator
 
@@ -59,7 +58,7 @@ class Staging:
         self._arena = arena
         self._areas: dict[SessionId, _Area] = {}
         self._staged: dict[int, tuple[SessionId, list[Slot | None]]] = {}  # by lease
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="kvstore-stage")
+        self._threads = Threads(THREADS, thread_name_prefix="kvstore-stage")
         share = padded(arena.growth.capacity_bytes // AREA_SHARE)
         self.area_nbytes = max(AREA_NBYTES_MIN, min(AREA_NBYTES_MAX, share))
 
@@ -155,10 +154,12 @@ class Staging:
     async def _done(self, works: Sequence[Callable[[], T]]) -> list[T]:
         """Return the results of work that threads do. Whatever is raised, none works then."""
         loop = asyncio.get_running_loop()
-        jobs = [loop.run_in_executor(self._threads, work) for work in works]
+        jobs: list[asyncio.Future[T]] = []
         try:
+            for work in works:
+                jobs.append(loop.run_in_executor(self._threads, work))
             await ended(jobs)
-        except asyncio.CancelledError:
+        except BaseException:
             await outlive(jobs)
             raise
         return [job.result() for job in jobs]

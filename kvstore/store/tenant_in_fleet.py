@@ -51,6 +51,7 @@ class TenantInFleet:
         if not isinstance(membership, KeepsDeletes):
             self._lender.may_lend = lambda: True
             return
+        self.peers.doubtful = lambda: membership.doubtful
         kept = self.kept = KeptDeletes(
             membership,
             membership.deletes_of(self.id),

@@ -11,6 +11,8 @@ import pytest
 from kvstore.decide.namespaces import UNKNOWN_MODEL
 from kvstore.model.block import Namespace
 from kvstore.move import namespace_notes
+from kvstore.tier.file import Devices, DeviceState
+from kvstore.tier.file.devices import admission
 from tests.store.node import SPEC, Node, chain
 
 A = chain(1)
@@ -114,6 +116,28 @@ def test_it_leaves_when_nothing_of_the_namespace_is_left(
         assert files(tmp_path) == []
         node.put(A, durable=True)
         assert files(tmp_path) == [SPEC.id.hex()], "and comes back with its next frame"
+
+
+def test_nothing_is_remembered_of_a_directory_that_went_and_came_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(namespace_notes, "TIDY_EVERY_S", 0.0)
+    monkeypatch.setattr(admission, "RETRY_S", 0.01)
+    with Node(tmp_path) as node:
+        notes, file = node.write_behind.namespace_notes, node.file
+        assert file is not None
+        node.put(A, durable=True)
+        for _ in range(3):
+            node.run(notes.tidy_now_and_then())
+            node.run(withdraw(file))
+            node.until(lambda: len(file.mounts) == 1)
+            node.run(notes.load())
+            assert set(notes._idle) <= set(notes._noted) == set(file.mounts)
+
+
+async def withdraw(file: Devices) -> None:
+    (mount,) = file.mounts
+    file.admission._take_out(mount, DeviceState.FAILED, "it hung")
 
 
 def test_frames_of_an_older_release_get_their_file(

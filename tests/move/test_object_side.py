@@ -7,12 +7,13 @@ import itertools
 import math
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from kvstore.decide.planner import DAEMON_SESSION
-from kvstore.model.block import PAGE_NBYTES, Buffer, Group, Namespace, Part, Span
+from kvstore.model.block import PAGE_NBYTES, BlockKey, Buffer, Group, Namespace, Part, Span
 from kvstore.model.checksum import checksum
 from kvstore.model.keys import KeyChain, root_key
 from kvstore.model.outcome import Reason
@@ -23,6 +24,7 @@ from tests.store.node import FULL, SPEC, WINDOW, Node, chain
 from tests.tier.object.gate import GatedBucket, buries
 
 A, B = chain(1), chain(2)
+PAGES = Namespace(2, (Group("all", PAGE_NBYTES),), ())
 
 
 @pytest.fixture
@@ -33,6 +35,24 @@ def bucket(tmp_path: Path) -> Path:
 
 def objects_in(bucket: Path) -> list[Path]:
     return [path for path in bucket.rglob("*") if path.is_file()]
+
+
+def pages(blocks: int) -> list[BlockKey]:
+    return KeyChain(root_key(PAGES.id), 2).update([7] * 2 * blocks)
+
+
+def put_pages(node: Node, keys: Sequence[BlockKey]) -> None:
+    node.store.namespaces.register(PAGES)
+    spans = (Span(Part(0, 0), 0, len(keys)),)
+    reserving = node.store.puts.reserve(
+        DAEMON_SESSION, PAGES.id, keys, first_block=0, parent=None, spans=spans
+    )
+    grant = node.run(reserving)
+    for slot in grant.slots:
+        assert slot is not None
+        node.store.view(slot)[:] = bytes(PAGE_NBYTES)
+    sums = [checksum(bytes(PAGE_NBYTES))] * len(keys)
+    node.run(node.store.puts.commit(DAEMON_SESSION, grant.lease_id, sums, durable=True))
 
 
 @pytest.mark.parametrize("codec", ["raw", "zstd"])
@@ -88,31 +108,20 @@ def test_the_start_of_a_prefix_comes_up_while_its_end_is_looked_for(
     tmp_path: Path, bucket: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(object_source, "WINDOW_NBYTES", 64 * PAGE_NBYTES)
-    spec = Namespace(2, (Group("all", PAGE_NBYTES),), ())
-    keys = KeyChain(root_key(spec.id), 2).update([7] * 2 * 600)
-    assert run_blocks(spec) == 256
+    keys = pages(600)
+    assert run_blocks(PAGES) == 256
     with Node(tmp_path / "1", bucket=bucket) as one:
-        one.store.namespaces.register(spec)
-        spans = (Span(Part(0, 0), 0, len(keys)),)
-        reserving = one.store.puts.reserve(
-            DAEMON_SESSION, spec.id, keys, first_block=0, parent=None, spans=spans
-        )
-        grant = one.run(reserving)
-        for slot in grant.slots:
-            assert slot is not None
-            one.store.view(slot)[:] = bytes(PAGE_NBYTES)
-        sums = [checksum(bytes(PAGE_NBYTES))] * len(keys)
-        one.run(one.store.puts.commit(DAEMON_SESSION, grant.lease_id, sums, durable=True))
+        put_pages(one, keys)
     with Node(tmp_path / "2", bucket=bucket, arena_bytes=16 << 20) as two:
-        two.store.namespaces.register(spec)
-        last_run = directory(spec.id, keys[512])
+        two.store.namespaces.register(PAGES)
+        last_run = directory(PAGES.id, keys[512])
         two.gate.holds = lambda kind, name: (kind, name) == ("list", last_run)
         acquiring = two.loop.create_task(
-            two.store.gets.acquire(DAEMON_SESSION, spec.id, keys, wait_s=15.0)
+            two.store.gets.acquire(DAEMON_SESSION, PAGES.id, keys, wait_s=15.0)
         )
 
         async def its_start_is_up() -> None:
-            while two.planner.match(spec.id, keys).resident_blocks < 256:  # noqa: ASYNC110
+            while two.planner.match(PAGES.id, keys).resident_blocks < 256:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 
         two.run(its_start_is_up())
@@ -229,6 +238,32 @@ def test_what_is_deleted_on_its_way_up_does_not_arrive(tmp_path: Path, bucket: P
         assert grant.hit_blocks == 1
         two.store.release(DAEMON_SESSION, [grant.lease_id])
         assert two.get(A) == 1
+
+
+@pytest.mark.parametrize(("left", "counted"), [(10, (4, 6)), (4, (4, 0)), (2, (2, 0))])
+def test_a_hit_that_gets_shorter_before_it_is_leased_is_counted_as_what_is_left(
+    left: int,
+    counted: tuple[int, int],
+    tmp_path: Path,
+    bucket: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    keys = pages(16)
+    with Node(tmp_path / "1", bucket=bucket) as one:
+        put_pages(one, keys)
+    with Node(tmp_path / "2", bucket=bucket) as two:
+        put_pages(two, keys[:4])
+
+        async def deletes_meanwhile(*_: object) -> bool:
+            await two.store.deletes.delete(PAGES.id, keys[left:])
+            return True
+
+        monkeypatch.setattr(two.store.gets._acquisition, "_refine", deletes_meanwhile)
+        asked = two.store.gets.acquire(DAEMON_SESSION, PAGES.id, keys, wait_s=5.0)
+        assert two.run(asked).hit_blocks == left
+        hits = two.metrics.totals()["hit_blocks"]
+        assert (hits["dram"], hits["object"]) == counted
+        assert hits["file"] == 0
 
 
 def test_what_is_deleted_while_it_is_prepared_for_upload_is_not_uploaded(

@@ -11,7 +11,14 @@ import pytest
 from kvstore.decide.heads import HEAD_TOKENS, head_of
 from kvstore.model.block import Group, Namespace
 from kvstore.model.member import NodeId
-from kvstore.move.peer_heads import FALL_S, PAUSE_S, PeerHeads
+from kvstore.move.peer_heads import (
+    AGAIN_S,
+    FALL_S,
+    PAUSE_S,
+    SNAPSHOT_S,
+    SNAPSHOTS_MAX,
+    PeerHeads,
+)
 from kvstore.peer.base import HeadsAsk, HeadsReply
 from kvstore.peer.view import BYTES_A_HEAD
 from kvstore.testing.samples import sample_keys
@@ -40,6 +47,43 @@ class Link:
         self.asked.append(ask.level)
         told = np.array(sorted(self._held[:: 1 << ask.level]), "<u8")
         return HeadsReply(INSTANCE, ask.level, 0, snapshot=True, heads=told.tobytes())
+
+
+class EndlessLink:
+    """A link to a peer that tells one head after the other, each in a chunk of its own."""
+
+    open = True
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    async def heads(self, ask: HeadsAsk, *, deadline: float) -> HeadsReply:
+        self.asked += 1
+        await asyncio.sleep(0.1)
+        told = np.array([ask.cursor], "<u8").tobytes()
+        return HeadsReply(INSTANCE, ask.level, 0, True, ask.cursor + 1, told)
+
+
+def test_a_snapshot_without_an_end_keeps_no_other_peer_from_being_followed() -> None:
+    loop = SimLoop(Random(1))
+
+    async def run() -> None:
+        heads, endless = PeerHeads(1 << 20, loop.time), [EndlessLink() for _ in range(8)]
+        for number, link in enumerate(endless):
+            heads.follow(NodeId(f"{number:032x}"), link)  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        heads.follow(NodeId("f" * 32), Link(1))  # type: ignore[arg-type]
+        rounds = -(-len(endless) // SNAPSHOTS_MAX)
+        await asyncio.sleep(rounds * SNAPSHOT_S + PAUSE_S)
+        assert heads.stats()["heads"] == EACH
+        asked = sum(link.asked for link in endless)
+        await asyncio.sleep(rounds * SNAPSHOT_S + AGAIN_S)
+        assert sum(link.asked for link in endless) > asked  # it is tried again
+        await heads.close()
+
+    loop.run_until_complete(run())
+    assert not loop.unhandled
+    loop.close()
 
 
 def test_it_knows_as_many_heads_as_are_allowed() -> None:

@@ -104,6 +104,16 @@ def test_a_request_that_names_its_source_asks_it(pair: Pair) -> None:
         assert pair.borrower.get(A, origin=Origin(source)) == 20
 
 
+def test_nothing_is_borrowed_from_a_member_that_may_have_missed_deletes(pair: Pair) -> None:
+    pair.lender.put(A, 0, 20)
+    (tenant,) = pair.peers.tenants
+    tenant.doubtful = lambda: {LENDER.node}
+    assert pair.borrower.get(A) == 0
+    assert pair.borrower.get(A, origin=Origin(LENDER.engines[0])) == 0
+    tenant.doubtful = tuple
+    assert pair.borrower.get(A) == 20
+
+
 def test_a_source_of_no_member_is_not_asked(pair: Pair) -> None:
 
     async def they_left() -> None:
@@ -303,6 +313,21 @@ def test_what_is_being_deleted_does_not_come_from_a_host_that_is_told_last(pair:
     two.run(asyncio.wait_for(deleting, 10))
     assert two.get(A) == 0
     assert two.planner.index.get(SPEC.id, A[0]) is None
+
+
+def test_after_a_delete_of_everything_nothing_comes_in_a_namespace_that_was_not_known() -> None:
+    with Node(None) as one, Node(None, beside=one, registers=False) as two:
+        peers, _ = joined(two, {LENDER: one})
+        one.put(A, 0, 20)
+        two.run(two.store.lender(INSTANCES[BORROWER]).delete(None, None))
+        two.store.namespaces.register(SPEC)  # its engine starts
+        assert two.get(A) == 0  # the other host is told last
+        one.run(one.store.lender(LENDER.instance).delete(None, None))
+        assert two.planner.index.get(SPEC.id, A[0]) is None
+        two.tending.cancel()  # type: ignore[attr-defined]
+        with contextlib.suppress(asyncio.CancelledError):
+            two.loop.run_until_complete(two.tending)  # type: ignore[attr-defined]
+        two.run(peers.close())
 
 
 def test_a_host_that_ends_after_it_confirmed_a_delete_has_not(pair: Pair) -> None:

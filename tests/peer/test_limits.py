@@ -15,7 +15,15 @@ from kvstore.model.checksum import checksum
 from kvstore.model.errors import InvalidRequest
 from kvstore.model.tenant import NO_TENANT_ID
 from kvstore.peer import connections, lending, serving
-from kvstore.peer.base import PeerBusy, PeerCorrupt, PeerGone, PeerIncompatible, PeerSlow
+from kvstore.peer.base import (
+    HeadsAsk,
+    HeadsReply,
+    PeerBusy,
+    PeerCorrupt,
+    PeerGone,
+    PeerIncompatible,
+    PeerSlow,
+)
 from kvstore.peer.messages import BulkBody, decode_ticket, encode
 from kvstore.peer.tcp import TcpLink
 from kvstore.peer.wire import BULK_MAGIC, OPENING, Kind
@@ -240,6 +248,22 @@ def test_the_link_ends_with_its_bulk_connections() -> None:
             await incoming.fill([memoryview(bytearray(LARGE_NBYTES))])
         await until(lambda: found.server.connections == 0)
         await until(lambda: found.server.lending.reads == 0)
+
+    run(test)
+
+
+def test_a_chunk_of_heads_without_any_is_the_last_one() -> None:
+    async def test(lender: MemoryLender, found: Served, link: TcpLink) -> None:
+        async def told(ask: HeadsAsk) -> HeadsReply:
+            return HeadsReply(lender.instance, ask.level, 0, True, goes_on and ask.cursor + 1)
+
+        lender.heads = told  # type: ignore[method-assign]
+        goes_on = 0
+        assert (await link.heads(HeadsAsk(), deadline=soon())).heads == b""
+        goes_on = 1
+        with pytest.raises(PeerCorrupt):
+            await link.heads(HeadsAsk(), deadline=soon())
+        await until(lambda: link.fault is not None)  # what is held against the host
 
     run(test)
 

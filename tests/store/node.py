@@ -54,6 +54,7 @@ class Node:
     beside: another node, on whose loop this one runs. fine: files and bucket keep fine parts.
     loop: runs it in virtual time. bucket: the folder of an
     object tier, whose requests `gate` holds back if told to. pool: the address of one.
+    registers: it knows SPEC from the start.
     """
 
     def __init__(
@@ -77,8 +78,10 @@ class Node:
         policy: str = "lru",
         fine: bool = False,
         beside: Node | None = None,
+        registers: bool = True,
         **limits: Any,
     ) -> None:
+        self._registers = registers
         threads = loop.threads if loop else None
         now = self.now = loop.time if loop else time.monotonic
         self._owns_loop = beside is None
@@ -166,7 +169,8 @@ class Node:
 
     def __enter__(self) -> Node:
         self.run(self.store.start())
-        self.store.namespaces.register(SPEC)
+        if self._registers:
+            self.store.namespaces.register(SPEC)
         if hasattr(self, "objects"):
             self.run(self.objects.ready(time.monotonic() + 10))
         if hasattr(self, "pool"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from kvstore.decide.index import StoredFrame
 from kvstore.model.block import Match
 from kvstore.model.outcome import Reason
 from kvstore.move.load_race import Ended
+from kvstore.move.promote import Promoted
 from kvstore.move.source import Source
 from tests.store.lossy_node import BASE, BASES, BLOCKS, FINE, FINES, SPEC, LossyNode, chain
 
@@ -75,3 +77,27 @@ def test_what_leaves_while_a_bucket_is_asked_is_no_hit(
         assert node.flush()
         hit, _ = node.read(keys, refined=refined)
         assert 0 < hit <= gone
+
+
+def test_what_is_deleted_while_fine_parts_come_up_is_a_shorter_hit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some of the hit came from the bucket, and was counted as such."""
+    keys, bucket = chain(1), tmp_path / "bucket"
+    bucket.mkdir()
+    with LossyNode(tmp_path / "1", bucket=bucket, fine=True) as node:
+        node.store_blocks(keys, durable=True)
+    with LossyNode(tmp_path / "2", bucket=bucket, fine=True) as node:
+        node.store_blocks(keys, 0, 4)
+        promote = node.store._promotion.promote
+
+        async def deletes_meanwhile(*asked: Any, **options: Any) -> Promoted:
+            promoted = await promote(*asked, **options)
+            if any(span.part in FINES for span in asked[2]):
+                await node.store.deletes.delete(SPEC.id, keys[10:])
+            return promoted
+
+        monkeypatch.setattr(node.store._promotion, "promote", deletes_meanwhile)
+        assert node.read(keys)[0] == 4, "the window before the tenth block did not come"
+        hits = node.metrics.totals()["hit_blocks"]
+        assert (hits["dram"], hits["file"], hits["object"]) == (4, 0, 0)

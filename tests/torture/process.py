@@ -22,7 +22,7 @@ from kvstore.decide.planner.eviction import Eviction
 from kvstore.decide.planner.ledger import Ledger
 from kvstore.decide.planner.replaced import Replaced
 from kvstore.model.block import Buffer
-from kvstore.move import object_side
+from kvstore.move import losses, object_side
 from kvstore.move.object_upload import ObjectUpload
 from kvstore.sealing import aead
 from kvstore.tier.file import tier
@@ -112,6 +112,7 @@ NONCES = "nonces"
 NONCE_ENTRY = 32 + 12
 UPLOAD_REST_S = 0.2  # a life is short
 TRY_AGAIN_S = 0.2
+TOLD_S = 1.0
 
 
 if __name__ == "__main__":
@@ -123,5 +124,6 @@ if __name__ == "__main__":
     devices.RealDisk = lambda: SteeredDisk(steered, next(numbers))  # type: ignore[assignment,attr-defined]
     tier.RealDisk = devices.RealDisk  # type: ignore[attr-defined]
     admission.RETRY_S = TRY_AGAIN_S
+    losses.TOLD_S = TOLD_S
     object_side.ObjectUpload = partial(ObjectUpload, rest_s=UPLOAD_REST_S)  # type: ignore[assignment,attr-defined,misc]
     main()

@@ -270,8 +270,11 @@ class World:
             return
         for party in self.parties:
             with Client(party.target(self.daemon), arena=False) as client:
-                # The first answer may tell of what was evicted while it could not be written.
-                if not any(client.admin.flush(END_S / 4) for _ in range(2)):
+                # Answers may tell of what was evicted while it could not be written, for TOLD_S.
+                end = time.monotonic() + END_S / 2
+                while not (durable := client.admin.flush(END_S / 4)) and time.monotonic() < end:
+                    time.sleep(0.1)
+                if not durable:
                     self._found(life, [f"hung: not durable after {life.trouble!r} was over"])
 
     def _kill(self, life: Life, draw: Random) -> None:

@@ -176,14 +176,18 @@ def ep_encode(
 ) -> tuple[bytes, bytes] | None:
     """Return the base and fine records of one block; the fine one names no pair yet.
 
-    planes, fine: of (keys, values) in each. None: a value is infinite, NaN or above 65504.
+    planes, fine: of (keys, values) in each. None: a value is infinite, NaN or above 65504, or a
+    stripe is wider than a half and 8 bits of a step can tell.
     """
     bodies: tuple[list[bytes], list[bytes]] = ([], [])
     for tile, values in zip(shape.tiles, tiles, strict=True):
         x, kind = to_float(values, shape.dtype), int(tile["kind"])
         if not (np.abs(x) <= _LARGEST).all():
             return None
-        lows, steps, codes = (_encode_values if kind else _encode_keys)(x)
+        coded = (_encode_values if kind else _encode_keys)(x)
+        if coded is None:
+            return None
+        lows, steps, codes = coded
         cut = 8 - planes[kind]
         bodies[0].append(_filled(lows + steps + _planes(codes, range(7, cut - 1, -1))))
         bodies[1].append(_filled(_planes(codes, range(cut - 1, cut - 1 - fine[kind], -1))))
@@ -233,16 +237,20 @@ def ep_decode(shape: Shape, base: bytes, fine: bytes | None = None) -> list[Bits
     return tiles
 
 
-def _encode_keys(x: Floats) -> tuple[bytes, bytes, Bits]:
+def _encode_keys(x: Floats) -> tuple[bytes, bytes, Bits] | None:
     low = _floor10(x.min(0))
     index = _step_index(low, x.max(0))
+    if index is None:
+        return None
     return _half(low).tobytes(), index.tobytes(), _code(x, low, index)
 
 
-def _encode_values(x: Floats) -> tuple[bytes, bytes, Bits]:
+def _encode_values(x: Floats) -> tuple[bytes, bytes, Bits] | None:
     x = _rotate(x * _signs(x.shape[1]))
     low = _floor10(x.min(1))
     index = _step_index(low, x.max(1))
+    if index is None:
+        return None
     return _half(low).tobytes(), index.tobytes(), _code(x, low[:, None], index[:, None])
 
 
@@ -307,11 +315,15 @@ def _of_half(half: Bits) -> Floats:
     return (bits | (wide & 0x8000) << 16).astype(np.uint32).view(np.float32)
 
 
-def _step_index(low: Floats, high: Floats) -> Bits:
+def _step_index(low: Floats, high: Floats) -> Bits | None:
+    """Return the steps as stored; None if 8 bits do not hold one, or a half not the lowest value:
+    rotated values may be larger than any that came."""
     width = high - low + np.float32(0)  # of zeros either may be negative
     step = (width * (np.float32(1) / np.float32(255))).astype(np.float32)
     index = ((step.view(np.uint32) + np.uint32(0xFFFFF)) >> 20).astype(np.int64) - _STEP_BIAS
-    return np.clip(index, 0, 255).astype(np.uint8)
+    if (index > 255).any() or (low < -_LARGEST).any():
+        return None
+    return np.maximum(index, 0).astype(np.uint8)
 
 
 def _step(index: Bits) -> Floats:

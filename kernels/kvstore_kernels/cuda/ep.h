@@ -95,10 +95,13 @@ struct Stripe {
         // Of zeros either may be negative.
         u32 size = bits_of((most - stripe.low + 0.0f) * (1.0f / 255.0f));
         int index = (int)((size + 0xfffff) >> 20) - (int)STEP_BIAS;
-        index = lesser(greater(index, 0), 255);
+        index = greater(index, 0);
         stripe.step = float_of(((u32)index + STEP_BIAS) << 20);
         return stripe;
     }
+    // A half holds the lowest value, and 8 bits the step: rotated values may be larger than any that
+    // came, and a stripe wider than 255 of the largest steps.
+    INLINE bool held() const { return low >= -LARGEST && index() <= 255; }
     INLINE u32 half() const {
         u32 bits = bits_of(low);
         int size = (int)(bits >> 13 & 0x3ffff) - (112 << 10);
@@ -191,11 +194,11 @@ INLINE void encode_keys(
                     high_b = greater(high_b, y);
                 }
             }
-            if (!fit) {
+            const Stripe first = Stripe::over(low_a, high_a), second = Stripe::over(low_b, high_b);
+            if (!fit || !first.held() || !second.held()) {
                 result.wrong = 1;
                 continue;
             }
-            const Stripe first = Stripe::over(low_a, high_a), second = Stripe::over(low_b, high_b);
             *(u32*)(to.lows + 2 * channel) = first.half() | second.half() << 16;
             put_two(to.steps + channel, first.index(), second.index());
             const float up = reciprocal(first.step), other_up = reciprocal(second.step);
@@ -357,6 +360,7 @@ INLINE void encode_values(
                 for (u32 k = 0; k < 2 * PAIRS; k++)
                     codes[lane].of[k] |= (u64)stripe.code(x[lane].of[k], up) << 8 * token;
                 if (!lane) {
+                    if (!stripe.held()) unfit[lane] = 1;
                     *(u16*)(to.lows + 2 * (work.first + token)) = (u16)stripe.half();
                     to.steps[work.first + token] = (u8)stripe.index();
                 }

@@ -91,9 +91,11 @@ INLINE Floats of_half(Uints half) {
 INLINE Ints step_index(Floats lo, Floats hi) {
     Floats step = (hi - lo + 0.0f) * (1.0f / 255.0f);  // of zeros either may be negative
     Ints index = (Ints)(((Uints)step + 0xfffffu) >> 20) - int32_t(STEP_BIAS);
-    index = index > 0 ? index : Ints{};
-    return index < 255 ? index : Ints{} + 255;
+    return index > 0 ? index : Ints{};
 }
+// Where a half does not hold the lowest value, or 8 bits the step: rotated values may be larger than
+// any that came, and a stripe wider than 255 of the largest steps.
+INLINE Ints too_wide(Floats lo, Ints index) { return (Ints)(lo < -LARGEST) | (Ints)(index > 255); }
 INLINE Floats step_of(Ints index) { return (Floats)(((Uints)index + STEP_BIAS) << 20); }
 INLINE Uints codes_of(Floats x, Floats lo, Floats inverse) {
     const Floats magic = floats(12582912.0f);  // 1.5 * 2^23: adding it rounds to nearest even
@@ -238,10 +240,12 @@ INLINE void read_codes(uint8_t* codes, int T, int D, int base, const uint8_t* fr
 }
 
 // TOKENS: T where it is the usual one, so that a stripe stays in registers; else 0.
+// Whether all stripes fit.
 template <typename Item, int TOKENS>
-static void encode_keys_of(const typename Item::Value* x, ptrdiff_t stride, int tokens, int D, uint8_t* lows,
+static bool encode_keys_of(const typename Item::Value* x, ptrdiff_t stride, int tokens, int D, uint8_t* lows,
                            uint8_t* steps, uint8_t* codes) {
     const int T = TOKENS ? TOKENS : tokens;
+    Ints over{};
     for (int c = 0; c < D; c += WIDTH) {
         Floats v[TOKENS ? TOKENS : TOKENS_MAX], lo, hi;
         for (int t = 0; t < T; t++) v[t] = Item::load(x + t * stride + c);
@@ -249,17 +253,21 @@ static void encode_keys_of(const typename Item::Value* x, ptrdiff_t stride, int 
         for (int t = 1; t < T; t++) lo = lesser(lo, v[t]), hi = greater(hi, v[t]);
         lo = floor10(lo) + 0.0f;  // no negative zero: which of two zeros is less is not defined
         Ints index = step_index(lo, hi);
+        over |= too_wide(lo, index);
         Floats inverse = 1.0f / step_of(index);
         put_halves(lows + 2 * c, to_half(lo));
         put_bytes(steps + c, (Uints)index);
         for (int t = 0; t < T; t++) put_bytes(codes + t * D + c, codes_of(v[t], lo, inverse));
     }
+    for (int i = 0; i < WIDTH; i++)
+        if (over[i]) return false;
+    return true;
 }
 template <typename Item>
-INLINE void encode_keys(const typename Item::Value* x, ptrdiff_t stride, int T, int D, uint8_t* lows, uint8_t* steps,
+INLINE bool encode_keys(const typename Item::Value* x, ptrdiff_t stride, int T, int D, uint8_t* lows, uint8_t* steps,
                         uint8_t* codes) {
-    if (T == 16) encode_keys_of<Item, 16>(x, stride, T, D, lows, steps, codes);
-    else encode_keys_of<Item, 0>(x, stride, T, D, lows, steps, codes);
+    if (T == 16) return encode_keys_of<Item, 16>(x, stride, T, D, lows, steps, codes);
+    return encode_keys_of<Item, 0>(x, stride, T, D, lows, steps, codes);
 }
 template <typename Item>
 INLINE void decode_keys(typename Item::Value* x, ptrdiff_t stride, int T, int D, const uint8_t* lows,
@@ -271,10 +279,11 @@ INLINE void decode_keys(typename Item::Value* x, ptrdiff_t stride, int T, int D,
 }
 // CHANNELS: D where it is one of the usual ones, so that loops over it are unrolled; else 0.
 template <typename Item, int CHANNELS>
-static void encode_values_of(const typename Item::Value* x, ptrdiff_t stride, int T, int channels, const float* signs,
+static bool encode_values_of(const typename Item::Value* x, ptrdiff_t stride, int T, int channels, const float* signs,
                              uint8_t* lows, uint8_t* steps, uint8_t* codes) {
     const int D = CHANNELS ? CHANNELS : channels, count = D / WIDTH, block = rotated_block(D);
     const float norm = 1.0f / sqrtf(float(block));
+    bool fits = true;
     for (int t = 0; t < T; t++) {
         Floats v[(CHANNELS ? CHANNELS : CHANNELS_MAX) / WIDTH];
         for (int i = 0; i < count; i++) v[i] = Item::load(x + t * stride + WIDTH * i) * at<Floats>(signs + WIDTH * i);
@@ -284,12 +293,14 @@ static void encode_values_of(const typename Item::Value* x, ptrdiff_t stride, in
         for (int i = 1; i < count; i++) low = lesser(low, v[i]), high = greater(high, v[i]);
         Floats lo = floor10(extreme_of<true>(low)) + 0.0f;
         Ints index = step_index(lo, extreme_of<false>(high));
+        fits &= !too_wide(lo, index)[0];
         Floats inverse = 1.0f / step_of(index);
         uint16_t half = uint16_t(to_half(lo)[0]);
         memcpy(lows + 2 * t, &half, 2);
         steps[t] = uint8_t(index[0]);
         for (int i = 0; i < count; i++) put_bytes(codes + t * D + WIDTH * i, codes_of(v[i], lo, inverse));
     }
+    return fits;
 }
 template <typename Item, int CHANNELS>
 static void decode_values_of(typename Item::Value* x, ptrdiff_t stride, int T, int channels, const float* signs,
@@ -308,12 +319,12 @@ static void decode_values_of(typename Item::Value* x, ptrdiff_t stride, int T, i
     }
 }
 template <typename Item>
-INLINE void encode_values(const typename Item::Value* x, ptrdiff_t stride, int T, int D, const float* signs,
+INLINE bool encode_values(const typename Item::Value* x, ptrdiff_t stride, int T, int D, const float* signs,
                           uint8_t* lows, uint8_t* steps, uint8_t* codes) {
-    if (D == 64) encode_values_of<Item, 64>(x, stride, T, D, signs, lows, steps, codes);
-    else if (D == 128) encode_values_of<Item, 128>(x, stride, T, D, signs, lows, steps, codes);
-    else if (D == 256) encode_values_of<Item, 256>(x, stride, T, D, signs, lows, steps, codes);
-    else encode_values_of<Item, 0>(x, stride, T, D, signs, lows, steps, codes);
+    if (D == 64) return encode_values_of<Item, 64>(x, stride, T, D, signs, lows, steps, codes);
+    if (D == 128) return encode_values_of<Item, 128>(x, stride, T, D, signs, lows, steps, codes);
+    if (D == 256) return encode_values_of<Item, 256>(x, stride, T, D, signs, lows, steps, codes);
+    return encode_values_of<Item, 0>(x, stride, T, D, signs, lows, steps, codes);
 }
 template <typename Item>
 INLINE void decode_values(typename Item::Value* x, ptrdiff_t stride, int T, int D, const float* signs,
@@ -340,8 +351,9 @@ static int encode_parts(const Plan* plan, int64_t block, uint8_t* base, uint8_t*
         if (!Item::fit(rows.first, rows.stride, T, D)) return 1;
         size_t stripes = stripes_of(tile), size = ep_nbytes(tile, planes[kind], true);
         uint8_t *codes = scratch().codes, *steps = base + 2 * stripes, *to = steps + stripes;
-        if (kind == KEYS) encode_keys<Item>(rows.first, rows.stride, T, D, base, steps, codes);
-        else encode_values<Item>(rows.first, rows.stride, T, D, plan->signs, base, steps, codes);
+        if (kind == KEYS ? !encode_keys<Item>(rows.first, rows.stride, T, D, base, steps, codes)
+                         : !encode_values<Item>(rows.first, rows.stride, T, D, plan->signs, base, steps, codes))
+            return 1;
         write_planes(codes, T, D, planes[kind], to, fine);
         uint8_t* used = to + size_t(T) * D / 8 * planes[kind];
         memset(used, 0, size_t(base + size - used));

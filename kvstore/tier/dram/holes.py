@@ -6,9 +6,8 @@ import asyncio
 import logging
 import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 
-from kvstore.system.threads import ended
+from kvstore.system.threads import Threads, ended
 from kvstore.tier.dram.extent_memory import present_nbytes, punch, refill
 from kvstore.tier.dram.extents import Extent, Extents, Run
 from kvstore.tier.dram.growth import Growth
@@ -26,7 +25,7 @@ class ArenaHoles:
         self.starved = False
         self._extents = extents
         self._growth = growth
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="kvstore-holes")
+        self._threads = Threads(THREADS, thread_name_prefix="kvstore-holes")
         self._giving: dict[int, asyncio.Task[None]] = {}  # by extent
 
     def close(self) -> None:

@@ -56,7 +56,7 @@ class Jobs(Generic[T]):
         self._loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[None] | None = None
         self._ended: list[Future[T]] = []
-        self._jobs = [_submit(executor, work) for work in works]
+        self._jobs = [_begin(executor, work) for work in works]
         for job in self._jobs:
             job.add_done_callback(self._end)
 
@@ -173,8 +173,18 @@ def _carry_out(batch: Sequence[_Job]) -> None:
 def _submit(executor: Executor, work: Callable[[], T]) -> Future[T]:
     try:
         return executor.submit(work)
-    except RuntimeError as error:  # raised by a pool after its shutdown
-        raise Unavailable("the file tier is closed") from error
+    except RuntimeError as error:  # it is shut down, or no thread can be started
+        raise Unavailable(f"the file tier takes no work: {error}") from error
+
+
+def _begin(executor: Executor, work: Callable[[], T]) -> Future[T]:
+    """Return a job, which has failed if no thread can begin with it: others have begun, maybe."""
+    try:
+        return _submit(executor, work)
+    except Unavailable as error:
+        failed: Future[T] = Future()
+        failed.set_exception(error)
+        return failed
 
 
 async def _done(future: asyncio.Future[T], take_back: Callable[[], object]) -> T:

@@ -19,13 +19,14 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterator, Sequence, Set
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from kvstore.format.frame import SegmentTag
 from kvstore.sealing import Sealing
+from kvstore.system.threads import Threads
 from kvstore.tier.file.calls import Calls
 from kvstore.tier.file.directory import Directory, take_directory
 from kvstore.tier.file.disk import Disk, RealDisk
@@ -90,7 +91,7 @@ class FileTier:
         self.threads = threads
         self._path = path
         self._disk: Disk = disk if disk is not None else RealDisk()
-        self._executor = executor or ThreadPoolExecutor(threads, thread_name_prefix="kvstore-file")
+        self._executor = executor or Threads(threads, thread_name_prefix="kvstore-file")
         self.run: Run = partial(run_blocking, self._executor)
         self._directory: Directory | None = None
         calls = self._calls = Calls()

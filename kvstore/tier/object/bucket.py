@@ -12,7 +12,6 @@ import logging
 import re
 import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
@@ -37,6 +36,7 @@ from kvstore.model.block import Buffer
 from kvstore.model.errors import ConfigError
 from kvstore.settings import ObjectSettings
 from kvstore.system.breaker import Breaker, State
+from kvstore.system.threads import Threads
 from kvstore.tier.object.drain import Drain
 from kvstore.tier.object.failure import (
     Cause,
@@ -96,7 +96,7 @@ class ObstoreBucket:
         self._creates = True  # until the store has refused a put "if absent"
         self._may_sign = isinstance(store, S3Store) and not getproxies()
         # On the event loop, chunks wait for their turns: reads took 7 % longer, on two cores.
-        self._threads = ThreadPoolExecutor(settings.requests_max, "kvstore-object")
+        self._threads = Threads(settings.requests_max, "kvstore-object")
         self._connections = Connections(settings.timeout_s)
         self._unfit = Breaker(time.monotonic, UNFIT_MIN_S, UNFIT_MAX_S)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from kvstore.metrics import Metrics
@@ -13,7 +12,7 @@ from kvstore.model.block import PAGE_NBYTES, BlockKey, NamespaceId, Part
 from kvstore.model.checksum import copy_in, copy_out
 from kvstore.settings import PoolSettings
 from kvstore.system.background import keep_running
-from kvstore.system.threads import outlive
+from kvstore.system.threads import Threads, outlive
 from kvstore.tier.pool.client import PoolClient
 from kvstore.tier.pool.failure import MISSING, NO_ROOM, TOO_LARGE, PoolFailed, is_host_gone
 from kvstore.tier.pool.memory import lane_nbytes
@@ -78,7 +77,7 @@ class PoolTier:
             if settings.segment_bytes
             else None
         )
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="kvstore-pool")
+        self._threads = Threads(THREADS, thread_name_prefix="kvstore-pool")
         self._tasks: list[asyncio.Task[None]] = []
         self._drops: set[asyncio.Task[None]] = set()
 

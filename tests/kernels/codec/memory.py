@@ -12,6 +12,7 @@ from kvstore_kernels.codec.coder import Coder, Memory
 from kvstore_kernels.codec.places import Axis, Place, Shape
 from kvstore_kernels.codec.record import DType
 from kvstore_kernels.codec.reference import Bits, gather, of_float, scatter
+from kvstore_kernels.codec.reference import _signs as signs
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -112,3 +113,16 @@ def made_up(shape: Shape, seed: int) -> list[Bits]:
         x = rng.normal(0, 1, (int(tile["tokens"]), channels)) * scale
         tiles.append(of_float(x.astype(np.float32), shape.dtype))
     return tiles
+
+
+def wide(kind: str, size: float, dtype: DType = DType.BF16, channels: int = 128) -> Pages:
+    """Block 1 has a stripe of values of that size: of a key channel, or of a row that lies along
+    the rotation, so that all of it comes into one value."""
+    page = pages([[place(kind, 1, 16, channels)]], dtype)
+    x = np.zeros((16, channels), np.float32)
+    if kind == "K":
+        x[:2, 0] = -size, size
+    else:
+        x[3] = -size * signs(channels)
+    page.fill(1, [of_float(x, dtype)])
+    return page

@@ -23,7 +23,7 @@ from kvstore_kernels.codec.device_passes import Arrived, OnDevice, Staged  # noq
 from kvstore_kernels.codec.record import HEADER_NBYTES, DType, Form, Header  # noqa: E402
 from kvstore_kernels.packing import PagedKV  # noqa: E402
 from tests.kernels.codec.device import device_coder, open_on_host, room  # noqa: E402
-from tests.kernels.codec.memory import Pages, made_up, pages, place  # noqa: E402
+from tests.kernels.codec.memory import Pages, made_up, pages, place, wide  # noqa: E402
 from tests.kernels.codec.test_forms import SPECIAL  # noqa: E402
 
 
@@ -83,6 +83,13 @@ def test_other_numbers_of_channels(channels, codec_library) -> None:
     page = pages([[keys, values]], DType.BF16)
     page.fill(1, made_up(page.shape, channels))
     same_as_host(page, codec_library)
+
+
+@pytest.mark.parametrize("kind", ["K", "V"])
+def test_a_stripe_that_is_too_wide(kind, codec_library) -> None:
+    for size in (2000.0, 5000.0, 8000.0, 30000.0, 31000.0, 40000.0, 60000.0):
+        for channels in (64, 128, 576):
+            same_as_host(wide(kind, size, DType.BF16, channels), codec_library)
 
 
 @pytest.mark.parametrize("name", SPECIAL)

@@ -13,7 +13,7 @@ from kvstore_kernels.codec import reference
 from kvstore_kernels.codec.coder import BASE_PLANES, FINE_PLANES
 from kvstore_kernels.codec.places import Place, Shape, Unplaced, tile_tokens
 from kvstore_kernels.codec.record import HEADER_NBYTES, DType, Form, Header
-from tests.kernels.codec.memory import Pages, made_up, pages, place
+from tests.kernels.codec.memory import Pages, made_up, pages, place, wide
 
 GOLDEN = {
     (16, 64): ("386aad87aa620d2a", "4546a5551a1ce860", "b734a71b210e1bc6", "21fa1c746b61f8d6"),
@@ -267,3 +267,20 @@ def test_a_stripe_of_negative_zeros_stays_near_zero_in_the_base_part() -> None:
         assert page.coder().decode([2], [encoded.base]) == [None]
         values = reference.to_float(page.memory[0][2].view(np.uint16), DType.BF16)
         assert np.abs(values).max() < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [DType.BF16, DType.FP16, DType.FP32], ids=lambda d: d.name)
+@pytest.mark.parametrize("kind", ["K", "V"])
+def test_a_stripe_that_is_too_wide_is_kept_whole(kind: str, dtype: DType) -> None:
+    """8 bits tell no step above 240, and a half no rotated value below -65504."""
+    lossy = set()
+    for size in (100.0, 2000.0, 5000.0, 8000.0, 30000.0, 31000.0, 40000.0, 60000.0):
+        page = wide(kind, size, dtype)
+        both_ways(page)
+        (encoded,) = page.coder().encode_lossy([1], [False], page.room(1))
+        assert page.coder().decode([2], [encoded.base], [encoded.fine]) == [None]
+        was, now = (reference.to_float(page.tiles(block)[0], dtype) for block in (1, 2))
+        # Rotated back, the errors of a row that lies along the rotation come together.
+        assert np.abs(was - now).max() <= np.ptp(was) / (100 if kind == "K" else 6)
+        lossy.add((size, encoded.fine is not None))
+    assert {(100.0, True), (2000.0, True), (60000.0, False)} <= lossy

@@ -1,0 +1,59 @@
+"""What is being deleted is told to work that is under way, and to work that begins meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+
+import pytest
+
+from kvstore.model.block import BlockKey, NamespaceId
+from kvstore.move.deletions import LINGERING_MAX, Deletions
+from kvstore.testing.samples import sample_keys
+
+ONE, OTHER = NamespaceId(b"1" * 32), NamespaceId(b"2" * 32)
+KEYS = sample_keys("deletions", 4)
+
+
+@pytest.mark.parametrize(
+    ("namespaces", "keys", "dead"),
+    [
+        ({ONE}, KEYS[:1], KEYS[:1]),
+        ({ONE}, None, KEYS),
+        ({OTHER}, None, []),
+        (set(), None, []),
+        (None, None, KEYS),  # all, whoever knows of them
+    ],
+)
+def test_work_learns_what_is_deleted_of_it(
+    namespaces: Collection[NamespaceId] | None,
+    keys: Collection[BlockKey] | None,
+    dead: list[BlockKey],
+) -> None:
+    deletions = Deletions()
+    with (
+        deletions.watch(ONE, KEYS) as before,
+        deletions.deleting(namespaces, keys),
+        deletions.watch(ONE, KEYS) as during,
+    ):
+        assert before.dead == during.dead == set(dead)
+    with deletions.watch(ONE, KEYS) as after:
+        assert not after.dead
+
+
+def test_a_delete_of_everything_lingers_beyond_the_bound() -> None:
+    async def run() -> None:
+        deletions = Deletions()
+        lingering = [
+            asyncio.ensure_future(deletions.linger({OTHER}, KEYS[:1], 60.0))
+            for _ in range(LINGERING_MAX)
+        ]
+        lingering.append(asyncio.ensure_future(deletions.linger(None, None, 60.0)))
+        await asyncio.sleep(0)
+        with deletions.watch(ONE, KEYS) as watch:
+            assert watch.dead == set(KEYS)
+        for each in lingering:
+            each.cancel()
+        await asyncio.gather(*lingering, return_exceptions=True)
+
+    asyncio.run(run())
