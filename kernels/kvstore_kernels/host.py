@@ -55,7 +55,7 @@ class HostPages:
         records: Sequence[memoryview],
         checksum: Callable[[memoryview], int],
     ) -> list[int]:
-        """Copy each record into its block; return the records' checksums, taken after the copy."""
+        """Copy each record into its block; return the checksums of what was copied."""
         if self._natively(len(blocks)):
             return self._all(blocks, records, to_pages=True)
         found = []
@@ -71,12 +71,13 @@ class HostPages:
     def _all(
         self, blocks: Sequence[int], records: Sequence[memoryview], *, to_pages: bool
     ) -> list[int]:
-        starts, sizes = sums.addresses_of(records)
+        starts, sizes = (sums.addresses_of if to_pages else sums.places_of)(records)
         if len(blocks) != len(records) or any(sizes != self.record_nbytes):
             raise ValueError(f"a record of these pages has {self.record_nbytes:,} bytes")
         if any(not 0 <= block < layer.blocks for layer in self._layers for block in blocks):
             raise IndexError("there is no such block")
         ids, found = np.array(blocks, np.int64), np.empty(len(blocks), np.uint64)
+        leaves = np.empty(-(-self.record_nbytes // sums.LEAF_NBYTES), np.uint64)
         library = native.library()
         assert library is not None
         library.kvstore_pages(
@@ -87,6 +88,7 @@ class HostPages:
             starts.ctypes.data,
             int(to_pages),
             found.ctypes.data,
+            leaves.ctypes.data,
         )
         return found.tolist()
 

@@ -41,8 +41,10 @@ Leaves = list[bytes]
 class Sums:
     """The checksums of a batch's records, on their way from the device."""
 
-    def __init__(self, leaves: Tensor, ends: Sequence[int]) -> None:
-        """leaves: of all records, written by what is on the current stream, which copies them."""
+    def __init__(self, leaves: Tensor, ends: Sequence[int], keeps: object = None) -> None:
+        """leaves: of all records, written by what is on the current stream, which copies them.
+        keeps: what that reads; it must not be freed before."""
+        self._keeps = keeps
         self._leaves = leaves
         self._ends = ends
         self._written = None
@@ -124,7 +126,7 @@ class PagedKV:
         """
         records = self._records(batch, staged, offsets)
         if self._kernels:
-            return Sums(self._kernels.launch("gather", records), _ends(records))
+            return Sums(self._kernels.launch("gather", records), _ends(records), self._kernels)
         if not self.sums:
             for group, blocks, rows in self._runs(batch, records, staged):
                 gather_blocks(self._groups[group], blocks, rows)
@@ -145,7 +147,7 @@ class PagedKV:
             raise ValueError("a block is given twice")
         records = self._records(batch, staged, offsets)
         if self._kernels:
-            return Sums(self._kernels.launch("scatter", records), _ends(records))
+            return Sums(self._kernels.launch("scatter", records), _ends(records), self._kernels)
         if not self.sums:
             for group, blocks, rows in self._runs(batch, records, staged):
                 scatter_blocks(rows, self._groups[group], blocks)

@@ -187,6 +187,71 @@ def test_pages_are_copied_in_one_call_as_one_by_one() -> None:
             assert torch.equal(layer[block], (source if block in blocks else before)[block])
 
 
+@pytest.mark.parametrize("to_pages", [False, True])
+def test_pages_that_change_meanwhile_are_read_once(to_pages: bool) -> None:
+    layers, pages = host_pages(8)
+    blocks = list(range(8))
+    records = [memoryview(aligned(pages.record_nbytes)) for _ in blocks]
+    stop = threading.Event()
+
+    def change() -> None:
+        draw = np.random.default_rng(1)
+        while not stop.is_set():
+            at = int(draw.integers(len(blocks)))
+            if to_pages:
+                records[at][:] = draw.bytes(pages.record_nbytes)
+            else:
+                layers[0][at] = float(draw.integers(1000))
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    try:
+        changed, until = 0, time.monotonic() + 60
+        while changed < 100:
+            assert time.monotonic() < until
+            mine = [memoryview(bytearray(pages.record_nbytes)) for _ in blocks]
+            if to_pages:
+                found = pages.write_all(blocks, records, checksum)
+                pages.read_all(blocks, mine, checksum)
+            else:
+                found = pages.read_all(blocks, mine, checksum)
+            assert found == [checksum(each) for each in mine]
+            changed += 1
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_pages_of_any_sizes_are_records_of_all_of_them() -> None:
+    draw = np.random.default_rng(3)
+    for _ in range(40):
+        sizes = [int(size) for size in draw.integers(1, 200_000, int(draw.integers(1, 6)))]
+        layers = [torch.from_numpy(draw.integers(0, 256, (3, 1, size), np.uint8)) for size in sizes]
+        pages, expected = HostPages(layers), [layer[1].numpy().tobytes() for layer in layers]
+        record = memoryview(bytearray(pages.record_nbytes))
+        (found,) = pages._all([1], [record], to_pages=False)
+        assert bytes(record) == b"".join(expected)
+        assert found == checksum(record)
+        for layer in layers:
+            layer.zero_()
+        assert pages._all([1], [record], to_pages=True) == [found]
+        assert [layer[1].numpy().tobytes() for layer in layers] == expected
+        assert not any(layer[block].any() for layer in layers for block in (0, 2))
+
+
+def test_what_may_not_be_written_to_is_refused() -> None:
+    _, pages = host_pages(8)
+    fixed, source = memoryview(bytes(pages.record_nbytes)), bytes(pages.record_nbytes)
+    for write in (
+        lambda: sums.copies([source], [fixed]),
+        lambda: sums.SharedCopies([source], [fixed]),
+        lambda: pages.read_all([0] * 4, [fixed] * 4, checksum),
+    ):
+        with pytest.raises(ValueError, match="cannot be written to"):
+            write()
+    assert not any(fixed)
+
+
 @pytest.mark.parametrize("block", [-1, 8])
 def test_no_page_outside_a_layer_is_touched(block: int) -> None:
     _, pages = host_pages(8)

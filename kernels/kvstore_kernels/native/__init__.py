@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-VERSION = 5
+VERSION = 6
 _NAME = "libkvstore.so"
 _POINTER, _SIZE, _INT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
 _FUNCTIONS: dict[str, tuple[Any, ...]] = {
@@ -25,7 +25,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "kvstore_copies": (_SIZE, *(_POINTER,) * 4),
     "kvstore_share": (_POINTER,),
     "kvstore_receive": (_INT, _SIZE, *(_POINTER,) * 4),
-    "kvstore_pages": (_POINTER, _SIZE, _SIZE, _POINTER, _POINTER, _INT, _POINTER),
+    "kvstore_pages": (_POINTER, _SIZE, _SIZE, _POINTER, _POINTER, _INT, _POINTER, _POINTER),
     "kvstore_load": (_POINTER, _SIZE, *(_POINTER,) * 5),
     "kvstore_slots_find": (_SIZE, *(_POINTER,) * 3, _SIZE, *(_POINTER,) * 3),
     "kvstore_slots_place": (_SIZE, *(_POINTER,) * 2, _SIZE, *(_POINTER,) * 3),

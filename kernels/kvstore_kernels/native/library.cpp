@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "load.h"
+#include "pages.h"
 #include "plan.h"
 #include "receive.h"
 #include "shared.h"
@@ -12,14 +13,14 @@ extern const Codec codec_plain;
 extern const Codec codec_avx2, codec_vbmi2;
 #endif
 
+// Each is asked for as it was compiled: see X86 in build.py.
 static const Codec& best(int limit) {
 #ifdef WITH_X86
     __builtin_cpu_init();
-    if (limit >= 2 && __builtin_cpu_supports("avx512vbmi2") && __builtin_cpu_supports("avx512vbmi") &&
-        __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+    if (limit >= 2 && __builtin_cpu_supports("x86-64-v4") && __builtin_cpu_supports("avx512vbmi") &&
+        __builtin_cpu_supports("avx512vbmi2"))
         return codec_vbmi2;
-    if (limit >= 1 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2"))
-        return codec_avx2;
+    if (limit >= 1 && __builtin_cpu_supports("x86-64-v3")) return codec_avx2;
 #endif
     (void)limit;
     return codec_plain;
@@ -41,8 +42,15 @@ static inline void fence() {
 #define EXPORT __attribute__((visibility("default")))
 
 extern "C" {
-// The format of everything below; a library of another one is not used.
-EXPORT int kvstore_native_version() { return 5; }
+// The format of everything below; a library of another one is not used. 0: this processor has less than
+// all of it was compiled for.
+EXPORT int kvstore_native_version() {
+#ifdef WITH_X86
+    __builtin_cpu_init();
+    if (!__builtin_cpu_supports("x86-64-v2")) return 0;
+#endif
+    return 6;
+}
 
 // 0: any processor, 1: AVX2, 2: AVX-512 with VBMI2. Returns what is used from now on.
 EXPORT int kvstore_use_isa(int limit) {
@@ -106,19 +114,12 @@ EXPORT void kvstore_receive(int fd, size_t count, uint8_t* const* targets, const
                      uint64_t* sums) {
     *outcome = receive(best(isa_limit), fd, count, targets, sizes, sums);
 }
-// Blocks to or from records, which have a page of each layer, one after another; sums: of records.
+// Blocks to or from records; sums: of records as they were copied. leaves: room for those of a record.
 EXPORT void kvstore_pages(const Pages* layers, size_t layers_count, size_t count, const int64_t* blocks,
-                   uint8_t* const* records, int to_pages, uint64_t* sums) {
+                   uint8_t* const* records, int to_pages, uint64_t* sums, uint64_t* leaves) {
     const Codec& codec = best(isa_limit);
-    for (size_t i = 0; i < count; i++) {
-        uint8_t* at = records[i];
-        for (const Pages* layer = layers; layer < layers + layers_count; at += layer->nbytes, layer++) {
-            uint8_t* page = (uint8_t*)layer->address + blocks[i] * layer->stride;
-            if (to_pages) memcpy(page, at, layer->nbytes);
-            else memcpy(at, page, layer->nbytes);
-        }
-        sums[i] = codec.copy_sum(nullptr, records[i], size_t(at - records[i]), false);
-    }
+    for (size_t i = 0; i < count; i++)
+        sums[i] = copy_pages(codec, layers, layers_count, blocks[i], records[i], to_pages != 0, leaves);
 }
 // fines: null for none at all. states[i]: a State; sums[i]: the checksum of base i as it was copied.
 EXPORT void kvstore_load(const Load* load, size_t count, const int64_t* blocks, const Stored* bases, const Stored* fines,

@@ -57,7 +57,7 @@ def received(fd: int, targets: Sequence[memoryview]) -> list[int]:
     Raises EOFError if the other side ends the connection first, and OSError: BlockingIOError after
     a silence as long as the socket's timeout.
     """
-    starts, sizes = addresses_of(targets)
+    starts, sizes = places_of(targets)
     outcome, found = ctypes.c_int64(), np.empty(len(targets), np.uint64)
     _library().kvstore_receive(
         fd,
@@ -79,10 +79,10 @@ class SharedCopies:
     have returned, the copies are there. A thread that comes late finds nothing left to do."""
 
     def __init__(self, sources: Sequence[Buffer], targets: Sequence[memoryview]) -> None:
-        """Raises ValueError unless each source has the size of its target."""
+        """Raises ValueError unless each source has the size of its target, which may be written."""
         self._kept: Final = (sources, targets)
         starts, sizes = addresses_of(sources)
-        ends, room = addresses_of(targets)
+        ends, room = places_of(targets)
         if not np.array_equal(sizes, room):
             raise ValueError(DIFFER)
         firsts = np.zeros(len(sizes) + 1, np.uint64)
@@ -113,11 +113,20 @@ def addresses_of(
     return np.array([_address_of(each) for each in buffers], np.uint64), sizes
 
 
+def places_of(
+    targets: Sequence[memoryview],
+) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
+    """Return the same of buffers that are written to. Raises ValueError for one that may not be."""
+    if any(each.readonly for each in targets):
+        raise ValueError("a target cannot be written to")
+    return addresses_of(targets)
+
+
 def _copied(sources: Sequence[Buffer], targets: Sequence[memoryview] | None) -> list[int]:
     starts, sizes = addresses_of(sources)
     ends = None
     if targets is not None:
-        ends, room = addresses_of(targets)
+        ends, room = places_of(targets)
         if not np.array_equal(sizes, room):
             raise ValueError(DIFFER)
     found = np.empty(len(sources), np.uint64)
