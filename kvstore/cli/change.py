@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import click
 
@@ -11,6 +13,9 @@ from kvstore import Client
 from kvstore.cli.namespaces import Start, find_namespace_id, namespace_id_option
 from kvstore.cli.target import Hash, connect, daemon_options
 from kvstore.model.block import BlockKey
+from kvstore.model.errors import Unavailable
+
+_ONLY_OTHERS = "other daemons, not on "  # in what a daemon says that has deleted its own blocks
 
 
 @click.command()
@@ -30,7 +35,10 @@ def flush(ctx: click.Context, target: str, as_json: bool, wait_s: float) -> None
     ctx.exit(0 if durable else 1)
 
 
-_NOT_DURABLE = "not durable: no file tier, failing writes, or too little time; see `kvstore stats`"
+_NOT_DURABLE = (
+    "not durable: no file tier, failing writes, records lost before they were written, a write "
+    "budget that is used up, or too little time; see `kvstore stats`"
+)
 
 
 @click.command()
@@ -46,7 +54,7 @@ def delete(target: str, as_json: bool, namespace: str, keys: tuple[bytes, ...]) 
     Example:
       kvstore delete --namespace 5e88 0a1b... 2c3d...
     """
-    with connect(target) as client:
+    with connect(target) as client, _told_of_own():
         only = find_namespace_id(client, namespace)
         assert only is not None
         deleted = client.admin.delete(only, [BlockKey(key) for key in keys])
@@ -74,10 +82,21 @@ def clear(
         raise click.UsageError("say either --namespace HEX or --all")
     if everything and not yes:
         _ask(target)
-    with connect(target) as client:
+    with connect(target) as client, _told_of_own():
         deleted = client.admin.clear(find_namespace_id(client, namespace))
         reach = _reach(client)
     _say(as_json, {"deleted": deleted} | reach, f"deleted {deleted} blocks{_in_words(reach)}")
+
+
+@contextmanager
+def _told_of_own() -> Iterator[None]:
+    """Say of a delete that others did not confirm that the daemon itself has done it."""
+    try:
+        yield
+    except Unavailable as error:
+        if _ONLY_OTHERS not in str(error):
+            raise
+        raise click.ClickException(f"this daemon has deleted its own blocks; {error}") from error
 
 
 def _reach(client: Client) -> dict[str, object]:

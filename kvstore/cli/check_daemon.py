@@ -35,7 +35,7 @@ def check_daemon(target: str, given: Settings) -> Checked:
     try:
         with connect(target) as client:
             stats = client.admin.stats()
-            own = _settings_of(client)
+            own, unread = _settings_of(client)
     except Unavailable:
         none = note("daemon", f"none at {target} yet", "kvstore serve")
         return Checked([none, *check_addresses(given)], running=False)
@@ -46,16 +46,22 @@ def check_daemon(target: str, given: Settings) -> Checked:
         failed = wrong("daemon", str(error), "run the same release on both sides")
         return Checked([failed], running=True)
     findings = [_version(target, stats["version"]), *daemon_health(stats), *reach(stats)]
-    if own is not None:
-        findings += _differences(given, own)
+    findings += unread if own is None else _differences(given, own)
     return Checked(findings, running=True, settings=own)
 
 
-def _settings_of(client: Client) -> Settings | None:
+def _settings_of(client: Client) -> tuple[Settings | None, list[Finding]]:
+    """Return the daemon's settings; None and why if it tells none, as over TCP, or others, as
+    another release does."""
     try:
-        return settings_of(client.admin.settings())
-    except KVStoreError:
-        return None  # over TCP it tells none, and another release has other ones
+        return settings_of(client.admin.settings()), []
+    except KVStoreError as error:
+        unread = note(
+            "settings",
+            f"the daemon's own cannot be read ({error}): those of --config and --set are judged",
+            "ask it at its unix socket, with its own release of this command",
+        )
+        return None, [unread]
 
 
 def _differences(given: Settings, own: Settings) -> Iterator[Finding]:

@@ -99,12 +99,14 @@ def _room(capacity_bytes: int, paths: list[Path], there: Path) -> Finding:
 
 
 def _physical_nbytes(path: Path) -> int:
+    """Return what a directory takes, those of its tenants included."""
     total = 0
-    for each in path.iterdir() if path.is_dir() else ():
-        try:
-            total += each.lstat().st_blocks * 512
-        except OSError:
-            continue  # gone meanwhile
+    for directory, _, names in os.walk(path):
+        for name in names:
+            try:
+                total += os.lstat(os.path.join(directory, name)).st_blocks * 512
+            except OSError:
+                continue  # gone meanwhile
     return total
 
 

@@ -43,7 +43,12 @@ def read_arguments(text: str) -> dict[str, Any]:
 
 def read_config(path: Path) -> dict[str, Any]:
     """Read vLLM's --config file. Raises ClickException."""
-    text = path.read_text(encoding="utf-8")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise click.ClickException(
+            f"{path} is no text in UTF-8: name the file that `vllm serve --config` reads"
+        ) from error
     try:
         loaded = json.loads(text)
     except ValueError:

@@ -22,7 +22,7 @@ from kvstore.events.wire import (
     read,
     sequence_of,
 )
-from kvstore.model.errors import ConfigError, InvalidRequest, Unavailable
+from kvstore.model.errors import ConfigError, InvalidRequest
 
 OFF = "this daemon announces nothing: set events.publish, see `kvstore serve --print-config`"
 KINDS = ("BlockStored", "BlockRemoved", "AllBlocksCleared")
@@ -223,7 +223,8 @@ def _reached(endpoint: str, address: str | None) -> str:
 
 
 def _announced(client: Client) -> dict[str, Any]:
+    """Return what the daemon says of its events. Raises ClickException if it has none."""
     stats = client.admin.stats().get("events")
     if stats is None:
-        raise Unavailable(OFF)
+        raise click.ClickException(OFF)
     return dict(stats)

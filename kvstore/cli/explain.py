@@ -10,7 +10,7 @@ import click
 
 from kvstore.cli.namespaces import Start, find_namespace, namespace_option
 from kvstore.cli.prompt import read_tokens
-from kvstore.cli.target import connect, daemon_options
+from kvstore.cli.target import Text, connect, daemon_options
 from kvstore.model.block import Namespace
 from kvstore.model.keys import KeyChain, root_key
 from kvstore.model.outcome import BlockRange, Explanation, Outcome, is_request
@@ -23,7 +23,7 @@ MATCHING_MAX = 1000  # a daemon answers no more at once
 
 @click.command()
 @daemon_options
-@click.argument("request_id", required=False)
+@click.argument("request_id", type=Text(), required=False)
 @click.option(
     "--last",
     type=click.IntRange(1, 1000),
@@ -43,7 +43,7 @@ MATCHING_MAX = 1000  # a daemon answers no more at once
     metavar="PATH",
     help="tokenizer.json, or the model directory that has it: --prompt is then text.",
 )
-@click.option("--salt", default="", help="The cache salt the request was sent with.")
+@click.option("--salt", type=Text(), default="", help="The cache salt the request was sent with.")
 def explain(
     *,
     target: str,

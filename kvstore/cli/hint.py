@@ -11,7 +11,7 @@ import click
 
 from kvstore.cli.namespaces import Start, find_namespace, namespace_option
 from kvstore.cli.prompt import read_tokens
-from kvstore.cli.target import F, connect, daemon_options
+from kvstore.cli.target import F, Text, connect, daemon_options
 from kvstore.client import Client
 from kvstore.model.block import Namespace
 from kvstore.model.hint import HintKind, HintReport, Prefix, Short
@@ -63,7 +63,7 @@ def hint() -> None:
 def _named(command: F) -> F:
     """Add what a hint is about."""
     options: tuple[Callable[[F], F], ...] = (
-        click.argument("session", required=False),
+        click.argument("session", type=Text(), required=False),
         click.option(
             "--prompt",
             type=click.File("r", encoding="utf-8"),
@@ -75,7 +75,9 @@ def _named(command: F) -> F:
             metavar="PATH",
             help="tokenizer.json, or the model directory that has it: --prompt is then text.",
         ),
-        click.option("--salt", default="", help="The cache salt the request was sent with."),
+        click.option(
+            "--salt", type=Text(), default="", help="The cache salt the request was sent with."
+        ),
         daemon_options,
     )
     for option in reversed(options):

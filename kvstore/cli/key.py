@@ -15,7 +15,7 @@ import click
 from kvstore.cli.root_key import directories_of, keys_of, needed_root, root_of, root_options
 from kvstore.model.errors import ConfigError
 from kvstore.settings import load_settings
-from kvstore.tier.file import Audit, DirectoryKeys
+from kvstore.tier.file import Audit
 from kvstore.tier.file.keys import KEYS
 
 if TYPE_CHECKING:
@@ -125,36 +125,42 @@ def rotate(
 
     Old segments keep theirs, and an old key leaves with the last of them. A daemon that is using
     DIR takes the new key for its next segment. With --new-root-key-file the keys are wrapped anew
-    instead, and no epoch begins. Without DIR, the directories and the bucket of --config.
+    instead, and no epoch begins; what the new root opens already counts as done, so the command can
+    be repeated. Without DIR, the directories and the bucket of --config.
+
+    Nothing is changed before all of them have answered and opened. Exit code 1 if a directory of
+    --config is not there or has no keys: keep the old root key until it is done.
 
     \b
     Examples:
       kvstore key rotate /var/lib/kvstore --root-key-file /mnt/keys/kvstore.key
       kvstore key rotate --config kvstore.toml --new-root-key-file /mnt/keys/new.key
     """
-    from kvstore.cli.bucket_keys import rotate_in_bucket
+    from kvstore.cli.bucket_keys import roots_in_bucket, rotate_in_bucket
+    from kvstore.cli.directory_keys import configured_directories, open_all
     from kvstore.sealing import FileRoot
 
     root = needed_root(root_key_file, config)
     new_root = FileRoot.read(new_root_key_file) if new_root_key_file is not None else None
-    told = [
-        f"{path}: {_rotate(keys, root, new_root)}"
-        for path in _paths(paths, config)
-        if (keys := keys_of(path, root)) is not None
-    ]
-    if config is not None and not paths:
-        told += rotate_in_bucket(load_settings(config), root, new_root)
-    if not told:
-        raise ConfigError("nothing there has keys: the daemon makes them at its first start")
-    click.echo("\n".join(told))
-
-
-def _rotate(keys: DirectoryKeys, root: Root, new_root: Root | None) -> str:
-    if new_root is None:
-        keys.change(lambda ring: ring.rotated(root))
-        return f"epoch {keys.ring.current} for new segments"
-    keys.change(lambda ring: ring.rewrapped(new_root))
-    return "wrapped by the new root"
+    settings = load_settings(config) if config is not None and not paths else None
+    named = configured_directories(settings) if settings is not None else _paths(paths, config)
+    found, lacking = open_all(named, root, new_root)
+    roots = roots_in_bucket(settings, root, new_root) if settings is not None else {}
+    if not found and not roots:
+        raise ConfigError(
+            f"{', '.join(lacking) or 'nothing there has keys'}: the daemon makes them at its first "
+            "start; mount what is missing"
+        )
+    for each in found:
+        click.echo(f"{each.path}: {each.rotate(root, new_root)}")
+    if settings is not None:
+        rotate_in_bucket(settings, roots, new_root, click.echo)
+    if lacking:
+        keep = " Keep the old root key until then." if new_root is not None else ""
+        raise click.ClickException(
+            f"{', '.join(lacking)}: nothing was changed there. Mount what is missing and rotate it "
+            f"by name.{keep} A directory that no daemon has used yet needs nothing"
+        )
 
 
 def _paths(paths: tuple[Path, ...], config: Path | None) -> list[Path]:

@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 import kvstore
-from kvstore.model.errors import ConfigError, KVStoreError, Unavailable
+from kvstore.model.errors import ConfigError, KVStoreError, SessionEnded, Unavailable
 
 # Commands are imported when they are called: `serve` needs the whole daemon, `stats` only a client.
 # So what `kvstore --help` says of each stands here: group -> command -> (where it is, one line).
@@ -95,6 +95,27 @@ class NoDaemon(click.ClickException):
     exit_code = 3
 
 
+def is_answered(error: Unavailable) -> bool:
+    """Tell whether a daemon was reached and refused, or what failed is no call to one."""
+    import grpc
+    import grpc.aio
+
+    from kvstore.rpc.status import is_answer
+
+    cause = error.__cause__
+    if isinstance(cause, grpc.aio.AioRpcError):
+        silent = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+        return is_answer(cause) or cause.code() not in silent
+    # A reason stays on the side that refuses: here it is a bucket's.
+    return bool(error.reason) or isinstance(error, SessionEnded)
+
+
+def _tell(ctx: click.Context, error: str, exit_code: int) -> None:
+    """Say as JSON what went wrong, where JSON was asked for."""
+    if ctx.meta[_AS_JSON]:
+        click.echo(json.dumps({"error": error, "exit_code": exit_code}))
+
+
 class LazyGroup(click.Group):
     """A group whose commands are imported on first use, and listed by what they are for."""
 
@@ -140,9 +161,10 @@ class LazyGroup(click.Group):
         try:
             return self._invoke(ctx)
         except click.ClickException as error:
-            if ctx.meta[_AS_JSON]:
-                told = {"error": error.format_message(), "exit_code": error.exit_code}
-                click.echo(json.dumps(told))
+            _tell(ctx, error.format_message(), error.exit_code)
+            raise
+        except click.Abort:
+            _tell(ctx, "nobody confirmed, so nothing was done: --yes does not ask", 1)
             raise
 
     def _invoke(self, ctx: click.Context) -> Any:
@@ -151,6 +173,8 @@ class LazyGroup(click.Group):
         except ConfigError as error:
             raise WrongSettings(str(error)) from error
         except Unavailable as error:
+            if is_answered(error):
+                raise click.ClickException(str(error)) from error
             hint = "Is a daemon running there? Start one with: kvstore serve"
             raise NoDaemon(f"{error}\n{hint}") from error
         except KVStoreError as error:

@@ -10,7 +10,6 @@ from typing import Any
 import click
 
 from kvstore.cli.target import connect, daemon_options
-from kvstore.model.errors import Unavailable
 from kvstore.system.page_token import page_token_path, read_page_token
 
 
@@ -43,11 +42,11 @@ def page(target: str, as_json: bool, opens: bool) -> None:
 
 
 def _found(stats: dict[str, Any]) -> dict[str, Any]:
-    """Return where the page is. Raises Unavailable if there is none."""
+    """Return where the page is. Raises ClickException if there is none."""
     addresses = stats.get("addresses", {})
     guard = addresses.get("tcp_guard", {})
     if not addresses.get("page"):
-        raise Unavailable(
+        raise click.ClickException(
             "the daemon has no page: it needs server.metrics_listen, server.page=true and "
             "pip install 'kvstore-tiers[web]'"
         )

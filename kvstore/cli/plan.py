@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from kvstore.cli.demand import demand_of, demand_options
+from kvstore.cli.kind import check_finite
 from kvstore.cli.model import model_options, ratio_options
 from kvstore.decide.policy import policy_by_name
 from kvstore.model.block import RECORD_NBYTES_MAX
@@ -114,6 +115,7 @@ def plan(*, as_json: bool, **options: Any) -> None:
       kvstore plan --model config.json --tp 8 --tflops 989 --kind agent --scale 50 --ratio 1.38
       kvstore plan --model config.json --trace monday.jsonl.gz --hits 0.9 --prices 3,80,2.5
     """
+    check_finite(options)
     names = {item.name for item in fields(_Asked)}
     asked = _Asked(**{name: value for name, value in options.items() if name in names})
     demand = {name: value for name, value in options.items() if name not in names}

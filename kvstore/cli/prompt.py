@@ -16,7 +16,12 @@ def read_tokens(file: TextIO, tokenizer: str | None) -> list[int]:
 
     Raises ClickException that says what the file should hold.
     """
-    text = file.read(CHARS_MAX + 1)
+    try:
+        text = file.read(CHARS_MAX + 1)
+    except UnicodeDecodeError as error:
+        raise click.ClickException(
+            f"{file.name} is no text in UTF-8: give the prompt, or its token ids as JSON"
+        ) from error
     if len(text) > CHARS_MAX:
         raise click.ClickException(f"{file.name} has more than {CHARS_MAX} characters")
     if tokenizer is not None:

@@ -60,11 +60,16 @@ def needed_root(root_key_file: Path | None, config: Path | None) -> Root:
 
 def keys_of(path: Path, root: Root | None) -> DirectoryKeys | None:
     """Return the keys of a directory, None if it has none or without a root. Raises ConfigError."""
-    if root is None or not read_twins(RealDisk(), path, KEYS).number:
+    if root is None or not has_keys(path):
         return None
     keys = DirectoryKeys(RealDisk(), path, Sealing(root, tenant_of(path)))
     keys.load(create=False)
     return keys
+
+
+def has_keys(path: Path) -> bool:
+    """Say whether a directory has keys, whoever opens them. Raises DiskFailed."""
+    return bool(read_twins(RealDisk(), path, KEYS).number)
 
 
 def tenant_of(path: Path) -> TenantId:

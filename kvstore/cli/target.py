@@ -49,6 +49,20 @@ class Hash(Kind[bytes]):
         return found
 
 
+class Text(Kind[str]):
+    """Text that a daemon is sent: UTF-8."""
+
+    name = "text"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        text = str(value)
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            self.fail(f"{text!r} is no text in UTF-8: copy it as the daemon prints it", param, ctx)
+        return text
+
+
 def _keep(ctx: click.Context, parameter: click.Parameter, value: Any) -> None:
     ctx.meta.setdefault(_SHOWN, {})[parameter.name] = value
 

@@ -119,7 +119,7 @@ def delete(ctx: click.Context, target: str, as_json: bool, name: str, yes: bool)
       kvstore tenant delete acme --yes
     """
     if not yes:
-        click.confirm(f"Delete everything that is stored of {name}?", abort=True)
+        click.confirm(f"Delete everything that is stored of {name}?", abort=True, err=True)
     with connect(target) as client:
         blocks, erased, left = client.admin.delete_tenant(name)
     if as_json:

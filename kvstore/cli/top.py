@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -44,8 +45,8 @@ _CALLS = ("Match", "Acquire", "Reserve", "Commit", "Release", "Put", "Get")
 def top(target: str, as_json: bool, interval_s: float, once: bool, history: str | None) -> None:
     """Show tiers, hits, bandwidth, queues and sessions, live; Ctrl-C ends it.
 
-    With --json, it prints one line per interval, or per sample of the history. The live view needs
-    the extra kvstore-tiers[cli].
+    Where the output is no terminal, one screen follows the other. With --json, it prints one line
+    per interval, or per sample of the history. The live view needs the extra kvstore-tiers[cli].
 
     \b
     Examples:
@@ -159,12 +160,14 @@ def _show(frames: Iterator[dict[str, Any]], target: str, *, once: bool) -> None:
     if once:
         console.print(_view(next(frames), target))
         return
-    with Live(console=console, screen=console.is_terminal, auto_refresh=False) as live:
-        try:
+    with suppress(KeyboardInterrupt):  # the usual way out
+        if not console.is_terminal:
+            for frame in frames:
+                console.print(_view(frame, target))  # and flushes it
+            return
+        with Live(console=console, screen=True, auto_refresh=False) as live:
             for frame in frames:
                 live.update(_view(frame, target), refresh=True)
-        except KeyboardInterrupt:
-            pass  # the usual way out
 
 
 def _view(frame: dict[str, Any], target: str) -> RenderableType:

@@ -225,17 +225,17 @@ def record(
     limits = _Limits(seconds, requests, parse_size(size_))
     only = None
     with connect(target) as client:
-        client.admin.ping()  # before OUTPUT, which may be an older trace, is opened
+        client.admin.ping()
         if namespace is not None:
             only = find_namespace_id(client, namespace)
     sampled = {"share": sample, "block": sample_block, "namespace_id": only}
     summary = _Summary()
     failure: KVStoreError | None = None
-    with writing(output) as file:
-        try:
+    try:
+        with writing(output) as file:
             asyncio.run(_record(target, sampled, file, summary, limits))
-        except KVStoreError as error:  # what came until then is in the file
-            failure = error
+    except KVStoreError as error:  # what came until then is in the file
+        failure = error
     if failure is None or summary.requests:
         _tell(output, file, summary, as_json=as_json)
     if failure is not None:

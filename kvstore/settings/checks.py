@@ -63,6 +63,7 @@ def _bounds(settings: Settings) -> list[tuple[str, float, float, float]]:
         ("file.shadow_blocks", file.shadow_blocks, 0, SHADOW_BLOCKS_MAX),
         ("file.capacity", file.capacity_bytes, MIB, 1 << 60),
         ("file.free_min", file.free_bytes_min, 0, 1 << 60),
+        ("file.write_per_day", file.write_bytes_per_day, 0, 1 << 60),
         ("file.hang_s", file.hang_s, 0.1, 3600),
         ("file.segment", file.segment_bytes, MIB, 1 << 40),
         ("file.threads", file.threads, 1, 256),

@@ -196,6 +196,10 @@ def _check_tenant(tenant: TenantSettings, settings: Settings) -> None:
             raise ConfigError(
                 f"{key}.bandwidth.{name}={size_text(nbytes)}: at least 1MiB a second; 0 is no bound"
             )
+    if tenant.write_bytes_per_day < 0:
+        raise ConfigError(
+            f"{key}.write_per_day={tenant.write_bytes_per_day}: 0 is file.write_per_day's value"
+        )
     _check_max(f"{key}.dram", tenant.dram_guaranteed_bytes, tenant.dram_max_bytes)
     _check_max(f"{key}.file", tenant.file_guaranteed_bytes, tenant.file_max_bytes)
     if tenant.arena not in ARENAS:

@@ -148,8 +148,11 @@ class _Door:
 
     async def sign_in(self, request: Request) -> Response:
         body = (await request.body()).decode("utf-8", "replace")
-        shown = parse_qs(body, max_num_fields=FORM_FIELDS_MAX).get("token", [""])[0].strip()
-        return self._signed_in(request, shown)
+        try:
+            fields = parse_qs(body, max_num_fields=FORM_FIELDS_MAX)
+        except ValueError as error:
+            raise InvalidRequest(f"the form has at most {FORM_FIELDS_MAX} fields") from error
+        return self._signed_in(request, fields.get("token", [""])[0].strip())
 
     async def sign_out(self, request: Request) -> Response:
         name = cookie_name(request)

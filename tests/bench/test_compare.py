@@ -141,8 +141,10 @@ def test_failed_requests_and_the_warm_up_do_not_count() -> None:
     noisy = result([100.0] * 24)
     noisy.requests[0] = msgspec.structs.replace(noisy.requests[0], ttft_ms=9e9, warmup=True)
     noisy.requests[1] = msgspec.structs.replace(noisy.requests[1], ttft_ms=9e9, error={"kind": "x"})
-    document = compare([result([100.0] * 24)], [noisy], settings=QUICK)
-    assert document["points"][0]["requests"] == [24, 22]
+    document = compare([result([100.0] * 24)], [noisy], force=True, settings=QUICK)
+    (point,) = document["points"]
+    assert (point["requests"], point["failed"], point["skipped"]) == ([24, 22], [0, 1], [0, 0])
+    assert point["differences"] == ["B: of 24 turns, 1 failed, 0 missing"]
     assert metric(document, "p99_ttft_ms")["ratio"] == 1.0
 
 
@@ -154,6 +156,7 @@ def test_failed_requests_and_the_warm_up_do_not_count() -> None:
         ({"workload": {"sha256": "b", "turns": 5}}, "workload.turns: 4 in A, 5 in B"),
         ({"workload": {"sha256": "b", "turns": 4}}, "workload: same parameters, other content"),
         ({"interrupted": True}, "B was interrupted"),
+        ({"skipped": 3}, "B: of 27 turns, 0 failed, 3 missing"),
     ],
 )
 def test_runs_of_unlike_work_are_refused_and_told_apart(changes: dict[str, Any], said: str) -> None:

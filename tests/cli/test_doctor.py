@@ -141,6 +141,24 @@ def test_a_daemon_that_hangs_is_told_from_none() -> None:
     assert "fuser" in do
 
 
+def test_a_daemon_that_does_not_tell_its_settings_is_pointed_out(directory: Path) -> None:
+    with Daemon("server.listen=127.0.0.1:0", "server.listen_open=true", file=False) as daemon:
+        daemon.start()
+        doctor = Doctor(directory)
+        level, found, do = doctor.finding("settings", options=("--target", daemon.address))
+    assert level == "note"
+    assert "the daemon's own cannot be read (" in found
+    assert "those of --config and --set are judged" in found
+    assert "unix socket" in do
+
+
+def test_what_tenants_have_stored_counts_as_taken(doctor: Doctor) -> None:
+    tenant = doctor.path / "tenants" / "00" / "1.segment"
+    tenant.parent.mkdir(parents=True)
+    tenant.write_bytes(bytes(8 << 20))
+    assert "8 MiB taken" in doctor.finding("room")[1]
+
+
 def test_another_release_is_pointed_out(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(package, "__version__", "9.9.9")
     doctor = Doctor(daemon.directory)
@@ -224,6 +242,9 @@ def test_the_config_file_of_vllm_is_read(doctor: Doctor, tmp_path: Path) -> None
     assert doctor(options=("--vllm-config", str(file))).exit_code == 1
     file.write_text("{")
     assert "neither JSON nor YAML" in doctor(options=("--vllm-config", str(file))).output
+    file.write_bytes(b"\x93\xff")
+    done = doctor(options=("--vllm-config", str(file)))
+    assert (done.exit_code, f"{file} is no text in UTF-8" in done.stderr) == (1, True)
 
 
 def test_a_running_daemon_is_judged_by_its_own_settings() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from click.testing import CliRunner, Result
 
 from kvstore.cli import main
 from kvstore.testing.daemon import Daemon
+from tests.cluster.fleet import fleet
 
 NOBODY = 54321  # a user id without a name
 # Another user cannot always read this project's interpreter: what it needs is imported before.
@@ -146,3 +148,31 @@ def test_doctor_looks_at_a_directory_it_may_not_see(tmp_path: Path) -> None:
     findings = {each["about"]: each for each in json.loads(done.stdout)["findings"]}
     assert findings["directory"]["level"] == "wrong"
     assert "cannot be written by user 54321" in findings["directory"]["found"]
+
+
+@pytest.mark.parametrize(
+    ("command", "word"),
+    [("page", "has no page"), ("events register http://127.0.0.1:1 --instance 7", "set ev")],
+)
+def test_what_a_daemon_does_not_have_is_not_taken_for_no_daemon(command: str, word: str) -> None:
+    with Daemon("server.page=false", file=False) as daemon:
+        daemon.start()
+        done = kvstore(*command.split(), "--target", daemon.target)
+        daemon.stop()
+    assert (done.exit_code, word in done.stderr) == (1, True), done.stderr
+    assert "kvstore serve\n" not in done.stderr
+
+
+def test_a_clear_that_another_member_does_not_confirm_is_done_here() -> None:
+    with fleet(2, file=False) as (one, other):
+        os.kill(other.pid, signal.SIGSTOP)
+        try:
+            done = kvstore("clear", "--all", "--yes", "--json", "--target", one.target)
+        finally:
+            os.kill(other.pid, signal.SIGCONT)
+    told = json.loads(done.stdout)
+    assert (done.exit_code, told["exit_code"]) == (1, 1)
+    assert told["error"].startswith(
+        "this daemon has deleted its own blocks; deleted on 0 of 1 other daemons, not on "
+    )
+    assert "Is a daemon running there?" not in done.stderr

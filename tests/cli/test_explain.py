@@ -184,6 +184,16 @@ def test_a_file_that_holds_no_prompt_is_refused(stored: Stored, content: str, wo
     assert word in done.output
 
 
+def test_what_is_no_text_is_refused(stored: Stored, tmp_path: Path) -> None:
+    binary = tmp_path / "prompt.bin"
+    binary.write_bytes(b"\x93NUMPY\xff")
+    done = kvstore("explain", "--prompt", str(binary), *stored.at)
+    assert (done.exit_code, f"{binary} is no text in UTF-8" in done.stderr) == (1, True)
+    for arguments in (["explain", "\udcff"], ["hint", "end", "\udcff"]):
+        done = kvstore(*arguments, *stored.at)
+        assert (done.exit_code, "is no text in UTF-8" in done.stderr) == (2, True)
+
+
 def test_a_token_id_that_is_none_is_refused(stored: Stored) -> None:
     done = kvstore("explain", "--prompt", "-", *stored.at, stdin=json.dumps([-1] * 40))
     assert done.exit_code == 1

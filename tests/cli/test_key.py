@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from click.testing import Result
 
 from kvstore import Client
 from kvstore.metrics import Metrics
@@ -204,5 +205,100 @@ def test_the_keys_of_a_bucket_are_rotated_and_rewrapped(tmp_path: Path, key_file
     kvstore("key", "create", str(new))
     done = kvstore("key", "rotate", "--config", str(config), "--new-root-key-file", str(new))
     assert "wrapped anew" in done.output
+    again = kvstore(
+        "key", "rotate", "--config", str(config), "--root-key-file", key_file,
+        "--new-root-key-file", str(new),
+    )  # fmt: skip
+    assert (again.exit_code, again.stdout.count(" already\n")) == (0, 2)
     asyncio.run(put_one(str(new), "third"))
     assert len(list((tmp_path / "bucket").rglob("keys/*"))) == 1  # the old root opens none
+
+
+def rewrap(config: Path, old: str, new: Path) -> Result:
+    options = ("--config", str(config), "--root-key-file", old)
+    return kvstore("key", "rotate", *options, "--new-root-key-file", str(new))
+
+
+def new_root(tmp_path: Path) -> Path:
+    assert kvstore("key", "create", str(tmp_path / "new.key")).exit_code == 0
+    return tmp_path / "new.key"
+
+
+def config_of(tmp_path: Path, *settings: str) -> Path:
+    config = tmp_path / "kvstore.toml"
+    config.write_text(load_settings(None, settings).to_toml())
+    return config
+
+
+def opens(path: Path, key_file: Path | str) -> bool:
+    told = kvstore("key", "list", str(path), "--root-key-file", str(key_file))
+    return "opens with this root" in told.output
+
+
+def test_nothing_is_rewrapped_while_the_bucket_does_not_answer(
+    directory: Path, key_file: str, tmp_path: Path
+) -> None:
+    new = new_root(tmp_path)
+    settings = (f"file.path={directory}", "object.url=s3://bucket", "object.timeout_s=1")
+    there = ("object.endpoint=http://127.0.0.1:1", "object.allow_http=true", "object.region=x")
+    config = config_of(tmp_path, *settings, *there)
+    done = rewrap(config, key_file, new)
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert opens(directory, key_file)
+
+
+def test_a_new_root_that_was_taken_in_part_is_taken_again(
+    directory: Path, key_file: str, tmp_path: Path
+) -> None:
+    new, other = new_root(tmp_path), tmp_path / "other"
+    fill(other)
+    kvstore("key", "rotate", str(other), "--root-key-file", key_file, "--new-root-key-file", new)
+    config = config_of(tmp_path, f'file.path=["{other}", "{directory}"]')
+    for first, second in (("already", ""), ("already", " already")):
+        done = rewrap(config, key_file, new)
+        assert done.exit_code == 0, done.output
+        assert done.stdout.splitlines() == [
+            f"{other}: wrapped by the new root {first}",
+            f"{directory}: wrapped by the new root{second}",
+        ]
+    assert opens(directory, new)
+    assert opens(other, new)
+
+
+def test_directories_that_are_not_rewrapped_are_named(
+    directory: Path, key_file: str, tmp_path: Path
+) -> None:
+    new, gone, empty = new_root(tmp_path), tmp_path / "gone", tmp_path / "empty"
+    empty.mkdir()
+    config = config_of(tmp_path, f'file.path=["{directory}", "{gone}", "{empty}"]')
+    done = rewrap(config, key_file, new)
+    assert (done.exit_code, done.stdout) == (1, f"{directory}: wrapped by the new root\n")
+    assert f"{gone} is not there, {empty} has no keys" in done.stderr
+    assert "Keep the old root key" in done.stderr
+
+
+def test_a_tenants_directories_are_rewrapped_and_missed(key_file: str, tmp_path: Path) -> None:
+    from kvstore.model.tenant import tenant_id
+
+    tier, new = tmp_path / "tier", new_root(tmp_path)
+    acme, beta = (tier / "tenants" / tenant_id(name).hex() for name in ("acme", "beta"))
+    acme.parent.mkdir(parents=True)
+    fill(acme, Sealing(SEALING.root, tenant_id("acme")))
+    tenants = ("tenants.acme.weight=1", "tenants.beta.weight=1")
+    done = rewrap(config_of(tmp_path, f"file.path={tier}", *tenants), key_file, new)
+    assert (done.exit_code, done.stdout) == (1, f"{acme}: wrapped by the new root\n")
+    assert f"Error: {beta} is not there: " in done.stderr
+
+
+def test_a_root_that_opens_nothing_changes_nothing(
+    directory: Path, key_file: str, tmp_path: Path
+) -> None:
+    new, other = new_root(tmp_path), tmp_path / "other"
+    fill(other)
+    third = tmp_path / "third.key"
+    kvstore("key", "create", str(third))
+    kvstore("key", "rotate", str(other), "--root-key-file", key_file, "--new-root-key-file", third)
+    done = rewrap(config_of(tmp_path, f'file.path=["{directory}", "{other}"]'), key_file, new)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert f"{other}/KEYS: the root key does not open it" in done.stderr
+    assert opens(directory, key_file)

@@ -115,6 +115,8 @@ def test_windows_and_states_are_told(tmp_path: Path) -> None:
         (["--model", "{}", "--prices", "1,2"], 2, "write three numbers"),
         (["--model", "{}", "--prices", "1,2,-3"], 2, "prices are from 0"),
         (["--model", "{}", "--dwpd", "0"], 2, "must be above 0"),
+        (["--model", "{}", "--dwpd", "nan"], 2, "--dwpd nan: say a finite number"),
+        (["--model", "{}", "--scale", "inf"], 2, "--scale inf: say a finite number"),
         (["--model", "{}", "--policy", "fifo"], 2, "no eviction policy 'fifo'"),
         (["--model", "{}", "--tp", "3"], 1, "8 KV heads cannot be split over 3 ranks"),
         (["--model", "{}", "--trace", "{}/config.json", "--rate", "1"], 2, "use --scale"),

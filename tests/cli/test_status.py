@@ -181,6 +181,20 @@ def test_top_emits_a_line_an_interval_and_follows_a_restart() -> None:
             top.stdout.close()
 
 
+def test_top_prints_one_screen_after_the_other_where_there_is_no_terminal(own: Daemon) -> None:
+    top = start(own, "--interval", "0.1", stdout=subprocess.PIPE)
+    assert top.stdout is not None
+    titles = (line for line in top.stdout if line.startswith(f"kvstore at {own.target}"))
+    try:
+        assert [next(titles) for _ in range(2)]
+        top.send_signal(signal.SIGINT)
+        assert top.wait(30) == 0
+    finally:
+        top.kill()
+        top.wait()
+        top.stdout.close()
+
+
 def test_top_draws_a_live_screen_until_ctrl_c(own: Daemon) -> None:
     parent, child = pty.openpty()
     top = start(own, "--interval", "0.1", stdout=child, stderr=child, stdin=child)

@@ -47,3 +47,14 @@ def test_a_tenants_own_socket_says_nothing_of_others(tenants: Daemon) -> None:
         kvstore("top", "--target", own, "--once", "--interval", "0.1", "--json").stdout
     )
     assert told["tenants"] == {}
+
+
+@pytest.mark.parametrize("answer", ["", "n\n"])
+def test_a_delete_that_nobody_confirms_is_said_in_json_too(tenants: Daemon, answer: str) -> None:
+    ran = kvstore("tenant", "delete", "acme", "--json", "--target", tenants.target, stdin=answer)
+    assert json.loads(ran.stdout) == {
+        "error": "nobody confirmed, so nothing was done: --yes does not ask",
+        "exit_code": 1,
+    }
+    assert ran.exit_code == 1
+    assert "Delete everything that is stored of acme?" in ran.stderr

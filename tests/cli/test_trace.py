@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import os
@@ -17,8 +18,9 @@ import pytest
 from click.testing import CliRunner
 
 from kvstore.cli import main
-from kvstore.client import Client
+from kvstore.client import AsyncClient, Client
 from kvstore.model.block import BlockKey, NamespaceId
+from kvstore.server.recorder import LISTENERS_MAX
 from kvstore.testing.daemon import Daemon
 from kvstore.testing.samples import RECORD_NBYTES, sample_keys, sample_namespace, sample_records
 from tests.cli.run import kvstore
@@ -222,3 +224,36 @@ def test_without_a_daemon_an_older_trace_stays_as_it_is(tmp_path: Path) -> None:
     done = kvstore("trace", "record", str(file), "--target", "127.0.0.1:1")
     assert done.exit_code == 3
     assert file.read_text() == "{}\n"
+
+
+def test_a_recording_that_is_refused_leaves_an_older_trace_as_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "monday.jsonl"
+    file.write_text("{}\n")
+
+    async def record_beside_others(daemon: Daemon) -> tuple[int | None, bytes]:
+        client = AsyncClient(daemon.target, arena=False)
+        others = [client.admin.record() for _ in range(LISTENERS_MAX)]
+        try:
+            for each in others:
+                await anext(each)
+            command = daemon.command("trace", "record", str(file), "--target", daemon.target)
+            refused = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
+            _, told = await refused.communicate()
+            return refused.returncode, told
+        finally:
+            await client.close()
+
+    with Daemon() as daemon:
+        code, told = asyncio.run(record_beside_others(daemon.start()))
+        daemon.stop()
+    assert (code, file.read_text()) == (1, "{}\n")
+    assert told.startswith(b"Error: 4 recordings are under way")
+    assert b"Is a daemon running there?" not in told
+
+
+def test_an_older_trace_gives_way_to_one_without_requests(tmp_path: Path, daemon: Daemon) -> None:
+    file = tmp_path / "monday.jsonl.gz"
+    file.write_bytes(b"older")
+    command = daemon.command("trace", "record", str(file), "--target", daemon.target)
+    done = subprocess.run([*command, "--seconds", "0.1", "--namespace", "00" * 32], check=False)
+    assert (done.returncode, rows_of(file)) == (0, [])

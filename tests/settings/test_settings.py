@@ -149,3 +149,18 @@ def test_a_wrong_override_is_answered_with_what_may_be_written(override: str, to
     with pytest.raises(ConfigError) as raised:
         load_settings(None, [override])
     assert told in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("section", "told"),
+    [
+        ("file", "file.write_per_day=-1 is not in 0..1048576TiB"),
+        ("tenants.acme", "tenants.acme.write_per_day=-1: 0 is file.write_per_day's value"),
+    ],
+)
+def test_a_write_budget_below_none_is_refused(tmp_path: Path, section: str, told: str) -> None:
+    file = tmp_path / "kvstore.toml"
+    file.write_text(f"[{section}]\nwrite_per_day = -1\n")
+    with pytest.raises(ConfigError) as raised:
+        load_settings(file)
+    assert told in str(raised.value)

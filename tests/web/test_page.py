@@ -64,6 +64,7 @@ def test_the_printed_address_lets_a_browser_in_and_is_not_kept(daemon: Daemon, t
     form = ask(port, "/login", method="POST", body=f"token={token}")
     assert (form.status, form.headers["set-cookie"]) == (303, cookie)
     assert ask(port, "/login", method="POST", body="token=no").status == 401
+    assert ask(port, "/login", method="POST", body=f"token={token}&a=1&b&c&d").status == 400
     assert ask(port, "/login", method="POST", body="x" * 5000).status == 413
     assert token not in daemon.output()
 

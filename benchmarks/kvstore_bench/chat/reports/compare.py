@@ -5,7 +5,8 @@
         print(metric["metric"], metric["ratio"], metric["ratio_ci"])
 
 Latencies are resampled by conversation, throughput by slices of time (bootstrap.py). Runs that did
-not do the same work are refused, because their numbers do not compare.
+not do the same work, or left turns of it unanswered, are refused, because their numbers do not
+compare.
 """
 
 from __future__ import annotations
@@ -59,18 +60,24 @@ class Request(msgspec.Struct):
 
 
 class Run(msgspec.Struct):
-    """What is read of one run."""
+    """What is read of one run. skipped: turns that were never answered nor failed."""
 
     model_id: str
     options: dict[str, Any]
     workload: dict[str, Any]
     requests: list[Request]
+    skipped: int = 0
     interrupted: bool = False
     name: str = ""
 
     def measured(self) -> list[Request]:
         """Return the requests that count."""
         return [one for one in self.requests if one.error is None and not one.warmup]
+
+    @property
+    def failed(self) -> int:
+        """How many requests failed, those of the warm-up included."""
+        return sum(one.error is not None for one in self.requests)
 
 
 class _File(msgspec.Struct):
@@ -118,6 +125,9 @@ def differences(a: Run, b: Run) -> list[str]:
     for name, run in (("A", a), ("B", b)):
         if run.interrupted:
             found.append(f"{name} was interrupted")
+        if run.failed or run.skipped:  # the slowest often: without them a side looks faster
+            turns = len(run.requests) + run.skipped
+            found.append(f"{name}: of {turns} turns, {run.failed} failed, {run.skipped} missing")
     return found
 
 
@@ -178,6 +188,8 @@ def _point(a: Run, b: Run, settings: Settings) -> dict[str, Any]:
         metrics += _throughput(requests, random, settings)
     return {
         "requests": [len(run) for run in requests],
+        "failed": [a.failed, b.failed],
+        "skipped": [a.skipped, b.skipped],
         "conversations": [len(run) for run in names],
         "paired": paired,
         "metrics": metrics,
