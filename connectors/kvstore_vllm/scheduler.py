@@ -386,9 +386,8 @@ class SchedulerSide:
         for tracked in self._tracked.values():
             if tracked.lookup is not None:
                 tracked.lookup.abandon()
-        self._tracked.clear()
-        self._ran.clear()
-        self._finished.clear()
+        for noted in (self._tracked, self._ran, self._finished, self._passes_by):
+            noted.clear()
         self._epoch = uuid.uuid4().hex
         if self._namespace is not None:
             self.use_namespace(self._namespace)

@@ -10,7 +10,7 @@ TOLD_S = 300.0  # a flush does not say who asks: so long, others may not have he
 
 
 class Losses:
-    """Records that left the arena before they were ever durable, and those that may."""
+    """Records that left the arena before they were ever durable."""
 
     def __init__(self, planner: Planner, now: Callable[[], float]) -> None:
         self._planner = planner
@@ -32,12 +32,3 @@ class Losses:
         it is as many as may have."""
         counts = self._planner.counts
         return max(counts.never_durable, min(counts.lost, counts.never_durable + counts.unwritten))
-
-    @property
-    def any_kept_out(self) -> bool:
-        """Whether the arena alone has a record that is not going to be written, since the write
-        budget has kept some out."""
-        if not self._planner.counts.unwritten:
-            return False
-        unwritten = self._planner.dirty.unwritten
-        return any(True for block in self._planner.index.unwritten() for _ in unwritten(block))

@@ -195,7 +195,7 @@ class WriteBehind:
         if self._file is None:
             return False
         self._offer_all()
-        any_kept_out = self._losses.any_kept_out  # what comes from now on is not asked for
+        any_kept_out = self._planner.admission.any_kept_out  # what comes later is not asked for
         written = await self._is_written(deadline)
         return not (self._losses.tell() or any_kept_out) and written
 

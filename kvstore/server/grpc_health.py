@@ -1,8 +1,8 @@
 """gRPC's health service: https://github.com/grpc/grpc/blob/master/doc/health-checking.md.
 
 Anybody may ask it, with or without a credential. A watch lasts as long as its watcher likes, so
-there are few at once: watchers must not take the place of calls. One that does not read holds up
-nobody.
+there are few at once: watchers must not take the place of calls. Others hear that there is no such
+thing as a watch, after which gRPC's clients do without. One that does not read holds up nobody.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class GrpcHealth(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
     async def Watch(self, request: Any, context: _Context) -> None:  # noqa: N802
         if self._watches >= WATCHES_MAX:
             await context.abort(
-                grpc.StatusCode.RESOURCE_EXHAUSTED, f"{WATCHES_MAX} watch already: use Check"
+                grpc.StatusCode.UNIMPLEMENTED, f"{WATCHES_MAX} watch already: use Check"
             )
         self._watches += 1
         try:

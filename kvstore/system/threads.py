@@ -28,8 +28,10 @@ class Threads(ThreadPoolExecutor):
         try:
             return super().submit(work)
         except BaseException:
-            work.revoke()
-            raise
+            ended: Future[T] | None = work.revoke()
+            if ended is None:
+                raise
+            return ended
 
 
 class _Work:
@@ -38,16 +40,34 @@ class _Work:
     def __init__(self, work: Callable[[], Any]) -> None:
         self._work: Callable[[], Any] | None = work
         self._lock = threading.Lock()
+        self._result: Any = None
+        self._error: BaseException | None = None
 
     def __call__(self) -> Any:
         with self._lock:
             work, self._work = self._work, None
-            return work() if work is not None else None
+            if work is None:
+                return None
+            try:
+                self._result = work()
+            except BaseException as error:
+                self._error = error
+                raise
+            return self._result
 
-    def revoke(self) -> None:
-        """Keep it from running. If it runs already, wait for its end."""
+    def revoke(self) -> Future[Any] | None:
+        """Keep it from running. If another thread has taken it, wait for its end, and return what
+        became of it."""
         with self._lock:
-            self._work = None
+            if self._work is not None:
+                self._work = None
+                return None
+        ended: Future[Any] = Future()
+        if self._error is not None:
+            ended.set_exception(self._error)
+        else:
+            ended.set_result(self._result)
+        return ended
 
 
 async def ended(jobs: Collection[asyncio.Future[Any]], timeout_s: float | None = None) -> None:

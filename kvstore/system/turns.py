@@ -13,6 +13,7 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
+from kvstore.model.errors import Unavailable
 from kvstore.system.threads import Threads
 
 T = TypeVar("T")
@@ -125,7 +126,7 @@ class TurnPool:
                 with self._lock:
                     self._free += 1
                 if job.future.set_running_or_notify_cancel():
-                    job.future.set_exception(error)
+                    job.future.set_exception(Unavailable(f"no thread takes work: {error}"))
 
     def _carry_out(self, job: _Job) -> None:
         try:

@@ -66,6 +66,24 @@ def test_a_write_budget_keeps_starts_of_prefixes_and_a_restart_is_no_new_one(
         assert node.planner.stored.framed == 12
 
 
+def test_what_a_budget_kept_out_is_written_by_a_flush_once_there_is_none(tmp_path: Path) -> None:
+    with Node(tmp_path / "kv", arena_bytes=4 << 20, write_bytes_per_day=1) as node:
+        node.put(A, 0, 4, parts=(FULL,))
+        assert not node.flush()
+        node.planner.admission.set_budget(0)
+        assert node.flush()
+        assert node.planner.stored.framed == 4
+
+
+def test_copies_of_other_hosts_are_no_reason_to_say_not_durable(tmp_path: Path) -> None:
+    with Node(tmp_path / "kv", arena_bytes=4 << 20, write_bytes_per_day=1) as node:
+        node.put(A, 0, 4, parts=(FULL,))
+        assert not node.flush(), "not all of it is durable"
+        for key in A[:4]:
+            node.planner.admission.copied(key)
+        assert node.flush()
+
+
 @pytest.mark.parametrize("admission", ["write_on_demotion", "write_on_second_use"])
 def test_a_durable_commit_and_a_flush_write_what_nobody_else_would(
     tmp_path: Path, admission: str

@@ -59,6 +59,8 @@ def _loaded() -> tuple[ctypes.CDLL | None, str]:
             function.argtypes = arguments
     except (OSError, AttributeError) as error:
         return None, f"{path} does not load: {error}"
+    if not version:
+        return None, f"{path} needs a processor with SSE 4.2"
     if version != VERSION:
         return None, f"{path} is version {version}, this is {VERSION}: install the project again"
     return library, ""

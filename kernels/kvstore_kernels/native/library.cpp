@@ -13,14 +13,26 @@ extern const Codec codec_plain;
 extern const Codec codec_avx2, codec_vbmi2;
 #endif
 
-// Each is asked for as it was compiled: see X86 in build.py.
+#ifdef WITH_X86
+#define HAS __builtin_cpu_supports
+// What a processor of a level has: see X86 in build.py.
+static bool is_level(int level) {
+    __builtin_cpu_init();
+#if __GNUC__ >= 12
+    return level >= 4 ? HAS("x86-64-v4") : level == 3 ? HAS("x86-64-v3") : HAS("x86-64-v2");
+#else  // it knows no levels
+    if (level >= 4 && !(HAS("avx512f") && HAS("avx512bw") && HAS("avx512cd") && HAS("avx512dq") && HAS("avx512vl")))
+        return false;
+    if (level >= 3 && !(HAS("avx2") && HAS("fma") && HAS("bmi") && HAS("bmi2"))) return false;
+    return HAS("sse4.2") && HAS("ssse3") && HAS("popcnt");
+#endif
+}
+#endif
+
 static const Codec& best(int limit) {
 #ifdef WITH_X86
-    __builtin_cpu_init();
-    if (limit >= 2 && __builtin_cpu_supports("x86-64-v4") && __builtin_cpu_supports("avx512vbmi") &&
-        __builtin_cpu_supports("avx512vbmi2"))
-        return codec_vbmi2;
-    if (limit >= 1 && __builtin_cpu_supports("x86-64-v3")) return codec_avx2;
+    if (limit >= 2 && is_level(4) && HAS("avx512vbmi") && HAS("avx512vbmi2")) return codec_vbmi2;
+    if (limit >= 1 && is_level(3)) return codec_avx2;
 #endif
     (void)limit;
     return codec_plain;
@@ -46,8 +58,7 @@ extern "C" {
 // all of it was compiled for.
 EXPORT int kvstore_native_version() {
 #ifdef WITH_X86
-    __builtin_cpu_init();
-    if (!__builtin_cpu_supports("x86-64-v2")) return 0;
+    if (!is_level(2)) return 0;
 #endif
     return 6;
 }

@@ -93,6 +93,22 @@ class Admission:
             self._ledger.demotion.queue_all()
         elif self._second_use is not None:
             self._second_use.queue_all(besides=self._ledger.copies)
+        elif (
+            self._budget is None and self._ledger.counts.unwritten
+        ):  # it had one, and kept some out
+            Unwritten(self._index, self._ledger.dirty, self.to_be_written).queue_all(
+                besides=self._ledger.copies
+            )
+
+    @property
+    def any_kept_out(self) -> bool:
+        """Whether the arena alone has a record that nobody is going to write, since the write
+        budget has kept some out. What came from other hosts they have as well."""
+        if not self._ledger.counts.unwritten:
+            return False
+        unwritten, copies = self._ledger.dirty.unwritten, self._ledger.copies
+        alone = (block for block in self._index.unwritten() if block.key not in copies)
+        return any(True for block in alone for _ in unwritten(block))
 
     def is_written_at_once(self, block: StoredBlock) -> bool:
         """Say whether the admission lets a block be written that was just put."""

@@ -124,7 +124,9 @@ class SmallJobs:
 
     def _start(self, batch: Sequence[_Job]) -> None:
         def tell(done: asyncio.Future[None]) -> None:
+            error = None if done.cancelled() else done.exception()
             for job in batch:
+                job.error = job.error or error  # no thread took them
                 job.tell(cancelled=done.cancelled())
 
         try:

@@ -17,7 +17,7 @@ from kvstore.model.block import PAGE_NBYTES
 from kvstore.model.errors import ConfigError, CorruptBlock
 from kvstore.sealing import Erasure, Keyring, Root, Sealing
 from kvstore.sealing.keyring import stored_root
-from kvstore.tier.object.failure import ObjectExists, ObjectGone, ObjectRefused
+from kvstore.tier.object.failure import ObjectExists, ObjectFailed, ObjectGone, ObjectRefused
 from kvstore.tier.object.names import Listed, Names, RunName, TombstoneName
 from kvstore.tier.object.requests import Requests
 from kvstore.tier.object.seal import SealedNames
@@ -87,7 +87,13 @@ class BucketKeys:
     async def _read(self, names: SealedNames, deadline: float) -> None:
         """Read the keys as they are now. What began to be read after this was called will do."""
         before = self._begun
-        async with self._reading:
+        try:
+            async with asyncio.timeout(self._requests.left_s(deadline)):
+                await self._reading.acquire()
+        except TimeoutError as error:
+            message = "another read of the bucket's keys has not ended"
+            raise ObjectFailed(message, reason="timeout") from error
+        try:
             if self._ended > before or self._sealing is None:
                 return
             self._begun += 1
@@ -101,6 +107,8 @@ class BucketKeys:
             self._check_kept()
             names.ring, self._stale = ring, False
             self._ended = self._begun
+        finally:
+            self._reading.release()
 
     def _check_kept(self) -> None:
         if self._destroyed:

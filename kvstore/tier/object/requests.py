@@ -101,6 +101,10 @@ class Requests:
         """Close idle connections. Callers cancel their requests before."""
         self._bucket.close()
 
+    def left_s(self, deadline: float) -> float:
+        """Return the seconds until a deadline."""
+        return max(0.0, deadline - self._now())
+
     async def first_page(
         self, prefix: str, deadline: float, *, probe: bool = False
     ) -> list[Listed]:

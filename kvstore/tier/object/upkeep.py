@@ -140,7 +140,7 @@ class Upkeep:
     async def _collect_if_due(self) -> None:
         if self._now() < self._collect_at:
             return
-        every_s = self._settings.collect_every_s
+        every_s, before = self._settings.collect_every_s, self._sweep
         try:
             await self.collect()
         except KVStoreError:
@@ -149,7 +149,8 @@ class Upkeep:
             self._retry_s = min(2 * self._retry_s, every_s)
             raise
         self._retry_s = RETRY_S
-        pause_s = every_s if self._sweep is None else min(every_s, SWEEP_AGAIN_S)
+        goes_on = self._sweep is not None and self._sweep != before
+        pause_s = min(every_s, SWEEP_AGAIN_S) if goes_on else every_s
         # Daemons that started together must not always collect together.
         self._collect_at = self._now() + pause_s * random.uniform(0.5, 1.5)
 

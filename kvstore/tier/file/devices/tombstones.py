@@ -58,8 +58,10 @@ class Tombstones:
             await mount.unless_gone(_bury(mount.tier, headers))
         except KVStoreError as error:
             _missed(mount.device, headers)
-            if isinstance(error, DiskFull | DiskFailed):
-                self._write_failed(mount, error)
+            # Whatever it was, such as no thread for it: the device takes what it missed, and is
+            # used again then.
+            failure = error if isinstance(error, DiskFull | DiskFailed) else DiskFailed(str(error))
+            self._write_failed(mount, failure)
             return error
         return None
 
