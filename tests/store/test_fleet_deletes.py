@@ -319,3 +319,29 @@ def test_a_delete_is_not_done_while_a_directory_that_may_have_its_blocks_is_away
             assert node.run(kept._try())
         node.recall()
         assert node.planner.index.get(SPEC.id, A[0]) is None
+
+
+def test_a_delete_for_which_there_was_no_thread_is_done_when_there_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with Node(tmp_path / "kv") as node:
+        node.put(A, 0, 4, parts=(FULL,))
+        assert node.flush()
+        assert node.write_behind.file is not None
+        (device,) = node.write_behind.file.devices
+        assert device.mount is not None
+        burial = node.store.deletes.burial(SPEC.id, A[:2])
+        with monkeypatch.context() as patch:
+            patch.setattr(device.mount.tier._executor, "submit", refused)
+            with pytest.raises(Unavailable, match="takes no work"):
+                node.run(burial.run())
+        assert device.state is not DeviceState.OK
+        for _ in range(100):
+            if device.state is DeviceState.OK:
+                break
+            node.run(asyncio.sleep(0.1))
+        assert node.run(burial.run()) == 2
+        assert not device.missed
