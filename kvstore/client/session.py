@@ -182,8 +182,8 @@ class Session:
 
         Read through `view`, verify with `checksum`, then `release`. What was read is valid only if
         the release answers True. `readers` releases end the lease. recompute_s_per_block: time to
-        compute a block; no longer load is waited for. 0: any is. request_id: `kvstore explain`
-        shows why its hit was not longer. session_id: its conversation; hints may name it later.
+        compute a block; no longer load is waited for. 0: what others told lately. request_id: see
+        `kvstore explain` for its outcome. session_id: its conversation; hints may name it later.
         file_places: the caller reads the daemon's files itself. A record that only the file tier
         has, stored as it was put, then has a place instead of a slot (`Grant.places`), valid until
         the lease ends; a daemon that leases no more places promotes it. refined: a block of a lossy

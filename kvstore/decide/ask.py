@@ -24,7 +24,7 @@ class Ask:
     keys: Sequence[BlockKey]
     skip_blocks: int
     began: float
-    recompute_s_per_block: float = 0.0  # 0: not told
+    recompute_s_per_block: float = 0.0  # 0: nobody has told
     session_id: str = ""  # of the conversation; "": not told
     in_files: bool = False  # it can read the files of the file tier itself
     refined: bool = False  # a block without its fine part is a miss

@@ -7,12 +7,17 @@ the binary logarithm of its seconds per byte over those of the median, by what w
 Engines are believed only so far. No level is beyond LEVEL_MAX: whatever a namespace claims, its
 blocks are kept for at most 16 times as long as those of the median. And who asks for little does
 not move the median, so what it claims changes no level but its own.
+
+What is known outlasts the daemon. An engine that has just started does not know its pace yet: its
+first requests go by what was told of its namespace before, so they are not slower than computing
+either.
 """
 
 from __future__ import annotations
 
+import struct
 from collections import OrderedDict
-from math import isfinite, log2
+from math import exp2, isfinite, log2
 
 from kvstore.model.block import Namespace, NamespaceId
 
@@ -22,6 +27,10 @@ TOLD_WEIGHT = 0.1  # of what is told, against what was told before
 JUDGED_ASKS = 32  # between two looks at all levels
 STAYS = 0.9  # of what was asked for, from one look to the next
 LOOSE = 0.75  # octaves between a cost and its level, before it gets another: it does not flap
+_SAVED = struct.Struct("<8sI")  # how many tellers follow
+_SAVED_MAGIC = b"kvcosts\1"  # the last byte is the version
+_TELLER = struct.Struct("<32sdd")  # namespace, log_cost, asked
+_LOG_COST_MAX = 2048.0  # beyond every double, over any size
 
 
 class _Teller:
@@ -61,6 +70,13 @@ class Costs:
             self._judge()
         self._asks += 1
 
+    def s_per_block(self, namespace: Namespace) -> float:
+        """Return what computing a block takes, as was told lately; 0 if nobody has told."""
+        teller = self._tellers.get(namespace.id)
+        if teller is None:
+            return 0.0
+        return exp2(teller.log_cost + log2(block_nbytes(namespace)))
+
     def level(self, namespace_id: NamespaceId) -> int:
         """Return the level of a namespace, 0 if nobody has told what it costs."""
         teller = self._tellers.get(namespace_id)
@@ -70,6 +86,30 @@ class Costs:
     def levels(self) -> dict[NamespaceId, int]:
         """Return the levels of all whose cost is known."""
         return {namespace_id: teller.level for namespace_id, teller in self._tellers.items()}
+
+    def save(self) -> bytes:
+        """Return what another life should know, for `load`: 12 KiB at most; nothing of nobody."""
+        if not self._tellers:
+            return b""
+        saved = [_TELLER.pack(name, t.log_cost, t.asked) for name, t in self._tellers.items()]
+        return _SAVED.pack(_SAVED_MAGIC, len(saved)) + b"".join(saved)
+
+    def load(self, saved: bytes) -> bytes:
+        """Take what `save` returned, if it is there; returns the bytes that follow it. What cannot
+        be is ignored, and who has told meanwhile is believed."""
+        if not saved.startswith(_SAVED_MAGIC) or len(saved) < _SAVED.size:
+            return saved
+        end = _SAVED.size + _SAVED.unpack_from(saved)[1] * _TELLER.size
+        if len(saved) < end:
+            return b""
+        for name, log_cost, asked in _TELLER.iter_unpack(saved[_SAVED.size : end]):
+            known = NamespaceId(name)
+            sound = abs(log_cost) <= _LOG_COST_MAX and 0.0 <= asked < float("inf")
+            if sound and known not in self._tellers and len(self._tellers) < TELLERS_MAX:
+                teller = self._tellers[known] = _Teller(log_cost)
+                teller.asked = asked
+        self._judge()
+        return saved[end:]
 
     def _judge(self) -> None:
         """Compare all with the median, and let what was asked for longer ago count for less."""

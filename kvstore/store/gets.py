@@ -158,7 +158,7 @@ class Gets:
                 keys,
                 skip_blocks,
                 began,
-                recompute_s_per_block,
+                recompute_s_per_block or self._told_before(namespace_id),
                 session_id,
                 in_files,
                 refined,
@@ -170,6 +170,10 @@ class Gets:
                 return await self._lease_prefix(ask, readers, deadline)
             lease = self._lease_present if each else self._lease_parts
             return await lease(ask, spans, readers, deadline)
+
+    def _told_before(self, namespace_id: NamespaceId) -> float:
+        """Return what computing a block takes, for an engine that does not know its pace yet."""
+        return self._planner.costs.s_per_block(self._planner.namespace(namespace_id))
 
     async def _lease_present(
         self, ask: Ask, spans: tuple[Span, ...], readers: int, deadline: float

@@ -78,3 +78,41 @@ def test_what_is_no_time_is_ignored(claim: float) -> None:
     costs = Costs()
     costs.told(SMALL, claim, 1)
     assert not costs.levels
+
+
+def test_what_was_told_is_known_in_the_next_life() -> None:
+    costs = Costs()
+    for _ in range(50):
+        costs.told(LARGE, 0.2, 10)
+        costs.told(SMALL, 0.01, 30)
+    again = Costs()
+    assert again.s_per_block(LARGE) == 0.0
+    assert again.load(costs.save() + b"rest") == b"rest"
+    assert again.s_per_block(LARGE) == pytest.approx(0.2)
+    assert again.s_per_block(SMALL) == pytest.approx(0.01)
+    assert again.levels == costs.levels
+    assert Costs().save() == b""
+    assert Costs().load(b"what others saved") == b"what others saved"
+
+
+def test_what_was_told_in_this_life_counts_for_more_than_what_was_saved() -> None:
+    costs, again = Costs(), Costs()
+    costs.told(SMALL, 0.01, 10)
+    again.told(SMALL, 0.5, 10)
+    again.load(costs.save())
+    assert again.s_per_block(SMALL) == pytest.approx(0.5)
+
+
+@given(st.data())
+def test_what_cannot_have_been_saved_is_ignored(data: st.DataObject) -> None:
+    costs = Costs()
+    for number in range(data.draw(st.integers(0, 4))):
+        costs.told(namespace(str(number)), 0.01, 10)
+    saved = bytearray(costs.save() or b"kvcosts\1\3\0\0\0")
+    for _ in range(data.draw(st.integers(0, 8))):
+        saved[data.draw(st.integers(0, len(saved) - 1))] = data.draw(st.integers(0, 255))
+    again = Costs()
+    again.load(bytes(saved[: data.draw(st.integers(0, len(saved)))]))
+    again.told(SMALL, 0.01, 10)
+    assert all(abs(level) <= LEVEL_MAX for level in again.levels.values())
+    assert math.isfinite(again.s_per_block(SMALL))

@@ -48,6 +48,25 @@ def ask(node: Node, keys: list[BlockKey], io_s: float) -> tuple[int, float]:
     return hit, took_s
 
 
+def test_an_engine_that_has_just_started_is_not_slower_either(tmp_path: Path) -> None:
+    """It does not know its pace, and the daemon has just started too."""
+    for untold in (False, True):
+        with Node(tmp_path / "kv", arena_bytes=256 << 10, loop=SimLoop(Random(5))) as node:
+            if not untold:
+                for begin in range(0, BLOCKS, 4):
+                    node.put(A, begin, begin + 4, durable=True)
+                node.get(A[:BLOCKS], recompute_s_per_block=BLOCK_S)
+                continue
+            node.recall()
+            assert isinstance(node.loop, SimLoop)
+            node.loop.threads.io_s = SLOW_S
+            began = node.loop.time()
+            assert node.get(A[:BLOCKS], wait_s=20.0) < BLOCKS
+            assert node.loop.time() - began <= PROMPT_S * (1 + PATIENCE)
+            node.loop.threads.io_s = FAST_S
+            node.run(until_idle(node))
+
+
 async def until_idle(node: Node) -> None:
     while node.write_behind.reads.under_way:  # noqa: ASYNC110 - virtual time
         await asyncio.sleep(1.0)

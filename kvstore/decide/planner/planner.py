@@ -320,9 +320,9 @@ class Planner:
 
     def save_policies(self) -> bytes:
         """Return what policies should know after a restart: a few MiB at most."""
-        return self.admission.save() + self.policies.save()
+        return self.admission.save() + self.costs.save() + self.policies.save()
 
     def load_policies(self, saved: bytes) -> None:
         """Take what another life has saved, before anything is recovered; what cannot be read is
         ignored."""
-        self.policies.load(self.admission.load(saved))
+        self.policies.load(self.costs.load(self.admission.load(saved)))
