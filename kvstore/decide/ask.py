@@ -24,13 +24,14 @@ class Ask:
     keys: Sequence[BlockKey]
     skip_blocks: int
     began: float
-    recompute_s_per_block: float = 0.0  # 0: nobody has told
+    recompute_s_per_block: float = 0.0  # as it told, or others before it; 0: nobody has
     session_id: str = ""  # of the conversation; "": not told
     in_files: bool = False  # it can read the files of the file tier itself
     refined: bool = False  # a block without its fine part is a miss
     origin: Origin | None = None  # who has it, as the request says
     early: bool = False  # it takes slots that are still read into
     waits: Waits = field(default_factory=lambda: Waits(float), compare=False)  # what it waited for
+    tells_pace: bool = False  # the client itself did
 
     @property
     def look_until(self) -> float:

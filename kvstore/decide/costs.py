@@ -5,8 +5,9 @@ times larger than one of a 1B model, and takes many times as long. So each names
 the binary logarithm of its seconds per byte over those of the median, by what was asked for lately.
 
 Engines are believed only so far. No level is beyond LEVEL_MAX: whatever a namespace claims, its
-blocks are kept for at most 16 times as long as those of the median. And who asks for little does
-not move the median, so what it claims changes no level but its own.
+blocks are kept for at most 16 times as long as those of the median. Who asks for little does not
+move the median, so what it claims changes no level but its own. And one claim moves what is known
+of its namespace by less than a factor of 1.4.
 
 What is known outlasts the daemon. An engine that has just started does not know its pace yet: its
 first requests go by what was told of its namespace before, so they are not slower than computing
@@ -26,11 +27,13 @@ TELLERS_MAX = 256  # namespaces; who has not asked for the longest time is forgo
 TOLD_WEIGHT = 0.1  # of what is told, against what was told before
 JUDGED_ASKS = 32  # between two looks at all levels
 STAYS = 0.9  # of what was asked for, from one look to the next
+STEP_MAX = 4.0  # octaves: a claim further off counts as one that is so far off
+S_PER_BLOCK_MIN, S_PER_BLOCK_MAX = 1e-7, 1e4  # no engine is outside of these
 LOOSE = 0.75  # octaves between a cost and its level, before it gets another: it does not flap
 _SAVED = struct.Struct("<8sI")  # how many tellers follow
 _SAVED_MAGIC = b"kvcosts\1"  # the last byte is the version
 _TELLER = struct.Struct("<32sdd")  # namespace, log_cost, asked
-_LOG_COST_MAX = 2048.0  # beyond every double, over any size
+_LOG_COST_MAX = 128.0  # of any time within the bounds, over any size
 
 
 class _Teller:
@@ -43,12 +46,19 @@ class _Teller:
         self.asked = 0.0
         self.level = 0
 
+    def judge(self, median: float) -> None:
+        """Take a level that fits, unless the present one does about."""
+        octaves = self.log_cost - median
+        if abs(octaves - self.level) > LOOSE:
+            self.level = max(-LEVEL_MAX, min(LEVEL_MAX, round(octaves)))
+
 
 class Costs:
     """Bounded: TELLERS_MAX namespaces. O(1) a request."""
 
     def __init__(self) -> None:
         self._tellers: OrderedDict[NamespaceId, _Teller] = OrderedDict()  # who asked last is last
+        self._median = 0.0  # of log_cost, when last judged
         self._asks = 0
 
     def told(self, namespace: Namespace, s_per_block: float, blocks: int) -> None:
@@ -56,15 +66,16 @@ class Costs:
         time is ignored."""
         if not isfinite(s_per_block) or s_per_block <= 0.0:
             return
-        log_cost = log2(s_per_block) - log2(block_nbytes(namespace))
+        log_cost = log2(_bounded(s_per_block)) - log2(block_nbytes(namespace))
         teller = self._tellers.get(namespace.id)
         if teller is None:
             teller = self._tellers[namespace.id] = _Teller(log_cost)
-            self._asks = 0  # it gets its level at once
+            teller.judge(self._median)
             if len(self._tellers) > TELLERS_MAX:
                 self._tellers.popitem(last=False)
         self._tellers.move_to_end(namespace.id)
-        teller.log_cost += TOLD_WEIGHT * (log_cost - teller.log_cost)
+        off = max(-STEP_MAX, min(STEP_MAX, log_cost - teller.log_cost))
+        teller.log_cost += TOLD_WEIGHT * off
         teller.asked += blocks
         if self._asks % JUDGED_ASKS == 0:
             self._judge()
@@ -75,7 +86,7 @@ class Costs:
         teller = self._tellers.get(namespace.id)
         if teller is None:
             return 0.0
-        return exp2(teller.log_cost + log2(block_nbytes(namespace)))
+        return _bounded(exp2(teller.log_cost + log2(block_nbytes(namespace))))
 
     def level(self, namespace_id: NamespaceId) -> int:
         """Return the level of a namespace, 0 if nobody has told what it costs."""
@@ -114,17 +125,19 @@ class Costs:
     def _judge(self) -> None:
         """Compare all with the median, and let what was asked for longer ago count for less."""
         tellers = sorted(self._tellers.values(), key=lambda teller: teller.log_cost)
-        half, median = sum(teller.asked for teller in tellers) / 2, 0.0
+        half = sum(teller.asked for teller in tellers) / 2
         for teller in tellers:
             half -= teller.asked
             if half <= 0.0:
-                median = teller.log_cost
+                self._median = teller.log_cost
                 break
         for teller in tellers:
-            octaves = teller.log_cost - median
-            if abs(octaves - teller.level) > LOOSE:
-                teller.level = max(-LEVEL_MAX, min(LEVEL_MAX, round(octaves)))
+            teller.judge(self._median)
             teller.asked *= STAYS
+
+
+def _bounded(s_per_block: float) -> float:
+    return max(S_PER_BLOCK_MIN, min(S_PER_BLOCK_MAX, s_per_block))
 
 
 def block_nbytes(namespace: Namespace) -> int:

@@ -134,18 +134,17 @@ class Gets:
         Bytes in slower tiers have `wait_s` to be promoted, or as long as that is faster than
         computing them, if told what that takes; past it the answer is a shorter prefix. Over the
         bound on leased bytes the answer is an estimate without slots (`leased` is false); with
-        `spans`, parts beyond it have no slot, as if they were missing. How the prefix of
-        `request_id` was answered is remembered: see `outcomes`. session_id: of the conversation,
-        for hints. in_files: what lies in files as it was put, and not in the arena, stays there,
-        and its place is leased, as far as leases may hold the file tier; else it is promoted.
-        refined: a block of a lossy namespace without its fine part is a miss; else fine parts come
-        along as far as they are there in time. origin: the daemon that has the prefix. early: the
-        last slots may still be read into; `ready` waits. each: say of each part if it is stored.
+        `spans`, parts beyond it have no slot, as if they were missing. request_id: its outcome is
+        remembered. session_id: of the conversation, for hints. in_files: what lies in files as it
+        was put, not in the arena, stays, and its place is leased, as far as leases may hold the
+        file tier; else it is promoted. refined: a block of a lossy namespace without its fine part
+        is a miss; else fine parts come along as far as they are there in time. origin: the daemon
+        that has the prefix. early: the last slots may still be read into; `ready` waits. each: say
+        of each part if it is stored.
         """
-        client = self._leases.check(session).client
+        client, waits = self._leases.check(session).client, Waits(self._now)
         _check_skip(keys, skip_blocks)
         with self._node.in_use(namespace_id):
-            waits = Waits(self._now)
             with waits.on("recall"):
                 await self._node.recall(keys)
             began = self._now()
@@ -165,6 +164,7 @@ class Gets:
                 origin,
                 early,
                 waits,
+                recompute_s_per_block > 0.0,
             )
             if spans is None:
                 return await self._lease_prefix(ask, readers, deadline)
@@ -281,7 +281,7 @@ class Gets:
             self._fillings[lease.id] = (ask.session, filling)
         self._metrics.bytes.labels("dram", "read").inc(lease.nbytes)
         self._metrics.bytes.labels("file", "lent").inc(lent.nbytes)
-        if ask.recompute_s_per_block:
+        if ask.tells_pace:
             namespace = self._planner.namespace(ask.namespace_id)
             self._planner.costs.told(namespace, ask.recompute_s_per_block, len(ask.keys))
         # Once the answer is on its way: for a long prefix, the policies take milliseconds. A large

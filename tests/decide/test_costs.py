@@ -116,3 +116,33 @@ def test_what_cannot_have_been_saved_is_ignored(data: st.DataObject) -> None:
     again.told(SMALL, 0.01, 10)
     assert all(abs(level) <= LEVEL_MAX for level in again.levels.values())
     assert math.isfinite(again.s_per_block(SMALL))
+
+
+@pytest.mark.parametrize("claim", [5e-324, 1e-12, 1e300, 1.7e308])
+def test_one_absurd_claim_hardly_moves_what_is_known(claim: float) -> None:
+    costs = Costs()
+    for _ in range(4):
+        costs.told(SMALL, 0.05, 10)
+    costs.told(SMALL, claim, 10)
+    assert 0.05 / 1.4 < costs.s_per_block(SMALL) < 0.05 * 1.4
+
+
+@pytest.mark.parametrize("claim", [5e-324, 1.7e308])
+def test_who_begins_with_an_absurd_claim_heals(claim: float) -> None:
+    costs = Costs()
+    costs.told(SMALL, claim, 10)
+    assert 0 < costs.s_per_block(SMALL) <= 1e4
+    for _ in range(100):
+        costs.told(SMALL, 0.05, 10)
+    assert costs.s_per_block(SMALL) == pytest.approx(0.05, rel=0.01)
+
+
+def test_newcomers_take_no_weight_from_the_others() -> None:
+    costs = Costs()
+    for _ in range(64):
+        costs.told(SMALL, 0.01, 10_000)
+    before = costs._tellers[SMALL.id].asked
+    for number in range(60):
+        costs.told(namespace(f"new {number}"), 0.04, 1)
+    assert costs._tellers[SMALL.id].asked >= before * 0.8
+    assert costs.level(namespace("new 59").id) == 2  # its level is there at once all the same

@@ -67,6 +67,15 @@ def test_an_engine_that_has_just_started_is_not_slower_either(tmp_path: Path) ->
             node.run(until_idle(node))
 
 
+def test_who_tells_nothing_does_not_confirm_what_others_told(node: Node) -> None:
+    node.get(A[:BLOCKS], wait_s=20.0, recompute_s_per_block=BLOCK_S)
+    node.get(chain(9)[:1], recompute_s_per_block=5e-324)
+    doubted = node.planner.costs.s_per_block(SPEC)
+    for _ in range(10):
+        assert node.get(A[:BLOCKS], wait_s=20.0) == BLOCKS
+    assert node.planner.costs.s_per_block(SPEC) == doubted >= BLOCK_S / 1.4
+
+
 async def until_idle(node: Node) -> None:
     while node.write_behind.reads.under_way:  # noqa: ASYNC110 - virtual time
         await asyncio.sleep(1.0)
