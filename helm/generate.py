@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, get_type_hints
 
 from kvstore.settings import Settings
-from kvstore.settings.values import declared, toml_key
+from kvstore.settings.values import declared, is_size, toml_key
 
 OUTPUT = Path(__file__).with_name("kvstore") / "values.schema.json"
 
@@ -24,6 +24,8 @@ OWNED: dict[str, tuple[str, ...]] = {
         "listen_open",
         "metrics_listen",
         "metrics_open",
+        "page",
+        "page_hosts",
     ),
     "file": ("path",),
     "cluster": (
@@ -46,7 +48,7 @@ OWNED: dict[str, tuple[str, ...]] = {
         "state",
     ),
 }
-LEFT_OUT = ("tls", "tenants")  # clients over TCP, and tenants, which no fleet has
+LEFT_OUT = ("tls", "tenants")  # clients over TCP, and tenants: not in the chart yet
 
 Schema: TypeAlias = dict[str, Any]
 
@@ -107,10 +109,10 @@ def _value(item: Any, kind: Any) -> Schema:
         found = YES_OR_NO
     elif kind is float:
         found = {"type": "number"}
-    elif kind is int and toml_key(item) == item.name:
-        found = {"type": "integer"}
-    elif kind is int:  # bytes, such as 4GiB
+    elif is_size(item):  # such as 4GiB
         found = {"type": ["string", "integer"], "pattern": "^[0-9]+(B|KiB|MiB|GiB|TiB)?$"}
+    elif kind is int:
+        found = {"type": "integer"}
     elif kind is str:
         found = TEXT
     else:
@@ -197,6 +199,7 @@ def values() -> Schema:
             networkPolicy=keys(
                 enabled=YES_OR_NO,
                 metricsFrom=each(keys(namespaceLabels=LABELS, podLabels=LABELS)),
+                eventsFrom=each(keys(namespaceLabels=LABELS, podLabels=LABELS)),
             ),
             podDisruptionBudget=keys(
                 enabled=YES_OR_NO, minAvailable={"type": "integer", "minimum": 0}
@@ -204,6 +207,7 @@ def values() -> Schema:
             serviceAccount=keys(create=YES_OR_NO, name=TEXT, annotations=LABELS),
             ipFamily=one_of("IPv4", "IPv6"),
             rdma=keys(enabled=YES_OR_NO, resource=TEXT, count={"type": "integer", "minimum": 1}),
+            memory=keys(beside=SIZE),
             cpu=keys(request=QUANTITY, limit={"anyOf": [QUANTITY, {"const": ""}]}),
             bucket=keys(secretName=TEXT),
             secretMounts=each(keys(("secretName", "mountPath"), secretName=TEXT, mountPath=PATH)),

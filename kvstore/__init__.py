@@ -37,9 +37,11 @@ from kvstore.model.errors import (
 from kvstore.model.hint import HintKind, HintReport, Prefix, Short
 from kvstore.model.keys import KeyChain, root_key
 from kvstore.model.outcome import BlockRange, Ending, Explanation, Outcome, Reason
+from kvstore.model.tokens import BlockTokens
 
 if TYPE_CHECKING:
     from kvstore.client import AsyncClient, Client
+    from kvstore.client.pieces import Pieces
 
 __version__ = "0.1.0"
 
@@ -47,6 +49,7 @@ __all__ = [
     "AsyncClient",
     "BlockKey",
     "BlockRange",
+    "BlockTokens",
     "Client",
     "Committed",
     "ConfigError",
@@ -67,6 +70,7 @@ __all__ = [
     "NamespaceId",
     "Outcome",
     "Part",
+    "Pieces",
     "Prefix",
     "Reason",
     "SessionEnded",
@@ -86,4 +90,8 @@ def __getattr__(name: str) -> Any:
         from kvstore import client
 
         return getattr(client, name)
+    if name == "Pieces":
+        from kvstore.client.pieces import Pieces
+
+        return Pieces
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

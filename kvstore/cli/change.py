@@ -25,6 +25,8 @@ _ONLY_OTHERS = "other daemons, not on "  # in what a daemon says that has delete
 def flush(ctx: click.Context, target: str, as_json: bool, wait_s: float) -> None:
     """Wait until everything committed so far is durable; exit code 1 if it is not.
 
+    It deletes nothing: for that, see `kvstore clear`.
+
     \b
     Example:
       kvstore flush --wait 60 && systemctl restart kvstore

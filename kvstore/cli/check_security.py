@@ -22,7 +22,8 @@ SWAPS = Path("/proc/swaps")
 
 
 def check_security(settings: Settings, *, swaps: Path = SWAPS) -> Iterator[Finding]:
-    """Yield findings; nothing for a daemon that has neither TLS, tokens nor keys."""
+    """Yield findings; nothing for a daemon that has neither TLS, tokens nor tenants. The root key
+    is the matter of `check_keys`."""
     tls, security = settings.tls, settings.security
     if tls.cert:
         yield _certificate(Path(tls.cert), Path(tls.key))
@@ -33,9 +34,7 @@ def check_security(settings: Settings, *, swaps: Path = SWAPS) -> Iterator[Findi
         yield _tokens(Path(security.tokens))
     if security.audit and key_path_of(security).exists():
         yield _private("audit key", key_path_of(security))
-    if security.root_key_file:
-        yield _private("root key", Path(security.root_key_file))
-    if tls.cert or security.encrypts or settings.tenants:
+    if (tls.cert or settings.tenants) and not security.encrypts:  # else `check_keys` says it
         yield _swap(swaps)
 
 

@@ -21,16 +21,16 @@ from kvstore.settings import parse_size
 KEYS_MAX = 8192  # of one call
 
 _DONE = {
-    HintKind.END: "{done} of {blocks} blocks belong to this session alone and are evicted first",
+    HintKind.END: "{done} of {blocks} blocks belong to this conversation alone: evicted first",
     HintKind.EXPECT: "{done} of {blocks} blocks are expected in {lasts}",
     HintKind.PREFETCH: "{done} of {blocks} blocks were promoted to dram ({size}) in {took}",
     HintKind.PIN: "{done} of {blocks} blocks ({size}) are pinned for {lasts}",
     HintKind.DEMOTE: "{done} of {blocks} blocks ({size}) were demoted to the file tier in {took}",
 }
 _SHORT = {
-    Short.UNKNOWN_SESSION: "no request of this session was seen, or the last one was too long ago",
+    Short.UNKNOWN_SESSION: "no request of this conversation was seen, or it was too long ago",
     Short.NOT_STORED: "none of its blocks is stored",
-    Short.SHARED: "other sessions use the others, or they are leased or pinned",
+    Short.SHARED: "other conversations use the others, or they are leased or pinned",
     Short.CAP: "no more blocks may be held: see limits.pinned_fraction and limits.leased_fraction",
     Short.DEADLINE: "the others were not promoted in time",
     Short.NO_ROOM: "the arena had no slot to free for the others",
@@ -44,9 +44,9 @@ _SHORT = {
 
 @click.group()
 def hint() -> None:
-    """Tell the daemon what a session will do next: end, ask again, or keep its blocks.
+    """Tell the daemon what a conversation will do next: end, ask again, or keep its blocks.
 
-    SESSION is the session_id of its requests to the vLLM connector. --prompt names a prefix
+    CONVERSATION is the session_id of its requests to the vLLM connector. --prompt names a prefix
     instead. A wrong hint can cost hits; it never changes an answer. Exit code 1 if no block is
     stored.
 
@@ -63,7 +63,7 @@ def hint() -> None:
 def _named(command: F) -> F:
     """Add what a hint is about."""
     options: tuple[Callable[[F], F], ...] = (
-        click.argument("session", type=Text(), required=False),
+        click.argument("conversation", type=Text(), required=False),
         click.option(
             "--prompt",
             type=click.File("r", encoding="utf-8"),
@@ -95,10 +95,10 @@ _deadline = click.option(
 )
 
 
-@hint.command("end", short_help="A session is over.")
+@hint.command("end", short_help="A conversation is over.")
 @_named
 def end(**named: Any) -> None:
-    """Announce that a session is over: blocks that only it used are evicted first.
+    """Announce that a conversation is over: blocks that only it used are evicted first.
 
     \b
     Example:
@@ -107,11 +107,11 @@ def end(**named: Any) -> None:
     _send(lambda client, target: client.hints.end_session(target), **named)
 
 
-@hint.command("expect", short_help="A session will ask again soon.")
+@hint.command("expect", short_help="A conversation will ask again soon.")
 @_named
 @click.option("--in", "in_s", type=click.FloatRange(0), required=True, help="Seconds from now.")
 def expect(in_s: float, **named: Any) -> None:
-    """Announce the next request of a session: its blocks are resident by then.
+    """Announce the next request of a conversation: its blocks are resident by then.
 
     \b
     Example:
@@ -170,7 +170,7 @@ def pin(deadline_s: float, ttl_s: float, bytes_max: str, **named: Any) -> None:
 @_named
 @_deadline
 def demote(deadline_s: float, **named: Any) -> None:
-    """Demote blocks that only this session used from dram to the file tier now.
+    """Demote blocks that only this conversation used from dram to the file tier now.
 
     \b
     Example:
@@ -184,20 +184,20 @@ def _send(
     *,
     target: str,
     as_json: bool,
-    session: str | None,
+    conversation: str | None,
     prompt: TextIO | None,
     namespace: str | None,
     tokenizer: str | None,
     salt: str,
 ) -> None:
-    if not session and prompt is None:
-        raise click.UsageError("say SESSION, or --prompt")
+    if not conversation and prompt is None:
+        raise click.UsageError("say CONVERSATION, or --prompt")
     tokens = read_tokens(prompt, tokenizer) if prompt is not None else None
     with connect(target) as client:
-        about: str | Prefix = session or ""
+        about: str | Prefix = conversation or ""
         if tokens is not None:
             _, spec = find_namespace(client, namespace)
-            about = _prefix(spec, tokens, salt, session or "")
+            about = _prefix(spec, tokens, salt, conversation or "")
         report = give(client, about)
     if as_json:
         click.echo(json.dumps(asdict(report)))
@@ -207,9 +207,9 @@ def _send(
     click.get_current_context().exit(int(nothing))
 
 
-def _prefix(spec: Namespace, tokens: list[int], salt: str, session: str) -> Prefix:
+def _prefix(spec: Namespace, tokens: list[int], salt: str, conversation: str) -> Prefix:
     most = tokens[: KEYS_MAX * spec.block_tokens]
-    return Prefix.of_tokens(spec, most, cache_salt=salt.encode(), session_id=session)
+    return Prefix.of_tokens(spec, most, cache_salt=salt.encode(), session_id=conversation)
 
 
 def _lines(report: HintReport) -> list[str]:

@@ -44,7 +44,7 @@ def monitor(
     """Watch requests as the daemon answers them; Ctrl-C ends it.
 
     Engines never wait for this command: what it does not take in time is dropped, counted, and said
-    at the end (with --json, in lines of their own). Prompts are not shown: the daemon has none.
+    at the end (with --json, in lines of their own). Prompts are not shown.
 
     \b
     Examples:

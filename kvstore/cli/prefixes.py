@@ -22,7 +22,10 @@ DEPTH, LIMIT = 3, 50
 @click.option("--prefix", type=Hash(), help="What goes on from this block, by its key.")
 @click.option("--through", type=Hash(), help="The way from the start of a prefix to this block.")
 @click.option("--request", metavar="ID", help="The way to the last block that a request asked for.")
-@click.option("--session", metavar="ID", help="The way to the last block of a conversation.")
+@click.option(
+    "--conversation", metavar="ID", help="The way to the last block of a conversation's prompt."
+)
+@click.option("--session", metavar="ID", hidden=True)  # what --conversation was called
 @click.option(
     "--depth",
     type=click.IntRange(1, 8),
@@ -45,6 +48,7 @@ def tree(
     prefix: bytes | None,
     through: bytes | None,
     request: str | None,
+    conversation: str | None,
     session: str | None,
     depth: int,
     limit: int,
@@ -52,8 +56,7 @@ def tree(
     """Show what is stored as a tree of prefixes, the largest first.
 
     A line is a prefix run: blocks of which only the last has several blocks behind it, or none.
-    Bytes and hits are those of the run and all behind it. Tokens are never shown: the daemon does
-    not know them.
+    Bytes and hits are those of the run and all behind it. Tokens are never shown.
 
     \b
     Examples:
@@ -62,12 +65,13 @@ def tree(
       kvstore tree --request chatcmpl-8c1f
       kvstore tree --json | jq 'select(.hits == 0).all_file_bytes'
     """
-    if sum(each is not None for each in (prefix, through, request, session)) > 1:
-        raise click.UsageError("say one of --prefix, --through, --request and --session")
+    conversation = session if conversation is None else conversation
+    if sum(each is not None for each in (prefix, through, request, conversation)) > 1:
+        raise click.UsageError("say one of --prefix, --through, --request and --conversation")
     with connect(target) as client:
         only = find_namespace_id(client, namespace)
-        if request is not None or session is not None:
-            through = _last_key(client, request, session)
+        if request is not None or conversation is not None:
+            through = _last_key(client, request, conversation)
         found = client.admin.tree(
             only, prefix or b"", through=through or b"", depth=depth, limit=limit
         )
@@ -82,15 +86,15 @@ def tree(
         click.echo(line)
 
 
-def _last_key(client: Client, request: str | None, session: str | None) -> bytes:
+def _last_key(client: Client, request: str | None, conversation: str | None) -> bytes:
     if request is not None:
         outcomes = client.admin.outcomes(request, limit=1)
         if not outcomes:
             raise click.ClickException(f"no request {request} is remembered")
         return outcomes[0].last_key
-    known = client.admin.conversations(session or "", limit=1)
+    known = client.admin.conversations(conversation or "", limit=1)
     if not known.items:
-        raise click.ClickException(f"no conversation {session} is known")
+        raise click.ClickException(f"no conversation {conversation} is known")
     return known.items[0].last_key
 
 

@@ -23,11 +23,16 @@ def reach(stats: dict[str, Any]) -> list[Finding]:
     if not addresses:
         return []
     guard = addresses.get("tcp_guard", {})  # of a release that has no credentials: none
+    asks_who = bool(guard.get("asks_who"))
     return [
         _socket(addresses["socket"]),
         _tcp(addresses["tcp"], guard),
-        _metrics(addresses["metrics"], is_open=guard.get("metrics_open", False)),
-        *_page(addresses, asks_who=bool(guard.get("asks_who"))),
+        _metrics(
+            addresses["metrics"],
+            is_open=guard.get("metrics_open", False),
+            matches=not (asks_who or stats.get("tenants")),
+        ),
+        *_page(addresses, asks_who=asks_who),
     ]
 
 
@@ -38,7 +43,9 @@ def reach_of(settings: Settings) -> list[Finding]:
     return [
         _tcp(server.listen if listen_address(settings) else "", guard),
         _metrics(
-            server.metrics_listen if metrics_address(settings) else "", is_open=server.metrics_open
+            server.metrics_listen if metrics_address(settings) else "",
+            is_open=server.metrics_open,
+            matches=not (guard["asks_who"] or settings.tenants),
         ),
     ]
 
@@ -75,19 +82,26 @@ def _page(addresses: dict[str, Any], *, asks_who: bool) -> list[Finding]:
     if not addresses["metrics"] or "page" not in addresses:
         return []  # a release before the page
     if not addresses["page"]:
-        text = "none: server.page is false, or pip install 'kvstore-tiers[web]' is missing"
+        text = (
+            "none: server.page is false, kvstore-tiers[web] is missing, or the address is beyond "
+            "loopback without tls.cert"
+        )
         return [ok("page", text)]
     if asks_who:
         return [ok("page", f"{addresses['metrics']}: shows what a credential's role may see")]
     return [ok("page", f"{addresses['metrics']}: wants its token, which `kvstore page` prints")]
 
 
-def _metrics(address: str, *, is_open: bool) -> Finding:
+def _metrics(address: str, *, is_open: bool, matches: bool) -> Finding:
+    """matches: whether /v1/match asks nobody who they are."""
     if not address:
         return ok("metrics", "off")
+    told = "counts, sizes and times"
+    if matches:
+        told += ", and ask whether a prompt that they know is stored"
     if not is_loopback(address.rpartition(":")[0].strip("[]")):
         if is_open:
-            text = f"{address} is open: everybody who reaches it may read counts, sizes and times"
+            text = f"{address} is open: everybody who reaches it may read {told}"
             return note("metrics", text, "let a NetworkPolicy or a firewall say who reaches it")
         return ok("metrics", f"{address}, over TLS: /metrics takes the role operator")
-    return ok("metrics", f"{address}: every user of this host may read counts, sizes and times")
+    return ok("metrics", f"{address}: every user of this host may read {told}")

@@ -66,7 +66,7 @@ class EtcdMembership:
         self._roster = Roster(last)
         self._held = Held(self._roster, ping)
         self._registration = Registration(self._calls, self._begin, settings.etcd_ttl_s, ping)
-        days = settings.deletes_kept
+        days = settings.deletes_kept_days
         self._fleet, self._kept_s = settings.fleet, days * DAY_S
         self._tasks: list[asyncio.Task[None]] = []
         self._refused = ""  # why this daemon is not registered although it is not

@@ -116,7 +116,7 @@ class EtcdDeletes:
         if kept.count + len(deletes) > ENTRIES_MAX:
             raise Unavailable(
                 f"etcd keeps {kept.count} deletes of {ENTRIES_MAX} already: delete whole namespaces"
-                " instead of keys, or lower cluster.deletes_kept",
+                " instead of keys, or lower cluster.deletes_kept_days",
                 reason="fleet",
             )
         grant = await self._calls.grant(int(self._kept_s), timeout_s=CALL_S)

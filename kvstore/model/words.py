@@ -80,7 +80,7 @@ _REASONS: dict[Reason, tuple[str, str]] = {
     ),
     Reason.PEER_BUSY: (
         "another daemon has more of the prefix, but serves others",
-        "raise cluster.serve_reads or cluster.serve_bytes_per_s there",
+        "raise cluster.serve_reads there; or cluster.serve_bytes_per_s, if it is not 0",
     ),
     Reason.PEER_SLOW: (
         "another daemon has more of the prefix, but did not answer in time",

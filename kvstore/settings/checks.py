@@ -92,7 +92,7 @@ def _bounds(settings: Settings) -> list[tuple[str, float, float, float]]:
         ("limits.outcomes_max", limits.outcomes_max, 1, 1 << 20),
         ("limits.departed_keys_max", limits.departed_keys_max, 1, 1 << 26),
         ("cluster.etcd_ttl_s", cluster.etcd_ttl_s, 2, 600),
-        ("cluster.deletes_kept", cluster.deletes_kept, 0.01, 365),
+        ("cluster.deletes_kept_days", cluster.deletes_kept_days, 0.01, 365),
         ("cluster.threads", cluster.threads, 1, 64),
         ("cluster.serve_reads", cluster.serve_reads, 1, 256),
         ("cluster.serve_bytes_per_s", cluster.serve_bytes, 0, 1 << 50),

@@ -70,14 +70,14 @@ class ClusterSettings:
         "pauses; shorter notices deaths sooner.",
         10.0,
     )
-    deletes_kept: float = setting(
-        "For etcd: days for which it keeps deletes of the fleet. A daemon that was away for longer "
+    deletes_kept_days: float = setting(
+        "For etcd: how many days it keeps deletes of the fleet. A daemon that was away for longer "
         "than four fifths of that drops what its files hold.",
         7.0,
     )
     zone: str = setting(
-        'Name of what is near, such as a rack; "" is none. Of two daemons that have the same, the '
-        "one of this zone is asked.",
+        'Name of this host\'s neighbourhood, such as a rack; "" is none. If two daemons have the '
+        "same blocks, one of this zone is asked first.",
         "",
     )
     cert: str = setting(

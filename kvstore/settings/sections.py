@@ -195,7 +195,9 @@ class ObjectSettings:
         600.0,
     )
     collect_every_s: float = setting(
-        "Seconds between two counts of the bucket. A count takes one request per thousand objects.",
+        "Seconds between two garbage collections of the bucket: the daemon lists it, counts its "
+        "bytes, and deletes what is too old or over the cap. One takes a request per thousand "
+        "objects.",
         3600.0,
     )
     believed_s: float = setting(

@@ -47,14 +47,15 @@ class ServerSettings:
         "read counts, sizes, times and directories there, but no keys and no prompts; without "
         "credentials they may ask /v1/match whether a prompt that they know is stored. "
         "Beyond loopback it needs tls.cert and credentials, and /metrics a credential of "
-        "the role operator, or admin of several tenants. With tls.cert it is HTTPS. Or else "
-        "it needs server.metrics_open.",
+        "the role operator, or admin of several tenants. With tls.cert it is HTTPS. "
+        "server.metrics_open allows it without both.",
         "127.0.0.1:7701",
     )
     metrics_open: bool = setting(
         "Allow server.metrics_listen beyond loopback without TLS and credentials: everybody "
-        "who reaches it may read counts, sizes, times and directories. For networks that "
-        "keep others away, such as a pod's behind a NetworkPolicy.",
+        "who reaches it may read counts, sizes, times and directories, and ask /v1/match whether "
+        "a prompt that they know is stored. For networks that keep others away, such as a pod's "
+        "behind a NetworkPolicy.",
         False,
     )
     page: bool = setting(
@@ -82,8 +83,9 @@ class ServerSettings:
         "text: key=value pairs. json: one object per line, with a field for each pair.", "text"
     )
     drain_s: float = setting(
-        "Seconds after SIGTERM for running calls to end, and again for the last flush. "
-        "Longer keeps more blocks; shorter restarts sooner.",
+        "Most seconds that each step of a stop may take after SIGTERM: running calls, the last "
+        "flush, uploads. A stop takes at most five times as long. Longer keeps more blocks; "
+        "shorter restarts sooner.",
         10.0,
     )
 

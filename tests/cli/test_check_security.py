@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import datetime
+import os
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from kvstore.cli.check_keys import check_keys
 from kvstore.cli.check_security import check_security, check_shown
 from kvstore.model.tenant import Role
 from kvstore.settings import load_settings
@@ -88,6 +91,20 @@ def test_files_that_others_may_read_are_wrong(checked: Checked, name: str) -> No
 def test_swap_is_wrong_where_there_are_keys(checked: Checked) -> None:
     checked.swaps.write_text(SWAP_ON)
     assert checked()["swap"].level is Level.WRONG
+
+
+def test_each_thing_is_said_once_where_files_are_encrypted(checked: Checked) -> None:
+    root = checked.directory / "root"
+    root.write_bytes(os.urandom(32))
+    root.chmod(0o600)
+    pair = [f"tls.cert={checked.pair.cert}", f"tls.key={checked.pair.key}"]
+    key = [f"security.root_key_file={root}", f"file.path={checked.directory}/file"]
+    settings = load_settings(None, [*pair, *key])
+    found = [*check_keys(settings), *check_security(settings, swaps=checked.swaps)]
+    assert Counter(each.about for each in found if each.about in ("root key", "swap")) == {
+        "root key": 1,
+        "swap": 1,
+    }
 
 
 def test_no_token_at_all_is_told(checked: Checked) -> None:

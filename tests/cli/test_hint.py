@@ -21,7 +21,7 @@ def at(daemon: Daemon) -> tuple[str, str]:
 
 
 def talk(daemon: Daemon, session_id: str, tokens: Sequence[int]) -> tuple[str, str]:
-    """Have a session put a prefix and ask for it; return the options that name the daemon."""
+    """Have a conversation put a prefix and ask for it; return the options that name the daemon."""
     with Client(daemon.target, name="engine") as client:
         namespace_id = client.register(SPEC)
         keys = KeyChain(root_key(namespace_id), SPEC.block_tokens).update(tokens)
@@ -36,7 +36,7 @@ def talk(daemon: Daemon, session_id: str, tokens: Sequence[int]) -> tuple[str, s
         (("expect", "--in", "30"), "10 of 10 blocks are expected in 30 s"),
         (("pin", "--ttl", "60"), "10 of 10 blocks"),
         (("pin", "--ttl", "60", "--bytes", "1"), "0 of 10 blocks"),
-        (("end",), "10 of 10 blocks belong to this session alone"),
+        (("end",), "10 of 10 blocks belong to this conversation alone"),
     ],
 )
 def test_a_hint_says_what_it_has_done(
@@ -64,10 +64,10 @@ def test_a_prompt_names_a_prefix(at: tuple[str, str], tmp_path: Path) -> None:
     assert (report["kind"], report["done_blocks"], report["short"]) == ("pin", 10, "")
 
 
-def test_an_unknown_session_is_an_error_for_scripts(at: tuple[str, str]) -> None:
+def test_an_unknown_conversation_is_an_error_for_scripts(at: tuple[str, str]) -> None:
     done = kvstore("hint", "end", "chat-18", *at)
     assert done.exit_code == 1
-    assert "no request of this session was seen" in done.output
+    assert "no request of this conversation was seen" in done.output
 
 
 def test_a_hint_about_nothing_is_wrong_usage(at: tuple[str, str]) -> None:

@@ -36,6 +36,7 @@ def test_by_default_one_user_reaches_the_socket_and_all_the_metrics(
     assert (found["tcp"]["level"], found["tcp"]["found"]) == ("ok", "off")
     assert f"127.0.0.1:{own.metrics_port}" in found["metrics"]["found"]
     assert "every user of this host may read counts" in found["metrics"]["found"]
+    assert "whether a prompt that they know is stored" in found["metrics"]["found"]
 
 
 @pytest.mark.parametrize("command", ["status", "doctor"])
@@ -66,6 +67,9 @@ def test_open_metrics_are_said_and_served_beyond_loopback(own: Daemon) -> None:
     found = told("status", own)["metrics"]
     assert found["level"] == "note"
     assert "everybody who reaches it may read counts" in found["found"]
+    assert "whether a prompt that they know is stored" in found["found"]
+    page = told("status", own)["page"]["found"]
+    assert "beyond loopback without tls.cert" in page
     with urllib.request.urlopen(f"http://127.0.0.2:{own.metrics_port}/metrics") as answer:
         assert b"kvstore_rpc_seconds" in answer.read()
 
@@ -101,3 +105,4 @@ def test_a_port_that_asks_for_credentials_is_said_to(tmp_path: Path) -> None:
         assert found["level"] == "ok"
         assert "each call shows a certificate or a token" in found["found"]
         assert "in the clear" in found["found"]
+        assert "prompt" not in told("status", daemon)["metrics"]["found"]

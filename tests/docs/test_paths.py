@@ -21,6 +21,7 @@ DOCUMENTS = [
     ),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
+PROTOS = sorted((ROOT / "proto").rglob("*.proto"))
 FOLDERS = "kvstore|tests|connectors|kernels|benchmarks|proto|deploy|dashboards|docs"
 
 
@@ -28,6 +29,13 @@ FOLDERS = "kvstore|tests|connectors|kernels|benchmarks|proto|deploy|dashboards|d
 def test_paths_that_a_document_names_exist(document: Path) -> None:
     named = re.findall(rf"`((?:{FOLDERS})/[\w./-]*\w)/?`", document.read_text())
     assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize("proto", PROTOS, ids=lambda path: path.name)
+def test_modules_that_a_message_names_exist(proto: Path) -> None:
+    comments = re.findall(r"//(.*)", proto.read_text())
+    named = [name for each in comments for name in re.findall(r"[\w/]+\.py\b", each)]
+    assert [name for name in named if not (ROOT / name).exists()] == []
 
 
 def test_the_policy_of_the_first_afternoon_runs_by_its_entry_point(tmp_path: Path) -> None:

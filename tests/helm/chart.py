@@ -193,6 +193,7 @@ ITEMS: dict[str, dict[str, Any]] = {
     "disks": {"name": "x", "hostPath": "/x"},
     "disks.ephemeral": {"name": "x", "ephemeral": {"size": "1Gi"}},
     "networkPolicy.metricsFrom": {},
+    "networkPolicy.eventsFrom": {},
     "secretMounts": {"secretName": "x", "mountPath": "/x"},
     "tolerations": {},
 }

@@ -41,7 +41,8 @@ def fits_its_settings(rendered: chart.Rendered, settings: Settings) -> None:
     limit = rendered.daemon["resources"]["limits"]["memory"].removesuffix("Mi")
     assert int(limit) << 20 == settings.dram.capacity_bytes + (1 << 30)
     grace, drain_s = rendered.pod["terminationGracePeriodSeconds"], settings.server.drain_s
-    assert 3 * drain_s <= grace < 3 * drain_s + 1
+    assert 5 * drain_s + 10 <= grace < 5 * drain_s + 11
+    assert not settings.server.page  # the chart has neither its extra nor its port open
     mounts = [each["mountPath"] for each in rendered.daemon["volumeMounts"]]
     cluster = settings.cluster
     needed = [*settings.file.paths, settings.server.socket, settings.security.root_key_file]
@@ -102,11 +103,62 @@ def test_no_key_can_be_misspelt() -> None:
         ({"config": {"dram": {"capacity": 17}}}, "capacity"),
         ({"config": {"server": {"socket": "/x"}}}, "socket"),
         ({"cluster": {"port": "7702"}}, "port"),
+        ({"rdma": {"enabled": True}}, "config.cluster.bulk=clear"),
+        ({"config": {"server": {"page": True}}}, "page"),
+        ({"networkPolicy": {"eventsFrom": [{}]}}, "config.events.publish"),
+        (
+            {"config": {"pool": {"url": "mooncake://m:50051", "segment": "1GiB"}}},
+            "set memory.beside=1616MiB",
+        ),
     ],
 )
 def test_what_could_not_work_is_refused(values: dict[str, Any], words: str) -> None:
     with pytest.raises(helm.HelmError, match=re.escape(words)):
         render(values)
+
+
+def test_the_memory_beside_the_arena_can_be_raised(tmp_path: Path) -> None:
+    pool = {"url": "mooncake://m:50051", "segment": 1 << 30, "insecure": True}
+    config = {"dram": {"capacity": "2GiB"}, "pool": pool}
+    rendered = render({"config": config, "memory": {"beside": "1616MiB"}})
+    assert rendered.daemon["resources"]["limits"]["memory"] == "3664Mi"
+    assert settings_of(rendered, tmp_path).pool.segment_bytes == 1 << 30
+
+
+def test_a_pod_that_need_not_drain_has_time_to_end() -> None:
+    rendered = render({"config": {"server": {"drain_s": 0}}})
+    assert rendered.pod["terminationGracePeriodSeconds"] == 10
+
+
+def test_those_who_are_named_reach_the_events_and_nobody_else() -> None:
+    events = {"publish": "tcp://0.0.0.0:6001", "replay": "tcp://0.0.0.0:6002", "open": True}
+    values = {"config": {"events": events}}
+    (peers, metrics) = render(values).one("NetworkPolicy")["spec"]["ingress"]
+    assert [rule["ports"][0]["port"] for rule in (peers, metrics)] == ["peer", "metrics"]
+    routers = {"namespaceLabels": {"team": "routers"}, "podLabels": {"app": "router"}}
+    rendered = render(values | {"networkPolicy": {"eventsFrom": [routers]}})
+    assert list(chart.problems(rendered)) == []
+    assert list(chart.invalid(rendered.objects)) == []
+    rule = rendered.one("NetworkPolicy")["spec"]["ingress"][-1]
+    assert [each["port"] for each in rule["ports"]] == ["events", "replay"]
+    assert rule["from"][0]["podSelector"] == {"matchLabels": {"app": "router"}}
+    ports = {each["name"]: each["containerPort"] for each in rendered.daemon["ports"]}
+    assert (ports["events"], ports["replay"]) == (6001, 6002)
+
+
+def test_every_setting_can_be_given_as_it_is_printed() -> None:
+    """Those that the chart decides itself are refused instead: see above."""
+    generate = generator()
+    printed = tomllib.loads(Settings().to_toml())
+    taken = {
+        section: {key: each for key, each in values.items() if key not in owned}
+        for section, values in printed.items()
+        if section not in generate.LEFT_OUT
+        for owned in [generate.OWNED.get(section, ())]
+    }
+    assert taken["cluster"]["view_bytes"] == "256MiB"
+    with helm.Chart.load(str(CHART)) as loaded:
+        loaded.validate_schema(chart.merged(loaded.values, {"config": taken}))
 
 
 def test_the_settings_restart_the_pods_and_nothing_else_does() -> None:
@@ -118,7 +170,8 @@ def test_the_settings_restart_the_pods_and_nothing_else_does() -> None:
     assert checksum({}) != checksum({"config": {"file": {"capacity": "9GiB"}}})
 
 
-def test_the_schema_is_what_its_generator_writes() -> None:
+def generator() -> Any:
+    """Return the module that writes the schema."""
     from importlib.util import module_from_spec, spec_from_file_location
 
     spec = spec_from_file_location("helm_generate", ROOT / "helm" / "generate.py")
@@ -126,8 +179,12 @@ def test_the_schema_is_what_its_generator_writes() -> None:
     assert spec.loader is not None
     generate = module_from_spec(spec)
     spec.loader.exec_module(generate)
+    return generate
+
+
+def test_the_schema_is_what_its_generator_writes() -> None:
     written = json.loads((CHART / "values.schema.json").read_text())
-    assert written == generate.values(), "run python helm/generate.py"
+    assert written == generator().values(), "run python helm/generate.py"
 
 
 def test_alerts_and_dashboard_are_those_of_the_project() -> None:
@@ -159,12 +216,14 @@ def test_what_engines_are_told_is_what_the_connector_takes() -> None:
     from kvstore_vllm.settings import parse_settings
 
     notes = render({}).notes
+    assert "path: /run/kvstore, type: DirectoryOrCreate}" in notes
     shown = [transfer_config(notes)]
     for path in sorted(EXAMPLES.glob("*.yaml")):
         text = path.read_text()
         shown += [transfer_config(line) for line in text.splitlines() if "transfer-config" in line]
         assert "runAsUser: 10001" in text
         assert "path: /run/kvstore" in text
+        assert "type: DirectoryOrCreate}" in text  # no daemon may have run on this node yet
     assert len(shown) == 1 + len(list(EXAMPLES.glob("*.yaml")))
     for each in shown:
         parse_settings(each["kv_connector_extra_config"])

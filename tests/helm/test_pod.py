@@ -126,7 +126,7 @@ def test_the_daemon_starts_as_the_chart_says(tmp_path: Path) -> None:
             assert (pod.volume("disk-data") / "node_id").stat().st_uid == USER
             tested = pod.helm_test(START_S)
             assert tested.returncode == 0, (tested.stdout + tested.stderr).decode()
-            assert "nothing is wrong" in tested.stdout.decode()
+            assert "it works" in tested.stdout.decode()
         assert process.returncode == 0, pod.log.read_text()
         assert "node=stopped" in pod.log.read_text()
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from kvstore.model.words import duration, rounded, size
+from kvstore.model.outcome import Reason
+from kvstore.model.words import advice_text, duration, rounded, size
 
 
 @pytest.mark.parametrize(
@@ -40,3 +41,8 @@ def test_a_duration_has_the_unit_that_fits(seconds: float, text: str) -> None:
 def test_a_size_beyond_all_units_has_no_exponent() -> None:
     assert size(3.5 * (1 << 30)) == "3.5 GiB"
     assert size(20_000 << 40) == "20,000 TiB"
+
+
+def test_no_limit_is_told_to_be_raised_that_is_none() -> None:
+    assert "cluster.serve_reads there" in advice_text(Reason.PEER_BUSY)
+    assert "cluster.serve_bytes_per_s, if it is not 0" in advice_text(Reason.PEER_BUSY)

@@ -54,7 +54,16 @@ def test_the_unit_starts_a_daemon_that_finds_its_directories(name: str, user: st
     state = f"/var/lib/{service['StateDirectory']}/".replace("%i", user)
     assert user == "" or str(settings.file.path).startswith(state)
     assert str(given["config"]).startswith(f"/etc/{service['ConfigurationDirectory']}/")
-    assert int(service["TimeoutStopSec"]) > 2 * settings.server.drain_s
+    assert int(service["TimeoutStopSec"]) > 5 * settings.server.drain_s
+
+
+def test_the_audit_log_of_the_documents_is_where_the_unit_may_write() -> None:
+    service = unit("kvstore.service")["Service"]
+    may = (f"/var/log/{service['LogsDirectory']}/", f"/var/lib/{service['StateDirectory']}/")
+    text = (ROOT / "docs/security.md").read_text()
+    written = re.findall(r'^audit(?:_key)? = "(.*?)"', text, re.MULTILINE)
+    assert len(written) == 2
+    assert all(each.startswith(may) for each in written)
 
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="no systemd-analyze here")

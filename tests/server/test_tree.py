@@ -105,7 +105,11 @@ def test_a_request_and_a_conversation_lead_to_their_place(client: Client, grown:
     assert outcome.last_key == CHATS[1][-1]
     path = client.admin.tree(through=outcome.last_key)
     assert ranges(path) == [(0, 0, 4), (1, 4, 8)]
-    for option, name in (("--request", "r-chat-1"), ("--session", "chat-1")):
+    for option, name in (
+        ("--request", "r-chat-1"),
+        ("--conversation", "chat-1"),
+        ("--session", "chat-1"),
+    ):
         shown = kvstore("tree", option, name, "--json", "--target", grown.target)
         runs = [json.loads(line) for line in shown.output.splitlines()]
         assert [run["begin"] for run in runs] == [0, 4]

@@ -56,6 +56,29 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- if eq .Values.cluster.membership "kubernetes" -}}yes{{- end -}}
 {{- end -}}
 
+{{/* Who may reach a port, as a network policy says it. */}}
+{{- define "kvstore.callers" -}}
+{{- range . }}
+- namespaceSelector: {matchLabels: {{ default dict .namespaceLabels | toJson }}}
+  {{- with .podLabels }}
+  podSelector: {matchLabels: {{ toJson . }}}
+  {{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* Ports of KV events that others may reach: a JSON list of name and port. */}}
+{{- define "kvstore.eventPorts" -}}
+{{- $found := list -}}
+{{- if .Values.networkPolicy.eventsFrom -}}
+{{- range $name, $key := dict "events" "publish" "replay" "replay" -}}
+{{- with dig "events" $key "" $.Values.config -}}
+{{- $found = append $found (dict "name" $name "port" (regexFind "[0-9]+$" .)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- toJson $found -}}
+{{- end -}}
+
 {{- define "kvstore.tlsSecret" -}}
 {{- if eq .Values.cluster.tls.source "secret" -}}
 {{- required "cluster.tls.source=secret: set cluster.tls.secretName to a Secret with tls.crt, tls.key and ca.crt" .Values.cluster.tls.secretName -}}
@@ -87,6 +110,20 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- if ne (empty $cluster.etcd.user) (empty $cluster.etcd.passwordSecretName) -}}
 {{- fail "cluster.etcd.user and cluster.etcd.passwordSecretName go together: set both" -}}
 {{- end -}}
+{{- if and .Values.networkPolicy.eventsFrom (not (dig "events" "publish" "" .Values.config)) -}}
+{{- fail "networkPolicy.eventsFrom: set config.events.publish=tcp://0.0.0.0:5567 and config.events.open=true" -}}
+{{- end -}}
+{{- if and .Values.rdma.enabled (include "kvstore.tls" .) (ne (dig "cluster" "bulk" "sealed" .Values.config) "clear") -}}
+{{- fail "rdma.enabled=true: sealed records go by TCP; set config.cluster.bulk=clear" -}}
+{{- end -}}
+{{- if dig "pool" "url" "" .Values.config -}}
+{{- $segment := include "kvstore.mib" (dig "pool" "segment" 0 .Values.config) -}}
+{{- $buffer := include "kvstore.mib" (dig "pool" "buffer" "80MiB" .Values.config) -}}
+{{- $needed := add $segment $buffer 512 -}}
+{{- if gt $needed (include "kvstore.mib" .Values.memory.beside | int64) -}}
+{{- fail (printf "memory.beside=%s has no room for config.pool.segment, config.pool.buffer and 512MiB: set memory.beside=%dMiB" .Values.memory.beside $needed) -}}
+{{- end -}}
+{{- end -}}
 {{- $names := list -}}
 {{- range .Values.disks -}}
 {{- $names = append $names .name -}}
@@ -96,15 +133,18 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end -}}
 
-{{/* MiB of a size such as 1GiB. */}}
+{{/* MiB of a size such as 1GiB, or of a number of bytes; what is left of one counts as one. */}}
 {{- define "kvstore.mib" -}}
-{{- $number := regexFind "^[0-9]+" . | int64 -}}
-{{- $unit := regexFind "[A-Za-z]+$" . -}}
-{{- mul $number (get (dict "MiB" 1 "GiB" 1024 "TiB" 1048576) $unit) -}}
+{{- $text := . -}}
+{{- if not (kindIs "string" .) -}}{{- $text = printf "%d" (int64 .) -}}{{- end -}}
+{{- $number := regexFind "^[0-9]+" $text | int64 -}}
+{{- $unit := regexFind "[A-Za-z]*$" $text -}}
+{{- $units := dict "" 1 "B" 1 "KiB" 1024 "MiB" 1048576 "GiB" 1073741824 "TiB" 1099511627776 -}}
+{{- div (add (mul $number (get $units $unit)) 1048575) 1048576 -}}
 {{- end -}}
 
 {{- define "kvstore.memory" -}}
-{{- add (include "kvstore.mib" .Values.config.dram.capacity) 1024 }}Mi
+{{ add (include "kvstore.mib" .Values.config.dram.capacity) (include "kvstore.mib" .Values.memory.beside) }}Mi
 {{- end -}}
 
 {{/* Where a disk is mounted, and the directory of the file tier on it. Others' volumes have a lost+found. */}}
@@ -179,6 +219,7 @@ runAsNonRoot: true
 {{- $_ := set $server "socket" "/run/kvstore/kvstore.sock" -}}
 {{- $_ := set $server "metrics_listen" (printf "%s:%d" $any (int .Values.metrics.port)) -}}
 {{- $_ := set $server "metrics_open" true -}}
+{{- $_ := set $server "page" false -}}
 {{- $paths := list -}}
 {{- range .Values.disks -}}{{- $paths = append $paths (include "kvstore.directory" .) -}}{{- end -}}
 {{- $_ := set $all.file "path" (ternary $paths "" (not (empty $paths))) -}}
