@@ -79,7 +79,10 @@ class ClientArena:
         Raises what the daemon refused with, Incompatible, Unavailable, or Unauthorized if it is
         another user's.
         """
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError as error:
+            raise Unavailable(f"cannot map the arena at {path}: {error!r}") from error
         connection.setblocking(False)
         arena = cls(connection, on_lost, on_ended)
         try:
@@ -241,8 +244,14 @@ class _Toucher:
 
     def add(self, mapped: SharedMapping) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="kvstore-touch", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="kvstore-touch", daemon=True)
+            try:
+                thread.start()
+            except (
+                RuntimeError
+            ):  # no thread can be started now: pages are mapped when they are used
+                return
+            self._thread = thread
         self._mappings.put(mapped)
 
     def stop(self) -> None:

@@ -86,12 +86,14 @@ class Caller:
 
     @property
     def arena(self) -> ClientArena | None:
-        return self._connection.arena if self._connection else None
+        connection = self._connection  # read once: any thread may ask while it is lost
+        return connection.arena if connection else None
 
     @property
     def daemon(self) -> Daemon:
         """What the daemon says of itself."""
-        return self._connection.daemon if self._connection else NO_DAEMON
+        connection = self._connection
+        return connection.daemon if connection else NO_DAEMON
 
     async def call(
         self,
@@ -377,4 +379,7 @@ class Caller:
                     await self._open()
                 except KVStoreError as error:
                     logger.debug("client=probe_failed reason=%r", str(error))
+                    self._breaker.probe_failed()
+                except Exception:  # for example no descriptor or thread is left: that may pass
+                    logger.warning("client=probe_failed", exc_info=True)
                     self._breaker.probe_failed()

@@ -33,6 +33,7 @@ class CallStub:
         self._link = FrameLink(self._take, self._lost)
         self._ids = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[Frame]] = {}
+        self._early: dict[int, Frame] = {}  # answers to callers that are cancelled in this turn
         self._abandoned: dict[int, Any] = {}  # calls that no caller waits for, and their requests
         for number, method in enumerate(METHODS):
             setattr(self, method.name, partial(self._call, number))
@@ -85,7 +86,9 @@ class CallStub:
             raise _error(grpc.StatusCode.DEADLINE_EXCEEDED, "no answer in time") from None
         finally:
             del self._waiting[call]
-            if answer.cancelled():
+            if (early := self._early.pop(call, None)) is not None:
+                self._give_back(request, early)
+            elif answer.cancelled():
                 self._abandon(call, request)
             elif not taken and answer.exception() is None:
                 self._give_back(request, answer.result())  # cancelled after it had come
@@ -102,7 +105,9 @@ class CallStub:
         if frame.kind not in (Kind.REPLY, Kind.ERROR):
             raise Incompatible("a daemon only answers")
         answer = self._waiting.get(frame.id)
-        if answer is not None and not answer.done():
+        if answer is not None and answer.cancelled():
+            self._early[frame.id] = frame  # the task that waited has yet to run
+        elif answer is not None and not answer.done():
             answer.set_result(frame)
         elif (request := self._abandoned.pop(frame.id, None)) is not None:
             self._give_back(request, frame)

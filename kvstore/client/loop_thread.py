@@ -36,7 +36,13 @@ class LoopThread:
         async def made() -> AsyncClient:
             return make()
 
-        self.client = asyncio.run_coroutine_threadsafe(made(), self._loop).result(CLOSE_TIMEOUT_S)
+        making = asyncio.run_coroutine_threadsafe(made(), self._loop)
+        try:
+            self.client = making.result(CLOSE_TIMEOUT_S)
+        except BaseException:
+            self._closed = True
+            self._end()
+            raise
 
     def submit(self, work: Work[T]) -> concurrent.futures.Future[T]:
         """Start `work(client)` on the loop; never blocks. Raises InvalidRequest after `close`. What
@@ -74,8 +80,11 @@ class LoopThread:
         try:
             closing.result(CLOSE_TIMEOUT_S)
         finally:
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(CLOSE_TIMEOUT_S)
+            self._end()
+
+    def _end(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(CLOSE_TIMEOUT_S)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)

@@ -350,20 +350,24 @@ class Session:
 
     def view(self, slot: Slot) -> memoryview:
         """Return a slot's bytes, writable, without a copy. Raises Unavailable without an arena."""
-        if self._caller.arena is None:
+        arena = self._caller.arena  # read once: any thread may ask while the daemon is lost
+        if arena is None:
             raise Unavailable("the arena is not mapped")
-        return self._caller.arena.view(slot)
+        return arena.view(slot)
 
     @property
     def staging_nbytes(self) -> int:
         """Bytes of memory to write into beside a sealed arena; 0 if the arena is written to."""
-        return self._caller.arena.staging_nbytes if self._caller.arena else 0
+        arena = self._caller.arena
+        return arena.staging_nbytes if arena else 0
 
     @property
     def arena_nbytes(self) -> int:
         """Bytes of the tenant's own arena that are mapped now."""
-        return self._caller.arena.arena_nbytes if self._caller.arena else 0
+        arena = self._caller.arena
+        return arena.arena_nbytes if arena else 0
 
     def extents(self) -> dict[int, memoryview]:
         """Return the arena extents that are mapped now, by id: a GPU client registers them."""
-        return self._caller.arena.extents() if self._caller.arena else {}
+        arena = self._caller.arena
+        return arena.extents() if arena else {}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 
 import pytest
 
-from kvstore import Client, KVStoreError, Unavailable
+from kvstore import Client, InvalidRequest, KVStoreError, Unavailable
 from kvstore.client.copying import Copiers
 from kvstore.client.loop_thread import LoopThread
 from kvstore.testing.daemon import Daemon
@@ -92,3 +93,17 @@ def test_calls_that_go_on_while_a_client_is_closed_all_end(daemon: Daemon) -> No
     thread: LoopThread = client._thread
     until(lambda: not thread._thread.is_alive())
     assert not thread._calls
+
+
+def test_a_client_that_cannot_be_made_leaves_no_thread_behind() -> None:
+    def descriptors() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    def threads() -> int:
+        return sum(each.name == "kvstore-client" for each in threading.enumerate())
+
+    before = descriptors(), threads()
+    for _ in range(8):
+        with pytest.raises(InvalidRequest):
+            Client("unix:/nowhere", copy_threads=0)
+    assert (descriptors(), threads()) == before

@@ -2,7 +2,8 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -11,10 +12,11 @@ from kvstore.client.calls import CallStub
 from kvstore.client.in_place import RELEASES_MAX
 from kvstore.client.session import Session
 from kvstore.model.block import NamespaceId
+from kvstore.rpc.v1 import kvstore_pb2 as pb
 from kvstore.testing.daemon import Daemon
 from kvstore.testing.samples import RECORD_NBYTES, sample_keys, sample_namespace, sample_records
 from kvstore.testing.wait import until
-from kvstore.transport.call_wire import METHODS
+from kvstore.transport.call_wire import METHODS, Frame, Kind
 
 Work = Callable[[AsyncClient, NamespaceId, list[BlockKey]], Awaitable[None]]
 release = Session.release
@@ -151,3 +153,27 @@ def test_pieces_lease_no_more_than_a_window_together(monkeypatch: pytest.MonkeyP
             assert all(client.get_into(namespace.id, keys, views))
     assert [bytes(view) for view in views] == sample_records(keys, 1 << 20)
     assert most == 2
+
+
+@pytest.mark.parametrize("readers", [1, 3])
+def test_a_lease_that_comes_in_the_turn_of_the_cancellation_is_given_back(readers: int) -> None:
+    """The task that is cancelled has not run yet, and its call is not abandoned yet."""
+    sent: list[Frame] = []
+
+    async def work() -> None:
+        stub = CallStub(None)
+        stub._link = cast("Any", SimpleNamespace(open=True, clogged=False, send=sent.append))
+        request = pb.AcquireRequest(session=5, readers=readers)
+        asking = asyncio.create_task(stub.Acquire(request, timeout=5.0))
+        await asyncio.sleep(0)
+        asking.cancel()
+        stub._take(Frame(Kind.REPLY, sent[0].id, pb.GrantReply(lease=77).SerializeToString()))
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        assert [stub._early, stub._abandoned, stub._waiting] == [{}, {}, {}]
+
+    asyncio.run(work())
+    released = [frame for frame in sent if METHODS[frame.method].name == "Release"]
+    assert [pb.ReleaseRequest.FromString(frame.body).leases for frame in released] == [
+        [77] * readers
+    ]

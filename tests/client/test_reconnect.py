@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvstore import AsyncClient, Client, Group, InvalidRequest, KVStoreError, Namespace, Unavailable
+from kvstore import AsyncClient, Client, Group, InvalidRequest, Namespace, Unavailable
 from kvstore.client.connection import Connection
 from kvstore.testing.daemon import Daemon
 from kvstore.testing.samples import sample_keys, sample_namespace
@@ -26,7 +26,7 @@ class Attempts:
         self.made: list[Connection] = []
         self.begun = asyncio.Event()
         self.may_go = asyncio.Event()
-        self.error: KVStoreError | None = None
+        self.error: Exception | None = None
         self._open: Opener = Connection.open
         monkeypatch.setattr(Connection, "open", self.open)
 
@@ -94,6 +94,26 @@ def test_who_waits_for_an_attempt_that_fails_makes_none_of_its_own(
         assert len(attempts.made) == len(attempts.linked) == 1
         await client.close()
         assert not attempts.linked
+
+    run(work)
+
+
+@pytest.mark.parametrize("error", [OSError(24, "no file"), RuntimeError("can't start new thread")])
+def test_a_moment_without_descriptors_or_threads_does_not_end_the_attempts(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    async def work() -> None:
+        attempts = Attempts(monkeypatch)
+        attempts.may_go.set()
+        client = AsyncClient(daemon.target)
+        await client.connect()
+        attempts.error = error
+        client._caller.lost(attempts.made[0])
+        while attempts.count < 3:  # noqa: ASYNC110 - the first one, and two that failed
+            await asyncio.sleep(0.01)
+        attempts.error = None
+        await available(client)
+        await client.close()
 
     run(work)
 
