@@ -59,6 +59,7 @@ class Costs:
     def __init__(self) -> None:
         self._tellers: OrderedDict[NamespaceId, _Teller] = OrderedDict()  # who asked last is last
         self._median = 0.0  # of log_cost, when last judged
+        self.newcomers = 0  # namespaces that have told for the first time, ever
         self._asks = 0
 
     def told(self, namespace: Namespace, s_per_block: float, blocks: int) -> None:
@@ -71,6 +72,7 @@ class Costs:
         if teller is None:
             teller = self._tellers[namespace.id] = _Teller(log_cost)
             teller.judge(self._median)
+            self.newcomers += 1
             if len(self._tellers) > TELLERS_MAX:
                 self._tellers.popitem(last=False)
         self._tellers.move_to_end(namespace.id)

@@ -22,7 +22,7 @@ from kvstore.model.block import PAGE_NBYTES, padded
 from kvstore.model.checksum import checksum, checksum_of, checksums, leaves_of
 from kvstore.model.errors import CorruptBlock, KVStoreError
 from kvstore.model.pair import belongs, named_base
-from kvstore.system.bandwidth import Lane
+from kvstore.system.bandwidth import Lane, OverQuota
 from kvstore.system.threads import ended
 from kvstore.tier.base import Then
 from kvstore.tier.dram import Arena
@@ -65,6 +65,7 @@ class Reads:
         self._now = now
         self._reads: dict[StoredPart, asyncio.Task[None]] = {}
         self.failed = 0
+        self.over_quota = 0  # never begun: its tenant has used its bandwidth
         self.slow = SlowLog(now)  # of the node
         self.lane: Lane | None = None  # of a tenant among several
 
@@ -113,6 +114,8 @@ class Reads:
             unpaired = self._unpaired(read)
         except CorruptBlock:
             corrupt = True  # the file is gone or too short
+        except OverQuota:
+            self.over_quota += 1
         except KVStoreError as error:
             keep_pinned(self._planner, read.held, error)
             self.failed += 1

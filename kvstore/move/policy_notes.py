@@ -1,6 +1,7 @@
 """What policies have learned, kept over restarts in a note of the file tier.
 
 It is written when the node closes, and now and then before: a crash costs what was learned since.
+What engines tell of their pace is written soon, because a start needs it for its first requests.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from kvstore.tier.file import Devices, DiskFailed, DiskFull
 logger = logging.getLogger(__name__)
 
 SAVE_EVERY_S = 300.0
+SAVE_NEW_AFTER_S = 10.0  # what computing a block takes was told for a namespace the first time
 CLOSE_S = 2.0  # for the last one; a disk that hangs is not waited for
 
 
@@ -28,6 +30,7 @@ class PolicyNotes:
         self._loading = asyncio.Lock()
         self._loaded = False
         self._save_at = 0.0
+        self._newcomers = 0
 
     async def load(self) -> None:
         """Give policies what another life has saved. A second call waits for the first."""
@@ -39,6 +42,9 @@ class PolicyNotes:
 
     async def save_now_and_then(self) -> None:
         """Save if it is time to."""
+        if self._planner.costs.newcomers > self._newcomers:
+            self._newcomers = self._planner.costs.newcomers
+            self._save_at = min(self._save_at, self._now() + SAVE_NEW_AFTER_S)
         if self._loaded and self._now() >= self._save_at:
             await self.save()
 

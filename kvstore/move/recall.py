@@ -44,9 +44,11 @@ class Recall:
         self.turn = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         self._began = 0.0
+        self._again = False  # a device came while others are indexed
 
     def start(self) -> None:
         """Begin to index what is on devices that take part from now on."""
+        self._again = True
         if self._task is None or self._task.done():
             task = keep_running("recall", self._index_all, self._task_failed)
             self._task = asyncio.create_task(task)
@@ -86,11 +88,15 @@ class Recall:
         """Index everything, oldest first, a little at a time."""
         assert self._file is not None
         began = self._began = self._now()
-        await self._prepare()
-        while self.unrecalled_runs:
-            async with self.turn:
-                self.index_oldest()
-                await asyncio.sleep(0)
+        while True:
+            self._again = False
+            await self._prepare()
+            while self.unrecalled_runs:
+                async with self.turn:
+                    self.index_oldest()
+                    await asyncio.sleep(0)
+            if not self._again:
+                break
         self._complete()
         logger.info("recall=complete s=%.3f", self._now() - began)
 

@@ -78,8 +78,7 @@ class WriteBehind:
         self._writer: asyncio.Task[None] | None = None
         self.on_written: Callable[[Write], None] = lambda write: None
         self.on_progress: Callable[[], None] = lambda: None  # a batch is written, or has failed
-        self._failing = False
-        self._failures = 0
+        self._failing, self._failures = False, 0
         self._losses = Losses(planner, now)
         self._retry = Retry(now)
         self._policies = PolicyNotes(planner, file, self._now)
@@ -172,11 +171,12 @@ class WriteBehind:
             self._progress = asyncio.get_running_loop().create_future()
         return asyncio.shield(self._progress)
 
-    def _tell_progress(self) -> None:
+    def _tell_progress(self, *, room: bool = True) -> None:
         progress, self._progress = self._progress, None
         if progress is not None:
             progress.set_result(None)
-        self.on_progress()
+        if room:
+            self.on_progress()
 
     async def settle(self, sequence: int, deadline: float) -> bool:
         """Wait until the file tier has answered for every commit up to `sequence`."""
@@ -190,8 +190,7 @@ class WriteBehind:
 
     async def flush(self, deadline: float) -> bool:
         """Wait until everything committed so far is durable. False if it is not, because of the
-        write budget too, or if some of it never was and left the arena: see `Losses.tell`.
-        """
+        write budget too, or if some of it never was and left the arena: see `Losses.tell`."""
         if self._file is None:
             return False
         self._offer_all()
@@ -255,6 +254,7 @@ class WriteBehind:
                     continue
                 writes = self._planner.writes.take(self.group_commit_bytes)
                 if not writes:
+                    self._tell_progress(room=False)  # what was waited for may be deleted
                     return
                 if self._failing and not self._retry.is_due:
                     for write in writes:

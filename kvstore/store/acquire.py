@@ -10,14 +10,15 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from kvstore.decide.ask import Ask
+from kvstore.decide.pace import Stakes
 from kvstore.decide.planner import Leases, Planner, is_readable, needed_spans
 from kvstore.model.block import Match, Namespace, Span, padded
 from kvstore.model.outcome import POOL_REASONS, Reason
 from kvstore.move.fetch import Fetch
-from kvstore.move.file_reads import Reads
 from kvstore.move.filling import Filling
-from kvstore.move.promote import Promotion
+from kvstore.move.promote import Promoted, Promotion
 from kvstore.move.sources import Bucket, Pool, Sources
+from kvstore.move.write_behind import WriteBehind
 
 ROUNDS_MAX = 6  # each but the first for what is left, or for a prefix that may find room
 SHORTENED_SHARE = 4  # one block in so many is given up where all came but the windows
@@ -47,7 +48,7 @@ class Acquisition:
         self,
         planner: Planner,
         promotion: Promotion,
-        reads: Reads,
+        write_behind: WriteBehind,
         leases: Leases,
         *,
         fetch: Fetch,
@@ -58,10 +59,11 @@ class Acquisition:
     ) -> None:
         self._planner = planner
         self._promotion = promotion
-        self._reads = reads
+        self._write_behind = write_behind
+        self._reads = write_behind.reads
         self._leases = leases
         self.sources = Sources(fetch, planner, self._match, bucket=bucket, pool=pool)
-        self.sources.slow = reads.slow
+        self.sources.slow = self._reads.slow
         self.leasable_bytes = leasable_bytes
         self._now = now
 
@@ -148,7 +150,7 @@ class Acquisition:
         still be on its way."""
         namespace = self._planner.namespace(ask.namespace_id)
         early = early and not ask.in_files and not namespace.fine
-        failed_reads = self._reads.failed
+        failed_reads, over_quota = self._reads.failed, self._reads.over_quota
         resident = match.resident_blocks
         if ask.in_files:  # what it reads itself is no less from the file tier
             there = self._planner.match(
@@ -157,6 +159,7 @@ class Acquisition:
             resident = there.resident_blocks
             await asyncio.sleep(0)  # every record was looked at several times: let others run
         longest = len(ask.keys)  # that there may be room for
+        came_before = -1
         for attempt in range(ROUNDS_MAX):
             if attempt:  # a block that was lost meanwhile makes the prefix shorter
                 match = self._match(ask)
@@ -171,37 +174,63 @@ class Acquisition:
                 return Acquired(wanted, why, resident)  # no record was looked at, none woken
             spans = needed_spans(namespace, wanted, ask.skip_blocks, fine=ask.refined)
             stakes = ask.stakes(replace(match, hit_blocks=wanted))
-            with ask.waits.on("file"):
-                brought = await self._promotion.promote(
-                    ask.namespace_id,
-                    ask.keys,
-                    spans,
-                    deadline,
-                    stakes,
-                    in_files=ask.in_files,
-                    early_blocks=wanted if early else 0,
-                )
-            if ask.in_files:
-                await asyncio.sleep(0)
+            early_blocks = wanted if early else 0
+            brought = await self._bring_up(ask, spans, deadline, stakes, early_blocks=early_blocks)
             hit = wanted if brought.filling else self._match(ask, wanted).resident_blocks
             if hit == wanted:
                 return Acquired(hit, why, resident, filling=brought.filling)
-            if brought.slower:
-                return Acquired(hit, Reason.SLOWER, resident)
+            if brought.slower or self._reads.over_quota > over_quota:
+                return Acquired(hit, Reason.SLOWER if brought.slower else Reason.DEADLINE, resident)
+            if self._reads.failed == failed_reads:
+                came = self._came(ask, wanted)
+                if came == came_before or not await self._is_written(ask, deadline):
+                    longest = self._shorter(ask, wanted, came)
+                came_before = came
             if self._now() >= deadline:
                 return Acquired(hit, Reason.DEADLINE, resident)
-            if self._reads.failed == failed_reads:
-                longest = self._shorter(ask, wanted)
         failed = self._reads.failed > failed_reads
         return Acquired(hit, Reason.READ_FAILED if failed else Reason.NO_ROOM, resident)
 
-    def _shorter(self, ask: Ask, wanted: int) -> int:
-        """Return how long a prefix to try where there was no room for one of `wanted` blocks.
+    async def _bring_up(
+        self,
+        ask: Ask,
+        spans: Sequence[Span],
+        deadline: float,
+        stakes: Stakes | None,
+        *,
+        early_blocks: int,
+    ) -> Promoted:
+        """Promote `spans`, and begin to write what has to leave the arena for them."""
+        if not ask.in_files:
+            await write_ahead(self._planner, self.slots_nbytes(ask, spans), deadline, self._now)
+            if self._planner.dirty.count:
+                self._write_behind.wake()
+        with ask.waits.on("file"):
+            brought = await self._promotion.promote(
+                ask.namespace_id,
+                ask.keys,
+                spans,
+                deadline,
+                stakes,
+                in_files=ask.in_files,
+                early_blocks=early_blocks,
+            )
+        if ask.in_files:
+            await asyncio.sleep(0)
+        return brought
 
-        Blocks come in prefix order, so what has come of it is a shorter one, but for its windows.
-        These may take the place of blocks behind it, which nobody holds for it any more.
-        """
-        came = self._planner.match(
+    async def _is_written(self, ask: Ask, deadline: float) -> bool:
+        """Wait until what is to be written now is in the file tier: then it may leave the arena.
+        False: nothing is to be written, or the time is over."""
+        if not self._planner.dirty.count:
+            return False
+        with ask.waits.on("room"):
+            until = min(deadline, ask.look_until)
+            return await self._write_behind.settle(self._planner.dirty.last, until)
+
+    def _came(self, ask: Ask, wanted: int) -> int:
+        """Return how much of a prefix is resident, but for its windows."""
+        return self._planner.match(
             ask.namespace_id,
             ask.keys[:wanted],
             ask.skip_blocks,
@@ -209,6 +238,13 @@ class Acquisition:
             refined=ask.refined,
             windows=False,
         ).resident_blocks
+
+    def _shorter(self, ask: Ask, wanted: int, came: int) -> int:
+        """Return how long a prefix to try where there was no room for one of `wanted` blocks.
+
+        Blocks come in prefix order, so what has come of it is a shorter one, but for its windows.
+        These may take the place of blocks behind it, which nobody holds for it any more.
+        """
         shorter = wanted - max(1, (wanted - ask.skip_blocks) // SHORTENED_SHARE)
         return max(ask.skip_blocks, min(came, shorter))
 
@@ -246,6 +282,18 @@ class Acquisition:
             hit = self._match(ask, skip + int((hit - skip) * bound / needed)).hit_blocks
             needed = self.slots_nbytes(ask, needed_spans(namespace, hit, skip, fine=ask.refined))
         return hit if needed <= self.room_bytes or hit == skip else None
+
+
+async def write_ahead(
+    planner: Planner, nbytes: int, deadline: float, now: Callable[[], float]
+) -> None:
+    """Queue the writes of what will leave the arena for so many bytes. What is to be written of it
+    is decided in steps, so that others run between them."""
+    while True:
+        is_decided = planner.eviction.write_ahead(nbytes)
+        if is_decided or now() >= deadline:
+            return
+        await asyncio.sleep(0)
 
 
 def span_nbytes(namespace: Namespace, spans: Sequence[Span]) -> int:

@@ -40,6 +40,10 @@ class TokenBucket:
             self._level -= nbytes
 
 
+class OverQuota(Unavailable):
+    """Waiting for a turn would take too long. Nothing was begun."""
+
+
 class Lane:
     """What one user moves over one thing. Lives on the event loop.
 
@@ -64,7 +68,7 @@ class Lane:
         """Wait until `nbytes` may be moved. Raises Unavailable at once if that is too long."""
         wait_s = self._bucket.wait_s(self._now())
         if wait_s > wait_s_max:
-            raise Unavailable("this tenant has used its bandwidth", reason="quota")
+            raise OverQuota("this tenant has used its bandwidth", reason="quota")
         self._bucket.take(nbytes)
         if wait_s:
             await asyncio.sleep(wait_s)

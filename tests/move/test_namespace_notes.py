@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 from kvstore.decide.namespaces import UNKNOWN_MODEL
 from kvstore.model.block import Namespace
 from kvstore.move import namespace_notes
+from kvstore.testing.disks import FaultyDisk, failing
 from kvstore.tier.file import Devices, DeviceState
 from kvstore.tier.file.devices import admission
 from tests.store.node import SPEC, Node, chain
@@ -172,4 +175,29 @@ def test_one_that_does_not_fit_any_more_is_not_taken(tmp_path: Path) -> None:
     node = Node(tmp_path, arena_bytes=8192)
     node.run(node.store.start())
     assert spec_in(node) == [None]
+    node.__exit__()
+
+
+def test_a_directory_that_comes_while_others_are_indexed_is_read_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "RETRY_S", 0.01)
+    paths = [tmp_path / "a", tmp_path / "b"]
+    filled(*paths)
+    disks = (FaultyDisk(syncs=False), FaultyDisk(syncs=False))
+    disks[1].fault = failing("names", errno.EIO)
+    node = Node(paths, disks=disks)
+
+    async def start_late() -> None:
+        async with node.write_behind.recall.turn:  # the first directory is still indexed
+            await node.store.start()
+            disks[1].fault = None
+            assert node.file is not None
+            while len(node.file.mounts) < len(paths):  # noqa: ASYNC110 - tasks of the tier change it
+                await asyncio.sleep(0.01)
+
+    node.run(start_late())
+    node.recall()
+    assert len(node.write_behind.namespace_notes._noted) == len(paths)
+    assert all(node.write_behind.namespace_notes._noted.values())
     node.__exit__()

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.decide.planner import DAEMON_SESSION
+from kvstore.move import policy_notes
 from kvstore.store import report
 from tests.store.node import SPEC, Node, chain
 
@@ -169,3 +170,20 @@ def test_reading_single_parts_finds_them_too(paths: list[Path]) -> None:
         grant = node.acquire(A, spans=node.acquire(B).spans)
         assert None not in grant.slots
         node.store.release(DAEMON_SESSION, [grant.lease_id])
+
+
+def test_what_engines_tell_of_their_pace_is_saved_soon(tmp_path: Path) -> None:
+    with Node(tmp_path / "kv") as node:
+        node.put(chain(1), 0, 8, durable=True)
+        node.recall()
+        before = node.planner.save_policies()
+        node.get(chain(1)[:8], recompute_s_per_block=0.02)
+        saving = node.write_behind._policies
+        began = saving._now()
+        saving._now = lambda: began + policy_notes.SAVE_NEW_AFTER_S / 2
+        node.run(saving.save_now_and_then())
+        assert node.file is not None
+        assert node.run(node.file.notes.read()) == before
+        saving._now = lambda: began + 2 * policy_notes.SAVE_NEW_AFTER_S
+        node.run(saving.save_now_and_then())
+        assert node.run(node.file.notes.read()) == node.planner.save_policies() != before

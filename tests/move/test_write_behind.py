@@ -139,3 +139,27 @@ def test_what_is_deleted_as_its_batch_begins_is_not_in_the_way_of_the_tombstone(
     with Node(tmp_path / "kv") as node:
         node.recall()
         assert [node.planner.index.by_key(key) for key in keys] == [None] * len(keys)
+
+
+def test_a_flush_ends_when_what_it_waits_for_is_deleted(tmp_path: Path) -> None:
+    disk = HeldDisk()
+    keys = chain(2, 1)
+    with node_on(disk, tmp_path / "kv") as node:
+        save = node.write_behind._policies.save_now_and_then
+
+        async def slow() -> None:
+            await asyncio.sleep(0.5)
+            await save()
+
+        node.write_behind._policies.save_now_and_then = slow  # type: ignore[method-assign]
+
+        async def flush_while_deleting() -> float:
+            began = node.now()
+            flushing = asyncio.ensure_future(node.store.puts.flush(10.0))
+            await asyncio.sleep(0.05)
+            await node.store.deletes.delete(SPEC.id, keys)
+            await flushing
+            return node.now() - began
+
+        node.put(keys, parts=[FULL])
+        assert node.run(flush_while_deleting()) < 5.0

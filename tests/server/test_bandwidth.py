@@ -72,3 +72,15 @@ def test_reads_of_a_tenants_files_keep_to_its_bandwidth(daemon: Daemon) -> None:
     slow_s, fast_s = read_s(daemon, "slow"), read_s(daemon, "fast")
     assert slow_s > SLOW_S
     assert fast_s < slow_s
+
+
+def test_a_tenant_over_its_bandwidth_has_no_failing_disk(daemon: Daemon) -> None:
+    with Client(f"unix:{daemon.socket.parent / 'slow' / 'kvstore.sock'}") as client:
+        client.register(NAMESPACE)
+        assert client.put(NAMESPACE.id, KEYS, RECORDS, durable=True).durable
+        for _ in range(4):  # what is asked for first uses up the rate of some seconds
+            client.hints.demote(Prefix(NAMESPACE.id, tuple(KEYS)))
+            client.acquire(NAMESPACE.id, KEYS, wait_s=0.01)
+        outcome = client.acquire(NAMESPACE.id, KEYS, wait_s=0.01, request_id="refused")
+        assert outcome.hit_blocks < len(KEYS)
+        assert client.admin.stats()["file"]["failed_reads"] == 0

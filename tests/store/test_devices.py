@@ -14,6 +14,7 @@ from kvstore.decide.index import HeldSlot
 from kvstore.decide.planner import DAEMON_SESSION
 from kvstore.model.block import BlockKey
 from kvstore.model.outcome import Reason
+from kvstore.move import policy_notes
 from kvstore.testing.disks import FaultyDisk, failing
 from kvstore.tier.file import Device, DeviceState, DiskFailed
 from kvstore.tier.file.devices import admission
@@ -221,3 +222,25 @@ def test_when_others_fill_the_disk_blocks_leave_it_but_not_what_is_leased(tmp_pa
             assert node.store.view(slot) == record_bytes(key, FULL)
         disk.free = None
         node.store.release(DAEMON_SESSION, [grant.lease_id])
+
+
+def test_a_disk_that_hangs_under_a_note_keeps_nobody_from_the_other_disk(
+    tmp_path: Path, disks: tuple[FaultyDisk, FaultyDisk], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The note's own deadline is over long before the disk counts as hung."""
+    monkeypatch.setattr(policy_notes, "CLOSE_S", 0.05)
+    go_on = threading.Event()
+    paths = [tmp_path / "a", tmp_path / "b"]
+    with Node(paths, disks=disks, hang_s=1.0, policy="hz") as node:
+        node.put(CHAINS[0], durable=True, wait_s=5.0)
+        node.get(CHAINS[0])
+        disks[0].fault = lambda call: go_on.wait(30) and None
+        notes = asyncio.ensure_future(node.write_behind._policies.save(), loop=node.loop)
+        until(node, notes.done)
+        until(node, lambda: first(node).state is DeviceState.HUNG)
+        assert node.put(CHAINS[1], durable=True, wait_s=5.0).durable
+        assert node.file is not None
+        with pytest.raises(DiskFailed, match="still being written"):
+            node.run(node.file.notes.write(b"another"))
+        go_on.set()
+        disks[0].fault = None

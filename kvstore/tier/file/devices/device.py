@@ -71,11 +71,18 @@ class Mount:
         return [FrameRecord(Placed(self, r.location), r.header, r.live) for r in records]
 
     async def on_disk(self, work: Callable[[Disk, Path], T]) -> T:
-        """Do something with the directory itself, in a thread of the tier. Raises DiskFailed."""
+        """Do something with the directory itself, in a thread of the tier. Raises DiskFailed.
+
+        If cancelled, it returns at once, and the work goes on: it has no buffers of the caller's.
+        """
+        return await self.answer_of(self.begin(work))
+
+    def begin(self, work: Callable[[Disk, Path], T]) -> asyncio.Future[T]:
+        """Begin `work` as `on_disk` does. It ends when the disk answers, whoever waits for it."""
         if not self.is_current:
             raise DiskFailed(f"{self.device.path} is out of use")
         doing = partial(work, self.device.watch.disk, self.device.path)
-        return await self.unless_gone(self.tier.run(doing))
+        return asyncio.ensure_future(self.tier.run(doing))
 
     async def unless_gone(self, work: Coroutine[Any, Any, T]) -> T:
         """Do `work`, a call of the tier. Raises DiskHung when the device is taken out before.
@@ -83,16 +90,19 @@ class Mount:
         If cancelled, it returns only when no thread touches the buffers of the call any more.
         """
         call: asyncio.Future[T] = asyncio.ensure_future(work)
+        try:
+            return await self.answer_of(call)
+        except asyncio.CancelledError:
+            call.cancel()
+            await outlive([call])
+            raise
+
+    async def answer_of(self, call: asyncio.Future[T]) -> T:
+        """Return what a call returns. Raises DiskHung when the device is taken out before. Who is
+        cancelled leaves the call alone."""
         call.add_done_callback(_look_at)
         either: list[asyncio.Future[Any]] = [call, self.gone]
-        waiting = True
-        try:
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            waiting = False
-        finally:
-            if waiting:
-                call.cancel()
-                await outlive([call])
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if call.done():
             return call.result()
         raise DiskHung(call)

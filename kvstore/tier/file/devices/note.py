@@ -7,6 +7,7 @@ the note is, too.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -32,6 +33,7 @@ class Notes:
     def __init__(self, admission: Admission, twins: Twins = NOTE) -> None:
         self._admission = admission
         self._twins = twins
+        self._last: asyncio.Future[None] | None = None
 
     async def read(self) -> bytes:
         """Return the newest note that a directory in use has, nothing if there is none."""
@@ -44,10 +46,14 @@ class Notes:
 
     async def write(self, data: bytes | Callable[[], bytes]) -> None:
         """Write a few MiB for the next start, in one directory. data: or what returns them, on the
-        directory's thread. Raises DiskFull, DiskFailed."""
+        directory's thread. Raises DiskFull, DiskFailed; also where the one before, which nobody
+        waits for any more, is still being written."""
+        if self._last is not None and not self._last.done():
+            raise DiskFailed(f"the last {self._twins.what} is still being written")
         for mount in self._admission.writable[:1]:
             write = partial(write_note, data=data, keys=mount.tier.keys, twins=self._twins)
-            await mount.on_disk(write)
+            self._last = mount.begin(write)
+            await mount.answer_of(self._last)
 
 
 def read_note(
