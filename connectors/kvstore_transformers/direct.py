@@ -105,17 +105,17 @@ class DirectStorage:
 
         deadline: a time.monotonic(). Raises DirectFailed."""
         assert self._lane is not None
-        transfers = [
-            FileTransfer(
-                open_paged([pages]),
-                [(0, block) for block in blocks],
-                [FilePart(*place) for place in places],
-            )
-            for pages, blocks, places in filled
-        ]
         try:
+            transfers = [
+                FileTransfer(
+                    open_paged([pages]),
+                    [(0, block) for block in blocks],
+                    [FilePart(*place) for place in places],
+                )
+                for pages, blocks, places in filled
+            ]
             yield from self._lane.write(transfers, after, deadline)
-        except (OSError, EOFError) as error:  # a TimeoutError is one
+        except Exception as error:  # whatever it is, the arena's way is another one
             self.failures += 1
             self.distrust(repr(error))
             raise DirectFailed(f"files cannot be read: {error!r}") from error

@@ -13,12 +13,11 @@ from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-import torch
-
 from kvstore import BlockKey, InvalidRequest, Namespace
+from kvstore.decide.planner.match import longest_hit
 from kvstore.decide.policy import policy_by_name
 from kvstore.tier.dram.allocator import ExtentAllocator
-from kvstore_kernels.device import Device
+from kvstore_kernels.device import Device, memory_on
 from kvstore_kernels.packing import Sums, open_paged
 from kvstore_transformers.cache import Pages, empty_pages
 from kvstore_transformers.loading import LoadFailed
@@ -90,7 +89,7 @@ class HbmPool:
         self._layout = layout
         self._namespace = namespace
         try:
-            self._memory = torch.empty(nbytes, dtype=torch.uint8, device=device.torch_device)
+            self._memory = memory_on(device.torch_device, nbytes)
         except RuntimeError as error:  # torch.OutOfMemoryError is one
             raise InvalidRequest(
                 f"hbm_bytes={nbytes:,}: the device has no such room beside the model; lower it"
@@ -168,18 +167,8 @@ class HbmPool:
     # Under the lock -------------------------------------------------------------------------------
 
     def _match(self, keys: Sequence[BlockKey]) -> int:
-        held = [self._records.get(key, {}) for key in keys]
-        hit = len(keys)
-        for index, group in enumerate(self._namespace.groups):
-            if not group.window_tokens:
-                hit = next((at for at, here in enumerate(held[:hit]) if index not in here), hit)
-        while hit and not all(
-            index in held[block]
-            for index in range(len(self._namespace.groups))
-            for block in self._needed(index, hit)
-        ):
-            hit -= 1
-        return hit
+        held = [self._records.get(key, ()) for key in keys]
+        return longest_hit(self._namespace, [sum(1 << group for group in here) for here in held])
 
     def _needed(self, group: int, blocks: int) -> range:
         return self._namespace.groups[group].blocks_needed(blocks, self._namespace.block_tokens)

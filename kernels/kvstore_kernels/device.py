@@ -6,15 +6,30 @@ for; and, in the tests, one that does it as late and in as odd an order as event
 
 from __future__ import annotations
 
+import ctypes
+import logging
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+logger = logging.getLogger(__name__)
+
+# Flags of cudaHostRegister, and errors that it returns.
+PORTABLE = 1  # pinned for every context of this process
+READ_ONLY = 8  # needed for memory that is mapped read-only
+NOT_SUPPORTED = 801
+CAPTURE_ERRORS = (900, 901)  # not permitted during a capture; the capture was invalidated
+MEMORY_ERRORS = (1, 2, 304)  # invalid value, out of memory, operating system: pages not locked
+
 
 class RegistrationError(Exception):
     """Host memory could not be pinned for the device; the text says what to do."""
+
+
+class CaptureUnderWay(RegistrationError):
+    """The same, because a CUDA graph was being captured: a later attempt may succeed."""
 
 
 class Event(Protocol):
@@ -46,7 +61,10 @@ class Device(Protocol):
     pci_address: str
 
     def enter_thread(self) -> None:
-        """Make this the calling thread's current device, before it uses it."""
+        """Make this the calling thread's current device, before it uses it.
+
+        From then on its calls are allowed, and do no harm, while another thread captures a graph.
+        Only for threads that capture none themselves."""
 
     def stream(self) -> Stream: ...
 
@@ -56,10 +74,11 @@ class Device(Protocol):
     def pinned(self, nbytes: int) -> Tensor:
         """Return (nbytes,) uint8 in host memory that the device copies at full speed."""
 
-    def register(self, memory: Tensor) -> None:
+    def register(self, memory: Tensor, *, read_only: bool) -> None:
         """Let the device reach host memory that others have mapped: pin it.
 
-        Raises RegistrationError. May take a second per GiB; does not keep the interpreter lock."""
+        read_only: the mapping does not allow writes. Raises RegistrationError. May take a second
+        per GiB; does not keep the interpreter lock."""
 
     def unregister(self, memory: Tensor) -> None:
         """The reverse; before `memory` is unmapped, and when no copy of it is under way."""
@@ -74,6 +93,14 @@ def open_device(device: torch.device) -> Device:
     raise ValueError(f"layers on {device}; CUDA or the CPU is wanted")
 
 
+def memory_on(device: torch.device, nbytes: int) -> Tensor:
+    """Return (nbytes,) uint8 on `device` that any thread may write to.
+
+    What is made under `torch.inference_mode` can only be written under it."""
+    with torch.inference_mode(False):
+        return torch.empty(nbytes, dtype=torch.uint8, device=device)
+
+
 class CudaDevice:
     """CUDA through torch: no other package is needed."""
 
@@ -84,6 +111,7 @@ class CudaDevice:
 
     def enter_thread(self) -> None:
         torch.cuda.set_device(self.torch_device)  # a thread begins with the first one
+        _relax_capture_mode()
 
     def stream(self) -> Stream:
         return _CudaStream(self.torch_device)
@@ -95,24 +123,56 @@ class CudaDevice:
     def pinned(self, nbytes: int) -> Tensor:
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
 
-    def register(self, memory: Tensor) -> None:
-        portable = 1  # cudaHostRegisterPortable: pinned for every context of this process
+    def register(self, memory: Tensor, *, read_only: bool) -> None:
+        code, text = self._pin(memory, PORTABLE | READ_ONLY if read_only else PORTABLE)
+        refused = read_only and code == NOT_SUPPORTED
+        if refused:  # not needed where the GPU uses the page tables of the host
+            code, text = self._pin(memory, PORTABLE)
+        if not code:
+            return
+        failed = f"cudaHostRegister failed with error {code} ({text})"
+        if code in CAPTURE_ERRORS:
+            raise CaptureUnderWay(f"{failed}: a CUDA graph was being captured; tried again later")
+        if refused:
+            failed += ": this GPU cannot pin read-only memory, which a sealed arena is"
+        elif code == 2 or (code in MEMORY_ERRORS and not read_only):
+            failed += (
+                ": raise the limit of locked memory (ulimit -l unlimited; docker: --ulimit "
+                "memlock=-1) or lower dram.capacity"
+            )
+        raise RegistrationError(f"{failed}; copies go through a pinned buffer")
+
+    def _pin(self, memory: Tensor, flags: int) -> tuple[int, str]:
+        """Return CUDA's answer, 0 for success, and what it means."""
         with torch.cuda.device(self.torch_device):
             runtime: Any = torch.cuda.cudart()
-            error = runtime.cudaHostRegister(memory.data_ptr(), memory.nbytes, portable)
-        if int(error):
-            raise RegistrationError(
-                f"cudaHostRegister of {memory.nbytes:,} bytes failed ({error}): raise the limit of "
-                "locked memory (ulimit -l unlimited; docker: --ulimit memlock=-1) or lower "
-                "dram.capacity; until then copies go through a pinned buffer"
-            )
+            error = runtime.cudaHostRegister(memory.data_ptr(), memory.nbytes, flags)
+            return int(error), runtime.cudaGetErrorString(error)
 
     def unregister(self, memory: Tensor) -> None:
         with torch.cuda.device(self.torch_device):
             runtime: Any = torch.cuda.cudart()
             error = runtime.cudaHostUnregister(memory.data_ptr())
         if int(error):
-            raise RegistrationError(f"cudaHostUnregister failed ({error})")
+            text = runtime.cudaGetErrorString(error)
+            raise RegistrationError(f"cudaHostUnregister failed with error {int(error)} ({text})")
+
+
+def _relax_capture_mode() -> None:
+    """Allow the calling thread what CUDA forbids while any other thread captures a graph.
+
+    Engines capture in the mode "global": an allocation or a registration elsewhere then fails, and
+    ends the capture. In this thread nothing is captured, so nothing of it can be missing there.
+    """
+    mode = ctypes.c_int(2)  # CU_STREAM_CAPTURE_MODE_RELAXED, of this thread alone
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+        code = driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+    except (OSError, AttributeError) as error:
+        logger.warning("capture_mode=unchanged reason=%r", str(error))
+        return
+    if code:
+        logger.warning("capture_mode=unchanged reason='error %d of the CUDA driver'", code)
 
 
 def _pci_address(properties: Any) -> str:
@@ -156,7 +216,7 @@ class HostDevice:
     def pinned(self, nbytes: int) -> Tensor:
         return torch.empty(nbytes, dtype=torch.uint8)
 
-    def register(self, memory: Tensor) -> None: ...
+    def register(self, memory: Tensor, *, read_only: bool) -> None: ...
 
     def unregister(self, memory: Tensor) -> None: ...
 

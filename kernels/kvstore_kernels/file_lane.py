@@ -5,7 +5,7 @@
 The ring is one of its own, beside that of `lane.py`: a disk may hang for as long as it likes, and
 then its piece is lost, but nothing of the copies from the arena. Whoever reads waits until a
 deadline only; after a read that did not come back in time the lane is `stuck` and takes no more
-work until it has.
+work until it has. A program that ends does not wait for it either.
 
 Records lie in a piece as in a file, each from a multiple of 4 KiB on, so that those side by side in
 both are one read, and cuFile needs no buffer of its own. cuFile has not been tried yet.
@@ -16,8 +16,9 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 from threading import Lock
@@ -26,9 +27,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kvstore_kernels.device import Device
+from kvstore_kernels.device import Device, memory_on
 from kvstore_kernels.lane import PIECE_NBYTES, PIECES
 from kvstore_kernels.packing import Batch, Leaves, PagedKV, leaves_of
+from kvstore_kernels.read_threads import ReadThreads
 from kvstore_kernels.storage import READ_THREADS, FileReader, OpenFile
 
 PAGE_NBYTES = 4096
@@ -128,7 +130,7 @@ class FileLane:
         self._pieces = [_aligned(self._piece_nbytes, device.torch_device) for _ in range(pieces)]
         device.mark().synchronize()  # what had this memory before may still have been in use
         self._pack = device.stream()
-        self._threads = ThreadPoolExecutor(threads, "kvstore-files", initializer=enter)
+        self._threads = ReadThreads(threads, enter)
         self._late: set[Future[None]] = set()  # reads nobody waits for, which still fill pieces
         self._left_open: list[_Files] = []  # by them
 
@@ -145,7 +147,8 @@ class FileLane:
         Yields for each transfer, in order and when it is done, the sums of its records' leaves, as
         they came: what is in a file now may be anything. deadline: a time.monotonic().
         Raises ValueError, before anything is read, for blocks or parts that do not fit; OSError and
-        EOFError for files that cannot be read, TimeoutError past the deadline, or while `stuck`.
+        EOFError for files that cannot be read, TimeoutError past the deadline, or while `stuck`;
+        RuntimeError if there can be no thread that reads.
         """
         if self.stuck:
             raise TimeoutError("a read that was given up has not come back yet")
@@ -156,7 +159,7 @@ class FileLane:
 
     def close(self) -> None:
         """No reads after it; none of those under way is waited for."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.close()
 
     def _flow(self, rounds: Sequence[_Round], after: Any, deadline: float) -> Generator[Leaves]:
         under_way: deque[_Round] = deque()
@@ -170,7 +173,8 @@ class FileLane:
                 under_way.append(round_)
                 for path, offset, at, length in round_.spans():
                     target = round_.staged[at : at + length]
-                    round_.reads.append(self._threads.submit(files.read, path, offset, target))
+                    read = partial(files.read, path, offset, target)
+                    round_.reads.append(self._threads.submit(read))
             while under_way:
                 yield from self._end_first(under_way, leaves, deadline)
         finally:
@@ -249,7 +253,7 @@ def _check(paged: PagedKV, batch: Batch, parts: Sequence[FilePart]) -> None:
 
 def _aligned(nbytes: int, device: torch.device) -> Tensor:
     """Return (nbytes,) uint8 that begins at a multiple of 4 KiB, as cuFile likes it."""
-    memory = torch.empty(nbytes + PAGE_NBYTES, dtype=torch.uint8, device=device)
+    memory = memory_on(device, nbytes + PAGE_NBYTES)
     begin = -memory.data_ptr() % PAGE_NBYTES
     return memory[begin : begin + nbytes]
 

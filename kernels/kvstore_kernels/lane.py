@@ -19,10 +19,9 @@ from dataclasses import dataclass, field
 from itertools import cycle
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
-from kvstore_kernels.device import Device, Event
+from kvstore_kernels.device import Device, Event, memory_on
 from kvstore_kernels.layout import ALIGNMENT
 from kvstore_kernels.packing import Batch, Leaves, PagedKV, Sums, leaves_of
 from kvstore_kernels.registration import Extents, Place, Registration
@@ -44,7 +43,7 @@ class Staging:
     """Device memory, and the pinned buffer beside it, made when it is needed."""
 
     def __init__(self, device: Device, nbytes: int) -> None:
-        self.staged = torch.empty(nbytes, dtype=torch.uint8, device=device.torch_device)
+        self.staged = memory_on(device.torch_device, nbytes)
         self._device = device
         self._pinned: Tensor | None = None
 

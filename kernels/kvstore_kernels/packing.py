@@ -148,12 +148,13 @@ class PagedKV:
         records = self._records(batch, staged, offsets)
         if self._kernels:
             return Sums(self._kernels.launch("scatter", records), _ends(records), self._kernels)
-        if not self.sums:
-            for group, blocks, rows in self._runs(batch, records, staged):
-                scatter_blocks(rows, self._groups[group], blocks)
-            return None
-        for (group, block), record in zip(batch, self._views(records, staged), strict=True):
-            scatter_reference(record[None], self._groups[group], [block])
+        with torch.inference_mode():  # pages that were made in it can only be written in it
+            if not self.sums:
+                for group, blocks, rows in self._runs(batch, records, staged):
+                    scatter_blocks(rows, self._groups[group], blocks)
+                return None
+            for (group, block), record in zip(batch, self._views(records, staged), strict=True):
+                scatter_reference(record[None], self._groups[group], [block])
         return self._reference_sums(records, staged)
 
     def _records(self, batch: Batch, staged: Tensor, offsets: Sequence[int] | None) -> Table:

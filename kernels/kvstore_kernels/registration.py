@@ -6,13 +6,16 @@ there are, so that it learns of new ones, and lets go of those of a daemon that 
 
 A mapping must not end while it is registered: its pages stay pinned, and DMA to whatever is mapped
 at the same addresses later would go to the old pages, unnoticed. So a view is kept of every
-extent, and given up after it was unregistered, when no copy uses it any more.
+extent, and given up after it was unregistered, when no copy uses it any more. If it cannot be
+unregistered, it stays mapped.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
+import time
 from bisect import bisect_right, insort
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,12 +24,17 @@ from operator import attrgetter
 
 from torch import Tensor
 
-from kvstore_kernels.device import Device, RegistrationError
+from kvstore_kernels.device import CaptureUnderWay, Device, RegistrationError
 from kvstore_kernels.views import tensor_of
 
 logger = logging.getLogger(__name__)
 
 LOOK_S = 1.0
+TRIES_MAX = 10
+PAUSE_S_MAX = 60.0
+"""Between attempts at one extent while graphs are captured; pauses double from LOOK_S on."""
+REASONS_MAX = 32
+"""That are logged, each once."""
 
 Extents = Callable[[], Mapping[int, memoryview]]
 Place = tuple[Tensor, int]
@@ -44,10 +52,24 @@ class _Region:
     users: int = 0
 
 
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """An extent that is not registered. next_at: a time.monotonic(); inf: it would fail again."""
+
+    view: memoryview
+    tries: int = 0
+    next_at: float = 0.0
+
+    def put_off(self) -> None:
+        self.tries += 1
+        pause_s = min(LOOK_S * 2**self.tries, PAUSE_S_MAX)
+        self.next_at = time.monotonic() + pause_s if self.tries < TRIES_MAX else math.inf
+
+
 class Registration:
     """Keeps extents registered with one device, from `start` to `close`; any thread may copy.
 
-    failure: why the last registration failed, or "". waiting_nbytes: not registered (yet).
+    waiting_nbytes: not registered (yet). failure: why, as far as something failed, or "".
     """
 
     def __init__(self, device: Device, extents: Extents, on_thread: Callable[[], object]) -> None:
@@ -60,7 +82,9 @@ class Registration:
         self._on_thread = on_thread
         self._changed = threading.Condition()
         self._regions: list[_Region] = []
-        self._failed: list[memoryview] = []
+        self._waiting: list[_Waiting] = []
+        self._stuck: list[_Region] = []  # which could not be unregistered
+        self._logged: set[str] = set()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="kvstore-register", daemon=True)
 
@@ -110,7 +134,10 @@ class Registration:
         self._device.enter_thread()
         self._on_thread()
         while not self._closing:
-            self._look()
+            try:
+                self._look()
+            except Exception as error:  # the next look may succeed
+                self._fail(f"looking for extents failed: {error!r}", exc_info=True)
             with self._changed:
                 self._changed.wait_for(lambda: self._closing, LOOK_S)
         self._leave(list(self._regions))
@@ -118,30 +145,45 @@ class Registration:
     def _look(self) -> None:
         there = list(self._extents().values())
         self._leave([r for r in self._regions if not any(r.view is view for view in there)])
-        self._failed = [view for view in self._failed if any(view is each for each in there)]
-        known = [region.view for region in self._regions] + self._failed
-        new = [view for view in there if not any(view is each for each in known)]
-        self.waiting_nbytes = sum(map(len, new)) + sum(map(len, self._failed))
-        for view in new:
+        self._waiting = [w for w in self._waiting if any(w.view is view for view in there)]
+        known = [r.view for r in self._regions] + [w.view for w in self._waiting]
+        self._waiting += [
+            _Waiting(view) for view in there if not any(view is each for each in known)
+        ]
+        self.waiting_nbytes = sum(len(each.view) for each in self._waiting)
+        now = time.monotonic()
+        for each in [each for each in self._waiting if each.next_at <= now]:
             if self._closing:
                 return
-            self._add(view)
+            self._try(each)
+        if not self._waiting:
+            self.failure = ""
 
-    def _add(self, view: memoryview) -> None:
-        memory = tensor_of(view)
+    def _try(self, extent: _Waiting) -> None:
+        memory = tensor_of(extent.view)
         try:
-            self._device.register(memory)
-        except RegistrationError as error:
-            self._failed.append(view)  # not tried again: it would fail again
-            if not self.failure:
-                logger.warning("register=failed reason=%r", str(error))
-            self.failure = str(error)
+            self._device.register(memory, read_only=extent.view.readonly)
+        except CaptureUnderWay as error:
+            extent.put_off()
+            self._fail(str(error))
             return
-        region = _Region(view, memory, memory.data_ptr(), memory.data_ptr() + memory.nbytes)
+        except RegistrationError as error:
+            extent.next_at = math.inf
+            self._fail(str(error))
+            return
+        region = _Region(extent.view, memory, memory.data_ptr(), memory.data_ptr() + memory.nbytes)
+        self._waiting.remove(extent)
         with self._changed:
             insort(self._regions, region, key=attrgetter("begin"))
         self.waiting_nbytes -= memory.nbytes
         logger.info("register=done nbytes=%d all=%d", memory.nbytes, self.registered_nbytes)
+
+    def _fail(self, reason: str, *, exc_info: bool = False) -> None:
+        """Note why memory waits; a reason is logged once."""
+        if reason not in self._logged and len(self._logged) < REASONS_MAX:
+            self._logged.add(reason)
+            logger.warning("register=failed reason=%r", reason, exc_info=exc_info)
+        self.failure = reason
 
     def _leave(self, regions: Sequence[_Region]) -> None:
         """Unregister regions whose copies have ended; they are not lent any more."""
@@ -156,7 +198,9 @@ class Registration:
                 self._device.unregister(region.bytes_)
             except RegistrationError as error:
                 logger.warning("unregister=failed reason=%r", str(error))
-            region.bytes_ = None
+                self._stuck.append(region)
+            else:
+                region.bytes_ = None
 
 
 def _place(region: _Region, record: Tensor) -> Place:

@@ -82,7 +82,7 @@ class LateDevice:
     def pinned(self, nbytes: int) -> Tensor:
         return torch.full((nbytes,), 0xAB, dtype=torch.uint8)
 
-    def register(self, memory: Tensor) -> None:
+    def register(self, memory: Tensor, *, read_only: bool) -> None:
         if not self._registers:
             raise RegistrationError("not so much: raise the limit of locked memory")
         self.registered.add(memory.data_ptr())

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 import time
 
@@ -173,6 +176,93 @@ def test_a_read_that_hangs_is_given_up_and_touches_nothing_later(written):
     assert not any(layer.any() for group in target for layer in group)
     assert len(list(opened.write([wanted], None, far()))) == 1
     opened.close()
+
+
+@pytest.mark.parametrize("kernels", [True, False])
+@pytest.mark.parametrize("where", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_pages_made_under_inference_mode_are_written_by_any_thread(written, where, kernels):
+    if where == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    device = torch.device(where)
+    with torch.inference_mode():
+        opened = FileLane(open_device(device), FileReader(device), max(SIZES))
+        target = [[torch.zeros_like(layer) for layer in group] for group in groups(where)]
+    paged = open_paged(target) if kernels else PagedKV(target, kernels=False)
+    mark = open_device(device).mark()
+    list(opened.write([transfer(paged, BATCH, written)], mark, far()))
+    opened.close()
+    kv = groups()
+    for group, block in BATCH:
+        for old, new in zip(kv[group], target[group], strict=True):
+            assert same_bytes(old[block], new[block].cpu())
+
+
+HANGING = """
+import sys, time, torch
+from kvstore_kernels.device import open_device
+from kvstore_kernels.file_lane import FileLane, FilePart, FileTransfer
+from kvstore_kernels.packing import open_paged
+from kvstore_kernels.storage import FileReader
+
+cpu = torch.device("cpu")
+for closes in (True, False):
+    lane = FileLane(open_device(cpu), FileReader(cpu), 8192)
+    pages = open_paged([[torch.zeros(1, 1, 8192, dtype=torch.uint8)]])
+    hanging = FileTransfer(pages, [(0, 0)], [FilePart(sys.argv[1], 0, 8192)])
+    try:
+        list(lane.write([hanging], None, time.monotonic() + 0.1))
+    except TimeoutError:
+        assert lane.stuck
+        if closes:
+            lane.close()
+        print("given up", flush=True)
+"""
+
+
+def test_a_program_ends_while_a_read_hangs(tmp_path):
+    fifo = tmp_path / "fifo"  # to open it for reading waits for somebody who writes
+    os.mkfifo(fifo)
+    command = [sys.executable, "-c", HANGING, fifo]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as program:
+        try:
+            assert [program.stdout.readline() for _ in range(2)] == ["given up\n"] * 2
+            assert program.wait(timeout=20) == 0
+        finally:
+            program.kill()
+
+
+def test_without_threads_reads_are_refused_and_nothing_is_read_later(written, monkeypatch):
+    opened, target = lane(threads=2), empty()
+    wanted = transfer(open_paged(target), BATCH, written)
+    start = threading.Thread.start
+
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(RuntimeError, match="new thread"):
+        list(opened.write([wanted], None, far()))
+    monkeypatch.setattr(threading.Thread, "start", start)
+    assert not opened.stuck
+    assert not any(layer.any() for group in target for layer in group)
+    assert len(list(opened.write([wanted], None, far()))) == 1
+    opened.close()
+    with pytest.raises(RuntimeError, match="after close"):
+        list(opened.write([wanted], None, far()))
+
+
+def test_threads_end_when_the_lane_is_closed_and_bring_an_error_of_their_own(written):
+    def enter():
+        raise OSError("no such CPU")
+
+    opened = lane(on_thread=enter, threads=3)
+    wanted = transfer(open_paged(empty()), BATCH, written)
+    with pytest.raises(OSError, match="no such CPU"):
+        list(opened.write([wanted], None, far()))
+    threads = opened._threads._threads
+    assert 1 <= len(threads) <= 3
+    opened.close()
+    until(lambda: not any(thread.is_alive() for thread in threads), 10)
 
 
 @pytest.mark.gpu

@@ -224,6 +224,26 @@ def test_what_does_not_fit_is_refused_before_anything_is_copied(extents, batch, 
         list(lane.read([Transfer(PagedKV(groups()), batch, records * 2)], device.mark()))
 
 
+@pytest.mark.parametrize("kernels", [True, False])
+@pytest.mark.parametrize("where", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_lanes_and_pages_made_under_inference_mode_are_used_by_any_thread(extents, where, kernels):
+    if where == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    device = open_device(torch.device(where))
+    with torch.inference_mode():
+        out, back = lane_for(device, None), lane_for(device, None)
+        kv, empty = groups(where), [[torch.zeros_like(x) for x in g] for g in groups(where)]
+    source, target = (
+        open_paged(made) if kernels else PagedKV(made, kernels=False) for made in (kv, empty)
+    )
+    records = slots(extents, BATCH)
+    list(out.read([Transfer(source, BATCH, records)], device.mark()))
+    list(back.write([Transfer(target, BATCH, records)], device.mark()))
+    for group, block in BATCH:
+        for old, new in zip(kv[group], empty[group], strict=True):
+            assert same_bytes(old[block], new[block])
+
+
 def test_devices_that_are_not_known_are_refused():
     with pytest.raises(ValueError, match="CUDA or the CPU"):
         open_device(torch.device("meta"))

@@ -135,6 +135,38 @@ def test_through_a_ring_beside_the_arenas_copies(model, daemon, monkeypatch, thi
         assert prefixes.loads_failed == 0
 
 
+@pytest.mark.parametrize("ring", [False, True])
+def test_under_inference_mode_files_are_read_as_well(daemon, monkeypatch, ring):
+    """Pages are made in the thread of the model, in that mode, and written by another thread."""
+    if ring:
+        monkeypatch.setattr("kvstore_transformers.prefixes.copier_for", DeviceCopier)
+    model, ids = make_model("llama"), prompt(300)
+    answer = plain(model, ids)
+    save(model, daemon, ids)
+    with torch.inference_mode(), direct(model, daemon) as prefixes:
+        assert torch.equal(stored(prefixes, ids), answer)
+        assert prefixes.direct_nbytes > 0
+        assert prefixes.flush()
+        assert torch.equal(stored(prefixes, ids), answer)
+        assert (prefixes.loads_failed, prefixes.direct_failures) == (0, 0)
+
+
+def test_an_error_of_any_kind_costs_a_detour_and_stops_the_use_of_files(daemon, disk):
+    model, ids = make_model("llama"), prompt(300)
+    save(model, daemon, ids)
+
+    def fail(number):
+        raise RuntimeError("a driver that is at odds with itself")
+
+    disk.before = fail
+    with direct(model, daemon) as prefixes:
+        assert torch.equal(stored(prefixes, ids), plain(model, ids))
+        assert (prefixes.loads_failed, prefixes.direct_failures) == (0, 1)
+        reads = disk.reads
+        assert prefixes.load(ids).restored_blocks == 299 // 32
+        assert disk.reads == reads, "files are left alone for a while"
+
+
 def test_where_it_is_not_asked_for_nobody_reads_files(daemon, disk):
     model, ids = make_model("llama"), prompt(300)
     save(model, daemon, ids)

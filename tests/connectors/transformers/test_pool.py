@@ -7,6 +7,9 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from hypothesis import given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+
 from kvstore import Group, KeyChain, Namespace, root_key  # noqa: E402
 from kvstore_transformers.namespace import LayerGroup, Layout  # noqa: E402
 from kvstore_transformers.pool import HbmPool, HeldPages  # noqa: E402
@@ -38,6 +41,63 @@ def keep(pool, device, blocks, name=0, after=None):
     pool.asked(keys)
     pool.store(keys, [HeldPages(0, pages)], after or device.mark())
     return keys, pages
+
+
+class Counted(dict):
+    """The records of a block; counts how often somebody looks for one."""
+
+    looks = 0
+
+    def __contains__(self, group):
+        Counted.looks += 1
+        return super().__contains__(group)
+
+    def __iter__(self):
+        Counted.looks += len(self)
+        return super().__iter__()
+
+
+def matching(windows, held) -> int:
+    """Return how many blocks a pool matches that has these groups of each block."""
+    groups = tuple(Group(f"g{i}", 64, window_tokens=w) for i, w in enumerate(windows))
+    pool = pool_of(1, LateDevice(0))
+    pool._namespace = Namespace(TOKENS, groups, (("test", "pool"),))
+    keys = keys_of(len(held))
+    pool._records = {key: Counted.fromkeys(here) for key, here in zip(keys, held, strict=True)}
+    return pool._match(keys)
+
+
+def brute_force(windows, held) -> int:
+    for hit in range(len(held), 0, -1):
+        begins = [max(0, (hit * TOKENS - (w - 1)) // TOKENS) if w else 0 for w in windows]
+        if all(g in held[at] for g, begin in enumerate(begins) for at in range(begin, hit)):
+            return hit
+    return 0
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_the_longest_prefix_that_is_whole_is_matched(data):
+    windows = data.draw(st.lists(st.sampled_from([0, 1, 16, 17, 40, 100]), min_size=1, max_size=3))
+    most = st.sampled_from([True] * 7 + [False])
+    some = st.builds(
+        lambda there: {g for g, is_there in enumerate(there) if is_there},
+        st.lists(most, min_size=len(windows), max_size=len(windows)),
+    )
+    held = data.draw(st.lists(some, min_size=1, max_size=30))
+    assert matching(windows, held) == brute_force(windows, held)
+
+
+@pytest.mark.parametrize("windows", [(0, 1024), (1024,), (0, 1024, 4096)])
+def test_a_match_looks_once_at_each_block(windows):
+    """With holes in the windows, so that no prefix is whole, the longest look there is."""
+    groups = set(range(len(windows)))
+    hole = {g for g, window in enumerate(windows) if not window}
+    held = [hole if at % 50 == 49 else groups for at in range(3000)]
+    held[:50] = [hole] * 50
+    Counted.looks = 0
+    assert matching(windows, held) == 0
+    assert Counted.looks <= 3000 * len(windows)
 
 
 def test_what_is_restored_is_what_was_kept():
