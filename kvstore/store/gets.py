@@ -31,6 +31,7 @@ from kvstore.store.hints import Hints
 from kvstore.store.node import Node
 from kvstore.store.request_log import RequestLog
 
+AT_STAKE_MIN_S = 0.5  # computing what is asked for, by what others told of it
 SETTLED_MAX = 1024  # blocks that rest again after an answer: others wait meanwhile
 
 
@@ -157,7 +158,7 @@ class Gets:
                 keys,
                 skip_blocks,
                 began,
-                recompute_s_per_block or self._told_before(namespace_id),
+                recompute_s_per_block or self._told_before(namespace_id, len(keys) - skip_blocks),
                 session_id,
                 in_files,
                 refined,
@@ -171,9 +172,11 @@ class Gets:
             lease = self._lease_present if each else self._lease_parts
             return await lease(ask, spans, readers, deadline)
 
-    def _told_before(self, namespace_id: NamespaceId) -> float:
-        """Return what computing a block takes, for an engine that does not know its pace yet."""
-        return self._planner.costs.s_per_block(self._planner.namespace(namespace_id))
+    def _told_before(self, namespace_id: NamespaceId, blocks: int) -> float:
+        """Return what computing a block takes, for an engine that does not know its pace yet; 0
+        where so little is at stake that a guess may not cost a hit."""
+        s_per_block = self._planner.costs.s_per_block(self._planner.namespace(namespace_id))
+        return s_per_block if blocks * s_per_block >= AT_STAKE_MIN_S else 0.0
 
     async def _lease_present(
         self, ask: Ask, spans: tuple[Span, ...], readers: int, deadline: float

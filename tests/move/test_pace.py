@@ -17,6 +17,7 @@ from kvstore.metrics import Metrics
 from kvstore.model.block import BlockKey
 from kvstore.model.outcome import Reason
 from kvstore.move.load_race import LoadRaces
+from kvstore.store.gets import AT_STAKE_MIN_S
 from tests.sim.loop import SimLoop
 from tests.store.node import SPEC, Node, chain
 
@@ -48,21 +49,29 @@ def ask(node: Node, keys: list[BlockKey], io_s: float) -> tuple[int, float]:
     return hit, took_s
 
 
-def test_an_engine_that_has_just_started_is_not_slower_either(tmp_path: Path) -> None:
-    """It does not know its pace, and the daemon has just started too."""
-    for untold in (False, True):
+@pytest.mark.parametrize("block_s", [0.07, 0.05])
+def test_an_engine_that_has_just_started_is_not_slower_either(
+    tmp_path: Path, block_s: float
+) -> None:
+    """It does not know its pace, and the daemon has just started too. Where computing takes less
+    than half a second, a guess may not cost a hit."""
+    for life in range(2):
         with Node(tmp_path / "kv", arena_bytes=256 << 10, loop=SimLoop(Random(5))) as node:
-            if not untold:
+            if not life:
                 for begin in range(0, BLOCKS, 4):
                     node.put(A, begin, begin + 4, durable=True)
-                node.get(A[:BLOCKS], recompute_s_per_block=BLOCK_S)
+                node.get(A[:BLOCKS], recompute_s_per_block=block_s)
                 continue
             node.recall()
             assert isinstance(node.loop, SimLoop)
             node.loop.threads.io_s = SLOW_S
             began = node.loop.time()
-            assert node.get(A[:BLOCKS], wait_s=20.0) < BLOCKS
-            assert node.loop.time() - began <= PROMPT_S * (1 + PATIENCE)
+            hit, took_s = node.get(A[:BLOCKS], wait_s=20.0), node.loop.time() - began
+            if BLOCKS * block_s < AT_STAKE_MIN_S:
+                assert hit == BLOCKS
+            else:
+                assert hit < BLOCKS
+                assert took_s <= BLOCKS * block_s * (1 + PATIENCE)
             node.loop.threads.io_s = FAST_S
             node.run(until_idle(node))
 
